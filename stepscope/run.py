@@ -1,0 +1,150 @@
+"""The run folder's `run.json`: what a run is, how it stands, when it last gave a sign of life."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+RUN_JSON = "run.json"
+HEARTBEAT_S = 1.0
+STALE_S = 10.0
+"""Silence after which a run whose process cannot be looked up counts as crashed."""
+
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+class RunStatus(StrEnum):
+    """States of a run: stopped is by the user, failed by an error, crashed without a word."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    PAUSED = "paused"
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    FAILED = "failed"
+    CRASHED = "crashed"
+
+    @property
+    def live(self) -> bool:
+        """True while the run may still write."""
+        return self in (RunStatus.PENDING, RunStatus.RUNNING, RunStatus.PAUSED)
+
+
+class RunError(Exception):
+    """A run folder that cannot be used; the message is one sentence with a remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """What `run.json` says, with the status judged now; `facts` is the whole file."""
+
+    folder: Path
+    status: RunStatus
+    reason: str | None
+    heartbeat_age_s: float
+    facts: dict[str, Any]
+
+    @property
+    def id(self) -> str:
+        """The folder's name."""
+        return self.folder.name
+
+    @property
+    def created(self) -> float:
+        """Start of the run in epoch seconds: time 0 of its charts."""
+        return float(self.facts["created"])
+
+
+def new_run_folder(root: Path, name: str) -> Path:
+    """Create and return an empty run folder under `root`, its name from the time and `name`."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40] or "run"
+    folder = root / f"{stamp}-{slug}-{secrets.token_hex(2)}"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def run_folder(root: Path, run_id: str) -> Path:
+    """Return the folder of a run named by a user or a URL.
+
+    Raises RunError where the id is not a plain name or there is no such run under `root`.
+    """
+    folder = root / run_id
+    if not _RUN_ID.fullmatch(run_id) or folder.resolve().parent != root.resolve():
+        raise RunError(f"run: must be the name of a run folder, got {run_id[:120]!r}.")
+    if not (folder / RUN_JSON).is_file():
+        raise RunError(f"run: no run {run_id!r} in {root}. Pick one from the list.")
+    return folder
+
+
+def run_folders(root: Path) -> Iterator[Path]:
+    """Yield the run folders under `root`, newest name first."""
+    if root.is_dir():
+        for path in sorted(root.iterdir(), key=lambda path: path.name, reverse=True):
+            if _RUN_ID.fullmatch(path.name) and (path / RUN_JSON).is_file():
+                yield path
+
+
+def process_identity() -> dict[str, Any]:
+    """Return what tells this process from any other: host, pid and its start time."""
+    process = psutil.Process()
+    return {"host": socket.gethostname(), "pid": process.pid,
+            "pid_started": process.create_time()}  # fmt: skip
+
+
+def write_run_json(folder: Path, facts: dict[str, Any]) -> None:
+    """Replace `run.json` in one step, so that no reader sees half a file. Raises OSError."""
+    path = folder / RUN_JSON
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(facts, indent=1))
+    os.replace(part, path)
+
+
+def read_run(folder: Path) -> RunInfo:
+    """Return a run's facts and its status as of now. Raises RunError for a corrupt file."""
+    path = folder / RUN_JSON
+    try:
+        facts = json.loads(path.read_text())
+        status, heartbeat = RunStatus(facts["status"]), float(facts["heartbeat"])
+        float(facts["created"])
+        modified = path.stat().st_mtime
+    except OSError as error:
+        raise RunError(f"{folder.name}: cannot read run.json ({error.strerror}).") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunError(
+            f"{folder.name}: run.json is not a Stepscope run ({error}). "
+            "Delete the folder or restore the file."
+        ) from error
+    # A full disk keeps the old text, but the writer still touches the file.
+    age = max(0.0, time.time() - max(heartbeat, modified))
+    reason = facts.get("reason")
+    if status.live and not _alive(facts, age):
+        status = RunStatus.CRASHED
+        reason = (
+            "The training process is gone without a word (killed, or the machine went down). "
+            "What it had recorded is shown; resume from its last checkpoint."
+        )
+    return RunInfo(folder, status, reason, age, facts)
+
+
+def _alive(facts: dict[str, Any], heartbeat_age_s: float) -> bool:
+    if facts.get("host") != socket.gethostname():
+        return heartbeat_age_s < STALE_S
+    try:
+        process = psutil.Process(int(facts["pid"]))
+        # A process number is used again; the same start time (10 ms clock) is the same process.
+        same = abs(process.create_time() - float(facts["pid_started"])) < 1.0
+        return bool(same and process.status() != psutil.STATUS_ZOMBIE)
+    except (psutil.Error, KeyError, ValueError, TypeError):
+        return False

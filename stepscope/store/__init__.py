@@ -1,0 +1,12 @@
+"""The store of one run: a SQLite file written by one thread and read by anyone.
+
+Reading order: `frames` (what a block of a series is and how it becomes bytes), `schema` (the
+tables and how to open them), `writer`, `reader`. `docs/storage.md` describes the file.
+"""
+
+from stepscope.store.frames import Block
+from stepscope.store.reader import EventRow, RunReader, SeriesInfo
+from stepscope.store.schema import STORE_NAME, StoreError
+from stepscope.store.writer import RunWriter
+
+__all__ = ["STORE_NAME", "Block", "EventRow", "RunReader", "RunWriter", "SeriesInfo", "StoreError"]

@@ -1,0 +1,115 @@
+"""The tables of a store file and the ways to open one."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+STORE_NAME = "rank0.sqlite"
+"""File name inside the run folder; one file a rank, so that no two processes share a writer."""
+
+SCHEMA_VERSION = 1
+BUSY_TIMEOUT_S = 5.0
+
+TABLES = """
+CREATE TABLE series (
+    id INTEGER PRIMARY KEY, stream TEXT NOT NULL, source TEXT NOT NULL, UNIQUE (stream, source)
+);
+CREATE TABLE layouts (id INTEGER PRIMARY KEY, keys TEXT NOT NULL UNIQUE);
+CREATE TABLE frames (
+    series INTEGER NOT NULL, level INTEGER NOT NULL, first INTEGER NOT NULL, rows INTEGER NOT NULL,
+    layout INTEGER NOT NULL, ts_end REAL NOT NULL, step_end REAL NOT NULL, data BLOB NOT NULL
+);
+CREATE UNIQUE INDEX frames_by_row ON frames (series, level, first);
+CREATE INDEX frames_by_ts ON frames (series, ts_end) WHERE level = 0;
+CREATE INDEX frames_by_step ON frames (series, step_end) WHERE level = 0;
+CREATE TABLE events (
+    id INTEGER PRIMARY KEY, ts REAL NOT NULL, step INTEGER NOT NULL, epoch INTEGER NOT NULL,
+    kind TEXT NOT NULL, text TEXT NOT NULL, data TEXT NOT NULL
+);
+CREATE TABLE commands (
+    id INTEGER PRIMARY KEY, asked_ts REAL NOT NULL, name TEXT NOT NULL, args TEXT NOT NULL,
+    state TEXT NOT NULL DEFAULT 'asked', done_ts REAL, result TEXT
+);
+"""
+
+_NETWORK_FILE_SYSTEMS = {"nfs", "nfs4", "lustre", "cifs", "smb3", "beegfs", "gpfs", "ceph",
+                         "9p", "fuse.sshfs", "afs"}  # fmt: skip
+
+
+class StoreError(Exception):
+    """A store that cannot be used; the message is one sentence with a remedy."""
+
+
+def create(path: Path) -> sqlite3.Connection:
+    """Create a store file and return the writer's connection.
+
+    Raises StoreError where the file exists already or cannot be written.
+    """
+    if path.exists():
+        raise StoreError(f"{path.name}: must be new, got an existing file. Start a new run folder.")
+    try:
+        connection = open_writable(path)
+        mode = "DELETE" if _file_system(path) in _NETWORK_FILE_SYSTEMS else "WAL"
+        connection.execute(f"PRAGMA journal_mode = {mode}")
+        # A power cut may lose the last commits, a killed process none. See docs/storage.md.
+        connection.execute("PRAGMA synchronous = NORMAL")
+        # The writer thread checkpoints by itself: an automatic one lands inside a commit.
+        connection.execute("PRAGMA wal_autocheckpoint = 0")
+        connection.executescript(TABLES)
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    except sqlite3.Error as error:
+        raise StoreError(
+            f"{path}: cannot create the store ({error}). Check space and rights."
+        ) from error
+    return connection
+
+
+def open_writable(path: Path) -> sqlite3.Connection:
+    """Return an autocommit connection that any one thread at a time may use."""
+    return sqlite3.connect(
+        path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
+    )
+
+
+def open_readonly(path: Path) -> sqlite3.Connection:
+    """Return a read-only connection to a store of this version.
+
+    Raises StoreError where the file is missing, damaged, foreign or of a newer version.
+    """
+    if not path.is_file():
+        raise StoreError(f"{path.name}: missing in {path.parent.name}. The run recorded nothing.")
+    # A WAL file in a folder without write permission opens only as immutable.
+    errors = []
+    for query in ("mode=ro", "mode=ro&immutable=1"):
+        connection = sqlite3.connect(
+            f"{path.resolve().as_uri()}?{query}", uri=True, timeout=BUSY_TIMEOUT_S,
+            isolation_level=None, check_same_thread=False,
+        )  # fmt: skip
+        try:
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
+            connection.execute("SELECT 1 FROM frames LIMIT 1").fetchall()
+        except sqlite3.Error as error:
+            connection.close()
+            errors.append(str(error))
+            continue
+        if version > SCHEMA_VERSION:
+            connection.close()
+            raise StoreError(
+                f"{path.parent.name}: store version {version} is newer than this program's "
+                f"{SCHEMA_VERSION}. Update Stepscope to open it."
+            )
+        return connection
+    raise StoreError(f"{path.parent.name}: not a readable Stepscope store ({errors[0]}).")
+
+
+def _file_system(path: Path) -> str:
+    """Return the type of the file system under `path`, "" where /proc does not tell."""
+    try:
+        mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
+    except OSError:
+        return ""
+    folder = str(path.resolve().parent) + "/"
+    inside = [(len(point), kind) for point, kind in mounts
+              if folder.startswith(point.rstrip("/") + "/")]  # fmt: skip
+    return max(inside, default=(0, ""))[1]

@@ -1,0 +1,168 @@
+"""Appends rows, events and command results to a store, rolling series up as they arrive."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stepscope.store import schema
+from stepscope.store.frames import FACTOR, FRAME_ROWS, Block, encode, join, merge
+
+CHECKPOINT_COMMITS = 20
+
+
+@dataclass(slots=True)
+class _Level:
+    """The unfinished frame of one level of a series; its rows begin at row `first`."""
+
+    first: int = 0
+    tail: Block = field(default_factory=lambda: join([]))
+
+
+@dataclass(slots=True)
+class _Series:
+    id: int
+    keys: tuple[str, ...] = ()
+    levels: list[_Level] = field(default_factory=list)
+
+
+class RunWriter:
+    """The only writer of a store's series and events; used by one thread at a time.
+
+    After a failed transaction the object is as before it, so the same rows can be given again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._connection = schema.create(path)
+        self._series: dict[tuple[str, str], _Series] = {}
+        self._layouts: dict[tuple[str, ...], int] = {}
+        self._commits = 0
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Commit what is appended inside, all or nothing. Raises sqlite3.Error."""
+        before = (self._copy_series(), dict(self._layouts))
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._connection.execute("COMMIT")
+        except BaseException:
+            self._series, self._layouts = before
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            raise
+        self._commits += 1
+        if self._commits % CHECKPOINT_COMMITS == 0:
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    def append(self, stream: str, source: str, rows: Block) -> None:
+        """Append raw rows to a series."""
+        series = self._series.get((stream, source)) or self._add_series(stream, source)
+        series.keys = tuple(dict.fromkeys((*series.keys, *rows.keys)))
+        self._append_level(series, 0, rows.with_keys(series.keys))
+
+    def add_event(
+        self, ts: float, step: int, epoch: int, kind: str, text: str, data: dict[str, Any]
+    ) -> None:
+        """Append one event; `data` must be JSON-able."""
+        self._connection.execute(
+            "INSERT INTO events (ts, step, epoch, kind, text, data) VALUES (?, ?, ?, ?, ?, ?)",
+            (ts, step, epoch, kind, text, json.dumps(data)),
+        )
+
+    def take_commands(self) -> list[tuple[int, str, str]]:
+        """Return commands asked since the last call, oldest first, as (id, name, args JSON)."""
+        rows = self._connection.execute(
+            "SELECT id, name, args FROM commands WHERE state = 'asked' ORDER BY id"
+        ).fetchall()
+        if rows:
+            ids = ",".join(str(row[0]) for row in rows)
+            self._connection.execute(f"UPDATE commands SET state = 'taken' WHERE id IN ({ids})")
+        return rows
+
+    def end_command(self, command_id: int, state: str, ts: float, result: str) -> None:
+        """Note that a command ended as `state` ("done" or "refused")."""
+        self._connection.execute(
+            "UPDATE commands SET state = ?, done_ts = ?, result = ? WHERE id = ?",
+            (state, ts, result, command_id),
+        )
+
+    def data_version(self) -> int:
+        """Return a number that changes when another connection has written (about 2 us)."""
+        return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
+
+    def close(self) -> None:
+        """Fold the WAL into the file, so that the folder can be copied, and close."""
+        try:
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            self._connection.execute("PRAGMA journal_mode = DELETE").fetchall()
+        except sqlite3.OperationalError:
+            # A reader holds the file; it stays in WAL mode, which every reader understands.
+            pass
+        finally:
+            self._connection.close()
+
+    def _append_level(self, series: _Series, number: int, rows: Block) -> None:
+        if number == len(series.levels):
+            series.levels.append(_Level())
+        level = series.levels[number]
+        before = len(level.tail)
+        held = level.tail = join([level.tail, rows]).with_keys(series.keys)
+        # Buckets of FACTOR rows that these rows complete go one level up.
+        fresh = held.slice(before - before % FACTOR, len(held) - len(held) % FACTOR)
+        self._store_tail(series, number, held, before)
+        if len(fresh):
+            starts = np.arange(0, len(fresh), FACTOR, dtype=np.intp)
+            self._append_level(series, number + 1, merge(fresh, starts))
+
+    def _store_tail(self, series: _Series, number: int, held: Block, before: int) -> None:
+        """Write the new rows as a small frame, or, once there are enough, all as full frames."""
+        level = series.levels[number]
+        full = len(held) - len(held) % FRAME_ROWS
+        if full == 0:
+            self._insert(series, number, level.first + before, held.slice(before, len(held)))
+            return
+        self._connection.execute(
+            "DELETE FROM frames WHERE series = ? AND level = ? AND first >= ?",
+            (series.id, number, level.first),
+        )
+        for start in range(0, len(held), FRAME_ROWS):
+            self._insert(series, number, level.first + start, held.slice(start, start + FRAME_ROWS))
+        level.first += full
+        level.tail = held.slice(full, len(held))
+
+    def _insert(self, series: _Series, number: int, first: int, rows: Block) -> None:
+        self._connection.execute(
+            "INSERT INTO frames VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (series.id, number, first, len(rows), self._layout(rows.keys), float(rows.ts[-1]),
+             float(rows.step[-1]), encode(rows, number)),
+        )  # fmt: skip
+
+    def _add_series(self, stream: str, source: str) -> _Series:
+        cursor = self._connection.execute(
+            "INSERT INTO series (stream, source) VALUES (?, ?)", (stream, source)
+        )
+        return self._series.setdefault((stream, source), _Series(int(cursor.lastrowid or 0)))
+
+    def _layout(self, keys: Sequence[str]) -> int:
+        keys = tuple(keys)
+        if keys not in self._layouts:
+            cursor = self._connection.execute(
+                "INSERT INTO layouts (keys) VALUES (?)", (json.dumps(keys),)
+            )
+            self._layouts[keys] = int(cursor.lastrowid or 0)
+        return self._layouts[keys]
+
+    def _copy_series(self) -> dict[tuple[str, str], _Series]:
+        return {
+            name: _Series(series.id, series.keys,
+                          [_Level(level.first, level.tail) for level in series.levels])
+            for name, series in self._series.items()
+        }  # fmt: skip
