@@ -1,0 +1,19 @@
+"""The launcher: `streamlit run app.py` serves the page and its data routes on one port."""
+
+import streamlit as st
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+from dashboard.routes import ROUTES
+from dashboard.services import lifespan
+
+# Streamlit checks the Host header of its WebSocket only; this covers our routes as well.
+HOSTS = list(st.get_option("server.allowedHosts") or ["*"])
+
+# A literal call: `streamlit run` finds the app by reading this file.
+app = st.App(
+    "dashboard/main.py",
+    routes=ROUTES,
+    lifespan=lifespan,
+    middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS)],
+)

@@ -1,0 +1,120 @@
+"""The row of buttons. Each writes a command into the run folder and returns at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import streamlit as st
+
+from dashboard.services import Services
+from stepscope.recorder import CommandName
+from stepscope.run import RunError, RunInfo, RunStatus
+from stepscope.store import StoreError
+from trainer.config import Problem, RunConfig
+
+ERROR = "command_error"
+PENDING = "pending_command"
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One command button."""
+
+    name: CommandName
+    label: str
+    icon: str
+    help: str
+
+
+ACTIONS = (
+    Action(CommandName.PAUSE, "Pause", ":material/pause:", "Hold at the next step boundary."),
+    Action(CommandName.RESUME, "Resume", ":material/play_arrow:", "Go on after a pause."),
+    Action(CommandName.STOP, "Stop", ":material/stop:",
+           "End the run after this step; what it recorded stays."),
+    Action(CommandName.EMPTY_CACHE, "Empty cache", ":material/mop:",
+           "torch.cuda.empty_cache(): give cached blocks back to the driver. "
+           "It cannot free memory that tensors hold."),
+    Action(CommandName.RESET_PEAKS, "Reset peak stats", ":material/restart_alt:",
+           "Start the peak values anew from what is in use now."),
+    Action(CommandName.COLLECT_GARBAGE, "Collect garbage", ":material/recycling:",
+           "gc.collect(): free Python objects, and tensors, that only cycles keep alive."),
+    Action(CommandName.SAVE_CHECKPOINT, "Save checkpoint", ":material/save:",
+           "Write model, optimizer, schedule and random state to last.pt."),
+)  # fmt: skip
+
+
+def command_bar(
+    server: Services, config: RunConfig, wrong: Sequence[Problem], run: RunInfo | None
+) -> int | None:
+    """Draw the buttons; return the id of the command that the last click asked, if any."""
+    status = run.status if run is not None else None
+    with st.container(horizontal=True, key="commands", vertical_alignment="bottom", gap="small"):
+        _start_button(server, config, wrong)
+        for action in ACTIONS:
+            st.button(
+                action.label, icon=action.icon, help=action.help, key=f"do_{action.name}",
+                disabled=not _possible(action.name, status),
+                on_click=_ask, args=(server, run, action.name),
+            )  # fmt: skip
+        _mark_button(server, run, status)
+    error = st.session_state.pop(ERROR, None)
+    if error:
+        st.error(error, icon=":material/error:")
+    pending: int | None = st.session_state.get(PENDING)
+    return pending
+
+
+def _start_button(server: Services, config: RunConfig, wrong: Sequence[Problem]) -> None:
+    active = server.active_id()
+    if active:
+        text = f"One run at a time: {active} is active. Stop it first."
+    elif wrong:
+        text = "These settings cannot run. " + " ".join(map(str, wrong))
+    else:
+        text = "Train with the settings in the sidebar."
+    st.button("Start", icon=":material/rocket_launch:", type="primary", key="start", help=text,
+              disabled=bool(active or wrong), on_click=_start, args=(server, config))  # fmt: skip
+
+
+def _mark_button(server: Services, run: RunInfo | None, status: RunStatus | None) -> None:
+    idle = not _possible(CommandName.MARK, status)
+    st.text_input("Event text", key="mark_text", placeholder="what happened", max_chars=200,
+                  width=160, disabled=idle, label_visibility="collapsed",
+                  help="A note for Mark event.")  # fmt: skip
+    st.button("Mark event", icon=":material/flag:", key="do_mark", disabled=idle,
+              help="Put a marker with this text on all charts, with the numbers of the moment.",
+              on_click=_mark, args=(server, run))  # fmt: skip
+
+
+def _possible(name: CommandName, status: RunStatus | None) -> bool:
+    if name is CommandName.PAUSE:
+        return status is RunStatus.RUNNING
+    if name is CommandName.RESUME:
+        return status is RunStatus.PAUSED
+    return status in (RunStatus.RUNNING, RunStatus.PAUSED)
+
+
+def _start(server: Services, config: RunConfig) -> None:
+    try:
+        folder = server.start(config)
+    except (RunError, OSError) as error:
+        st.session_state[ERROR] = f"The run could not start. {error}"
+        return
+    st.session_state["run"] = folder.name
+    st.session_state[PENDING] = None
+
+
+def _mark(server: Services, run: RunInfo | None) -> None:
+    text = st.session_state["mark_text"].strip() or "marked"
+    st.session_state["mark_text"] = ""
+    _ask(server, run, CommandName.MARK, text=text)
+
+
+def _ask(server: Services, run: RunInfo | None, name: CommandName, **args: str) -> None:
+    if run is None:
+        return
+    try:
+        st.session_state[PENDING] = server.command(run.id, name, **args)
+    except (RunError, StoreError) as error:
+        st.session_state[ERROR] = str(error)

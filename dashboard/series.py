@@ -1,0 +1,174 @@
+"""What the live charts ask for, as JSON-able values: only the new points, at a fitting resolution.
+
+A client holds at most TARGET buckets of each series and says which rows it has. The answer is the
+same size whether a run has 600 points or ten million. `dashboard/live_chart` is the other end.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stepscope.metrics import METRICS
+from stepscope.run import RunInfo
+from stepscope.store import Block, EventRow, RunReader, SeriesInfo
+from stepscope.store.reader import Axis
+
+TARGET = 500
+"""Buckets a chart shows at most."""
+MAX_NEW = 250
+"""New buckets beyond which the client is better served a fresh overview."""
+EVENTS = 200
+NOT_DRAWN = {
+    "train/lr", "train/grad_norm", "train/amp_scale", "train/epoch", "memory/active",
+    "memory/inactive_split", "memory/alloc_retries", "memory/ooms", "memory/peak_reserved",
+    "gpu/energy", "gpu/mem_clock", "gpu/throttle_reasons",
+}  # fmt: skip
+"""Recorded, but in none of the live charts: not worth their bytes twice a second."""
+LIVE_KEYS = {metric.key for metric in METRICS} - NOT_DRAWN
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """What a client has of a series: `row` rows in buckets of `bucket` rows."""
+
+    row: int
+    bucket: int
+
+
+def parse_cursors(text: str) -> dict[str, Cursor]:
+    """Return the cursors in `SERIES~ROW~BUCKET,…`. Raises ValueError for anything else."""
+    cursors = {}
+    for part in filter(None, text.split(",")):
+        fields = part.split("~")
+        if len(fields) != 3 or not (fields[1] + fields[2]).isdecimal() or len(part) > 200:
+            raise ValueError(f"since: must be SERIES~ROW~BUCKET,…, got {part[:80]!r}.")
+        row, bucket = int(fields[1]), int(fields[2])
+        if bucket < 1 or bucket & (bucket - 1) or bucket > 2**40:
+            raise ValueError(f"since: BUCKET must be a power of two, got {bucket}.")
+        cursors[fields[0]] = Cursor(row, bucket)
+    return cursors
+
+
+def fitting_bucket(rows: int) -> int:
+    """Return the smallest power of two that puts `rows` rows into at most TARGET buckets."""
+    return 1 << max(0, math.ceil(math.log2(rows / TARGET))) if rows > TARGET else 1
+
+
+def update(
+    reader: RunReader, run: RunInfo, cursors: Mapping[str, Cursor], after_event: int
+) -> dict[str, Any]:
+    """Return the run's state, the rows after the cursors and the events after `after_event`."""
+    series = {
+        _name(info): _delta(reader, info, cursors.get(_name(info)), run.created)
+        for info in reader.series()
+    }
+    return {**state(run), "series": series, "events": events(reader, run, after_event)}
+
+
+def state(run: RunInfo) -> dict[str, Any]:
+    """Return how a run stands: the part of an answer that needs no store."""
+    facts = run.facts
+    ended = facts.get("ended")
+    progress = {
+        name: facts.get(name)
+        for name in ("step", "total_steps", "epoch", "epochs", "first_step", "paused_s")
+    }
+    return {
+        "run": run.id,
+        "status": run.status,
+        "reason": run.reason,
+        "problem": facts.get("problem"),
+        "t0": run.created,
+        "now": round((ended if ended else time.time()) - run.created, 3),
+        "heartbeat_age": round(run.heartbeat_age_s, 1),
+        "progress": progress,
+        "series": {},
+        "events": [],
+    }
+
+
+def window(reader: RunReader, run: RunInfo, axis: Axis, low: float, high: float) -> dict[str, Any]:
+    """Return every series between two steps, or two times in seconds since the run's start."""
+    if axis == "time":
+        low, high = low + run.created, high + run.created
+    found = {}
+    for info in reader.series():
+        start, stop = reader.rows_between(info.id, axis, low, high)
+        # One row on either side, so that lines run on to the edges of the chart.
+        start, stop = max(0, start - 1), min(info.rows, stop + 1)
+        bucket = fitting_bucket(stop - start)
+        found[_name(info)] = _series(reader, info, start, stop, bucket, run.created)
+    return {"run": run.id, "series": found}
+
+
+def events(reader: RunReader, run: RunInfo, after: int) -> list[dict[str, Any]]:
+    """Return the newest events after an id, oldest first."""
+    return [_event(event, run.created) for event in reader.events(after, EVENTS)]
+
+
+def _delta(
+    reader: RunReader, info: SeriesInfo, cursor: Cursor | None, created: float
+) -> dict[str, Any]:
+    natural = fitting_bucket(info.rows)
+    if cursor is not None and cursor.row <= info.rows:
+        bucket = max(cursor.bucket, natural)
+        start = cursor.row - cursor.row % bucket
+        if cursor.row == info.rows:
+            start = info.rows
+        if info.rows - start <= MAX_NEW * bucket:
+            return _series(reader, info, start, info.rows, bucket, created)
+    return {**_series(reader, info, 0, info.rows, natural, created), "reset": True}
+
+
+def _series(
+    reader: RunReader, info: SeriesInfo, start: int, stop: int, bucket: int, created: float
+) -> dict[str, Any]:
+    block = reader.read(info.id, start, stop, bucket)
+    shown = [(row, key) for row, key in enumerate(block.keys) if key in LIVE_KEYS]
+    return {
+        "end": stop,
+        "bucket": bucket,
+        "first": start - start % bucket,
+        "reset": False,
+        "t": [round(ts - created, 3) for ts in block.ts.tolist()],
+        "s": [int(step) for step in block.step.tolist()],
+        "v": {key: _values(block, row, bucket) for row, key in shown if np.any(block.count[row])},
+    }
+
+
+def _values(block: Block, row: int, bucket: int) -> dict[str, list[float | int | None]]:
+    mean = {"mean": _rounded(block.mean[row].tolist())}
+    if bucket == 1:
+        return mean
+    return {
+        **mean,
+        "min": _rounded(block.low[row].tolist()),
+        "max": _rounded(block.high[row].tolist()),
+    }
+
+
+def _rounded(values: Iterable[float]) -> list[float | int | None]:
+    """Return values at the six digits that a chart can show; None for what JSON has no word for."""
+    return [_number(value) if math.isfinite(value) else None for value in values]
+
+
+def _number(value: float) -> float | int:
+    short = float(f"{value:.6g}")
+    return int(short) if short.is_integer() and abs(short) < 2**53 else short
+
+
+def _event(event: EventRow, created: float) -> dict[str, Any]:
+    return {
+        "id": event.id, "t": round(event.ts - created, 3), "step": event.step,
+        "epoch": event.epoch, "kind": event.kind, "text": event.text, "data": event.data,
+    }  # fmt: skip
+
+
+def _name(info: SeriesInfo) -> str:
+    return f"{info.stream}/{info.source}" if info.source else info.stream

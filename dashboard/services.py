@@ -1,0 +1,163 @@
+"""What all tabs share: the run folders, the devices and the one active run.
+
+The only `st.cache_resource` of the app. Everything is made here and handed down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import gc
+import importlib
+import itertools
+import logging
+import os
+import threading
+from collections.abc import AsyncIterator
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+
+from stepscope.run import RunError, RunInfo, read_run, run_folder, run_folders
+from stepscope.store.reader import ask
+from trainer.config import RunConfig
+from trainer.problems import TrainDevice
+from trainer.runners import ActiveRun, start
+
+log = logging.getLogger(__name__)
+
+PROJECT = Path(__file__).resolve().parent.parent
+STOP_TIMEOUT_S = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """What training could run on, best first, and why there is no GPU among them (or None)."""
+
+    devices: list[TrainDevice]
+    cuda_reason: str | None
+
+
+class Services:
+    """One a server; every method may be called from any session's thread."""
+
+    def __init__(self, runs: Path, examples: Path) -> None:
+        self.runs = runs
+        self.examples = examples
+        self._lock = threading.Lock()
+        self._active: ActiveRun | None = None
+        self._devices: Future[Devices] = Future()
+        # torch takes seconds to import: the first page is being loaded meanwhile.
+        threading.Thread(target=self._find_devices, name="stepscope-devices", daemon=True).start()
+
+    def devices(self) -> Devices:
+        """Return the devices, waiting for torch if need be. Raises what its import raised."""
+        return self._devices.result()
+
+    def wait_for_devices(self) -> None:
+        """Return once `devices` answers at once, or is known to fail."""
+        self._devices.exception()
+
+    @property
+    def devices_known(self) -> bool:
+        """True once `devices` answers at once."""
+        return self._devices.done()
+
+    def start(self, config: RunConfig) -> Path:
+        """Start a run and return its folder.
+
+        Raises RunError while another one is active, OSError where its folder cannot be made.
+        """
+        with self._lock:
+            if self._active is not None and self._active.alive():
+                raise RunError(
+                    f"Start: one run at a time, got a second while {self._active.folder.name} "
+                    "is active. Stop it first."
+                )
+            self._active = start(config, self.runs)
+            return self._active.folder
+
+    def active_id(self) -> str | None:
+        """Return the id of the run that this server is training, if any."""
+        active = self._active
+        return active.folder.name if active is not None and active.alive() else None
+
+    def folder(self, run_id: str) -> Path:
+        """Return the folder of a run or example. Raises RunError for an unknown or unsafe id."""
+        try:
+            return run_folder(self.runs, run_id)
+        except RunError:
+            if self.examples.is_dir():
+                return run_folder(self.examples, run_id)
+            raise
+
+    def list_runs(self) -> list[RunInfo]:
+        """Return all readable runs, live ones first, then newest first, then the examples."""
+        found = [*_readable(self.runs), *_readable(self.examples)]
+        return sorted(found, key=lambda run: not run.status.live)
+
+    def checkpoints(self, limit: int = 50) -> list[str]:
+        """Return the newest checkpoints as RUN_ID/FILE."""
+        names = (
+            f"{folder.name}/{path.name}"
+            for folder in run_folders(self.runs)
+            for path in sorted(folder.glob("*.pt"))
+        )
+        return list(itertools.islice(names, limit))
+
+    def weights(self, run_id: str, name: str) -> bytes:
+        """Return the weights alone of a checkpoint. Raises RunError or CheckpointError."""
+        checkpoint = importlib.import_module("trainer.checkpoint")
+        data: bytes = checkpoint.weights_bytes(self.folder(run_id) / name)
+        return data
+
+    def command(self, run_id: str, name: str, **args: Any) -> int:
+        """Ask a run to do something; return the command's id. Raises RunError or StoreError."""
+        return ask(self.folder(run_id), name, args)
+
+    def close(self) -> None:
+        """Stop the active run and flush its data; a second call does nothing."""
+        with self._lock:
+            active, self._active = self._active, None
+        if active is not None and not active.stop(STOP_TIMEOUT_S):
+            log.warning("run %s did not stop in time", active.folder.name)
+
+    def _find_devices(self) -> None:
+        try:
+            found = importlib.import_module("trainer.devices")
+            self._devices.set_result(Devices(found.list_devices(), found.cuda_reason()))
+        except Exception as error:
+            log.exception("devices could not be listed")
+            self._devices.set_exception(error)
+        # What was imported stays: without it every full collection would walk a million objects.
+        gc.freeze()
+
+
+@st.cache_resource(show_spinner=False)
+def get() -> Services:
+    """Return the server's services, made on first use; run folders under STEPSCOPE_RUNS."""
+    services = Services(Path(os.environ.get("STEPSCOPE_RUNS", "runs")), PROJECT / "examples")
+    atexit.register(services.close)
+    return services
+
+
+@asynccontextmanager
+async def lifespan(_app: object) -> AsyncIterator[None]:
+    """Stop the run and flush its data when the server ends (SIGTERM runs no atexit)."""
+    services = get()
+    yield
+    await asyncio.to_thread(services.close)
+
+
+def _readable(root: Path) -> list[RunInfo]:
+    runs = []
+    for folder in run_folders(root):
+        try:
+            runs.append(read_run(folder))
+        except RunError as error:
+            log.warning("left out of the list: %s", error)
+    return runs

@@ -1,0 +1,205 @@
+"""The recorder over real threads, processes, disks and signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stepscope.recorder import BALLAST, CommandName, Recorder
+from stepscope.run import RunStatus, read_run
+from stepscope.store import RunReader
+from stepscope.store.reader import ask
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def wait_until(true: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < deadline, "timed out"
+        time.sleep(0.01)
+
+
+def step_rows(folder: Path) -> int:
+    with RunReader(folder) as reader:
+        return sum(info.rows for info in reader.series() if info.stream == "steps")
+
+
+def test_rows_events_and_status_reach_the_folder(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, name="test", config={"seed": 3})
+    recorder.set_status(RunStatus.RUNNING)
+    for step in range(1, 101):
+        recorder.log(step, {"train/loss": 1 / step, "val/loss": None})
+    recorder.sample({"process/rss": 0.0})
+    recorder.device("GPU-x", {"gpu/util": 0.0})
+    recorder.epoch = 2
+    recorder.event("mark", "half way", before={"a": 1})
+    recorder.close(RunStatus.FINISHED)
+    recorder.close(RunStatus.FAILED)  # the first one counts
+
+    run = read_run(tmp_path)
+    assert run.status is RunStatus.FINISHED
+    assert run.facts["config"] == {"seed": 3}
+    assert run.facts["step"] == 100
+    assert not (tmp_path / BALLAST).exists()
+    with RunReader(tmp_path) as reader:
+        rows = {(info.stream, info.source): info.rows for info in reader.series()}
+        (event,) = reader.events()
+    assert rows == {("steps", ""): 100, ("samples", ""): 1, ("devices", "GPU-x"): 1}
+    assert (event.step, event.epoch, event.text) == (100, 2, "half way")
+    assert event.data == {"before": {"a": 1}}
+
+
+def test_a_command_of_another_process_arrives_and_is_acknowledged(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, name="test")
+    assert recorder.take_commands() == []
+    asked = subprocess.run(
+        [sys.executable, "-c",
+         "import sys; from pathlib import Path; from stepscope.store.reader import ask;"
+         "print(ask(Path(sys.argv[1]), 'mark', {'text': 'hello'}))", str(tmp_path)],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    (command,) = recorder.wait_command(5)
+    assert (command.id, command.name) == (int(asked.stdout), CommandName.MARK)
+    assert command.args == {"text": "hello"}
+    recorder.finish(command, "marked", after={"a": 2})
+    recorder.close(RunStatus.STOPPED)
+    with RunReader(tmp_path) as reader:
+        (event,) = reader.events()
+    assert event.data == {"ok": True, "command_id": command.id, "after": {"a": 2}}
+
+
+def test_a_foreign_command_is_refused_and_harms_nothing(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, name="test")
+    ask(tmp_path, "format_disk", {})
+    good = ask(tmp_path, "pause", {})
+    assert [c.id for c in recorder.wait_command(5)] == [good]
+    recorder.close(RunStatus.STOPPED)
+
+
+WRITER = """
+import sys, time
+from pathlib import Path
+from stepscope.recorder import Recorder
+from stepscope.run import RunStatus
+recorder = Recorder(Path(sys.argv[1]), name="victim")
+recorder.set_status(RunStatus.RUNNING)
+step = 0
+while True:
+    step += 1
+    recorder.log(step, {"train/loss": 1.0})
+    print(step, time.time(), flush=True)
+    time.sleep(0.001)
+"""
+
+
+def test_kill_9_loses_less_than_a_second_and_reads_as_crashed(tmp_path: Path) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    logged = [child.stdout.readline() for _ in range(1200)]
+    os.kill(child.pid, signal.SIGKILL)
+    logged += child.stdout.readlines()
+    child.wait()
+    child.stdout.close()
+    times = {int(line.split()[0]): float(line.split()[1]) for line in logged if line.endswith("\n")}
+    assert read_run(tmp_path).status is RunStatus.CRASHED
+    kept = step_rows(tmp_path)
+    lost_s = times[max(times)] - times[kept] if kept < max(times) else 0.0
+    assert kept > 0
+    assert lost_s <= 1.0
+
+
+def test_two_writers_and_three_readers_never_meet_a_lock(tmp_path: Path) -> None:
+    """The training process and a page both write to one store while three tabs read it."""
+    recorder = Recorder(tmp_path, name="test")
+    errors: list[BaseException] = []
+    done = threading.Event()
+    counted = [0, 0]
+
+    def guard(work: Callable[[], None]) -> Callable[[], None]:
+        def run() -> None:
+            try:
+                while not done.is_set():
+                    work()
+            except Exception as error:  # noqa: BLE001 - the test asserts that there are none
+                errors.append(error)
+
+        return run
+
+    def read() -> None:
+        with RunReader(tmp_path) as reader:
+            for info in reader.series():
+                reader.read(info.id, 0, info.rows, 16)
+            reader.events()
+        counted[0] += 1
+
+    def command() -> None:
+        ask(tmp_path, "mark", {"text": "x"})
+        counted[1] += 1
+        time.sleep(0.002)
+
+    threads = [threading.Thread(target=guard(work)) for work in (read, read, read, command)]
+    for thread in threads:
+        thread.start()
+    taken = 0
+    deadline = time.monotonic() + 3
+    step = 0
+    while time.monotonic() < deadline:
+        for _ in range(200):
+            step += 1
+            recorder.log(step, {"train/loss": 1.0, "train/lr": 0.1})
+        for got in recorder.take_commands():
+            recorder.finish(got, "ok")
+            taken += 1
+        time.sleep(0.01)
+    done.set()
+    for thread in threads:
+        thread.join()
+    recorder.close(RunStatus.FINISHED)
+    assert errors == []
+    assert min(counted) > 20
+    assert taken > 20
+    assert recorder.dropped == 0
+    assert read_run(tmp_path).facts["problem"] is None
+    assert step_rows(tmp_path) == step
+
+
+def test_a_full_disk_holds_rows_says_so_and_recovers(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small file system needs root")
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)], check=False
+    )
+    if mounted.returncode != 0:
+        pytest.skip("this sandbox does not allow mounts")
+    try:
+        recorder = Recorder(tmp_path, name="test")
+        recorder.set_status(RunStatus.RUNNING)
+        recorder.log(1, {"train/loss": 1.0})
+        wait_until(lambda: step_rows(tmp_path) == 1)
+        hog = tmp_path / "hog"
+        with pytest.raises(OSError, match="space"):
+            hog.write_bytes(b"\0" * 2_000_000)
+        for step in range(2, 20_002):
+            recorder.log(step, {"train/loss": float(hash(step) % 9973)})
+        wait_until(lambda: read_run(tmp_path).facts["problem"] is not None)
+        run = read_run(tmp_path)
+        assert "free disk space" in run.facts["problem"]
+        assert run.status is RunStatus.RUNNING
+        hog.unlink()
+        wait_until(lambda: read_run(tmp_path).facts["problem"] is None, 20)
+        recorder.close(RunStatus.FINISHED)
+        assert step_rows(tmp_path) == 20_001
+        assert recorder.dropped == 0
+    finally:
+        subprocess.run(["umount", "-l", str(tmp_path)], check=True)

@@ -1,0 +1,63 @@
+"""Blocks survive their bytes, and buckets keep extremes and ignore what is missing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from stepscope.store.frames import Block, decode, encode, join, merge
+
+
+def rows(*values: float | None, key: str = "train/loss") -> Block:
+    return Block.from_rows([(100.0 + i, i, {key: value}) for i, value in enumerate(values)])
+
+
+def test_missing_values_are_nan_and_zero_is_a_value() -> None:
+    block = Block.from_rows([(1.0, 0, {"a": 0.0}), (2.0, 1, {"a": None}), (3.0, 2, {"b": 5.0})])
+    assert block.keys == ("a", "b")
+    assert block.count.tolist() == [[1, 0, 0], [0, 0, 1]]
+    assert block.mean[0, 0] == 0.0
+    assert np.isnan(block.mean[0, 1])
+
+
+@pytest.mark.parametrize("level", [0, 2])
+def test_bytes_give_the_block_back_bit_for_bit(level: int) -> None:
+    block = rows(1.5, None, 150_754_820_096.0, -0.0, float("inf"))
+    back = decode(encode(block, level), block.keys, len(block), level)
+    for name in ("ts", "step", "low", "high", "mean", "count"):
+        np.testing.assert_array_equal(getattr(back, name), getattr(block, name))
+
+
+def test_damaged_bytes_are_refused() -> None:
+    block = rows(1.0, 2.0)
+    with pytest.raises(ValueError, match="reshape"):
+        decode(encode(block, 0), ("a", "b"), 2, 0)
+
+
+def test_a_bucket_keeps_a_spike_and_weighs_its_mean() -> None:
+    merged = merge(rows(1.0, 99.0, None, 2.0, None), np.array([0, 3]))
+    assert merged.high[0].tolist() == [99.0, 2.0]
+    assert merged.low[0].tolist() == [1.0, 2.0]
+    assert merged.mean[0].tolist() == [50.0, 2.0]
+    assert merged.count[0].tolist() == [2, 1]
+    assert merged.ts.tolist() == [102.0, 104.0]
+    again = merge(merged, np.array([0]))
+    assert again.mean[0, 0] == pytest.approx((1 + 99 + 2) / 3)
+
+
+def test_a_bucket_without_a_value_stays_missing() -> None:
+    merged = merge(rows(None, None, 3.0), np.array([0, 2]))
+    assert np.isnan(merged.mean[0, 0])
+    assert merged.count[0].tolist() == [0, 1]
+
+
+def test_an_infinite_loss_does_not_spoil_later_buckets() -> None:
+    merged = merge(rows(float("inf"), 1.0, 1.0, 3.0), np.array([0, 2]))
+    assert merged.mean[0].tolist() == [float("inf"), 2.0]
+
+
+def test_joining_aligns_metrics_that_appear_later() -> None:
+    both = join([rows(1.0), rows(7.0, key="val/loss")])
+    assert both.keys == ("train/loss", "val/loss")
+    assert both.count.tolist() == [[1, 0], [0, 1]]
+    assert len(join([])) == 0

@@ -1,0 +1,97 @@
+"""A run's status is judged from its folder, and names from outside cannot leave the root."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.run import (
+    STALE_S,
+    RunError,
+    RunStatus,
+    new_run_folder,
+    process_identity,
+    read_run,
+    run_folder,
+    run_folders,
+    write_run_json,
+)
+
+
+def make_run(root: Path, name: str = "r", *, old: bool = False, **facts: Any) -> Path:
+    folder = new_run_folder(root, name)
+    beat = time.time() - 2 * STALE_S if old else time.time()
+    base = {"created": 1.0, "status": "running", "heartbeat": beat, **process_identity()}
+    write_run_json(folder, base | facts)
+    if old:
+        os.utime(folder / "run.json", (beat, beat))
+    return folder
+
+
+def test_a_live_process_is_running_however_old_its_heartbeat(tmp_path: Path) -> None:
+    assert read_run(make_run(tmp_path, old=True)).status is RunStatus.RUNNING
+
+
+@pytest.mark.parametrize("gone", [{"pid": 2**22 + 1}, {"pid_started": 5.0}, {"pid": "x"}])
+def test_a_gone_process_reads_as_crashed(tmp_path: Path, gone: dict[str, Any]) -> None:
+    run = read_run(make_run(tmp_path, **gone))
+    assert run.status is RunStatus.CRASHED
+    assert "resume" in str(run.reason)
+
+
+def test_a_run_of_another_host_is_judged_by_its_heartbeat(tmp_path: Path) -> None:
+    assert read_run(make_run(tmp_path, host="elsewhere")).status is RunStatus.RUNNING
+    old = make_run(tmp_path, host="elsewhere", old=True)
+    assert read_run(old).status is RunStatus.CRASHED
+
+
+def test_a_full_disk_keeps_alive_by_touching_the_file(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, host="elsewhere", old=True)
+    os.utime(folder / "run.json")
+    assert read_run(folder).status is RunStatus.RUNNING
+
+
+def test_an_ended_run_keeps_its_status(tmp_path: Path) -> None:
+    run = read_run(make_run(tmp_path, status="failed", reason="why", pid=2**22 + 1))
+    assert (run.status, run.reason) == (RunStatus.FAILED, "why")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", '{"status": "odd", "heartbeat": 1, "created": 1}']
+)
+def test_a_corrupt_run_json_is_refused_in_a_sentence(tmp_path: Path, text: str) -> None:
+    folder = make_run(tmp_path)
+    (folder / "run.json").write_text(text)
+    with pytest.raises(RunError, match="not a Stepscope run"):
+        read_run(folder)
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "../x", "a/b", "/etc", "-x", "a\0b", "x" * 200, "nothing-there"]
+)
+def test_a_hostile_run_name_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path.parent / "x").mkdir(exist_ok=True)
+    with pytest.raises(RunError):
+        run_folder(tmp_path, name)
+
+
+def test_a_link_out_of_the_root_is_refused(tmp_path: Path) -> None:
+    outside = make_run(tmp_path / "outside")
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root" / "link").symlink_to(outside)
+    with pytest.raises(RunError, match="name of a run folder"):
+        run_folder(tmp_path / "root", "link")
+
+
+def test_folders_are_listed_newest_first_and_strangers_left_out(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    for name in ("20260101-a", "20260102-b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text(json.dumps({}))
+    assert [f.name for f in run_folders(tmp_path)] == ["20260102-b", "20260101-a"]
+    assert list(run_folders(tmp_path / "absent")) == []

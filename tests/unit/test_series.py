@@ -1,0 +1,118 @@
+"""The poll answers only what is new, at a size that does not grow with the run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dashboard import series
+from dashboard.series import Cursor
+from stepscope.run import RunInfo, RunStatus
+from stepscope.store import STORE_NAME, Block, RunReader, RunWriter
+
+
+def fill(folder: Path, rows: int) -> RunWriter:
+    writer = RunWriter(folder / STORE_NAME)
+    steps = np.arange(rows, dtype=float)
+    block = Block.raw(("train/loss", "train/lr"), 50 + steps, steps, np.vstack([steps, steps]))
+    with writer.transaction():
+        writer.append("steps", "", block)
+    return writer
+
+
+def answer(folder: Path, cursors: dict[str, Cursor] | None = None) -> dict[str, Any]:
+    run = RunInfo(folder, RunStatus.RUNNING, None, 0.0, {"created": 50.0})
+    with RunReader(folder) as reader:
+        found = series.update(reader, run, cursors or {}, 0)
+    json.dumps(found, allow_nan=False)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("rows", "bucket"), [(0, 1), (500, 1), (501, 2), (1000, 2), (1001, 4), (10**7, 32768)]
+)
+def test_fitting_bucket_is_the_smallest_that_fits(rows: int, bucket: int) -> None:
+    assert series.fitting_bucket(rows) == bucket
+
+
+def test_first_answer_is_an_overview(tmp_path: Path) -> None:
+    fill(tmp_path, 3000).close()
+    steps = answer(tmp_path)["series"]["steps"]
+    assert (steps["reset"], steps["first"], steps["end"], steps["bucket"]) == (True, 0, 3000, 8)
+    assert len(steps["t"]) == 375
+    assert set(steps["v"]) == {"train/loss"}  # train/lr is in no live chart
+    assert steps["v"]["train/loss"]["max"][-1] == 2999
+    assert steps["t"][-1] == 2999
+
+
+def test_nothing_new_is_nearly_no_bytes(tmp_path: Path) -> None:
+    fill(tmp_path, 3000).close()
+    found = answer(tmp_path, {"steps": Cursor(3000, 8)})
+    assert found["series"]["steps"]["t"] == []
+    assert len(json.dumps(found)) < 700
+
+
+def test_new_rows_replace_the_unfinished_bucket(tmp_path: Path) -> None:
+    fill(tmp_path, 3001).close()
+    steps = answer(tmp_path, {"steps": Cursor(2997, 8)})["series"]["steps"]
+    assert (steps["first"], steps["reset"]) == (2992, False)
+    assert steps["v"]["train/loss"]["min"] == [2992, 3000]
+
+
+def test_a_client_far_behind_or_of_another_run_gets_an_overview(tmp_path: Path) -> None:
+    fill(tmp_path, 3000).close()
+    assert answer(tmp_path, {"steps": Cursor(10, 8)})["series"]["steps"]["reset"]
+    assert answer(tmp_path, {"steps": Cursor(9999, 8)})["series"]["steps"]["reset"]
+
+
+@pytest.mark.parametrize("rows", [600, 60_000, 1_000_000])
+def test_the_answer_does_not_grow_with_the_run(tmp_path: Path, rows: int) -> None:
+    fill(tmp_path, rows).close()
+    bucket = series.fitting_bucket(rows)
+    found = answer(tmp_path, {"steps": Cursor(rows - 12, bucket)})
+    assert len(json.dumps(found)) < 1500
+
+
+def test_what_json_has_no_word_for_is_null(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path / STORE_NAME)
+    with writer.transaction():
+        values = {"train/loss": float("inf"), "val/loss": None}
+        writer.append("steps", "", Block.from_rows([(60.0, 1, values), (61.0, 2, {})]))
+    writer.close()
+    assert answer(tmp_path)["series"]["steps"]["v"] == {"train/loss": {"mean": [None, None]}}
+
+
+def test_a_window_gives_detail(tmp_path: Path) -> None:
+    fill(tmp_path, 100_000).close()
+    run = RunInfo(tmp_path, RunStatus.FINISHED, None, 0.0, {"created": 50.0})
+    with RunReader(tmp_path) as reader:
+        by_step = series.window(reader, run, "step", 500, 599)["series"]["steps"]
+        by_time = series.window(reader, run, "time", 500, 599)["series"]["steps"]
+    assert by_step["bucket"] == 1
+    assert by_step["s"][0] == 499  # one more on either side
+    assert by_step["s"][-1] == 600
+    assert by_time["t"] == by_step["t"]
+
+
+def test_numbers_are_short_but_whole_bytes_stay_whole() -> None:
+    assert series._rounded([0.0, 1 / 3, 1.5e11, -2.0]) == [0, 0.333333, 150000000000, -2]
+
+
+@pytest.mark.parametrize(
+    "text", ["x", "a~b~c", "a~1~3", "a~1~0", "a~1", "a~-1~1", "a~1~" + "9" * 30, "~1~²"]
+)
+def test_hostile_cursors_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="since"):
+        series.parse_cursors(text)
+
+
+def test_cursors_are_read() -> None:
+    assert series.parse_cursors("steps~5~2,devices/GPU-a~0~1") == {
+        "steps": Cursor(5, 2),
+        "devices/GPU-a": Cursor(0, 1),
+    }
+    assert series.parse_cursors("") == {}

@@ -1,0 +1,189 @@
+"""What is written is read back at any resolution, from few frames, and nothing is torn."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stepscope.store import STORE_NAME, Block, RunReader, RunWriter, StoreError
+from stepscope.store.reader import ask
+
+
+def make_rows(start: int, stop: int, keys: Sequence[str] = ("a",)) -> Block:
+    steps = np.arange(start, stop, dtype=float)
+    return Block.raw(keys, 1000.0 + steps / 10, steps + 1, np.vstack([steps] * len(keys)))
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[RunWriter]:
+    writer = RunWriter(tmp_path / STORE_NAME)
+    yield writer
+    writer._connection.close()
+
+
+def write(writer: RunWriter, total: int, batch: int = 37) -> None:
+    for start in range(0, total, batch):
+        with writer.transaction():
+            writer.append("steps", "", make_rows(start, min(total, start + batch)))
+
+
+@pytest.mark.parametrize("total", [1, 15, 16, 511, 512, 513, 8200])
+@pytest.mark.parametrize("bucket", [1, 2, 16, 64, 1024])
+def test_every_resolution_covers_every_row(
+    tmp_path: Path, writer: RunWriter, total: int, bucket: int
+) -> None:
+    write(writer, total)
+    with RunReader(tmp_path) as reader:
+        (info,) = reader.series()
+        block = reader.read(info.id, 0, info.rows, bucket)
+    assert info.rows == total
+    assert len(block) == -(-total // bucket)
+    assert block.count.sum() == total
+    assert block.low[0, 0] == 0
+    assert block.high[0, -1] == total - 1
+    assert block.mean[0] @ block.count[0] == pytest.approx(total * (total - 1) / 2)
+
+
+def test_a_part_starts_at_its_bucket(tmp_path: Path, writer: RunWriter) -> None:
+    write(writer, 3000)
+    with RunReader(tmp_path) as reader:
+        block = reader.read(1, 1000, 3000, 64)
+    assert block.low[0, 0] == 960  # 1000 rounded down to a multiple of 64
+    assert block.count.sum() == 3000 - 960
+
+
+def test_a_long_run_reads_few_frames_at_any_length(tmp_path: Path, writer: RunWriter) -> None:
+    read = []
+    for start in range(0, 200_000, 20_000):
+        with writer.transaction():
+            writer.append("steps", "", make_rows(start, start + 20_000))
+        with RunReader(tmp_path) as reader:
+            rows = reader.series()[0].rows
+            bucket = 1 << max(0, (rows // 400).bit_length())
+            seen: list[str] = []
+            reader._connection.set_trace_callback(seen.append)
+            block = reader.read(1, 0, rows, bucket)
+            read.append(len(seen))
+        assert len(block) <= 500
+    assert max(read) <= 5  # one query a level
+
+
+def test_a_metric_may_appear_at_any_row(tmp_path: Path, writer: RunWriter) -> None:
+    write(writer, 700)
+    with writer.transaction():
+        writer.append("steps", "", make_rows(700, 1100, ("a", "late")))
+    with RunReader(tmp_path) as reader:
+        block = reader.read(1, 0, 1100, 16)
+    assert block.keys == ("a", "late")
+    assert block.count[1].sum() == 400
+    assert np.isnan(block.mean[1, 0])
+
+
+@pytest.mark.parametrize(("axis", "low", "high"), [("step", 100, 612), ("time", 1009.9, 1061.1)])
+def test_rows_between_is_exact(
+    tmp_path: Path, writer: RunWriter, axis: str, low: float, high: float
+) -> None:
+    write(writer, 2000)
+    with RunReader(tmp_path) as reader:
+        assert reader.rows_between(1, axis, low, high) == (99, 612)  # type: ignore[arg-type]
+        assert reader.rows_between(1, axis, -5, 1e12) == (0, 2000)  # type: ignore[arg-type]
+
+
+def test_a_failed_transaction_leaves_nothing_and_can_be_repeated(
+    tmp_path: Path, writer: RunWriter
+) -> None:
+    write(writer, 600)
+
+    def failing() -> None:
+        with writer.transaction():
+            writer.append("steps", "", make_rows(600, 700))
+            writer.append("samples", "", make_rows(0, 5))
+            raise OSError("disk")
+
+    with pytest.raises(OSError, match="disk"):
+        failing()
+    with writer.transaction():
+        writer.append("steps", "", make_rows(600, 700))
+    with RunReader(tmp_path) as reader:
+        assert [(s.stream, s.rows) for s in reader.series()] == [("steps", 700)]
+        assert reader.read(1, 0, 700, 1).mean[0].tolist() == list(range(700))
+
+
+def test_a_full_store_refuses_and_goes_on_when_there_is_room(
+    tmp_path: Path, writer: RunWriter
+) -> None:
+    write(writer, 100)
+    connection = writer._connection
+    pages = connection.execute("PRAGMA page_count").fetchone()[0]
+    connection.execute(f"PRAGMA max_page_count = {pages}")
+    noise = np.random.default_rng(0).random((1, 40_000))
+    big = Block.raw(("a",), np.arange(40_000.0), np.arange(40_000.0), noise)
+
+    def overfill() -> None:
+        with writer.transaction():
+            writer.append("steps", "", big)
+
+    with pytest.raises(sqlite3.OperationalError, match="full"):
+        overfill()
+    connection.execute("PRAGMA max_page_count = 1000000")
+    overfill()
+    with RunReader(tmp_path) as reader:
+        assert reader.series()[0].rows == 40_100
+
+
+def test_events_come_after_an_id_newest_kept(tmp_path: Path, writer: RunWriter) -> None:
+    with writer.transaction():
+        for i in range(5):
+            writer.add_event(float(i), i, 1, "mark", f"note {i}", {"before": {"a": i}})
+    with RunReader(tmp_path) as reader:
+        assert [e.text for e in reader.events(2)] == ["note 2", "note 3", "note 4"]
+        assert [e.id for e in reader.events(0, limit=2)] == [4, 5]
+        assert reader.events()[0].data == {"before": {"a": 0}}
+
+
+def test_commands_are_taken_once_and_end(tmp_path: Path, writer: RunWriter) -> None:
+    first = ask(tmp_path, "empty_cache", {})
+    assert writer.take_commands() == [(first, "empty_cache", "{}")]
+    assert writer.take_commands() == []
+    writer.end_command(first, "done", 5.0, "freed")
+    writer.close()
+    connection = sqlite3.connect(tmp_path / STORE_NAME)
+    rows = connection.execute("SELECT state, result FROM commands").fetchall()
+    connection.close()
+    assert rows == [("done", "freed")]
+
+
+def test_a_closed_store_is_one_file(tmp_path: Path, writer: RunWriter) -> None:
+    write(writer, 50)
+    writer.close()
+    assert sorted(os.listdir(tmp_path)) == [STORE_NAME]
+
+
+def test_unusable_stores_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="recorded nothing"), RunReader(tmp_path):
+        pass
+    path = tmp_path / STORE_NAME
+    path.write_bytes(b"not a database at all" * 100)
+    with pytest.raises(StoreError, match="not a readable Stepscope store"), RunReader(tmp_path):
+        pass
+    path.unlink()
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE frames (x)")
+    connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    with pytest.raises(StoreError, match="newer than this program"), RunReader(tmp_path):
+        pass
+    with pytest.raises(StoreError, match="existing file"):
+        RunWriter(path)
+
+
+def test_damaged_frames_are_refused_in_a_sentence(tmp_path: Path, writer: RunWriter) -> None:
+    write(writer, 50)
+    writer._connection.execute("UPDATE frames SET data = x'00ff00'")
+    with RunReader(tmp_path) as reader, pytest.raises(StoreError, match="damaged"):
+        reader.read(1, 0, 50, 1)

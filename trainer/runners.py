@@ -1,0 +1,149 @@
+"""Where a run's loop lives: a thread of this process or a child process, one interface.
+
+Both write the same run folder and take the same commands from it, so no reader can tell them
+apart. torch is imported inside the thread or the child: the page starts without waiting for it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Protocol
+
+from stepscope.run import (
+    RunError,
+    RunStatus,
+    new_run_folder,
+    process_identity,
+    read_run,
+    write_run_json,
+)
+from trainer.config import RunConfig, Runner
+
+log = logging.getLogger(__name__)
+
+WORKER_LOG = "worker.log"
+
+
+class ActiveRun(Protocol):
+    """A run that this process started."""
+
+    folder: Path
+
+    def alive(self) -> bool:
+        """Return True until the run has written its last row."""
+
+    def stop(self, timeout_s: float) -> bool:
+        """End the run at its next step boundary; return False if it took longer."""
+
+
+def start(config: RunConfig, root: Path) -> ActiveRun:
+    """Create a run folder under `root` and start training into it.
+
+    Raises OSError where the folder cannot be made or the child not started. What goes wrong later
+    is the status of the run.
+    """
+    folder = new_run_folder(root, config.workload)
+    _write_pending(folder, config)
+    in_thread = config.runner is Runner.THREAD
+    return ThreadRun(config, folder) if in_thread else ProcessRun(config, folder)
+
+
+class ThreadRun:
+    """A run in a background thread of this process."""
+
+    def __init__(self, config: RunConfig, folder: Path) -> None:
+        self.folder = folder
+        self._config = config
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._train, name="stepscope-training", daemon=True)
+        self._thread.start()
+
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def stop(self, timeout_s: float) -> bool:
+        self._stop.set()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _train(self) -> None:
+        try:
+            session = importlib.import_module("trainer.session")
+            session.run(self._config, self.folder, stop=self._stop)
+        except Exception as error:
+            log.exception("training thread ended")
+            _mark_failed(self.folder, f"Training could not start: {error}")
+
+
+class ProcessRun:
+    """A run in a child process: slower to start, free of the page's GIL and of its CUDA state."""
+
+    def __init__(self, config: RunConfig, folder: Path) -> None:
+        self.folder = folder
+        with (folder / WORKER_LOG).open("wb") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "trainer.worker", str(folder.resolve())],
+                stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT,
+                cwd=Path(__file__).resolve().parent.parent, start_new_session=True,
+            )  # fmt: skip
+        # The pipe stays open: its end tells the child that this process is gone.
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(config.to_dict()).encode() + b"\n")
+        self._process.stdin.flush()
+        self._watch = threading.Thread(target=self._wait, name="stepscope-child", daemon=True)
+        self._watch.start()
+
+    def alive(self) -> bool:
+        return self._watch.is_alive()
+
+    def stop(self, timeout_s: float) -> bool:
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+        self._watch.join(timeout_s)
+        if self._process.poll() is None:
+            log.warning("the training process did not stop within %.1f s: killed", timeout_s)
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._watch.join(1.0)
+            return False
+        return True
+
+    def _wait(self) -> None:
+        code = self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        if code != 0:
+            tail = (self.folder / WORKER_LOG).read_text(errors="replace").strip().splitlines()[-1:]
+            _mark_failed(
+                self.folder,
+                f"The training process could not start (exit code {code}): {' '.join(tail)}",
+            )
+
+
+def _write_pending(folder: Path, config: RunConfig) -> None:
+    """Write the run.json that stands until the loop's recorder writes its own."""
+    now = time.time()
+    write_run_json(
+        folder,
+        {"schema": 1, "name": config.workload, "created": now, "status": RunStatus.PENDING,
+         "reason": None, "heartbeat": now, "problem": None, "config": config.to_dict(),
+         **process_identity()},
+    )  # fmt: skip
+
+
+def _mark_failed(folder: Path, reason: str) -> None:
+    """Note a run that ended before its recorder could say anything."""
+    try:
+        run = read_run(folder)
+        if run.facts["status"] == RunStatus.PENDING:
+            write_run_json(folder, {**run.facts, "status": RunStatus.FAILED, "reason": reason})
+    except (RunError, OSError) as error:
+        log.warning("the end of the run could not be noted: %s", error)

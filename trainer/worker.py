@@ -1,0 +1,38 @@
+"""Entry of a child process: `python -m trainer.worker RUN_FOLDER`, the config as JSON on stdin.
+
+The run stops at its next step boundary on SIGTERM, on SIGINT, and when stdin ends because the
+parent is gone.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from trainer import session
+from trainer.config import RunConfig
+
+
+def main() -> None:
+    """Run one training to its end."""
+    config = RunConfig.from_dict(json.loads(sys.stdin.readline()))
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    threading.Thread(
+        target=_stop_with_parent, args=(stop,), name="stepscope-parent", daemon=True
+    ).start()
+    session.run(config, Path(sys.argv[1]), stop=stop)
+
+
+def _stop_with_parent(stop: threading.Event) -> None:
+    # os.read-like blocking until the parent's end of the pipe closes; it writes nothing more.
+    sys.stdin.buffer.read()
+    stop.set()
+
+
+if __name__ == "__main__":
+    main()
