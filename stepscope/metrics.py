@@ -6,6 +6,7 @@ values are stored in the unit given here (SI and bytes) and formatted only on th
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -99,8 +100,9 @@ METRICS: tuple[Metric, ...] = (
            "Resident memory of the training process."),
     Metric("process/peak_rss", _T, Unit.BYTES, "peak process memory", "sampler",
            "Highest process memory sampled since the run began or the last Reset peak stats."),
-    Metric("process/cpu", _T, Unit.PERCENT, "process CPU", "psutil.Process.cpu_times()",
-           "CPU time of the training process per wall time; 100 % is one core."),
+    Metric("process/cpu", _T, Unit.PERCENT, "process CPU", "time.process_time()",
+           "CPU time of the training process per wall time, worker processes left out; "
+           "100 % is one core."),
     Metric("host/cpu", _T, Unit.PERCENT, "host CPU", "psutil.cpu_percent()",
            "Busy share of all cores of the host."),
     Metric("host/mem_used", _T, Unit.BYTES, "host memory used", "psutil.virtual_memory()",
@@ -116,8 +118,8 @@ METRICS: tuple[Metric, ...] = (
            "nvmlDeviceGetUtilizationRates.memory",
            "Share of the sample window in which device memory was read or written."),
     Metric("gpu/mem_used", _D, Unit.BYTES, "device used", "nvmlDeviceGetMemoryInfo_v2.used",
-           "Device memory in use by all processes."),
-    Metric("gpu/mem_total", _D, Unit.BYTES, "device total", "nvmlDeviceGetMemoryInfo_v2.total",
+           "Device memory in use by all processes; an older driver counts its own reserve too."),
+    Metric("gpu/mem_total", _D, Unit.BYTES, "device total", "nvmlDeviceGetMemoryInfo.total",
            "Device memory installed."),
     Metric("gpu/temp", _D, Unit.CELSIUS, "temperature", "nvmlDeviceGetTemperatureV",
            "GPU core temperature."),
@@ -137,3 +139,34 @@ METRICS: tuple[Metric, ...] = (
 )  # fmt: skip
 
 BY_KEY: dict[str, Metric] = {metric.key: metric for metric in METRICS}
+
+
+def metrics_markdown() -> str:
+    """Return `docs/metrics.md`, written by `python -m stepscope.metrics > docs/metrics.md`."""
+    lines = [
+        "# Metrics",
+        "",
+        "Written from `stepscope/metrics.py` by `python -m stepscope.metrics > docs/metrics.md`.",
+        "A value that its source does not give is missing, a gap in the chart, never 0.",
+        "Values that change slowly are read at 1 or 2 Hz and are missing from the rows between.",
+    ]
+    for stream, heading in _HEADINGS.items():
+        lines += ["", f"## {heading}", "", "| Metric | Unit | Source | Meaning |", "|-|-|-|-|"]
+        lines += [_markdown_row(metric) for metric in METRICS if metric.stream is stream]
+    return "\n".join(lines) + "\n"
+
+
+_HEADINGS = {
+    Stream.STEPS: "`steps`: one row per optimizer step",
+    Stream.SAMPLES: "`samples`: one row per tick of the sampler (10 Hz)",
+    Stream.DEVICES: "`devices`: one row per GPU and tick",
+}
+
+
+def _markdown_row(metric: Metric) -> str:
+    unit = metric.unit or "–"
+    return f"| `{metric.key}` | {unit} | {metric.source} | {metric.meaning} |"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(metrics_markdown())

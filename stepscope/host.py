@@ -1,0 +1,69 @@
+"""Memory and CPU of this process and its host."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import psutil
+
+
+class HostSource:
+    """Reads this process (about 10 us) and its host (about 100 us: ask once a second).
+
+    CPU shares are means since the previous reading of the same kind, so the first reading has none.
+    Worker processes (data loading) count for the host only.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        cpu_clock: Callable[[], float] = time.process_time,
+        rss: Callable[[], int] | None = None,
+    ) -> None:
+        self._clock = clock
+        self._cpu_clock = cpu_clock
+        self._rss = rss if rss is not None else _process_rss()
+        self._peak = 0.0
+        self._peak_lock = threading.Lock()  # the reset comes from the training thread
+        self._cpu_before: tuple[float, float] | None = None
+        self._host_cpu_begun = False
+
+    def process(self) -> dict[str, float]:
+        """Read memory (bytes) and CPU (% of one core) of this process."""
+        with self._peak_lock:
+            rss = float(self._rss())
+            self._peak = max(self._peak, rss)
+            values = {"process/rss": rss, "process/peak_rss": self._peak}
+        wall, cpu = self._clock(), self._cpu_clock()
+        if self._cpu_before is not None and wall > self._cpu_before[0]:
+            share = (cpu - self._cpu_before[1]) / (wall - self._cpu_before[0])
+            values["process/cpu"] = 100 * share
+        self._cpu_before = wall, cpu
+        return values
+
+    def host(self) -> dict[str, float]:
+        """Read memory (bytes) and CPU (% of all cores) of the host; always from the same thread."""
+        memory, cpu = psutil.virtual_memory(), psutil.cpu_percent()
+        values = {
+            "host/mem_used": float(memory.total - memory.available),
+            "host/mem_total": float(memory.total),
+        }
+        if self._host_cpu_begun:  # psutil's first answer in a thread is a meaningless 0
+            values["host/cpu"] = cpu
+        self._host_cpu_begun = True
+        return values
+
+    def reset_peak(self) -> tuple[float, float]:
+        """Start the peak anew from the memory in use now; return the peak (before, after)."""
+        with self._peak_lock:
+            before = self._peak
+            self._peak = float(self._rss())
+            return before, self._peak
+
+
+def _process_rss() -> Callable[[], int]:
+    process = psutil.Process()
+    return lambda: int(process.memory_info().rss)

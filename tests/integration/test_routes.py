@@ -1,0 +1,102 @@
+"""The app's own routes answer from run folders, refuse strangers, and say what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import streamlit as st
+from starlette.testclient import TestClient
+
+from app import app
+from dashboard import services
+from stepscope.recorder import Recorder
+from stepscope.run import RunStatus
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("runs")
+    for name in ("one", "corrupt", "damaged"):
+        record(root / name)
+    (root / "corrupt" / "run.json").write_text("{}")
+    (root / "damaged" / "rank0.sqlite").write_bytes(b"x" * 5000)
+    return root
+
+
+@pytest.fixture(scope="module")
+def client(runs: Path) -> Iterator[TestClient]:
+    """One client for all tests: an st.App starts only once a process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STEPSCOPE_RUNS", str(runs))
+        st.cache_resource.clear()
+        with TestClient(app, base_url="http://localhost") as client:
+            # The client's app has threads of its own that look for devices: let them end.
+            services.get().wait_for_devices()
+            yield client
+        st.cache_resource.clear()
+
+
+def record(folder: Path) -> None:
+    folder.mkdir()
+    recorder = Recorder(folder, name="test")
+    recorder.set_status(RunStatus.RUNNING)
+    for step in range(1, 21):
+        recorder.log(step, {"train/loss": 1 / step})
+    recorder.event("mark", "<b>hello</b>")
+    recorder.close(RunStatus.FINISHED)
+
+
+def test_a_run_is_served_and_then_only_what_is_new(client: TestClient) -> None:
+    first = client.get("/api/series", params={"run": "one"})
+    assert first.status_code == 200
+    assert first.headers["cache-control"] == "no-store"
+    body = first.json()
+    assert body["status"] == "finished"
+    assert body["series"]["steps"]["end"] == 20
+    (event,) = body["events"]
+    again = client.get(
+        "/api/series", params={"run": "one", "since": "steps~20~1", "events": event["id"]}
+    ).json()
+    assert again["series"]["steps"]["t"] == []
+    assert again["events"] == []
+    window = client.get(
+        "/api/window", params={"run": "one", "axis": "step", "from": 5, "to": 6}
+    ).json()
+    assert window["series"]["steps"]["s"] == [4, 5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "word"),
+    [
+        ("/api/series", 404, "run"),
+        ("/api/series?run=../etc", 404, "name of a run folder"),
+        ("/api/series?run=absent", 404, "Pick one"),
+        ("/api/series?run=one&since=x", 400, "SERIES~ROW~BUCKET"),
+        ("/api/series?run=one&events=-1", 400, "event id"),
+        ("/api/window?run=one&axis=z&from=0&to=1", 400, "step or time"),
+        ("/api/window?run=one&axis=step&from=nan&to=1", 400, "finite"),
+        ("/api/window?run=one&axis=step&from=0", 400, "finite|could not convert"),
+        ("/api/series?run=corrupt", 404, "not a Stepscope run"),
+        ("/api/series?run=damaged", 422, "not a readable"),
+    ],
+)
+def test_a_wrong_request_is_answered_in_a_sentence(
+    client: TestClient, path: str, status: int, word: str
+) -> None:
+    answer = client.get(path)
+    assert answer.status_code == status
+    assert any(part in answer.json()["error"] for part in word.split("|"))
+
+
+def test_a_foreign_host_is_refused(client: TestClient) -> None:
+    answer = client.get("/api/series?run=one", headers={"host": "evil.example"})
+    assert answer.status_code == 400
+
+
+def test_plotly_comes_gzipped_from_the_installed_package(client: TestClient) -> None:
+    answer = client.get("/vendor/plotly.min.js")
+    assert answer.headers["content-encoding"] == "gzip"
+    assert b"plotly.js v" in answer.content[:200]
+    assert int(answer.headers["content-length"]) < 2_000_000

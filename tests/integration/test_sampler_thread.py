@@ -1,0 +1,130 @@
+"""The sampler's real thread over the real recorder: it beats, it ends, it outlives failures."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stepscope.metrics import Stream
+from stepscope.nvml import NullSource
+from stepscope.nvml_fields import Tier
+from stepscope.recorder import Recorder
+from stepscope.run import RunStatus
+from stepscope.sampler import Sampler
+from stepscope.store.reader import RunReader
+
+PATIENCE_S = 10.0
+
+
+class Source(NullSource):
+    """No listed GPU; each read of a GPU asked for by name does what the test says."""
+
+    calls = 0
+
+    def read(self, uuid: str, *tiers: Tier) -> dict[str, float]:
+        Source.calls += 1
+        if uuid == "GPU-raises":
+            raise RuntimeError("odd")
+        if uuid == "GPU-hangs":
+            RELEASE.wait(PATIENCE_S)
+        return {"gpu/util": 5.0}
+
+
+RELEASE = threading.Event()
+
+
+@pytest.fixture
+def recorder(tmp_path: Path) -> Iterator[Recorder]:
+    recorder = Recorder(tmp_path, name="sampled")
+    yield recorder
+    recorder.close(RunStatus.FINISHED)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_source() -> Iterator[None]:
+    Source.calls = 0
+    RELEASE.clear()
+    yield
+    RELEASE.set()
+
+
+def sampler_for(recorder: Recorder, *uuids: str, period_s: float = 0.02) -> Sampler:
+    return Sampler(
+        recorder,
+        allocator_index=None,
+        gpu_uuids=uuids,
+        source=Source("No driver in this test."),
+        period_s=period_s,
+    )
+
+
+def wait_for_calls(count: int) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while Source.calls < count:
+        assert time.monotonic() < deadline, f"{Source.calls} reads, {count} wanted"
+        time.sleep(0.005)
+
+
+def sampler_threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name == "stepscope-sampler"]
+
+
+def test_it_beats_until_stopped_and_leaves_no_thread(recorder: Recorder) -> None:
+    sampler = sampler_for(recorder, "GPU-fine")
+    sampler.start()
+    wait_for_calls(10)
+    assert sampler_threads() == ["stepscope-sampler"]
+    assert sampler.stop()
+    assert sampler_threads() == []
+    calls = Source.calls
+    assert sampler.stop()
+    assert Source.calls == calls
+
+
+def test_its_values_arrive_in_the_store(recorder: Recorder) -> None:
+    sampler = sampler_for(recorder, "GPU-fine")
+    sampler.start()
+    wait_for_calls(10)
+    sampler.stop()
+    recorder.close(RunStatus.FINISHED)
+    with RunReader(recorder.folder) as reader:
+        series = {(info.stream, info.source): info for info in reader.series()}
+        gpu, process = series[Stream.DEVICES, "GPU-fine"], series[Stream.SAMPLES, ""]
+        block = reader.read(gpu.id, 0, gpu.rows, 1)
+        assert "process/rss" in reader.read(process.id, 0, process.rows, 1).keys
+    assert block.keys == ("gpu/util",)
+    assert gpu.rows == process.rows >= 5
+    assert set(block.mean[0]) == {5.0}
+
+
+def test_a_long_period_does_not_delay_the_stop(recorder: Recorder) -> None:
+    sampler = sampler_for(recorder, "GPU-fine", period_s=60.0)
+    sampler.start()
+    wait_for_calls(1)
+    begun = time.monotonic()
+    assert sampler.stop()
+    assert time.monotonic() - begun < 2.0
+
+
+def test_a_source_that_raises_does_not_end_the_thread(recorder: Recorder) -> None:
+    sampler = sampler_for(recorder, "GPU-raises", "GPU-fine")
+    sampler.start()
+    wait_for_calls(20)
+    assert sampler.stop()
+
+
+def test_a_stuck_driver_call_is_reported_not_waited_for(recorder: Recorder) -> None:
+    sampler = sampler_for(recorder, "GPU-hangs")
+    sampler.start()
+    wait_for_calls(1)
+    assert not sampler.stop(timeout_s=0.05)
+    RELEASE.set()
+    assert sampler.stop()
+
+
+def test_a_sampler_that_never_started_stops(recorder: Recorder) -> None:
+    assert sampler_for(recorder).stop()

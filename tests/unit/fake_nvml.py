@@ -1,0 +1,166 @@
+"""A pure-Python NVML library for the real pynvml to call.
+
+Fair because pynvml only looks a function up on `pynvml.nvmlLib`, calls it with ctypes values and
+checks the returned code: its structures, unit members, error classes and missing symbols are the
+real ones. Not covered: timing, threads inside the driver, and what a given GPU really answers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pynvml
+import pytest
+
+from stepscope import nvml
+
+GIB = 2**30
+
+
+class FakeClock:
+    """A clock that moves only when told."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class FakeGpu:
+    """One GPU; `errors` maps an NVML function to its return code, `field_errors` a field id."""
+
+    uuid: str
+    name: str = "NVIDIA Test 80GB"
+    util: int = 37
+    mem_util: int = 12
+    total: int = 80 * GIB
+    used: int = 3 * GIB
+    reserved: int = GIB // 2
+    power_mw: int = 312_500
+    average_mw: int = 300_000
+    limit_mw: int = 700_000
+    energy_mj: int = 9_000_000
+    temp: int = 51
+    sm_clock: int = 1980
+    mem_clock: int = 3201
+    reasons: int = 0
+    mig: int = 0
+    errors: dict[str, int] = field(default_factory=dict)
+    field_errors: dict[int, int] = field(default_factory=dict)
+
+
+class FakeNvml:
+    """The library object: `missing` symbols, library-wide `errors`, and `calls` counted by name."""
+
+    def __init__(self, *gpus: FakeGpu) -> None:
+        self.gpus = list(gpus)
+        self.missing: set[str] = set()
+        self.errors: dict[str, int] = {}
+        self.calls: Counter[str] = Counter()
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        body = getattr(FakeNvml, f"_{name}", None)
+        if body is None or name in self.missing:
+            raise AttributeError(name)
+
+        def call(*args: Any) -> int:
+            self.calls[name] += 1
+            if name in self.errors:
+                return self.errors[name]
+            if args and isinstance(args[0], pynvml.c_nvmlDevice_t):
+                gpu = self.gpus[(ctypes.c_void_p.from_buffer(args[0]).value or 0) - 1]
+                return gpu.errors.get(name) or int(body(self, gpu, *args[1:]) or 0)
+            return int(body(self, *args) or 0)
+
+        return call
+
+    def _hand_out(self, gpu: FakeGpu, handle: Any) -> None:
+        ctypes.c_void_p.from_buffer(handle._obj).value = self.gpus.index(gpu) + 1
+
+    def _nvmlInitWithFlags(self, flags: int) -> None: ...
+
+    def _nvmlSystemGetDriverVersion(self, text: Any, size: Any) -> None:
+        text.value = b"580.95.05"
+
+    def _nvmlDeviceGetCount_v2(self, count: Any) -> None:
+        count._obj.value = len(self.gpus)
+
+    def _nvmlDeviceGetHandleByIndex_v2(self, index: Any, handle: Any) -> int:
+        gpu: FakeGpu = self.gpus[index.value]
+        self._hand_out(gpu, handle)
+        return gpu.errors.get("nvmlDeviceGetHandleByIndex_v2", 0)
+
+    def _nvmlDeviceGetHandleByUUID(self, uuid: Any, handle: Any) -> int:
+        for gpu in self.gpus:
+            if gpu.uuid == uuid.value.decode():
+                self._hand_out(gpu, handle)
+                return gpu.errors.get("nvmlDeviceGetHandleByUUID", 0)
+        return int(pynvml.NVML_ERROR_NOT_FOUND)
+
+    def _nvmlDeviceGetUUID(self, gpu: FakeGpu, text: Any, size: Any) -> None:
+        text.value = gpu.uuid.encode()
+
+    def _nvmlDeviceGetName(self, gpu: FakeGpu, text: Any, size: Any) -> None:
+        text.value = gpu.name.encode()
+
+    def _nvmlDeviceGetCudaComputeCapability(self, gpu: FakeGpu, major: Any, minor: Any) -> None:
+        major._obj.value, minor._obj.value = 9, 0
+
+    def _nvmlDeviceGetMigMode(self, gpu: FakeGpu, current: Any, pending: Any) -> None:
+        current._obj.value = gpu.mig
+
+    def _nvmlDeviceGetUtilizationRates(self, gpu: FakeGpu, rates: Any) -> None:
+        rates._obj.gpu, rates._obj.memory = gpu.util, gpu.mem_util
+
+    def _nvmlDeviceGetMemoryInfo(self, gpu: FakeGpu, memory: Any) -> None:
+        memory._obj.total, memory._obj.used = gpu.total, gpu.used + gpu.reserved
+
+    def _nvmlDeviceGetMemoryInfo_v2(self, gpu: FakeGpu, memory: Any) -> None:
+        memory._obj.total, memory._obj.used = gpu.total, gpu.used
+
+    def _nvmlDeviceGetFieldValues(self, gpu: FakeGpu, count: Any, values: Any) -> None:
+        for value in values._obj:
+            value.nvmlReturn = gpu.field_errors.get(value.fieldId, 0)
+            value.valueType = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT
+            value.value.uiVal = gpu.power_mw
+
+    def _nvmlDeviceGetPowerUsage(self, gpu: FakeGpu, power: Any) -> None:
+        power._obj.value = gpu.average_mw
+
+    def _nvmlDeviceGetEnforcedPowerLimit(self, gpu: FakeGpu, limit: Any) -> None:
+        limit._obj.value = gpu.limit_mw
+
+    def _nvmlDeviceGetTotalEnergyConsumption(self, gpu: FakeGpu, energy: Any) -> None:
+        energy._obj.value = gpu.energy_mj
+
+    def _nvmlDeviceGetTemperatureV(self, gpu: FakeGpu, temperature: Any) -> None:
+        temperature._obj.temperature = gpu.temp
+
+    def _nvmlDeviceGetTemperature(self, gpu: FakeGpu, sensor: Any, temperature: Any) -> None:
+        temperature._obj.value = gpu.temp
+
+    def _nvmlDeviceGetClockInfo(self, gpu: FakeGpu, kind: Any, clock: Any) -> None:
+        is_memory = kind.value == pynvml.NVML_CLOCK_MEM
+        clock._obj.value = gpu.mem_clock if is_memory else gpu.sm_clock
+
+    def _nvmlDeviceGetCurrentClocksEventReasons(self, gpu: FakeGpu, reasons: Any) -> None:
+        reasons._obj.value = gpu.reasons
+
+    def _nvmlDeviceGetCurrentClocksThrottleReasons(self, gpu: FakeGpu, reasons: Any) -> None:
+        reasons._obj.value = gpu.reasons
+
+    def _nvmlErrorString(self, code: int) -> None: ...
+
+
+def install(monkeypatch: pytest.MonkeyPatch, library: FakeNvml) -> FakeNvml:
+    """Put the library under pynvml and forget the functions and sources of an earlier one."""
+    monkeypatch.setattr(pynvml, "nvmlLib", library)
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+    monkeypatch.setattr(nvml, "_opened", {})
+    return library

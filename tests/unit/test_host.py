@@ -1,0 +1,43 @@
+"""Process and host values: real psutil for the shape, injected clocks for the arithmetic."""
+
+from __future__ import annotations
+
+import psutil
+import pytest
+from fake_nvml import FakeClock
+
+from stepscope.host import HostSource
+
+
+def test_process_cpu_is_time_used_over_time_passed() -> None:
+    wall, cpu = FakeClock(), FakeClock()
+    source = HostSource(clock=wall, cpu_clock=cpu, rss=lambda: 7)
+    assert "process/cpu" not in source.process()
+    wall.now += 0.5
+    cpu.now += 0.75
+    assert source.process()["process/cpu"] == 150.0
+    wall.now += 1
+    assert source.process()["process/cpu"] == 0.0
+    assert "process/cpu" not in source.process()  # no time has passed
+
+
+def test_the_peak_is_the_highest_sample_until_it_is_reset() -> None:
+    sizes = iter([100, 300, 200, 150, 160])
+    source = HostSource(rss=lambda: next(sizes))
+    peaks = [source.process()["process/peak_rss"] for _ in range(3)]
+    assert peaks == [100.0, 300.0, 300.0]
+    assert source.reset_peak() == (300.0, 150.0)
+    assert source.process() | {"process/cpu": 0} == {
+        "process/rss": 160.0,
+        "process/peak_rss": 160.0,
+        "process/cpu": 0,
+    }
+
+
+def test_real_values_are_plausible() -> None:
+    source = HostSource()
+    process, first, second = source.process(), source.host(), source.host()
+    assert process["process/rss"] == pytest.approx(psutil.Process().memory_info().rss, rel=0.2)
+    assert "host/cpu" not in first
+    assert 0 <= second["host/cpu"] <= 100
+    assert 0 < second["host/mem_used"] < second["host/mem_total"]

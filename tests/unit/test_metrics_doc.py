@@ -1,0 +1,22 @@
+"""docs/metrics.md says what stepscope/metrics.py says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stepscope.metrics import METRICS, metrics_markdown
+
+DOC = Path(__file__).parents[2] / "docs" / "metrics.md"
+
+
+def test_the_page_is_what_the_table_writes() -> None:
+    remedy = "run: python -m stepscope.metrics > docs/metrics.md"
+    assert DOC.read_text(encoding="utf-8") == metrics_markdown(), remedy
+
+
+def test_every_metric_has_one_row_and_a_full_sentence() -> None:
+    page = metrics_markdown()
+    for metric in METRICS:
+        assert page.count(f"| `{metric.key}` |") == 1
+        assert metric.meaning.endswith("."), metric.key
+        assert "|" not in metric.source + metric.meaning, metric.key

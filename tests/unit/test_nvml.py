@@ -1,0 +1,324 @@
+"""The NVML source over the real pynvml and a fake library: values and the error policy."""
+
+from __future__ import annotations
+
+import pynvml
+import pytest
+from fake_nvml import GIB, FakeClock, FakeGpu, FakeNvml, install
+
+from stepscope.metrics import METRICS, Stream
+from stepscope.nvml import NvmlSource
+from stepscope.nvml_fields import FIELDS, PLAUSIBLE, Tier
+
+A, B = "GPU-aaaa", "GPU-bbbb"
+ALL = tuple(Tier)
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
+    return install(monkeypatch, FakeNvml(FakeGpu(A), FakeGpu(B, name="Other", util=99)))
+
+
+@pytest.fixture
+def gpu(library: FakeNvml) -> FakeGpu:
+    return library.gpus[0]
+
+
+@pytest.fixture
+def source(library: FakeNvml, clock: FakeClock) -> NvmlSource:
+    pynvml.nvmlInit()
+    return NvmlSource(clock)
+
+
+# --- values ---------------------------------------------------------------------------------------
+
+
+def test_every_gpu_metric_comes_from_one_field() -> None:
+    keys = [key for entry in FIELDS for key in entry.keys]
+    assert sorted(keys) == sorted(m.key for m in METRICS if m.stream is Stream.DEVICES)
+    assert sorted(keys) == sorted(PLAUSIBLE)
+
+
+def test_values_arrive_in_stored_units(source: NvmlSource) -> None:
+    assert source.read(A, *ALL) == {
+        "gpu/util": 37.0,
+        "gpu/mem_util": 12.0,
+        "gpu/mem_used": 3.0 * GIB,
+        "gpu/mem_total": 80.0 * GIB,
+        "gpu/power": 312.5,
+        "gpu/power_limit": 700.0,
+        "gpu/energy": 9000.0,
+        "gpu/sm_clock": 1980.0,
+        "gpu/mem_clock": 3201.0,
+        "gpu/temp": 51.0,
+        "gpu/throttle_reasons": 0.0,
+    }
+    assert source.reasons(A) == {}
+
+
+def test_a_tier_reads_only_its_own_calls(source: NvmlSource, library: FakeNvml) -> None:
+    library.calls.clear()
+    values = source.read(A, Tier.MEDIUM)
+    assert set(values) == {"gpu/temp", "gpu/mem_clock", "gpu/energy"}
+    assert library.calls["nvmlDeviceGetUtilizationRates"] == 0
+
+
+def test_a_real_zero_is_kept(source: NvmlSource, gpu: FakeGpu) -> None:
+    gpu.util = gpu.mem_util = gpu.used = gpu.power_mw = gpu.energy_mj = gpu.temp = 0
+    gpu.sm_clock = gpu.mem_clock = 0
+    values = source.read(A, *ALL)
+    for key in ("util", "mem_util", "mem_used", "power", "energy", "temp", "sm_clock", "mem_clock"):
+        assert values[f"gpu/{key}"] == 0.0
+    assert source.reasons(A) == {}
+
+
+def test_sentinels_and_garbage_are_dropped_with_a_reason(source: NvmlSource, gpu: FakeGpu) -> None:
+    gpu.util, gpu.used, gpu.power_mw, gpu.reasons = 2**32 - 1, 2**64 - 1, 2**32 - 1, 2**64 - 1
+    gpu.sm_clock, gpu.temp, gpu.energy_mj = 2**32 - 1, 2**31 - 1, 2**64 - 1
+    values = source.read(A, *ALL)
+    assert set(values) == {"gpu/mem_util", "gpu/mem_clock", "gpu/power_limit", "gpu/mem_total"}
+    assert source.reasons(A)["gpu/mem_used"] == "implausible value dropped"
+    gpu.used = 5
+    assert source.read(A, Tier.FAST)["gpu/mem_used"] == 5.0
+
+
+def test_a_falling_energy_counter_is_a_new_baseline(source: NvmlSource, gpu: FakeGpu) -> None:
+    seen: list[float | None] = []
+    for energy_mj in (5000, 5000, 1000, 2000):
+        gpu.energy_mj = energy_mj
+        seen.append(source.read(A, Tier.MEDIUM).get("gpu/energy"))
+    assert seen == [5.0, 5.0, None, 2.0]
+
+
+def test_devices_say_what_is_known(source: NvmlSource, gpu: FakeGpu) -> None:
+    first, second = source.devices()
+    assert (first.uuid, first.nvml_index, first.name) == (A, 0, "NVIDIA Test 80GB")
+    assert (first.memory_total, first.compute_capability) == (80 * GIB, (9, 0))
+    assert (first.power_limit, first.driver_version, first.mig) == (700.0, "580.95.05", False)
+    assert (second.uuid, second.nvml_index) == (B, 1)
+
+
+def test_an_unknown_fact_is_none(library: FakeNvml, gpu: FakeGpu, clock: FakeClock) -> None:
+    library.missing = {"nvmlDeviceGetMigMode", "nvmlDeviceGetEnforcedPowerLimit"}
+    gpu.errors = {"nvmlDeviceGetMemoryInfo": 3, "nvmlDeviceGetCudaComputeCapability": 999}
+    info = NvmlSource(clock).devices()[0]
+    assert (info.memory_total, info.compute_capability, info.power_limit) == (None, None, None)
+    assert not info.mig
+
+
+def test_a_gpu_lost_at_opening_is_left_out(
+    library: FakeNvml, gpu: FakeGpu, clock: FakeClock
+) -> None:
+    gpu.errors = {"nvmlDeviceGetHandleByIndex_v2": 15}
+    assert [info.uuid for info in NvmlSource(clock).devices()] == [B]
+
+
+def test_gpus_are_told_apart_by_uuid_alone(source: NvmlSource, library: FakeNvml) -> None:
+    library.calls.clear()
+    assert source.read(B, Tier.FAST)["gpu/util"] == 99.0
+    assert source.read(A, Tier.FAST)["gpu/util"] == 37.0
+    assert library.calls["nvmlDeviceGetHandleByIndex_v2"] == 0
+
+
+# --- error policy ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [3, 13, 25, 26])
+def test_an_unsupported_call_is_asked_once(
+    source: NvmlSource, gpu: FakeGpu, library: FakeNvml, code: int
+) -> None:
+    gpu.errors = {"nvmlDeviceGetUtilizationRates": code}
+    for _ in range(3):
+        assert "gpu/util" not in source.read(A, Tier.FAST)
+    assert library.calls["nvmlDeviceGetUtilizationRates"] == 1
+    reason = "not supported on this GPU" if code == 3 else "not offered by this driver"
+    assert source.reasons(A) == {"gpu/util": reason, "gpu/mem_util": reason}
+
+
+def test_the_older_call_answers_where_the_newer_is_missing(
+    source: NvmlSource, library: FakeNvml
+) -> None:
+    library.missing = {
+        "nvmlDeviceGetTemperatureV",
+        "nvmlDeviceGetMemoryInfo_v2",
+        "nvmlDeviceGetCurrentClocksEventReasons",
+        "nvmlDeviceGetFieldValues",
+    }
+    values = source.read(A, *ALL)
+    assert values["gpu/temp"] == 51.0
+    assert values["gpu/mem_used"] == 3.5 * GIB  # v1 counts the reserve
+    assert values["gpu/throttle_reasons"] == 0.0
+    assert values["gpu/power"] == 300.0
+    assert source.reasons(A) == {}
+
+
+@pytest.mark.parametrize("code", [2, 3])
+def test_an_unknown_power_field_falls_back_to_the_average(
+    source: NvmlSource, gpu: FakeGpu, library: FakeNvml, code: int
+) -> None:
+    gpu.field_errors = {186: code}
+    assert source.read(A, Tier.FAST)["gpu/power"] == 300.0
+    assert source.read(A, Tier.FAST)["gpu/power"] == 300.0
+    assert library.calls["nvmlDeviceGetFieldValues"] == 1
+    assert source.lost(A) is None
+
+
+def test_permission_is_told(source: NvmlSource, gpu: FakeGpu, library: FakeNvml) -> None:
+    gpu.errors = {"nvmlDeviceGetTotalEnergyConsumption": 4}
+    source.read(A, Tier.MEDIUM)
+    source.read(A, Tier.MEDIUM)
+    assert source.reasons(A) == {"gpu/energy": "permission"}
+    assert library.calls["nvmlDeviceGetTotalEnergyConsumption"] == 1
+
+
+@pytest.mark.parametrize("code", [6, 10, 21])
+def test_no_data_is_asked_again_next_time(source: NvmlSource, gpu: FakeGpu, code: int) -> None:
+    gpu.errors = {"nvmlDeviceGetUtilizationRates": code}
+    assert "gpu/util" not in source.read(A, Tier.FAST)
+    assert source.reasons(A)["gpu/util"] == "no data"
+    gpu.errors = {}
+    assert source.read(A, Tier.FAST)["gpu/util"] == 37.0
+    assert source.reasons(A) == {}
+
+
+def test_insufficient_size_is_repeated_once(
+    source: NvmlSource, gpu: FakeGpu, library: FakeNvml
+) -> None:
+    gpu.errors = {"nvmlDeviceGetUtilizationRates": 7}
+    source.read(A, Tier.FAST)
+    assert library.calls["nvmlDeviceGetUtilizationRates"] == 2
+
+
+@pytest.mark.parametrize("code", [11, 17, 19, 20, 27, 999])
+def test_other_errors_back_off_from_half_a_second_to_thirty(
+    source: NvmlSource, gpu: FakeGpu, library: FakeNvml, clock: FakeClock, code: int
+) -> None:
+    gpu.errors = {"nvmlDeviceGetUtilizationRates": code}
+    asked_at: list[float] = []
+    for _ in range(1000):
+        before = library.calls["nvmlDeviceGetUtilizationRates"]
+        source.read(A, Tier.FAST)
+        if library.calls["nvmlDeviceGetUtilizationRates"] > before:
+            asked_at.append(clock.now)
+        clock.now += 0.125
+    pauses = [later - earlier for earlier, later in zip(asked_at, asked_at[1:], strict=False)]
+    assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+    assert source.reasons(A)["gpu/util"].startswith("error: ")
+    gpu.errors = {}
+    clock.now += 30
+    assert source.read(A, Tier.FAST)["gpu/util"] == 37.0
+
+
+@pytest.mark.parametrize("error", [AttributeError("x"), OSError("x"), ValueError("x")])
+def test_an_error_of_the_binding_backs_off(
+    source: NvmlSource, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(handle: object) -> None:
+        raise error
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetUtilizationRates", fail)
+    values = source.read(A, Tier.FAST)
+    assert "gpu/util" not in values
+    assert values["gpu/sm_clock"] == 1980.0
+
+
+def test_a_library_mismatch_takes_the_alternative(
+    source: NvmlSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(handle: object, sensor: int) -> None:
+        raise pynvml.NVMLLibraryMismatchError("not an NVMLError")
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetTemperatureV", fail)
+    assert source.read(A, Tier.MEDIUM)["gpu/temp"] == 51.0
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetTemperature", fail)
+    source.read(A, Tier.MEDIUM)
+    assert source.reasons(A) == {"gpu/temp": "not offered by this driver"}
+
+
+@pytest.mark.parametrize("code", [2, 9, 15, 16, 28])
+def test_a_lost_gpu_is_left_alone_and_looked_for_every_five_seconds(
+    source: NvmlSource, gpu: FakeGpu, library: FakeNvml, clock: FakeClock, code: int
+) -> None:
+    source.read(A, *ALL)
+    gpu.errors = {"nvmlDeviceGetUtilizationRates": code, "nvmlDeviceGetHandleByUUID": 15}
+    library.calls.clear()
+    assert source.read(A, *ALL) == {}
+    assert set(library.calls) <= {"nvmlDeviceGetUtilizationRates", "nvmlErrorString"}
+    assert (source.lost(A) or "").startswith("lost: ")
+    assert set(source.reasons(A)) == {key for entry in FIELDS for key in entry.keys}
+    assert source.lost(B) is None
+    library.calls.clear()
+    for _ in range(100):
+        assert source.read(A, *ALL) == {}
+        assert source.read(B, Tier.FAST)["gpu/util"] == 99.0
+        clock.now += 0.125
+    assert library.calls["nvmlDeviceGetHandleByUUID"] == 2 + 1  # A at 5 s and 10 s, B once
+
+    gpu.errors = {}
+    clock.now += 5
+    assert source.read(A, *ALL)["gpu/util"] == 37.0
+    assert (source.lost(A), source.reasons(A)) == (None, {})
+
+
+def test_a_gpu_found_again_is_asked_everything_anew(
+    source: NvmlSource, gpu: FakeGpu, clock: FakeClock
+) -> None:
+    gpu.errors = {"nvmlDeviceGetTemperatureV": 4}
+    source.read(A, *ALL)
+    assert source.reasons(A) == {"gpu/temp": "permission"}
+    gpu.errors = {"nvmlDeviceGetUtilizationRates": 15}
+    source.read(A, *ALL)
+    gpu.errors = {}
+    clock.now += 5
+    assert source.read(A, *ALL)["gpu/temp"] == 51.0
+
+
+def test_a_gpu_with_a_handle_but_no_answer_stays_lost(
+    source: NvmlSource, gpu: FakeGpu, clock: FakeClock
+) -> None:
+    gpu.errors = {"nvmlDeviceGetUtilizationRates": 15}
+    for _ in range(3):
+        assert source.read(A, *ALL) == {}
+        assert source.lost(A) is not None
+        clock.now += 6
+
+
+def test_an_unknown_uuid_is_not_found(source: NvmlSource) -> None:
+    assert source.read("GPU-cccc", *ALL) == {}
+    assert (source.lost("GPU-cccc") or "").startswith("not found")
+
+
+def test_a_foreign_shutdown_is_healed_by_one_init(
+    source: NvmlSource, library: FakeNvml, clock: FakeClock
+) -> None:
+    source.read(A, Tier.FAST)
+    source.read(B, Tier.FAST)
+    clock.now += 10
+    library.calls.clear()
+    library.gpus[0].errors = {"nvmlDeviceGetUtilizationRates": 1}
+    assert source.read(A, Tier.FAST) == {}
+    library.gpus[0].errors = {}
+    assert source.read(A, Tier.FAST)["gpu/util"] == 37.0
+    assert source.read(B, Tier.FAST)["gpu/util"] == 99.0
+    assert library.calls["nvmlInitWithFlags"] == 1
+    assert library.calls["nvmlDeviceGetHandleByUUID"] == 2  # handles do not outlive a shutdown
+    assert source.lost(A) is None
+
+
+def test_mig_has_memory_but_no_utilisation(library: FakeNvml, clock: FakeClock) -> None:
+    slice_ = FakeGpu("MIG-1234", mig=1, total=10 * GIB)
+    slice_.errors = {"nvmlDeviceGetUtilizationRates": 3, "nvmlDeviceGetTotalEnergyConsumption": 3}
+    library.gpus[0].mig = 1
+    source = NvmlSource(clock)
+    library.gpus.append(slice_)  # found by UUID though it is not in the list of whole GPUs
+    values = source.read("MIG-1234", *ALL)
+    assert values["gpu/mem_total"] == 10.0 * GIB
+    assert source.reasons("MIG-1234") == dict.fromkeys(
+        ("gpu/util", "gpu/mem_util", "gpu/energy"), "not supported on this GPU"
+    )
+    assert source.devices()[0].mig

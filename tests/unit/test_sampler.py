@@ -1,0 +1,311 @@
+"""One tick at a time, by an injected clock: what is recorded, when, and what a failure costs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import pytest
+from fake_nvml import FakeClock
+
+from stepscope import allocator
+from stepscope.metrics import BY_KEY
+from stepscope.nvml import DeviceInfo, NullSource
+from stepscope.nvml_fields import Tier
+from stepscope.recorder import Recorder
+from stepscope.sampler import CALM_S, COST_WINDOW, DeviceWatch, Sampler, next_deadline
+
+A, B = "GPU-aaaa", "GPU-bbbb"
+
+
+class FakeRecorder:
+    """Keeps what it is told; the four methods that the sampler calls."""
+
+    def __init__(self) -> None:
+        self.samples: list[dict[str, float]] = []
+        self.devices: list[tuple[str, dict[str, float]]] = []
+        self.events: list[tuple[str, str, dict[str, Any]]] = []
+        self.facts: list[dict[str, Any]] = []
+
+    def sample(self, values: Mapping[str, float]) -> None:
+        self.samples.append(dict(values))
+
+    def device(self, uuid: str, values: Mapping[str, float]) -> None:
+        self.devices.append((uuid, dict(values)))
+
+    def event(self, kind: str, text: str, **data: Any) -> None:
+        self.events.append((kind, text, data))
+
+    def describe(self, **facts: Any) -> None:
+        self.facts.append(facts)
+
+    def kinds(self) -> list[str]:
+        return [kind for kind, _, _ in self.events]
+
+
+class FakeSource:
+    """Two GPUs whose readings, losses and slowness a test sets."""
+
+    reason: str | None = None
+
+    def __init__(self, clock: FakeClock) -> None:
+        self.clock = clock
+        self.mask = 0.0
+        self.gone: set[str] = set()
+        self.cost_s = 0.0
+        self.error: Exception | None = None
+        self.missing: dict[str, str] = {}
+        self.asked: list[tuple[str, tuple[Tier, ...]]] = []
+
+    def devices(self) -> list[DeviceInfo]:
+        return [
+            DeviceInfo(uuid=uuid, name="Test", nvml_index=index, memory_total=None,
+                       compute_capability=None, power_limit=None, driver_version=None, mig=False)
+            for index, uuid in enumerate((A, B))
+        ]  # fmt: skip
+
+    def read(self, uuid: str, *tiers: Tier) -> dict[str, float]:
+        self.asked.append((uuid, tiers))
+        self.clock.now += self.cost_s
+        if uuid == A and self.error is not None:
+            raise self.error
+        if uuid in self.gone:
+            return {}
+        values = {"gpu/util": 50.0, "gpu/throttle_reasons": self.mask} if Tier.FAST in tiers else {}
+        values |= {"gpu/temp": 40.0} if Tier.MEDIUM in tiers else {}
+        values |= {"gpu/power_limit": 700.0} if Tier.SLOW in tiers else {}
+        return values
+
+    def reasons(self, uuid: str) -> dict[str, str]:
+        return self.missing
+
+    def lost(self, uuid: str) -> str | None:
+        return "lost: test" if uuid in self.gone else None
+
+
+class Bench:
+    """A sampler with all its parts at hand."""
+
+    def __init__(self, **arguments: Any) -> None:
+        self.clock = FakeClock()
+        self.recorder = FakeRecorder()
+        self.source = FakeSource(self.clock)
+        self.sampler = Sampler(
+            cast(Recorder, self.recorder),
+            **({"allocator_index": None, "source": self.source, "clock": self.clock} | arguments),
+        )
+
+    def ticks(self, count: int, beat_s: float = 0.1) -> None:
+        for _ in range(count):
+            self.sampler.tick()
+            self.clock.now += beat_s
+
+
+def test_a_tick_records_one_sample_and_each_gpu() -> None:
+    bench = Bench()
+    bench.ticks(2)
+    assert len(bench.recorder.samples) == 2
+    assert [uuid for uuid, _ in bench.recorder.devices] == [A, B, A, B]
+    recorded = {key for row in bench.recorder.samples for key in row}
+    assert {"process/rss", "process/peak_rss", "host/mem_used", "sampler/cost"} <= recorded
+    assert recorded <= set(BY_KEY)
+
+
+def test_only_the_wanted_gpus_are_read() -> None:
+    bench = Bench(gpu_uuids=[B])
+    bench.ticks(1)
+    assert {uuid for uuid, _ in bench.source.asked} == {B}
+
+
+@pytest.mark.parametrize("beat_s", [0.0999, 0.1, 0.1001])
+def test_slow_values_are_left_out_of_the_ticks_between(beat_s: float) -> None:
+    bench = Bench(gpu_uuids=[A])
+    bench.ticks(21, beat_s)
+    rows = [values for _, values in bench.recorder.devices]
+    assert [i for i, row in enumerate(rows) if "gpu/temp" in row] == [0, 5, 10, 15, 20]
+    assert [i for i, row in enumerate(rows) if "gpu/power_limit" in row] == [0, 10, 20]
+    assert all("gpu/util" in row for row in rows)
+    hosts = [i for i, row in enumerate(bench.recorder.samples) if "host/mem_used" in row]
+    assert hosts == [0, 10, 20]
+
+
+def test_the_allocator_is_read_by_its_cuda_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allocator, "read", lambda index: {"memory/allocated": float(index)})
+    bench = Bench(allocator_index=3)
+    bench.ticks(1)
+    assert bench.recorder.samples[0]["memory/allocated"] == 3.0
+    without = Bench(allocator_index=None)
+    without.ticks(1)
+    assert "memory/allocated" not in without.recorder.samples[0]
+
+
+def test_the_cost_is_that_of_the_tick_before() -> None:
+    bench = Bench(gpu_uuids=[B])
+    bench.source.cost_s = 0.002
+    bench.ticks(2)
+    first, second = bench.recorder.samples
+    assert "sampler/cost" not in first
+    assert second["sampler/cost"] == pytest.approx(0.004)  # two reads in the first tick
+
+
+def test_without_gpus_only_the_process_is_sampled() -> None:
+    bench = Bench(source=NullSource("No driver."))
+    bench.ticks(2)
+    assert bench.recorder.devices == []
+    assert bench.recorder.events == []
+    assert bench.recorder.facts[0]["capabilities"]["nvml"] == "No driver."
+
+
+def test_the_process_peak_can_be_reset() -> None:
+    bench = Bench()
+    bench.ticks(1)
+    before, after = bench.sampler.reset_process_peak()
+    assert before == bench.recorder.samples[0]["process/peak_rss"]
+    assert after > 0
+
+
+# --- failures -------------------------------------------------------------------------------------
+
+
+def test_a_failing_gpu_costs_its_own_values_and_one_log_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bench = Bench()
+    bench.source.error = RuntimeError("odd")
+    with caplog.at_level(logging.WARNING):
+        bench.ticks(3)
+    assert [uuid for uuid, _ in bench.recorder.devices] == [B, B, B]
+    assert len(bench.recorder.samples) == 3
+    assert len(caplog.records) == 1
+    assert bench.recorder.facts[0]["capabilities"]["failed"] == {A: "RuntimeError: odd"}
+
+
+def test_a_failing_allocator_costs_only_its_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(index: int) -> dict[str, float]:
+        raise RuntimeError("Invalid device argument")
+
+    monkeypatch.setattr(allocator, "read", fail)
+    bench = Bench(allocator_index=9)
+    bench.ticks(1)
+    assert "process/rss" in bench.recorder.samples[0]
+    assert "allocator" in bench.recorder.facts[0]["capabilities"]["failed"]
+
+
+def test_capabilities_are_recorded_once_and_again_when_they_change() -> None:
+    bench = Bench()
+    bench.ticks(30)
+    assert len(bench.recorder.facts) == 1
+    assert bench.recorder.facts[0]["capabilities"] == {
+        "nvml": None,
+        "allocator": "the run uses no CUDA device",
+        "missing": {A: {}, B: {}},
+        "failed": {},
+    }
+    bench.source.missing = {"gpu/energy": "permission"}
+    bench.ticks(30)
+    assert len(bench.recorder.facts) == 2
+    assert bench.recorder.facts[1]["capabilities"]["missing"][A] == {"gpu/energy": "permission"}
+
+
+def test_a_lost_gpu_is_one_event_and_its_return_another() -> None:
+    bench = Bench()
+    bench.ticks(2)
+    bench.source.gone = {A}
+    bench.ticks(5)
+    bench.source.gone = set()
+    bench.ticks(5)
+    assert bench.recorder.events == [
+        ("gpu_lost", "GPU 0 (Test): lost: test", {"uuid": A}),
+        ("gpu_recovered", "GPU 0 (Test): answers again", {"uuid": A}),
+    ]
+
+
+@pytest.mark.parametrize(("cost_s", "slowed"), [(0.002, False), (0.003, True)])
+def test_a_costly_driver_halves_the_rate_and_says_so(cost_s: float, slowed: bool) -> None:
+    bench = Bench()  # two GPUs: the fast tier costs twice cost_s
+    bench.source.cost_s = cost_s
+    bench.ticks(COST_WINDOW + 1)
+    assert bench.recorder.kinds() == (["sampler_slowed"] if slowed else [])
+    if slowed:
+        _, text, data = bench.recorder.events[0]
+        assert data == {"mean_s": pytest.approx(0.006), "period_s": 0.2}
+        assert "6.0 ms" in text
+    bench.ticks(5 * COST_WINDOW)  # 6 ms are within the budget of the halved rate
+    assert len(bench.recorder.events) == int(slowed)
+
+
+def test_one_slow_first_tick_is_no_reason_to_slow_down() -> None:
+    bench = Bench()
+    bench.source.cost_s = 1.0
+    bench.ticks(1)
+    bench.source.cost_s = 0.0
+    bench.ticks(2 * COST_WINDOW)
+    assert bench.recorder.events == []
+
+
+def test_the_period_is_checked() -> None:
+    with pytest.raises(ValueError, match="period_s: 0.01 to 60 s, got 0"):
+        Bench(period_s=0)
+
+
+# --- throttling -----------------------------------------------------------------------------------
+
+
+def throttle(
+    masks: Sequence[float | None], step_s: float = 0.1
+) -> list[tuple[str, dict[str, Any]]]:
+    watch = DeviceWatch("GPU 0")
+    found = [watch.events(i * step_s, mask, None) for i, mask in enumerate(masks)]
+    return [(kind, data) for events in found for kind, _, data in events]
+
+
+@pytest.mark.parametrize("mask", [0x0, 0x1, 0x2, 0x4, 0x10, 0x100])
+def test_idle_power_cap_and_clock_settings_are_no_events(mask: int) -> None:
+    assert throttle([float(mask)] * 100) == []
+
+
+def test_thermal_slowdown_has_a_start_and_an_end() -> None:
+    events = throttle([0.0] * 5 + [float(0x44)] * 11 + [0.0] * 40)
+    assert events == [
+        ("throttle_start", {"words": ["hardware thermal slowdown"]}),
+        (
+            "throttle_end",
+            {"words": ["hardware thermal slowdown"], "duration_s": pytest.approx(1.0)},
+        ),
+    ]
+
+
+def test_flickering_reasons_are_one_throttle() -> None:
+    events = throttle([float(0x20), 0.0, float(0x80), 0.0] * 20 + [0.0] * 40)
+    assert [kind for kind, _ in events] == ["throttle_start", "throttle_end"]
+    assert events[1][1]["words"] == ["software thermal slowdown", "power brake"]
+
+
+def test_an_unknown_mask_ends_nothing() -> None:
+    unknown: list[float | None] = [None] * int(10 * CALM_S)
+    assert [kind for kind, _ in throttle([float(0x8), *unknown])] == ["throttle_start"]
+
+
+# --- the beat -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("now", "expected"),
+    [
+        (0.00, 0.1),
+        (0.02, 0.1),
+        (0.15, 0.2),  # a tick and a half late: one beat missed
+        (0.96, 1.0),  # stalled for most of a second: no burst
+        (-0.01, 0.1),
+    ],
+)
+def test_missed_ticks_are_skipped(now: float, expected: float) -> None:
+    assert next_deadline(0.0, 0.1, now) == pytest.approx(expected)
+
+
+def test_ticks_do_not_drift() -> None:
+    deadline = 0.0
+    for _ in range(100):
+        deadline = next_deadline(deadline, 0.1, deadline + 0.03)
+    assert deadline == pytest.approx(10.0)
