@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import streamlit as st
 
 from dashboard import controls
@@ -12,10 +10,6 @@ from dashboard.services import Devices, Services
 from stepscope.run import RunInfo
 from trainer.config import ConfigError, RunConfig
 
-_MARKS = {
-    "pending": "○", "running": "●", "paused": "◐", "finished": "✓", "stopped": "■",
-    "failed": "✕", "crashed": "✕",
-}  # fmt: skip
 _TEXT_LIMIT = 20_000
 
 
@@ -24,11 +18,10 @@ def run_picker(server: Services) -> str | None:
 
     A run named in the URL wins, then the active one.
     """
-    runs = {run.id: run for run in server.list_runs()}
     state = st.session_state
     if "run" not in state:
         state["run"] = st.query_params.get("run") or server.active_id()
-    options = list(runs)
+    options = [run.id for run in server.list_runs()]
     if state["run"] and state["run"] not in options:
         options.insert(0, state["run"])
     title, picker = st.columns([1, 2], vertical_alignment="bottom")
@@ -36,7 +29,6 @@ def run_picker(server: Services) -> str | None:
     if options:
         picker.selectbox(
             "Run", options, key="run", index=None, placeholder="Choose a recorded run",
-            format_func=lambda run_id: _run_name(runs.get(run_id), run_id),
             label_visibility="collapsed", help="Live runs first, then the newest.",
         )  # fmt: skip
     picked: str | None = state["run"]
@@ -115,10 +107,3 @@ def _text_file(run: RunInfo, name: str, title: str) -> None:
     if text.strip():
         with st.expander(title, icon=":material/terminal:", expanded=name == "traceback.txt"):
             st.code(text, language=None)
-
-
-def _run_name(run: RunInfo | None, run_id: str) -> str:
-    if run is None:
-        return f"? {run_id}"
-    began = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.created))
-    return f"{_MARKS[run.status]} {run.id} · {run.status} · {began}"

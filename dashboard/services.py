@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import streamlit as st
 
 from stepscope.run import RunError, RunInfo, read_run, run_folder, run_folders
@@ -55,12 +56,8 @@ class Services:
         threading.Thread(target=self._find_devices, name="stepscope-devices", daemon=True).start()
 
     def devices(self) -> Devices:
-        """Return the devices, waiting for torch if need be. Raises what its import raised."""
+        """Return the devices, waiting for torch to be imported if need be."""
         return self._devices.result()
-
-    def wait_for_devices(self) -> None:
-        """Return once `devices` answers at once, or is known to fail."""
-        self._devices.exception()
 
     @property
     def devices_known(self) -> bool:
@@ -129,10 +126,14 @@ class Services:
     def _find_devices(self) -> None:
         try:
             found = importlib.import_module("trainer.devices")
-            self._devices.set_result(Devices(found.list_devices(), found.cuda_reason()))
-        except Exception as error:
+            devices = Devices(found.list_devices(), found.cuda_reason())
+        except Exception as error:  # a broken torch must not take recorded runs from the page
             log.exception("devices could not be listed")
-            self._devices.set_exception(error)
+            reason = f"PyTorch could not be loaded ({error}). Reinstall it, then restart."
+            total = psutil.virtual_memory().total
+            cpu = TrainDevice(id="cpu", name="CPU", memory_total=total, reason=reason)
+            devices = Devices([cpu], reason)
+        self._devices.set_result(devices)
         # What was imported stays: without it every full collection would walk a million objects.
         gc.freeze()
 

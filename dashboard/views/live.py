@@ -13,7 +13,7 @@ from stepscope.run import RunError, read_run
 server = services.get()
 if not server.devices_known:
     with st.spinner("Loading PyTorch and looking for GPUs…", show_time=True):
-        server.wait_for_devices()
+        server.devices()
 found = server.devices()
 
 link_problems = controls.load_link(found)

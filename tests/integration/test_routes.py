@@ -33,7 +33,7 @@ def client(runs: Path) -> Iterator[TestClient]:
         st.cache_resource.clear()
         with TestClient(app, base_url="http://localhost") as client:
             # The client's app has threads of its own that look for devices: let them end.
-            services.get().wait_for_devices()
+            services.get().devices()
             yield client
         st.cache_resource.clear()
 

@@ -1,0 +1,44 @@
+"""The page's script under AppTest, with run folders of its own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import streamlit as st
+from streamlit.testing.v1 import AppTest
+
+from dashboard import services
+
+MAIN = Path(__file__).resolve().parents[2] / "dashboard" / "main.py"
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[services.Services]:
+    """The services that the page under test gets."""
+    monkeypatch.setenv("STEPSCOPE_RUNS", str(tmp_path))
+    # Outside `streamlit run` every cached call warns that there is no session.
+    logging.getLogger("streamlit").setLevel(logging.ERROR)
+    st.cache_resource.clear()
+    server = services.get()
+    server.devices()
+    yield server
+    server.close()
+    st.cache_resource.clear()
+
+
+@pytest.fixture
+def page(server: services.Services) -> Callable[..., AppTest]:
+    """Run the page with URL parameters; no run of it may end in an exception."""
+
+    def run(**params: str) -> AppTest:
+        app = AppTest.from_file(str(MAIN), default_timeout=30)
+        for name, value in params.items():
+            app.query_params[name] = value
+        app.run()
+        assert not app.exception
+        return app
+
+    return run

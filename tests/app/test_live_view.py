@@ -1,0 +1,205 @@
+"""The live page in every state, without a browser."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from dashboard import services
+from stepscope.recorder import Recorder
+from stepscope.run import RunStatus
+from trainer.config import RunConfig
+from trainer.problems import TrainDevice
+
+OpenPage = Callable[..., AppTest]
+GPU = TrainDevice(
+    id="GPU-11111111-2222-3333-4444-555555555555", name="NVIDIA T4", memory_total=15 * 2**30,
+    cuda_index=0, compute_capability=(7, 5),
+)  # fmt: skip
+
+
+def record(root: Path, name: str, status: RunStatus = RunStatus.FINISHED, **facts: Any) -> Path:
+    folder = root / name
+    folder.mkdir()
+    recorder = Recorder(folder, name="digits_cnn", config=RunConfig().to_dict())
+    recorder.describe(**facts)
+    recorder.log(1, {"train/loss": 1.0})
+    recorder.close(status, "because" if status is RunStatus.FAILED else None)
+    return folder
+
+
+def component(app: AppTest) -> dict[str, Any]:
+    (live,) = app.get("bidi_component")
+    data: dict[str, Any] = json.loads(live.proto.json)
+    return data
+
+
+def label(app: AppTest, kind: str, text: str) -> Any:
+    return next(widget for widget in app.get(kind) if widget.label == text)
+
+
+def text_of(app: AppTest) -> str:
+    return " ".join(
+        str(part.value) for kind in ("markdown", "caption", "warning", "error", "code")
+        for part in app.get(kind)
+    )  # fmt: skip
+
+
+def wait_for(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_the_empty_page_says_what_to_do_and_why_there_is_no_gpu(page: OpenPage) -> None:
+    app = page()
+    assert "press **Start**" in text_of(app)
+    assert "CUDA" in text_of(app)
+    assert app.get("bidi_component") == []
+    assert not label(app, "button", "Start").disabled
+    assert label(app, "button", "Empty cache").disabled
+
+
+def test_every_control_has_help(page: OpenPage) -> None:
+    app = page(workload="fill")
+    widgets = [*app.button, *app.selectbox, *app.number_input, *app.toggle, *app.text_input]
+    assert [widget.label for widget in widgets if not widget.help] == []
+
+
+def test_a_finished_run_is_shown_with_its_status(page: OpenPage, server: services.Services) -> None:
+    record(server.runs, "one")
+    app = page(run="one")
+    assert component(app)["run"] == "one"
+    assert component(app)["status"] == "finished"
+    assert label(app, "button", "Stop").disabled
+
+
+def test_a_failed_run_shows_its_traceback_as_text(
+    page: OpenPage, server: services.Services
+) -> None:
+    folder = record(server.runs, "bad", RunStatus.FAILED)
+    (folder / "traceback.txt").write_text("Traceback\n<script>boom</script>")
+    app = page(run="bad")
+    assert "<script>boom</script>" in [code.value for code in app.code][0]
+
+
+@pytest.mark.parametrize("name", ["absent", "../etc", "corrupt"])
+def test_an_unusable_run_is_refused_and_the_page_stays(
+    page: OpenPage, server: services.Services, name: str
+) -> None:
+    (record(server.runs, "corrupt") / "run.json").write_text("{")
+    app = page(run=name)
+    assert len(app.error) == 1
+    assert not label(app, "button", "Start").disabled
+
+
+def test_a_hostile_link_is_reported_and_replaced(page: OpenPage) -> None:
+    app = page(epochs="0", batch_size="9" * 50, workload="<b>", seed="7")
+    warnings = " ".join(str(warning.value) for warning in app.warning)
+    for name in ("epochs", "batch_size", "workload"):
+        assert f"{name}:" in warnings
+    assert label(app, "number_input", "Seed").value == 7
+
+
+def test_the_url_follows_the_choice_and_brings_it_back(page: OpenPage) -> None:
+    app = page()
+    label(app, "number_input", "Batch size").set_value(32)
+    label(app, "selectbox", "Workload")
+    app.run()
+    assert app.query_params["batch_size"] == "32"
+    again = page(batch_size="32")
+    assert label(again, "number_input", "Batch size").value == 32
+
+
+def test_changing_the_workload_brings_its_defaults(page: OpenPage) -> None:
+    app = page(seed="5")
+    label(app, "selectbox", "Workload").select("linear").run()
+    assert label(app, "selectbox", "Optimizer").value == "sgd"
+    assert label(app, "number_input", "Seed").value == 5
+
+
+def test_a_cpu_disables_what_needs_a_gpu_with_the_reason(page: OpenPage) -> None:
+    app = page()
+    assert label(app, "toggle", "pin_memory").disabled
+    assert label(app, "number_input", "prefetch_factor").disabled
+    assert "page-locked memory serves copies to a GPU" in text_of(app)
+
+
+def test_a_gpu_is_preselected_and_named_with_memory_and_uuid(
+    page: OpenPage, server: services.Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cpu = server.devices().devices[0]
+    found = services.Devices([GPU, cpu], None)
+    monkeypatch.setattr(server, "devices", lambda: found)
+    app = page()
+    device = label(app, "selectbox", "Device")
+    assert device.value == GPU.id
+    assert "cuda:0 · NVIDIA T4 · 15.0 GiB" in device.options[0]
+    assert GPU.id in text_of(app)
+    assert "tf32 needs compute capability 8.0" in text_of(app)
+    assert not label(app, "toggle", "pin_memory").disabled
+    device.select("cpu").run()
+    assert app.query_params["device"] == "cpu"
+    assert label(app, "toggle", "pin_memory").value is False
+
+
+def test_a_link_to_another_machines_gpu_is_refused(page: OpenPage) -> None:
+    app = page(device=GPU.id)
+    assert "not in this machine" in text_of(app)
+    assert label(app, "button", "Start").disabled
+
+
+def test_a_broken_torch_leaves_recorded_runs_readable(
+    page: OpenPage, server: services.Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_name: str) -> None:
+        raise ImportError("libtorch.so: cannot open")
+
+    monkeypatch.setattr(services.importlib, "import_module", broken)
+    second = services.Services(server.runs, server.examples)
+    assert "libtorch.so" in str(second.devices().cuda_reason)
+    monkeypatch.setattr(server, "devices", second.devices)
+    record(server.runs, "one")
+    app = page(run="one")
+    assert component(app)["run"] == "one"
+    assert label(app, "button", "Start").disabled
+
+
+def test_a_second_start_is_refused_in_a_sentence(page: OpenPage, server: services.Services) -> None:
+    first, second = page(epochs="5000"), page(epochs="5000")
+    label(first, "button", "Start").click().run()
+    assert len(server.list_runs()) == 1
+    label(second, "button", "Start").click().run()  # drawn before the first one began
+    assert "one run at a time" in text_of(second)
+    assert len(server.list_runs()) == 1
+    wait_for(lambda: server.list_runs()[0].status is RunStatus.RUNNING)
+    first.run()
+    label(first, "button", "Stop").click().run()
+    wait_for(lambda: server.active_id() is None)
+    assert server.list_runs()[0].status is RunStatus.STOPPED
+
+
+def test_a_folder_that_cannot_be_made_is_said(
+    page: OpenPage, server: services.Services, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    server.runs = tmp_path / "file"
+    app = page()
+    label(app, "button", "Start").click().run()
+    assert "could not start" in text_of(app)
+
+
+def test_resume_fills_the_sidebar(page: OpenPage, server: services.Services) -> None:
+    folder = record(server.runs, "one")
+    (folder / "last.pt").write_bytes(b"x")
+    app = page(run="one")
+    label(app, "button", "Resume in a new run").click().run()
+    assert not app.exception
+    assert app.query_params["resume"] == "one/last.pt"

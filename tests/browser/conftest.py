@@ -1,0 +1,122 @@
+"""A real server and Debian's Chromium.
+
+Without Chromium the tier skips; with STEPSCOPE_REQUIRE_BROWSER=1, as in CI, it fails instead.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, Playwright, sync_playwright
+
+ROOT = Path(__file__).resolve().parents[2]
+ARTIFACTS = ROOT / "test-artifacts"
+# Without these Chromium looks up its maker's hosts, and a container gives it no sandbox.
+ARGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run",
+        "--disable-component-update", "--disable-sync", "--disable-quic"]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A running `streamlit run app.py`."""
+
+    url: str
+    runs: Path
+    process: subprocess.Popen[bytes]
+    log: Path
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def start_server(folder: Path) -> Server:
+    port, log = free_port(), folder / "server.log"
+    environment = os.environ | {"STEPSCOPE_RUNS": str(folder / "runs"), "CUDA_VISIBLE_DEVICES": ""}
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "streamlit", "run", "app.py", "--server.headless", "true",
+             "--server.port", str(port)],
+            cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+    server = Server(f"http://localhost:{port}", folder / "runs", process, log)
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            with urllib.request.urlopen(f"{server.url}/_stcore/health", timeout=2):
+                return server
+        except OSError:
+            if process.poll() is not None or time.monotonic() > deadline:
+                pytest.fail(f"the server did not start:\n{log.read_text()}")
+            time.sleep(0.1)
+
+
+@pytest.fixture(scope="session")
+def playwright() -> Iterator[Playwright]:
+    with sync_playwright() as playwright:
+        yield playwright
+
+
+@pytest.fixture(scope="session")
+def browser(playwright: Playwright) -> Iterator[Browser]:
+    path = shutil.which("chromium") or shutil.which("chromium-browser")
+    if path is None:
+        message = "no Chromium: install Debian's chromium package"
+        if os.environ.get("STEPSCOPE_REQUIRE_BROWSER"):
+            pytest.fail(message)
+        pytest.skip(message)
+    browser = playwright.chromium.launch(executable_path=path, args=ARGS)
+    yield browser
+    browser.close()
+
+
+@pytest.fixture
+def server(tmp_path: Path, browser: Browser) -> Iterator[Server]:
+    """A server of its own for each test: at most one run a server."""
+    server = start_server(tmp_path)
+    yield server
+    if server.process.poll() is None:
+        server.process.send_signal(signal.SIGTERM)
+        server.process.wait(10)
+
+
+@pytest.fixture
+def open_page(
+    browser: Browser, server: Server, request: pytest.FixtureRequest
+) -> Iterator[Callable[..., Page]]:
+    """Open a tab; at the end no tab may have put an error into its console."""
+    context = browser.new_context(viewport={"width": 1400, "height": 1000})
+    pages: list[Page] = []
+    errors: list[str] = []
+
+    def open_one(path: str = "/") -> Page:
+        page = context.new_page()
+        page.set_default_timeout(20_000)
+        page.on("console", lambda m: errors.append(m.text) if m.type == "error" else None)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(server.url + path)
+        pages.append(page)
+        return page
+
+    yield open_one
+    ARTIFACTS.mkdir(exist_ok=True)
+    for number, page in enumerate(pages):
+        page.screenshot(path=ARTIFACTS / f"{request.node.name}-{number}.png", full_page=True)
+    context.close()
+    if server.process.poll() is not None:
+        # Chromium itself writes a line for each poll that a stopped server did not answer.
+        errors = [text for text in errors if "ERR_CONNECTION_REFUSED" not in text]
+    assert errors == [], f"errors in the browser console: {errors}"

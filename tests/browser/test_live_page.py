@@ -1,0 +1,254 @@
+"""The main job as a person does it: start, watch, act, reload, stop. Real server, real training."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from stepscope.run import RunStatus, read_run
+from stepscope.store import EventRow, RunReader
+from tests.browser.conftest import Server
+
+OpenPage = Callable[..., Page]
+LONG = "/?epochs=5000"
+
+
+def button(page: Page, name: str) -> Locator:
+    return page.get_by_role("button", name=name, exact=True)
+
+
+def start(page: Page) -> None:
+    button(page, "Start").click()
+    expect(page.get_by_test_id("status")).to_contain_text("Running", timeout=30_000)
+
+
+def points(page: Page, chart: str = "loss") -> int:
+    return int(page.get_by_test_id(f"chart-{chart}").get_attribute("data-points") or 0)
+
+
+def number(page: Page, kpi: str) -> float:
+    text = page.get_by_test_id(f"kpi-{kpi}").inner_text()
+    found = re.search(r"\n\s*([\d.,]+(e-?\d+)?)", text)
+    assert found, f"no number in {text!r}"
+    return float(found[1].replace(",", ""))
+
+
+def wait_until(true: Callable[[], bool], page: Page, timeout_s: float = 15) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < deadline, "timed out"
+        page.wait_for_timeout(50)
+
+
+def run_folder(server: Server) -> Path:
+    (folder,) = [path for path in server.runs.iterdir() if (path / "run.json").exists()]
+    return folder
+
+
+def events(server: Server) -> list[EventRow]:
+    with RunReader(run_folder(server)) as reader:
+        return reader.events()
+
+
+def choose(page: Page, label: str, option: str) -> None:
+    page.get_by_label(label, exact=True).first.click()
+    page.get_by_role("option", name=option, exact=False).click()
+
+
+def test_start_and_watch_the_loss_fall(open_page: OpenPage, server: Server) -> None:
+    page = open_page()
+    expect(page.get_by_text("Nothing is running yet")).to_be_visible(timeout=30_000)
+    choose(page, "Precision", "bf16")
+    expect(page).to_have_url(re.compile("precision=bf16"))
+    choose(page, "Precision", "fp32")
+    for name in ("Pause", "Resume", "Stop", "Empty cache", "Mark event"):
+        expect(button(page, name)).to_be_disabled()
+    # What a CPU cannot do is disabled, and the reason stands beside it.
+    expect(page.get_by_text("TF32 is a mode of NVIDIA tensor cores")).to_be_visible()
+    start(page)
+    wait_until(lambda: points(page) > 5, page)
+    first_points, first_loss = points(page), number(page, "loss")
+    wait_until(lambda: points(page) > first_points, page)
+    wait_until(lambda: number(page, "loss") < first_loss / 2, page, 30)
+    expect(button(page, "Start")).to_be_disabled()
+    expect(page.get_by_test_id("chart-memory")).to_contain_text("process memory")
+    expect(page.get_by_test_id("chart-memory")).to_contain_text("allocated and reserved")
+    button(page, "Stop").click()
+    expect(page.get_by_test_id("status")).to_contain_text("Stopped", ignore_case=True)
+    expect(button(page, "Start")).to_be_enabled()
+    assert read_run(run_folder(server)).status is RunStatus.STOPPED
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "keys"),
+    [
+        ("Empty cache", "empty_cache", {"before", "after"}),
+        ("Reset peak stats", "reset_peaks", {"before", "after"}),
+        ("Collect garbage", "collect_garbage", {"before", "after", "objects"}),
+        ("Save checkpoint", "save_checkpoint", {"path", "bytes"}),
+        ("Mark event", "mark", {"after"}),
+    ],
+)
+def test_a_button_acts_and_leaves_a_marker_with_numbers(
+    open_page: OpenPage, server: Server, name: str, kind: str, keys: set[str]
+) -> None:
+    page = open_page(LONG)
+    start(page)
+    expect(button(page, name)).to_be_enabled()
+    button(page, name).click()
+    expect(page.get_by_test_id("ack")).to_contain_text(re.compile("done|step", re.I))
+    (event,) = [event for event in events(server) if event.kind == kind]
+    assert event.data["ok"] is True
+    assert keys <= set(event.data)
+    expect(page.get_by_test_id("events")).to_contain_text(event.text[:30])
+    if kind == "save_checkpoint":
+        assert (run_folder(server) / event.data["path"]).stat().st_size == event.data["bytes"]
+
+
+def test_pause_holds_serves_buttons_and_resumes(open_page: OpenPage, server: Server) -> None:
+    page = open_page(LONG)
+    start(page)
+    button(page, "Pause").click()
+    expect(page.get_by_test_id("status")).to_contain_text("Paused")
+    expect(button(page, "Resume")).to_be_enabled()
+    page.wait_for_timeout(700)
+    held = number(page, "step")
+    button(page, "Collect garbage").click()
+    expect(page.get_by_test_id("events")).to_contain_text("Collect garbage")
+    page.wait_for_timeout(700)
+    assert number(page, "step") == held
+    button(page, "Resume").click()
+    expect(page.get_by_test_id("status")).to_contain_text("Running")
+    wait_until(lambda: number(page, "step") > held, page)
+
+
+def drag_zoom(page: Page, chart: str) -> None:
+    plot = page.get_by_test_id(f"chart-{chart}").locator(".nsewdrag").first
+    plot.scroll_into_view_if_needed()
+    box = plot.bounding_box()
+    assert box is not None
+    y = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + box["width"] * 0.3, y)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.6, y, steps=8)
+    page.mouse.up()
+
+
+def axis_range(page: Page, chart: str) -> list[float]:
+    plot = page.get_by_test_id(f"chart-{chart}").locator(".js-plotly-plot").first
+    found = plot.evaluate("div => div.layout.xaxis.range.map(Number)")
+    return [round(float(value), 3) for value in found]
+
+
+def test_zoom_survives_refreshes_and_a_reload(open_page: OpenPage, server: Server) -> None:
+    page = open_page(LONG)
+    start(page)
+    wait_until(lambda: points(page) > 100, page)
+    drag_zoom(page, "loss")
+    expect(page.get_by_test_id("back-to-live")).to_be_visible()
+    zoomed = axis_range(page, "loss")
+    assert axis_range(page, "memory") == zoomed  # one x axis for all charts
+    seen = int(page.get_by_test_id("stepscope-live").get_attribute("data-polls") or 0)
+    live = page.get_by_test_id("stepscope-live")
+    wait_until(lambda: int(live.get_attribute("data-polls") or 0) > seen + 3, page)
+    assert axis_range(page, "loss") == zoomed
+    page.reload()
+    expect(page.get_by_test_id("status")).to_contain_text("Running", timeout=30_000)
+    wait_until(lambda: points(page) > 100, page)
+    assert axis_range(page, "loss") == zoomed
+    page.get_by_test_id("back-to-live").click()
+    wait_until(lambda: axis_range(page, "loss") != zoomed, page)
+    expect(page.get_by_test_id("back-to-live")).to_be_hidden()
+
+
+def test_a_second_tab_shows_the_same_run_and_samples_once(
+    open_page: OpenPage, server: Server
+) -> None:
+    page = open_page(LONG)
+    start(page)
+    other = open_page()  # a bare address finds the active run
+    expect(other.get_by_test_id("status")).to_contain_text("Running", timeout=30_000)
+    expect(button(other, "Start")).to_be_disabled()
+    folder = run_folder(server)
+
+    def samples() -> int:
+        with RunReader(folder) as reader:
+            return next(info.rows for info in reader.series() if info.stream == "samples")
+
+    before, began = samples(), time.monotonic()
+    other.wait_for_timeout(3000)
+    rate = (samples() - before) / (time.monotonic() - began)
+    assert rate < 13  # ten a second from one sampler; two would give twenty
+    button(other, "Stop").click()
+    expect(page.get_by_test_id("status")).to_contain_text("Stopped")
+    expect(button(page, "Start")).to_be_enabled()
+
+
+def test_closing_all_tabs_stops_nothing(open_page: OpenPage, server: Server) -> None:
+    page = open_page(LONG)
+    start(page)
+    step = number(page, "step")
+    page.goto("about:blank")
+    again = open_page()
+    expect(again.get_by_test_id("status")).to_contain_text("Running", timeout=30_000)
+    wait_until(lambda: number(again, "step") > step, again)
+
+
+@pytest.mark.parametrize("runner", ["thread", "process"])
+@pytest.mark.parametrize("number_of_signal", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_the_run_and_flushes_it_with_tabs_open(
+    open_page: OpenPage, server: Server, number_of_signal: signal.Signals, runner: str
+) -> None:
+    page = open_page(f"{LONG}&runner={runner}")
+    start(page)
+    began = time.monotonic()
+    server.process.send_signal(number_of_signal)
+    server.process.wait(10)
+    assert time.monotonic() - began < 5
+    run = read_run(run_folder(server))
+    assert run.status is RunStatus.STOPPED
+    with RunReader(run.folder) as reader:
+        (steps,) = [info for info in reader.series() if info.stream == "steps"]
+        assert reader.read(steps.id, 0, steps.rows, 1).step[-1] == run.facts["step"]
+    page.goto("about:blank")
+
+
+def test_a_hostile_link_is_refused_in_words(open_page: OpenPage, server: Server) -> None:
+    page = open_page("/?epochs=-3&workload=rm%20-rf&run=../../etc&batch_size=abc&precision=fp16")
+    expect(page.get_by_text("epochs: must be 1 to")).to_be_visible(timeout=30_000)
+    expect(page.get_by_text("batch_size: must be a whole number")).to_be_visible()
+    expect(page.get_by_text("must be the name of a run folder")).to_be_visible()
+    expect(button(page, "Start")).to_be_disabled()  # fp16 cannot run on a CPU
+
+
+def test_a_failed_run_says_why_and_the_next_one_starts(open_page: OpenPage, server: Server) -> None:
+    page = open_page("/?learning_rate=100&optimizer=sgd&workload=linear")
+    button(page, "Start").click()
+    expect(page.get_by_test_id("status")).to_contain_text("Failed", timeout=30_000)
+    expect(page.get_by_test_id("status")).to_contain_text("Lower learning_rate")
+    (failed,) = server.runs.iterdir()
+    facts = json.loads((failed / "run.json").read_text())
+    assert facts["status"] == "failed"
+    expect(button(page, "Start")).to_be_enabled()
+    button(page, "Start").click()
+    wait_until(lambda: len(list(server.runs.iterdir())) == 2, page)
+
+
+def test_a_killed_child_reads_as_crashed_and_the_page_goes_on(
+    open_page: OpenPage, server: Server
+) -> None:
+    page = open_page(f"{LONG}&runner=process")
+    start(page)
+    pid = int(read_run(run_folder(server)).facts["pid"])
+    assert pid != server.process.pid
+    os.kill(pid, signal.SIGKILL)
+    expect(page.get_by_test_id("status")).to_contain_text("Crashed", timeout=10_000)
+    expect(button(page, "Start")).to_be_enabled()
