@@ -40,7 +40,7 @@ ACTIONS = (
     Action(CommandName.COLLECT_GARBAGE, "Collect garbage", ":material/recycling:",
            "gc.collect(): free Python objects, and tensors, that only cycles keep alive."),
     Action(CommandName.SAVE_CHECKPOINT, "Save checkpoint", ":material/save:",
-           "Write model, optimizer, schedule and random state to last.pt."),
+           "Write model, optimizer, schedule and random state to a file named by the step."),
 )  # fmt: skip
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import streamlit as st
 
 from dashboard import controls
@@ -73,7 +75,7 @@ def _checkpoints(server: Services, run: RunInfo, names: list[str]) -> None:
     with st.container(horizontal=True, key="checkpoints"):
         for name in names:
             st.download_button(
-                f"Weights of {name}", lambda name=name: server.weights(run.id, name),
+                f"Weights of {name}", functools.partial(server.weights, run.id, name),
                 file_name=f"{run.id}-{name.removesuffix('.pt')}-weights.pt",
                 icon=":material/download:", key=f"weights_{name}", on_click="ignore",
                 help="The state_dict alone; load it with torch.load(..., weights_only=True).",

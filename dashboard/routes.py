@@ -25,6 +25,7 @@ from stepscope.store import STORE_NAME, RunReader, StoreError
 from stepscope.store.reader import Axis
 
 Answer = dict[str, Any]
+AXES: dict[str, Axis] = {"step": "step", "time": "time"}
 
 
 def _json(content: Answer, status: int = 200) -> Response:
@@ -70,7 +71,9 @@ def get_window(request: Request) -> Answer:
     """`/api/window?run=&axis=step|time&from=&to=`: detail for a zoom."""
     query = request.query_params
     folder = services.get().folder(query.get("run", ""))
-    axis = _axis(query.get("axis", "step"))
+    axis = AXES.get(query.get("axis", "step"))
+    if axis is None:
+        raise ValueError(f"axis: must be step or time, got {query['axis'][:40]!r}.")
     low, high = _finite(query.get("from", "")), _finite(query.get("to", ""))
     with RunReader(folder) as reader:
         return series.window(reader, read_run(folder), axis, low, high)
@@ -90,12 +93,6 @@ def _plotly_gzip() -> bytes:
     """Return plotly.js gzipped once: 1.5 of 4.8 MB, 95 ms."""
     script = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
     return gzip.compress(script.read_bytes(), 6)
-
-
-def _axis(text: str) -> Axis:
-    if text == "step" or text == "time":
-        return text
-    raise ValueError(f"axis: must be step or time, got {text[:40]!r}.")
 
 
 def _finite(text: str) -> float:

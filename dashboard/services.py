@@ -9,7 +9,6 @@ import asyncio
 import atexit
 import gc
 import importlib
-import itertools
 import logging
 import os
 import threading
@@ -96,15 +95,6 @@ class Services:
         """Return all readable runs, live ones first, then newest first, then the examples."""
         found = [*_readable(self.runs), *_readable(self.examples)]
         return sorted(found, key=lambda run: not run.status.live)
-
-    def checkpoints(self, limit: int = 50) -> list[str]:
-        """Return the newest checkpoints as RUN_ID/FILE."""
-        names = (
-            f"{folder.name}/{path.name}"
-            for folder in run_folders(self.runs)
-            for path in sorted(folder.glob("*.pt"))
-        )
-        return list(itertools.islice(names, limit))
 
     def weights(self, run_id: str, name: str) -> bytes:
         """Return the weights alone of a checkpoint. Raises RunError or CheckpointError."""

@@ -9,6 +9,7 @@ from dashboard.facts import run_facts
 from dashboard.live_chart import live_chart
 from dashboard.panels import details, empty_page, run_picker
 from stepscope.run import RunError, read_run
+from trainer.config import checkpoints
 
 server = services.get()
 if not server.devices_known:
@@ -17,7 +18,7 @@ if not server.devices_known:
 found = server.devices()
 
 link_problems = controls.load_link(found)
-config, wrong = controls.sidebar(found, server.checkpoints())
+config, wrong = controls.sidebar(found, checkpoints(server.runs))
 for problem in link_problems:
     st.warning(f"The link could not be followed in full: {problem}", icon=":material/link_off:")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import psutil
 import pytest
-from fake_nvml import FakeClock
 
 from stepscope.host import HostSource
+from tests.unit.fake_nvml import FakeClock
 
 
 def test_process_cpu_is_time_used_over_time_passed() -> None:

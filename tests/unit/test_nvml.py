@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pynvml
 import pytest
-from fake_nvml import GIB, FakeClock, FakeGpu, FakeNvml, install
 
 from stepscope.metrics import METRICS, Stream
 from stepscope.nvml import NvmlSource
 from stepscope.nvml_fields import FIELDS, PLAUSIBLE, Tier
+from tests.unit.fake_nvml import GIB, FakeClock, FakeGpu, FakeNvml, install
 
 A, B = "GPU-aaaa", "GPU-bbbb"
 ALL = tuple(Tier)

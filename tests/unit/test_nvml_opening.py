@@ -6,11 +6,11 @@ import os
 
 import pynvml
 import pytest
-from fake_nvml import FakeClock, FakeGpu, FakeNvml, install
 
 from stepscope import nvml
 from stepscope.nvml import NullSource, NvmlSource, open_source
 from stepscope.nvml_fields import Tier, throttle_words
+from tests.unit.fake_nvml import FakeClock, FakeGpu, FakeNvml, install
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import pytest
-from fake_nvml import FakeClock
 
 from stepscope import allocator
 from stepscope.metrics import BY_KEY
@@ -15,6 +14,7 @@ from stepscope.nvml import DeviceInfo, NullSource
 from stepscope.nvml_fields import Tier
 from stepscope.recorder import Recorder
 from stepscope.sampler import CALM_S, COST_WINDOW, DeviceWatch, Sampler, next_deadline
+from tests.unit.fake_nvml import FakeClock
 
 A, B = "GPU-aaaa", "GPU-bbbb"
 

@@ -1,0 +1,53 @@
+"""Hand-written stand-ins, each with the reason why it is fair."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stepscope.recorder import Command, CommandName
+from stepscope.run import RunStatus
+
+
+@dataclass
+class FakeRecorder:
+    """Keeps in lists what the loop records; fair because the real one only queues and returns.
+
+    `asked` holds the commands of each coming boundary; `while_paused` those of each wait.
+    """
+
+    folder: Path = field(default_factory=Path)
+    step: int = 0
+    epoch: int = 0
+    rows: list[tuple[int, dict[str, float | None]]] = field(default_factory=list)
+    events: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
+    statuses: list[RunStatus] = field(default_factory=list)
+    asked: list[Command] = field(default_factory=list)
+    while_paused: list[Command] = field(default_factory=list)
+
+    def log(self, step: int, values: Mapping[str, float | None], ts: float | None = None) -> None:
+        self.step = step
+        self.rows.append((step, dict(values)))
+
+    def event(self, kind: str, text: str, **data: Any) -> None:
+        self.events.append((kind, text, data))
+
+    def take_commands(self) -> list[Command]:
+        taken, self.asked = self.asked, []
+        return taken
+
+    def wait_command(self, timeout_s: float) -> list[Command]:
+        return [self.while_paused.pop(0)] if self.while_paused else []
+
+    def finish(self, command: Command, text: str, *, ok: bool = True, **data: Any) -> None:
+        self.event(command.name, text, ok=ok, **data)
+
+    def set_status(self, status: RunStatus, reason: str | None = None) -> None:
+        self.statuses.append(status)
+
+
+def command(name: CommandName, **args: Any) -> Command:
+    """A command as the page would ask it."""
+    return Command(1, name, args)

@@ -1,0 +1,205 @@
+"""Training on a real GPU: every precision, the buttons, OOM, and no hidden wait in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from stepscope.run import RunStatus
+from stepscope.store.reader import ask
+from tests.integration.test_training import (
+    background,
+    event_of,
+    events,
+    facts,
+    metric,
+    wait_for,
+)
+from trainer import session
+from trainer.compute import CudaCompute
+from trainer.config import Precision, RunConfig, Workload, defaults
+from trainer.data import MemoryLoader
+from trainer.devices import list_devices
+from trainer.loss_reader import Row
+from trainer.precision import autocast, precision_flags
+from trainer.problems import TrainDevice, choice_problem
+from trainer.step import TrainStep
+from trainer.training import Training
+from trainer.workloads import WORKLOADS
+
+MIB = 2**20
+
+
+@pytest.fixture
+def gpu() -> TrainDevice:
+    return next(d for d in list_devices() if d.cuda_index is not None and d.reason is None)
+
+
+@pytest.fixture
+def no_limit(gpu: TrainDevice) -> Iterator[None]:
+    """Lift the memory fraction that a test sets."""
+    yield
+    torch.cuda.set_per_process_memory_fraction(1.0, gpu.cuda_index)
+
+
+def small(gpu: TrainDevice, workload: Workload, **changes: Any) -> RunConfig:
+    return replace(defaults(workload, gpu.id), epochs=3, **changes)
+
+
+@pytest.mark.parametrize("precision", list(Precision))
+@pytest.mark.parametrize("clip_norm", [0.0, 1.0])
+@pytest.mark.parametrize("workload", [Workload.DIGITS_CNN, Workload.FILL])
+def test_each_precision_trains(
+    gpu: TrainDevice,
+    precision: Precision,
+    clip_norm: float,
+    workload: Workload,
+    tmp_path: Path,
+) -> None:
+    config = small(gpu, workload, precision=precision, clip_norm=clip_norm)
+    problem = choice_problem("precision", precision, config, [gpu])
+    if problem is not None:
+        pytest.skip(str(problem))
+    status = session.run(config, tmp_path)
+    assert status is RunStatus.FINISHED, facts(tmp_path)["reason"]
+    loss = metric(tmp_path, "train/loss")
+    assert len(loss) == facts(tmp_path)["total_steps"]  # the ring dropped nothing
+    assert loss[-5:].mean() < 0.9 * loss[:5].mean()
+    if clip_norm and precision is not Precision.FP16:
+        assert len(metric(tmp_path, "train/grad_norm")) == len(loss)
+    assert ("train/amp_scale" in _keys(tmp_path)) == (precision is Precision.FP16)
+    assert facts(tmp_path)["environment"]["gpu"] == gpu.name
+
+
+def _keys(folder: Path) -> set[str]:
+    found = set()
+    for key in ("train/amp_scale", "train/loss"):
+        try:
+            if len(metric(folder, key)):
+                found.add(key)
+        except ValueError:
+            pass  # the key was never recorded
+    return found
+
+
+def test_a_run_gives_its_memory_back(gpu: TrainDevice, tmp_path: Path) -> None:
+    for name in ("first", "second"):  # the first pays for what torch keeps for itself
+        (tmp_path / name).mkdir()
+        before = torch.cuda.memory_allocated(gpu.cuda_index)
+        session.run(small(gpu, Workload.FILL, batch_size=128), tmp_path / name)
+    assert torch.cuda.memory_allocated(gpu.cuda_index) == before
+    allocated = metric(tmp_path / "second", "memory/allocated", "samples")
+    assert allocated.max() > before
+
+
+def test_buttons_and_sampler_during_a_cuda_run(gpu: TrainDevice, tmp_path: Path) -> None:
+    config = replace(small(gpu, Workload.FILL, batch_size=256), epochs=10_000)
+    with background(config, tmp_path):
+        wait_for(lambda: facts(tmp_path).get("step", 0) > 40, 60)
+        ask(tmp_path, "pause", {})
+        event_of(tmp_path, "pause")
+        ask(tmp_path, "empty_cache", {})
+        emptied = event_of(tmp_path, "empty_cache")
+        before, after = emptied.data["before"], emptied.data["after"]
+        assert after["memory/reserved"] < before["memory/reserved"]
+        assert after["memory/allocated"] == before["memory/allocated"]
+        assert after["memory/reserved"] >= after["memory/allocated"]
+        ask(tmp_path, "reset_peaks", {})
+        reset = event_of(tmp_path, "reset_peaks").data
+        assert reset["after"]["memory/peak_allocated"] == reset["after"]["memory/allocated"]
+        assert reset["after"]["memory/peak_allocated"] < reset["before"]["memory/peak_allocated"]
+        ask(tmp_path, "resume", {})
+        event_of(tmp_path, "resume")
+        step = facts(tmp_path)["step"]
+        wait_for(lambda: facts(tmp_path)["step"] > step)
+        ask(tmp_path, "save_checkpoint", {})
+        assert event_of(tmp_path, "save_checkpoint").data["ok"] is True
+        ask(tmp_path, "stop", {})
+        wait_for(lambda: facts(tmp_path)["status"] == "stopped")
+    for key in ("memory/allocated", "memory/reserved", "memory/peak_allocated"):
+        assert len(metric(tmp_path, key, "samples")) > 5, key
+
+
+def test_an_oom_leaves_memory_at_its_baseline_and_the_next_run_works(
+    gpu: TrainDevice, no_limit: None, tmp_path: Path
+) -> None:
+    (tmp_path / "warm").mkdir()
+    session.run(small(gpu, Workload.FILL), tmp_path / "warm")
+    before = torch.cuda.memory_allocated(gpu.cuda_index)
+    torch.cuda.set_per_process_memory_fraction(512 * MIB / gpu.memory_total, gpu.cuda_index)
+    (tmp_path / "oom").mkdir()
+    hungry = small(gpu, Workload.FILL, width=64, image_size=128, batch_size=256)
+    assert session.run(hungry, tmp_path / "oom") is RunStatus.FAILED
+    assert "ran out of memory" in facts(tmp_path / "oom")["reason"]
+    assert (tmp_path / "oom" / "traceback.txt").is_file()
+    oom = next(event for event in events(tmp_path / "oom") if event.kind == "oom")
+    assert oom.data["before"]["memory/allocated"] > oom.data["after"]["memory/allocated"]
+    assert torch.cuda.memory_allocated(gpu.cuda_index) == before
+    assert torch.cuda.memory_reserved(gpu.cuda_index) <= before + 64 * MIB
+    torch.cuda.set_per_process_memory_fraction(1.0, gpu.cuda_index)
+    (tmp_path / "next").mkdir()
+    assert session.run(small(gpu, Workload.FILL), tmp_path / "next") is RunStatus.FINISHED
+
+
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16, Precision.FP16])
+@pytest.mark.parametrize("clip_norm", [0.0, 1.0])
+def test_a_steady_step_never_synchronises(
+    gpu: TrainDevice, precision: Precision, clip_norm: float
+) -> None:
+    """Load, step, pace and read losses with torch raising at every synchronising call."""
+    assert gpu.cuda_index is not None
+    config = small(gpu, Workload.DIGITS_CNN, precision=precision, clip_norm=clip_norm)
+    if problem := choice_problem("precision", precision, config, [gpu]):
+        pytest.skip(str(problem))
+    compute = CudaCompute(gpu.cuda_index)
+    with precision_flags(precision):
+        task = WORKLOADS[config.workload](config)
+        training = Training(config, task.model.to(compute.device), compute)
+        step = TrainStep(
+            model=training.model,
+            loss=task.loss,
+            optimizer=training.optimizer,
+            scaler=training.scaler,
+            autocast=autocast(precision, compute.device),
+            clip_norm=clip_norm,
+        )
+        rows: list[tuple[int, Row]] = []
+        reader = compute.reader(lambda number, _, row: rows.append((number, row)))
+        loader = MemoryLoader(task.train, config, compute)
+        batches = loader.batches(training.order(task.train.length))
+        try:
+            for number, batch in enumerate(batches):
+                if number == 10:  # warm: lazily made handles and buffers exist now
+                    torch.cuda.set_sync_debug_mode("error")
+                loss, norm = step(*batch)
+                compute.pace()
+                scalars = {"train/loss": loss} | ({"norm": norm} if norm is not None else {})
+                reader.put(number, 0.0, {}, scalars)
+                reader.poll()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        reader.flush()
+    assert [number for number, _ in rows] == list(range(len(rows)))
+    assert reader.dropped == 0
+    assert np.isfinite([row["train/loss"] or np.nan for _, row in rows]).all()
+
+
+def test_resume_goes_on_after_the_checkpoint(gpu: TrainDevice, tmp_path: Path) -> None:
+    config = small(gpu, Workload.DIGITS_CNN, precision=Precision.FP16)
+    (tmp_path / "first").mkdir()
+    session.run(config, tmp_path / "first")
+    (tmp_path / "second").mkdir()
+    again = replace(config, epochs=5, resume="first/last.pt")
+    assert session.run(again, tmp_path / "second") is RunStatus.FINISHED
+    first, second = (metric(tmp_path / name, "train/loss") for name in ("first", "second"))
+    assert second[:10].mean() < 1.2 * first[-10:].mean()
+    # A GPU's checkpoint trains on on a CPU too.
+    (tmp_path / "cpu").mkdir()
+    on_cpu = replace(defaults(Workload.DIGITS_CNN), epochs=4, threads=1, resume="first/last.pt")
+    assert session.run(on_cpu, tmp_path / "cpu") is RunStatus.FINISHED

@@ -1,0 +1,109 @@
+"""Resuming continues the same loss curve, bit for bit on a CPU, from any checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stepscope.run import RunStatus
+from tests.integration.test_training import events, facts, metric, small
+from trainer import session
+from trainer.checkpoint import read_checkpoint, write_checkpoint
+from trainer.commands import Commands
+from trainer.config import Optimizer, RunConfig, Schedule, Workload
+
+
+def train(root: Path, name: str, config: RunConfig) -> np.ndarray:
+    """Run to the end in its own folder and return the losses."""
+    (root / name).mkdir()
+    assert session.run(config, root / name) is RunStatus.FINISHED, facts(root / name)["reason"]
+    return metric(root / name, "train/loss")
+
+
+@pytest.fixture
+def saving_at_step(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a function that makes the next run save a checkpoint after a step, as the button."""
+
+    def arm(step: int) -> None:
+        serve = Commands.serve
+
+        def serve_and_save(self: Commands, flush: Any) -> float:
+            if self._training.step == step:
+                path = self._recorder.folder / f"step-{step}.pt"
+                write_checkpoint(path, self._training.state_dict())
+            return serve(self, flush)
+
+        monkeypatch.setattr(Commands, "serve", serve_and_save)
+
+    return arm
+
+
+@pytest.mark.parametrize(
+    ("workload", "changes"),
+    [
+        (Workload.DIGITS_CNN, {}),
+        (Workload.DIGITS_MLP, {"optimizer": Optimizer.SGD, "schedule": Schedule.PLATEAU}),
+        (Workload.DIGITS_MLP, {"optimizer": Optimizer.ADAMW, "clip_norm": 1.0, "fused": False}),
+        (Workload.FILL, {"batch_size": 64}),
+    ],
+)
+@pytest.mark.parametrize("where", ["mid-epoch", "epoch end"])
+def test_a_resumed_run_continues_the_curve_bitwise(
+    workload: Workload, changes: dict[str, Any], where: str, tmp_path: Path, saving_at_step: Any
+) -> None:
+    config = small(workload, epochs=3, batch_size=512, seed=3)
+    config = replace(config, **changes)
+    steps_per_epoch = 32 if workload is Workload.FILL else 26
+    step = steps_per_epoch + (7 if where == "mid-epoch" else 0)
+    saving_at_step(step)
+    whole = train(tmp_path, "whole", config)
+    resumed = train(tmp_path, "resumed", replace(config, resume=f"whole/step-{step}.pt"))
+    assert len(whole) == 3 * steps_per_epoch
+    assert np.array_equal(resumed, whole[step:])
+    validated = metric(tmp_path / "resumed", "val/loss")
+    assert np.array_equal(validated, metric(tmp_path / "whole", "val/loss")[-len(validated) :])
+    run = facts(tmp_path / "resumed")
+    assert run["first_step"] == step
+    assert run["total_steps"] == run["step"] == len(whole)
+    assert events(tmp_path / "resumed")[0].kind == "resumed"
+
+
+def test_last_pt_of_a_finished_run_goes_on_with_more_epochs(tmp_path: Path) -> None:
+    config = small(Workload.DIGITS_MLP, epochs=2, schedule=Schedule.NONE)
+    whole = train(tmp_path, "whole", replace(config, epochs=4))
+    train(tmp_path, "first", config)
+    second = train(tmp_path, "second", replace(config, epochs=4, resume="first/last.pt"))
+    assert np.array_equal(second, whole[-len(second) :])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"epochs": 2}, "Raise epochs"),
+        ({"workload": Workload.DIGITS_CNN}, "made with workload digits_mlp"),
+        ({"optimizer": Optimizer.SGD}, "made with optimizer adam"),
+        ({"schedule": Schedule.NONE}, "made with schedule cosine"),
+        ({"resume": "first/step-9.pt"}, "cannot be read"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_is_refused_in_a_sentence(
+    changes: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    config = small(Workload.DIGITS_MLP, epochs=2)
+    train(tmp_path, "first", config)
+    (tmp_path / "second").mkdir()
+    again = replace(config, **{"epochs": 3, "resume": "first/last.pt", **changes})
+    assert session.run(again, tmp_path / "second") is RunStatus.FAILED
+    assert words in facts(tmp_path / "second")["reason"]
+    assert not (tmp_path / "second" / "traceback.txt").exists()
+
+
+def test_best_pt_holds_the_lowest_validation_loss(tmp_path: Path) -> None:
+    config = small(Workload.DIGITS_MLP, epochs=4)
+    train(tmp_path, "run", config)
+    best = read_checkpoint(tmp_path / "run" / "best.pt")["best_loss"]
+    assert best == pytest.approx(metric(tmp_path / "run", "val/loss").min())

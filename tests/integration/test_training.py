@@ -1,0 +1,183 @@
+"""Whole runs on the CPU through `session.run`: what they learn, record and answer."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from stepscope.run import RunStatus
+from stepscope.store import EventRow, RunReader, StoreError
+from stepscope.store.reader import ask
+from trainer import session
+from trainer.config import Precision, RunConfig, Schedule, Workload, defaults
+
+
+def small(workload: Workload, **changes: Any) -> RunConfig:
+    base = replace(defaults(workload), epochs=2, threads=1)
+    if workload is Workload.FILL:
+        base = replace(base, width=4, image_size=8)
+    return replace(base, **changes)
+
+
+def metric(folder: Path, key: str, stream: str = "steps") -> np.ndarray:
+    """All values of a metric, gaps left out."""
+    with RunReader(folder) as reader:
+        info = next(series for series in reader.series() if series.stream == stream)
+        block = reader.read(info.id, 0, info.rows, 1)
+    values = block.mean[block.keys.index(key)]
+    recorded: np.ndarray = values[~np.isnan(values)]
+    return recorded
+
+
+def events(folder: Path) -> list[EventRow]:
+    with RunReader(folder) as reader:
+        return reader.events(limit=10_000)
+
+
+def facts(folder: Path) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((folder / "run.json").read_text())
+    return loaded
+
+
+@pytest.mark.parametrize("workload", list(Workload))
+def test_each_workload_trains_and_records_every_step(workload: Workload, tmp_path: Path) -> None:
+    flags = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    threads = torch.get_num_threads()
+    epochs = 20 if workload is Workload.LINEAR else 2
+    config = small(workload, epochs=epochs, clip_norm=10.0)
+    assert session.run(config, tmp_path) is RunStatus.FINISHED
+    run = facts(tmp_path)
+    loss = metric(tmp_path, "train/loss")
+    assert run["status"] == "finished"
+    assert len(loss) == run["total_steps"] == epochs * run["steps_per_epoch"] == run["step"]
+    assert loss[-5:].mean() < 0.9 * loss[:5].mean()
+    assert len(metric(tmp_path, "val/loss")) == epochs
+    for key in ("train/lr", "train/grad_norm", "perf/step_time", "perf/samples_per_sec"):
+        assert (metric(tmp_path, key) > 0).all(), key
+    kinds = [event.kind for event in events(tmp_path)]
+    assert kinds.count("epoch") == epochs
+    assert {"best.pt", "last.pt"} <= {path.name for path in tmp_path.iterdir()}
+    assert run["environment"]["torch"] == torch.__version__
+    assert run["environment"]["gpu"] is None
+    assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == flags
+    assert torch.get_num_threads() == threads
+
+
+def test_linear_regression_finds_the_line(tmp_path: Path) -> None:
+    assert session.run(small(Workload.LINEAR, epochs=200), tmp_path) is RunStatus.FINISHED
+    fit = facts(tmp_path)["fit"]
+    assert metric(tmp_path, "model/weight")[-1] == pytest.approx(fit["slope"], abs=0.03)
+    assert metric(tmp_path, "model/bias")[-1] == pytest.approx(fit["intercept"], abs=0.03)
+
+
+def test_digits_are_learned_for_real(tmp_path: Path) -> None:
+    config = small(Workload.DIGITS_CNN, epochs=6)
+    assert session.run(config, tmp_path) is RunStatus.FINISHED
+    assert metric(tmp_path, "val/accuracy")[-1] > 88
+
+
+@pytest.mark.parametrize("schedule", list(Schedule))
+def test_schedules_move_the_learning_rate(schedule: Schedule, tmp_path: Path) -> None:
+    config = small(Workload.LINEAR, epochs=40, learning_rate=0.05, schedule=schedule)
+    session.run(config, tmp_path)
+    rates = metric(tmp_path, "train/lr")
+    assert rates[0] == pytest.approx(0.05)
+    assert (rates[-1] < 0.05) == (schedule is not Schedule.NONE)
+
+
+def test_bf16_trains_on_a_cpu(tmp_path: Path) -> None:
+    config = small(Workload.DIGITS_MLP, precision=Precision.BF16, epochs=3)
+    assert session.run(config, tmp_path) is RunStatus.FINISHED
+    loss = metric(tmp_path, "train/loss")
+    assert loss[-5:].mean() < 0.8 * loss[:5].mean()
+
+
+def test_the_same_seed_gives_the_same_losses(tmp_path: Path) -> None:
+    losses = []
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        (tmp_path / name).mkdir()
+        session.run(small(Workload.DIGITS_CNN, epochs=1, seed=seed), tmp_path / name)
+        losses.append(metric(tmp_path / name, "train/loss"))
+    assert np.array_equal(losses[0], losses[1])
+    assert not np.array_equal(losses[0], losses[2])
+
+
+@contextmanager
+def background(config: RunConfig, folder: Path) -> Iterator[threading.Event]:
+    """A run in a thread, as the thread runner starts it; ends it if the test does not."""
+    stop = threading.Event()
+    thread = threading.Thread(target=session.run, args=(config, folder), kwargs={"stop": stop})
+    thread.start()
+    try:
+        yield stop
+    finally:
+        stop.set()
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def wait_for(found: Callable[[], Any], timeout_s: float = 20.0) -> Any:
+    """Poll until `found()` is true and return it."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        try:
+            if result := found():
+                return result
+        except (OSError, ValueError, StoreError):
+            pass  # the folder is not complete yet
+        time.sleep(0.02)
+    raise AssertionError("timed out")
+
+
+def event_of(folder: Path, kind: str) -> EventRow:
+    found: EventRow = wait_for(
+        lambda: next((event for event in events(folder) if event.kind == kind), None)
+    )
+    return found
+
+
+def test_buttons_act_on_a_running_and_a_paused_run(tmp_path: Path) -> None:
+    with background(small(Workload.DIGITS_CNN, epochs=10_000), tmp_path):
+        wait_for(lambda: facts(tmp_path).get("step", 0) > 5)
+        ask(tmp_path, "mark", {"text": "while running"})
+        assert event_of(tmp_path, "mark").text == "while running"
+        ask(tmp_path, "pause", {})
+        event_of(tmp_path, "pause")
+        wait_for(lambda: facts(tmp_path)["status"] == "paused")
+        step = facts(tmp_path)["step"]
+        for name in ("empty_cache", "reset_peaks", "collect_garbage", "save_checkpoint"):
+            ask(tmp_path, name, {})
+            data = event_of(tmp_path, name).data
+            assert data["ok"] is True
+            assert name == "save_checkpoint" or set(data) >= {"before", "after"}
+        assert (tmp_path / f"step-{step}.pt").is_file()
+        assert facts(tmp_path)["step"] == step
+        ask(tmp_path, "resume", {})
+        wait_for(lambda: facts(tmp_path).get("step", 0) > step)
+        ask(tmp_path, "stop", {})
+        wait_for(lambda: facts(tmp_path)["status"] == "stopped")
+    assert facts(tmp_path)["reason"] == "Stopped from the page."
+    assert (tmp_path / "last.pt").is_file()
+    # A pause is no part of a step's time.
+    assert metric(tmp_path, "perf/step_time").max() < 1.0
+
+
+def test_the_servers_end_stops_a_paused_run(tmp_path: Path) -> None:
+    with background(small(Workload.DIGITS_CNN, epochs=10_000), tmp_path) as stop:
+        wait_for(lambda: facts(tmp_path).get("step", 0) > 5)
+        ask(tmp_path, "pause", {})
+        wait_for(lambda: facts(tmp_path)["status"] == "paused")
+        began = time.monotonic()
+        stop.set()
+        wait_for(lambda: facts(tmp_path)["status"] == "stopped")
+        assert time.monotonic() - began < 3

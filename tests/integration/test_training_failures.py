@@ -1,0 +1,207 @@
+"""What goes wrong in training: one sentence, the page's process unharmed, the next run works."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from stepscope.run import RunStatus
+from tests.integration.test_training import background, events, facts, metric, small, wait_for
+from trainer import session
+from trainer.config import NanPolicy, RunConfig, Workload
+from trainer.loop import Loop
+from trainer.step import TrainStep
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(config: RunConfig, folder: Path) -> dict[str, Any]:
+    """Run, check that the status returned is the one recorded, and return run.json."""
+    folder.mkdir(exist_ok=True)
+    status = session.run(config, folder)
+    recorded = facts(folder)
+    assert recorded["status"] == status
+    return recorded
+
+
+def test_nan_stops_the_run_and_names_the_step(tmp_path: Path) -> None:
+    ended = run(small(Workload.LINEAR, learning_rate=100.0), tmp_path)
+    assert ended["status"] == "failed"
+    assert "The loss is" in ended["reason"]
+    assert "Lower learning_rate" in ended["reason"]
+    kinds = [event.kind for event in events(tmp_path)]
+    assert kinds.count("nan") == 1
+    assert not (tmp_path / "traceback.txt").exists()
+    assert len(metric(tmp_path, "train/loss")) < ended["total_steps"]
+
+
+def test_nan_may_continue_with_a_gap_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
+    config = small(Workload.LINEAR, learning_rate=100.0, nan_policy=NanPolicy.CONTINUE)
+    ended = run(config, tmp_path)
+    assert ended["status"] == "finished"
+    assert ended["step"] == ended["total_steps"]
+    assert [event.kind for event in events(tmp_path)].count("nan") == 1
+    assert len(metric(tmp_path, "train/loss")) < ended["total_steps"]
+    assert not (tmp_path / "last.pt").exists()
+
+
+def test_an_exception_leaves_its_traceback_and_no_tensor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models: list[weakref.ref[nn.Module]] = []
+    clip = TrainStep._clip
+
+    def explode(self: TrainStep) -> torch.Tensor:
+        models.append(weakref.ref(self.model))
+        if len(models) == 5:
+            raise ValueError("a bug in the model")
+        return clip(self)
+
+    monkeypatch.setattr(TrainStep, "_clip", explode)
+    ended = run(small(Workload.DIGITS_MLP, clip_norm=1.0), tmp_path / "bad")
+    assert ended["status"] == "failed"
+    assert ended["reason"] == ("Training raised ValueError: a bug in the model. See the traceback.")
+    trace = (tmp_path / "bad" / "traceback.txt").read_text()
+    assert "in explode" in trace
+    failure = next(event for event in events(tmp_path / "bad") if event.kind == "error")
+    assert failure.data["traceback"] == trace
+    assert len(metric(tmp_path / "bad", "train/loss")) == 4
+    gc.collect()
+    assert models[0]() is None
+    monkeypatch.undo()
+    assert run(small(Workload.DIGITS_MLP, epochs=1), tmp_path / "next")["status"] == "finished"
+
+
+def test_an_oom_is_its_own_event_with_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Loop) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB.")
+
+    monkeypatch.setattr(Loop, "_train_epoch", full)
+    ended = run(small(Workload.DIGITS_MLP), tmp_path)
+    assert "Tried to allocate 3.00 GiB" in ended["reason"]
+    oom = next(event for event in events(tmp_path) if event.kind == "oom")
+    assert oom.data["before"]["process/rss"] > 0
+    assert oom.data["after"]["process/rss"] > 0
+
+
+def test_an_interrupt_closes_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(self: Loop) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Loop, "_train_epoch", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        session.run(small(Workload.DIGITS_MLP), tmp_path)
+    assert facts(tmp_path)["status"] == "failed"
+    assert "interrupted" in facts(tmp_path)["reason"]
+
+
+def test_impossible_settings_are_the_reason(tmp_path: Path) -> None:
+    config = replace(small(Workload.LINEAR), device="GPU-00000000-0000-0000-0000-000000000000")
+    ended = run(config, tmp_path)
+    assert ended["status"] == "failed"
+    assert "not in this machine" in ended["reason"]
+
+
+def test_a_full_disk_costs_checkpoints_and_not_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    ended = run(small(Workload.DIGITS_MLP), tmp_path)
+    assert ended["status"] == "finished"
+    refused = [event for event in events(tmp_path) if event.kind == "checkpoint"]
+    assert refused
+    assert all("No space left" in event.text for event in refused)
+
+
+def test_workers_give_the_same_losses_as_none(tmp_path: Path) -> None:
+    config = small(Workload.DIGITS_MLP, batch_size=512)
+    run(config, tmp_path / "none")
+    run(replace(config, num_workers=2), tmp_path / "two")
+    assert facts(tmp_path / "two")["status"] == "finished"
+    none, two = (metric(tmp_path / name, "train/loss").tolist() for name in ("none", "two"))
+    assert none == two
+    assert multiprocessing.active_children() == []
+
+
+def test_a_killed_worker_ends_the_run_with_a_reason(tmp_path: Path) -> None:
+    config = small(Workload.DIGITS_MLP, epochs=10_000, num_workers=1)
+    # Not in the main thread, as in the page: there torch notices by asking every five seconds.
+    with background(config, tmp_path):
+        wait_for(lambda: facts(tmp_path).get("step", 0) > 5)
+        for worker in multiprocessing.active_children():
+            assert worker.pid is not None
+            os.kill(worker.pid, signal.SIGKILL)
+        wait_for(lambda: facts(tmp_path)["status"] == "failed")
+    assert "A data-loading worker died" in facts(tmp_path)["reason"]
+    assert "num_workers to 0" in facts(tmp_path)["reason"]
+
+
+PAGE = """
+import sys, types, threading
+from pathlib import Path
+with open({marker!r}, "a") as file:  # a script without a main guard, as Streamlit pages are
+    file.write("ran\\n")
+# Streamlit puts a module of its own into sys.modules for the page that it runs.
+page = types.ModuleType("__main__")
+page.__file__ = __file__
+sys.modules["__main__"] = page
+from dataclasses import replace
+from trainer import session
+from trainer.config import RunConfig, Workload, defaults
+config = replace(defaults(Workload.DIGITS_MLP), epochs=1, num_workers=2, threads=1)
+statuses = []
+thread = threading.Thread(target=lambda: statuses.append(session.run(config, Path({folder!r}))))
+thread.start()
+thread.join()
+assert statuses == ["finished"], statuses
+"""
+
+
+def test_workers_never_run_the_page_again(tmp_path: Path) -> None:
+    marker, folder = tmp_path / "marker", tmp_path / "run"
+    folder.mkdir()
+    page = tmp_path / "page.py"
+    page.write_text(PAGE.format(marker=str(marker), folder=str(folder)))
+    done = subprocess.run(
+        [sys.executable, str(page)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert marker.read_text() == "ran\n"
+
+
+def test_a_finished_run_leaves_no_thread(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    assert session.run(small(Workload.LINEAR), tmp_path) is RunStatus.FINISHED
+    assert {thread for thread in threading.enumerate() if thread not in before} == set()
+
+
+def test_stop_ends_the_workers(tmp_path: Path) -> None:
+    config = small(Workload.DIGITS_MLP, epochs=10_000, num_workers=2)
+    with background(config, tmp_path) as stop:
+        wait_for(lambda: facts(tmp_path).get("step", 0) > 5)
+        stop.set()
+        wait_for(lambda: facts(tmp_path)["status"] == "stopped")
+    wait_for(lambda: multiprocessing.active_children() == [])

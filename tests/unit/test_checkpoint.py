@@ -1,0 +1,61 @@
+"""Checkpoint files: whole or not there, and nothing foreign gets in."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainer.checkpoint import CheckpointError, read_checkpoint, weights_bytes, write_checkpoint
+
+
+def test_a_checkpoint_comes_back_and_leaves_no_part(tmp_path: Path) -> None:
+    state = {"model": {"w": torch.arange(3.0)}, "position": {"step": 7}}
+    size = write_checkpoint(tmp_path / "best.pt", state)
+    assert size == (tmp_path / "best.pt").stat().st_size
+    assert read_checkpoint(tmp_path / "best.pt")["position"] == {"step": 7}
+    assert [path.name for path in tmp_path.iterdir()] == ["best.pt"]
+    weights = torch.load(io.BytesIO(weights_bytes(tmp_path / "best.pt")), weights_only=True)
+    assert torch.equal(weights["w"], torch.arange(3.0))
+
+
+def test_a_failed_write_keeps_the_former_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "last.pt"
+    write_checkpoint(path, {"step": 1})
+
+    def full(*_: object) -> None:
+        raise RuntimeError("PytorchStreamWriter failed writing file data.pkl")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match=r"last\.pt could not be written"):
+        write_checkpoint(path, {"step": 2})
+    assert read_checkpoint(path)["step"] == 1
+    assert [file.name for file in tmp_path.iterdir()] == ["last.pt"]
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return Path.mkdir, ("exploded",)
+
+
+@pytest.mark.parametrize("kind", ["missing", "text", "empty", "truncated", "foreign", "bomb"])
+def test_what_is_no_checkpoint_is_refused_in_a_sentence(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "best.pt"
+    if kind == "text":
+        path.write_text("hello")
+    elif kind == "empty":
+        path.touch()
+    elif kind == "truncated":
+        write_checkpoint(path, {"model": {"w": torch.zeros(1000)}})
+        path.write_bytes(path.read_bytes()[:2000])
+    elif kind == "foreign":
+        torch.save({"weights": torch.zeros(1)}, path)
+    elif kind == "bomb":
+        path.write_bytes(pickle.dumps(Bomb(), protocol=2))
+    with pytest.raises(CheckpointError, match=r"resume: .*best\.pt .*Choose another checkpoint\."):
+        read_checkpoint(path)

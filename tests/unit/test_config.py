@@ -1,0 +1,181 @@
+"""RunConfig: what it refuses, its URL and JSON forms, and what devices cannot do."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.config import (
+    FIELDS,
+    ConfigError,
+    Optimizer,
+    Precision,
+    RunConfig,
+    Runner,
+    Workload,
+    checkpoints,
+    defaults,
+)
+from trainer.problems import TrainDevice, choice_problem, problems
+
+GPU = "GPU-01234567-89ab-cdef-0123-456789abcdef"
+CPU_DEVICE = TrainDevice(id="cpu", name="CPU", memory_total=2**34)
+
+
+def gpu(capability: tuple[int, int] = (9, 0), reason: str | None = None) -> TrainDevice:
+    return TrainDevice(
+        id=GPU,
+        name="GPU",
+        memory_total=2**37,
+        cuda_index=0,
+        compute_capability=capability,
+        reason=reason,
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("epochs", 0, "must be 1 to 100000, got 0"),
+        ("batch_size", True, "must be a whole number"),
+        ("batch_size", 8.0, "must be a whole number"),
+        ("learning_rate", float("nan"), "got nan"),
+        ("learning_rate", float("inf"), "got inf"),
+        ("seed", -1, "got -1"),
+        ("precision", "fp8", "must be one of fp32, tf32, bf16, fp16"),
+        ("device", "cuda:0", "must be cpu or a GPU's UUID"),
+        ("resume", "../secret/best.pt", "must be RUN_ID/best.pt"),
+        ("resume", "run/../../best.pt", "must be RUN_ID/best.pt"),
+        ("resume", "run/other.pt", "must be RUN_ID/best.pt"),
+        ("pin_memory", 1, "must be 0 or 1"),
+    ],
+)
+def test_it_refuses_nonsense_with_field_value_and_remedy(
+    field: str, value: Any, words: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        replace(RunConfig(), **{field: value})
+    assert str(caught.value).startswith(f"{field}: ")
+    assert words in str(caught.value)
+    assert caught.value.problem.remedy
+
+
+def test_strings_and_whole_numbers_become_the_fields_own_type() -> None:
+    config = RunConfig.from_dict({"precision": "bf16", "learning_rate": 1})
+    assert config.precision is Precision.BF16
+    assert isinstance(config.learning_rate, float)
+
+
+@pytest.mark.parametrize("workload", list(Workload))
+@pytest.mark.parametrize("device", ["cpu", GPU])
+def test_json_and_url_forms_come_back_equal(workload: Workload, device: str) -> None:
+    base = defaults(workload, device)
+    changed = replace(
+        base,
+        precision=Precision.BF16,
+        epochs=7,
+        learning_rate=0.125,
+        fused=False,
+        runner=Runner.PROCESS,
+        num_workers=2,
+        pin_memory=not base.pin_memory,
+        resume="20261121-101500-digits-cnn-ab12/step-300.pt",
+    )
+    for config in (base, changed):
+        assert RunConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+        assert RunConfig.from_params(config.to_params()) == (config, [])
+
+
+def test_the_url_holds_only_what_differs() -> None:
+    assert RunConfig().to_params() == {}
+    assert defaults(Workload.FILL).to_params() == {"workload": "fill"}
+    assert replace(RunConfig(), epochs=3, fused=False).to_params() == {"epochs": "3", "fused": "0"}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "-1", "1e9", "٣", "nan", "0x10", "9" * 5000, "<script>", "1;"]
+)
+@pytest.mark.parametrize("field", [name for name in FIELDS if name != "resume"])
+def test_a_hostile_url_is_reported_and_replaced(field: str, text: str) -> None:
+    config, found = RunConfig.from_params({field: text, "unknown": "x"})
+    if found:
+        assert [problem.field for problem in found] == [field]
+        assert config == RunConfig()
+        assert len(str(found[0])) < 300
+    else:
+        assert text == "nan" or RunConfig.from_params(config.to_params()) == (config, [])
+
+
+def test_one_bad_value_does_not_cost_the_others() -> None:
+    config, found = RunConfig.from_params({"epochs": "x", "workload": "linear", "seed": "5"})
+    assert [problem.field for problem in found] == ["epochs"]
+    assert config == replace(defaults(Workload.LINEAR), seed=5)
+
+
+@pytest.mark.parametrize("workload", list(Workload))
+@pytest.mark.parametrize("device", [CPU_DEVICE, gpu()])
+def test_the_defaults_have_no_problem(workload: Workload, device: TrainDevice) -> None:
+    assert problems(defaults(workload, device.id), [device]) == ()
+
+
+@pytest.mark.parametrize(
+    ("precision", "device", "refused"),
+    [
+        (Precision.FP32, CPU_DEVICE, False),
+        (Precision.TF32, CPU_DEVICE, True),
+        (Precision.BF16, CPU_DEVICE, False),
+        (Precision.FP16, CPU_DEVICE, True),
+        (Precision.TF32, gpu((7, 5)), True),
+        (Precision.BF16, gpu((7, 5)), True),
+        (Precision.FP16, gpu((7, 5)), False),
+        (Precision.FP16, gpu((5, 0)), True),
+        (Precision.TF32, gpu((8, 0)), False),
+        (Precision.BF16, gpu((8, 0)), False),
+    ],
+)
+def test_precision_needs_its_hardware(
+    precision: Precision, device: TrainDevice, refused: bool
+) -> None:
+    config = defaults(Workload.DIGITS_CNN, device.id)
+    problem = choice_problem("precision", precision, config, [device])
+    assert (problem is not None) == refused
+    assert problem is None or (problem.reason and problem.remedy)
+
+
+def test_loading_options_need_what_they_act_on() -> None:
+    config = RunConfig()
+    devices = [CPU_DEVICE, gpu()]
+    for field, value in [("pin_memory", True), ("non_blocking", True), ("prefetch_factor", 4)]:
+        assert choice_problem(field, value, config, devices) is not None
+    assert choice_problem("prefetch_factor", 4, replace(config, num_workers=1), devices) is None
+    on_gpu = defaults(Workload.DIGITS_CNN, GPU)
+    unpinned = choice_problem("pin_memory", False, on_gpu, devices)
+    assert unpinned is None
+    assert problems(replace(on_gpu, pin_memory=False), devices)[0].field == "non_blocking"
+
+
+def test_unknown_and_unusable_devices_are_refused() -> None:
+    config = defaults(Workload.DIGITS_CNN, GPU)
+    assert "not in this machine" in problems(config, [CPU_DEVICE])[0].reason
+    assert problems(config, [gpu(reason="built for others")])[0].reason == "built for others"
+
+
+def test_a_choice_that_no_device_could_run_is_a_problem_too() -> None:
+    problem = choice_problem("batch_size", 0, RunConfig(), [CPU_DEVICE])
+    assert problem is not None
+    assert problem.field == "batch_size"
+    assert choice_problem("optimizer", Optimizer.SGD, RunConfig(), [CPU_DEVICE]) is None
+
+
+def test_checkpoints_are_listed_as_resume_takes_them(tmp_path: Path) -> None:
+    for name in ("run-a/best.pt", "run-a/other.pt", "run-b/step-12.pt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert sorted(checkpoints(tmp_path)) == ["run-a/best.pt", "run-b/step-12.pt"]
+    for name in checkpoints(tmp_path):
+        assert replace(RunConfig(), resume=name).resume == name
+    assert checkpoints(tmp_path / "missing") == []

@@ -1,0 +1,61 @@
+"""Data: batches whole, in the order asked, repeated where an epoch is longer than the tensors."""
+
+from __future__ import annotations
+
+import multiprocessing.spawn
+
+import torch
+
+from trainer.compute import CpuCompute
+from trainer.config import RunConfig
+from trainer.data import MemoryLoader, Split, _BatchOrder, _SplitDataset, _without_main
+
+
+def split(samples: int = 10, length: int | None = None) -> Split:
+    values = torch.arange(samples)
+    return Split(values.float().unsqueeze(1), values, length or samples)
+
+
+def test_memory_batches_follow_the_order_and_keep_the_rest() -> None:
+    loader = MemoryLoader(split(), RunConfig(batch_size=4), CpuCompute())
+    order = torch.tensor([3, 1, 4, 0, 5, 9, 2, 6, 8, 7])
+    batches = list(loader.batches(order))
+    assert [len(targets) for _, targets in batches] == [4, 4, 2]
+    assert torch.equal(torch.cat([targets for _, targets in batches]), order)
+    assert torch.equal(torch.cat([inputs for inputs, _ in batches])[:, 0], order.float())
+
+
+def test_no_samples_are_no_batch() -> None:
+    loader = MemoryLoader(split(), RunConfig(), CpuCompute())
+    assert list(loader.batches(torch.empty(0, dtype=torch.int64))) == []
+
+
+def test_a_long_epoch_repeats_the_tensors() -> None:
+    inputs, targets = split(4, length=10).take(torch.tensor([0, 5, 9]))
+    assert targets.tolist() == [0, 1, 1]
+    assert inputs[:, 0].tolist() == [0, 1, 1]
+
+
+def test_a_batch_can_be_gathered_into_buffers() -> None:
+    out = torch.empty(4, 1), torch.empty(4, dtype=torch.int64)
+    inputs, targets = split().take(torch.tensor([7, 2]), out=(out[0][:2], out[1][:2]))
+    assert inputs.data_ptr() == out[0].data_ptr()
+    assert targets.tolist() == [7, 2]
+
+
+def test_workers_get_whole_batches_of_the_current_order() -> None:
+    batches = _BatchOrder(4)
+    batches.indices = torch.tensor([3, 1, 4, 0, 5])
+    assert list(batches) == [[3, 1, 4, 0], [5]]
+    assert len(batches) == 2
+    dataset = _SplitDataset(split())
+    assert dataset.__getitems__([3, 1])[1].tolist() == [3, 1]
+
+
+def test_children_are_not_told_of_the_main_script() -> None:
+    original = multiprocessing.spawn.get_preparation_data
+    with _without_main():
+        data = multiprocessing.spawn.get_preparation_data("child")
+        assert not any(key.startswith("init_main") for key in data)
+        assert "sys_path" in data
+    assert multiprocessing.spawn.get_preparation_data is original

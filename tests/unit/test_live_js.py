@@ -1,0 +1,181 @@
+"""The live chart's pure JavaScript (buckets, points, texts), run in Chromium: no Node is needed.
+
+Without Chromium it skips; with STEPSCOPE_REQUIRE_BROWSER=1 it fails instead.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dashboard.live_chart
+
+sync_api = pytest.importorskip("playwright.sync_api")
+
+PURE = ("format.js", "store.js")
+FOLDER = Path(dashboard.live_chart.__file__).parent
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+class Script:
+    """Evaluates an expression with the pure functions in scope."""
+
+    def __init__(self, page: Any) -> None:
+        self._page = page
+        self._source = "\n".join((FOLDER / name).read_text(encoding="utf-8") for name in PURE)
+
+    def __call__(self, expression: str, **names: Any) -> Any:
+        arguments = ", ".join(names)
+        body = f"({{{arguments}}}) => {{ {self._source}\nreturn {expression}; }}"
+        return self._page.evaluate(body, names)
+
+
+@pytest.fixture(scope="module")
+def js() -> Iterator[Script]:
+    with sync_api.sync_playwright() as play:
+        try:
+            browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        except sync_api.Error as error:
+            if os.environ.get("STEPSCOPE_REQUIRE_BROWSER") == "1":
+                raise
+            pytest.skip(f"Chromium cannot be started: {error.message.splitlines()[0]}")
+        yield Script(browser.new_page())
+        browser.close()
+
+
+def part(first: int, values: list[float | None], bucket: int = 1, **more: Any) -> dict[str, Any]:
+    """One series of an answer: bucket i has mean values[i], minimum one less, maximum one more."""
+    ends = [first + (index + 1) * bucket - 1 for index in range(len(values))]
+    column: dict[str, Any] = {"mean": values}
+    if bucket > 1:
+        column["min"] = [None if value is None else value - 1 for value in values]
+        column["max"] = [None if value is None else value + 1 for value in values]
+    return {
+        "first": first, "bucket": bucket, "end": first + len(values) * bucket, "reset": False,
+        "t": [end / 10 for end in ends], "s": ends, "v": {"a": column}, **more,
+    }  # fmt: skip
+
+
+MERGE = "parts.reduce((held, part) => mergeSeries(held, part), null)"
+
+
+def test_rows_are_appended_and_the_cursor_names_what_was_consumed(js: Script) -> None:
+    parts = [part(0, [1.0, 2.0]), part(2, [3.0])]
+    merged = js(MERGE, parts=parts)
+    assert merged["v"]["a"]["mean"] == [1, 2, 3]
+    assert merged["start"] == [0, 1, 2]
+    assert js(f"cursorText({{steps: {MERGE}}})", parts=parts) == "steps~3~1"
+
+
+def test_the_same_answer_twice_changes_nothing(js: Script) -> None:
+    parts = [part(0, [1.0, 2.0], 4), part(4, [2.5, 7.0], 4)]
+    assert js(MERGE, parts=parts) == js(MERGE, parts=[*parts, parts[-1]])
+
+
+def test_the_unfinished_bucket_is_replaced(js: Script) -> None:
+    merged = js(MERGE, parts=[part(0, [1.0, 2.0], 4), part(4, [9.0], 4)])
+    assert merged["v"]["a"]["mean"] == [1, 9]
+
+
+def test_a_larger_bucket_merges_what_is_held(js: Script) -> None:
+    merged = js(MERGE, parts=[part(0, [1.0, 3.0, None, 5.0]), part(4, [8.0], 2)])
+    assert merged["bucket"] == 2
+    assert merged["start"] == [0, 2, 4]
+    assert merged["v"]["a"] == {"mean": [2, 5, 8], "min": [1, 5, 7], "max": [3, 5, 9]}
+    assert merged["s"] == [1, 3, 5]
+
+
+def test_a_reset_drops_what_is_held(js: Script) -> None:
+    merged = js(MERGE, parts=[part(0, [1.0, 2.0]), part(0, [7.0], reset=True)])
+    assert merged["v"]["a"]["mean"] == [7]
+
+
+def test_a_metric_that_appears_later_is_missing_before_and_after(js: Script) -> None:
+    late = part(2, [3.0])
+    late["v"] = {"b": {"mean": [5.0]}}
+    merged = js(MERGE, parts=[part(0, [1.0, 2.0]), late, part(3, [4.0])])
+    assert merged["v"]["a"]["mean"] == [1, 2, None, 4]
+    assert merged["v"]["b"]["mean"] == [None, None, 5, None]
+
+
+def test_no_more_than_500_buckets_and_no_extreme_lost(js: Script) -> None:
+    values = [float(index % 7) for index in range(1999)]
+    values[777] = 99.0
+    parts = [part(start, values[start : start + 37]) for start in range(0, 1999, 37)]
+    merged = js(MERGE, parts=parts)
+    assert merged["bucket"] == 4
+    assert len(merged["start"]) == 500
+    assert max(merged["v"]["a"]["max"]) == 99
+    assert merged["end"] == 1999
+
+
+def test_missing_is_a_gap_for_samples_and_skipped_for_steps(js: Script) -> None:
+    line = "linePoints([0, 1, 2], [1, null, 3], null, 1, gaps)"
+    assert js(line, gaps=True) == {"x": [0, 1, 2], "y": [1, None, 3]}
+    assert js(line, gaps=False) == {"x": [0, 2], "y": [1, 3]}
+
+
+def test_the_envelope_holds_both_ends_of_every_bucket(js: Script) -> None:
+    column = {"min": [0, 1, 4], "max": [2, 2, 4]}
+    points = js("envelopePoints([0, 1, 2], column, null, 1, true)", column=column)
+    assert points == {"x": [0, 0, 1, 1, 2], "y": [0, 2, 2, 1, 4]}
+
+
+def test_a_constant_line_costs_two_points(js: Script) -> None:
+    points = js("linePoints([0, 1, 2, 3], [5, 5, 5, 5], null, 1, true)")
+    assert points == {"x": [0, 3], "y": [5, 5]}
+
+
+def test_only_the_visible_span_is_drawn_and_one_point_beyond(js: Script) -> None:
+    points = js("linePoints([0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5], [1.5, 3.5], 1, true)")
+    assert points["x"] == [1, 2, 3, 4]
+
+
+def test_smoothing_has_no_start_bias_and_keeps_gaps(js: Script) -> None:
+    assert js("ema([4, 4, null, 4], 0.9)") == pytest.approx([4, 4, None, 4])
+    assert js("ema([0, 1], 0.5)") == pytest.approx([0, 2 / 3])
+
+
+def test_steps_and_times_convert_both_ways(js: Script) -> None:
+    series = {"t": [0, 10, 20], "s": [0, 100, 400]}
+    assert js("convertX(series, 'time', 250)", series=series) == 15
+    assert js("convertX(series, 'step', 5)", series=series) == 50
+    assert js("convertX(series, 'time', 900)", series=series) == 20
+
+
+def test_the_time_left_follows_the_mean_step_time(js: Script) -> None:
+    steps = {"v": {"perf/step_time": {"mean": [9.0, 9.0] + [0.5] * 10}}}
+    left = "secondsLeft(steps, {step: 100, total_steps: total})"
+    assert js(left, steps=steps, total=200) == pytest.approx(50)
+    assert js(left, steps=steps, total=None) is None
+
+
+@pytest.mark.parametrize(
+    ("expression", "text"),
+    [
+        ("bytesOf(12.3 * 2 ** 30, 80 * 2 ** 30).join(' ')", "12.3 / 80.0 GiB (15 %)"),
+        ("bytesOf(40 * 2 ** 20, 80 * 2 ** 30).join(' ')", "40.0 MiB / 80.0 GiB (0.05 %)"),
+        ("bytesOf(0, 80 * 2 ** 30).join(' ')", "0.00 B / 80.0 GiB (0 %)"),
+        ("change('reserved', 'B', 2.1 * 2 ** 30, .81 * 2 ** 30)", "reserved 2.10 → 0.81 GiB"),
+        ("change('a', 'B', null, 2 ** 20)", "a n/a → 1.00 MiB"),
+        ("withUnit(0, '%')", "0 %"),
+        ("withUnit(null, 'W')", "n/a"),
+        ("withUnit(0.0211, 's')", "21.1 ms"),
+        ("withUnit(311.6, 'W')", "312 W"),
+        ("withUnit(0.31256, '')", "0.3126"),
+        ("clock(11045)", "3:04:05"),
+        ("clock(41)", "0:41"),
+    ],
+)
+def test_texts(js: Script, expression: str, text: str) -> None:
+    assert js(expression) == text
+
+
+def test_time_ticks_are_round_and_few(js: Script) -> None:
+    ticks = js("timeTicks(0, 610, 5)")
+    assert ticks == {"values": [0, 300, 600], "text": ["0:00", "5:00", "10:00"]}

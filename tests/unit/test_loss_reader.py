@@ -1,0 +1,106 @@
+"""The loss readers: rows in order and whole, nothing waits, a full ring drops values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from trainer import loss_reader
+from trainer.loss_reader import HostReader, RingReader, Row
+
+
+@dataclass
+class FakeEvent:
+    """A CUDA event that lands when told: order and completeness do not depend on the device."""
+
+    landed: bool = False
+    waited: bool = False
+
+    def record(self) -> None:
+        self.landed = False
+
+    def query(self) -> bool:
+        return self.landed
+
+    def synchronize(self) -> None:
+        self.landed = self.waited = True
+
+
+@dataclass
+class Rows:
+    seen: list[tuple[int, Row]] = field(default_factory=list)
+
+    def __call__(self, step: int, ts: float, row: Row) -> None:
+        self.seen.append((step, row))
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> list[FakeEvent]:
+    made: list[FakeEvent] = []
+
+    def make() -> FakeEvent:
+        made.append(FakeEvent())
+        return made[-1]
+
+    pinned: Callable[[int, int], torch.Tensor] = torch.zeros
+    monkeypatch.setattr(loss_reader, "_event", make)
+    monkeypatch.setattr(loss_reader, "_pinned", pinned)
+    return made
+
+
+def put(reader: RingReader | HostReader, step: int) -> None:
+    scalars = {"train/loss": torch.tensor(float(step)), "train/grad_norm": torch.tensor(0.5)}
+    reader.put(step, 0.0, {"train/lr": 0.1}, scalars)
+
+
+def row(step: int) -> tuple[int, Row]:
+    return step, {"train/lr": 0.1, "train/loss": float(step), "train/grad_norm": 0.5}
+
+
+def test_a_cpu_row_is_logged_at_once() -> None:
+    rows = Rows()
+    put(HostReader(rows), 1)
+    assert rows.seen == [row(1)]
+
+
+def test_a_row_waits_for_its_copy_and_keeps_its_place(events: list[FakeEvent]) -> None:
+    rows = Rows()
+    reader = RingReader(rows, slots=4)
+    put(reader, 1)
+    put(reader, 2)
+    events[1].landed = True
+    reader.poll()
+    assert rows.seen == []
+    events[0].landed = True
+    reader.poll()
+    assert rows.seen == [row(1), row(2)]
+    assert not any(event.waited for event in events)
+
+
+def test_a_full_ring_drops_the_value_and_not_the_row(events: list[FakeEvent]) -> None:
+    rows = Rows()
+    reader = RingReader(rows, slots=2)
+    for step in (1, 2, 3):
+        put(reader, step)
+    reader.flush()
+    assert rows.seen == [row(1), row(2), (3, {"train/lr": 0.1})]
+    assert reader.dropped == 1
+    put(reader, 4)
+    reader.flush()
+    assert rows.seen[-1] == row(4)
+
+
+def test_slots_are_used_again_in_a_long_run(events: list[FakeEvent]) -> None:
+    rows = Rows()
+    reader = RingReader(rows, slots=3)
+    for step in range(1, 101):
+        put(reader, step)
+        if step > 2:
+            for event in events:
+                event.landed = True
+            reader.poll()
+    assert rows.seen == [row(step) for step in range(1, 101)]
+    assert reader.dropped == 0

@@ -1,0 +1,50 @@
+"""Precision: flags set and put back, autocast types, the scaler's pass-through."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from trainer.config import Precision
+from trainer.precision import autocast, grad_scaler, precision_flags
+
+
+def flags() -> tuple[str, bool]:
+    return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+
+
+@pytest.mark.parametrize(
+    ("precision", "expected"),
+    [
+        (Precision.FP32, ("highest", False)),
+        (Precision.TF32, ("high", True)),
+        (Precision.BF16, ("highest", False)),
+    ],
+)
+def test_flags_are_set_for_the_run_and_put_back(
+    precision: Precision, expected: tuple[str, bool]
+) -> None:
+    before = flags()
+    with precision_flags(precision):
+        assert flags() == expected
+    assert flags() == before
+
+
+def test_autocast_acts_only_in_mixed_precision() -> None:
+    x = torch.ones(2, 2)
+    cpu = torch.device("cpu")
+    for precision, expected in [
+        (Precision.FP32, torch.float32),
+        (Precision.BF16, torch.bfloat16),
+    ]:
+        context = autocast(precision, cpu)
+        for _ in range(2):  # the loop enters one context again and again
+            with context:
+                assert (x @ x).dtype == expected
+
+
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.TF32, Precision.BF16])
+def test_the_scaler_scales_only_fp16(precision: Precision) -> None:
+    scaler = grad_scaler(precision)
+    loss = torch.ones((), requires_grad=True)
+    assert scaler.scale(loss) is loss

@@ -1,0 +1,79 @@
+"""Workloads: shapes, splits, sizes, and that a few steps lower the loss."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from trainer.compute import CpuCompute
+from trainer.config import Workload, defaults
+from trainer.precision import autocast
+from trainer.step import TrainStep
+from trainer.training import Training
+from trainer.workloads import WORKLOADS, digits, fill, linear
+from trainer.workloads.task import Task
+
+
+def make(workload: Workload, **changes: Any) -> Task:
+    torch.manual_seed(0)
+    small: dict[str, Any] = {"width": 4, "image_size": 8} if workload is Workload.FILL else {}
+    return WORKLOADS[workload](replace(defaults(workload), **(small | changes)))
+
+
+@pytest.mark.parametrize("workload", list(Workload))
+def test_a_few_steps_on_one_batch_lower_the_loss(workload: Workload) -> None:
+    task = make(workload)
+    config = replace(defaults(workload), learning_rate=0.01)
+    training = Training(config, task.model, CpuCompute())
+    step = TrainStep(
+        model=task.model,
+        loss=task.loss,
+        optimizer=training.optimizer,
+        scaler=training.scaler,
+        autocast=autocast(config.precision, torch.device("cpu")),
+        clip_norm=0.0,
+    )
+    batch = task.train.take(torch.arange(32))
+    losses = [step(*batch)[0].item() for _ in range(30)]
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_validation_digits_are_unseen() -> None:
+    task = make(Workload.DIGITS_CNN)
+    assert task.train.inputs.shape == (9 * 1438, 1, 8, 8)
+    assert task.validation.inputs.shape == (digits.HELD_OUT, 1, 8, 8)
+    unshifted = task.train.inputs[4 * 1438 : 5 * 1438]
+    seen = {image.numpy().tobytes() for image in unshifted}
+    # The data set itself holds a few identical images.
+    twins = sum(image.numpy().tobytes() in seen for image in task.validation.inputs)
+    assert twins <= 3
+    assert len(seen) > 1400
+
+
+def test_digits_are_the_same_for_every_seed() -> None:
+    one, two = make(Workload.DIGITS_MLP, seed=1), make(Workload.DIGITS_MLP, seed=2)
+    assert torch.equal(one.validation.inputs, two.validation.inputs)
+
+
+def test_the_line_is_drawn_against_the_truth() -> None:
+    task = make(Workload.LINEAR)
+    fit = task.facts["fit"]
+    assert len(fit["x"]) == len(fit["y"]) == linear.PICTURED
+    residual = torch.tensor(fit["y"]) - fit["slope"] * torch.tensor(fit["x"]) - fit["intercept"]
+    assert residual.std().item() == pytest.approx(linear.NOISE, rel=0.2)
+    assert set(task.watched) == {"model/weight", "model/bias"}
+
+
+@pytest.mark.parametrize("size", [8, 32, 224, 1024])
+def test_the_fill_pool_stays_small_at_any_size(size: int) -> None:
+    task = make(Workload.FILL, image_size=size)
+    assert task.train.inputs.nbytes <= fill.POOL_BYTES
+    assert task.facts["synthetic"] is True
+    assert task.train.length >= fill.EPOCH_SAMPLES
+
+
+def test_fill_makes_an_epoch_of_large_batches() -> None:
+    assert make(Workload.FILL, batch_size=4096).train.length == 32 * 4096

@@ -1,0 +1,73 @@
+"""Checkpoint files in the run folder: `best.pt`, `last.pt` and `step-N.pt` (Save checkpoint).
+
+A file is written beside its name and renamed, so that a killed process leaves the former one.
+Files are read with `weights_only`: a foreign file cannot run code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainer.failures import RunFailed
+
+FORMAT = "stepscope-checkpoint-1"
+
+
+class CheckpointError(RunFailed):
+    """A checkpoint that cannot be used; the message is one sentence with a remedy."""
+
+
+def write_checkpoint(path: Path, state: dict[str, Any]) -> int:
+    """Write `state` (tensors and plain values) and return the bytes. Raises OSError.
+
+    A failed write leaves no part behind, so that a full disk gets its space back.
+    """
+    part = path.with_suffix(".part")
+    try:
+        with part.open("wb") as file:
+            torch.save({"format": FORMAT, **state}, file)
+        size = part.stat().st_size
+        os.replace(part, path)
+    except RuntimeError as error:  # what torch's zip writer makes of a full disk
+        raise OSError(f"{path.name} could not be written: {str(error).splitlines()[0]}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink()
+    return size
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Return what `write_checkpoint` wrote, on the CPU. Raises CheckpointError."""
+    name = f"{path.parent.name}/{path.name}"
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise CheckpointError(
+            f"resume: {name} cannot be read ({error.strerror or error}). Choose another checkpoint."
+        ) from error
+    except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError) as error:
+        raise CheckpointError(
+            f"resume: {name} is damaged or no checkpoint at all. Choose another checkpoint."
+        ) from error
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise CheckpointError(
+            f"resume: {name} was not written by Stepscope. Choose another checkpoint."
+        )
+    return state
+
+
+def weights_bytes(path: Path) -> bytes:
+    """Return the model's weights alone as a `.pt` file, for `load_state_dict` elsewhere.
+
+    Raises CheckpointError.
+    """
+    buffer = io.BytesIO()
+    torch.save(read_checkpoint(path)["model"], buffer)
+    return buffer.getvalue()

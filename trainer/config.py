@@ -1,0 +1,270 @@
+"""What a run is asked to do: one frozen, checked value that crosses threads, URLs and JSON.
+
+This module does not import torch: the page reads it before torch is loaded. What a *device*
+can do with a configuration is judged in `trainer/problems.py`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+
+class Precision(StrEnum):
+    """Arithmetic of the run; bf16 and fp16 are automatic mixed precision over fp32 weights."""
+
+    FP32 = "fp32"
+    TF32 = "tf32"
+    BF16 = "bf16"
+    FP16 = "fp16"
+
+
+class Optimizer(StrEnum):
+    """Optimizers on offer; `sgd` uses momentum 0.9."""
+
+    SGD = "sgd"
+    ADAM = "adam"
+    ADAMW = "adamw"
+
+
+class Schedule(StrEnum):
+    """How the learning rate moves: not at all, halved when validation stalls, or to 0 by cosine."""
+
+    NONE = "none"
+    PLATEAU = "plateau"
+    COSINE = "cosine"
+
+
+class Runner(StrEnum):
+    """Where the loop runs: a thread of the page's process or a child process."""
+
+    THREAD = "thread"
+    PROCESS = "process"
+
+
+class NanPolicy(StrEnum):
+    """What a NaN or infinite loss does to the run."""
+
+    STOP = "stop"
+    CONTINUE = "continue"
+
+
+class Workload(StrEnum):
+    """The built-in workloads; each has a file in `trainer/workloads/`."""
+
+    LINEAR = "linear"
+    DIGITS_MLP = "digits_mlp"
+    DIGITS_CNN = "digits_cnn"
+    FILL = "fill"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why `field` cannot have its value, and what to do about it."""
+
+    field: str
+    reason: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.reason}. {self.remedy}."
+
+
+class ConfigError(ValueError):
+    """A configuration that no device could run; carries the Problem."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(str(problem))
+        self.problem = problem
+
+
+# Inclusive bounds, also those of the sidebar's number fields.
+LIMITS: dict[str, tuple[float, float]] = {
+    "epochs": (1, 100_000),
+    "batch_size": (1, 65_536),
+    "learning_rate": (1e-8, 100.0),
+    "clip_norm": (0.0, 1e6),
+    "seed": (0, 2**31 - 1),
+    "num_workers": (0, 64),
+    "prefetch_factor": (1, 64),
+    "width": (4, 4096),
+    "image_size": (8, 1024),
+    "threads": (0, 256),
+}
+
+_DEVICE = re.compile(r"cpu|(GPU|MIG)-[0-9A-Za-z/-]{1,80}")
+_CHECKPOINT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}/(best|last|step-[0-9]{1,12})\.pt")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunConfig:
+    """Everything that decides a run. Raises ConfigError for values that no device could run."""
+
+    workload: Workload = Workload.DIGITS_CNN
+    device: str = "cpu"  # or a GPU's UUID: indices change with CUDA_VISIBLE_DEVICES
+    precision: Precision = Precision.FP32
+    epochs: int = 300
+    batch_size: int = 128
+    learning_rate: float = 5e-4
+    optimizer: Optimizer = Optimizer.ADAM
+    fused: bool = True
+    clip_norm: float = 0.0  # 0 is off
+    seed: int = 0
+    schedule: Schedule = Schedule.COSINE
+    pin_memory: bool = False
+    non_blocking: bool = False
+    num_workers: int = 0
+    prefetch_factor: int = 2  # batches loaded ahead by each worker
+    runner: Runner = Runner.THREAD
+    nan_policy: NanPolicy = NanPolicy.STOP
+    width: int = 32  # channels of the first stage, fill only
+    image_size: int = 32  # pixels a side, fill only
+    threads: int = 0  # intra-op CPU threads; 0 is half the cores
+    resume: str = ""  # "RUN_ID/best.pt", or nothing
+
+    def __post_init__(self) -> None:
+        for spec in fields(self):
+            object.__setattr__(self, spec.name, _checked(spec.name, getattr(self, spec.name)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields as JSON values, for `run.json`."""
+        return {name: _plain(getattr(self, name)) for name in FIELDS}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> RunConfig:
+        """The inverse of `to_dict`. Unknown keys are ignored, missing ones get their default."""
+        base = defaults(
+            _checked("workload", values.get("workload", Workload.DIGITS_CNN)),
+            _checked("device", values.get("device", "cpu")),
+        )
+        return replace(base, **{name: values[name] for name in FIELDS if name in values})
+
+    def to_params(self) -> dict[str, str]:
+        """The URL form: only what differs from the defaults of this workload on this device."""
+        base = defaults(self.workload, self.device)
+        first = RunConfig()
+        params: dict[str, str] = {}
+        for name in FIELDS:
+            reference = first if name in ("workload", "device") else base
+            value = getattr(self, name)
+            if value != getattr(reference, name):
+                params[name] = _text(value)
+        return params
+
+    @classmethod
+    def from_params(cls, params: Mapping[str, str]) -> tuple[RunConfig, list[Problem]]:
+        """A configuration from URL parameters, checked like any input.
+
+        A value that cannot be used is reported and replaced by its default; unknown keys are
+        ignored. Never raises.
+        """
+        problems: list[Problem] = []
+        chosen: dict[str, Any] = {}
+        for name in FIELDS:
+            if name in params:
+                try:
+                    chosen[name] = _checked(name, _parsed(name, params[name]))
+                except ConfigError as error:
+                    problems.append(error.problem)
+        base = defaults(
+            chosen.get("workload", Workload.DIGITS_CNN),
+            chosen.get("device", "cpu"),
+        )
+        return replace(base, **chosen), problems
+
+
+# In the order of the sidebar.
+FIELDS: tuple[str, ...] = tuple(spec.name for spec in fields(RunConfig))
+
+# Sized for a laptop: the CNN trains for about a minute on two cores, the others for less.
+_DEFAULTS: dict[Workload, dict[str, Any]] = {
+    Workload.LINEAR: {
+        "epochs": 400,
+        "batch_size": 32,
+        "learning_rate": 2e-4,
+        "optimizer": Optimizer.SGD,
+        "schedule": Schedule.NONE,
+    },
+    Workload.DIGITS_MLP: {},
+    Workload.DIGITS_CNN: {},
+    Workload.FILL: {"epochs": 5, "batch_size": 16, "learning_rate": 1e-3},
+}
+
+
+def defaults(workload: Workload, device: str = "cpu") -> RunConfig:
+    """The recommended configuration of a workload; on a GPU with pinned, overlapped copies."""
+    on_gpu = device != "cpu"
+    base = RunConfig(workload=workload, device=device, pin_memory=on_gpu, non_blocking=on_gpu)
+    return replace(base, **_DEFAULTS[workload])
+
+
+def checkpoints(root: Path) -> list[str]:
+    """Every checkpoint in the run folders under `root`, as `resume` takes it, newest first."""
+    found = [(path.stat().st_mtime, path) for path in root.glob("*/*.pt") if path.is_file()]
+    names = [f"{path.parent.name}/{path.name}" for _, path in sorted(found, reverse=True)]
+    return [name for name in names if _CHECKPOINT.fullmatch(name)]
+
+
+def _error(field: str, constraint: str, value: object, remedy: str) -> ConfigError:
+    shown = repr(value)
+    shown = shown if len(shown) <= 60 else shown[:57] + "..."
+    return ConfigError(Problem(field, f"{constraint}, got {shown}", remedy))
+
+
+def _checked(name: str, value: Any) -> Any:
+    """The value in its field's own type (JSON's int for a float, a string for an enum)."""
+    kind = _kind(name)
+    if issubclass(kind, StrEnum):
+        try:
+            return kind(value)
+        except ValueError:
+            options = ", ".join(kind)
+            raise _error(name, f"must be one of {options}", value, "Choose one of these") from None
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    is_kind = type(value) is kind  # not isinstance: True is no batch size
+    if not is_kind:
+        wanted = {int: "a whole number", float: "a number", bool: "0 or 1"}.get(kind, "text")
+        raise _error(name, f"must be {wanted}", value, f"Give {wanted}")
+    if name in LIMITS:
+        low, high = LIMITS[name]
+        if not math.isfinite(value) or not low <= value <= high:
+            raise _error(name, f"must be {low:g} to {high:g}", value, "Choose a value in between")
+    if name == "device" and not _DEVICE.fullmatch(value):
+        raise _error(name, "must be cpu or a GPU's UUID", value, "Choose a device from the list")
+    if name == "resume" and value and not _CHECKPOINT.fullmatch(value):
+        raise _error(
+            name, "must be RUN_ID/best.pt, last.pt or step-N.pt", value, "Choose a checkpoint"
+        )
+    return value
+
+
+def _kind(name: str) -> type:
+    """The type of a field, from its default."""
+    return type(RunConfig.__dataclass_fields__[name].default)
+
+
+def _parsed(name: str, text: str) -> Any:
+    """A URL value as its field's type; `_checked` refuses the text that does not parse."""
+    kind = _kind(name)
+    if kind is bool:
+        return {"1": True, "true": True, "0": False, "false": False}.get(text.lower(), text)
+    if kind in (int, float) and re.fullmatch(r"[-+0-9.eEinfaN]{1,32}", text):
+        try:
+            return kind(text)
+        except ValueError:
+            return text
+    return text
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, StrEnum) else value
+
+
+def _text(value: Any) -> str:
+    return ("1" if value else "0") if isinstance(value, bool) else str(value)

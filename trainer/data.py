@@ -1,0 +1,219 @@
+"""Feeds batches to the device: straight from RAM, or through worker processes.
+
+All built-in data fit in RAM, so the fast way is one indexing call a batch in the training thread.
+`num_workers` above 0 takes torch's DataLoader instead, to show what it costs and when it pays.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.spawn
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from trainer.compute import RUN_AHEAD, Compute
+from trainer.config import RunConfig
+
+Batch = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """One split of a data set: `inputs` and `targets` share their first dimension.
+
+    `length` may be larger than the tensors, which then repeat; it is the samples of an epoch.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    length: int
+
+    @classmethod
+    def of(cls, inputs: Tensor, targets: Tensor) -> Split:
+        """A split that counts each sample once."""
+        return cls(inputs, targets, len(inputs))
+
+    def take(self, indices: Tensor, out: Batch | None = None) -> Batch:
+        """Return the samples at `indices` (int64, below `length`) as one batch, into `out`."""
+        if self.length > len(self.inputs):
+            indices = indices % len(self.inputs)
+        inputs, targets = out or (None, None)
+        return (
+            torch.index_select(self.inputs, 0, indices, out=inputs),
+            torch.index_select(self.targets, 0, indices, out=targets),
+        )
+
+
+class MemoryLoader:
+    """Batches by one indexing call, on a GPU through a ring of reused page-locked buffers."""
+
+    def __init__(self, split: Split, config: RunConfig, compute: Compute) -> None:
+        self._split = split
+        self._batch_size = config.batch_size
+        self._compute = compute
+        self._non_blocking = config.non_blocking
+        self._ring: list[Batch] = []
+        if config.pin_memory and compute.on_gpu:
+            # The host runs at most RUN_AHEAD steps ahead (Compute.pace), so that a buffer of the
+            # ring has long been copied when its turn comes again.
+            self._ring = [self._pinned() for _ in range(RUN_AHEAD + 2)]
+
+    def batches(self, order: Tensor) -> Iterator[Batch]:
+        """Yield the samples of `order` in batches on the device; the last may be smaller."""
+        for turn, indices in enumerate(_batches(order, self._batch_size)):
+            batch = self._gather(turn, indices)
+            yield _to(batch, self._compute, self._non_blocking)
+
+    def close(self) -> None:
+        """Free the buffers."""
+        self._ring.clear()
+
+    def _gather(self, turn: int, indices: Tensor) -> Batch:
+        if not self._ring:
+            return self._split.take(indices)
+        inputs, targets = self._ring[turn % len(self._ring)]
+        return self._split.take(indices, out=(inputs[: len(indices)], targets[: len(indices)]))
+
+    def _pinned(self) -> Batch:
+        inputs, targets = (
+            torch.empty((self._batch_size, *part.shape[1:]), dtype=part.dtype, pin_memory=True)
+            for part in (self._split.inputs, self._split.targets)
+        )
+        return inputs, targets
+
+
+class WorkerLoader:
+    """Batches from DataLoader workers, which live for the whole run."""
+
+    def __init__(self, split: Split, config: RunConfig, compute: Compute) -> None:
+        self._order = _BatchOrder(config.batch_size)
+        self._compute = compute
+        self._non_blocking = config.non_blocking
+        context = multiprocessing.get_context("forkserver")
+        # Imported once by the fork server, so that workers start in milliseconds.
+        context.set_forkserver_preload(["trainer.data"])
+        self._loader: DataLoader[Batch] | None = DataLoader(
+            _SplitDataset(split),
+            batch_sampler=self._order,
+            num_workers=config.num_workers,
+            prefetch_factor=config.prefetch_factor,
+            persistent_workers=True,
+            pin_memory=config.pin_memory and compute.on_gpu,
+            multiprocessing_context=context,
+            collate_fn=_as_is,
+            generator=torch.Generator(),  # its own: the default one belongs to the model
+        )
+
+    def batches(self, order: Tensor) -> Iterator[Batch]:
+        """Yield the samples of `order` in batches on the device; the last may be smaller.
+
+        Raises RuntimeError, at most five seconds later, when a worker has died.
+        """
+        assert self._loader is not None
+        self._order.indices = order
+        with _without_main():
+            fetched = iter(self._loader)
+        while (batch := _next(fetched)) is not None:
+            yield _to(batch, self._compute, self._non_blocking)
+
+    def close(self) -> None:
+        """End the workers."""
+        self._loader = None  # its iterator ends them when it is freed
+
+
+Loader = MemoryLoader | WorkerLoader
+
+
+def make_loader(split: Split, config: RunConfig, compute: Compute) -> Loader:
+    """Return the loader that `config.num_workers` asks for."""
+    kind = WorkerLoader if config.num_workers else MemoryLoader
+    return kind(split, config, compute)
+
+
+class _SplitDataset(Dataset[Batch]):
+    """Gives whole batches to a worker: the list of indices of one batch is one call."""
+
+    def __init__(self, split: Split) -> None:
+        self._split = split
+
+    def __len__(self) -> int:
+        return self._split.length
+
+    def __getitems__(self, indices: list[int]) -> Batch:
+        return self._split.take(torch.tensor(indices))
+
+
+class _BatchOrder(Sampler[list[int]]):
+    """The batches of the epoch at hand, as lists of indices."""
+
+    def __init__(self, batch_size: int) -> None:
+        self._batch_size = batch_size
+        self.indices = torch.empty(0, dtype=torch.int64)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for indices in _batches(self.indices, self._batch_size):
+            yield indices.tolist()
+
+    def __len__(self) -> int:
+        return -(-len(self.indices) // self._batch_size)
+
+
+def _next(batches: Iterator[Batch]) -> Batch | None:
+    try:
+        return next(batches, None)
+    except (ConnectionError, EOFError, FileNotFoundError) as error:
+        # A batch lies in shared memory that is asked of the worker which made it.
+        raise RuntimeError(f"DataLoader worker exited unexpectedly: {error}") from error
+
+
+def _batches(order: Tensor, size: int) -> tuple[Tensor, ...]:
+    # torch splits nothing into one empty batch; a run resumed at an epoch's end has nothing left.
+    return torch.split(order, size) if len(order) else ()
+
+
+def _as_is(batch: Any) -> Any:
+    return batch
+
+
+def _to(batch: Batch, compute: Compute, non_blocking: bool) -> Batch:
+    if not compute.on_gpu:
+        return batch
+    inputs, targets = batch
+    return (
+        inputs.to(compute.device, non_blocking=non_blocking),
+        targets.to(compute.device, non_blocking=non_blocking),
+    )
+
+
+_patching = threading.Lock()
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Start child processes that do not run the parent's main script again.
+
+    multiprocessing re-imports `__main__` in every child. Under `streamlit run` that is the page,
+    which would start the app once more in each worker. Our workers need nothing from it.
+    """
+    spawn = multiprocessing.spawn
+    with _patching:
+        original = spawn.get_preparation_data
+
+        def prepare(name: str) -> dict[str, Any]:
+            data = original(name)
+            data.pop("init_main_from_path", None)
+            data.pop("init_main_from_name", None)
+            return data
+
+        spawn.get_preparation_data = prepare
+        try:
+            yield
+        finally:
+            spawn.get_preparation_data = original

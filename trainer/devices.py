@@ -1,0 +1,104 @@
+"""Finds the devices that torch can train on: the CPU and every CUDA device, best first.
+
+A GPU is known by its UUID, the same string that NVML prints; torch's index changes with
+CUDA_VISIBLE_DEVICES. Asking for CUDA devices initialises CUDA but makes no context.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+
+import psutil
+import torch
+
+from trainer.problems import TrainDevice
+
+
+def list_devices() -> list[TrainDevice]:
+    """Usable GPUs with the most memory first, then the CPU, then GPUs that torch cannot use."""
+    gpus = [] if cuda_reason() else [_gpu(i) for i in range(torch.cuda.device_count())]
+    gpus.sort(key=lambda gpu: (gpu.memory_total, gpu.compute_capability or (0, 0)), reverse=True)
+    usable = [gpu for gpu in gpus if gpu.reason is None]
+    return [*usable, _cpu(), *(gpu for gpu in gpus if gpu.reason is not None)]
+
+
+def cuda_reason() -> str | None:
+    """Why this torch offers no CUDA device, in a sentence with what to do; None when it does."""
+    version = torch.__version__
+    if torch.version.cuda is None and torch.version.hip is None:
+        return (
+            f"torch {version} is a CPU-only build. "
+            "Install a CUDA build of torch to train on an NVIDIA GPU."
+        )
+    with warnings.catch_warnings(record=True) as caught:
+        # torch says here what is wrong with the driver (too old, mismatched, not loaded).
+        warnings.simplefilter("always")
+        available = torch.cuda.is_available()
+    if available:
+        return None
+    detail = str(caught[0].message).split(" (Triggered")[0] if caught else "found no NVIDIA driver"
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if hidden is not None and not hidden.strip():
+        return "CUDA_VISIBLE_DEVICES is empty, which hides every GPU. Unset it and restart."
+    return (
+        f"torch {version} (CUDA {torch.version.cuda}) cannot use a GPU: {detail}. "
+        "Check that nvidia-smi works on this machine."
+    )
+
+
+def _gpu(index: int) -> TrainDevice:
+    properties = torch.cuda.get_device_properties(index)
+    capability = (properties.major, properties.minor)
+    return TrainDevice(
+        id=gpu_uuid(index),
+        name=properties.name,
+        memory_total=properties.total_memory,
+        cuda_index=index,
+        compute_capability=capability,
+        reason=_build_reason(capability, torch.cuda.get_arch_list()),
+    )
+
+
+def gpu_uuid(index: int) -> str:
+    """The UUID of torch's device `index` as NVML prints it; torch leaves out the prefix."""
+    uuid = str(torch.cuda.get_device_properties(index).uuid)
+    return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+
+
+def _build_reason(capability: tuple[int, int], arch_list: list[str]) -> str | None:
+    """Why kernels built for `arch_list` ("sm_90", "compute_90") do not run on this capability."""
+    major, minor = capability
+    for arch in arch_list:
+        kind, _, digits = arch.partition("_")
+        built = int("".join(filter(str.isdigit, digits)) or 0)
+        same_major = built // 10 == major and built % 10 <= minor
+        # PTX ("compute_…") is compiled by the driver for any later GPU.
+        if (kind == "sm" and same_major) or (kind == "compute" and built <= major * 10 + minor):
+            return None
+    if not arch_list:
+        return None
+    return (
+        f"torch {torch.__version__} holds kernels for {', '.join(arch_list)}, "
+        f"this GPU is sm_{major}{minor}"
+    )
+
+
+def _cpu() -> TrainDevice:
+    cores = os.cpu_count() or 1
+    return TrainDevice(
+        id="cpu",
+        name=f"{cpu_name()} ({cores} core{'s' if cores > 1 else ''})",
+        memory_total=psutil.virtual_memory().total,
+    )
+
+
+def cpu_name() -> str:
+    """The CPU's model as the kernel names it; "CPU" where there is no /proc/cpuinfo."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return "CPU"
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else "CPU"

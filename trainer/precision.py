@@ -1,0 +1,48 @@
+"""The four precisions: process-wide flags, the autocast context and the gradient scaler.
+
+Only the older TF32 settings are used: setting the newer `fp32_precision` makes the older getters
+raise, which breaks other code in the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+
+from trainer.config import Precision
+
+_AMP_TYPES = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
+
+
+@contextmanager
+def precision_flags(precision: Precision) -> Iterator[None]:
+    """Set the flags of fp32 arithmetic and put the former ones back.
+
+    cuDNN convolutions use TF32 unless told otherwise, so fp32 must switch it off.
+    """
+    matmul = torch.get_float32_matmul_precision()
+    convolution = torch.backends.cudnn.allow_tf32
+    tf32 = precision is Precision.TF32
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = tf32
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(matmul)
+        torch.backends.cudnn.allow_tf32 = convolution
+
+
+def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
+    """Return the context of the forward pass; it can be entered again and again."""
+    dtype = _AMP_TYPES.get(precision)
+    return torch.autocast(device.type, dtype=dtype) if dtype else nullcontext()
+
+
+def grad_scaler(precision: Precision) -> torch.amp.GradScaler:
+    """Return the scaler, which passes everything through unless the precision is fp16.
+
+    bf16 has the range of fp32 and needs none.
+    """
+    return torch.amp.GradScaler("cuda", enabled=precision is Precision.FP16)

@@ -1,0 +1,93 @@
+"""Which settings a device cannot run, and why, before anything starts. Pure; no torch import."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trainer.config import ConfigError, Precision, Problem, RunConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainDevice:
+    """A device that training could use; made by `trainer.devices.list_devices`.
+
+    `reason` is None when torch can train on it, else the sentence why not.
+    """
+
+    id: str  # "cpu" or the GPU's UUID, as NVML prints it
+    name: str
+    memory_total: int  # bytes
+    cuda_index: int | None = None  # torch's index, after CUDA_VISIBLE_DEVICES
+    compute_capability: tuple[int, int] | None = None
+    reason: str | None = None
+
+
+def problems(config: RunConfig, devices: Sequence[TrainDevice]) -> tuple[Problem, ...]:
+    """Every reason why this configuration cannot start on these devices; empty when it can."""
+    device = next((device for device in devices if device.id == config.device), None)
+    if device is None:
+        return (
+            Problem("device", f"{config.device} is not in this machine", "Choose another device"),
+        )
+    found = [
+        Problem("device", device.reason, "Choose another device") if device.reason else None,
+        _precision_problem(config.precision, device),
+        *_loading_problems(config, device),
+    ]
+    return tuple(problem for problem in found if problem is not None)
+
+
+def choice_problem(
+    field: str, value: Any, config: RunConfig, devices: Sequence[TrainDevice]
+) -> Problem | None:
+    """Why `field` could not be `value` with the rest as it is: what disables a sidebar option."""
+    try:
+        candidate = replace(config, **{field: value})
+    except ConfigError as error:
+        return error.problem
+    return next((p for p in problems(candidate, devices) if p.field == field), None)
+
+
+def _precision_problem(precision: Precision, device: TrainDevice) -> Problem | None:
+    capability = device.compute_capability
+    if capability is None:
+        # bf16 autocast works on every CPU (slowly without AVX-512 or AMX).
+        reason = {
+            Precision.TF32: "TF32 is a mode of NVIDIA tensor cores",
+            Precision.FP16: "fp16 AMP needs CUDA: its gradient scaler works on GPUs only",
+        }.get(precision)
+        return Problem("precision", reason, "Choose fp32 or bf16 on a CPU") if reason else None
+    needed = {Precision.TF32: (8, 0), Precision.BF16: (8, 0), Precision.FP16: (5, 3)}
+    least = needed.get(precision, (0, 0))
+    if capability >= least:
+        return None
+    return Problem(
+        "precision",
+        f"{precision} needs compute capability {least[0]}.{least[1]}, "
+        f"{device.name} has {capability[0]}.{capability[1]}",
+        "Choose fp16 or fp32" if capability >= (5, 3) else "Choose fp32",
+    )
+
+
+def _loading_problems(config: RunConfig, device: TrainDevice) -> list[Problem | None]:
+    on_cpu = device.cuda_index is None
+    idle_prefetch = config.num_workers == 0 and config.prefetch_factor != _DEFAULT_PREFETCH
+    return [
+        Problem("pin_memory", "page-locked memory serves copies to a GPU", "Switch it off")
+        if config.pin_memory and on_cpu
+        else None,
+        Problem("non_blocking", "on a CPU there is no copy to overlap", "Switch it off")
+        if config.non_blocking and on_cpu
+        else None,
+        Problem("non_blocking", "only copies from pinned memory overlap", "Switch on pin_memory")
+        if config.non_blocking and not config.pin_memory and not on_cpu
+        else None,
+        Problem("prefetch_factor", "only workers load ahead", "Set num_workers above 0")
+        if idle_prefetch
+        else None,
+    ]
+
+
+_DEFAULT_PREFETCH = RunConfig().prefetch_factor

@@ -1,0 +1,135 @@
+"""The state of a run that a checkpoint holds: model, optimizer, schedule, scaler, RNG, position."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import CosineAnnealingLR, ReduceLROnPlateau
+
+from trainer.checkpoint import CheckpointError
+from trainer.compute import Compute
+from trainer.config import Optimizer, RunConfig, Schedule
+from trainer.precision import grad_scaler
+
+MOMENTUM = 0.9
+PLATEAU_FACTOR, PLATEAU_PATIENCE = 0.5, 3
+SAME = ("workload", "width", "optimizer", "schedule")
+"""Settings that a resumed run must share with its checkpoint."""
+
+
+class Training:
+    """All that changes while training; `state_dict` and `load` are inverse of each other.
+
+    `epoch` counts from 1 and is the one under way, of which `offset` samples are done.
+    """
+
+    def __init__(self, config: RunConfig, model: nn.Module, compute: Compute) -> None:
+        self.config = config
+        self.compute = compute
+        self.model = model
+        self.optimizer = _optimizer(config, model)
+        self.schedule = _schedule(config, self.optimizer)
+        self.scaler = grad_scaler(config.precision)
+        self.step, self.epoch, self.offset = 0, 1, 0
+        self.best_loss = math.inf
+        self._generator = torch.Generator().manual_seed(config.seed)
+        self._epoch_state = self._generator.get_state()
+
+    def order(self, samples: int) -> Tensor:
+        """Draw the sample order of the epoch at hand and return what is left of it."""
+        self._epoch_state = self._generator.get_state()
+        return torch.randperm(samples, generator=self._generator)[self.offset :]
+
+    def next_epoch(self, validation_loss: float) -> None:
+        """Close the epoch: move the schedule and the position."""
+        if isinstance(self.schedule, ReduceLROnPlateau):
+            self.schedule.step(validation_loss)
+        elif self.schedule is not None:
+            self.schedule.step()
+        self._epoch_state = self._generator.get_state()
+        self.epoch += 1
+        self.offset = 0
+
+    @property
+    def learning_rate(self) -> float:
+        """The rate that the next step uses."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on bit for bit (on a CPU): tensors and plain values only."""
+        return {
+            "config": self.config.to_dict(),
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": self.schedule.state_dict() if self.schedule else {},
+            "scaler": self.scaler.state_dict(),
+            "rng": torch.get_rng_state(),
+            "device_rng": self.compute.rng_state(),
+            # Of the epoch's start: its order is drawn again and `offset` samples are skipped.
+            "order_rng": self._epoch_state,
+            "position": {"step": self.step, "epoch": self.epoch, "offset": self.offset},
+            "best_loss": self.best_loss,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue from a checkpoint. Raises CheckpointError where it does not fit this run."""
+        for name in SAME:
+            theirs, ours = state["config"].get(name), getattr(self.config, name)
+            if theirs != ours:
+                raise CheckpointError(
+                    f"resume: the checkpoint was made with {name} {theirs}, got {ours}. "
+                    f"Set {name} to {theirs}."
+                )
+        try:
+            self._load(state)
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            detail = str(error).splitlines()[0]
+            raise CheckpointError(
+                f"resume: the checkpoint does not fit this run ({detail}). Choose another one."
+            ) from error
+        if self.epoch > self.config.epochs:
+            raise CheckpointError(
+                f"epochs: the checkpoint has {self.epoch - 1} epochs behind it, "
+                f"got {self.config.epochs}. Raise epochs, which counts from the first run's start."
+            )
+
+    def _load(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.schedule is not None:
+            self.schedule.load_state_dict(state["schedule"])
+        if self.scaler.is_enabled() and state["scaler"]:
+            self.scaler.load_state_dict(state["scaler"])
+        torch.set_rng_state(state["rng"])
+        if state["device_rng"] is not None:
+            self.compute.set_rng_state(state["device_rng"])
+        # Loaded at an epoch's end, the schedule moves before this optimizer's first step: torch
+        # would warn of a wrong order.
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]
+        self._generator.set_state(state["order_rng"])
+        self._epoch_state = state["order_rng"]
+        position = state["position"]
+        self.step, self.epoch, self.offset = (int(position[k]) for k in ("step", "epoch", "offset"))
+        self.best_loss = float(state["best_loss"])
+
+
+def _optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
+    parameters, rate = model.parameters(), config.learning_rate
+    if config.optimizer is Optimizer.SGD:
+        return torch.optim.SGD(parameters, lr=rate, momentum=MOMENTUM, fused=config.fused)
+    kind = torch.optim.Adam if config.optimizer is Optimizer.ADAM else torch.optim.AdamW
+    return kind(parameters, lr=rate, fused=config.fused)
+
+
+def _schedule(
+    config: RunConfig, optimizer: torch.optim.Optimizer
+) -> CosineAnnealingLR | ReduceLROnPlateau | None:
+    """The schedule, moved once an epoch."""
+    if config.schedule is Schedule.COSINE:
+        return CosineAnnealingLR(optimizer, T_max=config.epochs)
+    if config.schedule is Schedule.PLATEAU:
+        return ReduceLROnPlateau(optimizer, factor=PLATEAU_FACTOR, patience=PLATEAU_PATIENCE)
+    return None

@@ -1,0 +1,98 @@
+"""Fill the GPU: a residual CNN on synthetic images, from a laptop's CPU to 140 GiB.
+
+Memory grows with width × image_size² × batch_size (activations) and width² (weights). The images
+are synthetic: ten fixed patterns under noise, a pool of at most 32 MiB that an epoch repeats, so
+that loading costs little at any size.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from trainer.config import RunConfig
+from trainer.data import Split
+from trainer.workloads.task import Task
+
+CLASSES = 10
+POOL_BYTES = 32 * 2**20
+POOL_IMAGES = 512
+SIGNAL = 0.1  # share of the pattern in an image; the rest is noise
+EPOCH_SAMPLES = 1024
+EPOCH_BATCHES = 32  # at least, so that large batches still make an epoch
+
+
+def task(config: RunConfig) -> Task:
+    """A ten-class residual CNN whose `width` and `image_size` set the memory it takes."""
+    generator = torch.Generator().manual_seed(config.seed)
+    patterns = torch.rand((CLASSES, 3, 4, 4), generator=generator)
+    size = config.image_size
+    images, labels = _pool(patterns, size, generator)
+    unseen, unseen_labels = _pool(patterns, size, generator)
+    samples = max(EPOCH_SAMPLES, EPOCH_BATCHES * config.batch_size)
+    return Task(
+        model=ResidualCnn(config.width),
+        train=Split(images, labels, samples),
+        validation=Split(unseen, unseen_labels, samples // 16),
+        loss=nn.CrossEntropyLoss(),
+        facts={"data": f"synthetic {size}×{size} images of ten patterns", "synthetic": True},
+    )
+
+
+class ResidualCnn(nn.Module):
+    """Three stages of two residual blocks; the channels double as the image halves.
+
+    Takes uint8 images (n, 3, size, size), which are a quarter of the bytes to copy, and gives
+    ten class scores.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, width, 3, padding=1, bias=False)
+        stages = [(width, width, 1), (width, 2 * width, 2), (2 * width, 4 * width, 2)]
+        self.blocks = nn.Sequential(
+            *(
+                block
+                for before, after, stride in stages
+                for block in (Block(before, after, stride), Block(after, after, 1))
+            )
+        )
+        self.head = nn.Linear(4 * width, CLASSES)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the class scores (n, 10)."""
+        features = self.blocks(self.stem(images.float() / 255))
+        scores: Tensor = self.head(features.mean(dim=(2, 3)))
+        return scores
+
+
+class Block(nn.Module):
+    """Two 3×3 convolutions with batch norm around a shortcut."""
+
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(after)
+        self.second = nn.Conv2d(after, after, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(after)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or before != after:
+            self.shortcut = nn.Conv2d(before, after, 1, stride=stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return features (n, after, height / stride, width / stride)."""
+        y = functional.relu(self.norm1(self.first(x)))
+        return functional.relu(self.norm2(self.second(y)) + self.shortcut(x))
+
+
+def _pool(patterns: Tensor, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Images as uint8 (n, 3, size, size) and their labels (n,)."""
+    count = max(1, min(POOL_IMAGES, POOL_BYTES // (3 * size * size)))
+    labels = torch.randint(CLASSES, (count,), generator=generator)
+    images = torch.empty((count, 3, size, size), dtype=torch.uint8)
+    scaled = functional.interpolate(patterns, size=(size, size))
+    for image, label in zip(images, labels.tolist(), strict=True):
+        noise = torch.rand(image.shape, generator=generator)
+        image.copy_(255 * (SIGNAL * scaled[label] + (1 - SIGNAL) * noise))
+    return images, labels

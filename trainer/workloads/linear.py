@@ -1,0 +1,40 @@
+"""Linear regression as the tutorials teach it: one input, one output, a noisy straight line."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from trainer.config import RunConfig
+from trainer.data import Split
+from trainer.workloads.task import Task
+
+SLOPE, INTERCEPT, NOISE = 0.7, 0.3, 0.1
+SAMPLES = 1000
+PICTURED = 200
+
+
+def task(config: RunConfig) -> Task:
+    """Fit `y = weight x + bias` to points around a known line; a fifth is for validation."""
+    generator = torch.Generator().manual_seed(config.seed)
+    x = torch.rand((SAMPLES, 1), generator=generator) * 2 - 1
+    y = SLOPE * x + INTERCEPT + NOISE * torch.randn((SAMPLES, 1), generator=generator)
+    cut = SAMPLES * 4 // 5
+    model = nn.Linear(1, 1)
+    return Task(
+        model=model,
+        train=Split.of(x[:cut], y[:cut]),
+        validation=Split.of(x[cut:], y[cut:]),
+        loss=nn.MSELoss(),
+        classifies=False,
+        watched={"model/weight": model.weight, "model/bias": model.bias},
+        facts={
+            "data": f"{SAMPLES} points around a line, generated from the seed",
+            "fit": {
+                "x": x[:PICTURED, 0].tolist(),
+                "y": y[:PICTURED, 0].tolist(),
+                "slope": SLOPE,
+                "intercept": INTERCEPT,
+            },
+        },
+    )
