@@ -1,0 +1,335 @@
+// One chart: a card with title, legend with values, Plotly's drawing, marks and crosshair.
+//
+// `scene` is what all cards share: {Plotly, theme, axis, range, hoverX, marks, metrics, fit, prefs,
+// source(name), zoomTo(range), reset(), hover(x, card), save(), redraw(card)}.
+
+const PLOT_HEIGHT = 188; // px
+const MARGIN = { l: 50, r: 14, t: 8, b: 22 };
+const MARGIN_Y2 = 40;
+const CONFIG = { displayModeBar: false, responsive: false, doubleClick: false, showTips: false };
+const NEAR_MARK = 6; // px
+
+const holds = (column) => column && column.mean.some((value) => value !== null);
+
+class Card {
+  constructor(spec, scene) {
+    this.spec = spec;
+    this.scene = scene;
+    this.range = [0, 1];
+    this.width = 0;
+    this.dirty = true;
+    this.visible = false;
+    this.plotted = false;
+    this.drawnAt = 0;
+    this.box = { ...MARGIN, r: spec.y2 ? MARGIN_Y2 : MARGIN.r };
+    this.build();
+  }
+
+  build() {
+    const { spec } = this;
+    this.unit = el("span", { class: "ss-muted ss-unit" });
+    this.chips = spec.traces.map((trace) => this.chip(trace));
+    this.legend = el("div", { class: "ss-legend" }, ...this.chips.map((chip) => chip.node));
+    this.tools = el("div", { class: "ss-tools" }, ...this.buttons());
+    this.plot = el("div", { class: "ss-plot ss-skeleton" });
+    this.marks = new MarkLayer();
+    this.crossLabel = el("span");
+    this.cross = el("div", { class: "ss-cross", hidden: "" }, this.crossLabel);
+    this.tip = el("div", { class: "ss-tip", hidden: "" });
+    this.stage = el("div", { class: "ss-stage" }, this.plot, this.marks.node, this.cross, this.tip);
+    this.node = el(
+      "section", { class: "ss-card", "data-testid": `chart-${spec.id}`, "data-points": 0, "aria-label": spec.title },
+      el("header", { class: "ss-card-head" }, el("h3", {}, spec.title), this.unit, this.tools),
+      this.legend,
+      ...(spec.note ? [el("p", { class: "ss-note" }, spec.note)] : []),
+      ...(spec.traces.length || spec.kind === "fit" ? [this.stage] : []),
+    );
+    this.stage.addEventListener("pointermove", (event) => this.point(event));
+    this.stage.addEventListener("pointerleave", () => this.scene.hover(null, this));
+  }
+
+  chip(trace) {
+    const key = `${this.spec.id}/${trace.label}`;
+    const value = el("span", { class: "ss-chip-value" });
+    const swatch = el("i", { style: `border-color:var(--ss-${trace.colour})`, class: `ss-${trace.dash}` });
+    const hidden = this.scene.prefs.hidden;
+    const node = el("button", {
+      type: "button", class: "ss-chip", title: "Show or hide this line", "aria-pressed": !hidden.includes(key),
+      onclick: () => {
+        if (hidden.includes(key)) hidden.splice(hidden.indexOf(key), 1);
+        else hidden.push(key);
+        node.setAttribute("aria-pressed", !hidden.includes(key));
+        this.scene.save();
+        this.scene.redraw(this);
+      },
+    }, swatch, el("span", {}, trace.label), value);
+    return { node, value, trace, key };
+  }
+
+  toggle(name, label, title) {
+    const { prefs } = this.scene;
+    const node = el("button", {
+      type: "button", class: "ss-tool", title, "aria-pressed": Boolean(prefs[name]),
+      onclick: () => {
+        prefs[name] = !prefs[name];
+        node.setAttribute("aria-pressed", prefs[name]);
+        this.scene.save();
+        this.scene.redraw(this);
+      },
+    }, label);
+    return node;
+  }
+
+  buttons() {
+    const { spec, scene } = this;
+    const tool = (label, title, act) => el("button", { type: "button", class: "ss-tool ss-quiet", title, onclick: act }, label);
+    const list = [
+      tool("CSV", "Save the points shown as CSV", () => this.saveCsv()),
+      tool("PNG", "Save this chart as an image", () => this.savePng()),
+    ];
+    if (spec.loss) {
+      const slider = el("input", {
+        type: "range", min: 0, max: 0.99, step: 0.01, value: scene.prefs.smoothing, "aria-label": "Smoothing",
+        title: "Smoothing: exponential moving average over the points drawn",
+        oninput: () => {
+          scene.prefs.smoothing = Number(slider.value);
+          scene.save();
+          scene.redraw(this);
+        },
+      });
+      list.push(slider, this.toggle("log", "log", "Logarithmic loss axis"));
+    }
+    if (spec.traces.some((trace) => trace.style === "context")) {
+      list.push(this.toggle(`full-${spec.id}`, "full scale", "Scale to the dashed line, or to the values only"));
+    }
+    return list;
+  }
+
+  hidden(trace) {
+    return this.scene.prefs.hidden.includes(`${this.spec.id}/${trace.label}`);
+  }
+
+  place(x) {
+    const [from, to] = this.range;
+    return this.box.l + ((x - from) / (to - from)) * (this.width - this.box.l - this.box.r);
+  }
+
+  // --- drawing ---
+
+  // The largest value to show on an axis; totals and limits count only at full scale.
+  top(axis) {
+    let top = 0;
+    for (const trace of this.spec.traces) {
+      const outside = trace.style === "context" && !this.scene.prefs[`full-${this.spec.id}`];
+      if (trace.axis !== axis || outside || this.hidden(trace)) continue;
+      const series = this.scene.source(trace.series);
+      const values = series?.v[trace.metric]?.max;
+      if (!values) continue;
+      const [from, to] = visibleSpan(xsOf(series, this.scene.axis), this.scene.range);
+      for (let i = from; i < to; i += 1) if (values[i] > top) top = values[i];
+    }
+    return top;
+  }
+
+  traces(factors) {
+    const all = [];
+    for (const trace of this.spec.traces) {
+      const series = this.scene.source(trace.series);
+      const column = series?.v[trace.metric];
+      if (!holds(column) || this.hidden(trace)) continue;
+      const points = this.points(trace, series, column, factors[trace.axis]);
+      const colour = this.scene.theme.palette[trace.colour];
+      points.forEach(({ x, y, faint }, i) => all.push({
+        type: "scatter", x, y, name: trace.label, showlegend: i === points.length - 1, hoverinfo: "skip",
+        ...(trace.style === "points" ? { mode: "lines+markers", marker: { size: 5, color: colour } } : { mode: "lines" }),
+        line: { color: faint ? withAlpha(colour, 0.28) : colour, width: faint ? 1 : 1.5, dash: trace.dash },
+        yaxis: trace.axis,
+      }));
+    }
+    return all;
+  }
+
+  // The lines of one trace, faint ones first.
+  points(trace, series, column, factor) {
+    const { axis, range, prefs } = this.scene;
+    const xs = xsOf(series, axis);
+    const gaps = trace.series !== "steps"; // steps rows lack a metric by nature, samples by trouble
+    const line = (values) => linePoints(xs, values, range, factor, gaps);
+    const envelope = () => envelopePoints(xs, column, range, factor, gaps);
+    if (trace.style === "envelope") return [envelope()];
+    const smooth = trace.style === "ema" && prefs.smoothing > 0;
+    if (trace.style === "points" || trace.style === "context") return [line(column.mean)];
+    if (!smooth && series.bucket === 1) return [line(column.mean)];
+    const middle = smooth ? ema(column.mean, prefs.smoothing) : column.mean;
+    return [{ ...envelope(), faint: true }, line(middle)];
+  }
+
+  yAxis(spec, top, factor) {
+    const { theme, prefs } = this.scene;
+    const axis = {
+      fixedrange: true, gridcolor: theme.grid, zeroline: false, tickmode: "auto", nticks: 5,
+      separatethousands: true, ticklen: 0, tickfont: { size: 11 },
+      exponentformat: "e", automargin: false, ticklabeloverflow: "allow", type: "linear",
+    };
+    if (spec.range) return { ...axis, range: [spec.range[0], spec.range[1] * 1.03] };
+    if (spec.zero) return { ...axis, range: [0, top > 0 ? (top / factor) * 1.08 : 1] };
+    const log = this.spec.loss && prefs.log;
+    return { ...axis, type: log ? "log" : "linear", autorange: true, ...(log ? { dtick: "D2" } : {}) };
+  }
+
+  xAxis() {
+    const { theme, axis, range } = this.scene;
+    const shared = {
+      range: [...range], // Plotly writes into it while panning
+      type: "linear", zeroline: false, showgrid: false, showline: true, linecolor: theme.line, automargin: false,
+      ticks: "outside", ticklen: 3, tickcolor: theme.line, tickfont: { size: 11 }, ticklabeloverflow: "allow",
+    };
+    if (axis === "step") return { ...shared, nticks: 7, tickformat: ",d" };
+    const ticks = timeTicks(range[0], range[1], Math.max(3, Math.floor(this.width / 95)));
+    return { ...shared, tickmode: "array", tickvals: ticks.values, ticktext: ticks.text };
+  }
+
+  figure() {
+    const { spec, scene } = this;
+    const tops = { y: this.top("y"), y2: spec.y2 ? this.top("y2") : 0 };
+    const scales = { y: scaleFor(spec.y.unit, tops.y), y2: scaleFor(spec.y2?.unit || "", tops.y2) };
+    const factors = { y: scales.y.factor, y2: scales.y2.factor };
+    setText(this.unit, [scales.y.unit, spec.y2 && scales.y2.unit].filter(Boolean).join(" · "));
+    const layout = {
+      width: this.width, height: PLOT_HEIGHT, margin: this.box, showlegend: false, hovermode: false, dragmode: "zoom",
+      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { family: scene.theme.font, color: scene.theme.text },
+      xaxis: this.xAxis(), yaxis: this.yAxis(spec.y, tops.y, factors.y),
+    };
+    if (spec.y2) layout.yaxis2 = { ...this.yAxis(spec.y2, tops.y2, factors.y2), overlaying: "y", side: "right", showgrid: false };
+    return { data: this.traces(factors), layout };
+  }
+
+  draw() {
+    const { Plotly, range } = this.scene;
+    const { data, layout } = this.figure();
+    this.range = range;
+    this.dirty = false;
+    this.drawnAt = performance.now();
+    layout.datarevision = this.drawnAt;
+    if (this.plotted) Plotly.react(this.plot, data, layout, CONFIG);
+    else this.first(data, layout);
+    const first = this.spec.traces[0] && this.scene.source(this.spec.traces[0].series)?.v[this.spec.traces[0].metric];
+    setAttribute(this.node, "data-points", first ? first.mean.filter((value) => value !== null).length : 0);
+    this.overlay();
+  }
+
+  first(data, layout) {
+    this.plot.classList.remove("ss-skeleton");
+    this.plotted = true;
+    this.scene.Plotly.newPlot(this.plot, data, layout, CONFIG);
+    this.plot.on("plotly_relayout", (change) => {
+      const [from, to] = [change["xaxis.range[0]"], change["xaxis.range[1]"]];
+      if (isNumber(from) && isNumber(to)) this.scene.zoomTo([from, to]);
+    });
+    this.plot.on("plotly_relayouting", (change) => {
+      if (!isNumber(change["xaxis.range[0]"])) return;
+      this.range = [change["xaxis.range[0]"], change["xaxis.range[1]"]];
+      this.overlay();
+    });
+    this.plot.on("plotly_doubleclick", () => this.scene.reset());
+  }
+
+  overlay() {
+    const marks = this.scene.marks.filter(({ x }) => x >= this.range[0] && x <= this.range[1]);
+    this.marks.update(marks, (x) => this.place(x), { top: this.box.t, bottom: PLOT_HEIGHT - this.box.b });
+    this.hoverAt(this.scene.hoverX, this.scene.hoverCard === this);
+  }
+
+  // --- crosshair and values ---
+
+  point(event) {
+    const left = event.clientX - this.stage.getBoundingClientRect().left;
+    const inside = this.plotted && left >= this.box.l && left <= this.width - this.box.r;
+    const share = (left - this.box.l) / (this.width - this.box.l - this.box.r);
+    this.scene.hover(inside ? this.range[0] + share * (this.range[1] - this.range[0]) : null, this);
+  }
+
+  hoverAt(x, source) {
+    const shown = x !== null && x >= this.range[0] && x <= this.range[1];
+    this.cross.hidden = !shown;
+    this.tip.hidden = true;
+    for (const chip of this.chips) setText(chip.value, this.valueText(chip.trace, shown ? x : null));
+    if (!shown) return;
+    const left = this.place(x);
+    this.cross.style.transform = `translateX(${left.toFixed(1)}px)`;
+    setText(this.crossLabel, source ? (this.scene.axis === "time" ? clock(x) : Math.round(x).toLocaleString("en-US")) : "");
+    if (source) this.showTip(left);
+  }
+
+  showTip(left) {
+    const near = this.scene.marks.filter((mark) => Math.abs(this.place(mark.x) - left) <= NEAR_MARK).slice(-4);
+    if (!near.length) return;
+    const lines = near.map(({ event }) => {
+      const changes = changesOf(event, this.scene.metrics);
+      return el("div", {}, el("b", {}, wordOf(event)), ` ${[changes, event.text].filter(Boolean).join(". ")}`);
+    });
+    this.tip.replaceChildren(...lines);
+    this.tip.hidden = false;
+    this.tip.classList.toggle("ss-tip-left", left > this.width / 2);
+    this.tip.style.left = left > this.width / 2 ? "auto" : `${left + 8}px`;
+    this.tip.style.right = left > this.width / 2 ? `${this.width - left + 8}px` : "auto";
+  }
+
+  // At the crosshair, else the newest.
+  valueText(trace, x) {
+    const series = this.scene.source(trace.series);
+    const column = series?.v[trace.metric];
+    if (!column) return MISSING;
+    const unit = this.scene.metrics[trace.metric]?.unit || "";
+    if (x === null) {
+      const value = trace.style === "points" ? latestEver(series, trace.metric) : latest(series, trace.metric);
+      return withUnit(value, unit);
+    }
+    let at = Math.min(bisect(xsOf(series, this.scene.axis), x), column.mean.length - 1);
+    const skips = trace.series === "steps"; // a row without this metric: the one before it counts
+    while (skips && at > 0 && column.mean[at] === null) at -= 1;
+    return withUnit(column.mean[at] ?? null, unit);
+  }
+
+  // --- export ---
+
+  saveCsv() {
+    const rows = [["series", "metric", "unit", "first_row", "rows", "time_s", "step", "mean", "min", "max"]];
+    for (const trace of this.spec.traces) {
+      const series = this.scene.source(trace.series);
+      const column = series?.v[trace.metric];
+      if (!column) continue;
+      const [from, to] = visibleSpan(xsOf(series, this.scene.axis), this.scene.range);
+      const unit = this.scene.metrics[trace.metric]?.unit || "";
+      for (let i = from; i < to; i += 1) {
+        if (column.mean[i] === null) continue;
+        const place = [series.start[i], series.bucket, series.t[i], series.s[i]];
+        const numbers = [column.mean[i], column.min[i], column.max[i]];
+        rows.push([trace.series, trace.metric, unit, ...place, ...numbers]);
+      }
+    }
+    const blob = new Blob([rows.map((row) => row.join(",")).join("\n")], { type: "text/csv" });
+    const url = URL.createObjectURL(blob);
+    el("a", { href: url, download: `${this.scene.run}-${this.spec.id}.csv` }).click();
+    setTimeout(() => URL.revokeObjectURL(url), 1000);
+  }
+
+  savePng() {
+    if (!this.plotted) return;
+    const { Plotly, theme, marks } = this.scene;
+    const { data, layout } = this.figure();
+    const line = { color: theme.text, width: 1, dash: "dot" };
+    const shapes = marks.map(({ x }) => ({ type: "line", x0: x, x1: x, y0: 0, y1: 1, yref: "paper", line }));
+    const image = {
+      ...layout, shapes, width: undefined, height: undefined, paper_bgcolor: theme.background, showlegend: true,
+      title: { text: `${this.spec.title} ${this.unit.textContent}` }, margin: { ...this.box, l: 70, t: 60, b: 40 },
+    };
+    const filename = `${this.scene.run}-${this.spec.id}`;
+    Plotly.downloadImage({ data, layout: image }, { format: "png", width: 1200, height: 500, scale: 2, filename });
+  }
+
+  close() {
+    if (this.plotted) this.scene.Plotly.purge(this.plot);
+    this.plotted = false;
+  }
+}

@@ -1,0 +1,145 @@
+// Events: their words, the acknowledgement of a button, the marks on the charts, the table below.
+
+const EVENT_WORDS = {
+  epoch: "Epoch", checkpoint: "Checkpoint", empty_cache: "Empty cache", reset_peaks: "Reset peak stats",
+  collect_garbage: "Collect garbage", save_checkpoint: "Save checkpoint", mark: "Mark", pause: "Pause",
+  resume: "Resume", stop: "Stop", oom: "Out of memory", nan: "NaN loss", error: "Error",
+  gpu_lost: "GPU lost", gpu_recovered: "GPU back", throttle_start: "Throttling",
+  throttle_end: "Throttling over", status: "Status",
+};
+const MARK_LABELS = {
+  checkpoint: "ckpt", empty_cache: "cache", reset_peaks: "peaks", collect_garbage: "gc",
+  save_checkpoint: "save", mark: "mark", pause: "Ⅱ", resume: "▶", stop: "■", oom: "OOM", nan: "NaN",
+  error: "error", gpu_lost: "lost", gpu_recovered: "back", throttle_start: "throttle",
+  throttle_end: "full", status: "",
+};
+const BAD = new Set(["oom", "nan", "error", "gpu_lost", "throttle_start"]);
+const ROUTINE = new Set(["epoch", "checkpoint", "status"]);
+const MAX_ROWS = 200;
+const MAX_EVENTS = 2000;
+const MAX_MARKS = 60;
+const MAX_ROUTINE_MARKS = 20;
+
+const wordOf = (event) => EVENT_WORDS[event.kind] || event.kind;
+
+// The numbers before and after, only those that moved unless none did.
+function changesOf(event, metrics) {
+  const { before, after } = event.data || {};
+  if (!before || !after) return "";
+  const keys = Object.keys(after).filter((key) => key in before);
+  const moved = keys.filter((key) => before[key] !== after[key]);
+  return (moved.length ? moved : keys)
+    .map((key) => change(metrics[key]?.label || key, metrics[key]?.unit || "", before[key], after[key]))
+    .join(", ");
+}
+
+function ackText(event, metrics) {
+  const done = event.data?.ok === false ? "refused" : "done";
+  const where = isNumber(event.step) ? ` at step ${event.step.toLocaleString("en-US")}` : "";
+  const rest = [changesOf(event, metrics), event.text].filter(Boolean).join(". ");
+  return `${wordOf(event)} — ${done}${where}${rest ? `: ${rest}` : ""}`;
+}
+
+const commandOf = (event) => event.data?.command_id ?? null;
+
+// Events to mark within a range: the newest MAX_MARKS, routine ones only MAX_ROUTINE_MARKS of them.
+function marksIn(events, axis, range) {
+  const marks = [];
+  let routine = 0;
+  for (let i = events.length - 1; i >= 0 && marks.length < MAX_MARKS; i -= 1) {
+    const event = events[i];
+    const x = axis === "time" ? event.t : event.step;
+    if (!isNumber(x) || x < range[0] || x > range[1]) continue;
+    if (ROUTINE.has(event.kind) && (routine += 1) > MAX_ROUTINE_MARKS) continue;
+    const tone = BAD.has(event.kind) ? "bad" : ROUTINE.has(event.kind) ? "routine" : "action";
+    const label = event.kind === "epoch" ? `e${event.epoch ?? ""}` : MARK_LABELS[event.kind] ?? event.kind;
+    marks.push({ x, tone, label, event });
+  }
+  return marks.reverse();
+}
+
+// Vertical lines and short labels over one chart; our own layer, as Plotly shapes would be laid out
+// again with every redraw.
+class MarkLayer {
+  constructor() {
+    this.paths = { routine: svg("path"), action: svg("path"), bad: svg("path") };
+    for (const [tone, path] of Object.entries(this.paths)) path.setAttribute("class", `ss-mark-${tone}`);
+    this.labels = svg("g");
+    this.node = svg("svg", { class: "ss-marks", "aria-hidden": "true" }, ...Object.values(this.paths), this.labels);
+    this.shown = "";
+  }
+
+  // `place` maps x to pixels; `box` is {top, bottom} of the plot area.
+  update(marks, place, box) {
+    const at = marks.map((mark) => Math.round(place(mark.x)) + 0.5);
+    const key = marks.map((mark, i) => `${mark.event.id}:${at[i]}`).join();
+    if (key === this.shown) return;
+    this.shown = key;
+    const lines = { routine: "", action: "", bad: "" };
+    marks.forEach((mark, i) => (lines[mark.tone] += `M${at[i]} ${box.top}V${box.bottom}`));
+    for (const [tone, path] of Object.entries(this.paths)) setAttribute(path, "d", lines[tone]);
+    this.labels.replaceChildren(...this.placeLabels(marks, at, box.top));
+  }
+
+  // Labels that would touch are left out: alarms first, then actions, then routine, newest first.
+  placeLabels(marks, at, top) {
+    const taken = [];
+    const nodes = [];
+    for (const tone of ["bad", "action", "routine"]) {
+      for (let i = marks.length - 1; i >= 0; i -= 1) {
+        const width = 4 + 5.5 * marks[i].label.length;
+        if (marks[i].tone !== tone || !marks[i].label) continue;
+        if (taken.some(([from, to]) => at[i] < to && at[i] + width > from)) continue;
+        taken.push([at[i], at[i] + width]);
+        nodes.push(svg("text", { x: at[i] + 3, y: top + 8, class: `ss-mark-${tone}` }, marks[i].label));
+      }
+    }
+    return nodes;
+  }
+}
+
+class EventTable {
+  constructor() {
+    this.body = el("tbody");
+    this.count = el("span", { class: "ss-muted" });
+    const nothing = "Nothing has happened yet: epochs, checkpoints, button presses and problems appear here.";
+    this.empty = el("p", { class: "ss-muted ss-empty" }, nothing);
+    const head = ["Time", "Step", "Event", "What happened", "Before → after"].map((text) => el("th", { scope: "col" }, text));
+    this.table = el("table", { hidden: "" }, el("thead", {}, el("tr", {}, ...head)), this.body);
+    this.node = el(
+      "section", { class: "ss-events ss-card", "data-testid": "events", "aria-label": "Events" },
+      el("header", { class: "ss-card-head" }, el("h3", {}, "Events"), this.count),
+      this.empty, el("div", { class: "ss-scroll" }, this.table),
+    );
+  }
+
+  clear() {
+    this.body.replaceChildren();
+    this.show(0);
+  }
+
+  show(total) {
+    this.table.hidden = total === 0;
+    this.empty.hidden = total !== 0;
+    setText(this.count, total > MAX_ROWS ? `newest ${MAX_ROWS} of ${total}` : total ? String(total) : "");
+  }
+
+  add(events, metrics, total) {
+    const rows = events.slice(-MAX_ROWS).map((event) => this.row(event, metrics)).reverse();
+    this.body.prepend(...rows);
+    while (this.body.childElementCount > MAX_ROWS) this.body.lastElementChild.remove();
+    this.show(total);
+  }
+
+  row(event, metrics) {
+    const tone = BAD.has(event.kind) ? "bad" : ROUTINE.has(event.kind) ? "routine" : "action";
+    return el(
+      "tr", { "data-kind": event.kind, "data-tone": tone },
+      el("td", { class: "ss-figure" }, isNumber(event.t) ? clock(event.t) : MISSING),
+      el("td", { class: "ss-figure" }, isNumber(event.step) ? event.step.toLocaleString("en-US") : MISSING),
+      el("td", { class: "ss-kind" }, wordOf(event)),
+      el("td", {}, event.text || ""),
+      el("td", { class: "ss-figures" }, changesOf(event, metrics)),
+    );
+  }
+}

@@ -1,0 +1,107 @@
+// Asking the server: one request in flight, none while the tab is hidden, slower after errors.
+
+const TIMEOUT_MS = 10_000;
+const MAX_BACKOFF_MS = 8_000;
+
+// The answer as JSON; throws an Error whose message is a sentence for the reader.
+async function ask(url, signal) {
+  const timeout = AbortSignal.timeout(TIMEOUT_MS);
+  let response;
+  try {
+    response = await fetch(url, { cache: "no-store", signal: AbortSignal.any([signal, timeout]) });
+  } catch (error) {
+    if (signal.aborted) throw error;
+    throw new Error("The dashboard's server does not answer; training and recording go on without it.");
+  }
+  const body = await response.json().catch(() => null);
+  if (!response.ok || !body) throw new Error(body?.error || `The server answered ${response.status}.`);
+  return body;
+}
+
+class Poller {
+  // `url()` gives the next address, `pace()` the pause in ms, `take(answer)` gets each answer,
+  // `trouble(sentence or null)` the state of the connection.
+  constructor({ url, pace, take, trouble }) {
+    Object.assign(this, { url, pace, take, trouble });
+    this.failures = 0;
+    this.timer = 0;
+    this.abort = null;
+    this.closed = false;
+    this.onVisible = () => this.now();
+    document.addEventListener("visibilitychange", this.onVisible);
+  }
+
+  // Polls at once, or right after the request in flight.
+  now() {
+    if (this.abort) this.again = true;
+    else this.plan(0);
+  }
+
+  // Forgets a request in flight: its answer belongs to another run.
+  restart() {
+    this.abort?.abort();
+    this.abort = null;
+    this.failures = 0;
+    this.plan(0);
+  }
+
+  plan(delay) {
+    clearTimeout(this.timer);
+    if (!this.closed && !document.hidden) this.timer = setTimeout(() => this.poll(), delay);
+  }
+
+  async poll() {
+    const abort = (this.abort = new AbortController());
+    const started = performance.now();
+    let answer = null;
+    try {
+      answer = await ask(this.url(), abort.signal);
+      this.failures = 0;
+    } catch (error) {
+      if (abort.signal.aborted) return;
+      this.failures += 1;
+      const pause = this.backoff();
+      this.trouble(`${error.message} Trying again in ${short(pause / 1000)} s.`);
+    }
+    if (this.abort !== abort) return;
+    this.abort = null;
+    if (this.failures) this.plan(this.backoff());
+    else this.plan(this.again ? 0 : Math.max(0, this.pace() - (performance.now() - started)));
+    this.again = false;
+    if (answer) {
+      this.trouble(null);
+      this.take(answer);
+    }
+  }
+
+  backoff() {
+    return Math.min(MAX_BACKOFF_MS, 500 * 2 ** (this.failures - 1));
+  }
+
+  close() {
+    this.closed = true;
+    clearTimeout(this.timer);
+    this.abort?.abort();
+    this.abort = null;
+    document.removeEventListener("visibilitychange", this.onVisible);
+  }
+}
+
+// plotly.js once a page. Streamlit loads another version for its own charts, so the global name is
+// left as it was and our reference kept apart.
+function loadPlotly(url) {
+  return (globalThis.stepscopePlotly ??= new Promise((resolve, reject) => {
+    const before = globalThis.Plotly;
+    const script = el("script", { src: url });
+    script.onload = () => {
+      resolve(globalThis.Plotly);
+      if (before) globalThis.Plotly = before;
+    };
+    script.onerror = () => {
+      script.remove();
+      globalThis.stepscopePlotly = undefined;
+      reject(new Error("The chart library could not be loaded; reload the page."));
+    };
+    document.head.append(script);
+  }));
+}

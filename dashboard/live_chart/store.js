@@ -1,0 +1,214 @@
+// The client's copy of a run: buckets of rows per series, at most MAX_BUCKETS each. Pure: no DOM.
+// A series is {bucket, end, start[], t[], s[], v: {metric: {mean[], min[], max[]}}}; bucket i holds
+// rows start[i] .. start[i] + bucket - 1 and `end` is the number of rows consumed.
+
+const MAX_BUCKETS = 500;
+const STATS = ["mean", "min", "max"];
+
+const emptySeries = (bucket) => ({ bucket, end: 0, start: [], t: [], s: [], v: {} });
+
+// Index ranges [from, to) of the held buckets that fall into one bucket of the new size.
+function bucketGroups(start, bucket) {
+  const groups = [];
+  for (let i = 0; i < start.length; i += 1) {
+    const first = Math.floor(start[i] / bucket) * bucket;
+    const last = groups[groups.length - 1];
+    if (last && last.first === first) last.to = i + 1;
+    else groups.push({ first, from: i, to: i + 1 });
+  }
+  return groups;
+}
+
+// One value of a group; null where all are missing. Means weigh equally: rows per bucket differ
+// only in the last one, which the server replaces.
+function reduceGroup(values, { from, to }, stat) {
+  let result = null;
+  let count = 0;
+  for (let i = from; i < to; i += 1) {
+    const value = values[i];
+    if (value === null) continue;
+    count += 1;
+    if (result === null) result = value;
+    else if (stat === "mean") result += value;
+    else result = stat === "min" ? Math.min(result, value) : Math.max(result, value);
+  }
+  return stat === "mean" && count > 1 ? result / count : result;
+}
+
+// The same series in larger buckets (a new object), or itself if they are large enough.
+function coarsen(series, bucket) {
+  if (bucket <= series.bucket) return series;
+  const groups = bucketGroups(series.start, bucket);
+  const out = emptySeries(bucket);
+  out.end = series.end;
+  out.last = series.last;
+  out.start = groups.map((group) => group.first);
+  out.t = groups.map((group) => series.t[group.to - 1]);
+  out.s = groups.map((group) => series.s[group.to - 1]);
+  for (const key of Object.keys(series.v)) {
+    out.v[key] = {};
+    for (const stat of STATS) {
+      out.v[key][stat] = groups.map((group) => reduceGroup(series.v[key][stat], group, stat));
+    }
+  }
+  return out;
+}
+
+// One series of an answer in the store's form; single rows come with `mean` only.
+function fromPart(part) {
+  const series = emptySeries(part.bucket);
+  series.end = part.end;
+  series.t = part.t;
+  series.s = part.s;
+  series.start = part.t.map((_, i) => part.first + i * part.bucket);
+  for (const [key, { mean, min, max }] of Object.entries(part.v)) {
+    series.v[key] = { mean, min: min || mean, max: max || mean };
+  }
+  return series;
+}
+
+function appendColumn(held, fresh, kept, added) {
+  const column = held || Object.fromEntries(STATS.map((stat) => [stat, new Array(kept).fill(null)]));
+  for (const stat of STATS) {
+    column[stat].length = kept;
+    for (let i = 0; i < added; i += 1) column[stat].push(fresh ? fresh[stat][i] : null);
+  }
+  return column;
+}
+
+// Merges one series of an answer: held buckets from its first row on are replaced, the rest is
+// appended. Idempotent. Changes `held` in place and returns the series to keep.
+function mergeSeries(held, part) {
+  let series = !held || part.reset ? emptySeries(part.bucket) : coarsen(held, part.bucket);
+  const fresh = coarsen(fromPart(part), series.bucket);
+  const cut = fresh.start.length ? fresh.start[0] : part.first;
+  let kept = series.start.length;
+  while (kept > 0 && series.start[kept - 1] >= cut) kept -= 1;
+  for (const name of ["start", "t", "s"]) {
+    series[name].length = kept;
+    series[name].push(...fresh[name]);
+  }
+  for (const key of new Set([...Object.keys(series.v), ...Object.keys(fresh.v)])) {
+    series.v[key] = appendColumn(series.v[key], fresh.v[key], kept, fresh.start.length);
+  }
+  series.end = part.end;
+  series.last = part.last || null;
+  while (series.start.length > MAX_BUCKETS) series = coarsen(series, series.bucket * 2);
+  return series;
+}
+
+const cursorText = (all) =>
+  Object.entries(all).map(([name, series]) => `${name}~${series.end}~${series.bucket}`).join(",");
+
+// The newest value of a metric: the exact last one if the server sends it, else of the last bucket
+// that has one among the newest five (a metric that stopped is missing, not frozen).
+function latest(series, key, stat = "mean") {
+  if (!series) return null;
+  if (series.last && isNumber(series.last[key])) return series.last[key];
+  const values = series.v[key]?.[stat] || [];
+  for (let i = values.length - 1; i >= Math.max(0, values.length - 5); i -= 1) {
+    if (values[i] !== null) return values[i];
+  }
+  return null;
+}
+
+// The newest value however long ago, for metrics logged once an epoch.
+function latestEver(series, key) {
+  const values = series?.v[key]?.mean || [];
+  for (let i = values.length - 1; i >= 0; i -= 1) if (values[i] !== null) return values[i];
+  return null;
+}
+
+// First index with xs[i] >= x; xs is non-decreasing.
+function bisect(xs, x) {
+  let [low, high] = [0, xs.length];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (xs[middle] < x) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+// Exponential moving average without the start bias; missing values stay missing.
+function ema(values, weight) {
+  let [sum, norm] = [0, 0];
+  return values.map((value) => {
+    if (value === null) return null;
+    sum = weight * sum + (1 - weight) * value;
+    norm = weight * norm + (1 - weight);
+    return sum / norm;
+  });
+}
+
+const xsOf = (series, axis) => (axis === "time" ? series.t : series.s);
+
+// Indices to draw for [from, to]: one more on each side, so that lines reach the edge.
+function visibleSpan(xs, range) {
+  if (!range) return [0, xs.length];
+  return [Math.max(0, bisect(xs, range[0]) - 1), Math.min(xs.length, bisect(xs, range[1]) + 1)];
+}
+
+// Drops points inside flat stretches: a constant line costs two points, not a thousand.
+function pushThin(out, x, y) {
+  const n = out.y.length;
+  if (n > 1 && out.y[n - 1] === y && out.y[n - 2] === y) out.x[n - 1] = x;
+  else {
+    out.x.push(x);
+    out.y.push(y);
+  }
+}
+
+// Points of a line through `values`. `gaps`: a missing value breaks the line, else it is skipped.
+function linePoints(xs, values, range, factor, gaps) {
+  const out = { x: [], y: [] };
+  const [from, to] = visibleSpan(xs, range);
+  for (let i = from; i < to; i += 1) {
+    if (values[i] !== null) pushThin(out, xs[i], values[i] / factor);
+    else if (gaps && out.y.length) pushThin(out, xs[i], null);
+  }
+  return out;
+}
+
+// Minimum and maximum of every bucket as one zigzag line, nearest end first: nothing that happened
+// inside a bucket is lost, at no more than two points each.
+function envelopePoints(xs, column, range, factor, gaps) {
+  const out = { x: [], y: [] };
+  const [from, to] = visibleSpan(xs, range);
+  let last = null;
+  for (let i = from; i < to; i += 1) {
+    const [low, high] = [column.min[i], column.max[i]];
+    if (low === null) {
+      if (gaps && out.y.length) pushThin(out, xs[i], null);
+      continue;
+    }
+    const ends = last !== null && Math.abs(last - high) < Math.abs(last - low) ? [high, low] : [low, high];
+    pushThin(out, xs[i], ends[0] / factor);
+    if (low !== high) pushThin(out, xs[i], ends[1] / factor);
+    last = ends[1];
+  }
+  return out;
+}
+
+// Converts a step to a time or back along a series; the ends are held.
+function convertX(series, axis, x) {
+  if (!series || !series.t.length) return x;
+  const [from, to] = axis === "time" ? [series.s, series.t] : [series.t, series.s];
+  const i = bisect(from, x);
+  if (i === 0) return to[0];
+  if (i >= from.length) return to[from.length - 1];
+  const span = from[i] - from[i - 1];
+  return span > 0 ? to[i - 1] + ((x - from[i - 1]) / span) * (to[i] - to[i - 1]) : to[i];
+}
+
+// Seconds left by the mean step time of the newest buckets (pauses and validation are not in it);
+// null before it can be known. The very first steps (warm-up) are left out once others exist.
+function secondsLeft(steps, progress) {
+  const total = progress?.total_steps;
+  const values = steps?.v["perf/step_time"]?.mean;
+  if (!isNumber(total) || !values || values.length < 5) return null;
+  const recent = values.slice(Math.max(2, values.length - 50)).filter((value) => value !== null);
+  if (!recent.length) return null;
+  const mean = recent.reduce((sum, value) => sum + value, 0) / recent.length;
+  return Math.max(0, total - progress.step) * mean;
+}

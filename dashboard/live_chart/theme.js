@@ -1,0 +1,78 @@
+// DOM building and colours. Text always goes in as text, never as markup: run names, event texts
+// and reasons are written by others.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function el(tag, attributes = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (value !== null && value !== undefined) node.setAttribute(name, value);
+  }
+  node.append(...children);
+  return node;
+}
+
+function svg(tag, attributes = {}, ...children) {
+  const node = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  node.append(...children);
+  return node;
+}
+
+// Both write only what changed: an untouched node costs no style or layout work.
+function setText(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+function setAttribute(node, name, value) {
+  if (value === null) node.removeAttribute(name);
+  else if (node.getAttribute(name) !== String(value)) node.setAttribute(name, value);
+}
+
+// After Okabe and Ito, who chose hues told apart with any colour vision; lightness fitted to each
+// background.
+const PALETTES = {
+  light: {
+    blue: "#0068a8", orange: "#cc5a00", green: "#008a66", pink: "#b04e8b", amber: "#a87400",
+    grey: "#6b7280",
+  },
+  dark: {
+    blue: "#5ab4ec", orange: "#f28e4c", green: "#2fc49a", pink: "#e39ac9", amber: "#e6bd4a",
+    grey: "#98a1ae",
+  },
+};
+
+// Any CSS colour as [r, g, b], by asking the browser.
+function channels(node, colour) {
+  const probe = el("span", { style: `color:${colour};display:none` });
+  node.append(probe);
+  const found = getComputedStyle(probe).color.match(/[\d.]+/g) || [0, 0, 0];
+  probe.remove();
+  return found.slice(0, 3).map(Number);
+}
+
+function withAlpha(hex, alpha) {
+  const [r, g, b] = [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
+  return `rgba(${r},${g},${b},${alpha})`;
+}
+
+// Reads Streamlit's variables, gives `root` the palette and returns what Plotly needs resolved.
+function readTheme(root) {
+  const css = getComputedStyle(root);
+  const read = (name, fallback) => css.getPropertyValue(name).trim() || fallback;
+  const [r, g, b] = channels(root, read("--st-background-color", "#ffffff"));
+  const dark = 0.299 * r + 0.587 * g + 0.114 * b < 128;
+  const palette = PALETTES[dark ? "dark" : "light"];
+  for (const [name, value] of Object.entries(palette)) root.style.setProperty(`--ss-${name}`, value);
+  root.dataset.theme = dark ? "dark" : "light";
+  const [tr, tg, tb] = channels(root, read("--st-text-color", dark ? "#fafafa" : "#31333f"));
+  return {
+    palette,
+    background: `rgb(${r},${g},${b})`,
+    text: `rgba(${tr},${tg},${tb},0.66)`,
+    grid: `rgba(${tr},${tg},${tb},0.08)`,
+    line: `rgba(${tr},${tg},${tb},0.22)`,
+    font: read("--st-font", "sans-serif"),
+  };
+}
