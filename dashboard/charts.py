@@ -17,6 +17,8 @@ NO_ALLOCATOR = (
     "allocated and reserved are counters of torch's CUDA allocator; on the CPU torch keeps none, "
     "so process memory is shown instead."
 )
+WARM_UP_ROWS = 3
+"""First steps of a run, slow by nature: drawn, but they do not set the scale of step time."""
 NO_GPU = "no GPU was sampled in this run."
 
 # One colour a metric, the same in every chart and tile; the component maps the names to a
@@ -83,14 +85,9 @@ class RunFacts:
 
 def layout(facts: RunFacts) -> Json:
     """Return the component's layout: `charts`, `kpis`, `fit`, `metrics` (unit, label by key)."""
-    charts = [
-        _loss(),
-        _memory(facts),
-        _utilisation(facts),
-        _power(facts),
-        _throughput(),
-        _step_time(),
-    ]
+    charts = [_loss(), _memory(facts), _utilisation(facts), _throughput(), _step_time()]
+    if facts.gpus:
+        charts.insert(3, _power(facts))
     if facts.fit is not None:
         charts.insert(1, _chart("fit", "Fit", [], kind="fit"))
     return {
@@ -148,6 +145,7 @@ def _chart(
     y2: Json | None = None,
     note: str | None = None,
     loss: bool = False,
+    warm_up: int = 0,
 ) -> Json:
     return {
         "id": chart_id,
@@ -158,6 +156,7 @@ def _chart(
         "traces": traces,
         "note": note,
         "loss": loss,
+        "warm_up": warm_up,
     }
 
 
@@ -199,7 +198,10 @@ def _utilisation(facts: RunFacts) -> Json:
         y = _axis(Unit.PERCENT, fixed=(0.0, 100.0))
         return _chart("utilisation", "Utilisation", traces, y=y)
     traces = [_trace("process/cpu", "mean"), _trace("host/cpu", "mean")]
-    note = f"CPU only: {facts.gpu_reason} Process CPU: 100 % is one core."
+    note = (
+        "Process CPU: 100 % is one core. No GPU utilisation, power or temperature: "
+        f"{facts.gpu_reason}"
+    )
     return _chart("utilisation", "Utilisation", traces, y=_axis(Unit.PERCENT), note=note)
 
 
@@ -215,10 +217,8 @@ def _power(facts: RunFacts) -> Json:
     training = _training_gpu(facts)
     if training is not None:
         traces.append(_trace("gpu/power_limit", "context", gpu=training, label="limit"))
-    note = None if facts.gpus else f"No power or temperature: {facts.gpu_reason}"
-    y2 = _axis(Unit.CELSIUS, zero=False) if facts.gpus else None
-    title = "Power and temperature"
-    return _chart("power", title, traces, y=_axis(Unit.WATT), y2=y2, note=note)
+    y2 = _axis(Unit.CELSIUS, zero=False)
+    return _chart("power", "Power and temperature", traces, y=_axis(Unit.WATT), y2=y2)
 
 
 def _throughput() -> Json:
@@ -228,7 +228,7 @@ def _throughput() -> Json:
 
 def _step_time() -> Json:
     traces = [_trace("perf/step_time", "mean"), _trace("perf/data_wait", "mean")]
-    return _chart("step_time", "Step time", traces, y=_axis(Unit.SECOND))
+    return _chart("step_time", "Step time", traces, y=_axis(Unit.SECOND), warm_up=WARM_UP_ROWS)
 
 
 def _kpis(facts: RunFacts) -> list[Json]:

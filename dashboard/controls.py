@@ -43,7 +43,7 @@ PRECISIONS = {
     Precision.FP16: "fp16 AMP",
 }
 OPTIMIZERS = {
-    Optimizer.SGD: "SGD, momentum 0.9",
+    Optimizer.SGD: "SGD",
     Optimizer.ADAM: "Adam",
     Optimizer.ADAMW: "AdamW",
 }
@@ -194,7 +194,12 @@ def _training() -> None:
         _number("clip_norm", "Gradient clipping", "Largest 2-norm of the gradients; 0 is off.")
     with columns[1]:
         _number("batch_size", "Batch size", "Samples a step.")
-        _select("optimizer", "Optimizer", OPTIMIZERS, "How gradients change the weights.")
+        _select(
+            "optimizer",
+            "Optimizer",
+            OPTIMIZERS,
+            "How gradients change the weights; SGD has momentum 0.9.",
+        )
         _number("seed", "Seed", "The same seed on a CPU gives the same losses, bit for bit.")
 
 

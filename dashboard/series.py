@@ -24,6 +24,8 @@ TARGET = 500
 MAX_NEW = 250
 """New buckets beyond which the client is better served a fresh overview."""
 EVENTS = 200
+RECENT = 24
+"""Rows in which the newest value is looked for: 2.4 s of samples, more than the slowest tier."""
 NOT_DRAWN = {
     "train/lr", "train/grad_norm", "train/amp_scale", "train/epoch", "memory/active",
     "memory/inactive_split", "memory/alloc_retries", "memory/ooms", "memory/peak_reserved",
@@ -65,10 +67,21 @@ def update(
 ) -> dict[str, Any]:
     """Return the run's state, the rows after the cursors and the events after `after_event`."""
     series = {
-        _name(info): _delta(reader, info, cursors.get(_name(info)), run.created)
+        _name(info): {
+            **_delta(reader, info, cursors.get(_name(info)), run.created),
+            "last": _last(reader, info),
+        }
         for info in reader.series()
     }
-    return {**state(run), "series": series, "events": events(reader, run, after_event)}
+    answer = {**state(run), "series": series, "events": events(reader, run, after_event)}
+    if "steps" in series:
+        # run.json is rewritten once a second; the rows are newer.
+        newest = {
+            "step": series["steps"]["last"].pop("step"),
+            "epoch": series["steps"]["last"].pop("train/epoch", None),
+        }
+        answer["progress"] |= {name: value for name, value in newest.items() if value is not None}
+    return answer
 
 
 def state(run: RunInfo) -> dict[str, Any]:
@@ -124,6 +137,22 @@ def _delta(
         if info.rows - start <= MAX_NEW * bucket:
             return _series(reader, info, start, info.rows, bucket, created)
     return {**_series(reader, info, 0, info.rows, natural, created), "reset": True}
+
+
+def _last(reader: RunReader, info: SeriesInfo) -> dict[str, float | int | None]:
+    """Return the newest value of each metric among the last rows, which a bucket would average.
+
+    A metric without one there has stopped, or is logged less often than every RECENT rows.
+    """
+    block = reader.read(info.id, max(0, info.rows - RECENT), info.rows, 1)
+    last: dict[str, float | int | None] = {}
+    for row, key in enumerate(block.keys):
+        present = np.flatnonzero(block.count[row])
+        if len(present) and (key in LIVE_KEYS or key == "train/epoch"):
+            last[key] = _rounded([float(block.mean[row][present[-1]])])[0]
+    if info.stream == "steps" and len(block):
+        last["step"] = int(block.step[-1])
+    return last
 
 
 def _series(

@@ -69,18 +69,24 @@ class Services:
         Raises RunError while another one is active, OSError where its folder cannot be made.
         """
         with self._lock:
-            if self._active is not None and self._active.alive():
+            active = self.active_id()
+            if active is not None:
                 raise RunError(
-                    f"Start: one run at a time, got a second while {self._active.folder.name} "
-                    "is active. Stop it first."
+                    f"Start: one run at a time, got a second while {active} is active. "
+                    "Stop it first."
                 )
+            if self._active is not None:
+                # It has written its end; its thread or process needs a moment to be gone.
+                self._active.stop(STOP_TIMEOUT_S)
             self._active = start(config, self.runs)
             return self._active.folder
 
     def active_id(self) -> str | None:
         """Return the id of the run that this server is training, if any."""
         active = self._active
-        return active.folder.name if active is not None and active.alive() else None
+        if active is None or not active.alive():
+            return None
+        return active.folder.name if read_run(active.folder).status.live else None
 
     def folder(self, run_id: str) -> Path:
         """Return the folder of a run or example. Raises RunError for an unknown or unsafe id."""

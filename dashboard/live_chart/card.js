@@ -8,6 +8,7 @@ const MARGIN = { l: 50, r: 14, t: 8, b: 22 };
 const MARGIN_Y2 = 40;
 const CONFIG = { displayModeBar: false, responsive: false, doubleClick: false, showTips: false };
 const NEAR_MARK = 6; // px
+const MAX_DOTS = 60; // above it dots melt into a band
 
 const holds = (column) => column && column.mean.some((value) => value !== null);
 
@@ -116,7 +117,8 @@ class Card {
 
   // --- drawing ---
 
-  // The largest value to show on an axis; totals and limits count only at full scale.
+  // The largest value to show on an axis; totals and limits count only at full scale, and the first
+  // rows of a run not where they are warm-up.
   top(axis) {
     let top = 0;
     for (const trace of this.spec.traces) {
@@ -126,7 +128,8 @@ class Card {
       const values = series?.v[trace.metric]?.max;
       if (!values) continue;
       const [from, to] = visibleSpan(xsOf(series, this.scene.axis), this.scene.range);
-      for (let i = from; i < to; i += 1) if (values[i] > top) top = values[i];
+      const skipped = this.spec.warm_up || 0;
+      for (let i = from; i < to; i += 1) if (values[i] > top && series.start[i] >= skipped) top = values[i];
     }
     return top;
   }
@@ -141,7 +144,7 @@ class Card {
       const colour = this.scene.theme.palette[trace.colour];
       points.forEach(({ x, y, faint }, i) => all.push({
         type: "scatter", x, y, name: trace.label, showlegend: i === points.length - 1, hoverinfo: "skip",
-        ...(trace.style === "points" ? { mode: "lines+markers", marker: { size: 5, color: colour } } : { mode: "lines" }),
+        ...(trace.style === "points" && x.length <= MAX_DOTS ? { mode: "lines+markers", marker: { size: 5, color: colour } } : { mode: "lines" }),
         line: { color: faint ? withAlpha(colour, 0.28) : colour, width: faint ? 1 : 1.5, dash: trace.dash },
         yaxis: trace.axis,
       }));
@@ -153,9 +156,9 @@ class Card {
   points(trace, series, column, factor) {
     const { axis, range, prefs } = this.scene;
     const xs = xsOf(series, axis);
-    const gaps = trace.series !== "steps"; // steps rows lack a metric by nature, samples by trouble
-    const line = (values) => linePoints(xs, values, range, factor, gaps);
-    const envelope = () => envelopePoints(xs, column, range, factor, gaps);
+    const times = trace.series === "steps" ? null : series.t; // steps lack a metric by nature, samples by trouble
+    const line = (values) => linePoints(xs, values, range, factor, times);
+    const envelope = () => envelopePoints(xs, column, range, factor, times);
     if (trace.style === "envelope") return [envelope()];
     const smooth = trace.style === "ema" && prefs.smoothing > 0;
     if (trace.style === "points" || trace.style === "context") return [line(column.mean)];
@@ -169,7 +172,7 @@ class Card {
     const axis = {
       fixedrange: true, gridcolor: theme.grid, zeroline: false, tickmode: "auto", nticks: 5,
       separatethousands: true, ticklen: 0, tickfont: { size: 11 },
-      exponentformat: "e", automargin: false, ticklabeloverflow: "allow", type: "linear",
+      exponentformat: "e", tickformat: spec.unit === "1/s" ? "~s" : "", automargin: false, ticklabeloverflow: "allow", type: "linear",
     };
     if (spec.range) return { ...axis, range: [spec.range[0], spec.range[1] * 1.03] };
     if (spec.zero) return { ...axis, range: [0, top > 0 ? (top / factor) * 1.08 : 1] };

@@ -8,7 +8,7 @@ const EVENT_WORDS = {
   throttle_end: "Throttling over", status: "Status",
 };
 const MARK_LABELS = {
-  checkpoint: "ckpt", empty_cache: "cache", reset_peaks: "peaks", collect_garbage: "gc",
+  checkpoint: "", empty_cache: "cache", reset_peaks: "peaks", collect_garbage: "gc",
   save_checkpoint: "save", mark: "mark", pause: "Ⅱ", resume: "▶", stop: "■", oom: "OOM", nan: "NaN",
   error: "error", gpu_lost: "lost", gpu_recovered: "back", throttle_start: "throttle",
   throttle_end: "full", status: "",
@@ -18,7 +18,7 @@ const ROUTINE = new Set(["epoch", "checkpoint", "status"]);
 const MAX_ROWS = 200;
 const MAX_EVENTS = 2000;
 const MAX_MARKS = 60;
-const MAX_ROUTINE_MARKS = 20;
+const MAX_EPOCH_MARKS = 12;
 
 const wordOf = (event) => EVENT_WORDS[event.kind] || event.kind;
 
@@ -42,20 +42,25 @@ function ackText(event, metrics) {
 
 const commandOf = (event) => event.data?.command_id ?? null;
 
-// Events to mark within a range: the newest MAX_MARKS, routine ones only MAX_ROUTINE_MARKS of them.
+// Every how many epochs to mark one: 1, 2, 5, 10, 20, … so that few marks stay, and stay put.
+function epochStride(epochs) {
+  let stride = 1;
+  for (let i = 0; epochs / stride > MAX_EPOCH_MARKS; i += 1) stride *= i % 3 === 1 ? 2.5 : 2;
+  return stride;
+}
+
+// Events to mark within a range: the newest MAX_MARKS, routine ones only of every few epochs.
 function marksIn(events, axis, range) {
-  const marks = [];
-  let routine = 0;
-  for (let i = events.length - 1; i >= 0 && marks.length < MAX_MARKS; i -= 1) {
-    const event = events[i];
-    const x = axis === "time" ? event.t : event.step;
-    if (!isNumber(x) || x < range[0] || x > range[1]) continue;
-    if (ROUTINE.has(event.kind) && (routine += 1) > MAX_ROUTINE_MARKS) continue;
+  const place = (event) => (axis === "time" ? event.t : event.step);
+  const inside = events.filter((event) => isNumber(place(event)) && place(event) >= range[0] && place(event) <= range[1]);
+  const epochs = new Set(inside.filter((event) => event.kind === "epoch").map((event) => event.epoch));
+  const stride = epochStride(epochs.size);
+  const kept = inside.filter((event) => !ROUTINE.has(event.kind) || (event.epoch || 0) % stride === 0);
+  return kept.slice(-MAX_MARKS).map((event) => {
     const tone = BAD.has(event.kind) ? "bad" : ROUTINE.has(event.kind) ? "routine" : "action";
     const label = event.kind === "epoch" ? `e${event.epoch ?? ""}` : MARK_LABELS[event.kind] ?? event.kind;
-    marks.push({ x, tone, label, event });
-  }
-  return marks.reverse();
+    return { x: place(event), tone, label, event };
+  });
 }
 
 // Vertical lines and short labels over one chart; our own layer, as Plotly shapes would be laid out

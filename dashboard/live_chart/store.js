@@ -146,7 +146,9 @@ const xsOf = (series, axis) => (axis === "time" ? series.t : series.s);
 // Indices to draw for [from, to]: one more on each side, so that lines reach the edge.
 function visibleSpan(xs, range) {
   if (!range) return [0, xs.length];
-  return [Math.max(0, bisect(xs, range[0]) - 1), Math.min(xs.length, bisect(xs, range[1]) + 1)];
+  let to = bisect(xs, range[1]);
+  while (to < xs.length && xs[to] <= range[1]) to += 1; // a validation shares its step with a row before
+  return [Math.max(0, bisect(xs, range[0]) - 1), Math.min(xs.length, to + 1)];
 }
 
 // Drops points inside flat stretches: a constant line costs two points, not a thousand.
@@ -159,33 +161,48 @@ function pushThin(out, x, y) {
   }
 }
 
-// Points of a line through `values`. `gaps`: a missing value breaks the line, else it is skipped.
-function linePoints(xs, values, range, factor, gaps) {
+// Says where a line must break: values further apart than slow sensors answer (once a second).
+const BRIDGE_S = 2.5;
+
+function breaks(times) {
+  if (!times) return () => false;
+  const spacing = times.length > 1 ? (times[times.length - 1] - times[0]) / (times.length - 1) : 0;
+  const limit = Math.max(BRIDGE_S, 3 * spacing);
+  return (from, to) => from >= 0 && times[to] - times[from] > limit;
+}
+
+// Points of a line through `values`; with `times` (s) it breaks where values are missing for long.
+function linePoints(xs, values, range, factor, times) {
   const out = { x: [], y: [] };
   const [from, to] = visibleSpan(xs, range);
+  const broken = breaks(times);
+  let held = -1;
   for (let i = from; i < to; i += 1) {
-    if (values[i] !== null) pushThin(out, xs[i], values[i] / factor);
-    else if (gaps && out.y.length) pushThin(out, xs[i], null);
+    if (values[i] === null) continue;
+    if (broken(held, i)) pushThin(out, xs[held], null);
+    pushThin(out, xs[i], values[i] / factor);
+    held = i;
   }
   return out;
 }
 
 // Minimum and maximum of every bucket as one zigzag line, nearest end first: nothing that happened
 // inside a bucket is lost, at no more than two points each.
-function envelopePoints(xs, column, range, factor, gaps) {
+function envelopePoints(xs, column, range, factor, times) {
   const out = { x: [], y: [] };
   const [from, to] = visibleSpan(xs, range);
+  const broken = breaks(times);
+  let held = -1;
   let last = null;
   for (let i = from; i < to; i += 1) {
     const [low, high] = [column.min[i], column.max[i]];
-    if (low === null) {
-      if (gaps && out.y.length) pushThin(out, xs[i], null);
-      continue;
-    }
+    if (low === null) continue;
+    if (broken(held, i)) pushThin(out, xs[held], null);
     const ends = last !== null && Math.abs(last - high) < Math.abs(last - low) ? [high, low] : [low, high];
     pushThin(out, xs[i], ends[0] / factor);
     if (low !== high) pushThin(out, xs[i], ends[1] / factor);
     last = ends[1];
+    held = i;
   }
   return out;
 }

@@ -17,7 +17,7 @@ import dashboard.live_chart
 
 sync_api = pytest.importorskip("playwright.sync_api")
 
-PURE = ("format.js", "store.js")
+PURE = ("format.js", "store.js", "events.js")
 FOLDER = Path(dashboard.live_chart.__file__).parent
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -114,26 +114,49 @@ def test_no_more_than_500_buckets_and_no_extreme_lost(js: Script) -> None:
     assert merged["end"] == 1999
 
 
-def test_missing_is_a_gap_for_samples_and_skipped_for_steps(js: Script) -> None:
-    line = "linePoints([0, 1, 2], [1, null, 3], null, 1, gaps)"
-    assert js(line, gaps=True) == {"x": [0, 1, 2], "y": [1, None, 3]}
-    assert js(line, gaps=False) == {"x": [0, 2], "y": [1, 3]}
+def test_a_line_bridges_slow_sensors_and_breaks_where_values_are_missing_for_long(
+    js: Script,
+) -> None:
+    line = "linePoints([0, 1, 2, 3], [1, null, 3, 4], null, 1, times)"
+    assert js(line, times=[0, 0.5, 1, 1.5]) == {"x": [0, 2, 3], "y": [1, 3, 4]}
+    # 40 values at 10 Hz, then nothing for nine seconds, then one more.
+    times = [index / 10 for index in range(40)] + [13.0]
+    values = [float(index) for index in range(41)]
+    points = js("linePoints(times, values, null, 1, times)", times=times, values=values)
+    assert points["y"][-3:] == [39, None, 40]
+    assert (
+        None not in js("linePoints(times, values, null, 1, null)", times=times, values=values)["y"]
+    )
+
+
+def test_marks_are_thinned_to_a_few_epochs_but_actions_stay(js: Script) -> None:
+    events = [{"id": n, "step": n, "epoch": n, "kind": "epoch"} for n in range(1, 101)]
+    events.append({"id": 101, "step": 55, "epoch": 55, "kind": "mark"})
+    marks = js("marksIn(events, 'step', [0, 100])", events=events)
+    assert [mark["x"] for mark in marks] == [*range(10, 101, 10), 55]
+    near = js("marksIn(events, 'step', [41, 50])", events=events)
+    assert [mark["label"] for mark in near] == [f"e{n}" for n in range(41, 51)]
 
 
 def test_the_envelope_holds_both_ends_of_every_bucket(js: Script) -> None:
     column = {"min": [0, 1, 4], "max": [2, 2, 4]}
-    points = js("envelopePoints([0, 1, 2], column, null, 1, true)", column=column)
+    points = js("envelopePoints([0, 1, 2], column, null, 1, null)", column=column)
     assert points == {"x": [0, 0, 1, 1, 2], "y": [0, 2, 2, 1, 4]}
 
 
 def test_a_constant_line_costs_two_points(js: Script) -> None:
-    points = js("linePoints([0, 1, 2, 3], [5, 5, 5, 5], null, 1, true)")
+    points = js("linePoints([0, 1, 2, 3], [5, 5, 5, 5], null, 1, null)")
     assert points == {"x": [0, 3], "y": [5, 5]}
 
 
 def test_only_the_visible_span_is_drawn_and_one_point_beyond(js: Script) -> None:
-    points = js("linePoints([0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5], [1.5, 3.5], 1, true)")
+    points = js("linePoints([0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5], [1.5, 3.5], 1, null)")
     assert points["x"] == [1, 2, 3, 4]
+
+
+def test_a_validation_at_the_very_edge_is_drawn(js: Script) -> None:
+    points = js("linePoints([0, 1, 2, 2], [null, null, null, 9], [0, 2], 1, null)")
+    assert points == {"x": [2], "y": [9]}
 
 
 def test_smoothing_has_no_start_bias_and_keeps_gaps(js: Script) -> None:

@@ -49,6 +49,13 @@ def test_first_answer_is_an_overview(tmp_path: Path) -> None:
     assert steps["t"][-1] == 2999
 
 
+def test_the_newest_values_are_exact_and_not_a_buckets_mean(tmp_path: Path) -> None:
+    fill(tmp_path, 3000).close()
+    found = answer(tmp_path)
+    assert found["series"]["steps"]["last"] == {"train/loss": 2999}
+    assert found["progress"]["step"] == 2999
+
+
 def test_nothing_new_is_nearly_no_bytes(tmp_path: Path) -> None:
     fill(tmp_path, 3000).close()
     found = answer(tmp_path, {"steps": Cursor(3000, 8)})
