@@ -33,11 +33,12 @@ function changesOf(event, metrics) {
     .join(", ");
 }
 
-function ackText(event, metrics) {
+function ackText(event) {
   const done = event.data?.ok === false ? "refused" : "done";
   const where = isNumber(event.step) ? ` at step ${event.step.toLocaleString("en-US")}` : "";
-  const rest = [changesOf(event, metrics), event.text].filter(Boolean).join(". ");
-  return `${wordOf(event)} — ${done}${where}${rest ? `: ${rest}` : ""}`;
+  const word = wordOf(event);
+  const text = event.text && !event.text.startsWith(word) ? `${word}: ${event.text}` : event.text || word;
+  return `${text} — ${done}${where}`;
 }
 
 const commandOf = (event) => event.data?.command_id ?? null;

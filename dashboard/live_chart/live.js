@@ -166,7 +166,7 @@ class LiveView {
 
   acknowledge(event) {
     if (commandOf(event) === this.pending) this.pendingSince = -PENDING_MAX_MS;
-    this.header.setAck(ackText(event, this.metrics), event.data?.ok === false ? "refused" : "done");
+    this.header.setAck(ackText(event), event.data?.ok === false ? "refused" : "done");
   }
 
   take(answer) {
