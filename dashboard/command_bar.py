@@ -11,6 +11,7 @@ from dashboard.services import Services
 from stepscope.recorder import CommandName
 from stepscope.run import RunError, RunInfo, RunStatus
 from stepscope.store import StoreError
+from stepscope.store.reader import ask
 from trainer.config import Problem, RunConfig
 
 ERROR = "command_error"
@@ -46,8 +47,8 @@ ACTIONS = (
 
 def command_bar(
     server: Services, config: RunConfig, wrong: Sequence[Problem], run: RunInfo | None
-) -> int | None:
-    """Draw the buttons; return the id of the command that the last click asked, if any."""
+) -> None:
+    """Draw the buttons. A click's command id is then `st.session_state[PENDING]`."""
     status = run.status if run is not None else None
     with st.container(horizontal=True, key="commands", vertical_alignment="bottom", gap="small"):
         _start_button(server, config, wrong)
@@ -55,14 +56,17 @@ def command_bar(
             st.button(
                 action.label, icon=action.icon, help=action.help, key=f"do_{action.name}",
                 disabled=not _possible(action.name, status),
-                on_click=_ask, args=(server, run, action.name),
+                on_click=_ask, args=(run, action.name),
             )  # fmt: skip
-        _mark_button(server, run, status)
+        _mark_button(run, status)
     error = st.session_state.pop(ERROR, None)
     if error:
-        st.error(error, icon=":material/error:")
-    pending: int | None = st.session_state.get(PENDING)
-    return pending
+        show_error(error)
+
+
+def show_error(sentence: str) -> None:
+    """Draw what went wrong."""
+    st.error(sentence, icon=":material/error:")
 
 
 def _start_button(server: Services, config: RunConfig, wrong: Sequence[Problem]) -> None:
@@ -73,18 +77,22 @@ def _start_button(server: Services, config: RunConfig, wrong: Sequence[Problem])
         text = "These settings cannot run. " + " ".join(map(str, wrong))
     else:
         text = "Train with the settings in the sidebar."
-    st.button("Start", icon=":material/rocket_launch:", type="primary", key="start", help=text,
-              disabled=bool(active or wrong), on_click=_start, args=(server, config))  # fmt: skip
+    clicked = st.button(
+        "Start", icon=":material/rocket_launch:", type="primary", key="start", help=text,
+        disabled=bool(active or wrong), on_click=_start, args=(server, config),
+    )  # fmt: skip
+    if clicked and not st.session_state.get(ERROR):
+        st.rerun()  # the whole page: it has another run to show
 
 
-def _mark_button(server: Services, run: RunInfo | None, status: RunStatus | None) -> None:
+def _mark_button(run: RunInfo | None, status: RunStatus | None) -> None:
     idle = not _possible(CommandName.MARK, status)
     st.text_input("Event text", key="mark_text", placeholder="what happened", max_chars=200,
                   width=160, disabled=idle, label_visibility="collapsed",
                   help="A note for Mark event.")  # fmt: skip
     st.button("Mark event", icon=":material/flag:", key="do_mark", disabled=idle,
               help="Put a marker with this text on all charts, with the numbers of the moment.",
-              on_click=_mark, args=(server, run))  # fmt: skip
+              on_click=_mark, args=(run,))  # fmt: skip
 
 
 def _possible(name: CommandName, status: RunStatus | None) -> bool:
@@ -105,16 +113,16 @@ def _start(server: Services, config: RunConfig) -> None:
     st.session_state[PENDING] = None
 
 
-def _mark(server: Services, run: RunInfo | None) -> None:
+def _mark(run: RunInfo | None) -> None:
     text = st.session_state["mark_text"].strip() or "marked"
     st.session_state["mark_text"] = ""
-    _ask(server, run, CommandName.MARK, text=text)
+    _ask(run, CommandName.MARK, text=text)
 
 
-def _ask(server: Services, run: RunInfo | None, name: CommandName, **args: str) -> None:
+def _ask(run: RunInfo | None, name: CommandName, **args: str) -> None:
     if run is None:
         return
     try:
-        st.session_state[PENDING] = server.command(run.id, name, **args)
-    except (RunError, StoreError) as error:
+        st.session_state[PENDING] = ask(run.folder, name, args)
+    except StoreError as error:
         st.session_state[ERROR] = str(error)

@@ -17,13 +17,11 @@ from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 import streamlit as st
 
 from stepscope.run import RunError, RunInfo, read_run, run_folder, run_folders
-from stepscope.store.reader import ask
 from trainer.config import RunConfig
 from trainer.problems import TrainDevice
 from trainer.runners import ActiveRun, start
@@ -107,10 +105,6 @@ class Services:
         checkpoint = importlib.import_module("trainer.checkpoint")
         data: bytes = checkpoint.weights_bytes(self.folder(run_id) / name)
         return data
-
-    def command(self, run_id: str, name: str, **args: Any) -> int:
-        """Ask a run to do something; return the command's id. Raises RunError or StoreError."""
-        return ask(self.folder(run_id), name, args)
 
     def close(self) -> None:
         """Stop the active run and flush its data; a second call does nothing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -98,9 +99,16 @@ def run_folders(root: Path) -> Iterator[Path]:
 
 def process_identity() -> dict[str, Any]:
     """Return what tells this process from any other: host, pid and its start time."""
-    process = psutil.Process()
-    return {"host": socket.gethostname(), "pid": process.pid,
-            "pid_started": process.create_time()}  # fmt: skip
+    return {"host": socket.gethostname(), "pid": os.getpid(), "pid_started": _own_start()}
+
+
+@functools.cache
+def _start_of(pid: int) -> float:
+    return float(psutil.Process(pid).create_time())
+
+
+def _own_start() -> float:
+    return _start_of(os.getpid())  # by pid, so that a forked child asks for its own
 
 
 def write_run_json(folder: Path, facts: dict[str, Any]) -> None:
@@ -141,6 +149,8 @@ def read_run(folder: Path) -> RunInfo:
 def _alive(facts: dict[str, Any], heartbeat_age_s: float) -> bool:
     if facts.get("host") != socket.gethostname():
         return heartbeat_age_s < STALE_S
+    if facts.get("pid") == os.getpid() and facts.get("pid_started") == _own_start():
+        return True  # asked at every poll and click; looking into /proc would cost more
     try:
         process = psutil.Process(int(facts["pid"]))
         # A process number is used again; the same start time (10 ms clock) is the same process.

@@ -35,6 +35,8 @@ def write_checkpoint(path: Path, state: dict[str, Any]) -> int:
             torch.save({"format": FORMAT, **state}, file)
         size = part.stat().st_size
         os.replace(part, path)
+    except (torch.AcceleratorError, torch.OutOfMemoryError):
+        raise  # the GPU's failure, not the disk's
     except RuntimeError as error:  # what torch's zip writer makes of a full disk
         raise OSError(f"{path.name} could not be written: {str(error).splitlines()[0]}") from error
     finally:

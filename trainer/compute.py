@@ -83,10 +83,14 @@ class CudaCompute:
         torch.cuda.empty_cache()
 
     def release(self) -> None:
-        """Give back what a run leaves: its step events, cuBLAS workspaces, the cache."""
+        """Give back what a run leaves: step events, cuBLAS workspaces, both caches.
+
+        Page-locked buffers have a cache of their own: without this they stay taken from the host.
+        """
         self._steps.clear()
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
+        torch._C._host_emptyCache()
 
     def reset_peaks(self) -> None:
         """Start the allocator's peaks again from the current values."""

@@ -61,19 +61,22 @@ class MemoryLoader:
         self._non_blocking = config.non_blocking
         self._ring: list[Batch] = []
         if config.pin_memory and compute.on_gpu:
-            # The host runs at most RUN_AHEAD steps ahead (Compute.pace), so that a buffer of the
-            # ring has long been copied when its turn comes again.
+            # Before batch n is gathered, Compute.pace has waited for step n - 1 - RUN_AHEAD: the
+            # copies of the RUN_AHEAD steps since may be under way. One buffer more than needed.
             self._ring = [self._pinned() for _ in range(RUN_AHEAD + 2)]
 
     def batches(self, order: Tensor) -> Iterator[Batch]:
-        """Yield the samples of `order` in batches on the device; the last may be smaller."""
+        """Yield the samples of `order` in batches on the device; the last may be smaller.
+
+        The caller paces every batch, and waits for the device before it asks for a second order,
+        which begins with the first buffer again.
+        """
         for turn, indices in enumerate(_batches(order, self._batch_size)):
             batch = self._gather(turn, indices)
             yield _to(batch, self._compute, self._non_blocking)
 
     def close(self) -> None:
-        """Free the buffers."""
-        self._ring.clear()
+        """Do nothing: the buffers go with the loader, and stay where a failure keeps it."""
 
     def _gather(self, turn: int, indices: Tensor) -> Batch:
         if not self._ring:
@@ -82,8 +85,9 @@ class MemoryLoader:
         return self._split.take(indices, out=(inputs[: len(indices)], targets[: len(indices)]))
 
     def _pinned(self) -> Batch:
+        size = min(self._batch_size, self._split.length)
         inputs, targets = (
-            torch.empty((self._batch_size, *part.shape[1:]), dtype=part.dtype, pin_memory=True)
+            torch.empty((size, *part.shape[1:]), dtype=part.dtype, pin_memory=True)
             for part in (self._split.inputs, self._split.targets)
         )
         return inputs, targets

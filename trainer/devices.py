@@ -36,9 +36,11 @@ def cuda_reason() -> str | None:
         # torch says here what is wrong with the driver (too old, mismatched, not loaded).
         warnings.simplefilter("always")
         available = torch.cuda.is_available()
-    if available:
+        refusal = _start_cuda() if available else None
+    if available and refusal is None:
         return None
-    detail = str(caught[0].message).split(" (Triggered")[0] if caught else "found no NVIDIA driver"
+    said = [str(warning.message).split(" (Triggered")[0] for warning in caught]
+    detail = refusal or next(iter(said), "found no NVIDIA driver")
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     if hidden is not None and not hidden.strip():
         return "CUDA_VISIBLE_DEVICES is empty, which hides every GPU. Unset it and restart."
@@ -46,6 +48,15 @@ def cuda_reason() -> str | None:
         f"torch {version} (CUDA {torch.version.cuda}) cannot use a GPU: {detail}. "
         "Check that nvidia-smi works on this machine."
     )
+
+
+def _start_cuda() -> str | None:
+    """Start CUDA, which makes no context yet; return what it says if it refuses."""
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, torch.cuda.DeferredCudaCallError) as error:
+        return str(error).strip().splitlines()[0].rstrip(".")
+    return None
 
 
 def _gpu(index: int) -> TrainDevice:
@@ -63,8 +74,12 @@ def _gpu(index: int) -> TrainDevice:
 
 def gpu_uuid(index: int) -> str:
     """The UUID of torch's device `index` as NVML prints it; torch leaves out the prefix."""
-    uuid = str(torch.cuda.get_device_properties(index).uuid)
-    return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+    properties = torch.cuda.get_device_properties(index)
+    uuid = str(properties.uuid)
+    if uuid.startswith(("GPU-", "MIG-")):
+        return uuid
+    # CUDA names an instance after its GPU and profile: "NVIDIA H200 MIG 1g.18gb".
+    return f"MIG-{uuid}" if " MIG " in properties.name else f"GPU-{uuid}"
 
 
 def _build_reason(capability: tuple[int, int], arch_list: list[str]) -> str | None:

@@ -25,6 +25,12 @@ class Failure:
     fatal: bool = False
 
 
+_OUT_OF_GPU_MEMORY = (
+    "CUDA error: out of memory",  # outside torch's allocator; the process can go on
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "unable to find an engine",  # cuDNN, when no convolution's workspace fits
+)
 OOM_REMEDY = "Lower batch_size, image_size or width, or choose bf16"
 SHARED_MEMORY_REASON = (
     "A data-loading worker ran out of shared memory. "
@@ -38,7 +44,8 @@ def explain(error: BaseException) -> Failure:
     """Return what to tell the user about an exception of the training thread."""
     text = str(error)
     first = text.strip().split("\n")[0].rstrip(".")
-    if isinstance(error, torch.OutOfMemoryError) or "CUBLAS_STATUS_ALLOC_FAILED" in text:
+    short_of_memory = any(word in text for word in _OUT_OF_GPU_MEMORY)
+    if isinstance(error, torch.OutOfMemoryError) or short_of_memory:
         asked = re.search(r"Tried to allocate [0-9.]+ [KMGT]?i?B", text)
         detail = f" ({asked.group()})" if asked else ""
         return Failure("oom", f"The GPU ran out of memory{detail}. {OOM_REMEDY}.")

@@ -83,6 +83,11 @@ class Loop:
         except RunStopped:
             self._save("last.pt")
             raise
+        except (NanLoss, torch.AcceleratorError):
+            raise  # told by the reader itself, or the device answers no more
+        except Exception:
+            self.reader.flush()  # the steps before the failure are whole
+            raise
 
     def _train_epoch(self) -> None:
         training, compute = self.training, self.training.compute

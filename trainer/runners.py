@@ -81,7 +81,8 @@ class ThreadRun:
             session.run(self._config, self.folder, stop=self._stop)
         except Exception as error:
             log.exception("training thread ended")
-            _mark_failed(self.folder, f"Training could not start: {error}")
+            reason = f"Training could not start: {error}"
+            _mark_unstarted(self.folder, RunStatus.FAILED, reason)
 
 
 class ProcessRun:
@@ -89,6 +90,7 @@ class ProcessRun:
 
     def __init__(self, config: RunConfig, folder: Path) -> None:
         self.folder = folder
+        self._stopping = False
         with (folder / WORKER_LOG).open("wb") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "trainer.worker", str(folder.resolve())],
@@ -106,6 +108,7 @@ class ProcessRun:
         return self._watch.is_alive()
 
     def stop(self, timeout_s: float) -> bool:
+        self._stopping = True
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
         self._watch.join(timeout_s)
@@ -120,30 +123,32 @@ class ProcessRun:
         code = self._process.wait()
         if self._process.stdin is not None:
             self._process.stdin.close()
-        if code != 0:
+        if self._stopping:
+            _mark_unstarted(self.folder, RunStatus.STOPPED, "Stopped before training began.")
+        elif code != 0:
             tail = (self.folder / WORKER_LOG).read_text(errors="replace").strip().splitlines()[-1:]
-            _mark_failed(
-                self.folder,
-                f"The training process could not start (exit code {code}): {' '.join(tail)}",
-            )
+            reason = f"The training process could not start (exit code {code}): {' '.join(tail)}"
+            _mark_unstarted(self.folder, RunStatus.FAILED, reason)
 
 
 def _write_pending(folder: Path, config: RunConfig) -> None:
     """Write the run.json that stands until the loop's recorder writes its own."""
     now = time.time()
+    where = "the training thread" if config.runner is Runner.THREAD else "a training process"
     write_run_json(
         folder,
         {"schema": 1, "name": config.workload, "created": now, "status": RunStatus.PENDING,
-         "reason": None, "heartbeat": now, "problem": None, "config": config.to_dict(),
+         "reason": f"Starting {where}: the first time PyTorch takes some seconds to load.",
+         "heartbeat": now, "problem": None, "config": config.to_dict(),
          **process_identity()},
     )  # fmt: skip
 
 
-def _mark_failed(folder: Path, reason: str) -> None:
-    """Note a run that ended before its recorder could say anything."""
+def _mark_unstarted(folder: Path, status: RunStatus, reason: str) -> None:
+    """Note how a run ended whose recorder never came to say anything."""
     try:
         run = read_run(folder)
         if run.facts["status"] == RunStatus.PENDING:
-            write_run_json(folder, {**run.facts, "status": RunStatus.FAILED, "reason": reason})
+            write_run_json(folder, {**run.facts, "status": status, "reason": reason})
     except (RunError, OSError) as error:
         log.warning("the end of the run could not be noted: %s", error)

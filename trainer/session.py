@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from stepscope.nvml import open_source
+from stepscope.nvml import DeviceSource, open_source
 from stepscope.recorder import Recorder
 from stepscope.run import RunStatus
 from stepscope.sampler import Sampler
@@ -40,6 +40,10 @@ log = logging.getLogger(__name__)
 
 TRACEBACK_FILE = "traceback.txt"
 TRACEBACK_LIMIT = 20_000  # characters kept in the event
+
+_kept_failures: list[BaseException] = []
+"""Failures that made the GPU unusable, with their frames and so all buffers of the run. Freeing
+page-locked memory records a CUDA event, and one that fails there ends the process, page and all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +88,8 @@ def _run(config: RunConfig, recorder: Recorder, stop: threading.Event) -> Outcom
     )
     with _cpu_threads(config.threads):
         driver = next((info.driver_version for info in source.devices()), None)
-        sampled = [
-            {"uuid": info.uuid, "name": info.name, "memory_total": info.memory_total}
-            for info in source.devices()
-            if info.uuid == device.id
-        ]
         # Before the status turns to running: the page lays its charts out by it.
-        recorder.describe(environment=environment(device, driver), devices=sampled)
+        recorder.describe(environment=environment(device, driver), devices=_sampled(device, source))
         sampler.start()
         try:
             return _attempt(_Attempt(config, recorder, compute, sampler, stop))
@@ -120,7 +119,10 @@ def _attempt(attempt: _Attempt) -> Outcome:
     except Exception as error:  # noqa: BLE001 - becomes the run's reason and an event
         failure, trace, at_failure = explain(error), _traceback(error), compute.memory()
         outcome = Outcome(RunStatus.FAILED, failure.reason)
-        _clear_frames(error)
+        if failure.fatal:
+            _kept_failures.append(error)
+        else:
+            _clear_frames(error)
     # Out of the except block: a live exception holds its frames and so every tensor of the run.
     after = compute.memory() if failure is not None and failure.fatal else _release(compute)
     if failure is not None:
@@ -192,6 +194,16 @@ def _device(config: RunConfig) -> TrainDevice:
 
 def _compute(device: TrainDevice) -> Compute:
     return CpuCompute() if device.cuda_index is None else CudaCompute(device.cuda_index)
+
+
+def _sampled(device: TrainDevice, source: DeviceSource) -> list[dict[str, object]]:
+    """The GPU whose values are recorded; none on a CPU and without NVML."""
+    if device.cuda_index is None or source.reason is not None:
+        return []
+    totals = {info.uuid: info.memory_total for info in source.devices()}
+    # NVML lists no MIG instance among its devices, but reads one by its UUID.
+    total = totals.get(device.id, device.memory_total)
+    return [{"uuid": device.id, "name": device.name, "memory_total": total}]
 
 
 @contextmanager

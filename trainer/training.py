@@ -98,9 +98,11 @@ class Training:
 
     def _load(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        self._load_optimizer(state["optimizer"])
         if self.schedule is not None:
             self.schedule.load_state_dict(state["schedule"])
+        if isinstance(self.schedule, CosineAnnealingLR):
+            self._stretch(self.schedule)
         if self.scaler.is_enabled() and state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
         torch.set_rng_state(state["rng"])
@@ -115,13 +117,31 @@ class Training:
         self.step, self.epoch, self.offset = (int(position[k]) for k in ("step", "epoch", "offset"))
         self.best_loss = float(state["best_loss"])
 
+    def _load_optimizer(self, state: dict[str, Any]) -> None:
+        # torch takes the kernel from the checkpoint too: a fp16 step that mixes two kinds raises.
+        for group in state["param_groups"]:
+            group["fused"] = self.config.fused or None
+        self.optimizer.load_state_dict(state)
+
+    def _stretch(self, schedule: CosineAnnealingLR) -> None:
+        """Move the schedule's end to this run's: at its old end the rate is 0, and then rises."""
+        epochs = self.config.epochs
+        if schedule.T_max == epochs:
+            return
+        schedule.T_max = epochs
+        done = schedule.last_epoch / epochs
+        for group, rate in zip(self.optimizer.param_groups, schedule.base_lrs, strict=True):
+            group["lr"] = rate * (1 + math.cos(math.pi * done)) / 2
+
 
 def _optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
     parameters, rate = model.parameters(), config.learning_rate
+    # None, not False: False takes a loop over single tensors, None what torch thinks best.
+    fused = config.fused or None
     if config.optimizer is Optimizer.SGD:
-        return torch.optim.SGD(parameters, lr=rate, momentum=MOMENTUM, fused=config.fused)
+        return torch.optim.SGD(parameters, lr=rate, momentum=MOMENTUM, fused=fused)
     kind = torch.optim.Adam if config.optimizer is Optimizer.ADAM else torch.optim.AdamW
-    return kind(parameters, lr=rate, fused=config.fused)
+    return kind(parameters, lr=rate, fused=fused)
 
 
 def _schedule(

@@ -7,6 +7,7 @@ parent is gone.
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import threading
@@ -29,8 +30,10 @@ def main() -> None:
 
 
 def _stop_with_parent(stop: threading.Event) -> None:
-    # os.read-like blocking until the parent's end of the pipe closes; it writes nothing more.
-    sys.stdin.buffer.read()
+    # The parent writes nothing more. Not through sys.stdin: a thread that waits while holding its
+    # buffer's lock makes the interpreter abort at its end.
+    while os.read(sys.stdin.fileno(), 1024):
+        pass
     stop.set()
 
 

@@ -3,10 +3,8 @@
 import streamlit as st
 
 from dashboard import controls, services
-from dashboard.charts import layout
-from dashboard.command_bar import command_bar
-from dashboard.facts import run_facts
-from dashboard.live_chart import live_chart
+from dashboard.command_bar import show_error
+from dashboard.live_panel import live_panel
 from dashboard.panels import details, empty_page, run_picker
 from stepscope.run import RunError, read_run
 from trainer.config import checkpoints
@@ -33,13 +31,10 @@ run = None
 try:
     run = read_run(server.folder(picked)) if picked else None
 except RunError as error:
-    st.error(str(error), icon=":material/error:")
+    show_error(str(error))
 
-pending = command_bar(server, config, wrong, run)
+live_panel(server, config, wrong, run.folder if run else None)
 if run is None:
     empty_page(server, found)
 else:
-    live_chart(
-        run.id, layout(run_facts(run)), key="live", status=run.status, pending_command=pending
-    )
     details(server, run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import multiprocessing
 import os
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +23,11 @@ from torch import nn
 from stepscope.run import RunStatus
 from tests.integration.test_training import background, events, facts, metric, small, wait_for
 from trainer import session
+from trainer.compute import CpuCompute
 from trainer.config import NanPolicy, RunConfig, Workload
+from trainer.data import Loader, make_loader
 from trainer.loop import Loop
+from trainer.loss_reader import HostReader, Row, RowSink
 from trainer.step import TrainStep
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -97,6 +102,67 @@ def test_an_oom_is_its_own_event_with_the_memory(
     oom = next(event for event in events(tmp_path) if event.kind == "oom")
     assert oom.data["before"]["process/rss"] > 0
     assert oom.data["after"]["process/rss"] > 0
+
+
+class LateReader(HostReader):
+    """Keeps rows until asked, as a GPU that is still at work does."""
+
+    def __init__(self, sink: RowSink) -> None:
+        super().__init__(sink)
+        self._late: list[tuple[int, float, Row, dict[str, torch.Tensor]]] = []
+
+    def put(self, step: int, ts: float, row: Row, scalars: Mapping[str, torch.Tensor]) -> None:
+        self._late.append((step, ts, row, dict(scalars)))
+
+    def flush(self) -> None:
+        while self._late:
+            super().put(*self._late.pop(0))
+
+
+def test_the_steps_before_a_failure_are_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CpuCompute, "reader", lambda self, sink: LateReader(sink))
+    fails_at(monkeypatch, 5, torch.OutOfMemoryError("Tried to allocate 1.00 GiB"))
+    assert run(small(Workload.DIGITS_MLP), tmp_path)["status"] == "failed"
+    assert len(metric(tmp_path, "train/loss")) == 4
+
+
+def test_after_a_cuda_error_the_buffers_are_kept_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Freed page-locked memory records a CUDA event, which would end the process here."""
+    loaders: list[weakref.ref[Loader]] = []
+
+    def remembered(*args: Any) -> Loader:
+        loader = make_loader(*args)
+        loader._ring = [(torch.zeros(1), torch.zeros(1))]  # type: ignore[union-attr]
+        monkeypatch.setattr(loader, "_gather", lambda turn, indices: loader._split.take(indices))  # type: ignore[union-attr]
+        loaders.append(weakref.ref(loader))
+        return loader
+
+    kept: list[BaseException] = []
+    monkeypatch.setattr(session, "_kept_failures", kept)
+    monkeypatch.setattr(session, "make_loader", remembered)
+    fails_at(monkeypatch, 3, torch.AcceleratorError("CUDA error: an illegal memory access"))
+    assert "restart the server" in run(small(Workload.DIGITS_MLP), tmp_path)["reason"]
+    gc.collect()
+    loader = loaders[0]()
+    assert loader is not None
+    assert len(loader._ring) == 1  # type: ignore[union-attr]
+    assert len(kept) == 1
+
+
+def fails_at(monkeypatch: pytest.MonkeyPatch, number: int, error: Exception) -> None:
+    """Let the step of this number raise instead of training."""
+    train, calls = TrainStep.__call__, itertools.count(1)
+
+    def step(self: TrainStep, *batch: torch.Tensor) -> Any:
+        if next(calls) == number:
+            raise error
+        return train(self, *batch)
+
+    monkeypatch.setattr(TrainStep, "__call__", step)
 
 
 def test_an_interrupt_closes_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,9 @@ from trainer.failures import NanLoss, explain
             ["Tried to allocate 2.50 GiB", "batch_size"],
         ),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when …"), "oom", ["GPU"]),
+        (torch.AcceleratorError("CUDA error: out of memory\nSearch for …"), "oom", ["GPU"]),
+        (RuntimeError("GET was unable to find an engine to execute this computation"),
+         "oom", ["GPU"]),
         (
             RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"),
             "oom",

@@ -1,0 +1,48 @@
+"""The buttons and the live charts: the part of the page that a click runs again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import streamlit as st
+
+from dashboard.charts import layout
+from dashboard.command_bar import PENDING, command_bar, show_error
+from dashboard.facts import run_facts
+from dashboard.live_chart import live_chart
+from dashboard.services import Services
+from stepscope.run import RunError, RunInfo, read_run
+from trainer.config import Problem, RunConfig
+
+
+@st.fragment
+def live_panel(
+    server: Services, config: RunConfig, wrong: Sequence[Problem], folder: Path | None
+) -> None:
+    """Draw the buttons and, for a run, its charts.
+
+    A fragment, because a click must be answered while training holds the interpreter most of the
+    time: running the sidebar again would take five times as long.
+    """
+    run = _read(folder)
+    command_bar(server, config, wrong, run)
+    if run is not None:
+        result = live_chart(
+            run.id,
+            layout(run_facts(run)),
+            key="live",
+            status=run.status,
+            pending_command=st.session_state.get(PENDING),
+        )
+        if result.status:
+            # The run began or ended: what stands around this part changes as well.
+            st.rerun()
+
+
+def _read(folder: Path | None) -> RunInfo | None:
+    try:
+        return read_run(folder) if folder else None
+    except RunError as error:
+        show_error(str(error))
+        return None

@@ -1,0 +1,90 @@
+"""Both runners behind their one interface, from start to every kind of end."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stepscope.run import RunStatus, read_run
+from trainer import runners
+from trainer.config import RunConfig, Runner, Workload
+
+BOTH = pytest.mark.parametrize("runner", list(Runner))
+LONG = 100_000
+
+
+def wait_until(true: Callable[[], bool], timeout_s: float = 40.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < deadline, "timed out"
+        time.sleep(0.01)
+
+
+def config(runner: Runner, epochs: int) -> RunConfig:
+    return RunConfig(workload=Workload.LINEAR, epochs=epochs, runner=runner)
+
+
+@BOTH
+def test_a_run_goes_from_pending_to_finished(tmp_path: Path, runner: Runner) -> None:
+    run = runners.start(config(runner, 2), tmp_path)
+    assert read_run(run.folder).status.live
+    wait_until(lambda: not run.alive())
+    found = read_run(run.folder)
+    assert found.status is RunStatus.FINISHED, found.reason
+    assert found.facts["config"]["runner"] == runner
+
+
+@BOTH
+def test_stop_ends_at_a_step_and_keeps_the_data(tmp_path: Path, runner: Runner) -> None:
+    run = runners.start(config(runner, LONG), tmp_path)
+    wait_until(lambda: read_run(run.folder).facts.get("step", 0) > 0)
+    assert run.stop(10)
+    found = read_run(run.folder)
+    assert found.status is RunStatus.STOPPED
+    assert (run.folder / "last.pt").exists()
+
+
+def test_a_child_stopped_while_it_starts_reads_as_stopped(tmp_path: Path) -> None:
+    run = runners.start(config(Runner.PROCESS, LONG), tmp_path)
+    assert run.stop(10)
+    assert read_run(run.folder).status is RunStatus.STOPPED
+
+
+def test_a_child_that_cannot_start_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "torch.py").write_text("raise ImportError('libtorch is broken')")
+    run = runners.start(config(Runner.PROCESS, 1), tmp_path / "runs")
+    wait_until(lambda: not run.alive())
+    found = read_run(run.folder)
+    assert found.status is RunStatus.FAILED
+    assert "libtorch is broken" in str(found.reason)
+
+
+def test_a_thread_that_cannot_start_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_name: str) -> None:
+        raise ImportError("libtorch is broken")
+
+    monkeypatch.setattr(importlib, "import_module", broken)
+    run = runners.start(config(Runner.THREAD, 1), tmp_path)
+    wait_until(lambda: not run.alive())
+    found = read_run(run.folder)
+    assert found.status is RunStatus.FAILED
+    assert "libtorch is broken" in str(found.reason)
+
+
+def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
+    run = runners.start(config(Runner.PROCESS, LONG), tmp_path)
+    assert isinstance(run, runners.ProcessRun)
+    wait_until(lambda: read_run(run.folder).facts.get("step", 0) > 0)
+    assert run._process.stdin is not None
+    run._process.stdin.close()  # what the kernel does when the parent dies
+    wait_until(lambda: not run.alive())
+    assert read_run(run.folder).status is RunStatus.STOPPED
