@@ -11,11 +11,13 @@ from dashboard.services import Services
 from stepscope.recorder import CommandName
 from stepscope.run import RunError, RunInfo, RunStatus
 from stepscope.store import StoreError
-from stepscope.store.reader import ask
+from stepscope.store.reader import ask, new_command_id
 from trainer.config import Problem, RunConfig
 
 ERROR = "command_error"
 PENDING = "pending_command"
+STARTED = "run_started"
+ASKED = "asked_command"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +58,9 @@ def command_bar(
             st.button(
                 action.label, icon=action.icon, help=action.help, key=f"do_{action.name}",
                 disabled=not _possible(action.name, status),
-                on_click=_ask, args=(run, action.name),
+                on_click=_ask, args=(action.name,),
             )  # fmt: skip
-        _mark_button(run, status)
+        _mark_button(status)
     error = st.session_state.pop(ERROR, None)
     if error:
         show_error(error)
@@ -77,22 +79,20 @@ def _start_button(server: Services, config: RunConfig, wrong: Sequence[Problem])
         text = "These settings cannot run. " + " ".join(map(str, wrong))
     else:
         text = "Train with the settings in the sidebar."
-    clicked = st.button(
+    st.button(
         "Start", icon=":material/rocket_launch:", type="primary", key="start", help=text,
         disabled=bool(active or wrong), on_click=_start, args=(server, config),
     )  # fmt: skip
-    if clicked and not st.session_state.get(ERROR):
-        st.rerun()  # the whole page: it has another run to show
 
 
-def _mark_button(run: RunInfo | None, status: RunStatus | None) -> None:
+def _mark_button(status: RunStatus | None) -> None:
     idle = not _possible(CommandName.MARK, status)
     st.text_input("Event text", key="mark_text", placeholder="what happened", max_chars=200,
                   width=160, disabled=idle, label_visibility="collapsed",
                   help="A note for Mark event.")  # fmt: skip
     st.button("Mark event", icon=":material/flag:", key="do_mark", disabled=idle,
               help="Put a marker with this text on all charts, with the numbers of the moment.",
-              on_click=_mark, args=(run,))  # fmt: skip
+              on_click=_mark)  # fmt: skip
 
 
 def _possible(name: CommandName, status: RunStatus | None) -> bool:
@@ -111,18 +111,33 @@ def _start(server: Services, config: RunConfig) -> None:
         return
     st.session_state["run"] = folder.name
     st.session_state[PENDING] = None
+    st.session_state[STARTED] = True
 
 
-def _mark(run: RunInfo | None) -> None:
+def _mark() -> None:
     text = st.session_state["mark_text"].strip() or "marked"
     st.session_state["mark_text"] = ""
-    _ask(run, CommandName.MARK, text=text)
+    _ask(CommandName.MARK, text=text)
 
 
-def _ask(run: RunInfo | None, name: CommandName, **args: str) -> None:
-    if run is None:
-        return
-    try:
-        st.session_state[PENDING] = ask(run.folder, name, args)
-    except StoreError as error:
-        st.session_state[ERROR] = str(error)
+def _ask(name: CommandName, **args: str) -> None:
+    command_id = new_command_id()
+    st.session_state[PENDING] = command_id
+    # A list: a second click ends the script run of the first, perhaps before it has sent.
+    st.session_state.setdefault(ASKED, []).append((command_id, name, args))
+
+
+def send_asked(run: RunInfo | None) -> None:
+    """Write the commands of the last clicks into the run folder.
+
+    Called after the charts are drawn with their id: the page answers a click at once, and the 30 ms
+    that SQLite takes beside a busy training thread pass meanwhile.
+    """
+    asked = st.session_state.get(ASKED, [])
+    while asked and run is not None:
+        command_id, name, args = asked.pop(0)
+        try:
+            ask(run.folder, name, args, command_id)
+        except StoreError as error:
+            st.session_state[PENDING] = None
+            show_error(str(error))

@@ -8,7 +8,7 @@ from pathlib import Path
 import streamlit as st
 
 from dashboard.charts import layout
-from dashboard.command_bar import PENDING, command_bar, show_error
+from dashboard.command_bar import PENDING, STARTED, command_bar, send_asked, show_error
 from dashboard.facts import run_facts
 from dashboard.live_chart import live_chart
 from dashboard.services import Services
@@ -25,8 +25,10 @@ def live_panel(
     A fragment, because a click must be answered while training holds the interpreter most of the
     time: running the sidebar again would take five times as long.
     """
+    if st.session_state.pop(STARTED, False):
+        st.rerun()  # the whole page: it has another run to show
     run = _read(folder)
-    command_bar(server, config, wrong, run)
+    buttons = st.container()
     if run is not None:
         result = live_chart(
             run.id,
@@ -38,6 +40,10 @@ def live_panel(
         if result.status:
             # The run began or ended: what stands around this part changes as well.
             st.rerun()
+    # After the charts, whose message holds the answer to the click.
+    with buttons:
+        command_bar(server, config, wrong, run)
+    send_asked(run)
 
 
 def _read(folder: Path | None) -> RunInfo | None:

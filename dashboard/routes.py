@@ -19,12 +19,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from dashboard import series, services
+from dashboard import live_chart, series, services
 from stepscope.run import RunError, read_run
 from stepscope.store import STORE_NAME, RunReader, StoreError
 from stepscope.store.reader import Axis
 
 Answer = dict[str, Any]
+# The addresses carry a version.
+FOREVER = {"Cache-Control": "public, max-age=31536000, immutable"}
 AXES: dict[str, Axis] = {"step": "step", "time": "time"}
 
 
@@ -81,11 +83,13 @@ def get_window(request: Request) -> Answer:
 
 def get_plotly(_request: Request) -> Response:
     """`/vendor/plotly.min.js`: the plotly.js that the installed plotly package brings."""
-    headers = {
-        "Content-Encoding": "gzip",
-        "Cache-Control": "public, max-age=31536000, immutable",
-    }
-    return Response(_plotly_gzip(), headers=headers, media_type="text/javascript")
+    return Response(_plotly_gzip(), headers=FOREVER | {"Content-Encoding": "gzip"},
+                    media_type="text/javascript")  # fmt: skip
+
+
+def get_live_script(_request: Request) -> Response:
+    """`/vendor/live.js`: the live chart component's source."""
+    return Response(live_chart.SOURCE, headers=FOREVER, media_type="text/javascript")
 
 
 @functools.cache
@@ -106,4 +110,5 @@ ROUTES = [
     Route("/api/series", get_series),
     Route("/api/window", get_window),
     Route("/vendor/plotly.min.js", get_plotly),
+    Route(live_chart.SOURCE_PATH, get_live_script),
 ]

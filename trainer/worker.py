@@ -6,6 +6,7 @@ parent is gone.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -26,6 +27,8 @@ def main() -> None:
     threading.Thread(
         target=_stop_with_parent, args=(stop,), name="stepscope-parent", daemon=True
     ).start()
+    # What was imported stays: each full collection would walk all of it, at the cost of steps.
+    gc.freeze()
     session.run(config, Path(sys.argv[1]), stop=stop)
 
 

@@ -1,12 +1,14 @@
 """The live page's one browser component: all live charts, numbers and events of a run.
 
 It keeps its DOM for its life and polls `/api/series` for new points only, so a script run sends
-configuration, never samples. Its source is inline because Stepscope runs from a checkout, where
-file-backed components do not exist.
+configuration, never samples. Streamlit sends a component's inline source with every message, so
+only a loader is inline; the browser fetches the rest from a route of ours, once. (A file-backed
+component would need an installed package; Stepscope runs from a checkout.)
 """
 
 from __future__ import annotations
 
+import hashlib
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,14 +36,24 @@ PLOTLY_URL = f"/vendor/plotly.min.js?v={version('plotly')}"
 _FOLDER = Path(__file__).parent
 
 
-def source() -> str:
-    """Return the component's JavaScript as one module."""
-    return "\n".join((_FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS)
+SOURCE = "\n".join((_FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS)
+"""The component's JavaScript as one module, served at SOURCE_PATH."""
+SOURCE_PATH = "/vendor/live.js"
 
+_ADDRESS = f"{SOURCE_PATH}?v={hashlib.sha256(SOURCE.encode()).hexdigest()[:16]}"
+LOADER = f"""
+const loaded = import(new URL("{_ADDRESS}", document.baseURI).href);
+export default function load(component) {{
+  let closed = false;
+  let close = () => {{}};
+  loaded.then((module) => {{ if (!closed) close = module.default(component); }});
+  return () => {{ closed = true; close(); }};
+}}
+"""
 
 _mount = st.components.v2.component(
     "stepscope_live",
-    js=source(),
+    js=LOADER,
     css=(_FOLDER / "live.css").read_text(encoding="utf-8"),
     isolate_styles=False,
 )

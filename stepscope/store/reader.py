@@ -7,7 +7,7 @@ import sqlite3
 import time
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -157,7 +157,12 @@ class RunReader:
             ) from error
 
 
-def ask(folder: Path, name: str, args: dict[str, Any]) -> int:
+def new_command_id() -> int:
+    """Return an id for `ask`: microseconds since the epoch, so that ids rise with time."""
+    return time.time_ns() // 1000
+
+
+def ask(folder: Path, name: str, args: dict[str, Any], command_id: int | None = None) -> int:
     """Ask the run in `folder` to do something; return the command's id.
 
     The training process takes it at its next step boundary. Raises StoreError where the store
@@ -166,14 +171,13 @@ def ask(folder: Path, name: str, args: dict[str, Any]) -> int:
     path = folder / schema.STORE_NAME
     if not path.is_file():
         raise StoreError(f"{folder.name}: has no store, so nothing listens. Start a run first.")
-    connection = schema.open_writable(path)
+    command_id = command_id or new_command_id()
     try:
-        cursor = connection.execute(
-            "INSERT INTO commands (asked_ts, name, args) VALUES (?, ?, ?)",
-            (time.time(), name, json.dumps(args)),
-        )
-        return int(cursor.lastrowid or 0)
+        with closing(schema.open_writable(path)) as connection:
+            connection.execute(
+                "INSERT INTO commands (id, asked_ts, name, args) VALUES (?, ?, ?, ?)",
+                (command_id, time.time(), name, json.dumps(args)),
+            )
     except sqlite3.Error as error:
         raise StoreError(f"{folder.name}: the command was not stored ({error}).") from error
-    finally:
-        connection.close()
+    return command_id

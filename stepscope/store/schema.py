@@ -52,8 +52,6 @@ def create(path: Path) -> sqlite3.Connection:
         connection = open_writable(path)
         mode = "DELETE" if _file_system(path) in _NETWORK_FILE_SYSTEMS else "WAL"
         connection.execute(f"PRAGMA journal_mode = {mode}")
-        # A power cut may lose the last commits, a killed process none. See docs/storage.md.
-        connection.execute("PRAGMA synchronous = NORMAL")
         # The writer thread checkpoints by itself: an automatic one lands inside a commit.
         connection.execute("PRAGMA wal_autocheckpoint = 0")
         connection.executescript(TABLES)
@@ -67,9 +65,12 @@ def create(path: Path) -> sqlite3.Connection:
 
 def open_writable(path: Path) -> sqlite3.Connection:
     """Return an autocommit connection that any one thread at a time may use."""
-    return sqlite3.connect(
+    connection = sqlite3.connect(
         path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
     )
+    # A power cut may lose the last commits, a killed process none; no commit waits for the disk.
+    connection.execute("PRAGMA synchronous = NORMAL")
+    return connection
 
 
 def open_readonly(path: Path) -> sqlite3.Connection:

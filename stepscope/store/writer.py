@@ -43,15 +43,23 @@ class RunWriter:
         self._connection = schema.create(path)
         self._series: dict[tuple[str, str], _Series] = {}
         self._layouts: dict[tuple[str, ...], int] = {}
+        self._statements: list[tuple[str, tuple[Any, ...]]] = []
         self._commits = 0
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Commit what is appended inside, all or nothing. Raises sqlite3.Error."""
+        """Commit what is appended inside, all or nothing. Raises sqlite3.Error.
+
+        Frames are made before the file is locked: a page that asks for something waits a
+        millisecond at most.
+        """
         before = (self._copy_series(), dict(self._layouts))
-        self._connection.execute("BEGIN IMMEDIATE")
+        self._statements.clear()
         try:
             yield
+            self._connection.execute("BEGIN IMMEDIATE")
+            for statement, values in self._statements:
+                self._connection.execute(statement, values)
             self._connection.execute("COMMIT")
         except BaseException:
             self._series, self._layouts = before
@@ -72,7 +80,7 @@ class RunWriter:
         self, ts: float, step: int, epoch: int, kind: str, text: str, data: dict[str, Any]
     ) -> None:
         """Append one event; `data` must be JSON-able."""
-        self._connection.execute(
+        self._add(
             "INSERT INTO events (ts, step, epoch, kind, text, data) VALUES (?, ?, ?, ?, ?, ?)",
             (ts, step, epoch, kind, text, json.dumps(data)),
         )
@@ -89,7 +97,7 @@ class RunWriter:
 
     def end_command(self, command_id: int, state: str, ts: float, result: str) -> None:
         """Note that a command ended as `state` ("done" or "refused")."""
-        self._connection.execute(
+        self._add(
             "UPDATE commands SET state = ?, done_ts = ?, result = ? WHERE id = ?",
             (state, ts, result, command_id),
         )
@@ -129,7 +137,7 @@ class RunWriter:
         if full == 0:
             self._insert(series, number, level.first + before, held.slice(before, len(held)))
             return
-        self._connection.execute(
+        self._add(
             "DELETE FROM frames WHERE series = ? AND level = ? AND first >= ?",
             (series.id, number, level.first),
         )
@@ -139,26 +147,26 @@ class RunWriter:
         level.tail = held.slice(full, len(held))
 
     def _insert(self, series: _Series, number: int, first: int, rows: Block) -> None:
-        self._connection.execute(
+        self._add(
             "INSERT INTO frames VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             (series.id, number, first, len(rows), self._layout(rows.keys), float(rows.ts[-1]),
              float(rows.step[-1]), encode(rows, number)),
         )  # fmt: skip
 
     def _add_series(self, stream: str, source: str) -> _Series:
-        cursor = self._connection.execute(
-            "INSERT INTO series (stream, source) VALUES (?, ?)", (stream, source)
-        )
-        return self._series.setdefault((stream, source), _Series(int(cursor.lastrowid or 0)))
+        series = self._series[stream, source] = _Series(len(self._series) + 1)
+        self._add("INSERT INTO series VALUES (?, ?, ?)", (series.id, stream, source))
+        return series
 
     def _layout(self, keys: Sequence[str]) -> int:
         keys = tuple(keys)
         if keys not in self._layouts:
-            cursor = self._connection.execute(
-                "INSERT INTO layouts (keys) VALUES (?)", (json.dumps(keys),)
-            )
-            self._layouts[keys] = int(cursor.lastrowid or 0)
+            self._layouts[keys] = len(self._layouts) + 1
+            self._add("INSERT INTO layouts VALUES (?, ?)", (self._layouts[keys], json.dumps(keys)))
         return self._layouts[keys]
+
+    def _add(self, statement: str, values: tuple[Any, ...]) -> None:
+        self._statements.append((statement, values))
 
     def _copy_series(self) -> dict[tuple[str, str], _Series]:
         return {

@@ -150,7 +150,8 @@ def test_commands_are_taken_once_and_end(tmp_path: Path, writer: RunWriter) -> N
     first = ask(tmp_path, "empty_cache", {})
     assert writer.take_commands() == [(first, "empty_cache", "{}")]
     assert writer.take_commands() == []
-    writer.end_command(first, "done", 5.0, "freed")
+    with writer.transaction():
+        writer.end_command(first, "done", 5.0, "freed")
     writer.close()
     connection = sqlite3.connect(tmp_path / STORE_NAME)
     rows = connection.execute("SELECT state, result FROM commands").fetchall()
