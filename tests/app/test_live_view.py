@@ -203,3 +203,17 @@ def test_resume_fills_the_sidebar(page: OpenPage, server: services.Services) -> 
     label(app, "button", "Resume in a new run").click().run()
     assert not app.exception
     assert app.query_params["resume"] == "one/last.pt"
+
+
+def test_a_folder_taken_away_during_the_run_leaves_the_page(
+    page: OpenPage, server: services.Services
+) -> None:
+    app = page(epochs="5000")
+    label(app, "button", "Start").click().run()
+    wait_for(lambda: server.list_runs()[0].status is RunStatus.RUNNING)
+    folder = server.list_runs()[0].folder
+    (folder / "run.json").unlink()
+    for _ in range(20):  # the recorder may write it again meanwhile
+        app.run()
+        assert not app.exception
+    server.close()
