@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+
+# Without these Chromium looks up its maker's hosts, and a container gives it no sandbox.
+CHROMIUM_ARGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking",
+                 "--no-first-run", "--disable-component-update", "--disable-sync",
+                 "--disable-quic"]  # fmt: skip
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -27,3 +35,23 @@ def no_thread_left() -> Iterator[None]:
             return
         time.sleep(0.01)
     pytest.fail(f"threads left running: {left}")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Debian's Chromium, one for all tests: Playwright starts once a process.
+
+    Without it a test skips; with STEPSCOPE_REQUIRE_BROWSER=1, as in CI, it fails instead.
+    """
+    path = shutil.which("chromium") or shutil.which("chromium-browser")
+    if path is None:
+        message = "no Chromium: install Debian's chromium package"
+        if os.environ.get("STEPSCOPE_REQUIRE_BROWSER"):
+            pytest.fail(message)
+        pytest.skip(message)
+    # Imported here: a machine that runs only tests/gpu has no Playwright.
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as session:
+        browser = session.chromium.launch(executable_path=path, args=CHROMIUM_ARGS)
+        yield browser
+        browser.close()

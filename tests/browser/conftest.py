@@ -1,12 +1,8 @@
-"""A real server and Debian's Chromium.
-
-Without Chromium the tier skips; with STEPSCOPE_REQUIRE_BROWSER=1, as in CI, it fails instead.
-"""
+"""A real server for each test, and tabs whose consoles are watched."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -18,13 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, Playwright, sync_playwright
+from playwright.sync_api import Browser, Page
 
 ROOT = Path(__file__).resolve().parents[2]
 ARTIFACTS = ROOT / "test-artifacts"
-# Without these Chromium looks up its maker's hosts, and a container gives it no sandbox.
-ARGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run",
-        "--disable-component-update", "--disable-sync", "--disable-quic"]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,25 +55,6 @@ def start_server(folder: Path) -> Server:
             if process.poll() is not None or time.monotonic() > deadline:
                 pytest.fail(f"the server did not start:\n{log.read_text()}")
             time.sleep(0.1)
-
-
-@pytest.fixture(scope="session")
-def playwright() -> Iterator[Playwright]:
-    with sync_playwright() as playwright:
-        yield playwright
-
-
-@pytest.fixture(scope="session")
-def browser(playwright: Playwright) -> Iterator[Browser]:
-    path = shutil.which("chromium") or shutil.which("chromium-browser")
-    if path is None:
-        message = "no Chromium: install Debian's chromium package"
-        if os.environ.get("STEPSCOPE_REQUIRE_BROWSER"):
-            pytest.fail(message)
-        pytest.skip(message)
-    browser = playwright.chromium.launch(executable_path=path, args=ARGS)
-    yield browser
-    browser.close()
 
 
 @pytest.fixture

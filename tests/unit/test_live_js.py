@@ -1,12 +1,7 @@
-"""The live chart's pure JavaScript (buckets, points, texts), run in Chromium: no Node is needed.
-
-Without Chromium it skips; with STEPSCOPE_REQUIRE_BROWSER=1 it fails instead.
-"""
+"""The live chart's pure JavaScript (buckets, points, texts), run in Chromium: no Node is needed."""
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,11 +10,8 @@ import pytest
 
 import dashboard.live_chart
 
-sync_api = pytest.importorskip("playwright.sync_api")
-
 PURE = ("format.js", "store.js", "events.js")
 FOLDER = Path(dashboard.live_chart.__file__).parent
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 class Script:
@@ -36,16 +28,10 @@ class Script:
 
 
 @pytest.fixture(scope="module")
-def js() -> Iterator[Script]:
-    with sync_api.sync_playwright() as play:
-        try:
-            browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        except sync_api.Error as error:
-            if os.environ.get("STEPSCOPE_REQUIRE_BROWSER") == "1":
-                raise
-            pytest.skip(f"Chromium cannot be started: {error.message.splitlines()[0]}")
-        yield Script(browser.new_page())
-        browser.close()
+def js(browser: Any) -> Iterator[Script]:
+    page = browser.new_page()
+    yield Script(page)
+    page.close()
 
 
 def part(first: int, values: list[float | None], bucket: int = 1, **more: Any) -> dict[str, Any]:
