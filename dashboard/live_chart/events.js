@@ -5,7 +5,7 @@ const EVENT_WORDS = {
   collect_garbage: "Collect garbage", save_checkpoint: "Save checkpoint", mark: "Mark", pause: "Pause",
   resume: "Resume", stop: "Stop", oom: "Out of memory", nan: "NaN loss", error: "Error",
   gpu_lost: "GPU lost", gpu_recovered: "GPU back", throttle_start: "Throttling",
-  throttle_end: "Throttling over", status: "Status",
+  throttle_end: "Throttling over", status: "Status", resumed: "Resumed", sampler_slowed: "Sampler slowed",
 };
 const MARK_LABELS = {
   checkpoint: "", empty_cache: "cache", reset_peaks: "peaks", collect_garbage: "gc",

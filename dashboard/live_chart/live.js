@@ -237,7 +237,9 @@ class LiveView {
   // [first, last] x over all series, null before any.
   extent() {
     let [low, high] = [Infinity, -Infinity];
-    for (const series of Object.values(this.live)) {
+    // What is sampled before a resumed run's first step carries step 0.
+    const bySteps = this.axis === "step" && this.live.steps?.t.length > 0;
+    for (const series of bySteps ? [this.live.steps] : Object.values(this.live)) {
       const xs = xsOf(series, this.axis);
       if (!xs.length) continue;
       low = Math.min(low, xs[0]);
