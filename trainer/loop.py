@@ -81,7 +81,8 @@ class Loop:
                 loss, accuracy = self._validate()
                 self._close_epoch(loss, accuracy, time.perf_counter() - began)
         except RunStopped:
-            self._save("last.pt")
+            if self._is_sound():
+                self._save("last.pt")
             raise
         except (NanLoss, torch.AcceleratorError):
             raise  # told by the reader itself, or the device answers no more
@@ -160,6 +161,10 @@ class Loop:
         # A model gone NaN must not overwrite the last good one.
         if math.isfinite(loss) and (ended or self._last_is_due()):
             self._save("last.pt")
+
+    def _is_sound(self) -> bool:
+        """Say whether all weights are finite; waits for the device."""
+        return all(bool(part.isfinite().all()) for part in self.training.model.parameters())
 
     def _last_is_due(self) -> bool:
         return time.monotonic() - self._last_saved >= LAST_EVERY_S

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from stepscope.run import RunStatus, read_run
+from stepscope.store import RunReader, StoreError
 from trainer import runners
-from trainer.config import RunConfig, Runner, Workload
+from trainer.config import NanPolicy, Optimizer, RunConfig, Runner, Workload
 
 BOTH = pytest.mark.parametrize("runner", list(Runner))
 LONG = 100_000
@@ -88,3 +89,23 @@ def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
     run._process.stdin.close()  # what the kernel does when the parent dies
     wait_until(lambda: not run.alive())
     assert read_run(run.folder).status is RunStatus.STOPPED
+
+
+def test_stopping_a_run_gone_nan_leaves_no_nan_weights(tmp_path: Path) -> None:
+    gone = RunConfig(
+        workload=Workload.LINEAR, epochs=LONG, learning_rate=100.0, optimizer=Optimizer.SGD,
+        nan_policy=NanPolicy.CONTINUE,
+    )  # fmt: skip
+    run = runners.start(gone, tmp_path)
+
+    def broken() -> bool:
+        try:
+            with RunReader(run.folder) as reader:
+                return any(event.kind == "nan" for event in reader.events())
+        except StoreError:
+            return False  # not created yet
+
+    wait_until(broken)
+    assert run.stop(10)
+    assert read_run(run.folder).status is RunStatus.STOPPED
+    assert not (run.folder / "last.pt").exists()
