@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stepscope.store import STORE_NAME, Block, RunReader, RunWriter, StoreError
+from stepscope.store import STORE_NAME, Block, RunReader, RunWriter, StoreError, schema
 from stepscope.store.reader import ask
 
 
@@ -163,6 +163,18 @@ def test_a_closed_store_is_one_file(tmp_path: Path, writer: RunWriter) -> None:
     write(writer, 50)
     writer.close()
     assert sorted(os.listdir(tmp_path)) == [STORE_NAME]
+
+
+def test_a_network_file_system_gets_a_rollback_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schema, "_file_system", lambda _path: "nfs4")
+    writer = RunWriter(tmp_path / STORE_NAME)
+    write(writer, 50)
+    assert sorted(os.listdir(tmp_path)) == [STORE_NAME]  # no -wal, no -shm
+    with RunReader(tmp_path) as reader:
+        assert reader.series()[0].rows == 50
+    writer.close()
 
 
 def test_unusable_stores_are_refused_in_a_sentence(tmp_path: Path) -> None:
