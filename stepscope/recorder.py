@@ -51,6 +51,7 @@ class CommandName(StrEnum):
     COLLECT_GARBAGE = "collect_garbage"
     SAVE_CHECKPOINT = "save_checkpoint"
     MARK = "mark"
+    MEMORY_SNAPSHOT = "memory_snapshot"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import pwd
 import re
 import secrets
 import socket
@@ -40,6 +41,19 @@ class RunStatus(StrEnum):
     def live(self) -> bool:
         """True while the run may still write."""
         return self in (RunStatus.PENDING, RunStatus.RUNNING, RunStatus.PAUSED)
+
+
+class RunKind(StrEnum):
+    """Who writes a run: it decides what its page shows and which buttons it answers."""
+
+    TRAINER = "trainer"
+    """The built-in workloads."""
+    WATCH = "watch"
+    """A script under `stepscope watch`."""
+    INIT = "init"
+    """A script that calls `stepscope.init`."""
+    RECORD = "record"
+    """`stepscope record`: no training, the machine only."""
 
 
 class RunError(Exception):
@@ -98,8 +112,30 @@ def run_folders(root: Path) -> Iterator[Path]:
 
 
 def process_identity() -> dict[str, Any]:
-    """Return what tells this process from any other: host, pid and its start time."""
-    return {"host": socket.gethostname(), "pid": os.getpid(), "pid_started": _own_start()}
+    """Return what tells this process from any other: host, pid and its start time; and its user."""
+    return {
+        "host": socket.gethostname(), "pid": os.getpid(), "pid_started": _own_start(),
+        "user": user_name(),
+    }  # fmt: skip
+
+
+@functools.cache
+def user_name() -> str:
+    """Return the login name of this process's user, or its number where it has no name."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a container may run under a number that no passwd file knows
+        return str(os.getuid())
+
+
+def read_only_reason(run: RunInfo) -> str | None:
+    """Say why this process may only look at a run; None for one of its own host and user."""
+    host, user = run.facts.get("host"), run.facts.get("user", user_name())
+    if host != socket.gethostname():
+        return f"This run belongs to the host {host}: look only. Its buttons work on a page there."
+    if user != user_name():
+        return f"This run belongs to the user {user}: look only."
+    return None
 
 
 @functools.cache
