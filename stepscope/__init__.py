@@ -3,4 +3,21 @@
 It imports neither torch nor streamlit, so that a training script can import it at no cost.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stepscope.tracker import Tracker, init
+
 __version__ = "0.1.0"
+__all__ = ["Tracker", "__version__", "init"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import `init` and `Tracker` when they are asked for: the command line needs neither."""
+    if name in ("init", "Tracker"):
+        from stepscope import tracker  # noqa: PLC0415 - numpy and sqlite take 0.2 s
+
+        return getattr(tracker, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,43 +1,31 @@
 """What a training loop calls: log a step, mark an event, take commands.
 
-Calls put a row into a queue and return; one writer thread moves them into the run folder four
-times a second, and at once for events. Rows leave the queue only after their commit, so a killed
-process loses at most the rows of the last quarter second, and a full disk none that fit in memory.
+A row of a step goes into a mapped ring and is safe there even if the process is killed; samples and
+events go into a queue. One writer thread moves both into the run folder four times a second, and
+at once for events. No call but the constructor raises, none waits for the disk.
 """
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-import json
 import logging
 import os
-import sqlite3
 import threading
 import time
+import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from stepscope.metrics import Stream
-from stepscope.run import HEARTBEAT_S, RUN_JSON, RunStatus, process_identity, write_run_json
-from stepscope.store import STORE_NAME, Block, RunWriter
+from stepscope.ring import WIDTH
+from stepscope.run import RunKind, RunStatus, process_identity
+from stepscope.scalars import DeviceScalars, Row
+from stepscope.writer_thread import Ended, Event, Item, Sample, Values, WriterThread, parse_args
 
 log = logging.getLogger(__name__)
-
-COMMAND_POLL_S = 0.05
-FLUSH_S = 0.25
-RETRY_S = (0.5, 8.0)
-"""First and longest pause after a failed write."""
-QUEUE_LIMIT = 500_000
-"""Rows kept while the disk refuses them (about 400 B each); later rows are counted as dropped."""
-BATCH_LIMIT = 50_000
-BALLAST = "ballast"
-BALLAST_BYTES = 256 * 1024
-"""Freed when the disk is full, so that run.json can still say so."""
 
 
 class CommandName(StrEnum):
@@ -63,87 +51,99 @@ class Command:
     args: dict[str, Any]
 
 
-Values = Mapping[str, float | None]
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    stream: str
-    source: str
-    ts: float
-    step: int
-    values: Values
-
-
-@dataclass(frozen=True, slots=True)
-class _Event:
-    ts: float
-    step: int
-    epoch: int
-    kind: str
-    text: str
-    data: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    command_id: int
-    state: str
-    ts: float
-    result: str
+class _TimedRow(Row):
+    """A row that stands for one step: the writer works out its step time."""
 
 
 class Recorder:
-    """Records one run into `folder`; safe to call from several threads.
+    """Records one rank of one run into `folder`; safe to call from several threads.
 
-    Raises StoreError or OSError if the folder cannot be set up; no later call raises.
+    In a forked child it records nothing more; the parent goes on. `on_command` is told of each
+    command in the writer's thread, before the loop can take it. Raises StoreError or OSError if the
+    folder cannot be set up; no later call raises.
     """
 
-    def __init__(self, folder: Path, *, name: str, config: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, folder: Path, *, name: str, config: Mapping[str, Any] | None = None,
+        kind: RunKind = RunKind.TRAINER, rank: int = 0,
+        on_command: Callable[[Command], None] | None = None,
+    ) -> None:  # fmt: skip
         self.folder = folder
         self.step = 0
         self.epoch = 0
-        self.dropped = 0
         now = time.time()
-        self._facts: dict[str, Any] = {
-            "schema": 1, "name": name, "created": now, "status": RunStatus.PENDING, "reason": None,
-            "heartbeat": now, "problem": None, "config": dict(config or {}), **process_identity(),
+        facts = {
+            "schema": 1, "name": name, "kind": kind, "created": now, "status": RunStatus.PENDING,
+            "reason": None, "heartbeat": now, "problem": None, "config": dict(config or {}),
+            "rank": rank, **process_identity(),
         }  # fmt: skip
-        self._facts_lock = threading.Lock()
-        self._queue: deque[_Row | _Event | _Ended] = deque()
+        self._on_command = on_command
         self._commands: deque[Command] = deque()
         self._command_came = threading.Event()
-        self._wake = threading.Event()
-        self._closing = False
-        write_run_json(folder, self._facts)
-        self._writer = RunWriter(folder / STORE_NAME)
-        self._fill_ballast()
-        self._thread = threading.Thread(target=self._work, name="stepscope-writer", daemon=True)
-        self._thread.start()
+        self._late: DeviceScalars | None = None
+        self._late_lock = threading.Lock()
+        self._bad_values: set[str] = set()
+        self._closed = False
+        self._writer = WriterThread(folder, rank, facts, progress=self._progress, offer=self._offer)
+        self.ring = self._writer.ring
+        _open_recorders.add(self)
 
-    def log(self, step: int, values: Values, ts: float | None = None) -> None:
-        """Record a step's metrics; `step` must not fall, None means no value."""
+    @property
+    def dropped(self) -> int:
+        """Rows and events lost because too many waited, or their thread died writing them."""
+        return self._writer.dropped + self.ring.dropped + self.ring.lost
+
+    @property
+    def command_waiting(self) -> bool:
+        """True when `take_commands` has something to return."""
+        return bool(self._commands)
+
+    def log(self, step: int, values: Mapping[str, Any], ts: float | None = None) -> None:
+        """Record a step's metrics; `step` must not fall.
+
+        Values are numbers, tensors of one element, or None for no value. A tensor on a GPU is not
+        waited for: its row is recorded some steps later.
+        """
         self.step = step
-        self._put(_Row(Stream.STEPS, "", time.time() if ts is None else ts, step, values))
+        self._record(step, time.time() if ts is None else ts, values, Row())
+
+    def log_step(self, values: Mapping[str, Any]) -> None:
+        """Count a step and record its metrics; its step time is worked out by the writer.
+
+        `perf/samples` is the number of samples of the step and becomes `perf/samples_per_sec`.
+        """
+        self.step += 1
+        self._record(self.step, time.time(), values, _TimedRow())
+
+    def restart_clock(self) -> None:
+        """Do not count the time since the last `log_step` as step time: after a pause."""
+        self._put_row(self.step, time.time(), _TimedRow())
+
+    def settle(self) -> None:
+        """Wait for the tensors under way and record their rows."""
+        if self._late is not None:
+            with self._late_lock:
+                self._late.flush()
+            self._open_gate()
 
     def sample(self, values: Values) -> None:
         """Record one sampler tick of process, host and allocator."""
-        self._put(_Row(Stream.SAMPLES, "", time.time(), self.step, values))
+        self._put(Sample(Stream.SAMPLES, "", time.time(), self.step, values))
 
     def device(self, uuid: str, values: Values) -> None:
         """Record one sampler tick of a GPU."""
-        self._put(_Row(Stream.DEVICES, uuid, time.time(), self.step, values))
+        self._put(Sample(Stream.DEVICES, uuid, time.time(), self.step, values))
 
     def event(self, kind: str, text: str, **data: Any) -> None:
         """Mark an event now; `data` must be JSON-able."""
-        self._put(_Event(time.time(), self.step, self.epoch, kind, text, data))
-        self._wake.set()
+        self._put(Event(time.time(), self.step, self.epoch, kind, text, data))
+        self._writer.wake.set()
 
     def describe(self, **facts: Any) -> None:
         """Add facts to run.json, such as total_steps or environment."""
-        with self._facts_lock:
-            self._facts.update(facts)
-        self._wake.set()
+        with self._writer.facts_lock:
+            self._writer.facts.update(facts)
+        self._writer.wake.set()
 
     def take_commands(self) -> list[Command]:
         """Return the commands that came since the last call; costs about 50 ns when none did."""
@@ -154,7 +154,14 @@ class Recorder:
         taken = []
         while self._commands:
             taken.append(self._commands.popleft())
+        self._open_gate()
         return taken
+
+    def put_back(self, commands: Sequence[Command]) -> None:
+        """Keep commands for the next boundary: they need a whole step, or stand behind a stop."""
+        if commands:
+            self._commands.extendleft(reversed(commands))
+            self.ring.gate = -1
 
     def wait_command(self, timeout_s: float) -> list[Command]:
         """Wait for a command, at most `timeout_s`; for a paused loop."""
@@ -164,7 +171,7 @@ class Recorder:
     def finish(self, command: Command, text: str, *, ok: bool = True, **data: Any) -> None:
         """Acknowledge a command and mark what it did, such as before={...} and after={...}."""
         state = "done" if ok else "refused"
-        self._put(_Ended(command.id, state, time.time(), text))
+        self._put(Ended(command.id, state, time.time(), text))
         self.event(command.name, text, ok=ok, command_id=command.id, **data)
 
     def set_status(self, status: RunStatus, reason: str | None = None) -> None:
@@ -173,127 +180,109 @@ class Recorder:
 
     def close(self, status: RunStatus, reason: str | None = None, timeout_s: float = 4.0) -> None:
         """Write what is left and the final status; a second call does nothing."""
-        if self._closing:
+        if self._closed:
             return
+        self._closed = True
+        try:
+            self.settle()
+        except Exception as error:  # noqa: BLE001 - a lost device raises whatever it likes
+            log.warning("stepscope: the last values could not be read from the GPU: %s", error)
         self.describe(status=status, reason=reason, ended=time.time())
-        self._closing = True
-        self._wake.set()
-        self._thread.join(timeout_s)
-        if self._thread.is_alive():
-            log.warning("stepscope-writer did not end within %.1f s", timeout_s)
+        self._writer.close(timeout_s)
 
-    def _put(self, item: _Row | _Event | _Ended) -> None:
-        if len(self._queue) >= QUEUE_LIMIT:
-            self.dropped += 1
-        else:
-            self._queue.append(item)
+    def leave(self) -> None:
+        """In a forked child: record nothing more, and leave the parent's files alone."""
+        self._closed = True
+        self._late = None
+        self._writer.leave()
 
-    # Below: the writer thread.
+    def _record(self, step: int, ts: float, values: Mapping[str, Any], row: Row) -> None:
+        """Sort plain numbers from tensors on a GPU and put the row into the ring, now or later."""
+        if self._closed:
+            return
+        tensors: dict[str, Any] = {}
+        for key, value in values.items():
+            if type(value) is float:
+                row[key] = value
+            elif value is not None:
+                self._read(key, value, row, tensors)
+        if not tensors and not self._late:
+            self._put_row(step, ts, row)
+            if self.ring.gate < 0:
+                self._open_gate()
+            return
+        try:
+            with self._late_lock:
+                if self._late is None:
+                    self._late = DeviceScalars(self._put_row, width=WIDTH)
+                self._late.poll()
+                self._late.put(step, ts, row, tensors)
+            # What writes without a check of its own must not overtake the rows that wait.
+            self.ring.gate = -1
+        except RuntimeError as error:  # torch's own, such as a device that was lost
+            self._refuse("tensors on the GPU", error)
 
-    def _work(self) -> None:
-        version, next_flush, next_beat, pause_s = -1, 0.0, 0.0, RETRY_S[0]
-        while True:
-            closing = self._closing
-            woken = self._wake.wait(COMMAND_POLL_S)
-            self._wake.clear()
-            now = time.monotonic()
-            if woken or closing or now >= next_flush:
-                failed = self._flush()
-                pause_s = min(pause_s * 2, RETRY_S[1]) if failed else RETRY_S[0]
-                next_flush = now + (pause_s if failed else FLUSH_S)
-            if woken or closing or now >= next_beat:
-                self._beat()
-                next_beat = now + HEARTBEAT_S
-            if closing:
-                break
-            version = self._poll_commands(version)
-        self._writer.close()
-        (self.folder / BALLAST).unlink(missing_ok=True)
-
-    def _flush(self) -> bool:
-        """Write what is queued; return True where the disk refused it."""
-        while self._queue:
-            batch = list(itertools.islice(self._queue, BATCH_LIMIT))
-            try:
-                with self._writer.transaction():
-                    self._write(batch)
-            except (sqlite3.Error, OSError) as error:
-                self._note_problem(error)
-                return True
-            except (TypeError, ValueError) as error:
-                # One row that no store can hold must not block all later ones.
-                log.error("stepscope: %d rows could not be stored and are lost: %s",
-                          len(batch), error)  # fmt: skip
-                self.dropped += len(batch)
-            for _ in batch:
-                self._queue.popleft()
-            if self._facts["problem"]:
-                log.warning("stepscope: the store can be written again")
-                self._facts["problem"] = None
-                self._fill_ballast()
-        return False
-
-    def _write(self, batch: list[_Row | _Event | _Ended]) -> None:
-        rows: dict[tuple[str, str], list[tuple[float, int, Values]]] = {}
-        for item in batch:
-            if isinstance(item, _Row):
-                series = rows.setdefault((item.stream, item.source), [])
-                series.append((item.ts, item.step, item.values))
-            elif isinstance(item, _Event):
-                self._writer.add_event(
-                    item.ts, item.step, item.epoch, item.kind, item.text, item.data
-                )
+    def _read(self, key: str, value: Any, row: Row, tensors: dict[str, Any]) -> None:
+        try:
+            if getattr(value, "is_cuda", False) and value.numel() == 1:
+                tensors[key] = value.detach()
             else:
-                self._writer.end_command(item.command_id, item.state, item.ts, item.result)
-        for (stream, source), series in rows.items():
-            self._writer.append(stream, source, Block.from_rows(series))
+                row[key] = float(value.item() if hasattr(value, "item") else value)
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+            self._refuse(key, error)
 
-    def _note_problem(self, error: Exception) -> None:
-        problem = (
-            f"Recording is held up: {error}. Training goes on and the rows wait in memory; "
-            "free disk space or repair the folder."
-        )
-        if self._facts["problem"] is None:
-            log.warning("stepscope: %s", problem)
-            with contextlib.suppress(OSError):
-                (self.folder / BALLAST).write_bytes(b"")
-        self._facts["problem"] = problem
+    def _refuse(self, key: str, error: Exception) -> None:
+        if key not in self._bad_values:
+            self._bad_values.add(key)
+            log.warning("stepscope: %s: must be a number or a tensor of one element (%s); "
+                        "left out from here on without another word", key, error)  # fmt: skip
 
-    def _beat(self) -> None:
-        """Write run.json; on a disk that takes no more, touch the old one as a sign of life."""
-        with self._facts_lock:
-            self._facts["heartbeat"] = time.time()
-            self._facts.update(step=self.step, epoch=self.epoch, dropped=self.dropped)
-            facts = dict(self._facts)
-        try:
-            write_run_json(self.folder, facts)
-        except OSError as error:
-            self._note_problem(error)
-            with contextlib.suppress(OSError):
-                os.utime(self.folder / RUN_JSON)
+    def _put_row(self, step: int, ts: float, row: Row) -> None:
+        timed = isinstance(row, _TimedRow)
+        keys = tuple(row)
+        layout = self.ring.layout(keys, timed) if len(keys) <= WIDTH else None
+        if layout is not None:
+            self.ring.put(layout, ts, step, row.values())
+            return
+        # Several slots for a wide row; one a metric where the header holds no more combinations.
+        size = WIDTH if len(keys) > WIDTH else 1
+        if size >= len(keys):
+            self._refuse(", ".join(keys), ValueError("too many different names"))
+            return
+        for start in range(0, len(keys), size):
+            part = {key: row[key] for key in keys[start : start + size]}
+            self._put_row(step, ts, type(row)(part))
 
-    def _poll_commands(self, version: int) -> int:
-        """Move newly asked commands to the loop; return the store's data version."""
-        try:
-            current = self._writer.data_version()
-            if current == version:
-                return version
-            for command_id, name, args in self._writer.take_commands():
-                self._offer(command_id, name, args)
-        except sqlite3.Error as error:
-            self._note_problem(error)
-            return version
-        return current
+    def _open_gate(self) -> None:
+        if not self._commands and not self._late:
+            self.ring.gate = self.ring.end
+
+    def _put(self, item: Item) -> None:
+        if not self._closed:
+            self._writer.put(item)
+
+    def _progress(self) -> dict[str, Any]:
+        return {"step": self.step, "epoch": self.epoch, "dropped": self.dropped}
 
     def _offer(self, command_id: int, name: str, args: str) -> None:
         try:
-            command = Command(command_id, CommandName(name), dict(json.loads(args)))
+            command = Command(command_id, CommandName(name), parse_args(args))
         except (ValueError, TypeError) as error:
-            self._put(_Ended(command_id, "refused", time.time(), f"not a command: {error}"))
+            self._put(Ended(command_id, "refused", time.time(), f"not a command: {error}"))
             return
         self._commands.append(command)
         self._command_came.set()
+        self.ring.gate = -1
+        if self._on_command is not None:
+            self._on_command(command)
 
-    def _fill_ballast(self) -> None:
-        with contextlib.suppress(OSError):
-            (self.folder / BALLAST).write_bytes(b"\0" * BALLAST_BYTES)
+
+_open_recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()
+
+
+def _leave_all() -> None:
+    for recorder in list(_open_recorders):
+        recorder.leave()
+
+
+os.register_at_fork(after_in_child=_leave_all)

@@ -147,9 +147,9 @@ def _own_start() -> float:
     return _start_of(os.getpid())  # by pid, so that a forked child asks for its own
 
 
-def write_run_json(folder: Path, facts: dict[str, Any]) -> None:
+def write_run_json(folder: Path, facts: dict[str, Any], name: str = RUN_JSON) -> None:
     """Replace `run.json` in one step, so that no reader sees half a file. Raises OSError."""
-    path = folder / RUN_JSON
+    path = folder / name
     part = path.with_suffix(".part")
     part.write_text(json.dumps(facts, indent=1))
     os.replace(part, path)

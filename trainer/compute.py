@@ -10,7 +10,8 @@ from collections import deque
 import psutil
 import torch
 
-from trainer.loss_reader import HostReader, RingReader, RowSink
+from stepscope.scalars import DeviceScalars, RowSink
+from trainer.loss_reader import HostReader
 
 RUN_AHEAD = 2
 """Steps that the host may queue ahead of the GPU: enough to keep it busy, few enough that a
@@ -114,9 +115,9 @@ class CudaCompute:
         if len(self._steps) > RUN_AHEAD:
             self._steps[0].synchronize()
 
-    def reader(self, sink: RowSink) -> RingReader:
+    def reader(self, sink: RowSink) -> DeviceScalars:
         """Return the reader of the loop's scalars."""
-        return RingReader(sink)
+        return DeviceScalars(sink)
 
     def rng_state(self) -> torch.Tensor | None:
         """Return the state of this device's default generator."""

@@ -1,6 +1,6 @@
 """The training loop: epochs of steps, a validation after each, a row for every step.
 
-Nothing in it waits for a GPU: losses come back through a ring (`loss_reader.py`). The only waits
+Nothing in it waits for a GPU: losses come back later (`stepscope/scalars.py`). The only waits
 are the end of an epoch, a served command and `Compute.pace`, which keeps the host two steps ahead.
 """
 
@@ -16,12 +16,13 @@ from torch import Tensor
 
 from stepscope.recorder import Recorder
 from stepscope.run import RunStatus
+from stepscope.scalars import Row
 from trainer.checkpoint import write_checkpoint
 from trainer.commands import Commands, RunStopped, binary
 from trainer.config import NanPolicy
 from trainer.data import Loader
 from trainer.failures import NanLoss
-from trainer.loss_reader import Reader, Row
+from trainer.loss_reader import Reader
 from trainer.step import TrainStep
 from trainer.training import Training
 from trainer.workloads.task import Task

@@ -6,7 +6,10 @@ tables and how to open them), `writer`, `reader`. `docs/storage.md` describes th
 
 from stepscope.store.frames import Block
 from stepscope.store.reader import EventRow, RunReader, SeriesInfo
-from stepscope.store.schema import STORE_NAME, StoreError
+from stepscope.store.schema import STORE_NAME, StoreError, store_name
 from stepscope.store.writer import RunWriter
 
-__all__ = ["STORE_NAME", "Block", "EventRow", "RunReader", "RunWriter", "SeriesInfo", "StoreError"]
+__all__ = [
+    "STORE_NAME", "Block", "EventRow", "RunReader", "RunWriter", "SeriesInfo", "StoreError",
+    "store_name",
+]  # fmt: skip

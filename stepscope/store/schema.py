@@ -5,11 +5,17 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-STORE_NAME = "rank0.sqlite"
-"""File name inside the run folder; one file a rank, so that no two processes share a writer."""
-
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""2 added the table `ring`; a store of version 1 is read as it is."""
 BUSY_TIMEOUT_S = 5.0
+
+
+def store_name(rank: int) -> str:
+    """File name inside the run folder; one file a rank, so that no two processes share a writer."""
+    return f"rank{rank}.sqlite"
+
+
+STORE_NAME = store_name(0)
 
 TABLES = """
 CREATE TABLE series (
@@ -31,6 +37,8 @@ CREATE TABLE commands (
     id INTEGER PRIMARY KEY, asked_ts REAL NOT NULL, name TEXT NOT NULL, args TEXT NOT NULL,
     state TEXT NOT NULL DEFAULT 'asked', done_ts REAL, result TEXT
 );
+CREATE TABLE ring (stored INTEGER NOT NULL);
+INSERT INTO ring VALUES (0);
 """
 
 _NETWORK_FILE_SYSTEMS = {"nfs", "nfs4", "lustre", "cifs", "smb3", "beegfs", "gpfs", "ceph",
@@ -60,6 +68,23 @@ def create(path: Path) -> sqlite3.Connection:
         raise StoreError(
             f"{path}: cannot create the store ({error}). Check space and rights."
         ) from error
+    return connection
+
+
+def reopen(path: Path) -> sqlite3.Connection:
+    """Return a writer's connection to the store of a process that is gone.
+
+    Raises StoreError where it is missing, damaged or of another version.
+    """
+    open_readonly(path).close()
+    try:
+        connection = open_writable(path)
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+    except sqlite3.Error as error:
+        raise StoreError(f"{path}: cannot be written ({error}).") from error
+    if version != SCHEMA_VERSION:
+        connection.close()
+        raise StoreError(f"{path}: version {version} had no ring, so nothing is left to store.")
     return connection
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from stepscope.store import schema
-from stepscope.store.frames import FACTOR, FRAME_ROWS, Block, encode, join, merge
+from stepscope.store.frames import FACTOR, FRAME_ROWS, Block, decode, encode, join, merge
 
 CHECKPOINT_COMMITS = 20
 
@@ -39,12 +39,18 @@ class RunWriter:
     After a failed transaction the object is as before it, so the same rows can be given again.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._connection = schema.create(path)
+    def __init__(self, path: Path, *, reopen: bool = False) -> None:
+        """Create the store, or `reopen` the one that a killed process left.
+
+        Raises StoreError where it exists already, or cannot be opened.
+        """
         self._series: dict[tuple[str, str], _Series] = {}
         self._layouts: dict[tuple[str, ...], int] = {}
         self._statements: list[tuple[str, tuple[Any, ...]]] = []
         self._commits = 0
+        self._connection = schema.reopen(path) if reopen else schema.create(path)
+        if reopen:
+            self._take_up()
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -102,6 +108,14 @@ class RunWriter:
             (state, ts, result, command_id),
         )
 
+    def stored_slots(self) -> int:
+        """Return how many rows of the ring are in this store."""
+        return int(self._connection.execute("SELECT stored FROM ring").fetchone()[0])
+
+    def store_slots(self, stored: int) -> None:
+        """Note, with the rows themselves, up to where the ring is in this store."""
+        self._add("UPDATE ring SET stored = ?", (stored,))
+
     def data_version(self) -> int:
         """Return a number that changes when another connection has written (about 2 us)."""
         return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
@@ -116,6 +130,28 @@ class RunWriter:
             pass
         finally:
             self._connection.close()
+
+    def _take_up(self) -> None:
+        """Find the unfinished frames of every level again."""
+        ask = self._connection.execute
+        for number, keys in ask("SELECT id, keys FROM layouts").fetchall():
+            self._layouts[tuple(json.loads(keys))] = number
+        keys_of = {number: keys for keys, number in self._layouts.items()}
+        for number, stream, source in ask("SELECT id, stream, source FROM series").fetchall():
+            series = self._series[stream, source] = _Series(number)
+            rows = ask(
+                "SELECT level, first, rows, layout, data FROM frames WHERE series = ? "
+                "AND rows < ? ORDER BY level, first", (number, FRAME_ROWS),
+            ).fetchall()  # fmt: skip
+            ends = ask("SELECT level, max(first + rows) FROM frames WHERE series = ? "
+                       "GROUP BY level ORDER BY level", (number,)).fetchall()  # fmt: skip
+            used = ask("SELECT DISTINCT layout FROM frames WHERE series = ?", (number,)).fetchall()
+            series.keys = tuple(dict.fromkeys(key for (i,) in sorted(used) for key in keys_of[i]))
+            for level, end in ends:
+                tail = [decode(data, keys_of[layout], count, level)
+                        for at, _, count, layout, data in rows if at == level]  # fmt: skip
+                first = end - sum(map(len, tail))
+                series.levels.append(_Level(first, join(tail).with_keys(series.keys)))
 
     def _append_level(self, series: _Series, number: int, rows: Block) -> None:
         if number == len(series.levels):

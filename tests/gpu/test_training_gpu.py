@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from stepscope.run import RunStatus
+from stepscope.scalars import Row
 from stepscope.store.reader import ask
 from tests.integration.test_training import (
     background,
@@ -26,7 +27,6 @@ from trainer.compute import CudaCompute
 from trainer.config import Precision, RunConfig, Workload, defaults
 from trainer.data import MemoryLoader
 from trainer.devices import list_devices
-from trainer.loss_reader import Row
 from trainer.precision import autocast, precision_flags
 from trainer.problems import TrainDevice, choice_problem
 from trainer.step import TrainStep

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.recorder import BALLAST, CommandName, Recorder
+from stepscope.recorder import CommandName, Recorder
 from stepscope.run import RunStatus, read_run
 from stepscope.store import RunReader
 from stepscope.store.reader import ask
+from stepscope.writer_thread import BALLAST
 
 ROOT = Path(__file__).resolve().parents[2]
 

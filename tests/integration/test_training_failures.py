@@ -21,13 +21,14 @@ import torch
 from torch import nn
 
 from stepscope.run import RunStatus
+from stepscope.scalars import Row, RowSink
 from tests.integration.test_training import background, events, facts, metric, small, wait_for
 from trainer import session
 from trainer.compute import CpuCompute
 from trainer.config import NanPolicy, RunConfig, Workload
 from trainer.data import Loader, make_loader
 from trainer.loop import Loop
-from trainer.loss_reader import HostReader, Row, RowSink
+from trainer.loss_reader import HostReader
 from trainer.step import TrainStep
 
 ROOT = Path(__file__).resolve().parents[2]

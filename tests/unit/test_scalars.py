@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from trainer import loss_reader
-from trainer.loss_reader import HostReader, RingReader, Row
+from stepscope import scalars
+from stepscope.scalars import DeviceScalars, Row
+from trainer.loss_reader import HostReader
 
 
 @dataclass
@@ -46,12 +47,13 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[FakeEvent]:
         return made[-1]
 
     pinned: Callable[[int, int], torch.Tensor] = torch.zeros
-    monkeypatch.setattr(loss_reader, "_event", make)
-    monkeypatch.setattr(loss_reader, "_pinned", pinned)
+    monkeypatch.setattr(scalars, "_event", make)
+    monkeypatch.setattr(scalars, "_pinned", pinned)
+    monkeypatch.setattr(scalars, "_is_capturing", lambda: False)
     return made
 
 
-def put(reader: RingReader | HostReader, step: int) -> None:
+def put(reader: DeviceScalars | HostReader, step: int) -> None:
     scalars = {"train/loss": torch.tensor(float(step)), "train/grad_norm": torch.tensor(0.5)}
     reader.put(step, 0.0, {"train/lr": 0.1}, scalars)
 
@@ -68,7 +70,7 @@ def test_a_cpu_row_is_logged_at_once() -> None:
 
 def test_a_row_waits_for_its_copy_and_keeps_its_place(events: list[FakeEvent]) -> None:
     rows = Rows()
-    reader = RingReader(rows, slots=4)
+    reader = DeviceScalars(rows, slots=4)
     put(reader, 1)
     put(reader, 2)
     events[1].landed = True
@@ -82,7 +84,7 @@ def test_a_row_waits_for_its_copy_and_keeps_its_place(events: list[FakeEvent]) -
 
 def test_a_full_ring_drops_the_value_and_not_the_row(events: list[FakeEvent]) -> None:
     rows = Rows()
-    reader = RingReader(rows, slots=2)
+    reader = DeviceScalars(rows, slots=2)
     for step in (1, 2, 3):
         put(reader, step)
     reader.flush()
@@ -95,7 +97,7 @@ def test_a_full_ring_drops_the_value_and_not_the_row(events: list[FakeEvent]) ->
 
 def test_slots_are_used_again_in_a_long_run(events: list[FakeEvent]) -> None:
     rows = Rows()
-    reader = RingReader(rows, slots=3)
+    reader = DeviceScalars(rows, slots=3)
     for step in range(1, 101):
         put(reader, step)
         if step > 2:

@@ -1,0 +1,275 @@
+"""`stepscope.init()`: what a script of the user's own calls to be on the page.
+
+    import stepscope
+
+    rec = stepscope.init("my model")
+    for batch in rec.batches(loader):
+        ...
+        rec.step(loss=loss, lr=lr)
+
+Each `step` is one optimizer step: a row, and the moment at which the page's buttons act. Tensors
+are taken as they are; one on a GPU is never waited for.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from stepscope.fast_step import ABSENT, can_be_compiled, compile_step
+from stepscope.live_run import LiveRun
+from stepscope.run import RunKind, RunStatus
+from stepscope.steps import SAMPLES
+from stepscope.store import StoreError
+
+log = logging.getLogger(__name__)
+
+Batch = TypeVar("Batch")
+
+COMPILED_LIMIT = 16
+"""Sets of names for which a `step` is made: a script that gives others each time gains nothing."""
+DATA_WAIT = "perf/data_wait"
+
+_current: Tracker | None = None
+
+
+class Tracker:
+    """Records the steps of one script; made by `init`, or by `stepscope watch` for the script.
+
+    Without a run (`live` None) every call does nothing. A run that is `watched` counts its steps
+    itself: `step` then adds values to the step under way. Nothing here raises into training but
+    what Stop on the page does, which is the same as Ctrl-C.
+    """
+
+    def __init__(self, live: LiveRun | None, *, watched: bool = False) -> None:
+        self.live = live
+        self._watched = watched
+        self._begun = False
+        self._closed = live is None
+        self._waited_s: float | None = None
+        self._samples = 0
+        self._compiled: dict[tuple[str, ...], None] = {}
+        self._measuring = False
+        self._failed = False
+
+    @property
+    def folder(self) -> Path | None:
+        """The run's folder; None where none could be made."""
+        return self.live.recorder.folder if self.live else None
+
+    @property
+    def epoch(self) -> int:
+        """The epoch under way, as the script sets it."""
+        return self.live.recorder.epoch if self.live else 0
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        if self.live:
+            self.live.recorder.epoch = int(epoch)
+
+    def step(self, values: Mapping[str, Any] | None = None, /, **metrics: Any) -> None:
+        """Record one optimizer step.
+
+        Names without a slash are of the group `train` (`loss` is `train/loss`), `val_loss` is
+        `val/loss`; full names such as `val/accuracy` go into the mapping `values`. `samples` is the
+        number of samples of the step.
+        """
+        self._long_way(values, **metrics)
+
+    def log(self, values: Mapping[str, Any] | None = None, /, **metrics: Any) -> None:
+        """Record values beside the last step, such as a validation loss; counts no step."""
+        if self.live and not self._closed:
+            recorder = self.live.recorder
+            recorder.log(recorder.step, _named(values, metrics))
+
+    def event(self, text: str, **data: Any) -> None:
+        """Put a marker with this text on all charts; `data` must be JSON-able."""
+        if self.live and not self._closed:
+            self.live.recorder.event("mark", str(text), **data)
+
+    def batches(self, loader: Iterable[Batch], *, count: bool = False) -> Iterator[Batch]:
+        """Yield the loader's batches; the wait for them, and their samples, go to the next step.
+
+        With `count` every batch is one step, and the body need not call `step`.
+        """
+        self._measuring = True
+        self.__dict__.pop("step", None)
+        iterator = iter(loader)
+        while True:
+            began = time.perf_counter()
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                return
+            self._waited_s = (self._waited_s or 0.0) + time.perf_counter() - began
+            self._samples += batch_length(batch)
+            yield batch
+            if count:
+                self.step()
+
+    def close(self, status: RunStatus = RunStatus.FINISHED, reason: str | None = None) -> None:
+        """End the run; a second call does nothing. At the script's end this happens by itself."""
+        if self.live is not None and not self._closed:
+            self._closed = True
+            self.__dict__.pop("step", None)
+            self.live.close(status, reason)
+
+    def __enter__(self) -> Tracker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        if not self._watched:
+            self.close(*outcome(error))
+
+    def _long_way(self, values: Mapping[str, Any] | None = None, /, **metrics: Any) -> None:
+        if self.live is None or self._closed:
+            return
+        recorder = self.live.recorder
+        try:
+            self._record(self.live, values, metrics)
+        except Exception:  # a metric is never worth a training run
+            if not self._failed:
+                log.warning("stepscope: a step could not be recorded", exc_info=True)
+            self._failed = True
+        if recorder.command_waiting and not self._watched and self.live.boundary() > 0:
+            recorder.restart_clock()
+
+    def _record(
+        self, live: LiveRun, values: Mapping[str, Any] | None, metrics: Mapping[str, Any]
+    ) -> None:
+        recorder, given = live.recorder, _named(values, metrics)
+        if "train/epoch" in given:
+            recorder.epoch = int(given["train/epoch"])
+        if self._watched:
+            recorder.log(recorder.step, given)
+            return
+        if self._waited_s is not None:
+            given[DATA_WAIT] = self._waited_s
+            if self._samples:
+                given.setdefault(SAMPLES, self._samples)
+            self._waited_s, self._samples = None, 0
+        if not self._begun:
+            self._begin(live, given)
+        recorder.log_step(given)
+        if values is None and not self._measuring:
+            self._compile(live, metrics, tuple(given))
+
+    def _begin(self, live: LiveRun, given: Mapping[str, Any]) -> None:
+        """Tell the run which device the script trains on."""
+        self._begun = True
+        on_gpu = [value for value in given.values() if getattr(value, "is_cuda", False)]
+        torch = sys.modules.get("torch")
+        if on_gpu:
+            live.train_on(on_gpu[0].device.index)
+        elif torch is not None and torch.cuda.is_initialized():
+            live.train_on(torch.cuda.current_device())
+        else:
+            live.train_on(None)
+
+    def _compile(self, live: LiveRun, metrics: Mapping[str, Any], keys: tuple[str, ...]) -> None:
+        """Put a function made for these names in place of `step`."""
+        names = tuple(metrics)
+        plain = all(type(value) is float for value in metrics.values()) and SAMPLES not in keys
+        if names in self._compiled or not plain or not can_be_compiled(names):
+            return
+        if len(keys) != len(names) or len(self._compiled) >= COMPILED_LIMIT:
+            return
+        layout = live.recorder.ring.layout(keys, True)
+        if layout is not None:
+            self._compiled[names] = None
+            self.__dict__["step"] = compile_step(names, layout, live.recorder, self._long_way)
+
+
+def init(
+    name: str | None = None, *, runs: Path | str | None = None,
+    config: Mapping[str, Any] | None = None, sample: bool = True,
+) -> Tracker:  # fmt: skip
+    """Start recording this process and return what to call at each step.
+
+    `runs` is the folder of all runs, by default STEPSCOPE_RUNS or ./runs; `sample` records memory
+    and GPUs ten times a second. A second call, or one under `stepscope watch`, returns the tracker
+    of the run there is. Where no run folder can be written it warns, and records nothing.
+    """
+    global _current
+    if _current is not None and not _current._closed:
+        return _current
+    name = name or Path(sys.argv[0]).name or "python"
+    try:
+        live = LiveRun(
+            name=name, kind=RunKind.INIT, runs=None if runs is None else Path(runs),
+            config=config, sample=sample,
+        )  # fmt: skip
+    except (OSError, StoreError) as error:
+        log.warning("stepscope: nothing is recorded, no run folder could be made: %s", error)
+        return Tracker(None)
+    _current = Tracker(live)
+    atexit.register(_close_at_exit, _current)
+    return _current
+
+
+def attach(live: LiveRun) -> Tracker:
+    """Make `init` return a tracker of this run: `stepscope watch` calls it before the script."""
+    global _current
+    _current = Tracker(live, watched=True)
+    return _current
+
+
+def current() -> Tracker | None:
+    """Return the tracker of this process, if it has one."""
+    return _current
+
+
+def outcome(error: BaseException | None) -> tuple[RunStatus, str | None]:
+    """Return the status and reason of a script that ended with this exception, or without one."""
+    if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+        return RunStatus.FINISHED, None
+    if isinstance(error, KeyboardInterrupt):
+        return RunStatus.STOPPED, "Interrupted (Ctrl-C, or Stop on the page)."
+    if isinstance(error, SystemExit):
+        return RunStatus.FAILED, f"The script ended with exit code {error.code}."
+    return RunStatus.FAILED, f"{type(error).__name__}: {error}"[:500]
+
+
+def batch_length(batch: Any) -> int:
+    """Return the samples of a batch: the length of its first tensor or array, 0 if it has none."""
+    for _ in range(4):
+        shape = getattr(batch, "shape", None)
+        if shape is not None:
+            return int(shape[0]) if len(shape) else 0
+        if isinstance(batch, Mapping) and batch:
+            batch = next(iter(batch.values()))
+        elif isinstance(batch, list | tuple) and batch:
+            batch = batch[0]
+        else:
+            break
+    return 0
+
+
+def _close_at_exit(tracker: Tracker) -> None:
+    # The interpreter keeps what ended the script, if it was an exception.
+    tracker.close(*outcome(getattr(sys, "last_value", None)))
+
+
+def _named(values: Mapping[str, Any] | None, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values by metric key; a value of this step alone may be absent."""
+    named = dict(values) if values else {}
+    for name, value in metrics.items():
+        if value is not ABSENT:
+            named[_key(name)] = value
+    return named
+
+
+def _key(name: str) -> str:
+    if name == "samples":
+        return SAMPLES
+    group, _, rest = name.partition("_")
+    return f"val/{rest}" if group == "val" and rest else f"train/{name}"

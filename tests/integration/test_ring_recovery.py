@@ -1,0 +1,223 @@
+"""What the ring promises: `kill -9` loses no step; threads, forks and a full disk do no harm."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stepscope.recorder import Recorder
+from stepscope.recovery import recover, recover_ended
+from stepscope.ring import RingError
+from stepscope.run import RunStatus, read_run
+from stepscope.store import RunReader
+
+ROOT = Path(__file__).resolve().parents[2]
+
+VICTIM = """
+import os, sys
+from pathlib import Path
+from stepscope.recorder import Recorder
+from stepscope.run import RunStatus
+recorder = Recorder(Path(sys.argv[1]), name="victim")
+recorder.set_status(RunStatus.RUNNING)
+step = 0
+while True:
+    step += 1
+    recorder.log(step, {"train/loss": step / 2, "train/lr": 0.1})
+    if step % 50 == 0:
+        os.write(1, b"%d\\n" % step)
+"""
+
+
+def killed_run(folder: Path, lines: int = 400) -> int:
+    """Kill a recording process at full speed; return the last step that it told of."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", VICTIM, str(folder)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    told = [child.stdout.readline() for _ in range(lines)]
+    child.send_signal(signal.SIGKILL)
+    told += child.stdout.readlines()
+    child.wait()
+    child.stdout.close()
+    return int([line for line in told if line.endswith("\n")][-1])
+
+
+def steps(folder: Path, rank: int = 0) -> tuple[list[float], list[float]]:
+    """Steps and losses in the store."""
+    with RunReader(folder, rank) as reader:
+        (info,) = (info for info in reader.series() if info.stream == "steps")
+        block = reader.read(info.id, 0, info.rows, 1)
+    return block.step.tolist(), block.mean[block.keys.index("train/loss")].tolist()
+
+
+def test_kill_9_loses_no_step(tmp_path: Path) -> None:
+    told = killed_run(tmp_path)
+    run = read_run(tmp_path)
+    assert run.status is RunStatus.CRASHED
+    gained = recover_ended(run)
+    assert gained > 0
+    numbers, losses = steps(tmp_path)
+    last = int(numbers[-1])
+    assert last >= told
+    assert numbers == list(range(1, last + 1)), "none lost, none twice"
+    assert losses == [number / 2 for number in numbers]
+    assert read_run(tmp_path).facts["step"] == last
+    assert not (tmp_path / "rank0.ring").exists()
+    assert recover_ended(read_run(tmp_path)) == 0
+
+
+def test_rollups_of_a_recovered_run_are_those_of_its_rows(tmp_path: Path) -> None:
+    killed_run(tmp_path)
+    recover(tmp_path)
+    with RunReader(tmp_path) as reader:
+        (info,) = (info for info in reader.series() if info.stream == "steps")
+        rows = reader.read(info.id, 0, info.rows, 1)
+        buckets = reader.read(info.id, 0, info.rows, 256)
+    line = rows.keys.index("train/loss")
+    ends = range(0, info.rows, 256)
+    assert buckets.count[line].tolist() == [len(rows.mean[line][i : i + 256]) for i in ends]
+    assert np.allclose(buckets.mean[line], [rows.mean[line][i : i + 256].mean() for i in ends])
+    assert buckets.high[line].tolist() == [rows.mean[line][i : i + 256].max() for i in ends]
+
+
+def test_a_run_that_lives_is_not_touched(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, name="test")
+    recorder.set_status(RunStatus.RUNNING)
+    recorder.log(1, {"train/loss": 1.0})
+    with pytest.raises(RingError, match="in use"):
+        recover(tmp_path)
+    assert recover_ended(read_run(tmp_path)) == 0
+    recorder.close(RunStatus.FINISHED)
+    assert steps(tmp_path) == ([1.0], [1.0])
+
+
+def test_a_damaged_ring_is_left_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    killed_run(tmp_path, lines=20)
+    (tmp_path / "rank0.ring").write_bytes(b"not a ring")
+    assert recover_ended(read_run(tmp_path)) == 0
+    assert "could not be stored" in caplog.text
+    assert (tmp_path / "rank0.ring").exists()
+
+
+def test_rows_of_many_threads_all_arrive(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, name="test")
+
+    def work(number: int) -> None:
+        for row in range(2000):
+            recorder.log(row, {f"thread/{number}": float(row)})
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    recorder.close(RunStatus.FINISHED)
+    assert recorder.dropped == 0
+    with RunReader(tmp_path) as reader:
+        (info,) = (info for info in reader.series() if info.stream == "steps")
+        block = reader.read(info.id, 0, info.rows, 1)
+    for number in range(4):
+        line = block.mean[block.keys.index(f"thread/{number}")]
+        assert line[~np.isnan(line)].tolist() == [float(row) for row in range(2000)]
+
+
+FORKING = """
+import os, sys
+from pathlib import Path
+from stepscope.recorder import Recorder
+from stepscope.run import RunStatus
+recorder = Recorder(Path(sys.argv[1]), name="parent")
+recorder.set_status(RunStatus.RUNNING)
+recorder.log(1, {"train/loss": 1.0})
+if os.fork() == 0:
+    for step in range(2, 500):
+        recorder.log(step, {"train/loss": -1.0, f"child/{step}": 0.0})
+    recorder.event("child", "must not be seen")
+    recorder.describe(child=True)
+    recorder.close(RunStatus.FAILED, "the child")
+    sys.exit(0)
+os.wait()
+recorder.log(2, {"train/loss": 2.0})
+recorder.close(RunStatus.FINISHED)
+"""
+
+
+def test_a_forked_child_records_nothing_and_does_no_harm(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", FORKING, str(tmp_path)], cwd=ROOT, check=True, timeout=60)
+    run = read_run(tmp_path)
+    assert run.status is RunStatus.FINISHED
+    assert "child" not in run.facts
+    assert steps(tmp_path) == ([1.0, 2.0], [1.0, 2.0])
+    with RunReader(tmp_path) as reader:
+        assert reader.events() == []
+
+
+def test_a_child_that_outlives_a_killed_parent_does_not_hold_the_ring(tmp_path: Path) -> None:
+    code = FORKING.replace("os.wait()", "os.kill(os.getpid(), 9)").replace(
+        'recorder.close(RunStatus.FAILED, "the child")', "os.write(1, b'x'); os.read(0, 1)"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert parent.stdin is not None
+    assert parent.stdout is not None
+    assert parent.stdout.read(1) == b"x"
+    parent.wait()
+    recover(tmp_path)  # while the child still waits for its input
+    assert steps(tmp_path) == ([1.0], [1.0])
+    parent.stdin.close()
+    parent.stdout.read()
+    parent.stdout.close()
+
+
+def test_wide_rows_and_ever_new_names_are_kept(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, name="test")
+    wide = {f"wide/{i}": float(i) for i in range(40)}
+    recorder.log(1, wide)
+    for step in range(2, 1500):
+        recorder.log(step, {"train/loss": 1.0, f"a/{step % 40}": 2.0, f"b/{step % 41}": 3.0})
+    recorder.close(RunStatus.FINISHED)
+    assert recorder.dropped == 0
+    with RunReader(tmp_path) as reader:
+        (info,) = (info for info in reader.series() if info.stream == "steps")
+        block = reader.read(info.id, 0, info.rows, 1)
+    assert block.step.tolist() == [float(step) for step in range(1, 1500)]
+    first = {key: block.mean[row][0] for row, key in enumerate(block.keys) if "wide" in key}
+    assert first == wide
+    assert (~np.isnan(block.mean[:, 1:])).sum() == 1498 * 3
+    custom = read_run(tmp_path).facts["custom"]
+    assert len(custom) == 64
+    assert "train/loss" not in custom
+
+
+@pytest.mark.parametrize("bad", ["high", [1, 2], object(), 1 << 2000])
+def test_a_value_that_is_no_number_costs_only_itself(
+    tmp_path: Path, bad: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder = Recorder(tmp_path, name="test")
+    for step in (1, 2):
+        recorder.log(step, {"train/loss": float(step), "train/bad": bad})
+    recorder.close(RunStatus.FINISHED)
+    assert steps(tmp_path) == ([1.0, 2.0], [1.0, 2.0])
+    assert caplog.text.count("train/bad: must be a number") == 1
+
+
+def test_a_folder_taken_away_does_not_disturb_the_loop(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    recorder = Recorder(folder, name="test")
+    for name in os.listdir(folder):
+        (folder / name).unlink()
+    folder.rmdir()
+    for step in range(1000):
+        recorder.log(step, {"train/loss": 1.0})
+    recorder.close(RunStatus.FINISHED)

@@ -1,0 +1,150 @@
+"""The ring: rows in order, room counted, holes passed, layouts kept, remains of a dead process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stepscope import ring as ring_module
+from stepscope.ring import HEADER_BYTES, MARGIN, SLOTS, WIDTH, Layout, Ring, RingError, abandoned
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> Iterator[Ring]:
+    ring = Ring(tmp_path / "rank0.ring")
+    yield ring
+    ring.close()
+
+
+def layout(ring: Ring, *keys: str, timed: bool = False) -> Layout:
+    found = ring.layout(keys, timed)
+    assert found is not None
+    return found
+
+
+def fill(ring: Ring, start: int, stop: int) -> None:
+    loss = layout(ring, "train/loss")
+    for step in range(start, stop):
+        ring.put(loss, 100.0 + step, step, [step / 2])
+
+
+def test_rows_come_out_in_order_and_only_once(ring: Ring) -> None:
+    fill(ring, 1, 4)
+    slots, upto = ring.pending()
+    assert slots["step"].tolist() == [1, 2, 3]
+    assert slots["ts"].tolist() == [101.0, 102.0, 103.0]
+    assert slots["values"][:, 0].tolist() == [0.5, 1.0, 1.5]
+    assert ring.pending()[1] == upto == 3, "until they are released they stay"
+    ring.release(upto)
+    fill(ring, 4, 5)
+    assert ring.pending()[0]["step"].tolist() == [4]
+
+
+def test_it_goes_round(ring: Ring) -> None:
+    for lap in range(3):
+        fill(ring, lap * 60_000, (lap + 1) * 60_000)
+        slots, upto = ring.pending()
+        assert slots["step"].tolist() == list(range(lap * 60_000, (lap + 1) * 60_000))
+        ring.release(upto)
+    assert ring.dropped == 0
+
+
+def test_a_full_ring_keeps_the_old_rows_and_counts_the_new(ring: Ring) -> None:
+    fill(ring, 0, SLOTS + 5)
+    slots, upto = ring.pending()
+    room = SLOTS - MARGIN + 1
+    assert (len(slots), int(slots["step"][0]), int(slots["step"][-1])) == (room, 0, room - 1)
+    assert ring.dropped == SLOTS + 5 - room
+    ring.release(upto)
+    fill(ring, 7, 8)
+    assert ring.pending()[0]["step"].tolist() == [7]
+
+
+def test_a_claimed_slot_holds_the_rows_behind_it_for_a_second(
+    ring: Ring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 50.0
+    monkeypatch.setattr(ring_module.time, "monotonic", lambda: now)
+    fill(ring, 1, 2)
+    ring.claim()  # a thread that is ended before it writes
+    fill(ring, 3, 5)
+    slots, upto = ring.pending()
+    assert slots["step"].tolist() == [1]
+    ring.release(upto)
+    assert len(ring.pending()[0]) == 0
+    now += 1.0
+    slots, upto = ring.pending()
+    assert (len(slots), upto, ring.lost) == (0, 2, 1)
+    ring.release(upto)
+    assert ring.pending()[0]["step"].tolist() == [3, 4]
+
+
+def test_stop_finds_every_claimed_row_and_takes_no_more(ring: Ring) -> None:
+    fill(ring, 1, 3)
+    ring.last = 0  # as after a race of two threads
+    ring.stop()
+    assert ring.pending()[0]["step"].tolist() == [1, 2]
+    fill(ring, 3, 4)
+    assert ring.pending()[0]["step"].tolist() == [1, 2]
+
+
+def test_layouts_are_told_apart_and_limited(ring: Ring) -> None:
+    assert layout(ring, "a") is layout(ring, "a")
+    assert layout(ring, "a", timed=True) is not layout(ring, "a")
+    assert ring.layout(tuple(map(str, range(WIDTH + 1))), False) is None
+    names = 0
+    while ring.layout((f"metric/{names}", f"other/{names}"), False):
+        names += 1
+    assert 500 < names < HEADER_BYTES
+    assert ring.layout(("single",), False) is not None, "room is kept for metrics by themselves"
+
+
+def test_what_a_dead_process_left_is_read_from_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.ring"
+    ring = Ring(path)
+    fill(ring, 0, 10)
+    ring.claim()
+    fill(ring, 11, 13)
+    with pytest.raises(RingError, match="in use"), abandoned(path):
+        pytest.fail("a live ring was opened")
+    ring.leave()  # gives up the lock as a killed process does
+    with abandoned(path) as remains:
+        left = remains(4)
+    assert left.slots["step"].tolist() == [4, 5, 6, 7, 8, 9, 11, 12]
+    assert left.end == 13
+    assert left.layouts == [(("train/loss",), False)]
+
+
+def test_a_slot_torn_by_the_kill_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.ring"
+    ring = Ring(path)
+    fill(ring, 0, 3)
+    ring.leave()
+    data = bytearray(path.read_bytes())
+    number_of_last = HEADER_BYTES + 3 * ring_module.SLOT_BYTES - 8
+    data[number_of_last : number_of_last + 8] = bytes(8)
+    header_end = data.index(b"\0")
+    data[header_end : header_end + 12] = b'{"keys": ["x'  # and a layout half written
+    path.write_bytes(data)
+    with abandoned(path) as remains:
+        left = remains(0)
+    assert left.slots["step"].tolist() == [0, 1]
+    assert len(left.layouts) == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"stepscope ring 1\n", b"\0" * 100])
+def test_a_foreign_file_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "rank0.ring"
+    path.write_bytes(content)
+    with abandoned(path) as remains, pytest.raises(RingError, match="not a ring"):
+        remains(0)
+
+
+def test_without_a_file_it_works_in_memory_and_says_why(tmp_path: Path) -> None:
+    ring = Ring(tmp_path / "missing" / "rank0.ring")
+    assert ring.reason is not None
+    assert "no file for the ring" in ring.reason
+    fill(ring, 1, 3)
+    assert ring.pending()[0]["step"].tolist() == [1, 2]

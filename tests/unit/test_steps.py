@@ -1,0 +1,119 @@
+"""Slots become rows: wide rows joined, step times worked out, broken losses told once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stepscope.ring import Ring
+from stepscope.steps import StepRows
+from stepscope.store import Block
+
+NAN = math.nan
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> Iterator[Ring]:
+    ring = Ring(tmp_path / "rank0.ring")
+    yield ring
+    ring.close()
+
+
+def put(ring: Ring, ts: float, step: int, timed: bool = False, **values: float) -> None:
+    layout = ring.layout(tuple(values), timed)
+    assert layout is not None
+    ring.put(layout, ts, step, values.values())
+
+
+def block(ring: Ring, rows: StepRows | None = None) -> Block:
+    slots, upto = ring.pending()
+    ring.release(upto)
+    return (rows or StepRows()).block(slots, ring.layouts())
+
+
+def column(block: Block, key: str) -> list[float]:
+    found: list[float] = block.mean[block.keys.index(key)].tolist()
+    return found
+
+
+def same(got: list[float], wanted: list[float]) -> bool:
+    return np.array_equal(got, wanted, equal_nan=True)
+
+
+def test_a_metric_missing_from_a_row_is_nan(ring: Ring) -> None:
+    put(ring, 1.0, 1, a=1.0)
+    put(ring, 2.0, 2, a=2.0, b=5.0)
+    put(ring, 3.0, 3, b=0.0)
+    found = block(ring)
+    assert same(column(found, "a"), [1.0, 2.0, NAN])
+    assert same(column(found, "b"), [NAN, 5.0, 0.0])
+    assert (found.ts.tolist(), found.step.tolist()) == ([1.0, 2.0, 3.0], [1.0, 2.0, 3.0])
+
+
+def test_slots_of_one_moment_and_step_are_one_row(ring: Ring) -> None:
+    put(ring, 1.0, 1, a=1.0)
+    put(ring, 1.0, 1, b=2.0)
+    put(ring, 1.0, 2, a=3.0)
+    found = block(ring)
+    assert len(found) == 2
+    assert same(column(found, "a"), [1.0, 3.0])
+    assert same(column(found, "b"), [2.0, NAN])
+
+
+def test_a_timed_row_gets_its_step_time_and_rate(ring: Ring) -> None:
+    rows = StepRows()
+    put(ring, 10.0, 1, timed=True, **{"perf/samples": 8.0})
+    put(ring, 10.5, 2, timed=True, **{"perf/samples": 8.0})
+    put(ring, 10.6, 2, **{"val/loss": 3.0})
+    first = block(ring, rows)
+    put(ring, 11.5, 3, timed=True, **{"train/loss": 1.0})
+    second = block(ring, rows)
+    assert same(column(first, "perf/step_time"), [NAN, 0.5, NAN])
+    assert same(column(first, "perf/samples_per_sec"), [NAN, 16.0, NAN])
+    assert "perf/samples" not in first.keys
+    assert same(column(second, "perf/step_time"), [1.0]), "from the batch before"
+
+
+def test_a_pause_is_not_step_time(ring: Ring) -> None:
+    put(ring, 1.0, 1, timed=True, a=1.0)
+    put(ring, 60.0, 1, timed=True)
+    put(ring, 60.25, 2, timed=True, a=1.0)
+    found = block(ring)
+    assert found.step.tolist() == [1.0, 2.0]
+    assert same(column(found, "perf/step_time"), [NAN, 0.25])
+
+
+def test_a_clock_set_back_makes_no_negative_time_and_no_falling_axis(ring: Ring) -> None:
+    put(ring, 10.0, 1, timed=True, a=1.0)
+    put(ring, 4.0, 2, timed=True, a=1.0)
+    found = block(ring)
+    assert same(column(found, "perf/step_time"), [NAN, NAN])
+    assert found.ts.tolist() == [10.0, 10.0]
+
+
+def test_steps_written_out_of_order_by_two_threads_do_not_fall(ring: Ring) -> None:
+    put(ring, 1.0, 2, a=1.0)
+    put(ring, 1.1, 1, a=2.0)
+    assert block(ring).step.tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_broken_loss_is_a_gap_and_told_once(ring: Ring, value: float) -> None:
+    rows = StepRows()
+    losses: list[Any] = [1.0, value, value, 2.0]
+    for step, loss in enumerate(losses, start=1):
+        put(ring, float(step), step, **{"train/loss": loss, "a": 1.0})
+    found = block(ring, rows)
+    assert same(column(found, "train/loss"), [1.0, NAN, NAN, 2.0])
+    assert [broken.step for broken in rows.broken] == [2]
+    rows.broken.clear()
+    put(ring, 5.0, 5, **{"train/loss": value})
+    block(ring, rows)
+    put(ring, 6.0, 6, **{"train/loss": value})
+    block(ring, rows)
+    assert [broken.step for broken in rows.broken] == [5]
