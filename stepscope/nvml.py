@@ -289,6 +289,16 @@ def _static(call: Callable[..., Any], *args: Any) -> Any:
         return None
 
 
+def nvml_uuid(uuid: str, name: str) -> str:
+    """Return the UUID of a CUDA device as NVML prints it; torch leaves out the prefix.
+
+    CUDA names an instance after its GPU and profile: "NVIDIA H200 MIG 1g.18gb".
+    """
+    if uuid.startswith(("GPU-", "MIG-")):
+        return uuid
+    return f"MIG-{uuid}" if " MIG " in name else f"GPU-{uuid}"
+
+
 # --- opening --------------------------------------------------------------------------------------
 
 _NO_SOURCE = {

@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -23,6 +23,7 @@ from stepscope.metrics import Stream
 from stepscope.ring import WIDTH
 from stepscope.run import RunKind, RunStatus, process_identity
 from stepscope.scalars import DeviceScalars, Row
+from stepscope.steps import RESTART
 from stepscope.writer_thread import Ended, Event, Item, Sample, Values, WriterThread, parse_args
 
 log = logging.getLogger(__name__)
@@ -79,6 +80,9 @@ class Recorder:
         }  # fmt: skip
         self._on_command = on_command
         self._commands: deque[Command] = deque()
+        # Looked at in every step of a script, where a property would cost as much as the rest.
+        self.command_waiting: Collection[Command] = self._commands
+        """Not empty when `take_commands` has something to return."""
         self._command_came = threading.Event()
         self._late: DeviceScalars | None = None
         self._late_lock = threading.Lock()
@@ -92,11 +96,6 @@ class Recorder:
     def dropped(self) -> int:
         """Rows and events lost because too many waited, or their thread died writing them."""
         return self._writer.dropped + self.ring.dropped + self.ring.lost
-
-    @property
-    def command_waiting(self) -> bool:
-        """True when `take_commands` has something to return."""
-        return bool(self._commands)
 
     def log(self, step: int, values: Mapping[str, Any], ts: float | None = None) -> None:
         """Record a step's metrics; `step` must not fall.
@@ -117,7 +116,7 @@ class Recorder:
 
     def restart_clock(self) -> None:
         """Do not count the time since the last `log_step` as step time: after a pause."""
-        self._put_row(self.step, time.time(), _TimedRow())
+        self._put_row(self.step, time.time(), _TimedRow({RESTART: 0.0}))
 
     def settle(self) -> None:
         """Wait for the tensors under way and record their rows."""
@@ -256,6 +255,8 @@ class Recorder:
     def _open_gate(self) -> None:
         if not self._commands and not self._late:
             self.ring.gate = self.ring.end
+            if self._commands:  # one came since they were looked at
+                self.ring.gate = -1
 
     def _put(self, item: Item) -> None:
         if not self._closed:
@@ -270,11 +271,11 @@ class Recorder:
         except (ValueError, TypeError) as error:
             self._put(Ended(command_id, "refused", time.time(), f"not a command: {error}"))
             return
+        if self._on_command is not None:
+            self._on_command(command)
         self._commands.append(command)
         self._command_came.set()
         self.ring.gate = -1
-        if self._on_command is not None:
-            self._on_command(command)
 
 
 _open_recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()

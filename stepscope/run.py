@@ -83,11 +83,21 @@ class RunInfo:
 
 def new_run_folder(root: Path, name: str) -> Path:
     """Create and return an empty run folder under `root`, its name from the time and `name`."""
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40] or "run"
-    folder = root / f"{stamp}-{slug}-{secrets.token_hex(2)}"
+    folder = root / folder_name(time.time(), name, secrets.token_hex(2))
     folder.mkdir(parents=True)
     return folder
+
+
+def folder_name(started: float, name: str, tail: str) -> str:
+    """Return the name of a run's folder: its start, its name in plain letters, and `tail`."""
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(started))
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40] or "run"
+    return f"{stamp}-{slug}-{tail}"
+
+
+def is_run_id(text: str) -> bool:
+    """Say whether this can be the name of a run's folder."""
+    return _RUN_ID.fullmatch(text) is not None
 
 
 def run_folder(root: Path, run_id: str) -> Path:

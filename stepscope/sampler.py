@@ -35,8 +35,9 @@ Event = tuple[str, str, dict[str, Any]]  # kind, text, data
 class Sampler:
     """Samples into `recorder` from `start()` to `stop()`, each `period_s`, on one daemon thread.
 
-    `allocator_index` is the CUDA index whose allocator to read, None for a run without CUDA;
-    `gpu_uuids` None means every GPU of `source`; `source` None means this process's NVML.
+    `allocator_index` is the CUDA index whose allocator to read, None for a run without CUDA; it may
+    be set at any time, from any thread. `gpu_uuids` None means every GPU of `source`; `source` None
+    means this process's NVML. Of several processes on a machine one should sample the `host`.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Sampler:
         *,
         allocator_index: int | None,
         gpu_uuids: Sequence[str] | None = None,
+        host: bool = True,
         source: DeviceSource | None = None,
         period_s: float = 0.1,
         clock: Callable[[], float] = time.monotonic,
@@ -52,11 +54,12 @@ class Sampler:
         if not 0.01 <= period_s <= 60:
             raise ValueError(f"period_s: 0.01 to 60 s, got {period_s}. 0.1 is the default.")
         self._recorder = recorder
-        self._allocator_index = allocator_index
+        self.allocator_index = allocator_index
         self._source = open_source() if source is None else source
         self._period_s = period_s
         self._clock = clock
         self._host = HostSource(clock=clock)
+        self._samples_host = host
         self._watches = _watches(self._source, gpu_uuids)
         self._due = {Tier.MEDIUM: -math.inf, Tier.SLOW: -math.inf}
         self._failed: dict[str, str] = {}
@@ -87,7 +90,7 @@ class Sampler:
         """Take one sample of everything that is due; `start()` calls this each period."""
         begun = self._clock()
         tiers = self._due_tiers(begun)
-        self._sample_process(host=Tier.SLOW in tiers)
+        self._sample_process(host=self._samples_host and Tier.SLOW in tiers)
         fast_s = sum(self._sample_gpu(uuid, tiers) for uuid in self._watches)
         if Tier.SLOW in tiers:
             self._describe()
@@ -111,8 +114,9 @@ class Sampler:
         values = self._guarded("process", self._host.process) or {}
         if host:
             values |= self._guarded("host", self._host.host) or {}
-        if self._allocator_index is not None:
-            values |= self._guarded("allocator", allocator.read, self._allocator_index) or {}
+        index = self.allocator_index
+        if index is not None:
+            values |= self._guarded("allocator", allocator.read, index) or {}
         if self._cost_s is not None:
             values["sampler/cost"] = self._cost_s
         self._recorder.sample(values)
@@ -153,7 +157,7 @@ class Sampler:
     def _describe(self) -> None:
         """Record why metrics are missing: on the first tick, then when it changes."""
         missing = {uuid: self._source.reasons(uuid) for uuid in self._watches}
-        no_cuda = "the run uses no CUDA device" if self._allocator_index is None else None
+        no_cuda = "the run has used no CUDA device" if self.allocator_index is None else None
         capabilities = {
             "nvml": self._source.reason,
             "allocator": no_cuda or allocator.reason(),

@@ -16,6 +16,8 @@ STEP_TIME = "perf/step_time"
 RATE = "perf/samples_per_sec"
 SAMPLES = "perf/samples"
 """Written by a timed row in place of RATE: samples of the step, divided here by its step time."""
+RESTART = "perf/restart"
+"""The one key of a row that only restarts the clock: time so far is no step time."""
 LOSS = "train/loss"
 
 Layouts = Sequence[tuple[tuple[str, ...], bool]]
@@ -35,8 +37,8 @@ class BrokenLoss:
 class StepRows:
     """Turns slots into blocks, batch after batch, for one store.
 
-    A timed row stands for one step and gets the time since the timed row before it; one without
-    values only restarts that clock, after a pause. A value that is no finite number becomes NaN.
+    A timed row stands for one step and gets the time since the timed row before it, or since the
+    RESTART between them. A value that is no finite number becomes NaN.
     """
 
     broken: list[BrokenLoss] = field(default_factory=list)
@@ -62,7 +64,7 @@ class StepRows:
             lines = np.array([keys.index(name) for name in names], dtype=np.intp)
             values[np.ix_(lines, row_of[chosen])] = slots["values"][chosen, : len(names)].T
             timed[row_of[chosen]] |= is_timed
-            bare[row_of[chosen]] |= is_timed and not names
+            bare[row_of[chosen]] |= RESTART in names
         self._watch_loss(slots, layouts)
         values[~np.isfinite(values)] = np.nan
         ts = slots["ts"][starts]
@@ -82,7 +84,7 @@ class StepRows:
         added = {STEP_TIME: elapsed}
         if SAMPLES in keys:
             added[RATE] = values[keys.index(SAMPLES)] / elapsed
-        kept = [line for line, key in enumerate(keys) if key != SAMPLES]
+        kept = [line for line, key in enumerate(keys) if key not in (SAMPLES, RESTART)]
         columns = {keys[line]: values[line] for line in kept}
         for key, column in added.items():
             given = columns.get(key)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,7 +24,9 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from stepscope.fast_step import ABSENT, can_be_compiled, compile_step
-from stepscope.live_run import LiveRun
+from stepscope.live_run import LiveRun, runs_root
+from stepscope.outcome import outcome
+from stepscope.ranks import RankError, find_place
 from stepscope.run import RunKind, RunStatus
 from stepscope.steps import SAMPLES
 from stepscope.store import StoreError
@@ -49,7 +52,8 @@ class Tracker:
 
     def __init__(self, live: LiveRun | None, *, watched: bool = False) -> None:
         self.live = live
-        self._watched = watched
+        self.watched = watched
+        """True under `stepscope watch`, which counts the steps itself."""
         self._begun = False
         self._closed = live is None
         self._waited_s: float | None = None
@@ -114,8 +118,12 @@ class Tracker:
                 self.step()
 
     def close(self, status: RunStatus = RunStatus.FINISHED, reason: str | None = None) -> None:
-        """End the run; a second call does nothing. At the script's end this happens by itself."""
-        if self.live is not None and not self._closed:
+        """End the run; a second call does nothing, nor one under `stepscope watch`.
+
+        At the script's end it happens by itself. Outside a `with` block a script that ends by
+        `sys.exit(3)` reads as finished: the interpreter does not tell that to anyone.
+        """
+        if self.live is not None and not self._closed and not self.watched:
             self._closed = True
             self.__dict__.pop("step", None)
             self.live.close(status, reason)
@@ -127,8 +135,17 @@ class Tracker:
         self, kind: type[BaseException] | None, error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:  # fmt: skip
-        if not self._watched:
-            self.close(*outcome(error))
+        if not self.watched:
+            self._end(error)
+
+    def _end(self, error: BaseException | None) -> None:
+        """Close with what ended the script, if anything did."""
+        if self.live is None or self._closed:
+            return
+        ended = outcome(error)
+        if error is not None:
+            self.live.failed(ended, error)
+        self.close(ended.status, ended.reason)
 
     def _long_way(self, values: Mapping[str, Any] | None = None, /, **metrics: Any) -> None:
         if self.live is None or self._closed:
@@ -140,7 +157,7 @@ class Tracker:
             if not self._failed:
                 log.warning("stepscope: a step could not be recorded", exc_info=True)
             self._failed = True
-        if recorder.command_waiting and not self._watched and self.live.boundary() > 0:
+        if recorder.command_waiting and not self.watched and self.live.boundary() > 0:
             recorder.restart_clock()
 
     def _record(
@@ -149,7 +166,7 @@ class Tracker:
         recorder, given = live.recorder, _named(values, metrics)
         if "train/epoch" in given:
             recorder.epoch = int(given["train/epoch"])
-        if self._watched:
+        if self.watched:
             recorder.log(recorder.step, given)
             return
         if self._waited_s is not None:
@@ -204,11 +221,12 @@ def init(
         return _current
     name = name or Path(sys.argv[0]).name or "python"
     try:
+        place = find_place(runs_root(None if runs is None else Path(runs)), name, os.environ)
         live = LiveRun(
-            name=name, kind=RunKind.INIT, runs=None if runs is None else Path(runs),
-            config=config, sample=sample,
+            name=name, kind=RunKind.INIT, folder=place.folder, rank=place.number,
+            world_size=place.world_size, config=config, sample=sample, facts={"rank": place.rank},
         )  # fmt: skip
-    except (OSError, StoreError) as error:
+    except (OSError, StoreError, RankError) as error:
         log.warning("stepscope: nothing is recorded, no run folder could be made: %s", error)
         return Tracker(None)
     _current = Tracker(live)
@@ -228,17 +246,6 @@ def current() -> Tracker | None:
     return _current
 
 
-def outcome(error: BaseException | None) -> tuple[RunStatus, str | None]:
-    """Return the status and reason of a script that ended with this exception, or without one."""
-    if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
-        return RunStatus.FINISHED, None
-    if isinstance(error, KeyboardInterrupt):
-        return RunStatus.STOPPED, "Interrupted (Ctrl-C, or Stop on the page)."
-    if isinstance(error, SystemExit):
-        return RunStatus.FAILED, f"The script ended with exit code {error.code}."
-    return RunStatus.FAILED, f"{type(error).__name__}: {error}"[:500]
-
-
 def batch_length(batch: Any) -> int:
     """Return the samples of a batch: the length of its first tensor or array, 0 if it has none."""
     for _ in range(4):
@@ -256,7 +263,7 @@ def batch_length(batch: Any) -> int:
 
 def _close_at_exit(tracker: Tracker) -> None:
     # The interpreter keeps what ended the script, if it was an exception.
-    tracker.close(*outcome(getattr(sys, "last_value", None)))
+    tracker._end(getattr(sys, "last_value", None))
 
 
 def _named(values: Mapping[str, Any] | None, metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,9 @@ class FakeRecorder:
     def take_commands(self) -> list[Command]:
         taken, self.asked = self.asked, []
         return taken
+
+    def put_back(self, commands: Sequence[Command]) -> None:
+        self.asked[:0] = commands
 
     def wait_command(self, timeout_s: float) -> list[Command]:
         return [self.while_paused.pop(0)] if self.while_paused else []

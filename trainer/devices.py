@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from stepscope.nvml import nvml_uuid
 from trainer.problems import TrainDevice
 
 
@@ -75,11 +76,7 @@ def _gpu(index: int) -> TrainDevice:
 def gpu_uuid(index: int) -> str:
     """The UUID of torch's device `index` as NVML prints it; torch leaves out the prefix."""
     properties = torch.cuda.get_device_properties(index)
-    uuid = str(properties.uuid)
-    if uuid.startswith(("GPU-", "MIG-")):
-        return uuid
-    # CUDA names an instance after its GPU and profile: "NVIDIA H200 MIG 1g.18gb".
-    return f"MIG-{uuid}" if " MIG " in properties.name else f"GPU-{uuid}"
+    return nvml_uuid(str(properties.uuid), properties.name)
 
 
 def _build_reason(capability: tuple[int, int], arch_list: list[str]) -> str | None:

@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from stepscope.commands import binary
 from stepscope.recorder import Recorder
 from stepscope.run import RunStatus
 from stepscope.scalars import Row
 from trainer.checkpoint import write_checkpoint
-from trainer.commands import Commands, RunStopped, binary
+from trainer.commands import Commands, RunStopped
 from trainer.config import NanPolicy
 from trainer.data import Loader
 from trainer.failures import NanLoss

@@ -17,12 +17,13 @@ from pathlib import Path
 
 import torch
 
+from stepscope.commands import binary
 from stepscope.nvml import DeviceSource, open_source
 from stepscope.recorder import Recorder
 from stepscope.run import RunStatus
 from stepscope.sampler import Sampler
 from trainer.checkpoint import read_checkpoint
-from trainer.commands import Commands, RunStopped, binary
+from trainer.commands import Commands, RunStopped
 from trainer.compute import Compute, CpuCompute, CudaCompute
 from trainer.config import RunConfig
 from trainer.data import MemoryLoader, make_loader
@@ -152,7 +153,9 @@ def _train(attempt: _Attempt) -> None:
             stop=attempt.stop,
             reset_process_peak=attempt.sampler.reset_process_peak,
         )
+        recorder.describe(commands=commands.answers())
         with (
+            closing(commands),
             closing(make_loader(task.train, config, compute)) as loader,
             closing(MemoryLoader(task.validation, config, compute)) as validation_loader,
         ):

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+import torch
 from torch import nn
 
+from stepscope.commands import CommandServer, binary, empty_cache_text, reset_peaks_text
 from stepscope.recorder import CommandName, Recorder
 from stepscope.run import RunStatus
 from tests.fakes import FakeRecorder, command
 from trainer.checkpoint import read_checkpoint
-from trainer.commands import Commands, RunStopped, binary, empty_cache_text, reset_peaks_text
+from trainer.commands import Commands, RunStopped
 from trainer.compute import CpuCompute
 from trainer.config import RunConfig
 from trainer.training import Training
@@ -123,6 +125,103 @@ def test_a_mark_keeps_its_text_within_bounds(bench: Bench) -> None:
     bench.serve(CommandName.MARK, text=" x" * 500)
     bench.serve(CommandName.MARK)
     assert [len(text) for _, text, _ in bench.recorder.events] == [200, 4]
+
+
+def test_a_command_that_fails_is_refused_and_training_goes_on(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken() -> None:
+        raise RuntimeError("CUDA error: the launch timed out")
+
+    monkeypatch.setattr(bench.commands._memory, "empty_cache", broken)
+    assert bench.serve(CommandName.EMPTY_CACHE) > 0
+    _, text, data = bench.recorder.events[0]
+    assert (text, data["ok"]) == (
+        "Empty cache: failed (RuntimeError: CUDA error: the launch timed out)", False,
+    )  # fmt: skip
+
+
+def test_a_command_that_only_others_answer_is_refused(bench: Bench) -> None:
+    server = CommandServer(
+        cast("Recorder", bench.recorder), CpuCompute(), reset_process_peak=lambda: (0, 0), own={}
+    )
+    assert CommandName.SAVE_CHECKPOINT not in server.answers()
+    bench.recorder.asked = [command(CommandName.SAVE_CHECKPOINT)]
+    server.serve(bench.flush)
+    _, text, data = bench.recorder.events[0]
+    assert (text, data["ok"]) == ("Save checkpoint: this run does not answer it", False)
+
+
+def test_what_stands_behind_a_stop_is_kept(bench: Bench) -> None:
+    with pytest.raises(RunStopped):
+        bench.serve(CommandName.STOP, CommandName.MARK)
+    assert [kept.name for kept in bench.recorder.asked] == [CommandName.MARK]
+
+
+def test_a_cpu_run_has_no_snapshot(bench: Bench) -> None:
+    bench.serve(CommandName.MEMORY_SNAPSHOT)
+    _, text, data = bench.recorder.events[0]
+    assert (text, data["ok"]) == (
+        "Memory snapshot: a CPU run has no CUDA allocator to take it of", False,
+    )  # fmt: skip
+    assert CommandName.MEMORY_SNAPSHOT not in bench.commands.answers()
+
+
+class History:
+    """Stands for torch's history of allocations; fair as to calls and their order, no more."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, running: bool = False) -> None:
+        self.calls: list[object] = []
+        memory = torch.cuda.memory
+        monkeypatch.setattr(memory, "_record_memory_history", self.record)
+        monkeypatch.setattr(memory, "_dump_snapshot", self.dump)
+        monkeypatch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: running, raising=False)
+        monkeypatch.setattr(CpuCompute, "on_gpu", True)
+
+    def record(self, enabled: str | None = "all", **options: object) -> None:
+        self.calls.append(("record", enabled, options.get("max_entries")))
+
+    def dump(self, path: str) -> None:
+        self.calls.append("dump")
+        Path(path).write_bytes(b"history")
+
+
+def test_a_snapshot_covers_one_whole_step(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    history = History(monkeypatch)
+    bench.recorder.step = 12
+    bench.serve(CommandName.MEMORY_SNAPSHOT)
+    bench.commands.serve(bench.flush)  # a boundary without a step, as in validation
+    assert history.calls == [("record", "all", 100_000)]
+    bench.recorder.step = 13
+    bench.commands.serve(bench.flush)
+    assert history.calls == [("record", "all", 100_000), "dump", ("record", None, None)]
+    [(kind, text, data)] = bench.recorder.events
+    assert kind == "memory_snapshot"
+    assert text == "Memory snapshot: snapshot-step-13.pickle, 7 B, all allocations of step 13"
+    assert (data["path"], data["bytes"]) == ("snapshot-step-13.pickle", 7)
+    assert bench.commands.serve(bench.flush) == 0.0
+
+
+def test_a_history_of_the_scripts_own_goes_on(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = History(monkeypatch, running=True)
+    bench.serve(CommandName.MEMORY_SNAPSHOT)
+    bench.recorder.step += 1
+    bench.commands.serve(bench.flush)
+    assert history.calls == ["dump"]
+
+
+def test_a_run_that_ends_within_the_step_keeps_what_there_is(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = History(monkeypatch)
+    bench.serve(CommandName.MEMORY_SNAPSHOT)
+    bench.commands.close()
+    bench.commands.close()
+    assert history.calls[1:] == ["dump", ("record", None, None)]
+    [(_, text, _)] = bench.recorder.events
+    assert text.endswith("step 1, which the run did not end")
 
 
 def test_empty_cache_says_what_stays() -> None:

@@ -181,6 +181,28 @@ def test_a_failing_gpu_costs_its_own_values_and_one_log_line(
     assert bench.recorder.facts[0]["capabilities"]["failed"] == {A: "RuntimeError: odd"}
 
 
+def test_the_allocator_may_be_told_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allocator, "read", lambda index: {"memory/allocated": float(index)})
+    monkeypatch.setattr(allocator, "reason", lambda: None)
+    bench = Bench()
+    bench.ticks(1)
+    bench.sampler.allocator_index = 1
+    bench.ticks(20)
+    assert "memory/allocated" not in bench.recorder.samples[0]
+    assert bench.recorder.samples[1]["memory/allocated"] == 1.0
+    assert [facts["capabilities"]["allocator"] for facts in bench.recorder.facts] == [
+        "the run has used no CUDA device", None,
+    ]  # fmt: skip
+
+
+def test_the_host_is_left_to_another_process() -> None:
+    bench = Bench(host=False)
+    bench.ticks(21)
+    keys = {key for row in bench.recorder.samples for key in row}
+    assert "process/rss" in keys
+    assert not {key for key in keys if key.startswith("host/")}
+
+
 def test_a_failing_allocator_costs_only_its_values(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(index: int) -> dict[str, float]:
         raise RuntimeError("Invalid device argument")
@@ -198,7 +220,7 @@ def test_capabilities_are_recorded_once_and_again_when_they_change() -> None:
     assert len(bench.recorder.facts) == 1
     assert bench.recorder.facts[0]["capabilities"] == {
         "nvml": None,
-        "allocator": "the run uses no CUDA device",
+        "allocator": "the run has used no CUDA device",
         "missing": {A: {}, B: {}},
         "failed": {},
     }

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from stepscope.ring import Ring
-from stepscope.steps import StepRows
+from stepscope.steps import RESTART, StepRows
 from stepscope.store import Block
 
 NAN = math.nan
@@ -81,11 +81,20 @@ def test_a_timed_row_gets_its_step_time_and_rate(ring: Ring) -> None:
 
 def test_a_pause_is_not_step_time(ring: Ring) -> None:
     put(ring, 1.0, 1, timed=True, a=1.0)
-    put(ring, 60.0, 1, timed=True)
+    put(ring, 60.0, 1, timed=True, **{RESTART: 0.0})
     put(ring, 60.25, 2, timed=True, a=1.0)
     found = block(ring)
+    assert RESTART not in found.keys
     assert found.step.tolist() == [1.0, 2.0]
     assert same(column(found, "perf/step_time"), [NAN, 0.25])
+
+
+def test_a_step_without_values_is_a_step(ring: Ring) -> None:
+    put(ring, 1.0, 1, timed=True)
+    put(ring, 1.5, 2, timed=True)
+    found = block(ring)
+    assert found.step.tolist() == [1.0, 2.0]
+    assert same(column(found, "perf/step_time"), [NAN, 0.5])
 
 
 def test_a_clock_set_back_makes_no_negative_time_and_no_falling_axis(ring: Ring) -> None:

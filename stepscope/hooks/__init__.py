@@ -1,0 +1,51 @@
+"""Zero-code capture: what `stepscope watch` records of a script that knows nothing of Stepscope.
+
+`install(live)` is called before the script runs. It imports nothing: an import hook waits until the
+script has imported torch, so that environment variables set before `import torch` still count, and
+then wraps a handful of torch's functions:
+
+| file           | wraps                                    | metrics                              |
+|----------------|------------------------------------------|--------------------------------------|
+| `optimizer.py` | the post hook of all optimizers' `step`  | a row a step, `train/lr`, step time  |
+| `loss.py`      | `torch.autograd.backward`, `zero_grad`   | `train/loss`, `train/backwards`      |
+| `gradient.py`  | `torch.nn.utils.clip_grad_norm_`         | `train/grad_norm`                    |
+| `amp.py`       | `GradScaler.scale`, `GradScaler.step`    | `train/amp_scale`, `…/amp_skipped`   |
+| `data.py`      | `__next__` of the DataLoader's iterators | data wait, samples/s, `train/epoch`  |
+| `transfer.py`  | `Tensor.to`, `Tensor.cuda` (only CUDA)   | `perf/h2d`                           |
+
+No wrapper waits for a GPU or changes a result. One that fails says so once and is off from then
+on; the script never notices. They work in one thread, the one that steps the optimizers, and are
+off in forked children and DataLoader workers.
+
+What they cannot see, and what the charts then lack:
+
+- losses that never call `backward()` on a scalar: `torch.autograd.grad`, `backward(gradient)` of a
+  vector, several roots in one `torch.autograd.backward([a, b])`, tensors on devices other than CPU
+  and CUDA, tensor subclasses such as DTensor;
+- which of several losses belongs to which optimizer, when all `backward()` calls come before the
+  first `step()`: the first optimizer to step gets their sum, the others none;
+- a loss scaled by hand, or scaled and then divided, or by FSDP's ShardedGradScaler: the value that
+  `backward()` got is not the loss (with ShardedGradScaler none is recorded);
+- optimizers that are no `torch.optim.Optimizer` (DeepSpeed, JAX), and steps that run inside
+  `backward()` in autograd's own thread;
+- replayed CUDA graphs: Python does not run there, so whole steps captured in one leave no row;
+- clipping by other means than `clip_grad_norm_`: by value, FSDP's and DeepSpeed's own methods,
+  norms that are DTensors;
+- steps that a fused optimizer skips by itself under a GradScaler: the decision is on the device.
+  The scale halves, `train/amp_skipped` does not count;
+- batches that do not come from `torch.utils.data.DataLoader` (lists, generators, torchdata, DALI),
+  or that another thread of the script fetches: no data wait, samples or epochs;
+- evaluation whose batches do not come from a DataLoader: its time counts as step time. So does the
+  part of an evaluation loop outside `no_grad` that is left with `break`;
+- copies to the GPU by `copy_`, `torch.tensor(..., device="cuda")` or on other streams than the one
+  that is current when `.to()` is called;
+- all but one of several threads that train; child processes that the script starts to train in;
+- metrics that the script computes itself (accuracy, validation loss): log them with
+  `stepscope.init().log(...)`.
+"""
+
+from __future__ import annotations
+
+from stepscope.hooks.install import Hooks, install
+
+__all__ = ["Hooks", "install"]

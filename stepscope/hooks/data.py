@@ -1,0 +1,207 @@
+"""The DataLoader: waiting for batches, samples, passes over the data, and what is evaluation.
+
+Batches fetched while gradients are off are evaluation. So is a whole pass in which no `backward()`
+was called, because many loops fetch outside and compute inside `torch.no_grad()`: that is known
+only at its end, and then taken back. A pass of one batch is judged at the next batch of all,
+because a loader that reads one batch ahead (accelerate's) ends it before its `backward()`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from itertools import islice
+from threading import get_ident
+from types import ModuleType
+from typing import Any
+
+from stepscope.hooks.patches import Function, Guard, Patches, opaque
+from stepscope.hooks.state import State
+
+PASS = "_stepscope_pass"
+SEARCH_DEPTH, SEARCH_WIDTH = 4, 8
+"""How far a batch is searched for its first tensor."""
+EVENTS_AT_ONCE, EVENT_EVERY_S = 50, 1.0
+"""Epochs that all get an event; after them at most one event in this time."""
+
+
+class Pass:
+    """One pass of one iterator over its loader, and how things stood when it began."""
+
+    __slots__ = ("backwards", "batches", "began_s", "data_wait_s", "dataset", "ended", "ended_s",
+                 "judged", "samples", "stepped")  # fmt: skip
+
+    def __init__(self, state: State, dataset: int, began_s: float) -> None:
+        self.dataset = dataset
+        self.began_s = self.ended_s = began_s
+        self.ended = self.judged = False
+        """Ended: the loader has said so. `ended_s` and `batches` are set when the last batch is there."""
+        self.batches = 0
+        self.backwards = state.backwards
+        self.stepped = state.stepped
+        self.data_wait_s = state.data_wait_s
+        self.samples = state.samples
+
+
+class Batches:
+    """Listens to the iterators of all DataLoaders."""
+
+    def __init__(self, torch: ModuleType, state: State) -> None:
+        self._state = state
+        self._guard = Guard("perf/data_wait, perf/samples_per_sec and train/epoch")
+        self._tensor: type[Any] = torch.Tensor
+        self._grad_enabled = torch.is_grad_enabled
+        self._fetching = False
+        self._last = 0
+        """Identity of the iterator that was asked last."""
+        self._length_of_pass: int | None = None
+        """Batches of a pass of that iterator, where its sampler knows."""
+        self._undecided: Pass | None = None
+        """A pass that has read all batches and may be for training or evaluation."""
+        self._passes = 0
+        self._event_s = 0.0
+        for function in (self._fetched, self._ended):
+            opaque(function, with_callees=True)
+
+    def around_next(self, original: Function) -> Function:
+        """Wrap `__next__` of the iterators."""
+        state, guard, clock, fetched = self._state, self._guard, time.perf_counter, self._fetched
+
+        def __next__(iterator: Any) -> Any:
+            # While fetching, it is a dataset that reads from a loader of its own.
+            if self._fetching or (get_ident() != state.thread and not state.claim()):
+                return original(iterator)
+            began_s = clock()
+            self._fetching = True
+            try:
+                batch = original(iterator)
+            except StopIteration:
+                guard.call(self._ended, iterator, began_s)
+                raise
+            finally:
+                self._fetching = False
+            if guard.works:
+                try:
+                    fetched(iterator, batch, began_s)
+                except Exception as error:  # noqa: BLE001 - a metric is never worth a training run
+                    guard.failed(error)
+            return batch
+
+        return __next__
+
+    def _fetched(self, iterator: Any, batch: Any, began_s: float) -> None:
+        state, number = self._state, iterator._num_yielded
+        # The workers' iterator may serve the next pass after one that was left with `break`.
+        if id(iterator) != self._last or number == 1:
+            self._turn_to(iterator, began_s)
+        now_s = time.perf_counter()
+        if not self._grad_enabled():
+            state.exclude(began_s, now_s)
+            return
+        if state.evaluation is not None:
+            state.end_evaluation(began_s)
+        if number == self._length_of_pass:
+            self._read_whole(iterator, now_s)
+        state.data_wait_s += now_s - began_s
+        first: Any = batch[0] if type(batch) is list and batch else None
+        if type(first) is self._tensor and first.ndim:
+            state.samples += first.size(0)
+        else:
+            state.samples += self._length(batch, SEARCH_DEPTH) or 0
+
+    def _turn_to(self, iterator: Any, began_s: float) -> None:
+        """Another iterator than before, or a new pass of the same."""
+        state, waiting = self._state, self._undecided
+        self._last = id(iterator)
+        if iterator._num_yielded == 1 or PASS not in iterator.__dict__:
+            dataset = id(iterator._dataset)
+            if waiting is not None and (waiting.ended or waiting.dataset == dataset):
+                self._judge(waiting)
+            iterator.__dict__[PASS] = Pass(state, dataset, began_s)
+        try:
+            self._length_of_pass = len(iterator._index_sampler)
+        except (TypeError, NotImplementedError):  # a stream
+            self._length_of_pass = None
+        if self._grad_enabled():
+            state.recorder.epoch = self._passes + 1
+            state.epoch = float(self._passes + 1)
+
+    def _read_whole(self, iterator: Any, now_s: float) -> None:
+        """All batches are there. Lightning never asks for the end; then the next pass tells."""
+        current: Pass = iterator.__dict__[PASS]
+        current.ended_s, current.batches = now_s, iterator._num_yielded
+        if self._undecided is None:
+            self._undecided = current
+
+    def _ended(self, iterator: Any, began_s: float) -> None:
+        state, now_s = self._state, time.perf_counter()
+        self._last = 0
+        current: Pass | None = iterator.__dict__.pop(PASS, None)
+        if current is None:  # an empty loader
+            return
+        if not self._grad_enabled():
+            state.exclude(began_s, now_s)
+            return
+        state.data_wait_s += now_s - began_s
+        current.ended, current.ended_s, current.batches = True, now_s, iterator._num_yielded
+        waiting = self._undecided
+        if waiting is not None and waiting.ended and waiting is not current:
+            self._judge(waiting)
+        if current.batches > 1 or state.backwards > current.backwards:
+            self._judge(current)
+        else:
+            self._undecided = current
+
+    def _judge(self, whole: Pass) -> None:
+        """Say of a pass that read all batches whether it was for training or evaluation."""
+        state = self._state
+        if self._undecided is whole:
+            self._undecided = None
+        if whole.judged:
+            return
+        whole.judged = True
+        if state.backwards > whole.backwards:
+            self._passes += 1
+            self._tell(whole)
+            return
+        state.exclude(whole.began_s, whole.ended_s)
+        if state.stepped == whole.stepped:
+            state.data_wait_s, state.samples = whole.data_wait_s, whole.samples
+        if not self._passes:
+            state.epoch = None
+
+    def _tell(self, ended: Pass) -> None:
+        """Mark the end of an epoch; a set read in milliseconds does not fill the page with them."""
+        if self._passes > EVENTS_AT_ONCE and ended.ended_s < self._event_s + EVENT_EVERY_S:
+            return
+        self._event_s = ended.ended_s
+        seconds = ended.ended_s - ended.began_s
+        text = f"Epoch {self._passes}: {ended.batches} batches, {seconds:.3g} s"
+        self._state.recorder.event("epoch", text, seconds=seconds, batches=ended.batches)
+
+    def _length(self, batch: Any, depth: int) -> int | None:
+        """The first dimension of the first tensor in the batch."""
+        if isinstance(batch, self._tensor):
+            return int(batch.shape[0]) if batch.ndim else None
+        if depth == 0 or isinstance(batch, (str, bytes)):
+            return None
+        parts: Iterable[Any]
+        if isinstance(batch, (list, tuple)):
+            parts = batch
+        elif isinstance(batch, Mapping):
+            parts = batch.values()
+        else:
+            parts = getattr(batch, "__dict__", {}).values()
+        for part in islice(parts, SEARCH_WIDTH):
+            length = self._length(part, depth - 1)
+            if length is not None:
+                return length
+        return None
+
+
+def attach(torch: ModuleType, state: State, patches: Patches) -> None:
+    """Wrap the iterators' common `__next__`."""
+    module = import_module("torch.utils.data.dataloader")
+    batches = Batches(torch, state)
+    patches.replace(module._BaseDataLoaderIter, "__next__", batches.around_next, traced=False)

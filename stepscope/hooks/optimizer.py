@@ -1,0 +1,206 @@
+"""A row for every `optimizer.step()`: what was gathered since the last one, and its times."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+import time
+import weakref
+from importlib import import_module
+from threading import get_ident
+from types import FrameType, ModuleType
+from typing import Any
+
+from stepscope.hooks import transfer
+from stepscope.hooks.patches import Guard, Patches, opaque
+from stepscope.hooks.state import State
+
+log = logging.getLogger(__name__)
+
+OPTIMIZERS_LIMIT = 8
+"""More at the same time are not recorded: an optimizer a parameter would make thousands of keys."""
+GROUPS_LIMIT = 8
+"""Parameter groups of an optimizer whose learning rate is recorded."""
+
+SUCCESSOR_STEPS = 10
+"""An optimizer that first steps later than this may be the next of a row of runs (folds, phases):
+then it is worth looking, for a tenth of a second, whether the one before it is gone."""
+
+
+class Track:
+    """What is known of one optimizer: its place in the order of first steps, its count, its keys.
+
+    Optimizer 0 has the plain keys, optimizer i the same with `.optimizer<i>`; the learning rate of
+    group 0 has the plain key, that of group j the same with `.group<j>`.
+    """
+
+    __slots__ = ("backwards", "count", "grad_norm", "index", "learning_rate", "loss", "more_rates",
+                 "name", "optimizer")  # fmt: skip
+
+    def __init__(self, optimizer: Any, index: int, count: int) -> None:
+        self.optimizer = weakref.ref(optimizer)
+        self.name = type(optimizer).__name__
+        self.index = index
+        self.count = count
+        suffix = f".optimizer{index}" if index else ""
+        self.loss = f"train/loss{suffix}"
+        self.backwards = f"train/backwards{suffix}"
+        self.grad_norm = f"train/grad_norm{suffix}"
+        rate = f"train/lr{suffix}"
+        self.learning_rate = rate
+        self.more_rates = tuple(f"{rate}.group{j}" for j in range(1, GROUPS_LIMIT))
+
+
+UNKNOWN = Track.__new__(Track)
+"""Stands for an optimizer that was not met yet."""
+
+
+class OptimizerSteps:
+    """The post hook of all optimizers."""
+
+    def __init__(self, state: State, patches: Patches) -> None:
+        self._state = state
+        self._patches = patches
+        self._guard = Guard("all training metrics")
+        self._tracks: dict[int, Track | None] = {}
+        """By the id of a live optimizer; None for one that is not recorded."""
+        self._slots: list[Track] = []
+        self._last_s: float | None = None
+        self._transfers: transfer.Transfers | None = None
+        self._boundary = state.live.boundary
+        self._log = state.recorder.log
+
+    def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Record a row, then let the page's commands act; raises only what stops the script."""
+        state = self._state
+        if get_ident() != state.thread and not state.claim(by_step=True):
+            return
+        state.stepped += 1
+        if self._guard.works:
+            try:
+                self._record(optimizer, time.perf_counter())
+            except Exception as error:  # noqa: BLE001 - a metric is never worth a training run
+                self._guard.failed(error)
+        state.idle_s += self._boundary()
+
+    def _record(self, optimizer: Any, now_s: float) -> None:
+        """Log what was gathered since the last step."""
+        state = self._state
+        track = self._tracks.get(id(optimizer), UNKNOWN)
+        if track is UNKNOWN:
+            track = self._meet(optimizer)
+        if track is None:
+            return
+        row: dict[str, Any] = {}
+        if state.loss is not None:
+            row[track.loss] = state.loss
+            if state.loss_terms > 1:
+                row[track.backwards] = float(state.loss_terms)
+        groups = optimizer.param_groups
+        row[track.learning_rate] = groups[0].get("lr")
+        if len(groups) > 1:
+            for key, group in zip(track.more_rates, groups[1:], strict=False):
+                row[key] = group.get("lr")
+        if state.grad_norm is not None:
+            row[track.grad_norm] = state.grad_norm
+        if state.uses_amp:
+            row["train/amp_scale"] = state.amp_scale
+            row["train/amp_skipped"] = float(state.amp_skipped)
+        state.loss = state.grad_norm = None
+        track.count += 1
+        if track.count > state.step:
+            state.step = track.count
+            self._add_times(row, now_s)
+        elif state.epoch is not None:
+            row["train/epoch"] = state.epoch
+        self._log(state.step, row)
+
+    def _add_times(self, row: dict[str, Any], now_s: float) -> None:
+        """Add what belongs to the whole step, not to one of its optimizers."""
+        state = self._state
+        if state.evaluation is not None:
+            state.close_evaluation()
+        if state.epoch is not None:
+            row["train/epoch"] = state.epoch
+        if self._last_s is not None:
+            elapsed_s = now_s - self._last_s - state.idle_s
+            row["perf/step_time"] = elapsed_s
+            if state.epoch is not None:
+                row["perf/data_wait"] = state.data_wait_s
+            if state.samples and elapsed_s > 0:
+                row["perf/samples_per_sec"] = state.samples / elapsed_s
+        if self._transfers is not None:
+            row["perf/h2d"] = self._transfers.harvest()
+        self._last_s = now_s
+        state.idle_s = state.data_wait_s = 0.0
+        state.samples = 0
+
+    def _meet(self, optimizer: Any) -> Track | None:
+        """Give a new optimizer the first free place."""
+        if _steps_inside_another(optimizer):
+            return self._remember(optimizer, None)
+        places = self._free_places()
+        if not places and self._state.step > SUCCESSOR_STEPS:
+            gc.collect()  # a learning rate scheduler keeps the optimizer it is done with in a cycle
+            places = self._free_places()
+        index = places[0] if places else len(self._slots)
+        if index >= OPTIMIZERS_LIMIT:
+            log.warning("stepscope: more than %d optimizers at a time: the others are not recorded",
+                        OPTIMIZERS_LIMIT)  # fmt: skip
+            return self._remember(optimizer, None)
+        # A successor, of a later phase or fold, goes on where the one before it stopped; the second
+        # of a pair, as in a GAN, takes the step that the first has just taken.
+        count = self._state.step - (0 if places or not self._slots else 1)
+        track = Track(optimizer, index, count)
+        if not self._slots:
+            self._begin(optimizer)
+        self._slots[index : index + 1] = [track]
+        self._state.recorder.describe(optimizers=[track.name for track in self._slots])
+        return self._remember(optimizer, track)
+
+    def _free_places(self) -> list[int]:
+        """Places whose optimizer is gone."""
+        return [i for i, track in enumerate(self._slots) if track.optimizer() is None]
+
+    def _remember(self, optimizer: Any, track: Track | None) -> Track | None:
+        key, tracks = id(optimizer), self._tracks
+        tracks[key] = track
+        weakref.finalize(optimizer, tracks.pop, key, None).atexit = False
+        return track
+
+    def _begin(self, optimizer: Any) -> None:
+        """At the first step of all: say on which device, and time the copies to it."""
+        parameters = (p for group in optimizer.param_groups for p in group["params"])
+        device = getattr(next(parameters, None), "device", None)
+        cuda_index = device.index if device is not None and device.type == "cuda" else None
+        self._state.live.train_on(cuda_index)
+        if cuda_index is not None:
+            arguments = sys.modules["torch"], self._state, self._patches
+            self._transfers = Guard("perf/h2d").call(transfer.attach, *arguments)
+
+
+def attach(torch: ModuleType, state: State, patches: Patches) -> None:
+    """Register the post hook that all optimizers share."""
+    steps = OptimizerSteps(state, patches)
+    # A frame that torch.compile traces calls the hook as it is, between two graphs.
+    OptimizerSteps.after_step._torchdynamo_disable = True  # type: ignore[attr-defined]
+    opaque(steps.after_step, with_callees=True)
+    module = import_module("torch.optim.optimizer")
+    patches.on_undo(module.register_optimizer_step_post_hook(steps.after_step).remove)
+
+
+def _steps_inside_another(optimizer: Any) -> bool:
+    """Say whether this optimizer is stepped by the `step` of one that wraps it (once for each)."""
+    frame: FrameType | None = sys._getframe(1)
+    wrapper = None
+    while frame is not None:
+        if frame.f_code.co_name == "wrapper" and frame.f_globals.get("__name__") == _OPTIMIZER:
+            if wrapper is not None and frame.f_locals.get("self") is not optimizer:
+                return True
+            wrapper = frame
+        frame = frame.f_back
+    return False
+
+
+_OPTIMIZER = "torch.optim.optimizer"

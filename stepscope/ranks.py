@@ -1,0 +1,71 @@
+"""Where the processes of one distributed run meet: one folder, without a word between them.
+
+torchrun and its like start the ranks and tell each its number in the environment. All ranks of a
+machine have the same parent, and so agree on a folder named after it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from stepscope.run import folder_name, is_run_id, new_run_folder
+
+RUN_ID = "STEPSCOPE_RUN_ID"
+"""Names the run folder; for ranks on several machines, or started by other means than torchrun."""
+
+
+class RankError(Exception):
+    """What the environment says of the run cannot be; the message is one sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The folder of a run and the number of this process in it; `rank` is the one of torch."""
+
+    folder: Path
+    number: int
+    rank: int
+    local_rank: int
+    world_size: int
+
+
+def find_place(root: Path, name: str, environ: Mapping[str, str]) -> Place:
+    """Make this process's run folder under `root`, or find the one its fellow ranks have made.
+
+    Ranks of several machines share a folder only where STEPSCOPE_RUN_ID names it: elsewhere each
+    machine has a folder, and its processes count from 0 there. Raises OSError, and RankError.
+    """
+    rank, local_rank, world_size = (
+        _number(environ, key, default)
+        for key, default in (("RANK", 0), ("LOCAL_RANK", 0), ("WORLD_SIZE", 1))
+    )
+    wanted = environ.get(RUN_ID)
+    if wanted is not None and not is_run_id(wanted):
+        raise RankError(f"{RUN_ID}: must be letters, digits, '.', '_' or '-', got {wanted!r}.")
+    number = rank if wanted else local_rank
+    if wanted is None and world_size == 1:
+        return Place(new_run_folder(root, name), 0, rank, local_rank, world_size)
+    folder = root / (wanted or _name_after_parent(name, environ))
+    folder.mkdir(parents=True, exist_ok=True)
+    if any((folder / file).exists() for file in (f"rank{number}.sqlite", f"rank{number}.json")):
+        # The name of an earlier run: its parent, such as a shell, has started this one as well.
+        folder, number = new_run_folder(root, name), 0
+    return Place(folder, number, rank, local_rank, world_size)
+
+
+def _name_after_parent(name: str, environ: Mapping[str, str]) -> str:
+    parent = os.getppid()
+    # torchrun starts all ranks anew after a failure: that is another run.
+    restarts = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    tail = f"{parent:x}" if restarts == "0" else f"{parent:x}-restart{restarts}"
+    return folder_name(psutil.Process(parent).create_time(), name, tail)
+
+
+def _number(environ: Mapping[str, str], key: str, default: int) -> int:
+    text = environ.get(key, "")
+    return int(text) if text.isdecimal() else default

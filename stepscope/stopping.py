@@ -1,0 +1,107 @@
+"""Stop, asked on the page of a script that we do not control: as Ctrl-C, then harder.
+
+The first Stop acts as Ctrl-C at the next step boundary, or after GRACE_S where none comes. Each
+further one sends the next harder signal at once. What is about to happen is in the run folder
+before it happens, because a process killed by a signal says nothing any more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+from stepscope.recorder import Command, Recorder
+from stepscope.run import RunStatus
+
+GRACE_S = 5.0
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
+REASON = "Stopped from the page."
+WRITTEN_S = 2.0
+"""Longest wait for the run folder: on a full disk the signal goes out unannounced."""
+
+
+class Stopper:
+    """Sends this process the signals that Stop on the page stands for.
+
+    `facts_file` is where the recorder keeps the facts of this run.
+    """
+
+    def __init__(self, facts_file: Path, *, grace_s: float = GRACE_S) -> None:
+        self._facts_file = facts_file
+        self._grace_s = grace_s
+        self._lock = threading.Lock()
+        self._waiting: list[Command] = []
+        self._sent = 0
+
+    @property
+    def asked(self) -> bool:
+        """True once a signal was sent: whatever then ends the script, it was stopped."""
+        return self._sent > 0
+
+    def heard(self, recorder: Recorder, command: Command) -> None:
+        """Take note of a STOP as it arrives, in the writer's thread."""
+        with self._lock:
+            first = not self._waiting and not self._sent
+            self._waiting.append(command)
+            which = self._sent
+        # A thread of its own: the writer's thread has to write the reason meanwhile.
+        delay_s = self._grace_s if first else 0.0
+        timer = threading.Timer(delay_s, self._send, (recorder, command, which))
+        timer.name, timer.daemon = "stepscope-stop", True
+        timer.start()
+
+    def at_boundary(self, recorder: Recorder, command: Command) -> None:
+        """Act as Ctrl-C, in the training thread; raises what the script's own handler raises."""
+        if command in self._waiting:  # else the time was up before this boundary came
+            self._send(recorder, command, 0)
+
+    def _send(self, recorder: Recorder, command: Command, which: int) -> None:
+        with self._lock:
+            late = which != self._sent  # a boundary, or an impatient second click, was first
+            answered = [one for one in self._waiting if not late or one is command]
+            self._waiting = [one for one in self._waiting if one not in answered]
+            if not late:
+                self._sent = min(which + 1, len(SIGNALS) - 1)
+        number = SIGNALS[which]
+        text = _text(number, recorder.step)
+        for one in answered:
+            recorder.finish(one, text, signal=number.name)
+        if not late:
+            self._announce(recorder, number)
+            if threading.current_thread() is threading.main_thread():
+                signal.raise_signal(number)
+            else:
+                os.kill(os.getpid(), number)
+
+    def _announce(self, recorder: Recorder, number: signal.Signals) -> None:
+        """Write the reason, and the status where the process ends here for certain."""
+        reason = REASON if number is signal.SIGINT else f"Stopped from the page ({number.name})."
+        if number is signal.SIGKILL or signal.getsignal(number) is signal.SIG_DFL:
+            recorder.set_status(RunStatus.STOPPED, reason)
+        else:
+            recorder.describe(reason=reason)
+        until = time.monotonic() + WRITTEN_S
+        while time.monotonic() < until and self._written_reason() != reason:
+            time.sleep(0.01)
+
+    def _written_reason(self) -> str | None:
+        """The reason in the run folder: the writer writes events first, then the facts."""
+        try:
+            reason = json.loads(self._facts_file.read_bytes()).get("reason")
+        except (OSError, ValueError):
+            return None
+        return None if reason is None else str(reason)
+
+
+def _text(number: signal.Signals, step: int) -> str:
+    how = " as Ctrl-C does" if number is signal.SIGINT else ""
+    text = f"Stop: after step {step}, {number.name} sent to the script{how}"
+    if number is signal.SIGKILL:
+        return text
+    if signal.getsignal(number) is signal.SIG_IGN:
+        text += ", which ignores it"
+    return f"{text}; if it goes on, press Stop again"

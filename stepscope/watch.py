@@ -1,0 +1,158 @@
+"""`stepscope watch script.py`: runs a script unchanged, and records it.
+
+The script is the `__main__` of this very process: its arguments, exit code, signals and output are
+its own. Its run is closed by the first of all atexit handlers, and so after all of its own.
+
+    stepscope watch [--name NAME] [--runs DIR] script.py [arguments]
+    stepscope watch [--name NAME] [--runs DIR] -m package.module [arguments]
+    torchrun --nproc-per-node 2 -m stepscope.watch script.py [arguments]
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import gc
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from stepscope import hooks, tracker
+from stepscope.live_run import LiveRun, runs_root
+from stepscope.outcome import Outcome, outcome
+from stepscope.output import keep_output
+from stepscope.ranks import RankError, find_place
+from stepscope.run import RunKind
+from stepscope.script import NoScript, Script, from_file, from_module
+from stepscope.store import StoreError
+
+log = logging.getLogger(__name__)
+
+OUR_FOLDER = Path(__file__).parent
+
+
+@dataclass(slots=True)
+class _Run:
+    """What is recorded of the script, if anything could be; it ends with the process."""
+
+    live: LiveRun | None
+    outcome: Outcome = field(default_factory=Outcome)
+
+    def ended_by(self, error: BaseException) -> None:
+        self.outcome = outcome(error)
+        if self.live is not None:
+            self.live.failed(self.outcome, error)
+
+    def close(self) -> None:
+        if self.live is not None:
+            self.live.close(self.outcome.status, self.outcome.reason)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the script that `argv` names; return 0, or an exit code where there is none.
+
+    What ends the script leaves this function: the interpreter does with it what it always does.
+    """
+    options, words = _parse(argv)
+    try:
+        script = (from_module if options.module else from_file)(words[0], words[1:])
+    except NoScript as error:
+        sys.stderr.write(f"{error}\n")
+        return error.code
+    except BaseException as error:
+        _hide_our_frames(error)
+        raise
+    run = _Run(_start(script, options))
+    atexit.register(run.close)
+    # What was imported for the recording stays: a full collection need not walk all of it.
+    gc.freeze()
+    try:
+        script.run()
+    except BaseException as error:
+        _hide_our_frames(error)
+        run.ended_by(error)
+        raise
+    return 0
+
+
+def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Split our options from the script and all that follows it, which is the script's."""
+    parser = argparse.ArgumentParser(
+        prog="stepscope watch",
+        usage="%(prog)s [--name NAME] [--runs DIR] (script.py | -m module) [arguments]",
+        description="Run a training script unchanged and record it: loss, learning rate, times, "
+        "memory and GPUs, live on the page of 'stepscope ui'.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--name", help="name of the run (default: the script's)")
+    parser.add_argument("--runs", type=Path, metavar="DIR",
+                        help="folder of all runs (default: STEPSCOPE_RUNS, or runs/)")  # fmt: skip
+    parser.add_argument("-m", dest="module", action="store_true",
+                        help="what follows is a module's name, as for python -m")  # fmt: skip
+    ours = 0
+    while ours < len(argv) and argv[ours].startswith("-"):
+        word = argv[ours]
+        ours += 2 if word in ("--name", "--runs") else 1
+        if word in ("-m", "--"):
+            break
+    options = parser.parse_args([word for word in argv[:ours] if word != "--"])
+    if ours >= len(argv):
+        parser.error("which script? Name a file, or a module after -m.")
+    return options, list(argv[ours:])
+
+
+def _start(script: Script, options: argparse.Namespace) -> LiveRun | None:
+    """Make the run and everything that fills it; where that fails the script runs unwatched."""
+    name = options.name or script.name
+    try:
+        place = find_place(runs_root(options.runs), name, os.environ)
+        live = LiveRun(
+            name=name, kind=RunKind.WATCH, folder=place.folder, rank=place.number,
+            world_size=place.world_size,
+            facts={"rank": place.rank, "script": {
+                "path": script.path, "arguments": sys.argv[1:], "cwd": str(Path.cwd()),
+            }},
+        )  # fmt: skip
+    except (OSError, StoreError, RankError) as error:
+        sys.stderr.write(f"stepscope: not watched, no run folder could be made: {error}\n")
+        return None
+    if place.local_rank == 0:
+        see = f"STEPSCOPE_RUNS={options.runs} stepscope ui" if options.runs else "stepscope ui"
+        sys.stderr.write(f"stepscope: recording into {live.recorder.folder}; to see it: {see}\n")
+    keep_output(
+        live.recorder.folder, place.number, lambda text: live.recorder.event("output_lost", text)
+    )
+    try:
+        tracker.attach(live)
+        hooks.install(live)
+    except Exception as error:  # whatever is wrong with us, the script has to run
+        log.warning("stepscope: the script's steps will not be recorded", exc_info=True)
+        live.recorder.event("hook_failed", f"Nothing of the script's steps is recorded: {error}")
+    return live
+
+
+def _hide_our_frames(error: BaseException) -> None:
+    """Have the traceback begin in the script, and go to whatever hook the script has set."""
+    trace = error.__traceback__
+    while trace is not None and Path(trace.tb_frame.f_code.co_filename).parent == OUR_FOLDER:
+        trace = trace.tb_next
+    error.__traceback__ = trace
+    print_it = sys.excepthook
+
+    def hook(kind: type[BaseException], value: BaseException, shown: TracebackType | None) -> None:
+        if value is error:  # it has passed our frames again on its way out
+            value.__traceback__ = shown = trace
+        print_it(kind, value, shown)
+
+    sys.excepthook = hook
+
+
+if __name__ == "__main__":
+    # Under its own name: this module object is about to be replaced as `__main__`.
+    from stepscope.watch import main as run
+
+    sys.exit(run(sys.argv[1:]))

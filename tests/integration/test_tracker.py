@@ -1,0 +1,241 @@
+"""`stepscope.init()` in processes of their own: what a script of the user's gets."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stepscope.run import RunInfo, RunKind, RunStatus, read_run, run_folders
+from stepscope.store import RunReader
+from stepscope.store.frames import Block
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def script(
+    runs: Path, code: str, returncode: int = 0, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run code with STEPSCOPE_RUNS set; the library comes from this checkout."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False,
+        env={**os.environ, "STEPSCOPE_RUNS": str(runs), "PYTHONPATH": str(ROOT), **environment},
+    )  # fmt: skip
+    assert done.returncode == returncode, done.stderr
+    return done
+
+
+def only_run(runs: Path) -> RunInfo:
+    (folder,) = run_folders(runs)
+    return read_run(folder)
+
+
+def step_rows(run: RunInfo) -> Block:
+    with RunReader(run.folder) as reader:
+        (info,) = (info for info in reader.series() if info.stream == "steps")
+        return reader.read(info.id, 0, info.rows, 1)
+
+
+def values(block: Block, key: str) -> list[float]:
+    line = block.mean[block.keys.index(key)]
+    found: list[float] = line[~np.isnan(line)].tolist()
+    return found
+
+
+def test_steps_values_and_events_of_a_script(tmp_path: Path) -> None:
+    code = """
+import stepscope
+rec = stepscope.init("mine", config={"depth": 2})
+for epoch in (1, 2):
+    rec.epoch = epoch
+    for i in range(50):
+        if i == 25:
+            rec.step(loss=1.0 / (i + 1), lr=0.1, extra=7)
+        else:
+            rec.step(loss=1.0 / (i + 1), lr=0.1)
+    rec.log({"val/accuracy": 90.0 + epoch}, val_loss=0.5)
+rec.event("half way", note=1)
+"""
+    script(tmp_path, code)
+    run = only_run(tmp_path)
+    assert (run.status, run.facts["kind"]) == (RunStatus.FINISHED, RunKind.INIT)
+    assert (run.facts["step"], run.facts["epoch"], run.facts["device"]) == (100, 2, "cpu")
+    assert run.facts["config"] == {"depth": 2}
+    assert run.facts["custom"] == ["train/extra"]
+    rows = step_rows(run)
+    assert values(rows, "train/loss") == [1.0 / (i + 1) for i in range(50)] * 2
+    assert values(rows, "train/extra") == [7.0, 7.0]
+    assert values(rows, "val/accuracy") == [91.0, 92.0]
+    assert values(rows, "val/loss") == [0.5, 0.5]
+    assert len(values(rows, "perf/step_time")) == 99, "the first step has none"
+    with RunReader(run.folder) as reader:
+        assert [event.text for event in reader.events()] == ["half way"]
+
+
+def test_batches_measure_wait_and_samples(tmp_path: Path) -> None:
+    code = """
+import numpy, stepscope
+with stepscope.init() as rec:
+    data = [(numpy.zeros((8, 3)), numpy.zeros(8))] * 5
+    for inputs, targets in rec.batches(data):
+        rec.step(loss=1.0)
+    for batch in rec.batches(data, count=True):
+        pass
+"""
+    script(tmp_path, code)
+    rows = step_rows(only_run(tmp_path))
+    assert len(rows) == 10
+    assert len(values(rows, "perf/data_wait")) == 10
+    rates, times = values(rows, "perf/samples_per_sec"), values(rows, "perf/step_time")
+    assert np.allclose(rates, [8 / seconds for seconds in times])
+    assert "perf/samples" not in rows.keys
+
+
+@pytest.mark.parametrize(
+    ("ending", "returncode", "status", "reason"),
+    [
+        ("raise ValueError('no such thing')", 1, RunStatus.FAILED, "ValueError: no such thing"),
+        ("raise KeyboardInterrupt", -2, RunStatus.STOPPED, "Ctrl-C"),
+        ("import sys; sys.exit(3)", 3, RunStatus.FAILED, "exit code 3"),
+        ("import sys; sys.exit(0)", 0, RunStatus.FINISHED, None),
+    ],
+)
+def test_the_status_tells_how_it_ended(
+    tmp_path: Path, ending: str, returncode: int, status: RunStatus, reason: str | None
+) -> None:
+    code = f"""
+import stepscope
+with stepscope.init(sample=False) as rec:
+    rec.step(loss=1.0)
+    {ending}
+"""
+    script(tmp_path, code, returncode)
+    run = only_run(tmp_path)
+    assert run.status is status
+    assert run.reason == reason or reason in str(run.reason)
+
+
+def test_an_exception_outside_a_with_block_is_a_failure_too(tmp_path: Path) -> None:
+    code = "import stepscope; stepscope.init().step(loss=1.0); raise ValueError('late')"
+    script(tmp_path, code, 1)
+    run = only_run(tmp_path)
+    assert (run.status, run.reason) == (RunStatus.FAILED, "ValueError: late")
+
+
+def test_tensors_are_taken_as_they_are(tmp_path: Path) -> None:
+    code = """
+import torch, stepscope, warnings
+warnings.simplefilter("error")
+rec = stepscope.init()
+weight = torch.nn.Parameter(torch.tensor(3.0))
+for step in range(3):
+    loss = (weight * 2).square().mean()
+    rec.step(loss=loss, lr=torch.tensor(0.25, dtype=torch.bfloat16), grid=torch.zeros(2, 2))
+"""
+    done = script(tmp_path, code)
+    rows = step_rows(only_run(tmp_path))
+    assert values(rows, "train/loss") == [36.0] * 3
+    assert values(rows, "train/lr") == [0.25] * 3
+    assert "train/grid" not in rows.keys
+    assert done.stderr.count("train/grid: must be a number") == 1
+
+
+@pytest.fixture
+def read_only_folder(tmp_path: Path) -> Iterator[Path]:
+    if os.geteuid() != 0:
+        tmp_path.chmod(0o500)
+        yield tmp_path
+        tmp_path.chmod(0o700)
+        return
+    # root may write anywhere but on a file system that nobody may write to
+    mount = ["mount", "-t", "tmpfs", "-o", "ro,size=1m", "tmpfs", str(tmp_path)]
+    if subprocess.run(mount, check=False).returncode != 0:
+        pytest.skip("this sandbox does not allow mounts")
+    yield tmp_path
+    subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_a_read_only_folder_does_not_stop_a_script(read_only_folder: Path) -> None:
+    code = "import stepscope; stepscope.init().step(loss=1.0); print('went on')"
+    done = script(read_only_folder, code)
+    assert done.stdout == "went on\n"
+    assert "nothing is recorded" in done.stderr
+
+
+def test_a_folder_that_cannot_be_made_does_not_stop_a_script(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("in the way")
+    code = """
+import stepscope
+rec = stepscope.init()
+with rec:
+    for batch in rec.batches([1, 2]):
+        rec.step(loss=1.0)
+    rec.log(a=1); rec.event("x"); rec.epoch = 3
+print(rec.folder)
+"""
+    done = script(blocked, code)
+    assert done.stdout == "None\n"
+    assert "nothing is recorded" in done.stderr
+
+
+def test_a_second_init_is_the_same_run_and_a_closed_one_makes_room(tmp_path: Path) -> None:
+    code = """
+import stepscope
+first = stepscope.init("a", sample=False)
+assert stepscope.init("b") is first
+first.step(loss=1.0)
+first.close()
+first.step(loss=2.0)
+second = stepscope.init("c", sample=False)
+assert second is not first
+"""
+    script(tmp_path, code)
+    names = [read_run(folder).facts["name"] for folder in run_folders(tmp_path)]
+    assert sorted(names) == ["a", "c"]
+
+
+def test_threads_and_changing_names_lose_nothing(tmp_path: Path) -> None:
+    code = """
+import threading, stepscope
+rec = stepscope.init(sample=False)
+def work(number):
+    for i in range(1000):
+        rec.step(loss=1.0, **{f"n{number}": float(i)})
+threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+for t in threads: t.start()
+for t in threads: t.join()
+for i in range(100):
+    rec.step(loss=2.0); rec.step(_odd=1.0)
+    rec.step(**{"not a name": 2.0, "ring": 1.0, "class": 3.0})
+"""
+    script(tmp_path, code)
+    rows = step_rows(only_run(tmp_path))
+    for number in range(4):
+        assert values(rows, f"train/n{number}") == [float(i) for i in range(1000)]
+    assert values(rows, "train/loss").count(2.0) == 100
+    assert values(rows, "train/not a name") == [2.0] * 100
+    assert values(rows, "train/_odd") == [1.0] * 100
+    assert values(rows, "train/class") == [3.0] * 100
+
+
+def test_under_watch_it_joins_the_run_and_does_not_end_it(tmp_path: Path) -> None:
+    code = """
+import stepscope
+with stepscope.init("other name") as rec:
+    rec.step(mine=1.0)
+    rec.close()
+rec.step(mine=2.0)
+"""
+    path = tmp_path / "mine.py"
+    path.write_text(code)
+    watch = f"from stepscope.watch import main; main([{str(path)!r}])"
+    script(tmp_path / "runs", watch)
+    run = only_run(tmp_path / "runs")
+    assert (run.facts["kind"], run.facts["name"]) == (RunKind.WATCH, "mine")
+    assert values(step_rows(run), "train/mine") == [1.0, 2.0]

@@ -1,0 +1,307 @@
+"""`stepscope watch` against bare python: the same script, the same output, exit code and losses."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stepscope.run import RunInfo, RunStatus, read_run, run_folders
+from stepscope.store import EventRow, RunReader, StoreError
+from stepscope.store.reader import ask
+
+SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
+WATCH = [sys.executable, "-c", "from stepscope.cli import main; raise SystemExit(main())", "watch"]
+AS_MODULE = [sys.executable, "-m", "stepscope.watch"]
+
+
+def run(
+    command: list[str], tmp_path: Path, **environ: str
+) -> subprocess.CompletedProcess[bytes]:  # fmt: skip
+    return subprocess.run(
+        command, cwd=SCRIPTS, capture_output=True, input=b"typed\n", timeout=100,
+        env={**os.environ, "STEPSCOPE_RUNS": str(tmp_path), "PYTHONIOENCODING": "utf-8", **environ},
+    )  # fmt: skip
+
+
+def watched_like_bare(
+    tmp_path: Path, *script: str, watch: list[str] = AS_MODULE, **environ: str
+) -> RunInfo:
+    """Run a script both ways, compare all that can be seen of it, and return its run."""
+    bare = run([sys.executable, *script], tmp_path, **environ)
+    seen = run([*watch, *script], tmp_path, **environ)
+    assert seen.stdout == bare.stdout
+    ours, _, errors = seen.stderr.partition(b"\n")
+    assert ours.startswith(b"stepscope: recording into ")
+    assert errors == bare.stderr
+    assert seen.returncode == bare.returncode
+    [folder] = run_folders(tmp_path)
+    kept = (folder / "output.log").read_bytes()
+    shown = [line for line in (bare.stdout + b"\n" + bare.stderr).splitlines() if line]
+    # What child processes print goes past it.
+    shown = [line for line in shown if not line.startswith(b"imported as ")]
+    assert sorted(filter(None, kept.splitlines())) == sorted(shown)
+    return read_run(folder)
+
+
+ENDINGS = {
+    "last line": (RunStatus.FINISHED, None),
+    "exception": (RunStatus.FAILED, "ValueError: no such thing: é"),
+    "chain": (RunStatus.FAILED, "RuntimeError: while looking for it"),
+    "memory": (RunStatus.FAILED, "The host ran out of memory."),
+    "own hook": (RunStatus.FAILED, "ValueError"),
+    "exit 0": (RunStatus.FINISHED, None),
+    "exit 3": (RunStatus.FAILED, "The script ended with exit code 3."),
+    "exit text": (RunStatus.FAILED, "The script ended: this went wrong"),
+    "exit None": (RunStatus.FINISHED, None),
+    "interrupt": (RunStatus.STOPPED, "Ctrl-C"),
+    "terminate": (RunStatus.CRASHED, None),
+    "handler": (RunStatus.FAILED, "exit code 7"),
+    "atexit": (RunStatus.FAILED, "exit code 4"),
+    "thread": (RunStatus.FINISHED, None),
+    "os._exit": (RunStatus.CRASHED, None),
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_script_ends_as_it_would_bare(tmp_path: Path, ending: str) -> None:
+    found = watched_like_bare(tmp_path, "endings.py", ending)
+    status, reason = ENDINGS[ending]
+    assert found.status is status
+    if reason is not None:
+        assert reason in str(found.reason)
+    assert (found.folder / "traceback.txt").exists() == (
+        ending in ("exception", "chain", "memory", "own hook")
+    )
+
+
+def test_a_forked_child_leaves_the_run_alone(tmp_path: Path) -> None:
+    bare = run([sys.executable, "endings.py", "fork"], tmp_path)
+    seen = run([*AS_MODULE, "endings.py", "fork"], tmp_path)
+    assert (seen.stdout, seen.returncode) == (bare.stdout, bare.returncode)
+    [folder] = run_folders(tmp_path)
+    assert read_run(folder).status is RunStatus.FINISHED
+    assert "the child's own line" not in (folder / "output.log").read_text()
+
+
+@pytest.mark.parametrize("watch", [AS_MODULE, WATCH], ids=["module", "command"])
+def test_a_script_sees_what_it_would_see_bare(tmp_path: Path, watch: list[str]) -> None:
+    found = watched_like_bare(tmp_path, "beside/script.py", "--name", "x", "-m", watch=watch)
+    assert found.facts["script"]["arguments"] == ["--name", "x", "-m"]
+    assert found.facts["name"] == "script"
+
+
+def test_a_module_sees_what_it_would_see_bare(tmp_path: Path) -> None:
+    beside = str(SCRIPTS / "beside")
+    watched_like_bare(tmp_path, "-m", "beside.script", "--runs", "x", PYTHONPATH=beside)
+
+
+def test_an_unbuffered_script_is_kept_too(tmp_path: Path) -> None:
+    watched_like_bare(tmp_path, "endings.py", "exception", PYTHONUNBUFFERED="1")
+
+
+def through_a_terminal(command: list[str], tmp_path: Path) -> bytes:
+    """Return what a command shows on a terminal of its own."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        command, cwd=SCRIPTS, stdin=subprocess.DEVNULL, stdout=theirs, stderr=subprocess.PIPE,
+        env={**os.environ, "STEPSCOPE_RUNS": str(tmp_path)},
+    ) as process:  # fmt: skip
+        os.close(theirs)
+        shown = b""
+        with contextlib.suppress(OSError):  # Linux's way to say that the other end is closed
+            while some := os.read(ours, 4096):
+                shown += some
+        process.communicate()
+    os.close(ours)
+    return shown
+
+
+def test_a_terminal_shows_the_same(tmp_path: Path) -> None:
+    script = ["beside/script.py", "x"]
+    bare = through_a_terminal([sys.executable, *script], tmp_path)
+    assert through_a_terminal([*AS_MODULE, *script], tmp_path) == bare
+    assert b"True 1 utf-8" in bare
+
+
+def test_a_closed_pipe_ends_a_script_as_bare(tmp_path: Path) -> None:
+    program = [*AS_MODULE, "endings.py", "flood"]
+    codes = []
+    for command in ([sys.executable, *program[len(AS_MODULE):]], program):  # fmt: skip
+        with subprocess.Popen(
+            command, cwd=SCRIPTS, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env={**os.environ, "STEPSCOPE_RUNS": str(tmp_path)},
+        ) as process:  # fmt: skip
+            assert process.stdout is not None
+            process.stdout.readline()
+            process.stdout.close()
+            assert process.stderr is not None
+            errors = process.stderr.read()
+        codes.append((process.returncode, b"BrokenPipeError" in errors))
+    assert codes[0] == codes[1]
+
+
+def test_a_safe_path_stays_safe(tmp_path: Path) -> None:
+    bare = run([sys.executable, "beside/script.py"], tmp_path, PYTHONSAFEPATH="1")
+    seen = run([*AS_MODULE, "beside/script.py"], tmp_path, PYTHONSAFEPATH="1")
+    assert b"No module named 'commands'" in bare.stderr
+    assert seen.stderr.partition(b"\n")[2] == bare.stderr
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [(["missing.py"], 2), (["-m", "missing"], 1), (["-m", "missing.part"], 1), (["-m", "json"], 1)],
+)
+def test_what_cannot_be_found_is_told_as_python_does(
+    tmp_path: Path, script: list[str], code: int
+) -> None:
+    bare, seen = run([sys.executable, *script], tmp_path), run([*AS_MODULE, *script], tmp_path)
+    assert (seen.returncode, seen.stderr) == (code, bare.stderr)
+    assert list(run_folders(tmp_path)) == []
+
+
+def test_a_syntax_error_is_told_as_python_does(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("print('so far')\nx = = 1\n")
+    script = str(tmp_path / "broken.py")
+    bare, seen = run([sys.executable, script], tmp_path), run([*AS_MODULE, script], tmp_path)
+    assert (seen.returncode, seen.stderr) == (bare.returncode, bare.stderr)
+
+
+def test_without_a_run_folder_the_script_runs_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    seen = run([*AS_MODULE, "--runs", str(tmp_path / "file"), "endings.py", "exit 3"], tmp_path)
+    assert (seen.returncode, seen.stdout) == (3, b"begins exit 3\n")
+    assert b"stepscope: not watched" in seen.stderr
+
+
+def test_training_gives_the_same_losses_to_the_last_bit(tmp_path: Path) -> None:
+    shapes = ["plain", "accumulate", "gan", "thread", "workers"]
+    found = watched_like_bare(tmp_path, "training.py", *shapes, "--name", "x")
+    assert found.status is RunStatus.FINISHED
+    assert found.facts["device"] == "cpu"
+    # Plain 8, accumulation 4, GAN 8 of both optimizers, workers 8; of two threads one is recorded.
+    assert found.facts["step"] == 28
+    with RunReader(found.folder) as reader:
+        [steps] = [info for info in reader.series() if info.stream == "steps"]
+        keys = reader.keys(steps.id)
+    assert {"train/loss", "train/lr", "train/grad_norm", "train/loss.optimizer1"} <= set(keys)
+
+
+def steps_of(folder: Path, rank: int = 0) -> int:
+    with RunReader(folder, rank) as reader:
+        return sum(info.rows for info in reader.series() if info.stream == "steps")
+
+
+def test_every_rank_of_torchrun_has_a_store(tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone",
+                "--nproc-per-node", "2"]  # fmt: skip
+    bare = run([*torchrun, "ranks.py"], tmp_path, OMP_NUM_THREADS="1")
+    seen = run([*torchrun, "-m", "stepscope.watch", "ranks.py"], tmp_path, OMP_NUM_THREADS="1")
+    assert bare.returncode == 0, bare.stderr.decode()
+    assert seen.returncode == 0, seen.stderr.decode()
+    assert sorted(seen.stdout.splitlines()) == sorted(bare.stdout.splitlines())
+    [folder] = run_folders(tmp_path)
+    assert [steps_of(folder, rank) for rank in (0, 1)] == [20, 20]
+    ranks = [json.loads((folder / name).read_text()) for name in ("run.json", "rank1.json")]
+    assert [(facts["rank"], facts["world_size"]) for facts in ranks] == [(0, 2), (1, 2)]
+    assert [facts["status"] for facts in ranks] == ["finished", "finished"]
+    assert (folder / "output.rank1.log").read_bytes().startswith(b"1 ")
+
+
+class Endless:
+    """A watched script that runs until it is stopped."""
+
+    def __init__(self, tmp_path: Path, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [*AS_MODULE, "endless.py", *arguments], cwd=SCRIPTS, stdout=subprocess.PIPE,
+            env={**os.environ, "STEPSCOPE_RUNS": str(tmp_path)},
+        )  # fmt: skip
+        self.wait(lambda: any(run_folders(tmp_path)))
+        [self.folder] = run_folders(tmp_path)
+        if "--no-torch" in arguments:
+            assert self.process.stdout is not None
+            self.process.stdout.readline()
+        else:
+            self.wait(lambda: read_run(self.folder).status is RunStatus.RUNNING)
+
+    def wait(self, true: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 40
+        while not true():
+            assert time.monotonic() < deadline, "timed out"
+            time.sleep(0.01)
+
+    def ask(self, name: str, **args: str) -> EventRow:
+        """Ask for something and wait until it is done or refused."""
+        command_id = ask(self.folder, name, args)
+        found: list[EventRow] = []
+
+        def answered() -> bool:
+            try:
+                with RunReader(self.folder) as reader:
+                    found[:] = [event for event in reader.events()
+                                if event.data.get("command_id") == command_id]  # fmt: skip
+            except StoreError:
+                return False
+            return bool(found)
+
+        self.wait(answered)
+        return found[0]
+
+    def end(self) -> tuple[int, bytes]:
+        output, _ = self.process.communicate(timeout=40)
+        return self.process.returncode, output
+
+
+def test_the_pages_buttons_act_on_a_script(tmp_path: Path) -> None:
+    script = Endless(tmp_path)
+    assert script.ask("mark", text="here").text == "here"
+    assert script.ask("pause").text.startswith("Pause: after step ")
+    script.wait(lambda: read_run(script.folder).status is RunStatus.PAUSED)
+    assert "process memory" in script.ask("empty_cache").text
+    assert "objects freed" in script.ask("collect_garbage").text
+    assert script.ask("reset_peaks").data["after"]["process/peak_rss"] > 0
+    snapshot, checkpoint = script.ask("memory_snapshot"), script.ask("save_checkpoint")
+    assert (snapshot.data["ok"], checkpoint.data["ok"]) == (False, False)
+    assert "does not answer" in checkpoint.text
+    paused = read_run(script.folder).facts["step"]
+    assert script.ask("mark").step == paused
+    script.ask("resume")
+    script.wait(lambda: read_run(script.folder).facts["step"] > paused)
+    assert script.ask("pause").data["ok"]
+    assert "SIGINT sent" in script.ask("stop").text
+    assert script.end() == (-2, b"cleaned up\n")
+    found = read_run(script.folder)
+    assert (found.status, found.reason) == (RunStatus.STOPPED, "Stopped from the page.")
+
+
+def test_a_second_stop_ends_a_script_that_ignores_the_first(tmp_path: Path) -> None:
+    script = Endless(tmp_path, "--ignore")
+    assert "which ignores it" in script.ask("stop").text
+    step = read_run(script.folder).facts["step"]
+    script.wait(lambda: read_run(script.folder).facts["step"] > step)
+    ask(script.folder, "stop", {})
+    assert script.end() == (-15, b"")
+    found = read_run(script.folder)
+    assert (found.status, found.reason) == (
+        RunStatus.STOPPED, "Stopped from the page (SIGTERM).",
+    )  # fmt: skip
+    with RunReader(script.folder) as reader:
+        assert [event.data["signal"] for event in reader.events() if event.kind == "stop"] == [
+            "SIGINT", "SIGTERM",
+        ]  # fmt: skip
+
+
+def test_an_impatient_stop_reaches_a_script_that_never_steps(tmp_path: Path) -> None:
+    script = Endless(tmp_path, "--no-torch")
+    ask(script.folder, "stop", {})
+    assert "SIGINT sent" in script.ask("stop").text
+    assert script.end()[0] == -2
+    assert read_run(script.folder).status is RunStatus.STOPPED

@@ -1,0 +1,209 @@
+"""What `stepscope watch` is made of: the kept output, the place of a rank, how a script ended."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stepscope.live_run import visible_gpus
+from stepscope.nvml import DeviceInfo
+from stepscope.outcome import outcome
+from stepscope.output import OutputLog
+from stepscope.ranks import RankError, find_place
+from stepscope.run import RunStatus
+from stepscope.script import NoScript, from_file
+from stepscope.watch import _parse, main
+
+
+class Terminal:
+    """A text stream over a real file, as sys.stdout is."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        raw = io.FileIO(path, "w")
+        self.stream = io.TextIOWrapper(io.BufferedWriter(raw), encoding="utf-8")
+
+    def shows(self) -> str:
+        self.stream.flush()
+        return self.path.read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Iterator[Terminal]:
+    terminal = Terminal(tmp_path / "terminal")
+    yield terminal
+    terminal.stream.close()
+
+
+def test_what_a_stream_writes_is_kept_and_shown(tmp_path: Path, terminal: Terminal) -> None:
+    log = OutputLog(tmp_path / "output.log", failed=pytest.fail)
+    assert log.keep(terminal.stream) is None
+    terminal.stream.write("loss 0.5 é\n")
+    assert terminal.shows() == "loss 0.5 é\n"
+    assert (tmp_path / "output.log").read_text(encoding="utf-8") == "loss 0.5 é\n"
+
+
+def test_a_full_log_keeps_the_newest_output(tmp_path: Path, terminal: Terminal) -> None:
+    log = OutputLog(tmp_path / "output.log", failed=pytest.fail, limit=100)
+    log.keep(terminal.stream)
+    for number in range(50):
+        terminal.stream.write(f"line {number:04}\n")
+        terminal.stream.flush()
+    kept = (tmp_path / "output.1.log").read_text() + (tmp_path / "output.log").read_text()
+    assert 100 <= len(kept) <= 200
+    assert terminal.shows().endswith(kept)
+
+
+def test_a_disk_that_refuses_the_log_leaves_the_terminal_alone(
+    tmp_path: Path, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[OSError] = []
+    log = OutputLog(tmp_path / "output.log", failed=told.append)
+    log.keep(terminal.stream)
+
+    def full(_file: int, _data: memoryview) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        for _ in range(3):
+            terminal.stream.write("shown\n")
+            terminal.stream.flush()
+    assert terminal.shows() == "shown\n" * 3
+    assert [error.errno for error in told] == [errno.ENOSPC]
+
+
+def test_a_stream_that_is_no_file_is_left_alone(tmp_path: Path) -> None:
+    log = OutputLog(tmp_path / "output.log", failed=pytest.fail)
+    assert "StringIO" in str(log.keep(io.StringIO()))
+    assert "NoneType" in str(log.keep(None))
+
+
+def test_one_process_gets_a_folder_of_its_own(tmp_path: Path) -> None:
+    first, second = find_place(tmp_path, "a", {}), find_place(tmp_path, "a", {})
+    assert first.folder != second.folder
+    assert (first.number, first.world_size) == (0, 1)
+
+
+def ranks(rank: int, local_rank: int, world_size: int = 4, **more: str) -> dict[str, str]:
+    numbers = {"RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": world_size}
+    return {key: str(number) for key, number in numbers.items()} | more
+
+
+def test_ranks_of_one_parent_meet_without_a_word(tmp_path: Path) -> None:
+    first, second = find_place(tmp_path, "a", ranks(2, 0)), find_place(tmp_path, "a", ranks(3, 1))
+    assert first.folder == second.folder
+    assert [(place.number, place.rank) for place in (first, second)] == [(0, 2), (1, 3)]
+    restarted = find_place(tmp_path, "a", ranks(2, 0, TORCHELASTIC_RESTART_COUNT="1"))
+    assert restarted.folder != first.folder
+
+
+def test_machines_meet_where_the_run_is_named(tmp_path: Path) -> None:
+    place = find_place(tmp_path, "a", ranks(3, 1, STEPSCOPE_RUN_ID="shared"))
+    assert (place.folder, place.number) == (tmp_path / "shared", 3)
+    with pytest.raises(RankError, match="STEPSCOPE_RUN_ID"):
+        find_place(tmp_path, "a", {"STEPSCOPE_RUN_ID": "../elsewhere"})
+
+
+def test_a_folder_with_an_earlier_run_is_not_written_again(tmp_path: Path) -> None:
+    first = find_place(tmp_path, "a", ranks(0, 0))
+    (first.folder / "rank0.sqlite").touch()
+    assert find_place(tmp_path, "a", ranks(0, 0)).folder != first.folder
+
+
+class OutOfMemoryError(RuntimeError):
+    """Has the name of torch's own, by which it is known."""
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "reason", "failure"),
+    [
+        (None, RunStatus.FINISHED, None, None),
+        (SystemExit(), RunStatus.FINISHED, None, None),
+        (SystemExit(0), RunStatus.FINISHED, None, None),
+        (SystemExit(2), RunStatus.FAILED, "The script ended with exit code 2.", None),
+        (SystemExit("no data"), RunStatus.FAILED, "The script ended: no data", None),
+        (KeyboardInterrupt(), RunStatus.STOPPED, "Interrupted (Ctrl-C).", None),
+        (ValueError("a\nb"), RunStatus.FAILED, "ValueError: a", "error"),
+        (KeyError(), RunStatus.FAILED, "KeyError", "error"),
+    ],
+)
+def test_how_a_script_ended(
+    error: BaseException | None, status: RunStatus, reason: str | None, failure: str | None
+) -> None:
+    found = outcome(error)
+    assert (found.status, found.reason, found.failure) == (status, reason, failure)
+
+
+def test_an_oom_is_told_in_words() -> None:
+    gpu = outcome(OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has …"))
+    assert gpu.failure == "oom"
+    assert str(gpu.reason).startswith("The GPU ran out of memory (tried to allocate 2.00 GiB).")
+    host = outcome(RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 64"))
+    assert str(host.reason).startswith("The host ran out of memory")
+
+
+def gpu(index: int, name: str = "NVIDIA H200") -> DeviceInfo:
+    return DeviceInfo(uuid=f"GPU-{index}abc", name=name, nvml_index=index, memory_total=None,
+                      compute_capability=None, power_limit=None, driver_version=None,
+                      mig=False)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("environ", "indices"),
+    [
+        ({}, [0, 1, 2]),
+        ({"CUDA_VISIBLE_DEVICES": "2,0"}, [2, 0]),
+        ({"CUDA_VISIBLE_DEVICES": " GPU-1 "}, [1]),
+        ({"CUDA_VISIBLE_DEVICES": ""}, []),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, []),
+        ({"CUDA_VISIBLE_DEVICES": "1,-1,2"}, [1]),
+        ({"CUDA_VISIBLE_DEVICES": "MIG-1234"}, [0, 1, 2]),
+    ],
+)
+def test_gpus_hidden_from_the_script_are_not_sampled(
+    environ: dict[str, str], indices: list[int]
+) -> None:
+    gpus = [gpu(0), gpu(1), gpu(2)]
+    assert [found.nvml_index for found in visible_gpus(gpus, environ)] == indices
+
+
+def test_cudas_numbers_of_unequal_gpus_are_not_guessed() -> None:
+    gpus, hidden = [gpu(0, "small"), gpu(1, "large")], {"CUDA_VISIBLE_DEVICES": "0"}
+    assert len(visible_gpus(gpus, hidden)) == 2
+    assert len(visible_gpus(gpus, {**hidden, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"})) == 1
+
+
+def test_options_after_the_script_are_the_scripts() -> None:
+    options, words = _parse(["--name", "mine", "--runs=r", "train.py", "--name", "x", "-m"])
+    assert (options.name, options.runs, options.module) == ("mine", Path("r"), False)
+    assert words == ["train.py", "--name", "x", "-m"]
+    options, words = _parse(["-m", "package.train", "--", "-h"])
+    assert (options.module, words) == (True, ["package.train", "--", "-h"])
+    assert _parse(["--", "-odd.py"])[1] == ["-odd.py"]
+
+
+@pytest.mark.parametrize("argv", [[], ["--name"], ["--name", "x"], ["-m"], ["--nam", "x", "a.py"]])
+def test_wrong_usage_is_told_and_nothing_runs(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(argv)
+    assert ended.value.code == 2
+    assert "usage: stepscope watch" in capsys.readouterr().err
+
+
+def test_a_script_does_not_get_our_future_imports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", [])
+    monkeypatch.setattr("sys.path", ["ours"])
+    (tmp_path / "script.py").write_text("def f(a: int): pass\nassert f.__annotations__['a'] is int")
+    exec(from_file(str(tmp_path / "script.py"), []).code, {})
+    with pytest.raises(NoScript, match="can't open file"):
+        from_file(str(tmp_path / "missing.py"), [])

@@ -1,0 +1,145 @@
+"""Stop on the page of a script: Ctrl-C at a boundary, then harder, each announced first."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from stepscope.live_run import LiveRun
+from stepscope.outcome import outcome
+from stepscope.recorder import Command, CommandName, Recorder
+from stepscope.run import RunKind, RunStatus, read_run
+from stepscope.stopping import Stopper
+from stepscope.store import RunReader
+from tests.fakes import FakeRecorder
+
+
+class WritingRecorder(FakeRecorder):
+    """Writes the facts at once, where the real one's thread does it a moment later."""
+
+    def describe(self, **facts: Any) -> None:
+        (self.folder / "run.json").write_text(json.dumps(facts))
+
+    def set_status(self, status: RunStatus, reason: str | None = None) -> None:
+        super().set_status(status, reason)
+        self.describe(reason=reason)
+
+
+class Bench:
+    """A stopper whose signals are caught in place of sent."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.recorder = WritingRecorder(folder)
+        self.sent: list[tuple[str, str]] = []
+        self.came = threading.Semaphore(0)
+        self.stopper = Stopper(folder / "run.json", grace_s=0.0)
+        monkeypatch.setattr(os, "kill", lambda _pid, number: self.note("process", number))
+        monkeypatch.setattr(signal, "raise_signal", lambda number: self.note("here", number))
+
+    def note(self, where: str, number: signal.Signals) -> None:
+        assert self.recorder.events, "a signal was sent unannounced"
+        self.sent.append((where, number.name))
+        self.came.release()
+
+    def ask(self, number: int) -> Command:
+        command = Command(number, CommandName.STOP, {})
+        self.stopper.heard(cast("Recorder", self.recorder), command)
+        return command
+
+    def boundary(self, command: Command) -> None:
+        self.stopper.at_boundary(cast("Recorder", self.recorder), command)
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    return Bench(tmp_path, monkeypatch)
+
+
+def test_without_a_boundary_each_stop_is_harder(bench: Bench) -> None:
+    for number in range(3):
+        bench.ask(number)
+        assert bench.came.acquire(timeout=10)
+    assert bench.sent == [("process", "SIGINT"), ("process", "SIGTERM"), ("process", "SIGKILL")]
+    assert [data["signal"] for _, _, data in bench.recorder.events] == [
+        "SIGINT", "SIGTERM", "SIGKILL",
+    ]  # fmt: skip
+    # Python has a handler for SIGINT; the other two end the process for certain.
+    assert bench.recorder.statuses == [RunStatus.STOPPED, RunStatus.STOPPED]
+    assert bench.stopper.asked
+
+
+def test_a_boundary_is_first_and_the_timer_then_does_nothing(bench: Bench) -> None:
+    bench.stopper._grace_s = 60.0
+    command = bench.ask(1)
+    assert not bench.stopper.asked
+    bench.boundary(command)
+    assert bench.sent == [("here", "SIGINT")]
+    bench.boundary(command)
+    [timer] = [one for one in threading.enumerate() if one.name == "stepscope-stop"]
+    assert isinstance(timer, threading.Timer)
+    timer.function(*timer.args)
+    timer.cancel()
+    assert len(bench.sent) == 1
+
+
+def test_a_second_click_does_not_wait_for_a_boundary(bench: Bench) -> None:
+    bench.stopper._grace_s = 60.0
+    bench.ask(1)
+    [timer] = [one for one in threading.enumerate() if one.name == "stepscope-stop"]
+    bench.ask(2)
+    assert bench.came.acquire(timeout=10)
+    assert bench.sent == [("process", "SIGINT")]
+    assert len(bench.recorder.events) == 2  # both are answered
+    assert isinstance(timer, threading.Timer)
+    timer.cancel()
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[LiveRun]:
+    run = LiveRun(name="test", kind=RunKind.WATCH, runs=tmp_path, sample=False)
+    yield run
+    run.close(RunStatus.FINISHED)
+
+
+def test_a_stop_raises_in_the_training_thread(live: LiveRun) -> None:
+    live.train_on(None)
+    live.recorder._offer(1, "pause", "{}")
+    live.recorder._offer(2, "stop", "{}")
+    live.recorder._offer(3, "mark", '{"text": "behind the stop"}')
+    with pytest.raises(KeyboardInterrupt):
+        live.boundary()
+    assert live.boundary() > 0  # the script caught it: what stood behind is served now
+    assert live.boundary() == 0.0
+    live.close(RunStatus.FAILED, "the script's own way to end")
+    found = read_run(live.recorder.folder)
+    assert (found.status, found.reason) == (RunStatus.STOPPED, "Stopped from the page.")
+    with RunReader(live.recorder.folder) as reader:
+        kinds = [event.kind for event in reader.events()]
+    assert kinds == ["pause", "stop", "mark"]
+
+
+def test_a_run_tells_what_it_runs_on(live: LiveRun) -> None:
+    live.train_on(None)
+    live.close(RunStatus.FINISHED)
+    facts = read_run(live.recorder.folder).facts
+    assert (facts["device"], facts["devices"], facts["world_size"]) == ("cpu", [], 1)
+    assert facts["environment"]["python"].startswith("3.")
+    assert CommandName.MEMORY_SNAPSHOT not in facts["commands"]
+    assert CommandName.SAVE_CHECKPOINT not in facts["commands"]
+
+
+def test_a_failure_keeps_its_traceback(live: LiveRun) -> None:
+    error = ValueError("é")
+    live.failed(outcome(error), error)
+    live.close(RunStatus.FAILED, "ValueError: é")
+    assert (live.recorder.folder / "traceback.txt").read_text() == "ValueError: é\n"
+    with RunReader(live.recorder.folder) as reader:
+        [event] = reader.events()
+    assert (event.kind, event.text) == ("error", "ValueError: é")
