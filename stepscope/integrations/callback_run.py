@@ -1,0 +1,95 @@
+"""The run behind a trainer's callback: it begins and ends with the training, or is joined.
+
+Under `stepscope watch`, or where the script has called `stepscope.init` itself, the callback adds
+its values to that run and leaves it open. A watched run has loss, learning rate and gradient norm
+of every step already: a trainer's means over several steps do not go among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from stepscope import tracker
+from stepscope.outcome import outcome
+from stepscope.run import RunStatus
+
+_WATCHED = ("train/loss", "train/lr", "train/grad_norm")
+
+
+class CallbackRun:
+    """One training of a trainer's; every call before `begin` and after `end` does nothing."""
+
+    def __init__(self, name: str | None, runs: Path | str | None) -> None:
+        self._name = name
+        self._runs = runs
+        self._tracker: tracker.Tracker | None = None
+        self._owned = False
+        self._stopped = False
+
+    def begin(self, config: Mapping[str, Any], step: int, **facts: Any) -> None:
+        """Start or join a run that goes on after `step`; `facts` are for run.json."""
+        self.end(RunStatus.FAILED, "Training ended early: an exception left the trainer.")
+        before = tracker.current()
+        self._tracker = tracker.init(self._name, runs=self._runs, config=config)
+        self._owned = self._tracker is not before
+        self._stopped = False
+        live = self._tracker.live
+        if live is not None:
+            live.recorder.describe(**facts)
+            if self._owned:
+                live.recorder.step = step
+                live.recorder.describe(first_step=step)
+
+    def step(self, values: Mapping[str, Any], *, may_catch: bool) -> bool:
+        """Record one optimizer step and serve the page's buttons; True asks the trainer to stop.
+
+        Stop comes as KeyboardInterrupt. Without `may_catch` it passes on, as Ctrl-C does: one rank
+        of several that stopped by itself would leave the others waiting for ever.
+        """
+        if self._tracker is not None:
+            try:
+                self._tracker.step(self._ours(values))
+            except KeyboardInterrupt:
+                if not may_catch:
+                    raise
+                self._stopped = True
+        return self._stopped
+
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Record values beside the last step."""
+        values = self._ours(values)
+        if self._tracker is not None and values:
+            self._tracker.log(values)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch is under way, counted from 1."""
+        if self._tracker is not None:
+            self._tracker.epoch = epoch
+
+    def pass_over(self) -> None:
+        """Leave the time since the last step out of the next one's: it went into validation."""
+        if self._tracker is not None and self._tracker.live is not None:
+            self._tracker.live.recorder.restart_clock()
+
+    def end(self, status: RunStatus = RunStatus.FINISHED, reason: str | None = None) -> None:
+        """End the run, unless it belongs to the script."""
+        ended, self._tracker = self._tracker, None
+        if ended is not None and self._owned:
+            if self._stopped:
+                status, reason = RunStatus.STOPPED, "Interrupted (Ctrl-C, or Stop on the page)."
+            ended.close(status, reason)
+
+    def fail(self, error: BaseException) -> None:
+        """End the run with what ended the training; keep its traceback."""
+        ended = outcome(error)
+        if self._owned and self._tracker is not None and self._tracker.live is not None:
+            self._tracker.live.failed(ended, error)
+        self.end(ended.status, ended.reason)
+
+    def _ours(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the values that the run does not have from elsewhere."""
+        if self._tracker is None or not self._tracker.watched:
+            return values
+        return {key: value for key, value in values.items() if key not in _WATCHED}

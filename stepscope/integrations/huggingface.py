@@ -1,0 +1,107 @@
+"""A callback for the Hugging Face Trainer: its log on the page, and the page's buttons.
+
+    from stepscope.integrations.huggingface import StepscopeCallback
+
+    trainer = Trainer(..., callbacks=[StepscopeCallback()])
+
+What the Trainer logs is recorded as it is, every `logging_steps` steps (500 by default: take 1 or
+10). Step time, memory and GPUs come without that. Only the main process records. `stepscope watch`
+sees more (loss of every step, data wait, samples per second); both may be used at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from stepscope.integrations.callback_run import CallbackRun
+
+_NAMES = {
+    "loss": "train/loss",
+    "learning_rate": "train/lr",
+    "grad_norm": "train/grad_norm",
+    "eval_loss": "val/loss",
+}
+_EPOCHS = "train/epochs_done"
+"""The Trainer's `epoch`, with a fraction; train/epoch is the number of the epoch under way."""
+
+
+class StepscopeCallback(TrainerCallback):
+    """Records each training of a Trainer as a run; see the module."""
+
+    def __init__(self, name: str | None = None, *, runs: Path | str | None = None) -> None:
+        self._run = CallbackRun(name, runs)
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Start the run."""
+        if state.is_world_process_zero:
+            self._run.begin(
+                args.to_sanitized_dict(), state.global_step,
+                total_steps=state.max_steps, epochs=math.ceil(state.num_train_epochs),
+            )  # fmt: skip
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Count the epoch."""
+        self._run.set_epoch(int(state.epoch or 0) + 1)
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Record the step; the Trainer logs and saves as after any last step if it was the last."""
+        if self._run.step({_EPOCHS: state.epoch}, may_catch=args.world_size == 1):
+            control.should_training_stop = True
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl,
+        logs: Mapping[str, Any] | None = None, **kwargs: Any,
+    ) -> None:  # fmt: skip
+        """Record what the Trainer logs, with the step that it belongs to; it has the epoch."""
+        self._run.log(metrics(logs or {}))
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Leave the evaluation out of the step time."""
+        self._run.pass_over()
+
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Leave the saving out of the step time."""
+        self._run.pass_over()
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """End the run; after an exception the end of the script does it."""
+        self._run.end()
+
+
+def metrics(logs: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of a log by metric key.
+
+    `eval_x` becomes `eval/x`, the totals of a whole training (`train_runtime`) `summary/x`.
+    """
+    return {
+        _key(name): value for name, value in logs.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and name != "epoch"
+    }  # fmt: skip
+
+
+def _key(name: str) -> str:
+    if name in _NAMES:
+        return _NAMES[name]
+    group, _, rest = name.partition("_")
+    if group == "eval" and rest:
+        return f"eval/{rest}"
+    if name == "total_flos" or (group == "train" and rest):
+        return f"summary/{name}"
+    return name if "/" in name else f"train/{name}"

@@ -1,0 +1,143 @@
+"""A callback for Lightning's Trainer: what a module logs on the page, and the page's buttons.
+
+    from stepscope.integrations.lightning import StepscopeCallback
+
+    trainer = Trainer(..., callbacks=[StepscopeCallback()])
+
+It is a callback of `lightning`, or of `pytorch_lightning` if the script has imported only that one:
+import it after Lightning. Values logged with `self.log` are recorded at every optimizer step, not
+only at every `log_every_n_steps`-th. Only the main process records.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepscope.integrations.callback_run import CallbackRun
+
+if TYPE_CHECKING or ("pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules):
+    from pytorch_lightning import Callback
+else:
+    try:
+        from lightning.pytorch import Callback
+    except ModuleNotFoundError:
+        from pytorch_lightning import Callback
+
+Values = dict[str, Any]
+
+
+class StepscopeCallback(Callback):
+    """Records each `fit` of a Trainer as a run; see the module."""
+
+    def __init__(self, name: str | None = None, *, runs: Path | str | None = None) -> None:
+        super().__init__()
+        self._run = CallbackRun(name, runs)
+        self._active = False
+        self._seen: Values = {}
+        self._of_steps: set[str] = set()
+        self._step = 0
+        self._lr: Any = None
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Start the run."""
+        self._active = bool(trainer.is_global_zero)
+        self._step = trainer.global_step
+        self._seen, self._of_steps = {}, set()
+        if self._active:
+            self._run.begin(
+                {key: str(value) for key, value in pl_module.hparams.items()}, self._step,
+                total_steps=_finite(trainer.estimated_stepping_batches),
+                epochs=_finite(trainer.max_epochs),
+            )  # fmt: skip
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Count the epoch, and record what Lightning worked out at the end of the one before."""
+        if self._active:
+            self._run.log(self._fresh(trainer))
+            self._run.set_epoch(trainer.current_epoch + 1)
+            if trainer.current_epoch:  # the end of an epoch, checkpoints and all, is no step time
+                self._run.pass_over()
+
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Note the learning rate before a scheduler changes it."""
+        if self._active and trainer.optimizers:
+            self._lr = trainer.optimizers[0].param_groups[0]["lr"]
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Record the optimizer step, if the batch ended one."""
+        if not self._active or trainer.global_step == self._step:
+            return  # gradients are being accumulated
+        self._step = trainer.global_step
+        values = self._fresh(trainer, of_step=True)
+        if isinstance(outputs, Mapping) and trainer.accumulate_grad_batches == 1:
+            values.setdefault("train/loss", outputs.get("loss"))
+        values["train/lr"] = self._lr
+        may_catch = trainer.world_size == 1 and _may_stop_early(trainer)
+        if self._run.step(values, may_catch=may_catch):
+            trainer.should_stop = True
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Record the validation's values, and leave its time out of the step time."""
+        if self._active and not trainer.sanity_checking:
+            self._run.log(self._fresh(trainer))
+            self._run.pass_over()
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Record the last epoch's values and end the run."""
+        if self._active:
+            self._run.log(self._fresh(trainer))
+            self._run.end()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """End the run with what ended the training."""
+        self._run.fail(exception)
+
+    def _fresh(self, trainer: Any, *, of_step: bool = False) -> Values:
+        """Return what was logged since the last look, by metric key; tensors as they are.
+
+        `logged_metrics` keeps the values of earlier phases: new ones are new objects. It reads
+        metrics shown in the progress bar from the GPU, as Lightning itself does after every batch;
+        of the others nobody waits for the GPU here.
+        """
+        logged = dict(trainer.logged_metrics)
+        fresh = {name: value for name, value in logged.items()
+                 if value is not self._seen.get(name)}  # fmt: skip
+        self._seen = logged
+        if of_step:
+            self._of_steps.update(fresh)
+        else:  # Lightning puts a step's values there again once the callbacks have seen them
+            fresh = {name: fresh[name] for name in fresh if name not in self._of_steps}
+        return {metric_key(name): value for name, value in fresh.items()}
+
+
+def metric_key(name: str) -> str:
+    """Return the key of a name given to `self.log`: train_loss and val_loss are the page's own.
+
+    Other values of a validation go to `eval/…`: val/accuracy is in percent, a module's may not be.
+    """
+    if name in ("loss", "train_loss", "loss_step", "train_loss_step", "train/loss_step"):
+        return "train/loss"
+    group, _, rest = name.partition("/" if "/" in name else "_")
+    if group in ("val", "valid", "validation") and rest:
+        return "val/loss" if rest == "loss" else f"eval/{rest}"
+    if "/" in name:
+        return name
+    return f"train/{rest}" if group == "train" and rest else f"train/{name}"
+
+
+def _may_stop_early(trainer: Any) -> bool:
+    """Say whether Lightning would heed `should_stop` now: not before its minimum is reached."""
+    epochs, steps = trainer.min_epochs or 0, trainer.min_steps or 0
+    return bool(trainer.current_epoch >= epochs and trainer.global_step >= steps)
+
+
+def _finite(count: float | None) -> int | None:
+    """A number of steps or epochs; None where it is unlimited (-1, infinite)."""
+    return int(count) if count is not None and 0 < count < float("inf") else None

@@ -1,0 +1,174 @@
+"""`stepscope record` with signals and a page's commands, and `stepscope ui`, as they are."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from stepscope.machine import record
+from stepscope.nvml import NullSource, open_source
+from stepscope.run import RunStatus, read_run, run_folders
+from stepscope.store import Block, RunReader
+from stepscope.store.reader import ask
+from tests.unit.fake_nvml import FakeGpu, FakeNvml, install
+
+ROOT = Path(__file__).resolve().parents[2]
+NO_GPU = NullSource("There is no driver.")
+
+RECORD = """
+import signal, sys
+from stepscope.cli import main
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+sys.exit(main(["record", "--host", "--period", "0.05"]))
+"""
+
+
+def rows(run: Path, stream: str) -> dict[str, Block]:
+    """Return all rows of a stream by source."""
+    with RunReader(run) as reader:
+        return {
+            series.source: reader.read(series.id, 0, series.rows, 1)
+            for series in reader.series() if series.stream == stream
+        }  # fmt: skip
+
+
+def test_without_a_gpu_it_says_why_and_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert record(tmp_path / "runs", source=NO_GPU) == 0
+    out = capsys.readouterr().out
+    assert "There is no driver." in out
+    assert len(out.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_it_records_every_gpu_and_the_host_without_any_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, FakeNvml(FakeGpu("GPU-a", util=40), FakeGpu("GPU-b", util=60)))
+    assert record(tmp_path, name="rack 4", seconds=0.5, period_s=0.02, source=open_source()) == 0
+    (folder,) = run_folders(tmp_path)
+    run = read_run(folder)
+    assert (run.status, run.reason) == (RunStatus.FINISHED, None)
+    assert (run.facts["kind"], run.facts["name"]) == ("record", "rack 4")
+    assert run.facts["commands"] == ["mark", "stop"]
+    assert [device["uuid"] for device in run.facts["devices"]] == ["GPU-a", "GPU-b"]
+    devices = rows(folder, "devices")
+    assert {uuid: set(block.mean[block.keys.index("gpu/util")]) for uuid, block in devices.items()
+            } == {"GPU-a": {40.0}, "GPU-b": {60.0}}  # fmt: skip
+    assert "host/mem_used" in rows(folder, "samples")[""].keys
+    assert rows(folder, "steps") == {}
+
+
+def test_the_page_can_mark_and_stop_it_and_is_told_what_it_cannot(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def page() -> None:
+        while not list(run_folders(tmp_path)):
+            time.sleep(0.01)
+        (folder,) = run_folders(tmp_path)
+        while read_run(folder).status is not RunStatus.RUNNING:
+            time.sleep(0.01)
+        ask(folder, "mark", {"text": "fan swapped"})
+        ask(folder, "pause", {})
+        ask(folder, "stop", {})
+
+    thread = threading.Thread(target=page)
+    thread.start()
+    assert record(tmp_path, host_alone=True, source=NO_GPU) == 0
+    thread.join()
+    (folder,) = run_folders(tmp_path)
+    run = read_run(folder)
+    assert (run.status, run.reason) == (RunStatus.STOPPED, "Stopped from the page.")
+    with RunReader(folder) as reader:
+        events = {event.kind: (event.text, event.data["ok"]) for event in reader.events()}
+    assert events["mark"] == ("fan swapped", True)
+    assert events["pause"][1] is False
+    assert events["stop"][1] is True
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [
+        (signal.SIGINT, "Stopped by Ctrl-C."),
+        (signal.SIGTERM, "Stopped by SIGTERM."),
+        (signal.SIGHUP, "Stopped by SIGHUP."),
+    ],
+)
+def test_a_signal_ends_it_cleanly(tmp_path: Path, number: int, reason: str) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", RECORD], cwd=ROOT, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, env={**os.environ, "STEPSCOPE_RUNS": str(tmp_path)},
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert "Recording this host" in process.stdout.readline()
+    (folder,) = run_folders(tmp_path)
+    while read_run(folder).status is not RunStatus.RUNNING:
+        time.sleep(0.01)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (0, "")
+    assert out.startswith("Stopped after ")
+    run = read_run(folder)
+    assert (run.status, run.reason) == (RunStatus.STOPPED, reason)
+    assert len(rows(folder, "samples")[""]) > 0
+
+
+def test_a_signal_that_the_caller_ignores_stays_ignored(tmp_path: Path) -> None:
+    former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGHUP))
+    try:
+        timer.start()
+        assert record(tmp_path, seconds=0.4, host_alone=True, source=NO_GPU) == 0
+        (folder,) = run_folders(tmp_path)
+        assert read_run(folder).status is RunStatus.FINISHED
+    finally:
+        timer.join()
+        signal.signal(signal.SIGHUP, former)
+
+
+def test_a_folder_that_cannot_be_written_is_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert record(tmp_path / "file", seconds=1, host_alone=True, source=NO_GPU) == 1
+    assert "STEPSCOPE_RUNS" in capsys.readouterr().err
+
+
+def test_ui_serves_the_runs_of_the_caller_until_sigterm(tmp_path: Path) -> None:
+    assert record(tmp_path / "mine", seconds=0.2, host_alone=True, source=NO_GPU) == 0
+    (folder,) = run_folders(tmp_path / "mine")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with (tmp_path / "log").open("w+") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "stepscope.cli", "ui", "--",
+             "--server.port", str(port), "--server.headless", "true"],
+            cwd=tmp_path, stdout=log, stderr=log,
+            env={**os.environ, "STEPSCOPE_RUNS": "mine", "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        try:
+            answer = None
+            deadline = time.monotonic() + 60
+            while answer is None and time.monotonic() < deadline and process.poll() is None:
+                with contextlib.suppress(OSError):
+                    address = f"http://127.0.0.1:{port}/api/series?run={folder.name}"
+                    answer = json.load(urllib.request.urlopen(address, timeout=10))
+                time.sleep(0.05)
+            log.seek(0)
+            assert answer is not None, log.read()
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(timeout=30)

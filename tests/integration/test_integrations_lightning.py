@@ -1,0 +1,148 @@
+"""The callback against the real Lightning, under both of its names, on a model of a few numbers.
+
+Each training runs in a process of its own: the library's warnings are not ours.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stepscope.run import RunInfo, RunStatus, read_run, run_folders
+from tests.integration.test_integrations_huggingface import values
+
+ROOT = Path(__file__).resolve().parents[2]
+
+SCRIPT = """
+import sys, time
+clock, validating_s = time.time, [0.0]
+time.time = lambda: clock() + validating_s[0]
+import torch
+package, what = sys.argv[1:]
+if package == "lightning":
+    import lightning.pytorch as pl
+    from lightning.pytorch.loggers import CSVLogger
+else:
+    import pytorch_lightning as pl
+    from pytorch_lightning.loggers import CSVLogger
+from stepscope.integrations.lightning import StepscopeCallback
+assert issubclass(StepscopeCallback, pl.Callback)
+
+class Model(pl.LightningModule):
+    def __init__(self, width=3):
+        super().__init__()
+        self.save_hyperparameters()
+        self.layer = torch.nn.Linear(width, 1)
+    def training_step(self, batch, index):
+        if what == "fails" and self.global_step == 3:
+            raise ValueError("data ran out")
+        loss = self.layer(batch[0]).pow(2).mean()
+        if what != "silent":
+            self.log("train_loss", loss, on_step=True, on_epoch=True, prog_bar=True)
+            self.log("margin", loss * 2)
+        return loss
+    def validation_step(self, batch, index):
+        loss = self.layer(batch[0]).pow(2).mean()
+        self.log("val_loss", loss)
+        self.log("val_accuracy", loss / 2)
+    def on_validation_end(self):
+        validating_s[0] += 1000.0
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+class Ask(pl.Callback):
+    def on_train_batch_end(self, trainer, *rest):
+        if what == "stop" and trainer.global_step == 2:
+            from stepscope import tracker
+            from stepscope.store.reader import ask
+            recorder = tracker.current().live.recorder
+            ask(recorder.folder, "stop", {})
+            while not recorder.command_waiting:
+                pass
+
+torch.manual_seed(0)
+data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(24, 3)), batch_size=4)
+trainer = pl.Trainer(
+    max_epochs=2, accelerator="cpu", logger=CSVLogger("logs"), log_every_n_steps=1,
+    enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
+    accumulate_grad_batches=2 if what == "accumulates" else 1,
+    callbacks=[Ask(), StepscopeCallback("tiny", runs="runs")],
+)
+trainer.fit(Model(), data, data)
+print("STEPS", trainer.global_step)
+"""
+
+
+def train(folder: Path, what: str, package: str = "lightning") -> RunInfo:
+    """Train in `folder` and return the one run."""
+    pytest.importorskip(package)
+    script = folder / "script.py"
+    script.write_text(SCRIPT)
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, str(script), package, what], cwd=folder, env=environment, text=True,
+        capture_output=True, check=False, timeout=100,
+    )  # fmt: skip
+    assert ("STEPS" in done.stdout) == (what != "fails"), done.stderr
+    (run,) = run_folders(folder / "runs")
+    return read_run(run)
+
+
+def logged(folder: Path, name: str) -> list[float]:
+    """Return the values of one column of Lightning's own CSV log, in order."""
+    (path,) = folder.rglob("metrics.csv")
+    with path.open() as file:
+        return [float(row[name]) for row in csv.DictReader(file) if row.get(name)]
+
+
+def numbers(found: dict[str, list[tuple[int, float]]], key: str) -> list[float]:
+    return [value for _, value in found[key]]
+
+
+@pytest.mark.parametrize("package", ["lightning", "pytorch_lightning"])
+def test_the_run_holds_what_lightning_logged(tmp_path: Path, package: str) -> None:
+    run = train(tmp_path, "plain", package)
+    assert (run.status, run.reason) == (RunStatus.FINISHED, None)
+    assert (run.facts["total_steps"], run.facts["epochs"], run.facts["step"]) == (12, 2, 12)
+    assert (run.facts["epoch"], run.facts["config"]) == (2, {"width": "3"})
+    found = values(run)
+    assert [step for step, _ in found["train/loss"]] == list(range(1, 13))
+    for name, key in [("train_loss_step", "train/loss"), ("train_loss_epoch", "train/loss_epoch"),
+                      ("margin", "train/margin"), ("val_loss", "val/loss"),
+                      ("val_accuracy", "eval/accuracy")]:  # fmt: skip
+        assert numbers(found, key) == pytest.approx(logged(tmp_path, name), rel=1e-6), key
+    assert [step for step, _ in found["val/loss"]] == [6, 12]
+    assert numbers(found, "train/lr") == pytest.approx([0.1 * 0.5**n for n in range(12)])
+    # A validation takes 1000 s by the script's clock: no step does.
+    assert [step for step, _ in found["perf/step_time"]] == list(range(2, 13))
+    assert max(numbers(found, "perf/step_time")) < 1000
+
+
+def test_a_step_is_an_optimizer_step_under_accumulation(tmp_path: Path) -> None:
+    found = values(train(tmp_path, "accumulates"))
+    assert [step for step, _ in found["train/loss"]] == [1, 2, 3, 4, 5, 6]
+    assert numbers(found, "train/loss") == pytest.approx(logged(tmp_path, "train_loss_step"))
+
+
+def test_a_module_that_logs_nothing_still_has_its_loss(tmp_path: Path) -> None:
+    assert len(values(train(tmp_path, "silent"))["train/loss"]) == 12
+
+
+def test_stop_ends_the_training_after_the_step(tmp_path: Path) -> None:
+    run = train(tmp_path, "stop")
+    assert (run.status, run.reason) == (RunStatus.STOPPED, "Stopped from the page.")
+    assert run.facts["step"] == 2
+
+
+def test_an_exception_fails_the_run(tmp_path: Path) -> None:
+    run = train(tmp_path, "fails")
+    assert (run.status, run.reason) == (RunStatus.FAILED, "ValueError: data ran out")
+    assert run.facts["step"] == 3
+    assert "data ran out" in (run.folder / "traceback.txt").read_text()

@@ -1,0 +1,98 @@
+"""The exported event files, read back by TensorBoard's own reader."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stepscope.store import Block, RunWriter, store_name
+from tests.unit.test_export import Row, make_store
+from tests.unit.test_run import make_run
+
+pytest.importorskip("tensorboard")
+
+# In a process of its own: TensorBoard's imports warn, and warnings are errors here.
+READ = """
+import json, sys
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+found = EventAccumulator(sys.argv[1], size_guidance={"scalars": 0})
+found.Reload()
+print(json.dumps({
+    tag: [(one.wall_time, one.step, one.value) for one in found.Scalars(tag)]
+    for tag in found.Tags()["scalars"]
+}))
+"""
+
+Scalars = dict[str, list[list[float]]]  # tag -> [wall time, step, value]
+
+
+def read(folder: Path) -> Scalars:
+    """Return what TensorBoard finds in a folder."""
+    done = subprocess.run(
+        [sys.executable, "-c", READ, str(folder)], capture_output=True, text=True, check=True
+    )
+    found: Scalars = json.loads(done.stdout)
+    return found
+
+
+def export(run: Path, logdir: Path, *arguments: str) -> int:
+    command = [sys.executable, "-m", "stepscope.cli", "export", run.name, "--format", "tensorboard",
+               "--output", str(logdir), *arguments]  # fmt: skip
+    return subprocess.run(command, check=False, capture_output=True).returncode
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("STEPSCOPE_RUNS", str(tmp_path / "runs"))
+    return make_run(tmp_path / "runs", status="finished")
+
+
+def test_tensorboard_reads_the_same_steps_times_and_values(run: Path, tmp_path: Path) -> None:
+    writer = RunWriter(run / store_name(0))
+    rng = np.random.default_rng(0)
+    losses = rng.lognormal(size=3000)
+    rows: list[Row] = [
+        (1.7e9 + step / 8, step, {"train/loss": loss, "val/loss": loss / 3 if step % 7 else None})
+        for step, loss in enumerate(losses.tolist())
+    ]
+    with writer.transaction():
+        writer.append("steps", "", Block.from_rows(rows))
+    writer.close()
+    assert export(run, tmp_path / "logs") == 0
+    found = read(tmp_path / "logs" / run.name)
+    assert found["train/loss"] == [
+        [ts, step, float(np.float32(values["train/loss"]))] for ts, step, values in rows
+    ]
+    assert [step for _, step, _ in found["val/loss"]] == [n for n in range(3000) if n % 7]
+
+
+def test_each_gpu_is_a_run_of_its_own_and_a_second_export_replaces_the_first(
+    run: Path, tmp_path: Path
+) -> None:
+    make_store(run)
+    logs = tmp_path / "logs"
+    for _ in range(2):
+        assert export(run, logs) == export(run, logs, "--stream", "devices") == 0
+    files = sorted(path.parent.relative_to(logs) for path in logs.rglob("events.out.tfevents.*"))
+    place = Path(run.name)
+    assert files == [place, place / "GPU-a", place / "GPU-b"]
+    assert read(logs / place / "GPU-b") == {"gpu/util": [[10.0, 1, 50.0]]}
+    assert not [path for path in logs.iterdir() if path.name.startswith(".")]
+
+
+def test_a_source_from_a_foreign_store_stays_below_the_log_directory(
+    run: Path, tmp_path: Path
+) -> None:
+    writer = RunWriter(run / store_name(0))
+    rows: list[Row] = [(1.0, 1, {"gpu/util": 1.0})]
+    with writer.transaction():
+        writer.append("devices", "../../../out", Block.from_rows(rows))
+    writer.close()
+    assert export(run, tmp_path / "a" / "logs", "--stream", "devices") == 0
+    (file,) = tmp_path.rglob("events.out.tfevents.*")
+    assert file.is_relative_to(tmp_path / "a" / "logs" / run.name)

@@ -1,0 +1,226 @@
+"""What `stepscope doctor` makes of the facts, and that it gathers them without leaving a trace."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope import doctor, survey
+from stepscope.doctor import Finding, Mark, findings
+from stepscope.nvml import NullSource, open_source
+from stepscope.survey import Facts, Gpu, ask_nvml, ask_torch, try_recording
+from tests.unit.fake_nvml import FakeGpu, FakeNvml, install
+
+GIB = 2**30
+CPU_TORCH = {"version": "2.13.0", "cuda": None, "hip": None, "available": False, "devices": [],
+             "warnings": []}  # fmt: skip
+CUDA_TORCH = {**CPU_TORCH, "cuda": "13.0", "available": True, "devices": ["H100"]}
+BLIND_TORCH = {**CUDA_TORCH, "available": False, "devices": [], "warnings": ["driver too old"]}
+H100 = Gpu(uuid="GPU-a", name="H100", nvml_index=0, memory_total=80 * GIB, mig=False, read=10)
+NO_DRIVER = "No NVIDIA driver library was found."
+
+BARE = Facts(
+    python="3.11.7", executable="/usr/bin/python", version="0.1.0", runs="/data/runs",
+    recording_error=None, journal="wal", file_system="ext4", free=50 * GIB, sqlite="3.40.1",
+    nvml_reason=NO_DRIVER, nvml_broken=False, device_nodes=False, pci_gpu=False, driver=None,
+    gpus=(), torch=CPU_TORCH, visible_devices=None, mps=False, page=None,
+    packages={"streamlit": "1.67", "plotly": "7.1", "pyarrow": "26", "tensorboard": "2.21"},
+    memory_limit=None, cpu_limit=None, shared_memory=8 * GIB,
+)  # fmt: skip
+WITH_GPU = dataclasses.replace(
+    BARE, nvml_reason=None, driver="580.95", gpus=(H100,), torch=CUDA_TORCH, device_nodes=True
+)
+
+
+def judged(facts: Facts, what: str, **changes: Any) -> Finding:
+    """Return the finding of this name, for the facts with these changes."""
+    found = {one.what: one for one in findings(dataclasses.replace(facts, **changes))}
+    return found[what]
+
+
+def marks(facts: Facts) -> set[Mark]:
+    return {finding.mark for finding in findings(facts)}
+
+
+def test_a_machine_without_a_gpu_is_in_order() -> None:
+    assert marks(BARE) == {Mark.OK, Mark.MISSING}
+    driver = judged(BARE, "NVIDIA driver")
+    assert (driver.mark, str(driver)[:16]) == (Mark.MISSING, "–   NVIDIA drive")
+    assert NO_DRIVER.rstrip(".") in driver.detail
+
+
+def test_a_machine_with_all_parts_has_nothing_to_say_against() -> None:
+    assert marks(WITH_GPU) == {Mark.OK}
+    assert "80.00 GiB" in judged(WITH_GPU, "GPU 0").detail
+    assert judged(WITH_GPU, "torch").detail == "2.13.0, built for CUDA 13.0; sees 1 GPU"
+
+
+@pytest.mark.parametrize(
+    ("changes", "what", "said"),
+    [
+        ({"recording_error": "Permission denied"}, "run folder", "Permission denied"),
+        ({"free": GIB // 4}, "run folder", "256.00 MiB free"),
+        ({"nvml_broken": True}, "NVIDIA driver", NO_DRIVER[:-1]),
+        ({"device_nodes": True}, "NVIDIA driver", "/dev/nvidiactl"),
+        ({"torch": CUDA_TORCH}, "NVIDIA driver", "torch sees a GPU"),
+        ({"torch": {"version": "2", "error": "no libcudnn"}}, "torch", "no libcudnn"),
+    ],
+)
+def test_what_should_work_and_does_not_is_broken(
+    changes: dict[str, Any], what: str, said: str
+) -> None:
+    found = judged(BARE, what, **changes)
+    assert found.mark is Mark.BROKEN
+    assert said in found.detail
+
+
+@pytest.mark.parametrize(
+    ("changes", "mark", "said", "remedy"),
+    [
+        ({"torch": CPU_TORCH}, Mark.BROKEN, "without CUDA, and there is a GPU", "CUDA build"),
+        ({"torch": BLIND_TORCH}, Mark.BROKEN, "driver too old", "for this driver"),
+        ({"torch": BLIND_TORCH, "visible_devices": ""}, Mark.MISSING, "hides every GPU", "Unset"),
+        ({"torch": BLIND_TORCH, "visible_devices": "-1"}, Mark.MISSING, "hides", "Unset"),
+        ({"torch": None}, Mark.MISSING, "not installed", "record"),
+        ({"torch": {**CPU_TORCH, "hip": "6"}}, Mark.MISSING, "ROCm", "NVIDIA GPUs only"),
+        ({"gpus": (H100, H100)}, Mark.OK, "sees 1 GPU of the driver's 2", ""),
+        ({"gpus": (H100, H100), "visible_devices": "0"}, Mark.OK, "sees 1 GPU", ""),
+    ],
+)
+def test_torch_is_judged_against_the_driver(
+    changes: dict[str, Any], mark: Mark, said: str, remedy: str
+) -> None:
+    found = judged(WITH_GPU, "torch", **changes)
+    assert found.mark is mark
+    assert said in found.detail
+    assert remedy in found.remedy
+
+
+def test_a_cuda_build_on_a_machine_without_a_gpu_is_in_order() -> None:
+    assert judged(BARE, "torch", torch=BLIND_TORCH).mark is Mark.MISSING
+
+
+def test_each_missing_metric_is_said_with_its_reason() -> None:
+    missing = {"gpu/power": "permission", "gpu/energy": "not supported on this GPU"}
+    gpu = dataclasses.replace(H100, missing=missing)
+    found = judged(WITH_GPU, "GPU 0", gpus=(gpu,))
+    assert found.mark is Mark.OK
+    assert "gpu/power (permission); gpu/energy (not supported on this GPU)" in found.detail
+    assert "administrator" in found.remedy
+    lost = dataclasses.replace(H100, lost="lost: reset required")
+    assert judged(WITH_GPU, "GPU 0", gpus=(lost,)).mark is Mark.BROKEN
+    mig = dataclasses.replace(H100, mig=True)
+    assert "MIG is on" in judged(WITH_GPU, "GPU 0", gpus=(mig,)).detail
+
+
+def test_what_limits_the_machine_is_noted() -> None:
+    assert "rollback journal" in judged(BARE, "run folder", journal="delete").detail
+    assert (
+        "8.00 GiB of memory and 2 CPUs"
+        in judged(BARE, "container", memory_limit=8 * GIB, cpu_limit=2.0).detail
+    )
+    assert judged(BARE, "/dev/shm", shared_memory=64 * 2**20).mark is Mark.MISSING
+    assert "--gpus all" in judged(BARE, "NVIDIA driver", pci_gpu=True).remedy
+    assert "MPS" in {finding.what for finding in findings(dataclasses.replace(WITH_GPU, mps=True))}
+    assert "'0,1'" in judged(WITH_GPU, "CUDA_VISIBLE_DEVICES", visible_devices="0,1").detail
+
+
+def test_optional_parts_are_missing_with_their_remedy() -> None:
+    packages = {**BARE.packages, "pyarrow": None}
+    found = judged(BARE, "export to parquet", packages=packages)
+    assert (found.mark, found.remedy) == (Mark.MISSING, "Run 'pip install pyarrow'.")
+    assert judged(BARE, "page", page="streamlit is not installed.").mark is Mark.MISSING
+
+
+@pytest.mark.parametrize(("error", "code"), [(None, 0), ("Read-only file system", 1)])
+def test_the_exit_code_and_the_json_follow_the_findings(
+    error: str | None, code: int, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    facts = dataclasses.replace(BARE, recording_error=error)
+    monkeypatch.setattr(doctor, "gather", lambda root: facts)
+    assert doctor.main(Path("runs")) == code
+    assert ("✗   run folder" in capsys.readouterr().out) == (code == 1)
+    assert doctor.main(Path("runs"), as_json=True) == code
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] == (code == 0)
+    assert report["facts"]["sqlite"] == "3.40.1"
+    assert report["findings"][0] == {
+        "mark": "ok", "what": "Python", "detail": "3.11.7 (/usr/bin/python)", "remedy": "",
+    }  # fmt: skip
+
+
+# --- gathering ------------------------------------------------------------------------------------
+
+
+def test_recording_is_tried_and_leaves_nothing(tmp_path: Path) -> None:
+    error, journal = try_recording(tmp_path / "not" / "yet")
+    assert error is None
+    assert journal in ("wal", "delete")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_takes_no_run_is_said() -> None:
+    assert try_recording(Path("/proc/stepscope"))[0]
+
+
+def test_nvml_is_asked_for_every_metric_and_why_one_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    errors = {"nvmlDeviceGetTotalEnergyConsumption": 3, "nvmlDeviceGetEnforcedPowerLimit": 4}
+    install(monkeypatch, FakeNvml(FakeGpu("GPU-a", errors=errors)))
+    answer = ask_nvml(open_source())
+    assert (answer["nvml_reason"], answer["driver"]) == (None, "580.95.05")
+    (found,) = answer["gpus"]
+    assert found.missing == {
+        "gpu/energy": "not supported on this GPU", "gpu/power_limit": "permission",
+    }  # fmt: skip
+    assert found.read > 5
+
+
+def test_a_reason_that_will_not_pass_counts_as_broken() -> None:
+    assert ask_nvml(NullSource("restart"))["nvml_broken"] is True
+    assert ask_nvml(NullSource("no driver", retry_at=5.0))["nvml_broken"] is False
+
+
+def test_a_driver_that_hangs_does_not_hang_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+
+    class Stuck(NullSource):
+        def devices(self) -> list[Any]:
+            release.wait()
+            return []
+
+    monkeypatch.setattr(survey, "NVML_TIMEOUT_S", 0.01)
+    answer = ask_nvml(Stuck("never"))
+    release.set()
+    assert answer["nvml_broken"] is True
+    assert "did not answer" in answer["nvml_reason"]
+
+
+def test_a_torch_that_cannot_be_imported_is_told_by_its_error(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 'ImportError: libcudnn.so.9 is missing' >&2\nexit 1\n")
+    python.chmod(0o755)
+    found = ask_torch(str(python))
+    assert found is not None
+    assert found["error"] == "ImportError: libcudnn.so.9 is missing"
+
+
+def test_a_torch_that_takes_for_ever_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(survey, "TORCH_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(survey, "_ASK_TORCH", "import time; time.sleep(60)")
+    found = ask_torch(sys.executable)
+    assert found is not None
+    assert "no answer within" in found["error"]
+
+
+def test_a_package_that_is_not_installed_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(survey, "_installed", lambda name: None)
+    assert ask_torch() is None

@@ -1,0 +1,233 @@
+"""An export holds every row of a run, in a form that its readers take, and nothing half written."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stepscope import export as export_module
+from stepscope.cli import main
+from stepscope.formats import Column, Table, opened, write_csv
+from stepscope.store import STORE_NAME, Block, RunReader, RunWriter, store_name
+from tests.unit.test_run import make_run
+
+Row = tuple[float, int, dict[str, float | None]]
+
+
+def make_store(folder: Path, rank: int = 0) -> None:
+    """Two steps, of which the second brings a metric; two GPUs; one event with a hostile text."""
+    writer = RunWriter(folder / store_name(rank))
+    with writer.transaction():
+        steps: list[Row] = [(10.5, 1, {"train/loss": 0.1}), (11.0, 2, {"train/loss": None})]
+        writer.append("steps", "", Block.from_rows(steps))
+    with writer.transaction():
+        late: list[Row] = [(12.0, 3, {"train/loss": 0.3, "=cmd()": float("inf")})]
+        writer.append("steps", "", Block.from_rows(late))
+        for uuid in ("GPU-a", "GPU-b"):
+            row: list[Row] = [(10.0, 1, {"gpu/util": 50.0})]
+            writer.append("devices", uuid, Block.from_rows(row))
+        writer.add_event(9.0, 0, 1, "mark", '=1+1,"\nü', {"after": float("inf"), "list": [1]})
+    writer.close()
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A finished run in STEPSCOPE_RUNS."""
+    monkeypatch.setenv("STEPSCOPE_RUNS", str(tmp_path / "runs"))
+    folder = make_run(tmp_path / "runs", status="finished")
+    make_store(folder)
+    return folder
+
+
+def exported(run: Path, output: Path, *arguments: str) -> int:
+    return main(["export", run.name, "--output", str(output), *arguments])
+
+
+def test_csv_has_a_column_a_metric_and_an_empty_cell_for_a_missing_value(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", run.name, "--format", "csv"]) == 0
+    rows = list(csv.reader(capsys.readouterr().out.splitlines()))
+    assert rows == [
+        ["ts", "step", "train/loss", "'=cmd()"],
+        ["10.5", "1", "0.1", ""], ["11.0", "2", "", ""], ["12.0", "3", "0.3", "inf"],
+    ]  # fmt: skip
+
+
+def test_json_is_valid_and_says_null_and_infinity(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", run.name, "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert rows[0] == {"ts": 10.5, "step": 1, "train/loss": 0.1, "=cmd()": None}
+    assert [row["train/loss"] for row in rows] == [0.1, None, 0.3]
+    assert rows[2]["=cmd()"] == "Infinity"
+
+
+def test_parquet_keeps_numbers_texts_and_nulls(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    assert exported(run, tmp_path / "steps.parquet", "--format", "parquet") == 0
+    said = f"3 rows of steps written to {tmp_path / 'steps.parquet'}.\n"
+    assert capsys.readouterr().out == said
+    found = parquet.read_table(tmp_path / "steps.parquet").to_pydict()
+    assert found == {"ts": [10.5, 11.0, 12.0], "step": [1, 2, 3], "train/loss": [0.1, None, 0.3],
+                     "=cmd()": [None, None, float("inf")]}  # fmt: skip
+    events = tmp_path / "events.parquet"
+    assert exported(run, events, "--format", "parquet", "--stream", "events") == 0
+    (event,) = parquet.read_table(events).to_pylist()
+    assert event["text"] == '=1+1,"\nü'
+    assert json.loads(event["data"]) == {"after": "Infinity", "list": [1]}
+
+
+def test_devices_tell_the_gpu_of_every_row(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", run.name, "--format", "json", "--stream", "devices"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["uuid"], row["gpu/util"]) for row in rows] == [("GPU-a", 50.0), ("GPU-b", 50.0)]
+
+
+def test_events_are_quoted_and_never_a_formula(run: Path, tmp_path: Path) -> None:
+    output = tmp_path / "events.csv"
+    assert exported(run, output, "--format", "csv", "--stream", "events") == 0
+    with output.open(newline="") as file:
+        (event,) = csv.DictReader(file)
+    assert (event["step"], event["epoch"], event["text"]) == ("0", "1", "'=1+1,\"\nü")
+    assert json.loads(event["data"]) == {"after": "Infinity", "list": [1]}
+    assert exported(run, output, "--format", "json", "--stream", "events") == 0
+    (event,) = json.loads(output.read_text(), parse_constant=pytest.fail)
+    assert (event["text"], event["data"]) == ('=1+1,"\nü', {"after": "Infinity", "list": [1]})
+
+
+def test_a_stream_without_rows_is_an_empty_table(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", run.name, "--format", "csv", "--stream", "samples"]) == 0
+    assert capsys.readouterr().out == "ts,step\n"
+    assert main(["export", run.name, "--format", "json", "--stream", "samples"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_a_long_run_comes_in_slices_with_every_row_once(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run / STORE_NAME).unlink()
+    writer = RunWriter(run / STORE_NAME)
+    for start in range(0, 3000, 700):  # full frames and small ones
+        rows: list[Row] = [(float(i), i, {"train/loss": i / 2}) for i in range(start, start + 700)]
+        with writer.transaction():
+            writer.append("steps", "", Block.from_rows(rows))
+    writer.close()
+    monkeypatch.setattr(export_module, "SLICE_ROWS", 1024)
+    opened_stores: list[RunReader] = []
+    enter = RunReader.__enter__
+
+    def count(reader: RunReader) -> RunReader:
+        opened_stores.append(reader)
+        return enter(reader)
+
+    monkeypatch.setattr(RunReader, "__enter__", count)
+    assert exported(run, tmp_path / "out.csv", "--format", "csv") == 0
+    lines = (tmp_path / "out.csv").read_text().splitlines()[1:]
+    assert lines == [f"{float(i)},{i},{i / 2}" for i in range(3500)]
+    assert len(opened_stores) == 1 + 4  # the columns, then one slice each: none stays open
+
+
+def test_another_rank_is_another_store(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_store(run, rank=1)
+    (run / STORE_NAME).unlink()
+    assert main(["export", run.name, "--format", "csv", "--rank", "1"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 4
+    assert main(["export", run.name, "--format", "csv"]) == 1
+    assert "rank0.sqlite: missing" in capsys.readouterr().err
+
+
+def test_a_metric_named_like_a_column_keeps_a_column_of_its_own(run: Path, tmp_path: Path) -> None:
+    (run / STORE_NAME).unlink()
+    writer = RunWriter(run / STORE_NAME)
+    with writer.transaction():
+        rows: list[Row] = [(1.0, 7, {"step": 0.5, "ts": 0.25})]
+        writer.append("steps", "", Block.from_rows(rows))
+    writer.close()
+    assert exported(run, tmp_path / "out.json", "--format", "json") == 0
+    (row,) = json.loads((tmp_path / "out.json").read_text())
+    assert row == {"ts": 1.0, "step": 7, "step_": 0.5, "ts_": 0.25}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--format", "parquet"], "--output"),
+        (["--format", "tensorboard"], "--output"),
+        (["--format", "tensorboard", "--stream", "events", "--output", "x"], "--stream"),
+    ],
+)
+def test_wrong_usage_is_said_in_a_sentence(
+    run: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", run.name, *arguments]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"{said}: ")
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("run_id", ["nope", "../nope", "/etc"])
+def test_an_unknown_run_is_one_sentence_and_exit_code_2(
+    run: Path, run_id: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", run_id, "--format", "csv"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("form", "package"), [("parquet", "pyarrow"), ("tensorboard",) * 2])
+def test_a_missing_package_is_named_with_the_remedy(
+    run: Path, tmp_path: Path, form: str, package: str, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, "stepscope.integrations.tensorboard", raising=False)
+    assert exported(run, tmp_path / "out", "--format", form) == 1
+    assert f"pip install {package}" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["runs"]
+
+
+def test_a_failed_export_leaves_the_former_file(tmp_path: Path) -> None:
+    output = tmp_path / "out.csv"
+    output.write_text("former")
+
+    def batches() -> Iterator[Sequence[Column]]:
+        yield [np.array([1.0])]
+        raise OSError("disk gone")
+
+    with pytest.raises(OSError, match="disk gone"), opened(output) as out:
+        write_csv(out, Table({"ts": "float"}, batches()))
+    assert output.read_text() == "former"
+    assert list(tmp_path.iterdir()) == [output]
+
+
+def test_what_is_no_plain_file_is_written_and_not_replaced(run: Path, tmp_path: Path) -> None:
+    assert exported(run, Path("/dev/null"), "--format", "csv") == 0
+    assert Path("/dev/null").is_char_device()
+    (tmp_path / "link.csv").symlink_to(tmp_path / "target.csv")
+    assert exported(run, tmp_path / "link.csv", "--format", "csv") == 0
+    assert (tmp_path / "link.csv").is_symlink()
+    assert (tmp_path / "target.csv").is_file()
+
+
+def test_an_output_that_cannot_be_written_is_said(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exported(run, tmp_path / "no" / "out.csv", "--format", "csv") == 1
+    assert "--output: cannot be written" in capsys.readouterr().err
+    assert exported(run, tmp_path, "--format", "csv") == 1
+    assert "it is a folder" in capsys.readouterr().err
