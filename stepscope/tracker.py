@@ -45,15 +45,17 @@ _current: Tracker | None = None
 class Tracker:
     """Records the steps of one script; made by `init`, or by `stepscope watch` for the script.
 
-    Without a run (`live` None) every call does nothing. A run that is `watched` counts its steps
-    itself: `step` then adds values to the step under way. Nothing here raises into training but
-    what Stop on the page does, which is the same as Ctrl-C.
+    Without a run (`live` None) every call does nothing. A run that is `watched` counts the steps of
+    its optimizers itself: `step` then adds values to the last one, and counts only in a script
+    without optimizers of torch. Nothing here raises into training but what Stop on the page does,
+    which is the same as Ctrl-C.
     """
 
     def __init__(self, live: LiveRun | None, *, watched: bool = False) -> None:
         self.live = live
         self.watched = watched
         """True under `stepscope watch`, which counts the steps itself."""
+        self._counted = 0
         self._begun = False
         self._closed = live is None
         self._waited_s: float | None = None
@@ -157,7 +159,8 @@ class Tracker:
             if not self._failed:
                 log.warning("stepscope: a step could not be recorded", exc_info=True)
             self._failed = True
-        if recorder.command_waiting and not self.watched and self.live.boundary() > 0:
+        counts = not self.watched or recorder.step == self._counted
+        if counts and recorder.command_waiting and self.live.boundary() > 0:
             recorder.restart_clock()
 
     def _record(
@@ -166,7 +169,7 @@ class Tracker:
         recorder, given = live.recorder, _named(values, metrics)
         if "train/epoch" in given:
             recorder.epoch = int(given["train/epoch"])
-        if self.watched:
+        if self.watched and recorder.step != self._counted:
             recorder.log(recorder.step, given)
             return
         if self._waited_s is not None:
@@ -177,7 +180,8 @@ class Tracker:
         if not self._begun:
             self._begin(live, given)
         recorder.log_step(given)
-        if values is None and not self._measuring:
+        self._counted = recorder.step
+        if values is None and not self._measuring and not self.watched:
             self._compile(live, metrics, tuple(given))
 
     def _begin(self, live: LiveRun, given: Mapping[str, Any]) -> None:
@@ -219,7 +223,7 @@ def init(
     global _current
     if _current is not None and not _current._closed:
         return _current
-    name = name or Path(sys.argv[0]).name or "python"
+    name = name or Path(sys.argv[0]).stem or "python"
     try:
         place = find_place(runs_root(None if runs is None else Path(runs)), name, os.environ)
         live = LiveRun(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ import pytest
 from stepscope.run import RunInfo, RunKind, RunStatus, read_run, run_folders
 from stepscope.store import RunReader
 from stepscope.store.frames import Block
+from stepscope.store.reader import ask
+from tests.integration.test_recorder import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -239,3 +242,39 @@ rec.step(mine=2.0)
     run = only_run(tmp_path / "runs")
     assert (run.facts["kind"], run.facts["name"]) == (RunKind.WATCH, "mine")
     assert values(step_rows(run), "train/mine") == [1.0, 2.0]
+    assert run.facts["step"] == 2, "without an optimizer the script's own steps count"
+    assert run.facts["status"] == "finished"
+
+
+def test_the_buttons_act_at_the_steps_of_a_script(tmp_path: Path) -> None:
+    code = """
+import time, stepscope
+rec = stepscope.init("steered")
+while True:
+    rec.step(loss=1.0, lr=0.1)
+    time.sleep(0.001)
+"""
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stderr=subprocess.DEVNULL,
+        env={**os.environ, "STEPSCOPE_RUNS": str(tmp_path), "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+
+    def texts() -> list[str]:
+        with RunReader(only_run(tmp_path).folder) as reader:
+            return [event.text for event in reader.events()]
+
+    wait_until(lambda: bool(list(run_folders(tmp_path))) and only_run(tmp_path).status.live)
+    wait_until(lambda: only_run(tmp_path).facts["step"] > 5)
+    folder = only_run(tmp_path).folder
+    ask(folder, "mark", {"text": "seen"})
+    wait_until(lambda: "seen" in texts())
+    ask(folder, "pause", {})
+    wait_until(lambda: only_run(tmp_path).status is RunStatus.PAUSED)
+    ask(folder, "empty_cache", {})
+    wait_until(lambda: any("Empty cache" in text for text in texts()))
+    ask(folder, "resume", {})
+    wait_until(lambda: only_run(tmp_path).status is RunStatus.RUNNING)
+    ask(folder, "stop", {})
+    assert child.wait(30) == -signal.SIGINT
+    run = only_run(tmp_path)
+    assert run.status is RunStatus.STOPPED
