@@ -8,8 +8,9 @@ as `dataclasses` writes `__init__`, the same takes half (`benchmarks/recorder.py
 from __future__ import annotations
 
 import keyword
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stepscope.ring import HEADER_BYTES, SLOT_BYTES, SLOTS, WIDTH
@@ -26,10 +27,17 @@ _SOURCE = """
 def step(_values=None, /, *, {parameters}, **_more):
     if _ring.last >= _ring.gate or _more or _values is not None or {unusual}:
         return _long_way(_values, {arguments}, **_more)
+    {read}
     _ring.last = _number = _claim()
     _recorder.step = _step = _recorder.step + 1
     _pack(_memory, _number % _SLOTS * _SLOT_BYTES + _HEADER_BYTES, _layout, _clock(), _step,
-          {names}, _number + 1)
+          {numbers}, _number + 1)
+"""
+_READ = """
+    try:
+        {reads}
+    except _Errors:
+        return _long_way(_values, {arguments}, **_more)
 """
 
 
@@ -48,20 +56,43 @@ def can_be_compiled(names: Sequence[str]) -> bool:
     )
 
 
-def compile_step(names: Sequence[str], layout: Layout, recorder: Recorder, long_way: Step) -> Step:
-    """Return a `step` for exactly these names; anything else it is given goes the long way."""
+def compile_step(
+    names: Sequence[str], tensors: Collection[str], layout: Layout, recorder: Recorder,
+    long_way: Step,
+) -> Step:  # fmt: skip
+    """Return a `step` for exactly these names; anything else it is given goes the long way.
+
+    Values are floats; those of the names `tensors` are tensors of one element on the CPU.
+    """
+    arguments = ", ".join(f"{name}={name}" for name in names)
+    reads = "; ".join(f"_n_{name} = _float({name}.item())" for name in names if name in tensors)
     source = _SOURCE.format(
         parameters=", ".join(f"{name}=_ABSENT" for name in names),
-        unusual=" or ".join(f"_type({name}) is not _float" for name in names),
-        arguments=", ".join(f"{name}={name}" for name in names),
-        names=", ".join(names),
+        unusual=" or ".join(_unusual(name, name in tensors) for name in names),
+        arguments=arguments,
+        read=_READ.format(reads=reads, arguments=arguments).strip() if reads else "",
+        numbers=", ".join(f"_n_{name}" if name in tensors else name for name in names),
     )
     scope: dict[str, Any] = {
         "_ring": recorder.ring, "_recorder": recorder, "_claim": recorder.ring.claim,
         "_pack": layout.pack, "_memory": recorder.ring.memory, "_layout": layout.number,
         "_clock": time.time, "_long_way": long_way, "_ABSENT": ABSENT, "_SLOTS": SLOTS,
         "_SLOT_BYTES": SLOT_BYTES, "_HEADER_BYTES": HEADER_BYTES, "_float": float, "_type": type,
+        "_Errors": (TypeError, ValueError, RuntimeError),
+        "_Tensor": getattr(sys.modules.get("torch"), "Tensor", None),
     }  # fmt: skip
     exec(source, scope)
     step: Step = scope["step"]
     return step
+
+
+def is_host_tensor(value: Any) -> bool:
+    """Say whether this is a plain torch tensor whose value can be read without waiting."""
+    torch = sys.modules.get("torch")
+    return torch is not None and type(value) is torch.Tensor and value.is_cpu
+
+
+def _unusual(name: str, tensor: bool) -> str:
+    if tensor:
+        return f"_type({name}) is not _Tensor or not {name}.is_cpu"
+    return f"_type({name}) is not _float"

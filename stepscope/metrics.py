@@ -52,15 +52,23 @@ _ALLOC = "torch.cuda.memory_stats_as_nested_dict"
 
 METRICS: tuple[Metric, ...] = (
     Metric("train/loss", _S, Unit.NONE, "train loss", "training loop",
-           "Loss of this optimizer step's batch, averaged over its samples."),
+           "Loss of this optimizer step's batch, averaged over its samples. Of a watched script: "
+           "sum of the scalars on which backward() was called since the last step or zero_grad()."),
+    Metric("train/backwards", _S, Unit.COUNT, "backward calls", "torch.autograd.backward",
+           "Calls of backward() whose sum is the loss of this step; recorded where more than one."),
     Metric("train/lr", _S, Unit.NONE, "learning rate", "optimizer.param_groups[0]['lr']",
            "Learning rate that this step used."),
     Metric("train/grad_norm", _S, Unit.NONE, "gradient norm", "clip_grad_norm_",
            "Total 2-norm of the gradients before clipping; recorded only while clipping is on."),
     Metric("train/amp_scale", _S, Unit.NONE, "AMP scale", "GradScaler",
-           "Loss scale of fp16 AMP, read at the end of each epoch; halves on inf gradients."),
+           "Loss scale of fp16 AMP; halves on inf gradients. The built-in loop reads it at the end "
+           "of each epoch; of a watched script it is the scale that this step used."),
+    Metric("train/amp_skipped", _S, Unit.COUNT, "skipped steps", "GradScaler.step",
+           "Optimizer steps skipped so far because a gradient was inf or NaN. A fused optimizer "
+           "skips on the device, which is not counted: there only the scale tells."),
     Metric("train/epoch", _S, Unit.COUNT, "epoch", "training loop",
-           "Epoch that the step belongs to, counted from 1."),
+           "Epoch that the step belongs to, counted from 1. Of a watched script: one more than the "
+           "training passes over a DataLoader that have ended."),
     Metric("val/loss", _S, Unit.NONE, "validation loss", "training loop",
            "Mean loss over the validation split, once an epoch."),
     Metric("val/accuracy", _S, Unit.PERCENT, "validation accuracy", "training loop",
@@ -75,6 +83,9 @@ METRICS: tuple[Metric, ...] = (
            "Samples of this step divided by its step time."),
     Metric("perf/data_wait", _S, Unit.SECOND, "data wait", "host clock",
            "Part of the step time spent waiting for the next batch."),
+    Metric("perf/h2d", _S, Unit.SECOND, "copies to the GPU", "CUDA events around Tensor.to",
+           "Time that the device spent on copies from the host, as far as .to() and .cuda() made "
+           "them; a copy counts in the step in which it was seen to have ended."),
     Metric("memory/allocated", _T, Unit.BYTES, "allocated",
            f"{_ALLOC}: allocated_bytes.all.current",
            "Bytes of live tensors in torch's CUDA caching allocator, this process, this device."),
@@ -153,8 +164,21 @@ def metrics_markdown() -> str:
     for stream, heading in _HEADINGS.items():
         lines += ["", f"## {heading}", "", "| Metric | Unit | Source | Meaning |", "|-|-|-|-|"]
         lines += [_markdown_row(metric) for metric in METRICS if metric.stream is stream]
+        lines += ["", *_DERIVED] if stream is Stream.STEPS else []
     return "\n".join(lines) + "\n"
 
+
+_DERIVED = (
+    "A script may step several optimizers and have several parameter groups. The first optimizer",
+    "has the plain keys; the one that stepped second has `train/loss.optimizer1`,",
+    "`train/lr.optimizer1`, `train/grad_norm.optimizer1` and `train/backwards.optimizer1`, and so",
+    "on; `optimizers` in `run.json` names them in this order. The learning rate of a further group",
+    "is `train/lr.group1` (of optimizer 1: `train/lr.optimizer1.group1`). Their units and meanings",
+    "are those of the plain key. At most 8 optimizers and 8 groups of each are recorded.",
+    "",
+    "Any other key of this stream is one that a script logged by itself; `custom` in `run.json`",
+    "lists them.",
+)
 
 _HEADINGS = {
     Stream.STEPS: "`steps`: one row per optimizer step",

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from stepscope.fast_step import ABSENT, can_be_compiled, compile_step
+from stepscope.fast_step import ABSENT, Step, can_be_compiled, compile_step, is_host_tensor
 from stepscope.live_run import LiveRun, runs_root
 from stepscope.outcome import outcome
 from stepscope.ranks import RankError, find_place
@@ -60,7 +60,8 @@ class Tracker:
         self._closed = live is None
         self._waited_s: float | None = None
         self._samples = 0
-        self._compiled: dict[tuple[str, ...], None] = {}
+        self._compiled: dict[tuple[tuple[str, ...], frozenset[str]], Step] = {}
+        self._before: tuple[tuple[str, ...], frozenset[str], int] | None = None
         self._measuring = False
         self._failed = False
 
@@ -181,7 +182,7 @@ class Tracker:
             self._begin(live, given)
         recorder.log_step(given)
         self._counted = recorder.step
-        if values is None and not self._measuring and not self.watched:
+        if values is None and SAMPLES not in given and not self._measuring and not self.watched:
             self._compile(live, metrics, tuple(given))
 
     def _begin(self, live: LiveRun, given: Mapping[str, Any]) -> None:
@@ -197,17 +198,25 @@ class Tracker:
             live.train_on(None)
 
     def _compile(self, live: LiveRun, metrics: Mapping[str, Any], keys: tuple[str, ...]) -> None:
-        """Put a function made for these names in place of `step`."""
+        """Put a function made for these names in place of `step`, once they come twice in a row.
+
+        A row of other names now and then, such as one with a validation loss, changes nothing.
+        """
         names = tuple(metrics)
-        plain = all(type(value) is float for value in metrics.values()) and SAMPLES not in keys
-        if names in self._compiled or not plain or not can_be_compiled(names):
+        tensors = frozenset(name for name in names if is_host_tensor(metrics[name]))
+        step = live.recorder.step
+        twice = self._before == (names, tensors, step - 1)
+        self._before = (names, tensors, step)
+        plain = all(type(metrics[name]) is float for name in names if name not in tensors)
+        if not twice or not plain or not can_be_compiled(names) or len(keys) != len(names):
             return
-        if len(keys) != len(names) or len(self._compiled) >= COMPILED_LIMIT:
-            return
+        made = self._compiled.get((names, tensors))
         layout = live.recorder.ring.layout(keys, True)
-        if layout is not None:
-            self._compiled[names] = None
-            self.__dict__["step"] = compile_step(names, layout, live.recorder, self._long_way)
+        if made is None and layout is not None and len(self._compiled) < COMPILED_LIMIT:
+            made = compile_step(names, tensors, layout, live.recorder, self._long_way)
+            self._compiled[names, tensors] = made
+        if made is not None:
+            self.__dict__["step"] = made
 
 
 def init(

@@ -30,7 +30,8 @@ from stepscope.store import Block, RunWriter, store_name
 log = logging.getLogger(__name__)
 
 COMMAND_POLL_S = 0.05
-FLUSH_S = 0.25
+FLUSH_S = 0.5
+"""Rows of steps are safe in the ring before; the page asks twice a second."""
 RETRY_S = (0.5, 8.0)
 """First and longest pause after a failed write."""
 QUEUE_LIMIT = 100_000
@@ -110,7 +111,7 @@ class WriterThread:
         self._fill_ballast()
         self.ring = Ring(folder / f"rank{rank}.ring")
         if self.ring.reason:
-            log.warning("stepscope: %s; a killed process may lose its last quarter second",
+            log.warning("stepscope: %s; a killed process may lose its last half second",
                         self.ring.reason)  # fmt: skip
         self._thread = threading.Thread(target=self._work, name="stepscope-writer", daemon=True)
         self._thread.start()
@@ -146,7 +147,7 @@ class WriterThread:
             now = time.monotonic()
             crowded = self.ring.waiting() > SLOTS // 4 and self.facts["problem"] is None
             if woken or closing or crowded or now >= next_flush:
-                failed = self._flush()
+                failed = self._flush(closing)
                 pause_s = min(pause_s * 2, RETRY_S[1]) if failed else RETRY_S[0]
                 next_flush = now + (pause_s if failed else FLUSH_S)
             if woken or closing or now >= next_beat:
@@ -160,8 +161,9 @@ class WriterThread:
             self.ring.close()
         (self.folder / BALLAST).unlink(missing_ok=True)
 
-    def _flush(self) -> bool:
-        """Write what waits; return True where the disk refused it."""
+    def _flush(self, everything: bool) -> bool:
+        """Write what waits, and with `everything` what has come meanwhile; return True where the
+        disk refused it."""
         while self.ring.waiting() > 0 or self._queue:
             slots, upto = self.ring.pending()
             batch = list(itertools.islice(self._queue, BATCH_LIMIT))
@@ -187,6 +189,8 @@ class WriterThread:
             for _ in batch:
                 self._queue.popleft()
             self._note_recovery()
+            if not everything and len(self._queue) < BATCH_LIMIT:
+                break  # each commit costs a millisecond of a core that the training may want
         return False
 
     def _write(self, block: Block, steps: StepRows, batch: list[Item]) -> None:

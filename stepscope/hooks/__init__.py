@@ -24,6 +24,8 @@ What they cannot see, and what the charts then lack:
   and CUDA, tensor subclasses such as DTensor;
 - which of several losses belongs to which optimizer, when all `backward()` calls come before the
   first `step()`: the first optimizer to step gets their sum, the others none;
+- whether an optimizer that steps late, while an earlier one is still alive, is its partner (a GAN)
+  or its successor (a next phase): it gets keys of its own, such as `train/loss.optimizer1`;
 - a loss scaled by hand, or scaled and then divided, or by FSDP's ShardedGradScaler: the value that
   `backward()` got is not the loss (with ShardedGradScaler none is recorded);
 - optimizers that are no `torch.optim.Optimizer` (DeepSpeed, JAX), and steps that run inside
@@ -35,6 +37,9 @@ What they cannot see, and what the charts then lack:
   The scale halves, `train/amp_skipped` does not count;
 - batches that do not come from `torch.utils.data.DataLoader` (lists, generators, torchdata, DALI),
   or that another thread of the script fetches: no data wait, samples or epochs;
+- the end of the last epoch, as an event, where the loop never asks the loader for more (Lightning);
+- epochs of a loader that reads all batches of a pass before its first `backward()` (accelerate,
+  when one optimizer step takes the whole set): such a pass looks like evaluation;
 - evaluation whose batches do not come from a DataLoader: its time counts as step time. So does the
   part of an evaluation loop outside `no_grad` that is left with `break`;
 - copies to the GPU by `copy_`, `torch.tensor(..., device="cuda")` or on other streams than the one

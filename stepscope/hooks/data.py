@@ -36,7 +36,7 @@ class Pass:
         self.dataset = dataset
         self.began_s = self.ended_s = began_s
         self.ended = self.judged = False
-        """Ended: the loader has said so. `ended_s` and `batches` are set when the last batch is there."""
+        # Ended: the loader has said so. `ended_s` and `batches` are set with the last batch.
         self.batches = 0
         self.backwards = state.backwards
         self.stepped = state.stepped

@@ -82,6 +82,8 @@ class Losses:
             return
         if isinstance(factor, (list, tuple)) and len(factor) == 1:
             factor = factor[0]
+        if type(value) is not float:
+            value = value.clone()  # a CUDA graph's next replay would overwrite it
         if factor is not None:  # such as the -1 of a Wasserstein GAN
             value = value * reading(factor)
         if state.loss is None:

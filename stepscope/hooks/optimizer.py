@@ -59,13 +59,17 @@ UNKNOWN = Track.__new__(Track)
 class OptimizerSteps:
     """The post hook of all optimizers."""
 
-    def __init__(self, state: State, patches: Patches) -> None:
+    def __init__(self, torch: ModuleType, state: State, patches: Patches) -> None:
+        self._torch = torch
+        self._on_cuda = False
+        self._is_capturing = torch.cuda.is_current_stream_capturing
         self._state = state
         self._patches = patches
         self._guard = Guard("all training metrics")
         self._tracks: dict[int, Track | None] = {}
         """By the id of a live optimizer; None for one that is not recorded."""
         self._slots: list[Track] = []
+        self._told_of_more = False
         self._last_s: float | None = None
         self._transfers: transfer.Transfers | None = None
         self._boundary = state.live.boundary
@@ -76,6 +80,8 @@ class OptimizerSteps:
         state = self._state
         if get_ident() != state.thread and not state.claim(by_step=True):
             return
+        if self._on_cuda and self._is_capturing():
+            return  # recorded into a CUDA graph, not run; and asking for events would break it
         state.stepped += 1
         if self._guard.works:
             try:
@@ -107,13 +113,13 @@ class OptimizerSteps:
         if state.uses_amp:
             row["train/amp_scale"] = state.amp_scale
             row["train/amp_skipped"] = float(state.amp_skipped)
+        if state.epoch is not None:
+            row["train/epoch"] = state.epoch
         state.loss = state.grad_norm = None
         track.count += 1
         if track.count > state.step:
             state.step = track.count
             self._add_times(row, now_s)
-        elif state.epoch is not None:
-            row["train/epoch"] = state.epoch
         self._log(state.step, row)
 
     def _add_times(self, row: dict[str, Any], now_s: float) -> None:
@@ -121,14 +127,12 @@ class OptimizerSteps:
         state = self._state
         if state.evaluation is not None:
             state.close_evaluation()
-        if state.epoch is not None:
-            row["train/epoch"] = state.epoch
-        if self._last_s is not None:
-            elapsed_s = now_s - self._last_s - state.idle_s
+        elapsed_s = now_s - self._last_s - state.idle_s if self._last_s is not None else 0.0
+        if elapsed_s > 0:
             row["perf/step_time"] = elapsed_s
             if state.epoch is not None:
                 row["perf/data_wait"] = state.data_wait_s
-            if state.samples and elapsed_s > 0:
+            if state.samples:
                 row["perf/samples_per_sec"] = state.samples / elapsed_s
         if self._transfers is not None:
             row["perf/h2d"] = self._transfers.harvest()
@@ -146,8 +150,10 @@ class OptimizerSteps:
             places = self._free_places()
         index = places[0] if places else len(self._slots)
         if index >= OPTIMIZERS_LIMIT:
-            log.warning("stepscope: more than %d optimizers at a time: the others are not recorded",
-                        OPTIMIZERS_LIMIT)  # fmt: skip
+            if not self._told_of_more:
+                log.warning("stepscope: more than %d optimizers at a time: the others are "
+                            "not recorded", OPTIMIZERS_LIMIT)  # fmt: skip
+            self._told_of_more = True
             return self._remember(optimizer, None)
         # A successor, of a later phase or fold, goes on where the one before it stopped; the second
         # of a pair, as in a GAN, takes the step that the first has just taken.
@@ -176,13 +182,14 @@ class OptimizerSteps:
         cuda_index = device.index if device is not None and device.type == "cuda" else None
         self._state.live.train_on(cuda_index)
         if cuda_index is not None:
-            arguments = sys.modules["torch"], self._state, self._patches
+            self._on_cuda = True
+            arguments = self._torch, self._state, self._patches
             self._transfers = Guard("perf/h2d").call(transfer.attach, *arguments)
 
 
 def attach(torch: ModuleType, state: State, patches: Patches) -> None:
     """Register the post hook that all optimizers share."""
-    steps = OptimizerSteps(state, patches)
+    steps = OptimizerSteps(torch, state, patches)
     # A frame that torch.compile traces calls the hook as it is, between two graphs.
     OptimizerSteps.after_step._torchdynamo_disable = True  # type: ignore[attr-defined]
     opaque(steps.after_step, with_callees=True)

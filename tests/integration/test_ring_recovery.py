@@ -211,6 +211,16 @@ def test_a_value_that_is_no_number_costs_only_itself(
     assert caplog.text.count("train/bad: must be a number") == 1
 
 
+def test_a_step_that_is_no_number_costs_only_its_row(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, name="test")
+    recorder.log(1, {"train/loss": 1.0})
+    for bad in ("two", None):
+        recorder.log(bad, {"train/loss": 2.0})  # type: ignore[arg-type]
+    recorder.log(np.int32(3), {"train/loss": 3.0})  # type: ignore[arg-type]
+    recorder.close(RunStatus.FINISHED)
+    assert steps(tmp_path) == ([1.0, 3.0], [1.0, 3.0])
+
+
 def test_a_folder_taken_away_does_not_disturb_the_loop(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()

@@ -1,0 +1,262 @@
+"""A CUDA script under the hooks: nothing waits for the device, nothing changes, all is recorded.
+
+What was measured is written as JSON to the path in STEPSCOPE_GPU_WATCH_REPORT, if that is set.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from stepscope import hooks
+from stepscope.live_run import LiveRun
+from stepscope.recorder import CommandName
+from stepscope.run import RunKind, RunStatus, read_run, run_folders
+from stepscope.store.reader import ask
+from tests.integration.test_training import events, metric
+
+ROOT = Path(__file__).resolve().parents[2]
+STEPS = 60
+LATE_CYCLES = 20_000_000  # some 10 ms at 2 GHz
+BLOCKS = 40
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[LiveRun]:
+    live = LiveRun(name="gpu", kind=RunKind.WATCH, runs=tmp_path)
+    attached = hooks.install(live)
+    yield live
+    attached.remove()
+    live.close(RunStatus.FINISHED)
+
+
+class Script:
+    """A training loop that never waits for the device itself."""
+
+    def __init__(self, *, width: int = 256, amp: bool = False, fused: bool = False) -> None:
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 1)).cuda()
+        self.optimizer = torch.optim.Adam(self.net.parameters(), lr=1e-3, fused=fused)
+        self.scaler = torch.amp.GradScaler("cuda", enabled=amp)
+        data = TensorDataset(torch.randn(STEPS * 32, 64), torch.randn(STEPS * 32, 1))
+        self.loader = DataLoader(data, batch_size=32, pin_memory=True)
+        self.losses: list[torch.Tensor] = []
+
+    def epoch(self) -> None:
+        """Train once over the data."""
+        for inputs, targets in self.loader:
+            x, y = inputs.to("cuda", non_blocking=True), targets.cuda(non_blocking=True)
+            self.optimizer.zero_grad(set_to_none=True)
+            with torch.autocast("cuda", torch.float16, enabled=self.scaler.is_enabled()):
+                loss = nn.functional.mse_loss(self.net(x), y)
+            self.scaler.scale(loss).backward()
+            self.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self.net.parameters(), 1.0)
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            self.losses.append(loss.detach())
+
+    def printed(self) -> list[float]:
+        """The losses, read when all is done."""
+        return [float(loss) for loss in self.losses]
+
+
+@pytest.mark.parametrize("amp", [False, True], ids=["fp32", "fp16"])
+def test_losses_are_the_same_and_arrive_whole(live: LiveRun, amp: bool) -> None:
+    watched = Script(amp=amp)
+    watched.epoch()
+    live.close(RunStatus.FINISHED)
+    recorded = metric(live.recorder.folder, "train/loss")
+    assert recorded.tolist() == pytest.approx(watched.printed(), rel=1e-6)
+    assert len(metric(live.recorder.folder, "train/grad_norm")) == STEPS
+    if amp:
+        assert metric(live.recorder.folder, "train/amp_scale")[0] == 2.0**16
+
+
+def test_training_is_the_same_bit_for_bit(tmp_path: Path) -> None:
+    bare = Script()
+    bare.epoch()
+    live = LiveRun(name="gpu", kind=RunKind.WATCH, runs=tmp_path)
+    attached = hooks.install(live)
+    try:
+        watched = Script()
+        watched.epoch()
+    finally:
+        attached.remove()
+        live.close(RunStatus.FINISHED)
+    assert watched.printed() == bare.printed()
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_nothing_waits_for_the_device(live: LiveRun, fused: bool) -> None:
+    """Torch raises at every synchronising call; GradScaler makes one itself unless fused."""
+    script = Script(amp=fused, fused=fused)
+    script.epoch()  # first calls allocate, which may synchronise
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        script.epoch()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    live.close(RunStatus.FINISHED)
+    assert len(metric(live.recorder.folder, "train/loss")) == 2 * STEPS
+
+
+def test_the_host_runs_ahead_of_a_slow_device(live: LiveRun) -> None:
+    """What torch's own check may miss: with the device busy for seconds, the loop is done first."""
+    script = Script()
+    script.epoch()
+    torch.cuda.synchronize()
+    ended = torch.cuda.Event()
+    torch.cuda._sleep(300 * LATE_CYCLES)
+    for _ in range(10):
+        x = torch.ones(32, 64, pin_memory=True).to("cuda", non_blocking=True)
+        loss = script.net(x).mean()
+        loss.backward()
+        script.optimizer.step()
+    ended.record()
+    assert not ended.query(), "the device was waited for"
+    torch.cuda.synchronize()
+
+
+def test_copies_allocator_and_device_are_recorded(live: LiveRun) -> None:
+    script = Script()
+    for _ in range(5):
+        script.epoch()
+        torch.cuda.synchronize()
+        time.sleep(0.15)  # at least one tick of the sampler
+    live.close(RunStatus.FINISHED)
+    folder = live.recorder.folder
+    copies = metric(folder, "perf/h2d")
+    assert 0 < copies.sum() < metric(folder, "perf/step_time").sum()
+    assert metric(folder, "memory/allocated", "samples")[-1] > 0
+    assert read_run(folder).facts["device"].startswith(("GPU-", "MIG-"))
+
+
+def test_a_skipped_step_is_seen(live: LiveRun) -> None:
+    script = Script(amp=True)
+    w = next(script.net.parameters())
+    for factor in (1.0, float("inf"), 1.0):
+        script.optimizer.zero_grad()
+        script.scaler.scale(w.sum() * factor).backward()
+        script.scaler.step(script.optimizer)
+        script.scaler.update()
+    live.close(RunStatus.FINISHED)
+    folder = live.recorder.folder
+    assert metric(folder, "train/amp_skipped").tolist() == [0.0, 1.0, 1.0]
+    assert metric(folder, "train/amp_scale").tolist() == [2.0**16, 2.0**16, 2.0**15]
+
+
+def test_a_captured_graph_is_not_disturbed(live: LiveRun) -> None:
+    script = Script()
+    script.epoch()
+    x, y = torch.randn(32, 64, device="cuda"), torch.randn(32, 1, device="cuda")
+    optimizer = torch.optim.Adam(script.net.parameters(), capturable=True)
+
+    def step() -> torch.Tensor:
+        optimizer.zero_grad(set_to_none=False)
+        loss = nn.functional.mse_loss(script.net(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        loss = step()
+    before = None
+    for _ in range(20):
+        graph.replay()
+        before = before if before is not None else float(loss)
+    assert before is not None
+    assert float(loss) < before
+
+
+SNAPSHOT = """
+import sys, time
+import torch
+w = torch.nn.Parameter(torch.ones(1024, 1024, device="cuda"))
+optimizer = torch.optim.SGD([w], lr=0.1)
+until = time.monotonic() + 60
+while time.monotonic() < until and not sys.stdin.isatty():
+    optimizer.zero_grad()
+    (w * 2).mean().backward()
+    optimizer.step()
+    time.sleep(0.01)
+"""
+
+
+def test_stop_and_memory_snapshot_act_on_a_watched_script(tmp_path: Path) -> None:
+    script = tmp_path / "endless.py"
+    script.write_text(SNAPSHOT)
+    child = subprocess.Popen(
+        [sys.executable, "-m", "stepscope.watch", str(script)],
+        cwd=ROOT, env={**os.environ, "STEPSCOPE_RUNS": str(tmp_path / "runs")},
+        stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 60
+        while not (found := run_folders(tmp_path / "runs")) or (
+            read_run(found[0]).status is not RunStatus.RUNNING
+        ):
+            assert time.monotonic() < deadline
+            assert child.poll() is None, child.stderr.read() if child.stderr else ""
+            time.sleep(0.05)
+        [folder] = found
+        ask(folder, CommandName.MEMORY_SNAPSHOT, {})
+        while not any(event.kind == CommandName.MEMORY_SNAPSHOT for event in events(folder)):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        ask(folder, CommandName.STOP, {})
+        child.communicate(timeout=30)
+    finally:
+        child.kill()
+    assert read_run(folder).status is RunStatus.STOPPED
+    event = next(e for e in events(folder) if e.kind == CommandName.MEMORY_SNAPSHOT)
+    assert event.data["ok"], event.text
+    assert any(path.suffix in {".pickle", ".pkl"} for path in folder.rglob("*")), event.text
+
+
+def test_the_cost_of_a_step(tmp_path: Path) -> None:
+    """Blocks with and without hooks in turn; reported, as a limit would fail on a busy machine."""
+    live = LiveRun(name="cost", kind=RunKind.WATCH, runs=tmp_path)
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    script = Script(width=4096)
+    script.epoch()
+    for block in range(2 * BLOCKS):
+        on = bool(block % 2)
+        attached = hooks.install(live) if on else None
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        script.epoch()
+        torch.cuda.synchronize()
+        seconds[on].append((time.perf_counter() - began) / STEPS)
+        if attached is not None:
+            attached.remove()
+    live.close(RunStatus.FINISHED)
+    bare, watched = (1e6 * statistics.median(seconds[on]) for on in (False, True))
+    report: dict[str, Any] = {
+        "torch": torch.__version__, "device": torch.cuda.get_device_name(),
+        "bare_us": bare, "watched_us": watched, "added_us": watched - bare,
+    }  # fmt: skip
+    path = os.environ.get("STEPSCOPE_GPU_WATCH_REPORT")
+    if path:
+        Path(path).write_text(json.dumps(report, indent=1), encoding="utf-8")
+    assert watched < 2 * bare

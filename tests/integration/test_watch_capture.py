@@ -1,0 +1,107 @@
+"""What `stepscope watch` records of scripts that print the truth, in real processes."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.run import RunStatus, read_run, run_folders
+from stepscope.store import EventRow, RunReader
+
+SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
+ROOT = SCRIPTS.parents[1]
+
+
+@dataclass
+class Captured:
+    """A finished watched run: what the script printed, and the rows and events of its store."""
+
+    said: list[dict[str, Any]]
+    rows: list[dict[str, float]]
+    events: list[EventRow]
+    facts: dict[str, Any]
+
+    def spoken(self, key: str) -> list[float]:
+        return [line[key] for line in self.said if key in line]
+
+    def recorded(self, key: str) -> list[float]:
+        return [row[key] for row in self.rows if key in row]
+
+
+def watch(runs: Path, script: str, *arguments: str) -> Captured:
+    """Run the script under watch and read its store; NaN, a gap, is left out of the rows."""
+    done = subprocess.run(
+        [sys.executable, "-m", "stepscope.watch", str(SCRIPTS / script), *arguments],
+        cwd=ROOT, capture_output=True, text=True, timeout=110, check=False,
+        env={**os.environ, "STEPSCOPE_RUNS": str(runs), "HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    [folder] = run_folders(runs)
+    assert read_run(folder).status is RunStatus.FINISHED, done.stderr
+    assert "will be missing" not in done.stderr
+    with RunReader(folder) as reader:
+        info = next(series for series in reader.series() if series.stream == "steps")
+        block = reader.read(info.id, 0, info.rows, 1)
+        events = reader.events(limit=10_000)
+    rows: list[dict[str, float]] = [
+        {"step": float(step)} | {
+            key: float(value)
+            for key, value in zip(block.keys, values, strict=True) if not math.isnan(value)
+        }
+        for step, values in zip(block.step, block.mean.T, strict=True)
+    ]  # fmt: skip
+    said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"')]
+    return Captured(said, rows, events, read_run(folder).facts)
+
+
+@pytest.fixture(scope="module")
+def loops(tmp_path_factory: pytest.TempPathFactory) -> Captured:
+    return watch(tmp_path_factory.mktemp("runs"), "capture_loops.py")
+
+
+def test_every_loss_is_the_scripts_own_to_the_last_bit(loops: Captured) -> None:
+    assert loops.recorded("train/loss") == loops.spoken("loss")
+
+
+def test_every_optimizer_step_is_one_step(loops: Captured) -> None:
+    with_loss = [row["step"] for row in loops.rows if "train/loss" in row]
+    assert with_loss == [float(step) for step in range(1, len(loops.said) + 1)]
+    assert loops.facts["optimizers"] == ["LBFGS"], "each took the place of the one before"
+    assert loops.facts["device"] == "cpu"
+
+
+def test_clipping_rates_and_epochs(loops: Captured) -> None:
+    first = loops.rows[: len(loops.spoken("norm"))]
+    assert [row["train/grad_norm"] for row in first] == loops.spoken("norm")
+    assert [row["train/lr"] for row in first] == loops.spoken("lr")
+    assert [row["train/lr.group1"] for row in first] == loops.spoken("bias_lr")
+    assert [row["train/epoch"] for row in first] == loops.spoken("epoch")
+
+
+def test_samples_are_those_of_training_alone(loops: Captured) -> None:
+    first = loops.rows[1 : len(loops.spoken("samples"))]
+    samples = [row["perf/samples_per_sec"] * row["perf/step_time"] for row in first]
+    assert samples == pytest.approx(loops.spoken("samples")[1:])
+    assert all(0 < row["perf/data_wait"] < row["perf/step_time"] for row in first)
+
+
+def test_scale_and_skipped_steps(loops: Captured) -> None:
+    scaled = [row for row in loops.rows if "train/amp_scale" in row]
+    skips = [row for row in scaled if "train/loss" not in row]
+    assert [row["train/amp_skipped"] for row in skips] == [1.0, 2.0]
+    steps = [row["train/amp_scale"] for row in scaled if "train/loss" in row]
+    assert steps[: len(loops.spoken("scale"))] == loops.spoken("scale")
+    assert [event.kind for event in loops.events].count("amp_skipped") == 1
+
+
+def test_epochs_are_events(loops: Captured) -> None:
+    told = [event.text.partition(",")[0] for event in loops.events if event.kind == "epoch"]
+    assert told == ["Epoch 1: 3 batches", "Epoch 2: 3 batches"]

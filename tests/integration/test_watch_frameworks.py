@@ -1,0 +1,58 @@
+"""Hugging Face's Trainer and Lightning under watch: their own loops, none of ours, no callback."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.integration.test_watch_capture import Captured, watch
+
+
+def micro_sums(captured: Captured) -> list[float]:
+    """The losses of the optimizer steps, each of two micro-batches."""
+    losses = captured.spoken("micro_loss")
+    return [first + second for first, second in zip(losses[::2], losses[1::2], strict=True)]
+
+
+@pytest.fixture(scope="module")
+def huggingface(tmp_path_factory: pytest.TempPathFactory) -> Captured:
+    pytest.importorskip("transformers")
+    output = tmp_path_factory.mktemp("output")
+    return watch(tmp_path_factory.mktemp("runs"), "capture_huggingface.py", str(output))
+
+
+@pytest.fixture(scope="module")
+def lightning(tmp_path_factory: pytest.TempPathFactory) -> Captured:
+    pytest.importorskip("lightning")
+    return watch(tmp_path_factory.mktemp("runs"), "capture_lightning.py")
+
+
+@pytest.mark.parametrize("framework", ["huggingface", "lightning"])
+def test_loss_steps_epochs_and_samples(framework: str, request: pytest.FixtureRequest) -> None:
+    captured: Captured = request.getfixturevalue(framework)
+    assert captured.recorded("train/loss") == micro_sums(captured)
+    assert captured.recorded("step") == [1, 2, 3, 4, 5, 6]
+    assert captured.recorded("train/backwards") == [2.0] * 6
+    assert captured.recorded("train/epoch") == [1, 1, 1, 2, 2, 2]
+    assert captured.facts["device"] == "cpu"
+    timed = captured.rows[1:]
+    samples = [row["perf/samples_per_sec"] * row["perf/step_time"] for row in timed]
+    assert sum(samples) <= 48 - 8, "evaluation's batches are not among them"
+    assert all(row["perf/data_wait"] < row["perf/step_time"] for row in timed)
+
+
+def test_huggingface_rates_and_norms(huggingface: Captured) -> None:
+    assert huggingface.recorded("train/lr") == huggingface.spoken("lr")
+    assert huggingface.recorded("train/grad_norm") == pytest.approx(huggingface.spoken("norm"))
+    assert huggingface.facts["optimizers"] == ["AdamW"]
+
+
+def test_lightning_rates_and_norms(lightning: Captured) -> None:
+    assert lightning.recorded("train/lr") == [0.1] * 3 + [0.05] * 3
+    assert len(lightning.recorded("train/grad_norm")) == 6
+    assert lightning.facts["optimizers"] == ["Adam"]
+
+
+def test_the_scripts_folder_is_not_touched(lightning: Captured) -> None:
+    assert not list(Path(__file__).parents[1].joinpath("scripts").glob("lightning_logs"))

@@ -1,0 +1,74 @@
+"""A run that keeps in lists what the hooks record of a script; torch is unwrapped at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from stepscope import hooks
+from tests.fakes import FakeRecorder
+
+
+@dataclass
+class FakeStepRecorder(FakeRecorder):
+    """Takes tensors too; fair because the real one reads CPU tensors in `log`, as this does."""
+
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def log(self, step: int, values: Mapping[str, Any], ts: float | None = None) -> None:
+        read = {key: None if value is None else float(value) for key, value in values.items()}
+        super().log(step, read, ts)
+
+    def describe(self, **facts: Any) -> None:
+        self.facts |= facts
+
+
+@dataclass
+class FakeLive:
+    """Stands for LiveRun; `serve` is what happens at each boundary."""
+
+    recorder: FakeStepRecorder = field(default_factory=FakeStepRecorder)
+    devices: list[int | None] = field(default_factory=list)
+    boundaries: int = 0
+    serve: Any = None
+
+    def boundary(self) -> float:
+        self.boundaries += 1
+        return float(self.serve()) if self.serve else 0.0
+
+    def train_on(self, cuda_index: int | None) -> None:
+        self.devices.append(cuda_index)
+
+    @property
+    def rows(self) -> list[tuple[int, dict[str, float | None]]]:
+        return self.recorder.rows
+
+    def values(self, key: str) -> list[float | None]:
+        """The values of a metric, of the rows that have it."""
+        return [row[key] for _, row in self.rows if key in row]
+
+
+@contextmanager
+def hooked() -> Iterator[FakeLive]:
+    """Attach all captures, and put torch back afterwards."""
+    live = FakeLive()
+    attached = hooks.install(live)
+    try:
+        yield live
+    finally:
+        attached.remove()
+
+
+@dataclass
+class FakeClock:
+    """Stands for time.perf_counter; moves only when it is told to."""
+
+    now: float = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def spend(self, seconds: float) -> None:
+        self.now += seconds

@@ -1,0 +1,256 @@
+"""The DataLoader under the hooks: waiting, samples, epochs, and what is evaluation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from tests.unit.fake_live import FakeClock, FakeLive, hooked
+
+FETCH_S, TRAIN_S, EVALUATE_S = 1.0, 10.0, 100.0
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    clock = FakeClock()
+    monkeypatch.setattr(time, "perf_counter", clock)
+    return clock
+
+
+@pytest.fixture
+def live(clock: FakeClock) -> Iterator[FakeLive]:
+    with hooked() as live:
+        yield live
+
+
+@dataclass
+class Slow(Dataset[Tensor]):
+    """Takes a second an item."""
+
+    clock: FakeClock
+    length: int
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Tensor:
+        self.clock.spend(FETCH_S)
+        return torch.ones(3)
+
+
+class Script:
+    """A training script of which each test is a variation."""
+
+    def __init__(self, clock: FakeClock, length: int = 5, batch: int = 2) -> None:
+        self.clock = clock
+        self.w = nn.Parameter(torch.ones(3))
+        self.optimizer = torch.optim.SGD([self.w], lr=0.1)
+        self.loader = DataLoader(Slow(clock, length), batch_size=batch)
+        self.validation = DataLoader(Slow(clock, length), batch_size=batch)
+
+    def step(self, batch: Tensor) -> None:
+        self.optimizer.zero_grad()
+        (batch * self.w).mean().backward()
+        self.clock.spend(TRAIN_S)
+        self.optimizer.step()
+
+    def evaluate_without_gradients(self) -> None:
+        with torch.no_grad():
+            for batch in self.validation:
+                (batch * self.w).mean()
+                self.clock.spend(EVALUATE_S)
+
+    def evaluate_with_gradients_off_inside(self) -> None:
+        for batch in self.validation:
+            with torch.no_grad():
+                (batch * self.w).mean()
+                self.clock.spend(EVALUATE_S)
+
+    def evaluate_partly(self) -> None:
+        with torch.no_grad():
+            for _ in self.validation:
+                self.clock.spend(EVALUATE_S)
+                break
+
+
+def test_waiting_and_samples_of_every_step(live: FakeLive, clock: FakeClock) -> None:
+    script = Script(clock)
+    for batch in script.loader:
+        script.step(batch)
+    assert live.values("perf/data_wait") == [2.0, 1.0]
+    assert live.values("perf/step_time") == [12.0, 11.0]
+    assert live.values("perf/samples_per_sec") == [2 / 12, 1 / 11]
+
+
+def test_epochs_are_counted_and_told(live: FakeLive, clock: FakeClock) -> None:
+    script = Script(clock)
+    for _ in range(2):
+        for batch in script.loader:
+            script.step(batch)
+    assert live.values("train/epoch") == [1.0] * 3 + [2.0] * 3
+    assert live.recorder.epoch == 2
+    assert live.recorder.events == [
+        ("epoch", "Epoch 1: 3 batches, 35 s", {"seconds": 35.0, "batches": 3}),
+        ("epoch", "Epoch 2: 3 batches, 35 s", {"seconds": 35.0, "batches": 3}),
+    ]
+
+
+@pytest.mark.parametrize("length", [4, 2], ids=["passes of two batches", "passes of one batch"])
+@pytest.mark.parametrize("evaluate", [
+    Script.evaluate_without_gradients, Script.evaluate_with_gradients_off_inside,
+])  # fmt: skip
+def test_evaluation_is_no_step_time_wait_or_epoch(
+    live: FakeLive, clock: FakeClock, evaluate: Callable[[Script], None], length: int
+) -> None:
+    script = Script(clock, length)
+    evaluate(script)
+    for _ in range(3):
+        for batch in script.loader:
+            script.step(batch)
+        evaluate(script)
+    steps = 3 * length // 2
+    assert live.values("perf/step_time") == [12.0] * (steps - 1)
+    assert live.values("perf/data_wait") == [2.0] * (steps - 1)
+    assert live.values("perf/samples_per_sec") == [2 / 12] * (steps - 1)
+    assert live.values("train/epoch") == [
+        epoch for epoch in (1.0, 2.0, 3.0) for _ in range(length // 2)
+    ]
+    assert [kind for kind, _, _ in live.recorder.events] == ["epoch"] * 3
+
+
+def test_evaluation_amid_an_epoch(live: FakeLive, clock: FakeClock) -> None:
+    script = Script(clock, 8)
+    for at, batch in enumerate(script.loader):
+        script.step(batch)
+        if at == 1:
+            script.evaluate_with_gradients_off_inside()
+            clock.spend(1000.0)  # writing a checkpoint
+        if at == 2:
+            script.evaluate_partly()
+    assert live.values("perf/step_time") == [12.0] * 3
+    assert live.values("perf/samples_per_sec") == [2 / 12] * 3
+    assert live.values("train/epoch") == [1.0] * 4
+
+
+def read_ahead(loader: DataLoader[Any]) -> Iterator[Any]:
+    """As accelerate does: the last batch is known to be the last when it is given out."""
+    iterator = iter(loader)
+    current = next(iterator)
+    for following in iterator:
+        yield current
+        current = following
+    yield current
+
+
+@pytest.mark.parametrize("length", [6, 2])
+def test_a_loader_that_reads_ahead_keeps_its_last_step_in_its_epoch(
+    live: FakeLive, clock: FakeClock, length: int
+) -> None:
+    script = Script(clock, length)
+    for _ in range(2):
+        for batch in read_ahead(script.loader):
+            script.step(batch)
+    each = length // 2
+    assert live.values("train/epoch") == [1.0] * each + [2.0] * each
+    assert sum(filter(None, live.values("perf/data_wait"))) == 2 * length - 2 * min(2, each)
+
+
+def test_a_loop_that_counts_and_never_asks_for_the_end(live: FakeLive, clock: FakeClock) -> None:
+    """As Lightning does; an evaluation of the same data lies between."""
+    script = Script(clock, 4)
+    for _ in range(3):
+        iterator = iter(script.loader)
+        for _ in range(len(script.loader)):
+            script.step(next(iterator))
+        with torch.no_grad():
+            list(script.loader)
+    assert live.values("train/epoch") == [1.0, 1.0, 2.0, 2.0, 3.0, 3.0]
+    assert live.values("perf/step_time") == [12.0] * 5
+
+
+def test_a_sampler_without_a_length(live: FakeLive, clock: FakeClock) -> None:
+    class Endless(torch.utils.data.Sampler[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter([0, 1, 2, 0])
+
+    script = Script(clock)
+    for batch in DataLoader(Slow(clock, 3), batch_size=2, sampler=Endless()):
+        script.step(batch)
+    assert live.values("perf/samples_per_sec") == [2 / 12]
+    assert [text for _, text, _ in live.recorder.events] == ["Epoch 1: 2 batches, 24 s"]
+
+
+def test_a_pass_left_with_break_is_no_epoch(live: FakeLive, clock: FakeClock) -> None:
+    script = Script(clock)
+    for _ in range(3):
+        for batch in script.loader:
+            script.step(batch)
+            break
+    assert live.values("train/epoch") == [1.0] * 3
+    assert live.recorder.events == []
+
+
+def test_a_loader_inside_a_loader_is_waited_for_once(live: FakeLive, clock: FakeClock) -> None:
+    class Outer(IterableDataset[Tensor]):
+        def __iter__(self) -> Iterator[Tensor]:
+            yield from DataLoader(Slow(clock, 4), batch_size=2)
+
+    script = Script(clock)
+    for batch in DataLoader(Outer(), batch_size=None):
+        script.step(batch)
+    assert live.values("perf/data_wait") == [2.0]
+    assert live.values("perf/samples_per_sec") == [2 / 12]
+    assert live.values("train/epoch") == [1.0, 1.0]
+
+
+def test_a_script_without_a_loader_has_neither_wait_nor_epoch(
+    live: FakeLive, clock: FakeClock
+) -> None:
+    script = Script(clock)
+    for _ in range(2):
+        script.step(torch.ones(2, 3))
+    assert live.rows[1][1].keys() == {"train/loss", "train/lr", "perf/step_time"}
+
+
+class Sample:
+    """What a collate function of the script's own may return."""
+
+    def __init__(self) -> None:
+        self.name = "x"
+        self.pixels = torch.zeros(7, 2)
+
+
+@pytest.mark.parametrize(("batch", "samples"), [
+    ((torch.zeros(3, 2), torch.zeros(5)), 3),
+    ({"text": ["a", "b"], "ids": torch.zeros(4, 2)}, 4),
+    ([["a"], {"x": (torch.zeros(6),)}], 6),
+    (Sample(), 7),
+    ((torch.tensor(1.0), torch.zeros(2)), 2),
+    ([], None),
+    (["only", "words"], None),
+], ids=["tuple", "dict", "nested", "object", "scalar first", "empty", "no tensor"])  # fmt: skip
+def test_the_samples_of_a_batch_are_its_first_tensors_length(
+    live: FakeLive, clock: FakeClock, batch: Any, samples: int | None
+) -> None:
+    script = Script(clock)
+    for _ in DataLoader([0, 0], batch_size=1, collate_fn=lambda _: batch):
+        script.step(torch.ones(2, 3))
+    assert live.values("perf/samples_per_sec") == ([samples / TRAIN_S] if samples else [])
+    assert live.values("perf/data_wait") == [0.0]
+
+
+def test_worker_processes_record_nothing_themselves(live: FakeLive, clock: FakeClock) -> None:
+    script = Script(clock)
+    loader = DataLoader([torch.ones(3)] * 4, batch_size=2, num_workers=1, persistent_workers=True)
+    for _ in range(2):
+        for batch in loader:
+            script.step(batch)
+    assert live.values("train/epoch") == [1.0, 1.0, 2.0, 2.0]
+    assert live.values("perf/samples_per_sec") == [2 / TRAIN_S] * 3

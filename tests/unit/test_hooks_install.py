@@ -1,0 +1,160 @@
+"""When the hooks attach: after the script's own `import torch`, and only in its process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from stepscope.hooks import install
+from stepscope.hooks.after_import import AfterImport
+from tests.unit.fake_live import FakeLive, hooked
+
+ROOT = Path(__file__).resolve().parents[2]
+
+PLACES: list[tuple[object, str]] = [
+    (torch.autograd, "backward"), (torch.optim.Optimizer, "zero_grad"),
+    (torch.nn.utils, "clip_grad_norm_"), (torch.nn.utils.clip_grad, "clip_grad_norm_"),
+    (torch.amp.GradScaler, "scale"), (torch.amp.GradScaler, "step"),
+    (_BaseDataLoaderIter, "__next__"),
+]  # fmt: skip
+
+
+def child(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=ROOT, capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+IMPORT = """
+import os, sys
+from stepscope import hooks
+from tests.unit.fake_live import FakeLive
+live = FakeLive()
+finders = list(sys.meta_path)
+hooks.install(live)
+assert "torch" not in sys.modules, "torch must not be imported by us"
+os.environ["OMP_NUM_THREADS"] = "1"  # counts only before the import
+import importlib.util
+import torch
+assert torch.get_num_threads() == 1
+assert type(torch.__spec__.loader).__name__ == "SourceFileLoader"
+assert sys.meta_path == finders
+assert "torch._dynamo" not in sys.modules, "a second of import time that nobody asked for"
+w = torch.nn.Parameter(torch.ones(()))
+optimizer = torch.optim.SGD([w], lr=0.1)
+(w * 1).backward()
+optimizer.step()
+print(live.rows)
+"""
+
+
+def test_the_hooks_wait_for_the_scripts_own_import() -> None:
+    assert child(IMPORT) == "[(1, {'train/loss': 1.0, 'train/lr': 0.1})]\n"
+
+
+def test_a_script_without_torch_is_left_alone() -> None:
+    code = "from stepscope import hooks\nhooks.install(type('L', (), {'recorder': 0}))\nimport json"
+    assert child(code) == ""
+
+
+def test_everything_is_put_back() -> None:
+    before = [getattr(owner, name) for owner, name in PLACES]
+    hooks_before = dict(sys.modules["torch.optim.optimizer"]._global_optimizer_post_hooks)
+    with hooked():
+        assert all(
+            getattr(owner, name) is not was
+            for (owner, name), was in zip(PLACES, before, strict=True)
+        )
+    assert [getattr(owner, name) for owner, name in PLACES] == before
+    assert sys.modules["torch.optim.optimizer"]._global_optimizer_post_hooks == hooks_before
+
+
+def test_what_cannot_attach_is_said_once_and_the_rest_works(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delattr(torch.nn.utils.clip_grad, "clip_grad_norm_")
+    with hooked() as live:
+        w = nn.Parameter(torch.ones(()))
+        optimizer = torch.optim.SGD([w], lr=0.1)
+        (w * 1).backward()
+        optimizer.step()
+    assert live.values("train/loss") == [1.0]
+    (record,) = caplog.records
+    assert "train/grad_norm will be missing" in record.message
+
+
+def test_a_wrapper_around_ours_survives_our_going() -> None:
+    original = torch.autograd.backward
+    with hooked():
+        ours = torch.autograd.backward
+        theirs: Callable[..., None] = lambda *args, **kwargs: ours(*args, **kwargs)  # noqa: E731
+        torch.autograd.backward = theirs
+    try:
+        w = nn.Parameter(torch.ones(()))
+        (w * 2).backward()
+        assert torch.autograd.backward is theirs
+        assert w.grad == 2
+    finally:
+        torch.autograd.backward = original
+
+
+def test_a_forked_child_records_nothing() -> None:
+    with hooked() as live:
+        w = nn.Parameter(torch.ones(()))
+        optimizer = torch.optim.SGD([w], lr=0.1)
+        optimizer.step()
+        child_id = os.fork()
+        if child_id == 0:
+            (w * 1).backward()
+            optimizer.step()
+            os._exit(len(live.rows))
+        _, status = os.waitpid(child_id, 0)
+        assert os.waitstatus_to_exitcode(status) == 1
+        optimizer.step()
+        assert len(live.rows) == 2
+
+
+def test_a_module_is_waited_for_until_its_import_succeeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "stepscope_late_module"
+    path = tmp_path / f"{name}.py"
+    path.write_text("raise ImportError('not yet')")
+    monkeypatch.syspath_prepend(tmp_path)
+    seen: list[ModuleType] = []
+    waiting = AfterImport(name, seen.append)
+    waiting.start()
+    try:
+        with pytest.raises(ImportError, match="not yet"):
+            __import__(name)
+        path.write_text("ready = True  # and longer than before, so that no cached code is used")
+        module = __import__(name)
+        assert [m.ready for m in seen] == [True]
+        assert module.__loader__.get_source(name).startswith("ready")
+        assert waiting not in sys.meta_path
+    finally:
+        waiting.stop()
+        sys.modules.pop(name, None)
+
+
+def test_removing_the_hooks_before_torch_came_leaves_no_finder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(sys.modules, "torch")
+    finders = list(sys.meta_path)
+    attached = install(FakeLive())
+    assert len(sys.meta_path) == len(finders) + 1
+    attached.remove()
+    assert sys.meta_path == finders

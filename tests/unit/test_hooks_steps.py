@@ -1,0 +1,327 @@
+"""What a step of a watched script leaves: its loss, rates, norm and times, per optimizer."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from stepscope.hooks.optimizer import GROUPS_LIMIT, OPTIMIZERS_LIMIT
+from tests.unit.fake_live import FakeClock, FakeLive, hooked
+
+
+@pytest.fixture
+def live() -> Iterator[FakeLive]:
+    with hooked() as live:
+        yield live
+
+
+def weight(value: float = 1.0) -> nn.Parameter:
+    return nn.Parameter(torch.tensor(value))
+
+
+def sgd(*parameters: nn.Parameter, lr: float = 0.1) -> torch.optim.SGD:
+    return torch.optim.SGD(parameters, lr=lr)
+
+
+def train(optimizer: torch.optim.Optimizer, loss: Tensor) -> float:
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def test_each_step_is_a_row_with_its_loss_and_rate(live: FakeLive) -> None:
+    w = weight()
+    optimizer = sgd(w)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    losses = []
+    for _ in range(3):
+        losses.append(train(optimizer, (w * 0.3) ** 2))
+        scheduler.step()
+    assert [step for step, _ in live.rows] == [1, 2, 3]
+    assert live.values("train/loss") == losses
+    assert live.values("train/lr") == pytest.approx([0.1, 0.05, 0.025])
+    assert "train/backwards" not in live.rows[0][1]
+    assert live.devices == [None]
+    assert live.boundaries == 3
+    assert live.recorder.facts["optimizers"] == ["SGD"]
+
+
+def test_accumulated_micro_batches_add_up_to_one_loss(live: FakeLive) -> None:
+    w = weight()
+    optimizer = sgd(w)
+    for micro in (0.5, 1.5):
+        ((w * micro) / 2).backward()
+    optimizer.step()
+    (w * 0 + 7.0).backward()
+    optimizer.step()
+    assert live.values("train/loss") == [1.0, 7.0]
+    assert live.values("train/backwards") == [2.0]
+
+
+def test_zero_grad_drops_what_was_added_before(live: FakeLive) -> None:
+    """Closures that LBFGS calls many times, and SAM's two passes, count once."""
+    w = weight(3.0)
+    optimizer = torch.optim.LBFGS([w], lr=0.1, max_iter=4)
+    seen = []
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = (w - 1) ** 2
+        loss.backward()
+        seen.append(loss.item())
+        return loss
+
+    optimizer.step(closure)
+    assert len(seen) > 1
+    assert live.values("train/loss") == [seen[-1]]
+
+
+def test_a_gradient_given_to_backward_weighs_the_loss(live: FakeLive) -> None:
+    w = weight(2.0)
+    optimizer = sgd(w)
+    (w * 3).backward(torch.tensor(-1.0))
+    optimizer.step()
+    assert live.values("train/loss") == [-6.0]
+
+
+def test_what_is_no_scalar_or_failed_is_no_loss(live: FakeLive) -> None:
+    w = nn.Parameter(torch.ones(2))
+    optimizer = sgd(w)
+    (w * 2).backward(torch.ones(2))
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        torch.tensor(5.0).backward()
+    optimizer.step()
+    assert live.values("train/loss") == []
+    assert len(live.rows) == 2
+
+
+def test_a_backward_inside_a_backward_is_not_counted(live: FakeLive) -> None:
+    w = nn.Parameter(torch.ones(1))
+    optimizer = sgd(w)
+    output = checkpoint(lambda x: x * 4, w, use_reentrant=True)
+    output.sum().backward()
+    optimizer.step()
+    assert live.values("train/loss") == [4.0]
+    assert live.values("train/backwards") == []
+
+
+def test_the_direct_call_and_a_list_of_one_count(live: FakeLive) -> None:
+    w = weight(2.0)
+    optimizer = sgd(w)
+    torch.autograd.backward(w * 1)
+    torch.autograd.backward([w * 2])
+    optimizer.step()
+    assert live.values("train/loss") == [6.0]
+
+
+def test_every_group_has_its_rate_and_no_more_than_the_limit(live: FakeLive) -> None:
+    groups: list[dict[str, Any]] = [
+        {"params": [weight()], "lr": float(i + 1)} for i in range(GROUPS_LIMIT + 2)
+    ]
+    groups[1]["lr"] = torch.tensor(0.25)
+    torch.optim.Adam(groups).step()
+    row = live.rows[0][1]
+    assert row["train/lr"] == 1.0
+    assert row["train/lr.group1"] == 0.25
+    assert sum(key.startswith("train/lr") for key in row) == GROUPS_LIMIT
+
+
+def test_clipping_gives_the_norm_under_both_names(live: FakeLive) -> None:
+    w = weight(3.0)
+    optimizer = sgd(w)
+    for clip in (nn.utils.clip_grad_norm_, nn.utils.clip_grad.clip_grad_norm_):
+        optimizer.zero_grad()
+        (w**2).backward()
+        returned = clip([w], 0.5)
+        assert w.grad is not None
+        assert w.grad.item() == pytest.approx(0.5)
+        optimizer.step()
+        assert live.values("train/grad_norm")[-1] == returned.item()
+    optimizer.step()
+    assert len(live.values("train/grad_norm")) == 2
+
+
+def test_two_optimizers_share_the_counter_and_not_the_keys(live: FakeLive) -> None:
+    """A GAN whose critic makes two steps for each of its generator."""
+    critic, generator = weight(2.0), weight(5.0)
+    steps = {"critic": sgd(critic), "generator": torch.optim.Adam([generator])}
+    for _ in range(2):
+        train(steps["critic"], critic * 1)
+        train(steps["critic"], critic * 1)
+        train(steps["generator"], generator * 1)
+    assert [step for step, _ in live.rows] == [1, 2, 2, 3, 4, 4]
+    assert live.recorder.facts["optimizers"] == ["SGD", "Adam"]
+    assert live.values("train/loss.optimizer1")[0] == 5.0
+    assert live.values("train/lr.optimizer1") == [0.001, 0.001]
+    timed = ["perf/step_time" in row for _, row in live.rows]
+    assert timed == [False, True, False, True, True, False]
+
+
+def test_a_successor_goes_on_where_the_first_stopped(live: FakeLive) -> None:
+    for _ in range(2):  # two folds of a cross-validation
+        w = weight()
+        optimizer = sgd(w)
+        for _ in range(3):
+            train(optimizer, w * 1)
+        del optimizer
+        gc.collect()
+    assert [step for step, _ in live.rows] == [1, 2, 3, 4, 5, 6]
+    assert len(live.values("train/loss")) == 6
+
+
+def test_optimizers_beyond_the_limit_are_left_out(
+    live: FakeLive, caplog: pytest.LogCaptureFixture
+) -> None:
+    parameters = [weight() for _ in range(OPTIMIZERS_LIMIT + 2)]
+    optimizers = [sgd(w) for w in parameters]
+    for _ in range(2):
+        for optimizer in optimizers:
+            optimizer.step()
+    assert len(live.rows) == 2 * OPTIMIZERS_LIMIT
+    assert len(live.recorder.facts["optimizers"]) == OPTIMIZERS_LIMIT
+    assert caplog.text.count("not recorded") == 1
+
+
+def test_the_optimizer_inside_another_is_not_a_second_one(live: FakeLive) -> None:
+    class Lookahead(torch.optim.Optimizer):
+        def __init__(self, inner: torch.optim.Optimizer) -> None:
+            super().__init__(inner.param_groups, {})
+            self.inner = inner
+
+        def step(self, closure: Any = None) -> None:
+            self.inner.step()
+
+    w = weight()
+    optimizer = Lookahead(sgd(w))
+    for _ in range(2):
+        train(optimizer, w * 1)
+    assert [step for step, _ in live.rows] == [1, 2]
+    assert live.recorder.facts["optimizers"] == ["Lookahead"]
+    assert live.values("train/loss")[0] == 1.0
+
+
+def test_no_optimizer_is_kept_alive(live: FakeLive) -> None:
+    optimizer = sgd(weight())
+    optimizer.step()
+    gone = weakref.ref(optimizer)
+    del optimizer
+    gc.collect()
+    assert gone() is None
+
+
+def test_step_time_leaves_out_what_the_boundary_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeClock()
+    monkeypatch.setattr(time, "perf_counter", clock)
+    with hooked() as live:
+        w = weight()
+        optimizer = sgd(w)
+
+        def pause() -> float:
+            clock.spend(60.0)
+            return 60.0
+
+        live.serve = pause
+        for _ in range(3):
+            clock.spend(2.0)
+            train(optimizer, w * 1)
+    assert live.values("perf/step_time") == [2.0, 2.0]
+
+
+def test_what_the_boundary_raises_reaches_the_script(live: FakeLive) -> None:
+    class Stopped(Exception):
+        """What a script's own SIGINT handler may raise."""
+
+    def stop() -> float:
+        raise Stopped
+
+    live.serve = stop
+    with pytest.raises(Stopped):
+        train(sgd(w := weight()), w * 1)
+    assert len(live.rows) == 1
+
+
+def test_a_hook_that_fails_says_so_once_and_training_goes_on(
+    live: FakeLive, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise ValueError("no")
+
+    monkeypatch.setattr(type(live.recorder), "describe", broken)
+    w = weight()
+    optimizer = sgd(w)
+    for _ in range(3):
+        train(optimizer, w * 1)
+    assert w.item() == pytest.approx(0.7)
+    assert live.rows == []
+    warnings = [r for r in caplog.records if r.levelno >= logging.WARNING]
+    assert [r.message for r in warnings] == [
+        "stepscope: all training metrics will be missing from here on (ValueError: no)"
+    ]
+
+
+def test_another_thread_that_trains_too_is_ignored(live: FakeLive) -> None:
+    w, other = weight(), weight(9.0)
+    optimizer = sgd(w)
+    train(optimizer, w * 1)
+    (w * 1).backward()
+    thread = threading.Thread(target=lambda: train(sgd(other), other * 1))
+    thread.start()
+    thread.join()
+    optimizer.step()
+    assert live.values("train/loss") == [1.0, pytest.approx(0.9)]
+
+
+def test_training_may_move_to_a_thread_and_from_there_to_the_next(live: FakeLive) -> None:
+    w = weight()
+    (w * 1).backward()  # a trial in the main thread settles nothing
+
+    def fit() -> None:
+        train(optimizer, w * 1)
+
+    optimizer = sgd(w)
+    for _ in range(2):
+        thread = threading.Thread(target=fit)
+        thread.start()
+        thread.join()
+    assert len(live.rows) == 2
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler provokes warnings of torch itself
+@pytest.mark.parametrize("what", ["model", "step"])
+def test_a_compiled_script_computes_the_same_and_is_seen(what: str) -> None:
+    def run() -> list[float]:
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        torch.manual_seed(0)
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        forward = torch.compile(model, backend="aot_eager") if what == "model" else model
+
+        def step(x: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss = forward(x).square().mean()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            return loss.detach()
+
+        run_step = torch.compile(step, backend="aot_eager") if what == "step" else step
+        return [run_step(torch.randn(8, 4)).item() for _ in range(5)]
+
+    bare, graphs = run(), dict(torch._dynamo.utils.counters["stats"])
+    with hooked() as live:
+        assert run() == bare
+    assert live.values("train/loss") == bare
+    assert dict(torch._dynamo.utils.counters["stats"]) == graphs

@@ -1,0 +1,165 @@
+"""Copies to the GPU, with events that a test lets pass; a real device is in tests/gpu."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from stepscope.hooks import transfer
+from stepscope.hooks.patches import Patches
+from stepscope.hooks.state import State
+from tests.unit.fake_live import FakeLive
+
+
+@dataclass
+class FakeEvent:
+    """Fair because the code asks a CUDA event for nothing else; `now_ms` is the device's clock."""
+
+    now_ms: float = 0.0
+    passed: bool = False
+    at_ms: float | None = None
+
+    def record(self) -> None:
+        self.at_ms = FakeEvent.now_ms
+
+    def query(self) -> bool:
+        return FakeEvent.passed
+
+    def elapsed_time(self, end: FakeEvent) -> float:
+        assert self.at_ms is not None
+        assert end.at_ms is not None
+        assert FakeEvent.passed, "asked before the device was there: this would raise"
+        return end.at_ms - self.at_ms
+
+
+class Copies:
+    """Torch with a CUDA device that is none: `.to("cuda")` takes 2 ms of it."""
+
+    def __init__(self) -> None:
+        self.capturing = False
+        self.state = State(FakeLive())
+        self.state.claim()
+        cuda = SimpleNamespace(
+            Event=lambda enable_timing: FakeEvent(),
+            is_current_stream_capturing=lambda: self.capturing,
+            current_device=lambda: 0,
+        )
+        fake: Any = SimpleNamespace(
+            cuda=cuda, compiler=torch.compiler, device=torch.device, Tensor=_Tensor
+        )
+        self.patches = Patches()
+        self.transfers = transfer.attach(fake, self.state, self.patches)
+
+
+class _Tensor:
+    """What is patched in these tests, instead of torch.Tensor."""
+
+    is_cpu = True
+    device = torch.device("cuda:0")
+
+    def to(self, *args: Any, **kwargs: Any) -> str:
+        FakeEvent.now_ms += 2.0
+        return "copied"
+
+    def cuda(self, device: Any = None) -> str:
+        return self.to(device)
+
+
+@pytest.fixture
+def copies() -> Iterator[Copies]:
+    FakeEvent.now_ms, FakeEvent.passed = 0.0, True
+    copies = Copies()
+    yield copies
+    copies.patches.undo()
+    assert "copy" not in _Tensor.to.__qualname__
+
+
+@pytest.mark.parametrize("arguments", [
+    ("cuda",), ("cuda:0", torch.float16), (torch.device("cuda"),), (0,), (_Tensor(),),
+])  # fmt: skip
+def test_a_copy_is_timed_however_its_target_is_named(
+    copies: Copies, arguments: tuple[Any, ...]
+) -> None:
+    assert _Tensor().to(*arguments) == "copied"
+    assert copies.transfers.harvest() == pytest.approx(0.002)
+    assert copies.transfers.harvest() == 0.0
+
+
+def test_by_keyword_and_by_cuda(copies: Copies) -> None:
+    _Tensor().to(device="cuda", non_blocking=True)
+    assert copies.transfers.harvest() == pytest.approx(0.002)
+    assert _Tensor().cuda() == "copied"
+    assert copies.transfers.harvest() == pytest.approx(0.002)
+
+
+@pytest.mark.parametrize("arguments", [("cpu",), (torch.float16,), ("cuda:1",), ()])
+def test_what_does_not_go_to_the_current_device_is_not_timed(
+    copies: Copies, arguments: tuple[Any, ...]
+) -> None:
+    _Tensor().to(*arguments)
+    assert copies.transfers.harvest() == 0.0
+
+
+def test_nothing_is_waited_for(copies: Copies) -> None:
+    FakeEvent.passed = False
+    _Tensor().to("cuda")
+    assert copies.transfers.harvest() is None, "not known yet, and not 0"
+    FakeEvent.passed = True
+    assert copies.transfers.harvest() == pytest.approx(0.002)
+
+
+def test_more_copies_than_events_give_no_figure(copies: Copies) -> None:
+    FakeEvent.passed = False
+    for _ in range(transfer.PAIRS + 1):
+        assert _Tensor().to("cuda") == "copied"
+    FakeEvent.passed = True
+    assert copies.transfers.harvest() is None
+    _Tensor().to("cuda")
+    assert copies.transfers.harvest() == pytest.approx(0.002)
+
+
+def test_a_graphs_capture_gets_no_events(copies: Copies) -> None:
+    copies.capturing = True
+    _Tensor().to("cuda")
+    assert copies.transfers.harvest() == 0.0
+
+
+def test_a_cuda_tensor_and_another_thread_are_left_alone(copies: Copies) -> None:
+    on_gpu = _Tensor()
+    on_gpu.is_cpu = False
+    on_gpu.to("cuda")
+    copies.state.thread = -1
+    _Tensor().to("cuda")
+    assert copies.transfers.harvest() == 0.0
+
+
+def test_torchs_own_methods_can_be_wrapped_and_put_back() -> None:
+    """`to` and `cuda` are inherited from the C class: putting back means taking ours away."""
+    patches, state = Patches(), State(FakeLive())
+    state.claim()
+    before: Any = Tensor.to
+    fake: Any = SimpleNamespace(
+        cuda=SimpleNamespace(
+            Event=lambda enable_timing: FakeEvent(),
+            is_current_stream_capturing=lambda: False,
+            current_device=lambda: 0,
+        ),
+        compiler=torch.compiler, device=torch.device, Tensor=Tensor,
+    )  # fmt: skip
+    transfer.attach(fake, state, patches)
+    try:
+        assert Tensor.to is not before
+        model = torch.compile(torch.nn.Linear(2, 2), backend="eager", fullgraph=True)
+        assert model(torch.ones(1, 2).to(torch.float64).to("cpu", torch.float32)).shape == (1, 2)
+        convert = torch.compile(lambda x: x.to(torch.float64) + 1, backend="eager", fullgraph=True)
+        assert convert(torch.ones(2)).dtype == torch.float64
+    finally:
+        patches.undo()
+    assert "to" not in vars(Tensor)
+    assert Tensor.to is before
