@@ -34,9 +34,12 @@ test: lint
 	$(BIN)/python -m pytest $(TESTS)
 
 bench: install-test
+	$(BIN)/python -m benchmarks.recorder
+	$(BIN)/python -m benchmarks.overhead
+	$(BIN)/python -m benchmarks.reader
 	$(BIN)/python -m benchmarks.loop
 	$(BIN)/python -m benchmarks.interference
 	$(BIN)/python -m benchmarks.live_page
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) benchmarks/.venv-peers .pytest_cache .mypy_cache .ruff_cache

@@ -14,7 +14,8 @@ from typing import Any
 
 from playwright.sync_api import Browser, Page
 
-from benchmarks.serving import VIEWPORT, Server, await_charts, quantile, say, start_run
+from benchmarks.report import quantile, say
+from benchmarks.serving import VIEWPORT, Server, await_charts, start_run
 from stepscope.metrics import Stream
 from stepscope.store import RunReader
 

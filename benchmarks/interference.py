@@ -31,8 +31,10 @@ from typing import Any
 import numpy as np
 from playwright.sync_api import Browser, Page
 
-from benchmarks import serving
-from benchmarks.serving import ROOT, VIEWPORT, Server, at_least, children_on, say
+from benchmarks import report, serving
+from benchmarks.pairs import interval
+from benchmarks.report import at_least, say
+from benchmarks.serving import ROOT, VIEWPORT, Server, children_on
 from stepscope.metrics import Stream
 from stepscope.store import RunReader
 
@@ -41,7 +43,6 @@ THREADS = max(1, (os.cpu_count() or 1) // 2)
 WARM_S = 1.5
 FLUSHED_S = 0.6
 WAYS = ("thread_no_tab", "thread_one_tab", "process_one_tab")
-RESAMPLES = 10_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -227,10 +228,7 @@ def _ratio(rounds: list[dict[str, Rate]], way: str, field: str) -> dict[str, Any
 
 def _interval(ratios: list[float]) -> dict[str, Any]:
     """Return the median with its bootstrap interval over rounds."""
-    rng = np.random.default_rng(0)
-    resampled = np.median(rng.choice(ratios, (RESAMPLES, len(ratios))), axis=1)
-    low, high = np.quantile(resampled, [0.025, 0.975]).tolist()
-    return {"median": _median(ratios), "interval_95": [low, high], "rounds": ratios}
+    return interval(ratios) | {"rounds": ratios}
 
 
 def _median(values: list[float]) -> float:
@@ -268,11 +266,11 @@ def main() -> None:
     args = parser.parse_args()
     plan = Plan(rounds=1, window_s=3, settle_s=1) if args.quick else Plan(rounds=args.rounds)
     chosen = "pinned" if args.quick and args.placement == "both" else args.placement
-    serving.wait_for_quiet(args.wait_quiet)
+    report.wait_for_quiet(args.wait_quiet)
     load = os.getloadavg()[0]
     names = ["pinned", "free"] if chosen == "both" else [chosen]
     options = {"quick": args.quick, "placement": chosen, "rounds": plan.rounds}
-    serving.report("interference", options, load, measure(names, plan))
+    report.report("interference", options, load, measure(names, plan))
 
 
 if __name__ == "__main__":

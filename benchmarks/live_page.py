@@ -24,9 +24,10 @@ from typing import Any
 import psutil
 from playwright.sync_api import Browser, CDPSession, Page
 
-from benchmarks import serving
+from benchmarks import report, serving
 from benchmarks.clicks import ACKNOWLEDGED_MS, ANSWERED_P95_MS, measure_clicks
-from benchmarks.serving import ROOT, VIEWPORT, Server, at_most, cpu_seconds, quantile, say
+from benchmarks.report import at_most, quantile, say
+from benchmarks.serving import ROOT, VIEWPORT, Server, cpu_seconds
 
 SERVER_CPU_MS = 10
 POLL_BYTES = 5000
@@ -240,9 +241,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a smoke run of under a minute")
     parser.add_argument("--wait-quiet", type=float, default=0, metavar="SECONDS")
     args = parser.parse_args()
-    serving.wait_for_quiet(args.wait_quiet)
+    report.wait_for_quiet(args.wait_quiet)
     load = os.getloadavg()[0]
-    serving.report(
+    report.report(
         "live_page", {"quick": args.quick}, load, measure(QUICK if args.quick else Plan())
     )
 

@@ -1,0 +1,158 @@
+"""The other recorders, in a virtual environment of their own.
+
+    python -m benchmarks.peers
+
+makes `benchmarks/.venv-peers` from `requirements-peers.txt` (some minutes and about 1.5 GB, once)
+and says which of them can be used. All recorders, ours too, are then measured with its Python. It
+sees this project's packages, torch among them, after its own. A recorder that cannot be installed
+or imported is `missing` with the reason, and the benchmarks go on without it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.report import say
+
+ROOT = Path(__file__).resolve().parents[1]
+VENV = Path(__file__).with_name(".venv-peers")
+REQUIREMENTS = Path(__file__).with_name("requirements-peers.txt")
+INSTALL_TIMEOUT_S = 1200
+PROBE_TIMEOUT_S = 120
+IMPORTED = {"tensorboard": "torch.utils.tensorboard"}
+"""What proves that a recorder works, where it is not the module of its own name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """The Python to measure with, the versions of the usable peers, why others are missing."""
+
+    python: Path
+    versions: dict[str, str] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+
+
+def without(reason: str) -> Peers:
+    """Return no peers at all: ours is measured with this Python."""
+    return Peers(Path(sys.executable), missing=dict.fromkeys(requirements(), reason))
+
+
+def prepare() -> Peers:
+    """Make the environment if it is not there, and see which recorders can be imported."""
+    pins = requirements()
+    try:
+        failed = _install(pins)
+    except (OSError, subprocess.SubprocessError) as error:
+        return without(f"no virtual environment: {last_line(str(error))}")
+    versions, missing = {}, {}
+    for name, pin in pins.items():
+        problem = failed.get(name) or _probe(IMPORTED.get(name, name))
+        if problem is None:
+            versions[name] = pin.partition("==")[2]
+        else:
+            missing[name] = problem
+            say(f"{name} is missing: {problem}")
+    return Peers(_python(), versions, missing)
+
+
+def requirements() -> dict[str, str]:
+    """Return the pinned requirement of each recorder by its name."""
+    return parse_requirements(REQUIREMENTS.read_text())
+
+
+def parse_requirements(text: str) -> dict[str, str]:
+    """Return requirement lines by the name before `==`; comments and empty lines are none."""
+    lines = [line.partition("#")[0].strip() for line in text.splitlines()]
+    return {line.partition("==")[0]: line for line in lines if line}
+
+
+def last_line(text: str) -> str:
+    """Return the last line that says something: of a traceback the error."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else "no message"
+
+
+def environment(home: Path) -> dict[str, str]:
+    """Return the environment of a recorder: offline, no telemetry, nothing outside `home`."""
+    return os.environ | {
+        "HOME": str(home), "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1", "STEPSCOPE_RUNS": str(home / "runs"), "DO_NOT_TRACK": "1",
+        "WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false",
+        "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TRACKIO_DIR": str(home / "data"),
+        "MLFLOW_DISABLE_TELEMETRY": "true", "GIT_PYTHON_REFRESH": "quiet",
+    }  # fmt: skip
+
+
+def _install(pins: dict[str, str]) -> dict[str, str]:
+    """Install what is not installed yet; return the reasons of those that could not be."""
+    stamp = VENV / "installed.json"
+    wanted = {"pins": pins, "python": sys.version}
+    if stamp.is_file():
+        known = json.loads(stamp.read_text())
+        if {name: known[name] for name in wanted} == wanted:
+            return dict(known["failed"])
+    say(f"installing {', '.join(pins.values())} into {VENV}: some minutes, once")
+    subprocess.run([sys.executable, "-m", "venv", "--clear", VENV], check=True, timeout=300)
+    failed: dict[str, str] = {}
+    # All at once, so that they agree on what they share; one by one where that cannot be.
+    if _pip(*pins.values()) is not None:
+        for name, pin in pins.items():
+            problem = _pip(pin)
+            if problem is not None:
+                failed[name] = problem
+    _share_packages()
+    stamp.write_text(json.dumps(wanted | {"failed": failed}, indent=1))
+    return failed
+
+
+def _pip(*pins: str) -> str | None:
+    """Install; return why it failed."""
+    done = subprocess.run(
+        [_python(), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *pins],
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        timeout=INSTALL_TIMEOUT_S,
+    )  # fmt: skip
+    if done.returncode == 0:
+        return None
+    errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR:")]
+    return f"cannot be installed: {last_line(errors[-1] if errors else done.stderr)}"
+
+
+def _share_packages() -> None:
+    """Let the environment find this one's packages (torch) behind its own."""
+    (folder,) = VENV.glob("lib/python*/site-packages")
+    (folder / "stepscope-venv.pth").write_text(sysconfig.get_path("purelib") + "\n")
+
+
+def _probe(module: str) -> str | None:
+    """Import a module with the environment's Python; return why that failed."""
+    try:
+        done = subprocess.run(
+            [_python(), "-c", f"import {module}"], cwd=VENV, env=environment(VENV / "home"),
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            timeout=PROBE_TIMEOUT_S,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return f"cannot be imported: no answer in {PROBE_TIMEOUT_S} s"
+    return None if done.returncode == 0 else f"cannot be imported: {last_line(done.stderr)}"
+
+
+def _python() -> Path:
+    return VENV / "bin" / "python"
+
+
+def main() -> None:
+    """Make the environment and say what is in it."""
+    peers = prepare()
+    print(json.dumps({"python": str(peers.python), "versions": peers.versions,
+                      "missing": peers.missing}))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""A training script of about 0.8 ms a step on one CPU thread, for `overhead.py`.
+
+    python benchmarks/training_child.py WAY FOLDER WIDTH RESULTS
+
+WAY is `bare`, or the recorder that each step is logged to. For each line `STEPS` on stdin it trains
+that many steps and writes to the named pipe RESULTS the seconds and the CPU seconds of the whole
+process; the first line there is its process number. `calibrate` as WAY writes the width that fits
+instead. The script knows nothing of `stepscope watch`, which runs it as it would any other.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from benchmarks.adapters import OURS, START, Log
+
+STEP_S = 0.8e-3
+BATCH = 32
+INPUTS, CLASSES = 64, 10
+WARM_STEPS = 100
+WIDTHS = range(32, 1024, 16)
+
+Step = Callable[[], torch.Tensor]
+
+
+def training_step(width: int) -> tuple[Step, torch.optim.Optimizer]:
+    """Return one step of a three-layer network on a fixed batch: forward, backward, Adam."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(INPUTS, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(),
+                          nn.Linear(width, CLASSES))  # fmt: skip
+    inputs, targets = torch.randn(BATCH, INPUTS), torch.randint(CLASSES, (BATCH,))
+    loss_fn = nn.CrossEntropyLoss()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+
+    def step() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss: torch.Tensor = loss_fn(model(inputs), targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        return loss
+
+    return step, optimizer
+
+
+def train(steps: int, step: Step) -> tuple[float, float]:
+    """Take steps; return their seconds, and the CPU seconds of all threads meanwhile."""
+    cpu_before, began = time.process_time(), time.perf_counter()
+    for _ in range(steps):
+        step()
+    return time.perf_counter() - began, time.process_time() - cpu_before
+
+
+def logged(step: Step, optimizer: torch.optim.Optimizer, log: Log, tensors: bool) -> Step:
+    """Return the step with its four metrics logged, the loss as a tensor or as a number."""
+    taken = 0
+
+    def logged_step() -> torch.Tensor:
+        nonlocal taken
+        loss = step()
+        value = loss if tensors else loss.item()
+        log(taken, value, optimizer.param_groups[0]["lr"], 0.5, 1.0)
+        taken += 1
+        return loss
+
+    return logged_step
+
+
+def fitting_width() -> int:
+    """Return the width whose step takes closest to STEP_S, by halving."""
+    low, high = 0, len(WIDTHS) - 1
+    while low < high:
+        middle = (low + high) // 2
+        step, _ = training_step(WIDTHS[middle])
+        train(WARM_STEPS, step)
+        # The fastest of many: another process on the core makes none of them faster.
+        if min(train(20, step)[0] / 20 for _ in range(20)) < STEP_S:
+            low = middle + 1
+        else:
+            high = middle
+    return WIDTHS[low]
+
+
+def main() -> None:
+    """Train when asked to, until stdin ends."""
+    way, folder, width, results = sys.argv[1:5]
+    torch.set_num_threads(1)
+    answers = os.open(results, os.O_WRONLY)
+
+    def answer(*values: float) -> None:
+        os.write(answers, (" ".join(map(repr, values)) + "\n").encode())
+
+    if way == "calibrate":
+        answer(fitting_width())
+        return
+    step, optimizer = training_step(int(width))
+    finish: Callable[[], None] = lambda: None  # noqa: E731
+    if way != "bare":
+        log, finish = START[way](Path(folder))
+        step = logged(step, optimizer, log, tensors=way == OURS)
+    train(WARM_STEPS, step)
+    answer(os.getpid())
+    for line in sys.stdin:
+        answer(*train(int(line), step))
+    finish()
+
+
+if __name__ == "__main__":
+    main()
