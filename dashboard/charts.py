@@ -6,299 +6,203 @@ browser fetches them by the series and metric names that the layout gives.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
-from stepscope.metrics import BY_KEY, METRICS, Metric, Stream, Unit
-
-Json = dict[str, Any]
-
-NO_ALLOCATOR = (
-    "allocated and reserved are counters of torch's CUDA allocator; on the CPU torch keeps none, "
-    "so process memory is shown instead."
+from dashboard.chart_parts import (
+    CYCLE,
+    Json,
+    chart,
+    numbered,
+    trace,
+    training_gpu,
+    y_axis,
 )
+from dashboard.facts import Fit, RunFacts, loss_keys, norm_keys, rate_keys
+from dashboard.tiles import NO_SAMPLES, tiles
+from stepscope.metrics import BY_KEY, METRICS, Stream, Unit
+from stepscope.run import RunKind
+
 WARM_UP_ROWS = 3
 """First steps of a run, slow by nature: drawn, but they do not set the scale of step time."""
-NO_GPU = "no GPU was sampled in this run."
-
-# One colour a metric, the same in every chart and tile; the component maps the names to a
-# colour-blind-safe palette for light and dark.
-_COLOURS: dict[str, str] = {
-    "train/loss": "blue",
-    "val/loss": "orange",
-    "memory/allocated": "blue",
-    "memory/reserved": "orange",
-    "memory/peak_allocated": "pink",
-    "gpu/mem_used": "green",
-    "gpu/mem_total": "grey",
-    "process/rss": "blue",
-    "process/peak_rss": "pink",
-    "host/mem_used": "green",
-    "process/cpu": "blue",
-    "host/cpu": "green",
-    "gpu/util": "green",
-    "gpu/mem_util": "amber",
-    "gpu/power": "amber",
-    "gpu/power_limit": "grey",
-    "gpu/temp": "orange",
-    "perf/samples_per_sec": "blue",
-    "perf/step_time": "blue",
-    "perf/data_wait": "orange",
+NO_LOSS = {
+    RunKind.WATCH: "No loss yet: it is read where the script calls backward() on a scalar.",
+    RunKind.INIT: "No loss yet: give it to each step, as in rec.step(loss=loss).",
 }
-_GPU_COLOURS = ("green", "blue", "orange", "pink", "amber", "grey")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
-    """A GPU that the run's sampler watches; `memory_bytes` is its installed memory if known."""
-
-    uuid: str
-    name: str
-    memory_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
-    """The linear workload's data: points to draw and the line they were made from."""
-
-    x: tuple[float, ...]
-    y: tuple[float, ...]
-    slope: float
-    intercept: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunFacts:
-    """What the layout depends on.
-
-    `has_cuda`: the run trains on a CUDA device. `training_gpu` is its UUID, by default the first
-    of `gpus`. `gpu_reason` and `allocator_reason` say why GPU or allocator values do not exist.
-    """
-
-    has_cuda: bool
-    gpus: tuple[Gpu, ...] = ()
-    training_gpu: str | None = None
-    gpu_reason: str = NO_GPU
-    allocator_reason: str = NO_ALLOCATOR
-    fit: Fit | None = None
+WAITING = {
+    RunKind.TRAINER: "Sent. Waiting for the training loop to reach the end of its step…",
+    RunKind.WATCH: "Sent. Waiting for the script's next optimizer step…",
+    RunKind.INIT: "Sent. Waiting for the script's next step…",
+    RunKind.RECORD: "Sent. Waiting for the recording…",
+}
 
 
 def layout(facts: RunFacts) -> Json:
-    """Return the component's layout: `charts`, `kpis`, `fit`, `metrics` (unit, label by key)."""
-    charts = [_loss(), _memory(facts), _utilisation(facts), _throughput(), _step_time()]
+    """Return the component's layout: `charts`, `kpis`, `metrics` (unit, label by key), `fit`.
+
+    `axis` is "time" where a run has no steps; `waiting` is said until a command is answered;
+    `custom_note` says what of the script's own metrics has no chart.
+    """
+    recording = facts.kind is RunKind.RECORD
+    charts = _machine(facts) if recording else [*_training(facts), *_custom(facts), *_more(facts)]
+    known = {m.key: {"unit": m.unit.value, "label": m.label} for m in METRICS}
+    drawn = {line["metric"] for made in charts for line in made["traces"]}
+    own = {key: {"unit": "", "label": key} for key in sorted(drawn - known.keys())}
+    return {
+        "charts": charts,
+        "kpis": tiles(facts),
+        "metrics": known | own,
+        "fit": _fit(facts.fit),
+        "axis": "time" if recording else "step",
+        "waiting": WAITING[facts.kind],
+        "custom_note": _custom_note(facts),
+    }
+
+
+def _training(facts: RunFacts) -> list[Json]:
+    charts = [_loss(facts), _memory(facts), _utilisation(facts), _throughput(facts)]
     if facts.gpus:
         charts.insert(3, _power(facts))
     if facts.fit is not None:
-        charts.insert(1, _chart("fit", "Fit", [], kind="fit"))
-    return {
-        "charts": charts,
-        "kpis": _kpis(facts),
-        "metrics": {m.key: {"unit": m.unit.value, "label": m.label} for m in METRICS},
-        "fit": _fit(facts.fit),
-    }
+        charts.insert(1, chart("fit", "Fit", [], kind="fit"))
+    return [*charts, _step_time(facts)]
 
 
-def series_of(metric: Metric, gpu: Gpu | None = None) -> str:
-    """Return the protocol's series name of a metric, e.g. `devices/GPU-…` for a GPU's."""
-    if metric.stream is not Stream.DEVICES:
-        return metric.stream.value
-    if gpu is None:
-        raise ValueError(f"gpu: is needed for {metric.key}, got None. Pass the GPU to draw.")
-    return f"{Stream.DEVICES.value}/{gpu.uuid}"
+def _machine(facts: RunFacts) -> list[Json]:
+    """The charts of a recording: all GPUs and the host, no training."""
+    host_memory = [trace("host/mem_used", "envelope"), trace("host/mem_total", "context")]
+    host = [
+        chart("host_memory", "Host memory", host_memory, y=y_axis(Unit.BYTES)),
+        chart("host_cpu", "Host CPU", [trace("host/cpu", "mean")],
+              y=y_axis(Unit.PERCENT, fixed=(0.0, 100.0))),
+    ]  # fmt: skip
+    if not facts.gpus:
+        host[0]["note"] = f"No GPU charts: {facts.gpu_reason}"
+        return host
+    sizes = {gpu.memory_bytes for gpu in facts.gpus}
+    used = [trace("gpu/mem_used", "envelope", gpu=gpu, label=f"used{suffix}", colour=colour)
+            for gpu, suffix, colour in numbered(facts.gpus)]  # fmt: skip
+    if len(sizes) == 1:  # else one line would be the total of some of them only
+        used.append(trace("gpu/mem_total", "context", gpu=facts.gpus[0], label="total"))
+    memory = chart("memory", "GPU memory", used, y=y_axis(Unit.BYTES))
+    return [_utilisation(facts), memory, _power(facts), *host]
 
 
-def _trace(
-    key: str,
-    style: str,
-    *,
-    gpu: Gpu | None = None,
-    label: str | None = None,
-    colour: str | None = None,
-    axis: str = "y",
-    dash: str = "solid",
-) -> Json:
-    """One line. Styles: ema (smoothed over faint raw), mean (over a faint envelope), envelope
-    (minimum to maximum, for memory: a short peak must stay visible), points, context (dashed;
-    it counts for the axis only at full scale)."""
-    return {
-        "series": series_of(BY_KEY[key], gpu),
-        "metric": key,
-        "label": label or BY_KEY[key].label,
-        "style": style,
-        "colour": colour or _COLOURS[key],
-        "axis": axis,
-        "dash": "dash" if style == "context" else dash,
-    }
-
-
-def _axis(unit: Unit, *, fixed: tuple[float, float] | None = None, zero: bool = True) -> Json:
-    return {"unit": unit.value, "range": list(fixed) if fixed else None, "zero": zero}
-
-
-def _chart(
-    chart_id: str,
-    title: str,
-    traces: list[Json],
-    *,
-    kind: str = "lines",
-    y: Json | None = None,
-    y2: Json | None = None,
-    note: str | None = None,
-    loss: bool = False,
-    warm_up: int = 0,
-) -> Json:
-    return {
-        "id": chart_id,
-        "title": title,
-        "kind": kind,
-        "y": y or _axis(Unit.NONE, zero=False),
-        "y2": y2,
-        "traces": traces,
-        "note": note,
-        "loss": loss,
-        "warm_up": warm_up,
-    }
-
-
-def _loss() -> Json:
+def _loss(facts: RunFacts) -> Json:
+    names, keys = facts.optimizers, loss_keys(len(facts.optimizers))
+    lines = ("blue", "green", "pink", "amber", "grey")
     traces = [
-        _trace("train/loss", "ema", label="train"),
-        _trace("val/loss", "points", label="validation"),
-    ]
-    return _chart("loss", "Loss", traces, loss=True)
+        trace(key, "ema", label=f"train ({names[i]} {i})" if len(keys) > 1 else "train",
+              colour=lines[i % len(lines)])
+        for i, key in enumerate(keys)
+    ]  # fmt: skip
+    scripted = facts.kind is not RunKind.TRAINER  # which need not validate at all
+    traces.append(trace("val/loss", "points", label="validation", optional=scripted))
+    return chart("loss", "Loss", traces, loss=True, empty=NO_LOSS.get(facts.kind))
 
 
 def _memory(facts: RunFacts) -> Json:
     if not facts.has_cuda:
-        traces = [_trace(key, "envelope") for key in ("process/rss", "process/peak_rss")]
-        traces.append(_trace("host/mem_used", "context"))
-        reason = f"On the CPU: {facts.allocator_reason}"
-        return _chart("memory", "Memory", traces, y=_axis(Unit.BYTES), note=reason)
+        traces = [trace(key, "envelope") for key in ("process/rss", "process/peak_rss")]
+        traces.append(trace("host/mem_used", "context"))
+        return chart("memory", "Memory", traces, y=y_axis(Unit.BYTES), note=facts.allocator_reason)
     keys = ("memory/allocated", "memory/reserved", "memory/peak_allocated")
-    traces = [_trace(key, "envelope") for key in keys]
-    for gpu, suffix, colour in _numbered(facts.gpus):
-        used = _trace(
+    traces = [trace(key, "envelope") for key in keys]
+    for gpu, suffix, colour in numbered(facts.gpus):
+        used = trace(
             "gpu/mem_used", "envelope", gpu=gpu, label=f"device used{suffix}", colour=colour
         )
         traces.append(used)
-    training = _training_gpu(facts)
+    training = training_gpu(facts)
     if training is not None:
-        traces.append(_trace("gpu/mem_total", "context", gpu=training, label="total"))
+        traces.append(trace("gpu/mem_total", "context", gpu=training, label="total"))
     note = None if facts.gpus else f"Device used and total are not known: {facts.gpu_reason}"
-    return _chart("memory", "Memory", traces, y=_axis(Unit.BYTES), note=note)
+    return chart("memory", "Memory", traces, y=y_axis(Unit.BYTES), note=note)
 
 
 def _utilisation(facts: RunFacts) -> Json:
     traces: list[Json] = []
-    for gpu, suffix, colour in _numbered(facts.gpus):
-        traces.append(_trace("gpu/util", "mean", gpu=gpu, label=f"GPU{suffix}", colour=colour))
+    for gpu, suffix, colour in numbered(facts.gpus):
+        traces.append(trace("gpu/util", "mean", gpu=gpu, label=f"GPU{suffix}", colour=colour))
         if len(facts.gpus) == 1:  # one line a GPU stays readable with eight of them
-            traces.append(_trace("gpu/mem_util", "mean", gpu=gpu, dash="dot"))
+            traces.append(trace("gpu/mem_util", "mean", gpu=gpu, dash="dot"))
     if traces:
-        y = _axis(Unit.PERCENT, fixed=(0.0, 100.0))
-        return _chart("utilisation", "Utilisation", traces, y=y)
-    traces = [_trace("process/cpu", "mean"), _trace("host/cpu", "mean")]
+        y = y_axis(Unit.PERCENT, fixed=(0.0, 100.0))
+        return chart("utilisation", "Utilisation", traces, y=y)
+    traces = [trace("process/cpu", "mean"), trace("host/cpu", "mean")]
     note = (
         "Process CPU: 100 % is one core. No GPU utilisation, power or temperature: "
         f"{facts.gpu_reason}"
     )
-    return _chart("utilisation", "Utilisation", traces, y=_axis(Unit.PERCENT), note=note)
+    return chart("utilisation", "Utilisation", traces, y=y_axis(Unit.PERCENT), note=note)
 
 
 def _power(facts: RunFacts) -> Json:
     traces: list[Json] = []
-    for gpu, suffix, colour in _numbered(facts.gpus):
-        traces.append(_trace("gpu/power", "mean", gpu=gpu, label=f"power{suffix}", colour=colour))
-        temperature = _trace(
+    for gpu, suffix, colour in numbered(facts.gpus):
+        traces.append(trace("gpu/power", "mean", gpu=gpu, label=f"power{suffix}", colour=colour))
+        temperature = trace(
             "gpu/temp", "mean", gpu=gpu, label=f"temperature{suffix}", colour=colour, axis="y2",
             dash="dot",
         )  # fmt: skip
         traces.append(temperature)
-    training = _training_gpu(facts)
+    training = training_gpu(facts)
     if training is not None:
-        traces.append(_trace("gpu/power_limit", "context", gpu=training, label="limit"))
-    y2 = _axis(Unit.CELSIUS, zero=False)
-    return _chart("power", "Power and temperature", traces, y=_axis(Unit.WATT), y2=y2)
+        traces.append(trace("gpu/power_limit", "context", gpu=training, label="limit"))
+    y2 = y_axis(Unit.CELSIUS, zero=False)
+    return chart("power", "Power and temperature", traces, y=y_axis(Unit.WATT), y2=y2)
 
 
-def _throughput() -> Json:
-    traces = [_trace("perf/samples_per_sec", "mean")]
-    return _chart("throughput", "Throughput", traces, y=_axis(Unit.PER_SECOND))
+def _throughput(facts: RunFacts) -> Json:
+    traces = [trace("perf/samples_per_sec", "mean")]
+    y = y_axis(Unit.PER_SECOND)
+    return chart("throughput", "Throughput", traces, y=y, empty=NO_SAMPLES.get(facts.kind))
 
 
-def _step_time() -> Json:
-    traces = [_trace("perf/step_time", "mean"), _trace("perf/data_wait", "mean")]
-    return _chart("step_time", "Step time", traces, y=_axis(Unit.SECOND), warm_up=WARM_UP_ROWS)
+def _step_time(facts: RunFacts) -> Json:
+    scripted = facts.kind is not RunKind.TRAINER  # whose wait may not be seen
+    waits = trace("perf/data_wait", "mean", optional=scripted)
+    traces = [trace("perf/step_time", "mean"), waits]
+    if facts.has_cuda and "perf/h2d" in BY_KEY:
+        traces.append(trace("perf/h2d", "mean", optional=True))
+    return chart("step_time", "Step time", traces, y=y_axis(Unit.SECOND), warm_up=WARM_UP_ROWS)
 
 
-def _kpis(facts: RunFacts) -> list[Json]:
-    gpu = _training_gpu(facts)
-    tiles = [
-        {"id": "step", "label": "Step", "special": "step"},
-        {"id": "epoch", "label": "Epoch", "special": "epoch"},
-        _tile("loss", "Loss", "train/loss") | {"also": ["val/loss", "val/accuracy"]},
-        _tile("samples_per_sec", "Samples/s", "perf/samples_per_sec"),
-    ]
-    if facts.has_cuda:
-        total = _device_total(gpu)
-        tiles += [
-            _tile("allocated", "Allocated", "memory/allocated") | total,
-            _tile("reserved", "Reserved", "memory/reserved") | total,
-            _tile("peak", "Peak allocated", "memory/peak_allocated") | total,
-        ]
-    else:
-        host = {"of": {"series": Stream.SAMPLES.value, "metric": "host/mem_total"}}
-        tiles += [
-            _tile("process_memory", "Process memory", "process/rss") | host,
-            _tile("peak_process_memory", "Peak process memory", "process/peak_rss") | host,
-        ]
-    reason = f"GPU values do not exist here: {facts.gpu_reason}"
-    for tile_id, label, key in (
-        ("gpu_util", "GPU utilisation", "gpu/util"),
-        ("temperature", "Temperature", "gpu/temp"),
-        ("power", "Power", "gpu/power"),
-    ):
-        tiles.append(_tile(tile_id, label, key, gpu=gpu, reason=reason))
-    tiles.append({"id": "eta", "label": "Time left", "special": "eta"})
-    return tiles
-
-
-def _tile(
-    tile_id: str, label: str, key: str, *, gpu: Gpu | None = None, reason: str | None = None
-) -> Json:
-    metric = BY_KEY[key]
-    exists = metric.stream is not Stream.DEVICES or gpu is not None
-    return {
-        "id": tile_id,
-        "label": label,
-        "series": series_of(metric, gpu) if exists else None,
-        "metric": key,
-        "unit": metric.unit.value,
-        "colour": _COLOURS[key],
-        "title": metric.meaning,
-        "reason": None if exists else reason,
-    }
-
-
-def _device_total(gpu: Gpu | None) -> Json:
-    if gpu is None:
-        return {}
-    series = series_of(BY_KEY["gpu/mem_total"], gpu)
-    return {"of": {"series": series, "metric": "gpu/mem_total", "value": gpu.memory_bytes}}
-
-
-def _training_gpu(facts: RunFacts) -> Gpu | None:
-    named = (gpu for gpu in facts.gpus if gpu.uuid == facts.training_gpu)
-    return next(named, facts.gpus[0] if facts.gpus else None)
-
-
-def _numbered(gpus: tuple[Gpu, ...]) -> list[tuple[Gpu, str, str | None]]:
-    """Each GPU with a label suffix and a colour; one GPU alone keeps the metrics' own colours."""
-    if len(gpus) == 1:
-        return [(gpus[0], "", None)]
+def _custom(facts: RunFacts) -> list[Json]:
     return [
-        (gpu, f" {index}", _GPU_COLOURS[index % len(_GPU_COLOURS)])
-        for index, gpu in enumerate(gpus)
+        chart(f"custom:{key}", key.removeprefix("train/"), [trace(key, "mean")], group="custom")
+        for key in facts.custom
+    ]
+
+
+def _custom_note(facts: RunFacts) -> str | None:
+    left = facts.custom_left
+    if not left:
+        return None
+    more = "1 more metric is" if left == 1 else f"{left} more metrics are"
+    return f"{more} recorded without a chart; `stepscope export` gives all of them."
+
+
+def _more(facts: RunFacts) -> list[Json]:
+    """What the optimizer does; each chart and line shows only where the run records it."""
+    names, count = facts.optimizers, len(facts.optimizers)
+    several = count > 1
+    rates = []
+    for place, (key, i, j) in enumerate(rate_keys(count)):
+        owner = f"{names[i]} {i}" if several else ""
+        label = ", ".join(filter(None, [owner, f"group {j}" if j else ""]))
+        colour = ("blue", "green", "orange", "pink", "amber", "grey")[place % 6]
+        rates.append(trace(key, "mean", label=label or None, colour=colour, optional=True))
+    norms = [
+        trace(key, "ema", label=f"{names[i]} {i}" if several else None,
+              colour=CYCLE[(i + 1) % len(CYCLE)], optional=True)
+        for i, key in enumerate(norm_keys(count))
+    ]  # fmt: skip
+    scale, skipped = [trace("train/amp_scale", "mean", optional=True)], None
+    if "train/amp_skipped" in BY_KEY:
+        scale.append(trace("train/amp_skipped", "mean", optional=True, axis="y2", dash="dot"))
+        skipped = y_axis(Unit.COUNT)
+    return [
+        chart("learning_rate", "Learning rate", rates, group="optimizer"),
+        chart("grad_norm", "Gradient norm", norms, group="optimizer", y=y_axis(Unit.NONE)),
+        chart("amp_scale", "AMP scale", scale, group="optimizer", y=y_axis(Unit.NONE), y2=skipped),
     ]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import streamlit as st
 
-from dashboard.format import format_bytes
+from dashboard.format import format_bytes, plain
 from dashboard.services import Devices
 from trainer.config import (
     FIELDS,
@@ -75,10 +75,20 @@ def load_link(found: Devices) -> list[Problem]:
     return list(st.session_state.link_problems)
 
 
-def sidebar(found: Devices, checkpoints: Sequence[str]) -> tuple[RunConfig, tuple[Problem, ...]]:
-    """Draw the settings; return them and the reasons why they cannot start."""
+def sidebar(
+    found: Devices, checkpoints: Sequence[str], shown: str | None = None
+) -> tuple[RunConfig, tuple[Problem, ...]]:
+    """Draw the settings; return them and the reasons why they cannot start.
+
+    `shown` names a run on the page that these settings have nothing to do with.
+    """
     config = _current()
     with st.sidebar:
+        st.markdown("#### New run")
+        if shown is not None:
+            st.caption(
+                f"These settings start a built-in workload. They are not those of {plain(shown)}."
+            )
         _device(config, found)
         _workload(config)
         _precision(config, found.devices)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -15,3 +17,8 @@ def format_bytes(value: float | None) -> str:
             break
         size /= 1024
     return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def plain(text: str) -> str:
+    """Return a text of others for a place that reads Markdown: nothing in it is a mark."""
+    return re.sub(r"([\\`*_\[\]<>$:~#|!])", r"\\\1", text)

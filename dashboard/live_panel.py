@@ -10,7 +10,7 @@ import streamlit as st
 from dashboard.charts import layout
 from dashboard.command_bar import PENDING, STARTED, command_bar, send_asked, show_error
 from dashboard.facts import run_facts
-from dashboard.live_chart import live_chart
+from dashboard.live_chart import live_chart, runs_watch
 from dashboard.services import Services
 from stepscope.run import RunError, RunInfo, read_run
 from trainer.config import Problem, RunConfig
@@ -18,9 +18,9 @@ from trainer.config import Problem, RunConfig
 
 @st.fragment
 def live_panel(
-    server: Services, config: RunConfig, wrong: Sequence[Problem], folder: Path | None
+    server: Services, config: RunConfig, wrong: Sequence[Problem], folder: Path | None, page: str
 ) -> None:
-    """Draw the buttons and, for a run, its charts.
+    """Draw the buttons and, for a run, its charts; `page` names what stands around them.
 
     A fragment, because a click must be answered while training holds the interpreter most of the
     time: running the sidebar again would take five times as long.
@@ -34,12 +34,14 @@ def live_panel(
             run.id,
             layout(run_facts(run)),
             key="live",
-            status=run.status,
+            page=page,
             pending_command=st.session_state.get(PENDING),
         )
-        if result.status:
-            # The run began or ended: what stands around this part changes as well.
-            st.rerun()
+    else:
+        result = runs_watch(page, key="runs")
+    if result.stale:
+        # A run began or ended, or this one has more to show: the whole page is of before.
+        st.rerun()
     # After the charts, whose message holds the answer to the click.
     with buttons:
         command_bar(server, config, wrong, run)

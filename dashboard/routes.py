@@ -20,13 +20,17 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from dashboard import live_chart, series, services
-from stepscope.run import RunError, read_run
+from dashboard.page_token import page_token
+from stepscope.recovery import recover_ended
+from stepscope.run import RunError, RunStatus, read_run
 from stepscope.store import STORE_NAME, RunReader, StoreError
 from stepscope.store.reader import Axis
 
 Answer = dict[str, Any]
 # The addresses carry a version.
 FOREVER = {"Cache-Control": "public, max-age=31536000, immutable"}
+CLOSED_S = 5.0
+"""Age of the heartbeat from which a run that says it has ended no longer holds its files."""
 AXES: dict[str, Axis] = {"step": "step", "time": "time"}
 
 
@@ -54,23 +58,36 @@ def _answering(handler: Callable[[Request], Answer]) -> Callable[[Request], Resp
 
 @_answering
 def get_series(request: Request) -> Answer:
-    """`/api/series?run=&since=&events=`: the state of a run and what is new since the cursors."""
+    """`/api/series?run=&since=&events=&more=`: how a run stands and what is new since the cursors.
+
+    `page` names what the page around the charts is built from; `more` asks for the optimizer too.
+    """
     query = request.query_params
-    folder = services.get().folder(query.get("run", ""))
+    server = services.get()
+    folder = server.folder(query.get("run", ""))
     cursors = series.parse_cursors(query.get("since", ""))
     after = query.get("events", "0")
     if not after.isdecimal() or len(after) > 15:
         raise ValueError(f"events: must be an event id, got {after[:40]!r}.")
     run = read_run(folder)
+    if run.status is RunStatus.CRASHED or run.heartbeat_age_s > CLOSED_S:
+        recover_ended(run)  # what a killed process had not stored yet
+    page = {"page": page_token(server.index.recent(), run)}
     if not (folder / STORE_NAME).exists():
-        return series.state(run)
+        return series.state(run) | page
     with RunReader(folder) as reader:
-        return series.update(reader, run, cursors, int(after))
+        return series.update(reader, run, cursors, int(after), bool(query.get("more"))) | page
+
+
+@_answering
+def get_runs(_request: Request) -> Answer:
+    """`/api/runs`: the name of the run list's state, for a page that shows no run."""
+    return {"page": page_token(services.get().index.recent(), None)}
 
 
 @_answering
 def get_window(request: Request) -> Answer:
-    """`/api/window?run=&axis=step|time&from=&to=`: detail for a zoom."""
+    """`/api/window?run=&axis=step|time&from=&to=&more=`: detail for a zoom."""
     query = request.query_params
     folder = services.get().folder(query.get("run", ""))
     axis = AXES.get(query.get("axis", "step"))
@@ -78,7 +95,8 @@ def get_window(request: Request) -> Answer:
         raise ValueError(f"axis: must be step or time, got {query['axis'][:40]!r}.")
     low, high = _finite(query.get("from", "")), _finite(query.get("to", ""))
     with RunReader(folder) as reader:
-        return series.window(reader, read_run(folder), axis, low, high)
+        more = bool(query.get("more"))
+        return series.window(reader, read_run(folder), axis, low, high, more)
 
 
 def get_plotly(_request: Request) -> Response:
@@ -109,6 +127,7 @@ def _finite(text: str) -> float:
 ROUTES = [
     Route("/api/series", get_series),
     Route("/api/window", get_window),
+    Route("/api/runs", get_runs),
     Route("/vendor/plotly.min.js", get_plotly),
     Route(live_chart.SOURCE_PATH, get_live_script),
 ]

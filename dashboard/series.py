@@ -6,6 +6,7 @@ same size whether a run has 600 points or ten million. `dashboard/live_chart` is
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Iterable, Mapping
@@ -14,8 +15,16 @@ from typing import Any
 
 import numpy as np
 
+from dashboard.facts import (
+    custom_metrics,
+    loss_keys,
+    norm_keys,
+    optimizer_names,
+    rate_keys,
+    run_kind,
+)
 from stepscope.metrics import METRICS
-from stepscope.run import RunInfo
+from stepscope.run import RunInfo, RunKind, RunStatus
 from stepscope.store import Block, EventRow, RunReader, SeriesInfo
 from stepscope.store.reader import Axis
 
@@ -27,12 +36,38 @@ EVENTS = 200
 RECENT = 24
 """Rows in which the newest value is looked for: 2.4 s of samples, more than the slowest tier."""
 NOT_DRAWN = {
-    "train/lr", "train/grad_norm", "train/amp_scale", "train/epoch", "memory/active",
-    "memory/inactive_split", "memory/alloc_retries", "memory/ooms", "memory/peak_reserved",
-    "gpu/energy", "gpu/mem_clock", "gpu/throttle_reasons",
+    "train/lr", "train/grad_norm", "train/amp_scale", "train/amp_skipped", "train/backwards",
+    "train/epoch", "memory/active", "memory/inactive_split", "memory/alloc_retries", "memory/ooms",
+    "memory/peak_reserved", "gpu/energy", "gpu/mem_clock", "gpu/throttle_reasons",
 }  # fmt: skip
-"""Recorded, but in none of the live charts: not worth their bytes twice a second."""
+"""Recorded, but in none of the charts that are always open: not worth their bytes twice a second.
+Those of the optimizer are sent while the reader has its charts unfolded."""
 LIVE_KEYS = {metric.key for metric in METRICS} - NOT_DRAWN
+QUIET_S = 3.0
+"""Age of the heartbeat from which the page says so; a healthy run writes it every second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The metrics that a client is sent: those it draws, and those of which it shows the newest."""
+
+    drawn: frozenset[str]
+    last: frozenset[str]
+
+
+def keys_of(run: RunInfo, more: bool) -> Keys:
+    """Return the metrics to send of a run; with `more` also the lines of its optimizers."""
+    return _keys(custom_metrics(run.facts)[0], len(optimizer_names(run.facts)), more)
+
+
+@functools.lru_cache(maxsize=64)
+def _keys(custom: tuple[str, ...], optimizers: int, more: bool) -> Keys:
+    folded = {
+        *norm_keys(optimizers), *(key for key, _, _ in rate_keys(optimizers)),
+        "train/amp_scale", "train/amp_skipped",
+    }  # fmt: skip
+    drawn = frozenset({*LIVE_KEYS, *custom, *loss_keys(optimizers), *(folded if more else ())})
+    return Keys(drawn, drawn | folded | {"train/epoch"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +98,18 @@ def fitting_bucket(rows: int) -> int:
 
 
 def update(
-    reader: RunReader, run: RunInfo, cursors: Mapping[str, Cursor], after_event: int
+    reader: RunReader,
+    run: RunInfo,
+    cursors: Mapping[str, Cursor],
+    after_event: int,
+    more: bool = False,
 ) -> dict[str, Any]:
     """Return the run's state, the rows after the cursors and the events after `after_event`."""
+    part = _Answer(reader, run.created, keys_of(run, more))
     series = {
         _name(info): {
-            **_delta(reader, info, cursors.get(_name(info)), run.created),
-            "last": _last(reader, info),
+            **part.delta(info, cursors.get(_name(info))),
+            "last": part.last(info),
         }
         for info in reader.series()
     }
@@ -92,31 +132,64 @@ def state(run: RunInfo) -> dict[str, Any]:
         name: facts.get(name)
         for name in ("step", "total_steps", "epoch", "epochs", "first_step", "paused_s")
     }
+    progress["epoch"] = progress["epoch"] or None  # counted from 1; 0 is nobody counting
     return {
         "run": run.id,
         "status": run.status,
-        "reason": run.reason,
-        "problem": facts.get("problem"),
+        "reason": run.reason or _waiting(run),
+        "warnings": warnings(run),
         "t0": run.created,
         "now": round((ended if ended else time.time()) - run.created, 3),
-        "heartbeat_age": round(run.heartbeat_age_s, 1),
         "progress": progress,
         "series": {},
         "events": [],
     }
 
 
-def window(reader: RunReader, run: RunInfo, axis: Axis, low: float, high: float) -> dict[str, Any]:
+def warnings(run: RunInfo) -> list[str]:
+    """Return what the reader must know about the recording itself, a sentence each."""
+    facts, age_s = run.facts, run.heartbeat_age_s
+    found = [str(facts["problem"])] if facts.get("problem") else []
+    dropped = facts.get("dropped")
+    if isinstance(dropped, int) and dropped > 0:
+        were = "step or event was" if dropped == 1 else "steps or events were"
+        found.append(
+            f"{dropped:,} {were} not recorded: the disk did not take them in time, and only so "
+            "many can wait in memory. Training itself was not held up."
+        )
+    if run.status.live and age_s > QUIET_S:
+        found.append(
+            f"No news for {_duration(age_s)}. The run has not ended, but its folder does not "
+            "change: the disk may be full, the folder read-only, or the process held up. "
+            "What stands here is of then."
+        )
+    return found
+
+
+def _waiting(run: RunInfo) -> str | None:
+    if run.status is RunStatus.PENDING and run_kind(run) in (RunKind.WATCH, RunKind.INIT):
+        return "The script has not made its first optimizer step yet."
+    return None
+
+
+def _duration(seconds: float) -> str:
+    whole = round(seconds)
+    return f"{whole} s" if whole < 120 else f"{whole // 60} min"
+
+
+def window(
+    reader: RunReader, run: RunInfo, axis: Axis, low: float, high: float, more: bool = False
+) -> dict[str, Any]:
     """Return every series between two steps, or two times in seconds since the run's start."""
     if axis == "time":
         low, high = low + run.created, high + run.created
+    part = _Answer(reader, run.created, keys_of(run, more))
     found = {}
     for info in reader.series():
         start, stop = reader.rows_between(info.id, axis, low, high)
         # One row on either side, so that lines run on to the edges of the chart.
         start, stop = max(0, start - 1), min(info.rows, stop + 1)
-        bucket = fitting_bucket(stop - start)
-        found[_name(info)] = _series(reader, info, start, stop, bucket, run.created)
+        found[_name(info)] = part.rows(info, start, stop, fitting_bucket(stop - start))
     return {"run": run.id, "series": found}
 
 
@@ -125,50 +198,58 @@ def events(reader: RunReader, run: RunInfo, after: int) -> list[dict[str, Any]]:
     return [_event(event, run.created) for event in reader.events(after, EVENTS)]
 
 
-def _delta(
-    reader: RunReader, info: SeriesInfo, cursor: Cursor | None, created: float
-) -> dict[str, Any]:
-    natural = fitting_bucket(info.rows)
-    if cursor is not None and cursor.row <= info.rows:
-        bucket = max(cursor.bucket, natural)
-        start = cursor.row - cursor.row % bucket
-        if cursor.row == info.rows:
-            start = info.rows
-        if info.rows - start <= MAX_NEW * bucket:
-            return _series(reader, info, start, info.rows, bucket, created)
-    return {**_series(reader, info, 0, info.rows, natural, created), "reset": True}
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What the series of one answer have in common."""
 
+    reader: RunReader
+    created: float
+    keys: Keys
 
-def _last(reader: RunReader, info: SeriesInfo) -> dict[str, float | int | None]:
-    """Return the newest value of each metric among the last rows, which a bucket would average.
+    def delta(self, info: SeriesInfo, cursor: Cursor | None) -> dict[str, Any]:
+        """Return the rows after a cursor, or an overview where that is better."""
+        natural = fitting_bucket(info.rows)
+        if cursor is not None and cursor.row <= info.rows:
+            bucket = max(cursor.bucket, natural)
+            start = cursor.row - cursor.row % bucket
+            if cursor.row == info.rows:
+                start = info.rows
+            if info.rows - start <= MAX_NEW * bucket:
+                return self.rows(info, start, info.rows, bucket)
+        return {**self.rows(info, 0, info.rows, natural), "reset": True}
 
-    A metric without one there has stopped, or is logged less often than every RECENT rows.
-    """
-    block = reader.read(info.id, max(0, info.rows - RECENT), info.rows, 1)
-    last: dict[str, float | int | None] = {}
-    for row, key in enumerate(block.keys):
-        present = np.flatnonzero(block.count[row])
-        if len(present) and (key in LIVE_KEYS or key == "train/epoch"):
-            last[key] = _rounded([float(block.mean[row][present[-1]])])[0]
-    if info.stream == "steps" and len(block):
-        last["step"] = int(block.step[-1])
-    return last
+    def last(self, info: SeriesInfo) -> dict[str, float | int | None]:
+        """Return the newest value of each metric among the last rows, not a bucket's mean.
 
+        A metric without one there has stopped, or is logged less often than every RECENT rows.
+        """
+        block = self.reader.read(info.id, max(0, info.rows - RECENT), info.rows, 1)
+        last: dict[str, float | int | None] = {}
+        for row, key in enumerate(block.keys):
+            present = np.flatnonzero(block.count[row])
+            if len(present) and key in self.keys.last:
+                last[key] = _rounded([float(block.mean[row][present[-1]])])[0]
+        if info.stream == "steps" and len(block):
+            last["step"] = int(block.step[-1])
+        return last
 
-def _series(
-    reader: RunReader, info: SeriesInfo, start: int, stop: int, bucket: int, created: float
-) -> dict[str, Any]:
-    block = reader.read(info.id, start, stop, bucket)
-    shown = [(row, key) for row, key in enumerate(block.keys) if key in LIVE_KEYS]
-    return {
-        "end": stop,
-        "bucket": bucket,
-        "first": start - start % bucket,
-        "reset": False,
-        "t": [round(ts - created, 3) for ts in block.ts.tolist()],
-        "s": [int(step) for step in block.step.tolist()],
-        "v": {key: _values(block, row, bucket) for row, key in shown if np.any(block.count[row])},
-    }
+    def rows(self, info: SeriesInfo, start: int, stop: int, bucket: int) -> dict[str, Any]:
+        """Return the rows from start to stop in buckets."""
+        block = self.reader.read(info.id, start, stop, bucket)
+        values = {
+            key: _values(block, row, bucket)
+            for row, key in enumerate(block.keys)
+            if key in self.keys.drawn and np.any(block.count[row])
+        }
+        return {
+            "end": stop,
+            "bucket": bucket,
+            "first": start - start % bucket,
+            "reset": False,
+            "t": [round(ts - self.created, 3) for ts in block.ts.tolist()],
+            "s": [int(step) for step in block.step.tolist()],
+            "v": values,
+        }
 
 
 def _values(block: Block, row: int, bucket: int) -> dict[str, list[float | int | None]]:

@@ -9,7 +9,6 @@ import asyncio
 import atexit
 import gc
 import importlib
-import itertools
 import logging
 import os
 import threading
@@ -22,7 +21,8 @@ from pathlib import Path
 import psutil
 import streamlit as st
 
-from stepscope.run import RunError, RunInfo, read_run, run_folder, run_folders
+from dashboard.run_index import RunIndex
+from stepscope.run import RunError, RunInfo, read_run, run_folder
 from trainer.config import RunConfig
 from trainer.problems import TrainDevice
 from trainer.runners import ActiveRun, start
@@ -31,8 +31,6 @@ log = logging.getLogger(__name__)
 
 PROJECT = Path(__file__).resolve().parent.parent
 STOP_TIMEOUT_S = 4.0
-MAX_LISTED = 200
-"""Runs looked at for the list: each costs 0.1 ms at every full run of the page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +47,7 @@ class Services:
     def __init__(self, runs: Path, examples: Path) -> None:
         self.runs = runs
         self.examples = examples
+        self.index = RunIndex([runs, examples])
         self._lock = threading.Lock()
         self._active: ActiveRun | None = None
         self._devices: Future[Devices] = Future()
@@ -105,10 +104,9 @@ class Services:
     def list_runs(self) -> list[RunInfo]:
         """Return the readable runs, live ones first, then newest first, then the examples.
 
-        Of each folder the newest MAX_LISTED; older ones open by their address.
+        Older ones than the list holds open by their address.
         """
-        found = [*_readable(self.runs), *_readable(self.examples)]
-        return sorted(found, key=lambda run: not run.status.live)
+        return list(self.index.fresh().runs)
 
     def weights(self, run_id: str, name: str) -> bytes:
         """Return the weights alone of a checkpoint. Raises RunError or CheckpointError."""
@@ -152,13 +150,3 @@ async def lifespan(_app: object) -> AsyncIterator[None]:
     services = get()
     yield
     await asyncio.to_thread(services.close)
-
-
-def _readable(root: Path) -> list[RunInfo]:
-    runs = []
-    for folder in itertools.islice(run_folders(root), MAX_LISTED):
-        try:
-            runs.append(read_run(folder))
-        except RunError as error:
-            log.warning("left out of the list: %s", error)
-    return runs

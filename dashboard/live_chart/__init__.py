@@ -18,7 +18,7 @@ import streamlit as st
 if TYPE_CHECKING:
     from streamlit.components.v2.bidi_component import ComponentResult
 
-# One module scope in the browser: concatenated in this order, only the last one exports.
+# One module scope in the browser: concatenated in this order, the last two export.
 SCRIPTS = (
     "format.js",
     "store.js",
@@ -27,8 +27,11 @@ SCRIPTS = (
     "events.js",
     "card.js",
     "fit.js",
+    "board.js",
     "poll.js",
     "detail.js",
+    "xaxis.js",
+    "runs.js",
     "live.js",
 )
 PLOTLY_URL = f"/vendor/plotly.min.js?v={version('plotly')}"
@@ -41,26 +44,34 @@ SOURCE = "\n".join((_FOLDER / name).read_text(encoding="utf-8") for name in SCRI
 SOURCE_PATH = "/vendor/live.js"
 
 _ADDRESS = f"{SOURCE_PATH}?v={hashlib.sha256(SOURCE.encode()).hexdigest()[:16]}"
-LOADER = f"""
+
+
+def _loader(part: str) -> str:
+    """Return a module that stands in for an export of SOURCE until the browser has it."""
+    return f"""
 const loaded = import(new URL("{_ADDRESS}", document.baseURI).href);
 export default function load(component) {{
   let closed = false;
   let close = () => {{}};
-  loaded.then((module) => {{ if (!closed) close = module.default(component); }});
+  loaded.then((module) => {{ if (!closed) close = module.{part}(component); }});
   return () => {{ closed = true; close(); }};
 }}
 """
 
+
 _mount = st.components.v2.component(
     "stepscope_live",
-    js=LOADER,
+    js=_loader("stepscopeLive"),
     css=(_FOLDER / "live.css").read_text(encoding="utf-8"),
     isolate_styles=False,
+)
+_mount_watch = st.components.v2.component(
+    "stepscope_runs", js=_loader("watchRuns"), isolate_styles=False
 )
 
 
 def _rerun() -> None:
-    """The status callback: naming one makes `result.status` exist; the rerun itself is enough."""
+    """The callback: naming one makes `result.stale` exist; the rerun itself is enough."""
 
 
 def live_chart(
@@ -68,21 +79,29 @@ def live_chart(
     layout: dict[str, Any],
     *,
     key: str,
-    status: str | None = None,
+    page: str,
     pending_command: int | None = None,
 ) -> ComponentResult:
     """Mount the live charts of a run and return the component's result.
 
-    `layout` comes from `dashboard.charts.layout`. `status` is the run status that the page was
-    built with: the component sets `result.status` (for one script run) once the run's real status
-    differs. `pending_command` is the id of a command just sent; the component then polls faster
-    until the event with that `command_id` is there.
+    `layout` comes from `dashboard.charts.layout`. `page` is the token of what the page was built
+    from: the component sets `result.stale` (for one script run) once the server names another.
+    `pending_command` is the id of a command just sent; the component then polls faster until the
+    event with that `command_id` is there.
     """
     data = {
         "run": run_id,
-        "status": status,
+        "page": page,
         "pending_command": pending_command,
         "plotly": PLOTLY_URL,
         "layout": layout,
     }
-    return _mount(key=key, data=data, on_status_change=_rerun)
+    return _mount(key=key, data=data, on_stale_change=_rerun)
+
+
+def runs_watch(page: str, *, key: str) -> ComponentResult:
+    """Mount what looks out for runs on a page that shows none; draws nothing.
+
+    It runs the page again once the server names another token than `page`.
+    """
+    return _mount_watch(key=key, data={"page": page}, on_stale_change=_rerun)

@@ -4,6 +4,7 @@
 // source(name), zoomTo(range), reset(), hover(x, card), save(), redraw(card)}.
 
 const PLOT_HEIGHT = 188; // px
+const SMALL_HEIGHT = 128;
 const MARGIN = { l: 50, r: 14, t: 8, b: 22 };
 const MARGIN_Y2 = 40;
 const CONFIG = { displayModeBar: false, responsive: false, doubleClick: false, showTips: false };
@@ -22,6 +23,7 @@ class Card {
     this.visible = false;
     this.plotted = false;
     this.drawnAt = 0;
+    this.height = spec.group === "custom" ? SMALL_HEIGHT : PLOT_HEIGHT;
     this.box = { ...MARGIN, r: spec.y2 ? MARGIN_Y2 : MARGIN.r };
     this.build();
   }
@@ -37,7 +39,9 @@ class Card {
     this.crossLabel = el("span");
     this.cross = el("div", { class: "ss-cross", hidden: "" }, this.crossLabel);
     this.tip = el("div", { class: "ss-tip", hidden: "" });
-    this.stage = el("div", { class: "ss-stage" }, this.plot, this.marks.node, this.cross, this.tip);
+    this.none = el("p", { class: "ss-none", hidden: "" });
+    const style = `height:${this.height}px`;
+    this.stage = el("div", { class: "ss-stage", style }, this.plot, this.none, this.marks.node, this.cross, this.tip);
     this.node = el(
       "section", { class: "ss-card", "data-testid": `chart-${spec.id}`, "data-points": 0, "aria-label": spec.title },
       el("header", { class: "ss-card-head" }, el("h3", {}, spec.title), this.unit, this.tools),
@@ -144,7 +148,7 @@ class Card {
       const colour = this.scene.theme.palette[trace.colour];
       points.forEach(({ x, y, faint }, i) => all.push({
         type: "scatter", x, y, name: trace.label, showlegend: i === points.length - 1, hoverinfo: "skip",
-        ...(trace.style === "points" && x.length <= MAX_DOTS ? { mode: "lines+markers", marker: { size: 5, color: colour } } : { mode: "lines" }),
+        ...((trace.style === "points" && x.length <= MAX_DOTS) || x.length === 1 ? { mode: "lines+markers", marker: { size: 5, color: colour } } : { mode: "lines" }),
         line: { color: faint ? withAlpha(colour, 0.28) : colour, width: faint ? 1 : 1.5, dash: trace.dash },
         yaxis: trace.axis,
       }));
@@ -170,7 +174,7 @@ class Card {
   yAxis(spec, top, factor) {
     const { theme, prefs } = this.scene;
     const axis = {
-      fixedrange: true, gridcolor: theme.grid, zeroline: false, tickmode: "auto", nticks: 5,
+      fixedrange: true, gridcolor: theme.grid, zeroline: false, tickmode: "auto", nticks: this.height < PLOT_HEIGHT ? 4 : 5,
       separatethousands: true, ticklen: 0, tickfont: { size: 11 },
       exponentformat: "e", tickformat: spec.unit === "1/s" ? "~s" : "", automargin: false, ticklabeloverflow: "allow", type: "linear",
     };
@@ -197,13 +201,16 @@ class Card {
     const tops = { y: this.top("y"), y2: spec.y2 ? this.top("y2") : 0 };
     const scales = { y: scaleFor(spec.y.unit, tops.y), y2: scaleFor(spec.y2?.unit || "", tops.y2) };
     const factors = { y: scales.y.factor, y2: scales.y2.factor };
-    setText(this.unit, [scales.y.unit, spec.y2 && scales.y2.unit].filter(Boolean).join(" · "));
+    const bare = !spec.traces.some((trace) => holds(this.scene.source(trace.series)?.v[trace.metric]));
+    setText(this.unit, bare ? "" : [scales.y.unit, spec.y2 && scales.y2.unit].filter(Boolean).join(" · "));
     const layout = {
-      width: this.width, height: PLOT_HEIGHT, margin: this.box, showlegend: false, hovermode: false, dragmode: "zoom",
+      width: this.width, height: this.height, margin: this.box, showlegend: false, hovermode: false, dragmode: "zoom",
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { family: scene.theme.font, color: scene.theme.text },
       xaxis: this.xAxis(), yaxis: this.yAxis(spec.y, tops.y, factors.y),
     };
     if (spec.y2) layout.yaxis2 = { ...this.yAxis(spec.y2, tops.y2, factors.y2), overlaying: "y", side: "right", showgrid: false };
+    // Without a value the numbers and their unit would be made up.
+    if (bare) for (const y of [layout.yaxis, layout.yaxis2]) if (y) Object.assign(y, { showticklabels: false, showgrid: false });
     return { data: this.traces(factors), layout };
   }
 
@@ -218,7 +225,20 @@ class Card {
     else this.first(data, layout);
     const first = this.spec.traces[0] && this.scene.source(this.spec.traces[0].series)?.v[this.spec.traces[0].metric];
     setAttribute(this.node, "data-points", first ? first.mean.filter((value) => value !== null).length : 0);
+    this.showHeld();
     this.overlay();
+  }
+
+  // Says why nothing is drawn, and hides the legend of lines that this run does not have.
+  showHeld() {
+    let some = this.spec.traces.length === 0;
+    for (const { node, trace } of this.chips) {
+      const held = holds(this.scene.source(trace.series)?.v[trace.metric]);
+      node.hidden = trace.optional && !held;
+      some ||= held;
+    }
+    setText(this.none, some ? "" : this.spec.empty || "No values yet.");
+    this.none.hidden = some;
   }
 
   first(data, layout) {
@@ -239,7 +259,7 @@ class Card {
 
   overlay() {
     const marks = this.scene.marks.filter(({ x }) => x >= this.range[0] && x <= this.range[1]);
-    this.marks.update(marks, (x) => this.place(x), { top: this.box.t, bottom: PLOT_HEIGHT - this.box.b });
+    this.marks.update(marks, (x) => this.place(x), { top: this.box.t, bottom: this.height - this.box.b });
     this.hoverAt(this.scene.hoverX, this.scene.hoverCard === this);
   }
 
@@ -313,8 +333,12 @@ class Card {
     }
     const blob = new Blob([rows.map((row) => row.join(",")).join("\n")], { type: "text/csv" });
     const url = URL.createObjectURL(blob);
-    el("a", { href: url, download: `${this.scene.run}-${this.spec.id}.csv` }).click();
+    el("a", { href: url, download: `${this.fileName()}.csv` }).click();
     setTimeout(() => URL.revokeObjectURL(url), 1000);
+  }
+
+  fileName() {
+    return `${this.scene.run}-${this.spec.id}`.replace(/[^\w.-]+/g, "-");
   }
 
   savePng() {
@@ -327,7 +351,7 @@ class Card {
       ...layout, shapes, width: undefined, height: undefined, paper_bgcolor: theme.background, showlegend: true,
       title: { text: `${this.spec.title} ${this.unit.textContent}` }, margin: { ...this.box, l: 70, t: 60, b: 40 },
     };
-    const filename = `${this.scene.run}-${this.spec.id}`;
+    const filename = this.fileName();
     Plotly.downloadImage({ data, layout: image }, { format: "png", width: 1200, height: 500, scale: 2, filename });
   }
 

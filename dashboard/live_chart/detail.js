@@ -17,14 +17,14 @@ class Detail {
   }
 
   async fetch() {
-    const { run, axis, live } = this.view;
+    const { run, axis, live, asksMore } = this.view;
     const zoom = this.view.zoom();
     this.askedAt = performance.now();
     const whole = Object.values(live).every((series) => series.bucket === 1);
     if (!zoom || whole) return this.show();
     const abort = (this.abort = new AbortController());
     try {
-      const query = new URLSearchParams({ run, axis, from: zoom[0], to: zoom[1] });
+      const query = new URLSearchParams({ run, axis, from: zoom[0], to: zoom[1], ...(asksMore ? { more: 1 } : {}) });
       const answer = await ask(`/api/window?${query}`, abort.signal);
       this.series = {};
       for (const [name, part] of Object.entries(answer.series)) this.series[name] = mergeSeries(null, part);

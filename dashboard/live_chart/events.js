@@ -6,12 +6,15 @@ const EVENT_WORDS = {
   resume: "Resume", stop: "Stop", oom: "Out of memory", nan: "NaN loss", error: "Error",
   gpu_lost: "GPU lost", gpu_recovered: "GPU back", throttle_start: "Throttling",
   throttle_end: "Throttling over", status: "Status", resumed: "Resumed", sampler_slowed: "Sampler slowed",
+  memory_snapshot: "Memory snapshot", hook_failed: "Not recorded", output_lost: "Output not kept",
+  amp_skipped: "Step skipped",
 };
 const MARK_LABELS = {
   checkpoint: "", empty_cache: "cache", reset_peaks: "peaks", collect_garbage: "gc",
   save_checkpoint: "save", mark: "mark", pause: "Ⅱ", resume: "▶", stop: "■", oom: "OOM", nan: "NaN",
   error: "error", gpu_lost: "lost", gpu_recovered: "back", throttle_start: "throttle",
-  throttle_end: "full", status: "",
+  throttle_end: "full", status: "", memory_snapshot: "snapshot", hook_failed: "", output_lost: "",
+  amp_skipped: "",
 };
 const BAD = new Set(["oom", "nan", "error", "gpu_lost", "throttle_start"]);
 const ROUTINE = new Set(["epoch", "checkpoint", "status"]);

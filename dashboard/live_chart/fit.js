@@ -25,7 +25,7 @@ class FitCard extends Card {
     if (known && !this.hidden(this.spec.traces[0])) data.push(line(weight, bias, "learnt", palette.orange, "solid"));
     const axis = { fixedrange: true, gridcolor: theme.grid, zeroline: false, tickfont: { size: 11 }, nticks: 6 };
     const layout = {
-      width: this.width, height: PLOT_HEIGHT, margin: this.box, showlegend: false, hovermode: false, dragmode: false,
+      width: this.width, height: this.height, margin: this.box, showlegend: false, hovermode: false, dragmode: false,
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { family: theme.font, color: theme.text },
       xaxis: axis, yaxis: axis,
     };
@@ -49,6 +49,8 @@ class FitCard extends Card {
     setText(this.chips[0].value, text(weight, bias));
     setText(this.chips[1].value, text(fit.slope, fit.intercept));
   }
+
+  showHeld() {}
 
   hoverAt() {}
 

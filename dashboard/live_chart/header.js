@@ -7,7 +7,6 @@ const STATUSES = {
 };
 const ENDED = new Set(["finished", "stopped", "failed", "crashed"]);
 const SPARK_POINTS = 60;
-const QUIET_S = 3; // a healthy run writes its heartbeat every second
 
 class Tile {
   constructor(spec) {
@@ -37,7 +36,7 @@ class Tile {
 
   update(store, progress, left) {
     const { spec } = this;
-    if (spec.special) return this.show(...specialTile(spec.special, progress, left));
+    if (spec.special) return this.show(...specialTile(spec, progress, left));
     const series = store[spec.series];
     const value = latest(series, spec.metric, spec.metric.includes("peak") ? "max" : "mean");
     if (value === null) return this.show([MISSING, ""], spec.reason || "No value recorded lately.");
@@ -61,7 +60,7 @@ class Tile {
   }
 }
 
-function specialTile(kind, progress, left) {
+function specialTile({ special: kind, reason }, progress, left) {
   if (kind === "eta") {
     return left === null
       ? [[MISSING, ""], "Not known yet: it needs a few steps and a total number of steps."]
@@ -69,7 +68,7 @@ function specialTile(kind, progress, left) {
   }
   const total = progress?.[kind === "step" ? "total_steps" : "epochs"];
   const value = progress?.[kind];
-  if (!isNumber(value)) return [[MISSING, ""], "No step recorded yet."];
+  if (!isNumber(value)) return [[MISSING, ""], reason || "No step recorded yet."];
   return [[value.toLocaleString("en-US"), isNumber(total) ? `/ ${total.toLocaleString("en-US")}` : ""]];
 }
 
@@ -97,6 +96,7 @@ class Header {
     this.sentence = el("span", { class: "ss-sentence" });
     this.cost = el("span", { class: "ss-cost", title: "What a reading of all counters costs the sampler." });
     this.trouble = el("div", { class: "ss-trouble", role: "alert", "data-testid": "trouble", hidden: "" });
+    this.warnings = el("div", { role: "status", "data-testid": "warnings" });
     this.ack = el("div", { class: "ss-ack", role: "status", "data-testid": "ack", hidden: "" });
     this.fill = el("div", { class: "ss-fill" });
     this.bar = el(
@@ -110,13 +110,14 @@ class Header {
     this.node = el(
       "div", { class: "ss-head" },
       el("div", { class: "ss-top" }, status, this.cost),
-      this.trouble, this.ack,
+      this.trouble, this.warnings, this.ack,
       el("div", { class: "ss-progress", "data-testid": "progress" }, this.bar, this.progressText),
       this.tileRow,
     );
   }
 
-  configure(kpis) {
+  configure({ kpis, axis }) {
+    this.counts = axis === "step";
     this.tiles = kpis.map((spec) => new Tile(spec));
     this.tileRow.replaceChildren(...this.tiles.map((tile) => tile.node));
   }
@@ -145,11 +146,19 @@ class Header {
     setText(this.icon, icon);
     setText(this.word, word);
     setAttribute(this.badge, "data-status", answer.status);
-    const silent = answer.status === "running" && answer.heartbeat_age > QUIET_S;
-    const parts = [answer.reason, answer.problem, silent && `No sign of life for ${clock(answer.heartbeat_age)}.`];
-    setText(this.sentence, parts.filter(Boolean).join(" "));
+    setText(this.sentence, answer.reason || "");
+    this.warn(answer.warnings || []);
     const cost = ENDED.has(answer.status) ? null : latest(store.samples, "sampler/cost");
     setText(this.cost, cost === null ? "" : `Stepscope: ${withUnit(cost, "s")} a sample`);
+  }
+
+  // Sentences that stay are left alone: a screen reader says only what is new.
+  warn(sentences) {
+    while (this.warnings.childElementCount > sentences.length) this.warnings.lastElementChild.remove();
+    sentences.forEach((sentence, i) => {
+      if (!this.warnings.children[i]) this.warnings.append(el("div", { class: "ss-warning" }));
+      setText(this.warnings.children[i], sentence);
+    });
   }
 
   updateProgress(answer, store, left) {
@@ -157,8 +166,9 @@ class Header {
     const share = isNumber(step) && total > 0 ? Math.min(1, step / total) : null;
     this.fill.style.transform = `scaleX(${share ?? 0})`;
     setAttribute(this.bar, "aria-valuenow", share === null ? null : Math.round(100 * share));
+    this.bar.hidden = share === null; // nobody knows how far there is to go
     const count = (word, value, whole) => {
-      if (!isNumber(value)) return "";
+      if (!isNumber(value) || !this.counts) return "";
       const of = isNumber(whole) ? ` of ${whole.toLocaleString("en-US")}` : "";
       return `${word} ${value.toLocaleString("en-US")}${of}`;
     };

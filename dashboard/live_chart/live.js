@@ -3,17 +3,16 @@
 const PACE_MS = 500;
 const PENDING_PACE_MS = 80;
 const PENDING_MAX_MS = 5_000;
-const ENDED_PACE_MS = 2_000;
+const ENDED_PACE_MS = 1_500;
+const TELL_AGAIN_MS = 5_000;
 const REDRAW_MAX_MS = 2_000; // long runs: redraw at least this often, else when a pixel came
 const DRAW_SHARE = 0.15; // of the main thread, at most, for redraws that no one asked for
-const MIN_SPAN = { step: 2, time: 0.05 };
 
 class LiveView {
   constructor(parent) {
     this.parent = parent;
     this.live = {};
     this.events = [];
-    this.cards = [];
     this.polls = 0;
     this.frame = 0;
     this.rest = 0;
@@ -22,46 +21,31 @@ class LiveView {
     this.hoverX = null;
     this.header = new Header();
     this.table = new EventTable();
+    this.board = new Board(this, (open) => this.unfold(open));
+    this.x = new XAxis(this, () => this.zoomChanged());
     this.build();
     this.watch();
   }
 
   build() {
-    const axis = (name, label) => el("button", { type: "button", "data-axis": name, onclick: () => this.setAxis(name) }, label);
+    const axis = (name, label) => el("button", { type: "button", "data-axis": name, onclick: () => this.x.choose(name) }, label);
     this.axisButtons = [axis("step", "Step"), axis("time", "Time")];
     const toLive = { type: "button", class: "ss-back", "data-testid": "back-to-live", hidden: "", onclick: () => this.reset() };
     this.back = el("button", toLive, "Back to live");
     const hint = el("span", { class: "ss-muted ss-hint" }, "Drag to zoom, shift-drag to pan, double-click to reset");
     const controls = el(
       "div", { class: "ss-bar" },
-      el("div", { class: "ss-switch", role: "group", "aria-label": "Horizontal axis", "data-testid": "axis-switch" }, ...this.axisButtons),
+      this.switch = el("div", { class: "ss-switch", role: "group", "aria-label": "Horizontal axis", "data-testid": "axis-switch" }, ...this.axisButtons),
       this.back, hint,
     );
-    this.grid = el("div", { class: "ss-grid" });
-    const parts = [this.header.node, controls, this.grid, this.table.node];
+    const parts = [this.header.node, controls, this.board.node, this.table.node];
     this.root = el("div", { class: "ss-root", "data-testid": "stepscope-live", "data-polls": 0 }, ...parts);
     this.parent.append(this.root);
   }
 
   watch() {
-    this.seen = new IntersectionObserver((entries) => {
-      for (const entry of entries) {
-        const card = this.cards.find((candidate) => candidate.node === entry.target);
-        if (card) card.visible = entry.isIntersecting;
-      }
-      this.schedule();
-    }, { rootMargin: "120px" });
-    this.sized = new ResizeObserver((entries) => {
-      for (const entry of entries) {
-        const card = this.cards.find((candidate) => candidate.stage === entry.target);
-        const width = Math.floor(entry.contentRect.width);
-        if (!card || !width || width === card.width) continue;
-        card.width = width;
-        this.redraw(card);
-      }
-    });
     // A redraw in the middle of a drag would take the zoom box away.
-    this.grid.addEventListener("pointerdown", () => (this.dragging = true));
+    this.board.node.addEventListener("pointerdown", () => (this.dragging = true));
     this.onUp = () => {
       if (!this.dragging) return;
       this.dragging = false;
@@ -72,11 +56,17 @@ class LiveView {
     const trouble = (sentence) => this.header.setTrouble(sentence);
     this.detail = new Detail(this, () => this.redrawAll(), trouble);
     this.poller = new Poller({
-      url: () => `/api/series?${new URLSearchParams({ run: this.run, since: cursorText(this.live), events: this.lastEvent })}`,
+      url: () => `/api/series?${new URLSearchParams(this.question())}`,
       pace: () => this.pace(),
       take: (answer) => this.take(answer),
       trouble,
     });
+  }
+
+  // `more` asks for the optimizer's lines too: from the beginning when they have just been unfolded.
+  question() {
+    const since = this.afresh ? "" : cursorText(this.live);
+    return { run: this.run, since, events: this.lastEvent, ...(this.asksMore ? { more: 1 } : {}) };
   }
 
   // --- configuration from Python ---
@@ -97,7 +87,7 @@ class LiveView {
     }
     if (data.pending_command !== this.pending) this.expect(data.pending_command);
     this.redrawAll();
-    if (other) this.poller.restart();
+    if (other || this.afresh) this.poller.restart();
     else this.poller.now();
   }
 
@@ -110,7 +100,11 @@ class LiveView {
     this.marks = [];
     this.pending = null;
     this.layoutText = null;
-    this.prefs = { axis: "step", zoom: null, log: false, smoothing: 0.6, hidden: [], ...this.stored() };
+    this.prefs = { axis: "step", zoom: null, zoomAxis: null, log: false, smoothing: 0.6, hidden: [], more: false, ...this.stored() };
+    this.afresh = false;
+    this.asksMore = this.prefs.more;
+    this.board.more.open = this.prefs.more;
+    this.board.clear();
     this.table.clear();
     this.header.setAck("");
     setAttribute(this.root, "data-ready", null);
@@ -121,15 +115,23 @@ class LiveView {
     this.layoutText = text;
     this.metrics = layout.metrics;
     this.fit = layout.fit;
-    this.header.configure(layout.kpis);
-    this.closeCards();
-    this.cards = layout.charts.map((spec) => (spec.kind === "fit" ? new FitCard(spec, this) : new Card(spec, this)));
-    this.grid.replaceChildren(...this.cards.map((card) => card.node));
-    for (const card of this.cards) {
-      this.seen.observe(card.node);
-      this.sized.observe(card.stage);
-    }
-    if (this.answer) this.header.update(this.answer, this.live);
+    this.x.only = layout.axis === "time" ? "time" : null;
+    this.switch.hidden = this.x.only !== null;
+    this.header.configure(layout);
+    this.board.set(layout);
+    if (!this.answer) return;
+    this.afresh = true; // of a metric that is new here, earlier rows were not sent
+    this.showAnswer(this.answer);
+  }
+
+  unfold(open) {
+    if (open === this.asksMore) return; // it was us who opened it
+    this.asksMore = this.prefs.more = open;
+    this.save();
+    if (!open) return;
+    this.afresh = true;
+    this.poller.restart();
+    this.detail.plan();
   }
 
   stored() {
@@ -161,7 +163,7 @@ class LiveView {
     this.pendingSince = performance.now();
     const done = this.events.findLast((event) => commandOf(event) === command);
     if (done) this.acknowledge(done);
-    else this.header.setAck("Sent. Waiting for the training loop to reach the end of its step…", "waiting");
+    else this.header.setAck(this.data.layout.waiting, "waiting");
   }
 
   acknowledge(event) {
@@ -170,19 +172,29 @@ class LiveView {
   }
 
   take(answer) {
-    const before = this.extent();
+    const [before, axis] = [this.x.extent(), this.axis];
+    this.afresh = false;
     for (const [name, part] of Object.entries(answer.series)) {
       this.live[name] = mergeSeries(this.live[name], part);
     }
     if (!this.answer) this.detail.plan(); // a zoom kept from before a reload
     this.answer = answer;
     const marked = this.takeEvents(answer.events || []);
-    this.header.update(answer, this.live);
-    this.tellStatus(answer.status);
+    this.showAnswer(answer);
+    this.tellStale(answer.page);
     this.polls += 1;
     setAttribute(this.root, "data-polls", this.polls);
     setAttribute(this.root, "data-status", answer.status);
-    this.markStale(before, marked, new Set(Object.keys(answer.series)));
+    if (this.axis === axis) this.markStale(before, marked, new Set(Object.keys(answer.series)));
+    else {
+      this.hoverX = null;
+      this.redrawAll(); // the first step has come
+    }
+  }
+
+  showAnswer(answer) {
+    this.header.update(answer, this.live);
+    this.board.refresh(this.live.steps);
   }
 
   takeEvents(events) {
@@ -197,23 +209,24 @@ class LiveView {
     return true;
   }
 
-  // Once per status: the script then reruns with the new one and enables the right buttons.
-  tellStatus(status) {
-    if (!this.data.status || status === this.data.status || status === this.told) return;
-    this.told = status;
-    this.setTriggerValue("status", status);
+  // The page around the charts is of before: it runs again. Said once, and again should it not hear.
+  tellStale(page) {
+    const now = performance.now();
+    if (page === this.data.page || (page === this.told && now - this.toldAt < TELL_AGAIN_MS)) return;
+    [this.told, this.toldAt] = [page, now];
+    this.setTriggerValue("stale", page);
   }
 
   // Which charts the answer made stale. In a long run one poll moves the lines by less than a pixel;
   // redrawing then costs as much as ever and shows nothing.
   markStale(before, marked, changed) {
-    const after = this.extent();
+    const after = this.x.extent();
     const grown = before === null || ((after[1] - before[1]) / (after[1] - after[0] || 1)) * 500;
     this.grown = before === null ? Infinity : (this.grown || 0) + grown;
     const now = performance.now();
     const zoomed = this.zoom() !== null;
     if (zoomed) this.detail.follow(after[1], now);
-    for (const card of this.cards) {
+    for (const card of this.board.cards) {
       const fit = card instanceof FitCard;
       if (zoomed && !fit && !marked && card.drawnAt) continue;
       const touched = card.spec.traces.some((trace) => changed.has(trace.series)) || this.grown > 0;
@@ -227,63 +240,24 @@ class LiveView {
   // --- the x axis ---
 
   get axis() {
-    return this.prefs.axis;
-  }
-
-  zoom() {
-    return this.prefs.zoom;
-  }
-
-  // [first, last] x over all series, null before any.
-  extent() {
-    let [low, high] = [Infinity, -Infinity];
-    // What is sampled before a resumed run's first step carries step 0.
-    const bySteps = this.axis === "step" && this.live.steps?.t.length > 0;
-    for (const series of bySteps ? [this.live.steps] : Object.values(this.live)) {
-      const xs = xsOf(series, this.axis);
-      if (!xs.length) continue;
-      low = Math.min(low, xs[0]);
-      high = Math.max(high, xs[xs.length - 1]);
-    }
-    return low <= high ? [low, high] : null;
-  }
-
-  liveRange() {
-    const [low, high] = this.extent() || [0, 1];
-    const from = this.axis === "time" ? Math.min(0, low) : low;
-    return [from, Math.max(high, from + MIN_SPAN[this.axis])];
+    return this.x.name;
   }
 
   get range() {
-    return this.zoom() || this.liveRange();
+    return this.x.range;
   }
 
-  setAxis(name) {
-    if (name === this.axis) return;
-    const series = this.live.samples || this.live.steps;
-    this.prefs.axis = name;
-    this.hoverX = null;
-    const zoom = this.zoom();
-    if (zoom) this.prefs.zoom = this.widen(zoom.map((x) => convertX(series, name, x)));
-    this.zoomChanged();
-  }
-
-  widen([from, to]) {
-    const missing = Math.max(0, MIN_SPAN[this.axis] - (to - from)) / 2;
-    return [from - missing, to + missing];
+  zoom() {
+    return this.x.zoom;
   }
 
   zoomTo(range) {
     const zoom = this.zoom();
-    if (zoom && zoom[0] === range[0] && zoom[1] === range[1]) return;
-    this.prefs.zoom = this.widen(range);
-    this.zoomChanged();
+    if (!zoom || zoom[0] !== range[0] || zoom[1] !== range[1]) this.x.zoom = range;
   }
 
   reset() {
-    if (!this.zoom()) return;
-    this.prefs.zoom = null;
-    this.zoomChanged();
+    if (this.zoom()) this.x.zoom = null;
   }
 
   zoomChanged() {
@@ -306,7 +280,7 @@ class LiveView {
 
   // The reader changed something: all that is stale now is drawn without rests.
   hurry() {
-    this.urgent = this.cards.filter((card) => card.dirty).length;
+    this.urgent = this.board.cards.filter((card) => card.dirty).length;
     this.restUntil = 0;
     clearTimeout(this.rest);
     this.rest = 0;
@@ -314,8 +288,11 @@ class LiveView {
   }
 
   redrawAll() {
-    for (const card of this.cards) card.dirty = true;
-    for (const button of this.axisButtons) setAttribute(button, "aria-pressed", button.dataset.axis === this.axis);
+    for (const card of this.board.cards) card.dirty = true;
+    for (const button of this.axisButtons) {
+      setAttribute(button, "aria-pressed", button.dataset.axis === this.axis);
+      button.disabled = button.dataset.axis === "step" && !this.x.stepped;
+    }
     this.back.hidden = !this.zoom();
     setAttribute(this.root, "data-zoom", this.zoom() ? this.zoom().join() : null);
     this.hurry();
@@ -337,7 +314,7 @@ class LiveView {
   drawOne() {
     this.frame = 0;
     if (!this.Plotly || !this.answer || this.dragging || this.closed) return;
-    const waiting = this.cards.filter((card) => card.dirty && card.visible && card.width > 0);
+    const waiting = this.board.cards.filter((card) => card.dirty && card.visible && card.width > 0);
     if (waiting.length) {
       const card = waiting.reduce((oldest, each) => (each.drawnAt < oldest.drawnAt ? each : oldest));
       this.marks = marksIn(this.events, this.axis, this.range);
@@ -357,18 +334,11 @@ class LiveView {
     this.hoverCard = card;
     this.hoverFrame ??= requestAnimationFrame(() => {
       this.hoverFrame = null;
-      for (const each of this.cards) if (each.visible && each.plotted) each.hoverAt(this.hoverX, each === this.hoverCard);
+      for (const each of this.board.cards) if (each.visible && each.plotted) each.hoverAt(this.hoverX, each === this.hoverCard);
     });
   }
 
   // --- the end ---
-
-  closeCards() {
-    for (const card of this.cards) card.close();
-    this.seen.disconnect();
-    this.sized.disconnect();
-    this.cards = [];
-  }
 
   close() {
     this.closed = true;
@@ -377,7 +347,7 @@ class LiveView {
     clearTimeout(this.rest);
     cancelAnimationFrame(this.frame);
     if (this.hoverFrame) cancelAnimationFrame(this.hoverFrame);
-    this.closeCards();
+    this.board.close();
     window.removeEventListener("pointerup", this.onUp);
     window.removeEventListener("pointercancel", this.onUp);
     this.root.remove();
@@ -387,7 +357,7 @@ class LiveView {
 // Streamlit calls this again on the same parent when `data` or the theme changes.
 const views = (globalThis.stepscopeViews ??= new WeakMap());
 
-export default function stepscopeLive({ data, parentElement, setTriggerValue }) {
+export function stepscopeLive({ data, parentElement, setTriggerValue }) {
   let view = views.get(parentElement);
   if (!view) views.set(parentElement, (view = new LiveView(parentElement)));
   view.configure(data, setTriggerValue);

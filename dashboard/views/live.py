@@ -4,9 +4,14 @@ import streamlit as st
 
 from dashboard import controls, services
 from dashboard.command_bar import show_error
+from dashboard.facts import run_kind
 from dashboard.live_panel import live_panel
-from dashboard.panels import details, empty_page, run_picker
-from stepscope.run import RunError, read_run
+from dashboard.page_token import page_token
+from dashboard.panels import empty_page
+from dashboard.run_details import details
+from dashboard.run_labels import run_name
+from dashboard.run_picker import run_picker
+from stepscope.run import RunError, RunKind, read_run
 from trainer.config import checkpoints
 
 server = services.get()
@@ -16,24 +21,29 @@ if not server.devices_known:
 found = server.devices()
 
 link_problems = controls.load_link(found)
-config, wrong = controls.sidebar(found, checkpoints(server.runs))
+listing = server.index.fresh()
+picked = run_picker(server, listing)
+run, trouble = None, None
+try:
+    run = read_run(server.folder(picked)) if picked else None
+except RunError as error:
+    trouble = str(error)
+
+other = run is not None and run_kind(run) is not RunKind.TRAINER
+config, wrong = controls.sidebar(
+    found, checkpoints(server.runs), run_name(run) if run is not None and other else None
+)
 for problem in link_problems:
     st.warning(f"The link could not be followed in full: {problem}", icon=":material/link_off:")
-
-picked = run_picker(server)
+if trouble:
+    show_error(trouble)
 params = controls.link_params(config, found.devices)
 if picked:
     params["run"] = picked
 if params != st.query_params.to_dict():
     st.query_params.from_dict(params)
 
-run = None
-try:
-    run = read_run(server.folder(picked)) if picked else None
-except RunError as error:
-    show_error(str(error))
-
-live_panel(server, config, wrong, run.folder if run else None)
+live_panel(server, config, wrong, run.folder if run else None, page_token(listing, run))
 if run is None:
     empty_page(server, found)
 else:

@@ -8,12 +8,20 @@ from typing import Any
 
 import pytest
 
-from dashboard.charts import Fit, Gpu, RunFacts, layout, series_of
+from dashboard.chart_parts import series_of
+from dashboard.charts import layout
+from dashboard.facts import Fit, Gpu, RunFacts
 from stepscope.metrics import BY_KEY, Stream
+from stepscope.run import RunKind
 
 CPU = RunFacts(has_cuda=False, gpu_reason="no NVIDIA driver is installed.")
 H100 = Gpu(uuid="GPU-1", name="NVIDIA H100", memory_bytes=80 * 2**30)
 CUDA = RunFacts(has_cuda=True, gpus=(H100,), training_gpu="GPU-1")
+WATCHED = RunFacts(
+    has_cuda=True, gpus=(H100,), training_gpu="GPU-1", kind=RunKind.WATCH, has_total=False,
+    optimizers=("Adam", "SGD"), custom=("train/d_real", "val/f1"), custom_left=3,
+)  # fmt: skip
+RECORD = RunFacts(has_cuda=False, gpus=(H100,), kind=RunKind.RECORD)
 FIT = Fit(x=(0.0, 1.0), y=(1.0, 3.0), slope=2.0, intercept=1.0)
 
 
@@ -25,16 +33,18 @@ def metrics(entry: dict[str, Any]) -> list[str]:
     return [trace["metric"] for trace in entry["traces"]]
 
 
-@pytest.mark.parametrize("facts", [CPU, CUDA])
+@pytest.mark.parametrize("facts", [CPU, CUDA, WATCHED, RECORD])
 def test_every_trace_and_tile_names_a_known_metric_in_its_stream(facts: RunFacts) -> None:
     made = layout(facts)
     named = [trace for entry in made["charts"] for trace in entry["traces"]]
     named += [tile for tile in made["kpis"] if "special" not in tile and tile["series"]]
     for entry in named:
-        stream = BY_KEY[entry["metric"]].stream
-        assert entry["series"].split("/")[0] == stream.value
+        metric = BY_KEY.get(entry["metric"])
+        # What only this run has comes from its steps.
+        assert entry["series"].split("/")[0] == (metric.stream if metric else Stream.STEPS)
+        assert entry["metric"] in made["metrics"]
     assert json.loads(json.dumps(made)) == made
-    assert set(made["metrics"]) == set(BY_KEY)
+    assert set(BY_KEY) <= set(made["metrics"])
 
 
 def test_a_cuda_run_shows_the_allocator_and_the_device_total() -> None:
@@ -105,3 +115,63 @@ def test_a_device_series_needs_its_gpu() -> None:
     assert series_of(BY_KEY["train/loss"]) == Stream.STEPS.value
     with pytest.raises(ValueError, match="gpu: is needed for gpu/util"):
         series_of(BY_KEY["gpu/util"])
+
+
+def test_each_optimizer_has_a_loss_of_its_own_and_one_alone_no_name() -> None:
+    loss = chart(layout(WATCHED), "loss")
+    assert metrics(loss) == ["train/loss", "train/loss.optimizer1", "val/loss"]
+    labels = [trace["label"] for trace in loss["traces"]]
+    assert labels == ["train (Adam 0)", "train (SGD 1)", "validation"]
+    assert len({trace["colour"] for trace in loss["traces"]}) == 3
+    assert [trace["label"] for trace in chart(layout(CPU), "loss")["traces"]][0] == "train"
+
+
+def test_the_scripts_own_metrics_get_small_charts_after_the_others() -> None:
+    made = layout(WATCHED)
+    own = [entry for entry in made["charts"] if entry["group"] == "custom"]
+    assert [entry["title"] for entry in own] == ["d_real", "val/f1"]
+    groups = [entry["group"] for entry in made["charts"]]
+    assert groups == sorted(groups, key=["main", "custom", "optimizer"].index)
+    assert made["custom_note"].startswith("3 more metrics are recorded without a chart")
+    assert layout(CPU)["custom_note"] is None
+
+
+def test_what_the_optimizer_does_is_folded_away_and_shown_only_where_recorded() -> None:
+    folded = [entry for entry in layout(WATCHED)["charts"] if entry["group"] == "optimizer"]
+    assert [entry["id"] for entry in folded] == ["learning_rate", "grad_norm", "amp_scale"]
+    assert all(trace["optional"] for entry in folded for trace in entry["traces"])
+    rates = {trace["metric"]: trace["label"] for trace in folded[0]["traces"]}
+    assert rates["train/lr.optimizer1"] == "SGD 1"
+    assert rates["train/lr.group1"] == "Adam 0, group 1"
+    assert len(rates) == 16
+    assert "train/lr" in metrics(chart(layout(CPU), "learning_rate"))
+
+
+def test_a_recording_has_the_machine_and_no_training() -> None:
+    made = layout(RECORD)
+    ids = [entry["id"] for entry in made["charts"]]
+    assert ids == ["utilisation", "memory", "power", "host_memory", "host_cpu"]
+    assert made["axis"] == "time"
+    tiles = [tile["id"] for tile in made["kpis"]]
+    assert not {"step", "epoch", "eta", "loss", "samples_per_sec"} & set(tiles)
+    assert {"gpu_util", "gpu_memory", "power", "temperature", "host_cpu"} <= set(tiles)
+
+
+def test_a_recording_of_many_gpus_draws_them_all_and_one_without_any_says_why() -> None:
+    gpus = tuple(Gpu(uuid=f"GPU-{n}", name="A100", memory_bytes=40 * 2**30) for n in range(8))
+    made = layout(RunFacts(has_cuda=False, gpus=gpus, kind=RunKind.RECORD))
+    assert metrics(chart(made, "memory")).count("gpu/mem_used") == 8
+    assert metrics(chart(made, "memory")).count("gpu/mem_total") == 1
+    assert len([tile for tile in made["kpis"] if tile["metric"] == "gpu/util"]) == 4
+    bare = layout(RunFacts(has_cuda=False, kind=RunKind.RECORD, gpu_reason="no driver."))
+    assert "no driver." in chart(bare, "host_memory")["note"]
+    assert "no driver." in bare["kpis"][0]["reason"]
+
+
+def test_a_script_has_no_time_left_and_says_why_others_may_be_missing() -> None:
+    tiles = {tile["id"]: tile for tile in layout(WATCHED)["kpis"]}
+    assert "eta" not in tiles
+    assert "DataLoader" in tiles["samples_per_sec"]["reason"]
+    assert "DataLoader" in tiles["epoch"]["reason"]
+    assert "backward()" in chart(layout(WATCHED), "loss")["empty"]
+    assert "eta" in {tile["id"] for tile in layout(CUDA)["kpis"]}

@@ -10,7 +10,7 @@ import pytest
 
 import dashboard.live_chart
 
-PURE = ("format.js", "store.js", "events.js")
+PURE = ("format.js", "store.js", "events.js", "xaxis.js", "board.js")
 FOLDER = Path(dashboard.live_chart.__file__).parent
 
 
@@ -188,3 +188,38 @@ def test_texts(js: Script, expression: str, text: str) -> None:
 def test_time_ticks_are_round_and_few(js: Script) -> None:
     ticks = js("timeTicks(0, 610, 5)")
     assert ticks == {"values": [0, 300, 600], "text": ["0:00", "5:00", "10:00"]}
+
+
+AXIS = "new XAxis({prefs: {axis: 'step', ...prefs}, live}, () => {})"
+SAMPLED = {"samples": {"t": [0, 5, 10], "s": [0, 0, 0]}}
+STEPPED = {**SAMPLED, "steps": {"t": [6, 10], "s": [1, 401]}}
+
+
+def test_before_the_first_step_the_axis_is_time(js: Script) -> None:
+    assert js(f"{AXIS}.name", prefs={}, live=SAMPLED) == "time"
+    assert js(f"{AXIS}.range", prefs={}, live=SAMPLED) == [0, 10]
+    assert js(f"{AXIS}.name", prefs={}, live=STEPPED) == "step"
+    assert js(f"{AXIS}.range", prefs={}, live=STEPPED) == [1, 401]
+    assert js(f"{AXIS}.range", prefs={}, live={}) == [0, 1]
+
+
+def test_a_recording_has_time_only(js: Script) -> None:
+    assert js(f"Object.assign({AXIS}, {{only: 'time'}}).name", prefs={}, live=STEPPED) == "time"
+
+
+def test_a_zoom_counts_on_the_axis_on_which_it_was_made(js: Script) -> None:
+    zoomed = {"zoom": [2, 4], "zoomAxis": "time"}
+    assert js(f"{AXIS}.range", prefs=zoomed, live=SAMPLED) == [2, 4]
+    assert js(f"{AXIS}.range", prefs=zoomed, live=STEPPED) == [1, 401]
+    chosen = f"(() => {{ const x = {AXIS}; x.choose('time'); return x.range; }})()"
+    live = {**STEPPED, "samples": {"t": [0, 6, 10], "s": [0, 1, 401]}}
+    by_step = {"zoom": [1, 201], "zoomAxis": "step"}
+    assert js(chosen, prefs=by_step, live=live) == [6, 8]
+    assert js(chosen, prefs={}, live=live) == [0, 10]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.001, "0.001"), (3e-5, "0.00003"), (65536, "65536"), (0.95714, "0.9571")]
+)
+def test_a_learning_rate_is_short(js: Script, value: float, text: str) -> None:
+    assert js(f"brief({value})") == text

@@ -15,19 +15,21 @@ from stepscope.run import RunInfo, RunStatus
 from stepscope.store import STORE_NAME, Block, RunReader, RunWriter
 
 
-def fill(folder: Path, rows: int) -> RunWriter:
+def fill(folder: Path, rows: int, keys: tuple[str, ...] = ("train/loss", "train/lr")) -> RunWriter:
     writer = RunWriter(folder / STORE_NAME)
     steps = np.arange(rows, dtype=float)
-    block = Block.raw(("train/loss", "train/lr"), 50 + steps, steps, np.vstack([steps, steps]))
+    block = Block.raw(keys, 50 + steps, steps, np.vstack([steps] * len(keys)))
     with writer.transaction():
         writer.append("steps", "", block)
     return writer
 
 
-def answer(folder: Path, cursors: dict[str, Cursor] | None = None) -> dict[str, Any]:
-    run = RunInfo(folder, RunStatus.RUNNING, None, 0.0, {"created": 50.0})
+def answer(
+    folder: Path, cursors: dict[str, Cursor] | None = None, more: bool = False, **facts: Any
+) -> dict[str, Any]:
+    run = RunInfo(folder, RunStatus.RUNNING, None, 0.0, {"created": 50.0, **facts})
     with RunReader(folder) as reader:
-        found = series.update(reader, run, cursors or {}, 0)
+        found = series.update(reader, run, cursors or {}, 0, more)
     json.dumps(found, allow_nan=False)
     return found
 
@@ -44,7 +46,7 @@ def test_first_answer_is_an_overview(tmp_path: Path) -> None:
     steps = answer(tmp_path)["series"]["steps"]
     assert (steps["reset"], steps["first"], steps["end"], steps["bucket"]) == (True, 0, 3000, 8)
     assert len(steps["t"]) == 375
-    assert set(steps["v"]) == {"train/loss"}  # train/lr is in no live chart
+    assert set(steps["v"]) == {"train/loss"}  # train/lr is folded away
     assert steps["v"]["train/loss"]["max"][-1] == 2999
     assert steps["t"][-1] == 2999
 
@@ -52,7 +54,7 @@ def test_first_answer_is_an_overview(tmp_path: Path) -> None:
 def test_the_newest_values_are_exact_and_not_a_buckets_mean(tmp_path: Path) -> None:
     fill(tmp_path, 3000).close()
     found = answer(tmp_path)
-    assert found["series"]["steps"]["last"] == {"train/loss": 2999}
+    assert found["series"]["steps"]["last"] == {"train/loss": 2999, "train/lr": 2999}
     assert found["progress"]["step"] == 2999
 
 
@@ -123,3 +125,61 @@ def test_cursors_are_read() -> None:
         "devices/GPU-a": Cursor(0, 1),
     }
     assert series.parse_cursors("") == {}
+
+
+def test_the_optimizers_lines_are_sent_while_somebody_looks(tmp_path: Path) -> None:
+    keys = ("train/loss", "train/lr", "train/lr.group1", "train/lr.optimizer1", "train/grad_norm")
+    fill(tmp_path, 100, keys).close()
+    assert set(answer(tmp_path)["series"]["steps"]["v"]) == {"train/loss"}
+    shown = answer(tmp_path, more=True)["series"]["steps"]["v"]
+    assert set(shown) == set(keys) - {"train/lr.optimizer1"}  # this run has one optimizer
+    both = answer(tmp_path, more=True, optimizers=["Adam", "SGD"])["series"]["steps"]["v"]
+    assert set(both) == set(keys)
+
+
+def test_a_scripts_own_metrics_and_the_losses_of_its_optimizers_are_sent(tmp_path: Path) -> None:
+    fill(tmp_path, 100, ("train/loss", "train/loss.optimizer1", "train/own", "train/other")).close()
+    assert set(answer(tmp_path)["series"]["steps"]["v"]) == {"train/loss"}
+    found = answer(tmp_path, custom=["train/own"], optimizers=["Adam", "Adam"])
+    assert set(found["series"]["steps"]["v"]) == {
+        "train/loss", "train/loss.optimizer1", "train/own",
+    }  # fmt: skip
+    assert found["series"]["steps"]["last"]["train/own"] == 99
+
+
+def test_many_metrics_of_a_scripts_own_do_not_swell_the_answer(tmp_path: Path) -> None:
+    keys = tuple(f"train/m{n}" for n in range(60))
+    fill(tmp_path, 100, keys).close()
+    found = answer(tmp_path, custom=list(keys))
+    assert len(found["series"]["steps"]["v"]) == 12
+    assert len(found["series"]["steps"]["last"]) == 12
+
+
+def state(status: RunStatus, age_s: float = 0.0, **facts: Any) -> dict[str, Any]:
+    run = RunInfo(Path("run"), status, None, age_s, {"created": 50.0, **facts})
+    return series.state(run)
+
+
+def test_what_was_not_recorded_is_said() -> None:
+    assert state(RunStatus.RUNNING, dropped=0)["warnings"] == []
+    (many,) = state(RunStatus.FINISHED, dropped=1234)["warnings"]
+    assert many.startswith("1,234 steps or events were not recorded:")
+    (one,) = state(RunStatus.FINISHED, dropped=1)["warnings"]
+    assert one.startswith("1 step or event was not recorded:")
+
+
+def test_a_live_run_whose_folder_stands_still_is_said_and_an_ended_one_is_not() -> None:
+    for status in (RunStatus.PENDING, RunStatus.RUNNING, RunStatus.PAUSED):
+        (sentence,) = state(status, 12.4)["warnings"]
+        assert sentence.startswith("No news for 12 s.")
+    assert state(RunStatus.RUNNING, 200.0)["warnings"][0].startswith("No news for 3 min.")
+    assert state(RunStatus.FINISHED, 1e6)["warnings"] == []
+    assert state(RunStatus.RUNNING, 1.0, problem="Disk full.")["warnings"] == ["Disk full."]
+
+
+def test_a_script_that_has_not_stepped_yet_says_so_and_an_epoch_of_0_is_none() -> None:
+    found = state(RunStatus.PENDING, kind="watch", step=0, epoch=0)
+    assert "first optimizer step" in found["reason"]
+    assert found["progress"]["epoch"] is None
+    assert found["progress"]["step"] == 0
+    assert state(RunStatus.PENDING)["reason"] is None

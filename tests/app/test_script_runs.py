@@ -1,0 +1,241 @@
+"""The page of runs that other processes write: watched scripts, recordings, runs of others."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from dashboard import run_picker, services
+from dashboard.command_bar import ASKED
+from stepscope.recorder import CommandName, Recorder
+from stepscope.run import RunKind, RunStatus
+from stepscope.store import STORE_NAME
+from tests.app.test_live_view import component, label, text_of
+
+OpenPage = Callable[..., AppTest]
+WATCHED = {
+    "kind": RunKind.WATCH, "device": "cpu", "optimizers": ["Adam"],
+    "commands": [str(name) for name in CommandName
+                 if name not in (CommandName.SAVE_CHECKPOINT, CommandName.MEMORY_SNAPSHOT)],
+    "script": {"path": "/home/me/train.py", "arguments": ["--lr", "0.1"], "cwd": "/home/me"},
+}  # fmt: skip
+GPU = {"uuid": "GPU-1", "name": "NVIDIA H100", "memory_total": 80 * 2**30}
+
+
+@pytest.fixture
+def begin(server: services.Services) -> Callable[..., Recorder]:
+    """Begin runs that count as live until a test writes otherwise."""
+
+    def start(name: str, status: RunStatus = RunStatus.RUNNING, **facts: Any) -> Recorder:
+        (server.runs / name).mkdir()
+        recorder = Recorder(server.runs / name, name="train")
+        recorder.describe(**{**WATCHED, **facts})
+        recorder.set_status(status)
+        recorder.log(1, {"train/loss": 1.0})
+        recorder.close(status)
+        write(recorder.folder, status=status, ended=None)
+        return recorder
+
+    return start
+
+
+def write(folder: Path, **facts: Any) -> None:
+    """Change run.json as its writer would."""
+    known = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(known | facts))
+
+
+def commands(folder: Path) -> list[tuple[str, ...]]:
+    """What was asked of a run."""
+    with closing(sqlite3.connect(folder / STORE_NAME)) as connection:
+        return connection.execute("SELECT name FROM commands").fetchall()
+
+
+def buttons(app: AppTest) -> set[str]:
+    """The labels of the command buttons that can be pressed."""
+    return {widget.label for widget in app.button if not widget.disabled} - {"Start"}
+
+
+def test_a_watched_run_is_picked_by_itself_and_its_buttons_are_those_it_answers(
+    page: OpenPage, begin: Callable[..., Recorder]
+) -> None:
+    folder = begin("one").folder
+    app = page()
+    assert component(app)["run"] == "one"
+    assert app.query_params["run"] == "one"
+    assert label(app, "selectbox", "Run").options[0].startswith("● train.py · watched · running")
+    assert buttons(app) == {
+        "Pause", "Stop", "Empty cache", "Reset peak stats", "Collect garbage", "Mark event",
+    }  # fmt: skip
+    assert "saves its own checkpoints" in label(app, "button", "Save checkpoint").help
+    assert "needs CUDA" in label(app, "button", "Memory snapshot").help
+    assert "As Ctrl-C" in label(app, "button", "Stop").help
+    assert "are not those of train.py" in text_of(app)
+    for _ in range(2):  # it stays enabled: the second press acts harder
+        label(app, "button", "Stop").click().run()
+        assert not app.exception
+    assert commands(folder) == [("stop",), ("stop",)]
+
+
+@pytest.mark.parametrize(
+    ("facts", "word"), [({"user": "eve"}, "user eve"), ({"host": "elsewhere"}, "host elsewhere")]
+)
+def test_a_run_of_others_is_look_only_also_for_a_browser_that_enables_its_buttons(
+    page: OpenPage, begin: Callable[..., Recorder], facts: dict[str, str], word: str
+) -> None:
+    folder = begin("theirs").folder
+    write(folder, **facts)
+    app = page(run="theirs")
+    assert component(app)["run"] == "theirs"
+    assert buttons(app) == set()
+    assert f"belongs to the {word}" in text_of(app)
+    assert label(app, "selectbox", "Run").options[0].count("@") == 1
+    app.session_state[ASKED] = [(1, "theirs", CommandName.STOP, {})]
+    app.run()
+    assert "Stop was not sent: This run belongs" in app.error[0].value
+    assert commands(folder) == []
+
+
+def test_a_click_meant_for_another_run_is_not_sent(
+    page: OpenPage, begin: Callable[..., Recorder]
+) -> None:
+    folder = begin("one").folder
+    app = page(run="one")
+    app.session_state[ASKED] = [(1, "two", CommandName.STOP, {})]
+    app.run()
+    assert "meant for two" in app.error[0].value
+    assert commands(folder) == []
+
+
+def test_a_page_without_a_run_takes_ours_before_those_of_others(
+    page: OpenPage, begin: Callable[..., Recorder], server: services.Services
+) -> None:
+    begin("1-ours")
+    write(begin("2-theirs").folder, user="eve")
+    write(begin("3-far").folder, host="elsewhere")
+    assert component(page())["run"] == "1-ours"
+    assert run_picker.newest_live(server.list_runs()) == "1-ours"
+
+
+def test_an_empty_page_takes_the_run_that_begins_unless_emptied_by_hand(
+    page: OpenPage, begin: Callable[..., Recorder]
+) -> None:
+    app = page()
+    first = component(app)["page"]
+    begin("one")
+    app.run()  # what the component in the browser asks for, because `page` is another
+    assert component(app)["run"] == "one"
+    assert component(app)["page"] != first
+    label(app, "selectbox", "Run").set_value(None).run()
+    assert set(component(app)) == {"page"}
+    app.run()
+    assert set(component(app)) == {"page"}
+
+
+def test_the_selection_stays_when_its_run_ends_and_its_label_changes(
+    page: OpenPage, begin: Callable[..., Recorder]
+) -> None:
+    folders = [begin(name).folder for name in ("one", "two")]
+    app = page(run="one")
+    write(folders[0], status="finished", ended=2e9)
+    app.run()
+    box = label(app, "selectbox", "Run")
+    assert component(app)["run"] == "one"
+    assert box.options[0].startswith("● train.py")  # what lives comes first
+    assert "finished" in box.options[1]
+    assert box.value == "one"
+    box.select("two").run()
+    assert component(app)["run"] == "two"
+    assert app.query_params["run"] == "two"
+
+
+def test_before_its_first_step_a_script_can_be_stopped_and_marked(
+    page: OpenPage, begin: Callable[..., Recorder]
+) -> None:
+    begin("one", RunStatus.PENDING)
+    assert buttons(page(run="one")) == {"Stop", "Mark event"}
+
+
+def test_a_recording_has_the_machines_charts_and_no_training(
+    page: OpenPage, begin: Callable[..., Recorder]
+) -> None:
+    begin("rec", kind=RunKind.RECORD, commands=["mark", "stop"], devices=[GPU], script=None)
+    app = page(run="rec")
+    assert buttons(app) == {"Stop", "Mark event"}
+    made = component(app)["layout"]
+    assert [chart["id"] for chart in made["charts"]] == [
+        "utilisation", "memory", "power", "host_memory", "host_cpu",
+    ]  # fmt: skip
+    assert not {"step", "epoch", "eta"} & {tile["id"] for tile in made["kpis"]}
+    assert made["axis"] == "time"
+
+
+def test_new_metrics_and_optimizers_change_the_layout(
+    page: OpenPage, begin: Callable[..., Recorder]
+) -> None:
+    folder = begin("gan").folder
+    app = page(run="gan")
+    before = component(app)
+    write(folder, custom=["train/d_real"], optimizers=["Adam", "Adam"])
+    app.run()
+    after = component(app)
+    assert before["page"] != after["page"]
+    charts = {chart["id"]: chart for chart in after["layout"]["charts"]}
+    assert charts["custom:train/d_real"]["title"] == "d_real"
+    labels = [trace["label"] for trace in charts["loss"]["traces"]]
+    assert labels[:2] == ["train (Adam 0)", "train (Adam 1)"]
+
+
+def test_a_scripts_details(page: OpenPage, begin: Callable[..., Recorder]) -> None:
+    folder = begin("one", world_size=4).folder
+    (folder / "output.log").write_text("  0%\r100%\n\x1b[31mred\x1b[0m <b>x</b>\n")
+    (folder / "traceback.txt").write_text("Traceback: boom")
+    (folder / "snapshot-step-9.pickle").write_bytes(b"x" * 2048)
+    (folder / "last.pt").write_bytes(b"x")
+    write(folder, status="failed")
+    app = page(run="one")
+    codes = [code.value for code in app.code]
+    assert "Traceback: boom" in codes
+    assert "/home/me/train.py --lr 0.1" in codes
+    assert "/home/me" in codes
+    assert "Rank 0 of 4 is shown" in text_of(app)
+    names = [button.proto.label for button in app.get("download_button")]
+    assert names == ["snapshot-step-9.pickle (2.0 KiB)"]
+    assert "Resume in a new run" not in {button.label for button in app.button}
+    assert not any("red" in code for code in codes)  # folded away and so not read
+    app.session_state["output"] = True
+    app.run()
+    assert "100%\nred <b>x</b>" in [code.value for code in app.code]
+    assert label(app, "button", "Refresh").help
+
+
+def test_a_snapshot_is_offered_while_the_run_lives(
+    page: OpenPage, begin: Callable[..., Recorder]
+) -> None:
+    folder = begin("one", device="GPU-1", devices=[GPU]).folder
+    write(folder, commands=["memory_snapshot"])
+    app = page(run="one")
+    assert buttons(app) == {"Memory snapshot"}
+    assert app.get("download_button") == []
+    before = component(app)["page"]
+    (folder / "snapshot-step-2.pickle").write_bytes(b"x")
+    app.run()
+    assert component(app)["page"] != before
+    assert len(app.get("download_button")) == 1
+
+
+def test_the_empty_page_says_how_to_watch_a_script_and_where_it_looks(
+    page: OpenPage, server: services.Services
+) -> None:
+    app = page()
+    assert f"STEPSCOPE_RUNS={server.runs} stepscope watch train.py" in [
+        code.value for code in app.code
+    ]
+    assert str(server.runs) in text_of(app)

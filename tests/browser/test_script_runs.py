@@ -1,0 +1,233 @@
+"""Runs that other processes write, as a person sees them: they appear, act, end and explain."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from stepscope.run import RunStatus, read_run
+from tests.browser.conftest import ROOT, Server
+from tests.browser.test_live_page import (
+    OpenPage,
+    axis_range,
+    button,
+    drag_zoom,
+    number,
+    points,
+    wait_until,
+)
+
+SCRIPTS = Path(__file__).with_name("scripts")
+Begin = Callable[..., "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def begin(server: Server) -> Iterator[Begin]:
+    """Begin runs in processes of their own; all are gone at the end."""
+    children: list[subprocess.Popen[bytes]] = []
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "STEPSCOPE_RUNS": str(server.runs)}
+
+    def run(*words: str) -> subprocess.Popen[bytes]:
+        children.append(subprocess.Popen(
+            [sys.executable, *words], env=environment, cwd=server.log.parent,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        ))  # fmt: skip
+        return children[-1]
+
+    yield run
+    for child in children:
+        child.kill()
+        child.wait(10)
+
+
+def foreign(begin: Begin, server: Server, run: str, **facts: Any) -> subprocess.Popen[bytes]:
+    """Begin a run by the Recorder alone, with facts of one's own."""
+    return begin(str(SCRIPTS / "foreign_run.py"), str(server.runs / run), json.dumps(facts))
+
+
+def picker(page: Page) -> Locator:
+    return page.get_by_test_id("stMain").get_by_role("combobox", name="Run")
+
+
+def choices(page: Page) -> list[str]:
+    """What the run list offers now, in its order."""
+    title = page.get_by_test_id("stMain").get_by_text("Stepscope", exact=True)
+    title.click()  # a list that is open closes when it changes, and keeps the focus
+    picker(page).click()
+    options = page.get_by_role("option")
+    expect(options.first).to_be_visible()
+    texts = [text.strip() for text in options.all_inner_texts()]
+    title.click()  # Escape would empty the box
+    return texts
+
+
+def shown(page: Page) -> str:
+    return picker(page).input_value() or picker(page).locator("..").inner_text()
+
+
+def whole(page: Page, chart: str) -> bool:
+    """Whether a chart is drawn from the first step on, but for those of the last two seconds."""
+    return points(page, chart) >= min(number(page, "step"), 250) - 40 > 0
+
+
+def test_a_run_appears_by_itself_and_the_list_follows(
+    open_page: OpenPage, server: Server, begin: Begin
+) -> None:
+    page = open_page()
+    expect(page.get_by_text("Nothing is running yet")).to_be_visible(timeout=30_000)
+    expect(
+        page.get_by_text(f"STEPSCOPE_RUNS={server.runs} stepscope watch train.py")
+    ).to_be_visible()
+    foreign(begin, server, "1-first")
+    expect(page.get_by_test_id("status")).to_contain_text("Running", timeout=15_000)
+    expect(page).to_have_url(re.compile("run=1-first"))
+    wait_until(lambda: points(page) > 5, page)
+    wait_until(lambda: "● train.py · watched · running" in shown(page), page)
+    node = page.get_by_test_id("stepscope-live").element_handle()
+    foreign(begin, server, "2-second", name="other", script=None)
+    wait_until(lambda: len(choices(page)) == 2, page)
+    assert choices(page)[0].startswith("● other · watched · running")
+    expect(page).to_have_url(re.compile("run=1-first"))  # what is shown stays
+    assert node.evaluate("node => node.isConnected")  # and was not drawn anew
+    button(page, "Stop").click()
+    expect(page.get_by_test_id("status")).to_contain_text("Stopped")
+    wait_until(lambda: "train.py · watched · stopped" in shown(page), page)
+    assert "●" not in shown(page)
+    assert choices(page)[0].startswith("● other")  # an ended run moves down
+    picker(page).click()
+    page.get_by_role("option", name="other").click()
+    expect(page).to_have_url(re.compile("run=2-second"))
+    expect(page.get_by_test_id("status")).to_contain_text("Running")
+
+
+def test_the_buttons_act_on_a_run_of_another_process(
+    open_page: OpenPage, server: Server, begin: Begin
+) -> None:
+    child = foreign(begin, server, "one")
+    page = open_page()
+    expect(page.get_by_test_id("status")).to_contain_text("Running", timeout=30_000)
+    for name in ("Save checkpoint", "Memory snapshot", "Resume"):
+        expect(button(page, name)).to_be_disabled()
+    page.get_by_label("Event text", exact=True).fill("here it is")
+    page.keyboard.press("Enter")
+    button(page, "Mark event").click()
+    expect(page.get_by_test_id("ack")).to_contain_text("here it is — done at step")
+    button(page, "Collect garbage").click()
+    expect(page.get_by_test_id("ack")).to_contain_text("Collect garbage — done")
+    button(page, "Pause").click()
+    expect(page.get_by_test_id("status")).to_contain_text("Paused")
+    expect(button(page, "Resume")).to_be_enabled()
+    button(page, "Resume").click()
+    expect(page.get_by_test_id("status")).to_contain_text("Running")
+    button(page, "Stop").click()
+    expect(page.get_by_test_id("status")).to_contain_text("Stopped from the page")
+    child.wait(10)
+    expect(button(page, "Stop")).to_be_disabled()
+
+
+def test_a_second_users_run_is_look_only(open_page: OpenPage, server: Server, begin: Begin) -> None:
+    foreign(begin, server, "theirs", user="eve")
+    page = open_page()
+    expect(page.get_by_test_id("status")).to_contain_text("Running", timeout=30_000)
+    expect(page.get_by_text("This run belongs to the user eve: look only.")).to_be_visible()
+    for name in ("Pause", "Stop", "Empty cache", "Collect garbage", "Mark event"):
+        expect(button(page, name)).to_be_disabled()
+    wait_until(lambda: points(page) > 5, page)
+    wait_until(lambda: "eve@" in shown(page), page)
+
+
+def test_new_metrics_and_a_second_optimizer_appear_without_losing_the_zoom(
+    open_page: OpenPage, server: Server, begin: Begin
+) -> None:
+    foreign(begin, server, "gan")
+    page = open_page()
+    expect(page.get_by_test_id("status")).to_contain_text("Running", timeout=30_000)
+    expect(page.get_by_test_id("stepscope-live")).to_have_attribute("data-ready", "1")
+    drag_zoom(page, "memory")
+    zoomed = axis_range(page, "memory")
+    page.get_by_test_id("chart-memory").evaluate("node => (node.dataset.kept = 1)")
+    expect(page.get_by_test_id("chart-custom:train/d_real")).to_be_visible(timeout=20_000)
+    expect(page.get_by_test_id("chart-loss")).to_contain_text("train (SGD 1)")
+    expect(page.get_by_test_id("chart-memory")).to_have_attribute("data-kept", "1")
+    assert axis_range(page, "memory") == zoomed
+    page.get_by_test_id("back-to-live").click()
+    # What the page had not asked for at first is there from the beginning.
+    own = page.get_by_test_id("chart-custom:train/accuracy")
+    own.scroll_into_view_if_needed()
+    wait_until(lambda: whole(page, "custom:train/accuracy"), page)
+
+
+def test_the_optimizers_charts_are_fetched_when_they_are_unfolded(
+    open_page: OpenPage, server: Server, begin: Begin
+) -> None:
+    foreign(begin, server, "one")
+    page = open_page()
+    folded = page.get_by_test_id("optimizer")
+    expect(folded).to_contain_text("learning rate 0.000", timeout=30_000)
+    expect(page.get_by_test_id("chart-learning_rate")).to_be_hidden()
+    folded.locator("summary").click()
+    page.get_by_test_id("chart-learning_rate").scroll_into_view_if_needed()
+    wait_until(lambda: whole(page, "learning_rate"), page)
+    expect(page.get_by_test_id("chart-grad_norm")).to_be_visible()
+    expect(page.get_by_test_id("chart-amp_scale")).to_be_hidden()  # this run has none
+    page.reload()
+    expect(page.get_by_test_id("chart-learning_rate")).to_be_visible(timeout=30_000)
+
+
+def test_a_recording_shows_the_machine(open_page: OpenPage, server: Server, begin: Begin) -> None:
+    foreign(begin, server, "rec", kind="record", commands=["mark", "stop"], script=None)
+    page = open_page()
+    expect(page.get_by_test_id("chart-host_memory")).to_be_visible(timeout=30_000)
+    expect(page.get_by_test_id("axis-switch")).to_be_hidden()
+    for absent in ("chart-loss", "chart-step_time", "chart-throughput", "kpi-step", "kpi-eta"):
+        expect(page.get_by_test_id(absent)).to_have_count(0)
+    assert number(page, "host_memory") > 0
+
+
+def test_what_is_wrong_with_the_recording_is_said(
+    open_page: OpenPage, server: Server, begin: Begin
+) -> None:
+    child = foreign(begin, server, "one")
+    page = open_page()
+    expect(page.get_by_test_id("status")).to_contain_text("Running", timeout=30_000)
+    expect(page.get_by_test_id("warnings")).to_be_empty()
+    child.send_signal(signal.SIGSTOP)  # it lives, and its heartbeat stands still
+    expect(page.get_by_test_id("warnings")).to_contain_text("No news for 4 s")
+    facts = read_run(server.runs / "one").facts | {"dropped": 7}
+    (server.runs / "one" / "run.json").write_text(json.dumps(facts))
+    expect(page.get_by_test_id("warnings")).to_contain_text("7 steps or events were not recorded")
+    child.kill()
+    expect(page.get_by_test_id("status")).to_contain_text("Crashed")
+    expect(page.get_by_test_id("warnings")).not_to_contain_text("No news")
+
+
+def test_a_script_under_watch_is_shown_and_stopped(
+    open_page: OpenPage, server: Server, begin: Begin
+) -> None:
+    page = open_page()
+    expect(page.get_by_text("Nothing is running yet")).to_be_visible(timeout=30_000)
+    child = begin("-m", "stepscope.watch", str(SCRIPTS / "plain_loop.py"), "--flag")
+    expect(page.get_by_test_id("status")).to_contain_text("Running", timeout=40_000)
+    wait_until(lambda: points(page) > 5, page)
+    wait_until(lambda: "● plain_loop.py · watched · running" in shown(page), page)
+    assert number(page, "samples_per_sec") > 0
+    expect(page.get_by_test_id("optimizer")).to_contain_text("learning rate 0.01")
+    button(page, "Collect garbage").click()
+    expect(page.get_by_test_id("ack")).to_contain_text("objects freed")
+    button(page, "Stop").click()
+    assert child.wait(20) == 130  # as at Ctrl-C, and in the script's own words
+    expect(page.get_by_test_id("status")).to_contain_text("Stopped")
+    page.get_by_text("Output of the script").click()
+    expect(page.get_by_text("interrupted, saved nothing")).to_be_visible()
+    (folder,) = server.runs.iterdir()
+    assert read_run(folder).status is RunStatus.STOPPED

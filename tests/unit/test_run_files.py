@@ -1,0 +1,56 @@
+"""Files of a run folder that anybody may have written."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dashboard.format import plain
+from dashboard.run_files import Snapshot, snapshot_bytes, snapshots, tail, terminal_text
+
+
+def test_snapshots_are_plain_files_of_their_name(tmp_path: Path) -> None:
+    (tmp_path / "snapshot-step-7.pickle").write_bytes(b"abc")
+    (tmp_path / "snapshot-x").write_bytes(b"no")
+    (tmp_path / "secret").write_bytes(b"no")
+    (tmp_path / "snapshot-link.pickle").symlink_to(tmp_path / "secret")
+    (tmp_path / "snapshot-folder.pickle").mkdir()
+    assert snapshots(tmp_path) == (Snapshot("snapshot-step-7.pickle", 3),)
+    assert snapshot_bytes(tmp_path, "snapshot-step-7.pickle") == b"abc"
+    assert snapshots(tmp_path / "absent") == ()
+    with pytest.raises(OSError, match="snapshot-link"):
+        snapshot_bytes(tmp_path, "snapshot-link.pickle")
+    for name in ("secret", "../x", "snapshot-/../secret.pickle"):
+        with pytest.raises(ValueError, match="name: must be a snapshot's"):
+            snapshot_bytes(tmp_path, name)
+
+
+def test_only_the_end_of_a_long_output_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "output.log"
+    path.write_text("".join(f"line {n}\n" for n in range(10_000)))
+    text = tail(path, 200)
+    assert text is not None
+    assert text.splitlines()[-1] == "line 9999"
+    assert text.splitlines()[0].startswith("line ")
+    assert len(text) <= 200
+
+
+def test_neither_a_link_nor_a_pipe_is_read(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    (tmp_path / "output.log").symlink_to(tmp_path / "secret")
+    os.mkfifo(tmp_path / "pipe")
+    assert tail(tmp_path / "output.log") is None
+    assert tail(tmp_path / "pipe") is None  # and does not wait for a writer
+    assert tail(tmp_path / "absent") is None
+
+
+def test_output_looks_as_it_did_on_the_terminal() -> None:
+    assert terminal_text("  0%|  \r 50%|# \r100%|##\ndone\r\n") == "100%|##\ndone\n"
+    assert terminal_text("\x1b[1;32mgreen\x1b[0m \x1b]0;title\x07text\x00") == "green text"
+    assert terminal_text("a\tb") == "a\tb"
+
+
+def test_plain_text_has_no_markdown() -> None:
+    assert plain("a_b [x](y)") == r"a\_b \[x\](y)"

@@ -1,0 +1,196 @@
+"""The list of runs is current, and looking for news costs nothing where there is none."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dashboard import run_index
+from dashboard.page_token import page_token
+from dashboard.run_index import RunIndex
+from dashboard.run_picker import newest_live
+from stepscope.run import RunStatus, process_identity, read_run
+
+LONG_AGO = 1_000.0
+
+
+def write(root: Path, name: str, status: str = "running", **facts: Any) -> Path:
+    folder = root / name
+    folder.mkdir(parents=True, exist_ok=True)
+    now = time.time()
+    known = {"name": name, "status": status, "created": now, "heartbeat": now}
+    (folder / "run.json").write_text(json.dumps(known | process_identity() | facts))
+    return folder
+
+
+def age(*paths: Path) -> None:
+    """Make files and folders old: times of change of just now are not trusted."""
+    for path in paths:
+        os.utime(path, (LONG_AGO, LONG_AGO))
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the runs that are read."""
+    seen: list[str] = []
+
+    def counted(folder: Path) -> Any:
+        seen.append(folder.name)
+        return read_run(folder)
+
+    monkeypatch.setattr(run_index, "read_run", counted)
+    return seen
+
+
+def ids(index: RunIndex) -> list[str]:
+    return [run.id for run in index.fresh().runs]
+
+
+def test_live_runs_come_first_then_the_newest(tmp_path: Path) -> None:
+    for name, status in (("3", "finished"), ("2", "running"), ("1", "paused"), ("4", "failed")):
+        write(tmp_path, name, status)
+    assert ids(RunIndex([tmp_path])) == ["2", "1", "4", "3"]
+
+
+def test_an_ended_run_is_read_once_and_a_live_one_each_time(
+    tmp_path: Path, reads: list[str]
+) -> None:
+    age(write(tmp_path, "ended", "finished") / "run.json")
+    write(tmp_path, "live")
+    index = RunIndex([tmp_path])
+    for _ in range(3):
+        index.fresh()
+    assert reads.count("ended") == 1
+    assert reads.count("live") == 3
+
+
+def test_within_a_second_nothing_is_looked_at(tmp_path: Path, reads: list[str]) -> None:
+    write(tmp_path, "live")
+    index = RunIndex([tmp_path])
+    index.fresh()
+    for _ in range(100):  # polls of many tabs
+        index.recent(max_age_s=3600)
+    assert reads == ["live"]
+    index.recent(max_age_s=0)
+    assert reads == ["live", "live"]
+
+
+def test_a_folder_is_listed_again_only_when_it_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    age(write(tmp_path, "one", "finished") / "run.json", tmp_path)
+    listed: list[Path] = []
+    listdir: Callable[[Path], list[str]] = os.listdir
+    monkeypatch.setattr(run_index.os, "listdir", lambda path: listed.append(path) or listdir(path))
+    index = RunIndex([tmp_path])
+    for _ in range(3):
+        assert ids(index) == ["one"]
+    assert len(listed) == 1
+    write(tmp_path, "two")
+    assert ids(index) == ["two", "one"]
+
+
+def test_a_run_appears_ends_and_goes_and_the_version_tells(tmp_path: Path) -> None:
+    index = RunIndex([tmp_path / "runs"])
+    versions = [index.fresh().version]  # no such folder yet
+    (tmp_path / "runs" / "a").mkdir(parents=True)  # nor a run.json
+    assert index.fresh().version == versions[0]
+    for status in (RunStatus.PENDING, RunStatus.RUNNING, RunStatus.FINISHED):
+        write(tmp_path / "runs", "a", status)
+        versions.append(index.fresh().version)
+        assert index.fresh().version == versions[-1]
+    (tmp_path / "runs" / "a" / "run.json").unlink()
+    (tmp_path / "runs" / "a").rmdir()
+    versions.append(index.fresh().version)
+    assert len(set(versions[:-1])) == 4
+    assert versions[-1] == versions[0]
+
+
+def test_another_run_under_an_old_name_is_read_anew(tmp_path: Path) -> None:
+    folder = write(tmp_path, "a", "finished")
+    age(folder / "run.json", tmp_path)
+    index = RunIndex([tmp_path])
+    assert index.fresh().runs[0].status is RunStatus.FINISHED
+    (folder / "run.json").unlink()
+    write(tmp_path, "a", "stopped")
+    write(tmp_path, "b", "finished")
+    assert {run.id: run.status for run in index.fresh().runs}["a"] is RunStatus.STOPPED
+
+
+def test_what_is_no_run_is_left_out_and_a_broken_one_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (write(tmp_path, "broken") / "run.json").write_text("{")
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / ".hidden").mkdir()
+    write(tmp_path, "good")
+    index = RunIndex([tmp_path])
+    for _ in range(3):
+        assert ids(index) == ["good"]
+    assert len(caplog.records) == 1
+
+
+def test_a_live_run_stays_listed_however_many_come_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_index, "MAX_LISTED", 3)
+    write(tmp_path, "a-long")
+    index = RunIndex([tmp_path])
+    assert ids(index) == ["a-long"]
+    for n in range(5):
+        write(tmp_path, f"b{n}", "finished")
+    assert ids(index) == ["a-long", "b4", "b3", "b2"]
+
+
+def test_a_silent_run_of_another_host_may_come_back(tmp_path: Path) -> None:
+    folder = write(tmp_path, "far", host="elsewhere", heartbeat=LONG_AGO)
+    age(folder / "run.json", tmp_path)
+    index = RunIndex([tmp_path])
+    assert index.fresh().runs[0].status is RunStatus.CRASHED
+    write(tmp_path, "far", host="elsewhere")
+    assert index.fresh().runs[0].status is RunStatus.RUNNING
+
+
+def test_a_page_takes_the_newest_live_run_of_this_machine_ours_first(tmp_path: Path) -> None:
+    write(tmp_path, "ended", "finished")
+    write(tmp_path, "far", host="elsewhere", created=time.time() + 9)
+    assert newest_live(RunIndex([tmp_path]).fresh().runs) is None
+    write(tmp_path, "eve", user="eve", created=time.time() + 5)
+    assert newest_live(RunIndex([tmp_path]).fresh().runs) == "eve"
+    write(tmp_path, "old", created=5.0)
+    write(tmp_path, "new", created=6.0)
+    assert newest_live(RunIndex([tmp_path]).fresh().runs) == "new"
+    assert read_run(tmp_path / "new").facts["host"] == socket.gethostname()
+
+
+def test_the_page_is_of_before_when_what_it_is_built_from_changes(tmp_path: Path) -> None:
+    folder = write(tmp_path, "a", step=1, heartbeat=time.time())
+    index = RunIndex([tmp_path])
+
+    def token() -> str:
+        return page_token(index.fresh(), read_run(folder))
+
+    seen = [token()]
+    write(tmp_path, "a", step=2)
+    assert token() == seen[0]  # a step and a heartbeat change no page
+    changes: list[dict[str, Any]] = [
+        {"custom": ["train/x"]}, {"optimizers": ["Adam"]}, {"device": "GPU-1"},
+        {"commands": ["stop"]}, {"status": "paused"},
+    ]  # fmt: skip
+    for change in changes:
+        write(tmp_path, "a", **change)
+        seen.append(token())
+    (folder / "snapshot-step-3.pickle").write_bytes(b"xy")
+    seen.append(token())
+    write(tmp_path, "b")
+    seen.append(token())
+    assert len(set(seen)) == len(seen)
+    assert page_token(index.fresh(), None) == index.fresh().version

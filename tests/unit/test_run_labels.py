@@ -1,0 +1,58 @@
+"""What a run is called: enough to choose by, never two alike, nothing that ages."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from dashboard.run_labels import labels, run_name
+from stepscope.run import RunInfo, RunStatus, user_name
+
+NOON = time.mktime((2026, 11, 21, 12, 0, 0, 0, 0, -1))
+
+
+def run(name: str, status: RunStatus = RunStatus.RUNNING, **facts: Any) -> RunInfo:
+    known = {"name": name, "created": NOON, "host": socket.gethostname(), "user": user_name()}
+    return RunInfo(Path(name), status, None, 0.0, {**known, **facts})
+
+
+def label(info: RunInfo, later_s: float = 60.0) -> str:
+    return labels([info], NOON + later_s)[info.id]
+
+
+def test_a_live_watched_script() -> None:
+    watched = run("train", kind="watch", script={"path": "/home/me/train.py"})
+    assert label(watched) == "● train.py · watched · running · since 12:00"
+    assert label(watched, 86_400) == "● train.py · watched · running · since 21 Nov 12:00"
+
+
+def test_an_ended_run_says_how_long_it_took() -> None:
+    ended = run("digits_cnn", RunStatus.FINISHED, ended=NOON + 185)
+    assert label(ended) == "digits_cnn · built-in · finished · 12:00 · 3 min 05 s"
+    crashed = run("x", RunStatus.CRASHED, kind="init")
+    assert label(crashed, 400 * 86_400) == "x · script · crashed · 21 Nov 2026"
+
+
+def test_a_run_of_others_says_whose_it_is() -> None:
+    assert label(run("record", kind="record", user="eve")).endswith(
+        f" · eve@{socket.gethostname()}"
+    )
+    assert label(run("a", host="far")).endswith(f"{user_name()}@far")
+
+
+def test_a_name_that_was_given_is_kept_and_others_cannot_spoil_the_list() -> None:
+    assert run_name(run("my run", script={"path": "/home/me/train.py"})) == "my run"
+    assert run_name(run("x" * 500)) == "x" * 60
+    assert "\x1b" not in run_name(run("a\x1b[2Jb"))
+    odd = run("a", script="x", ended="never", created=1e300, status=RunStatus.FINISHED)
+    assert label(odd).endswith("· ?")
+
+
+def test_no_two_labels_are_alike() -> None:
+    one, two = run("train"), run("train")
+    one = RunInfo(Path("id-1"), one.status, None, 0.0, one.facts)
+    made = labels([one, two], NOON)
+    assert len(set(made.values())) == 2
+    assert made["id-1"].endswith(" · id-1")
