@@ -15,6 +15,8 @@ from stepscope.store import RunWriter, StoreError, store_name
 
 log = logging.getLogger(__name__)
 
+_told: set[Path] = set()
+
 
 def recover_ended(run: RunInfo) -> int:
     """Complete the stores of a run that was killed, or that ended on a full disk; return the rows
@@ -33,7 +35,9 @@ def recover_ended(run: RunInfo) -> int:
         try:
             gained += recover(run.folder, int(rank))
         except (RingError, StoreError, OSError, sqlite3.Error) as error:
-            log.warning("%s: the last rows could not be stored: %s", run.id, error)
+            if path not in _told:  # a page asks twice a second
+                log.warning("%s: the last rows could not be stored: %s", run.id, error)
+            _told.add(path)
     return gained
 
 

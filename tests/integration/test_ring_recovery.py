@@ -102,8 +102,9 @@ def test_a_run_that_lives_is_not_touched(tmp_path: Path) -> None:
 def test_a_damaged_ring_is_left_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     killed_run(tmp_path, lines=20)
     (tmp_path / "rank0.ring").write_bytes(b"not a ring")
-    assert recover_ended(read_run(tmp_path)) == 0
-    assert "could not be stored" in caplog.text
+    for _ in range(3):
+        assert recover_ended(read_run(tmp_path)) == 0
+    assert caplog.text.count("could not be stored") == 1
     assert (tmp_path / "rank0.ring").exists()
 
 

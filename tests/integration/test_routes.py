@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from app import app
 from dashboard import services
 from stepscope.recorder import Recorder
 from stepscope.run import RunStatus
+from tests.integration.test_ring_recovery import killed_run
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +90,30 @@ def test_a_wrong_request_is_answered_in_a_sentence(
     answer = client.get(path)
     assert answer.status_code == status
     assert any(part in answer.json()["error"] for part in word.split("|"))
+
+
+def test_a_killed_run_is_served_to_its_last_step(client: TestClient, runs: Path) -> None:
+    (runs / "killed").mkdir()
+    told = killed_run(runs / "killed")
+    body = client.get("/api/series", params={"run": "killed"}).json()
+    assert body["status"] == "crashed"
+    assert body["progress"]["step"] >= told
+    assert body["series"]["steps"]["end"] == body["progress"]["step"]
+    assert not (runs / "killed" / "rank0.ring").exists()
+
+
+def test_the_page_is_told_when_it_has_to_change(client: TestClient, runs: Path) -> None:
+    def pages() -> tuple[str, str]:
+        shown = client.get("/api/series", params={"run": "one"}).json()["page"]
+        return client.get("/api/runs").json()["page"], shown
+
+    before = pages()
+    assert pages() == before
+    record(runs / "two")
+    deadline = time.monotonic() + 10
+    while any(new == old for new, old in zip(pages(), before, strict=True)):
+        assert time.monotonic() < deadline, "a new run did not show"
+        time.sleep(0.05)
 
 
 def test_a_foreign_host_is_refused(client: TestClient) -> None:
