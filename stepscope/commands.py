@@ -93,17 +93,19 @@ class CommandServer:
         if not asked:
             return 0.0
         began = time.perf_counter()
-        flush()
-        while True:
-            try:
+        try:
+            flush()
+            while True:
                 while asked:
                     self._serve_one(asked.popleft())
-            finally:  # a stop raises, and the script may go on all the same
-                self._recorder.put_back(asked)
-            if not self._paused:
-                return time.perf_counter() - began
-            self._while_paused()
-            asked.extend(self._recorder.wait_command(PAUSED_POLL_S))
+                if not self._paused:
+                    return time.perf_counter() - began
+                self._while_paused()
+                asked.extend(self._recorder.wait_command(PAUSED_POLL_S))
+        except BaseException:  # a stop, or Ctrl-C; the script may go on all the same
+            self._leave_pause()
+            self._recorder.put_back(asked)
+            raise
 
     def close(self) -> None:
         """End what needs another step: none will come."""

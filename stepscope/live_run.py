@@ -153,6 +153,7 @@ class LiveRun:
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
+        self._stopper.close()
         self.sampler.stop()
         self._commands.close()
         if self._stopper.asked:  # whatever the script made of it

@@ -24,9 +24,22 @@ from stepscope.ring import WIDTH
 from stepscope.run import RunKind, RunStatus, process_identity
 from stepscope.scalars import DeviceScalars, Row
 from stepscope.steps import RESTART
-from stepscope.writer_thread import Ended, Event, Item, Sample, Values, WriterThread, parse_args
+from stepscope.writer_thread import (
+    Ended,
+    Event,
+    Item,
+    Sample,
+    Values,
+    WriterThread,
+    clean,
+    parse_args,
+    plain,
+)  # fmt: skip
 
 log = logging.getLogger(__name__)
+
+SETTLE_S = 2.0
+"""Longest wait for values on a GPU when a run is closed."""
 
 
 class CommandName(StrEnum):
@@ -75,7 +88,7 @@ class Recorder:
         now = time.time()
         facts = {
             "schema": 1, "name": name, "kind": kind, "created": now, "status": RunStatus.PENDING,
-            "reason": None, "heartbeat": now, "problem": None, "config": dict(config or {}),
+            "reason": None, "heartbeat": now, "problem": None, "config": plain(config or {}),
             "rank": rank, "step": 0, "epoch": 0, "dropped": 0, **process_identity(),
         }  # fmt: skip
         self._on_command = on_command
@@ -85,7 +98,7 @@ class Recorder:
         """Not empty when `take_commands` has something to return."""
         self._command_came = threading.Event()
         self._late: DeviceScalars | None = None
-        self._late_lock = threading.Lock()
+        self._late_lock = threading.RLock()  # a signal handler may come in the middle
         self._bad_values: set[str] = set()
         self._closed = False
         self._writer = WriterThread(folder, rank, facts, progress=self._progress, offer=self._offer)
@@ -95,7 +108,8 @@ class Recorder:
     @property
     def dropped(self) -> int:
         """Rows and events lost because too many waited, or their thread died writing them."""
-        return self._writer.dropped + self.ring.dropped + self.ring.lost
+        late = self._late.dropped if self._late is not None else 0
+        return self._writer.dropped + self.ring.dropped + self.ring.lost + late
 
     def log(self, step: int, values: Mapping[str, Any], ts: float | None = None) -> None:
         """Record a step's metrics; `step` must not fall.
@@ -134,11 +148,14 @@ class Recorder:
         """Do not count the time since the last `log_step` as step time: after a pause."""
         self._put_row(self.step, time.time(), _TimedRow({RESTART: 0.0}))
 
-    def settle(self) -> None:
-        """Wait for the tensors under way and record their rows."""
-        if self._late is not None:
-            with self._late_lock:
-                self._late.flush()
+    def settle(self, timeout_s: float | None = None) -> None:
+        """Wait for the tensors under way and record their rows; after `timeout_s` without them."""
+        late = self._late
+        if late is not None and self._late_lock.acquire(timeout=timeout_s or -1):
+            try:
+                late.flush(timeout_s)
+            finally:
+                self._late_lock.release()
             self._open_gate()
 
     def sample(self, values: Values) -> None:
@@ -149,15 +166,15 @@ class Recorder:
         """Record one sampler tick of a GPU."""
         self._put(Sample(Stream.DEVICES, uuid, time.time(), self.step, values))
 
-    def event(self, kind: str, text: str, **data: Any) -> None:
-        """Mark an event now; `data` must be JSON-able."""
-        self._put(Event(time.time(), self.step, self.epoch, kind, text, data))
+    def event(self, kind: str, text: str, /, **data: Any) -> None:
+        """Mark an event now; of `data` what JSON can hold is kept."""
+        self._put(Event(time.time(), self.step, self.epoch, clean(kind), clean(text), plain(data)))
         self._writer.wake.set()
 
     def describe(self, **facts: Any) -> None:
         """Add facts to run.json, such as total_steps or environment."""
         with self._writer.facts_lock:
-            self._writer.facts.update(facts)
+            self._writer.facts.update(plain(facts))
         self._writer.wake.set()
 
     def take_commands(self) -> list[Command]:
@@ -181,6 +198,7 @@ class Recorder:
     def wait_command(self, timeout_s: float) -> list[Command]:
         """Wait for a command, at most `timeout_s`; for a paused loop."""
         self._command_came.wait(timeout_s)
+        self._command_came.clear()
         return self.take_commands()
 
     def finish(self, command: Command, text: str, *, ok: bool = True, **data: Any) -> None:
@@ -198,10 +216,7 @@ class Recorder:
         if self._closed:
             return
         self._closed = True
-        try:
-            self.settle()
-        except Exception as error:  # noqa: BLE001 - a lost device raises whatever it likes
-            log.warning("stepscope: the last values could not be read from the GPU: %s", error)
+        self.settle(SETTLE_S)  # a GPU that hangs must not hang the end too
         self.describe(status=status, reason=reason, ended=time.time())
         self._writer.close(timeout_s)
 
@@ -217,6 +232,8 @@ class Recorder:
             return
         tensors: dict[str, Any] = {}
         for key, value in values.items():
+            if type(key) is not str or not key.isascii():
+                key = clean(key)
             if type(value) is float:
                 row[key] = value
             elif value is not None:

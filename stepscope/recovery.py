@@ -54,10 +54,13 @@ def recover(folder: Path, rank: int = 0) -> int:
         writer = RunWriter(folder / store_name(rank), reopen=True)
         try:
             left = remains(writer.stored_slots())
-            block = StepRows().block(left.slots, left.layouts)
+            steps = StepRows()
+            block = steps.block(left.slots, left.layouts)
             with writer.transaction():
                 if len(block):
                     writer.append(Stream.STEPS, "", block)
+                for broken in steps.broken:
+                    writer.add_event(broken.ts, broken.step, 0, "nan", broken.text, {})
                 writer.store_slots(left.end)
             path.unlink()
         finally:

@@ -36,7 +36,9 @@ WIDTH = 12
 MARGIN = 64
 """Slots never filled: as many threads may pass the check for room at the same moment."""
 HOLE_S = 1.0
-"""Age at which a claimed slot counts as lost: its thread was ended between claiming and writing."""
+"""Age at which a claimed slot counts as lost: its thread was interrupted before writing."""
+SETTLE_S = 0.05
+"""What a thread may need from claiming to writing, waited for once at the end."""
 
 SLOT = np.dtype([("layout", "<i8"), ("ts", "<f8"), ("step", "<i8"), ("values", "<f8", WIDTH),
                  ("number", "<i8")])  # fmt: skip
@@ -51,6 +53,15 @@ class Layout:
     keys: tuple[str, ...]
     timed: bool
     pack: Callable[..., None]
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """Rows that wait for the writer, the number behind them, and slots that nobody wrote."""
+
+    slots: Slots
+    upto: int
+    lost: int
 
 
 class RingError(Exception):
@@ -74,7 +85,10 @@ class Ring:
         self.gate = self.end = SLOTS - MARGIN
         """`end`: first row for which there is no room. `gate`: the same, or -1 while whoever writes
         without a check of their own (`fast_step.py`) must take the long way."""
-        self._drained = 0
+        self.drained = 0
+        """Rows before this number are in the store."""
+        self._final: int | None = None
+        """The exact end, once there is one: `last` may fall back when two threads race."""
         self._hole: tuple[int, float] | None = None
         self._layouts: dict[tuple[tuple[str, ...], bool], Layout] = {}
         self._layout_lock = threading.Lock()
@@ -105,27 +119,37 @@ class Ring:
 
     def waiting(self) -> int:
         """Return about how many rows wait for the writer."""
-        return self.last + 1 - self._drained
+        return (self.last + 1 if self._final is None else self._final) - self.drained
 
-    def pending(self) -> tuple[Slots, int]:
-        """Return a copy of the rows that wait, and the number to `release` once they are stored."""
-        numbers = np.arange(self._drained, self.last + 1)
+    def pending(self, *, everything: bool = False) -> Pending:
+        """Return a copy of the rows that wait, up to the first slot claimed and not yet written.
+
+        `everything`: wait a moment for the threads that are writing, then go on behind such slots.
+        """
+        numbers = np.arange(self.drained, self.drained + self.waiting())
         taken = self._slots[numbers % SLOTS]
         written = taken["number"] == numbers + 1
         if written.all():
             self._hole = None
-            return taken, self._drained + len(taken)
+            return Pending(taken, self.drained + len(taken), 0)
+        if everything:
+            time.sleep(SETTLE_S)
+            taken = self._slots[numbers % SLOTS]
+            written = taken["number"] == numbers + 1
+            return Pending(taken[written], self.drained + len(taken), int((~written).sum()))
         first = int(np.argmin(written))
         if first:
-            return taken[:first], self._drained + first
-        return self._pass_hole(taken, written)
+            return Pending(taken[:first], self.drained + first, 0)
+        return self._at_hole(taken, written)
 
-    def release(self, upto: int) -> None:
-        """Free the slots of the rows before `upto`."""
-        self._drained = upto
-        self.end = upto + SLOTS - MARGIN
-        if self.gate >= 0:
-            self.gate = self.end
+    def release(self, pending: Pending) -> None:
+        """Free the slots of these rows: they are stored."""
+        self.drained = pending.upto
+        self.lost += pending.lost
+        if self._final is None:
+            self.end = pending.upto + SLOTS - MARGIN
+            if self.gate >= 0:
+                self.gate = self.end
 
     def layouts(self) -> list[tuple[tuple[str, ...], bool]]:
         """Return keys and `timed` of every layout by its number."""
@@ -134,7 +158,8 @@ class Ring:
     def stop(self) -> None:
         """Take no more rows; all claimed ones are `pending` now."""
         self.gate = self.end = -1
-        self.last = self.claim() - 1  # exact, where `last` may be one behind after a race
+        if self._final is None:
+            self._final = self.claim()
 
     def leave(self) -> None:
         """In a forked child: touch the parent's ring no more, and do not keep its lock."""
@@ -151,18 +176,19 @@ class Ring:
             with contextlib.suppress(OSError):
                 self.path.unlink()
 
-    def _pass_hole(self, taken: Slots, written: NDArray[np.bool_]) -> tuple[Slots, int]:
+    def _at_hole(self, taken: Slots, written: NDArray[np.bool_]) -> Pending:
         """Wait for the slot that the first row claimed; after HOLE_S go on behind it."""
         now = time.monotonic()
-        if self._hole is None or self._hole[0] != self._drained:
-            self._hole = self._drained, now
+        if self._hole is None or self._hole[0] != self.drained:
+            self._hole = self.drained, now
         if now - self._hole[1] < HOLE_S:
-            return taken[:0], self._drained
+            return Pending(taken[:0], self.drained, 0)
         length = int(np.argmax(written)) or len(taken)
-        self.lost += length
-        return taken[:0], self._drained + length
+        return Pending(taken[:0], self.drained + length, length)
 
     def _new_layout(self, keys: tuple[str, ...], timed: bool) -> Layout | None:
+        if not all(type(key) is str for key in keys):
+            return None
         line = json.dumps({"keys": keys, "timed": timed}).encode() + b"\n"
         with self._layout_lock:
             known = self._layouts.get((keys, timed))
@@ -260,7 +286,11 @@ def _map_file(path: Path) -> mmap.mmap:
 def _locked(path: Path) -> int:
     """Open the file once more and lock it: a forked child must be able to let go of the lock alone,
     and a map keeps its own descriptor open."""
-    file = os.open(path, os.O_RDONLY)
+    try:
+        file = os.open(path, os.O_RDONLY)
+    except OSError:  # too many open files
+        path.unlink()
+        raise
     with contextlib.suppress(OSError):  # some network file systems know no locks
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return file

@@ -9,11 +9,18 @@ Torch is found in `sys.modules`: whoever has a tensor has imported it.
 
 from __future__ import annotations
 
+import logging
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.005
 
 Row = dict[str, float | None]
 RowSink = Callable[[int, float, Row], None]
@@ -30,16 +37,21 @@ class _Waiting:
 
 
 class DeviceScalars:
-    """A ring of page-locked slots, each with the CUDA event that tells when its copy landed."""
+    """A ring of page-locked slots, each with the CUDA event that tells when its copy landed.
+
+    Where the device fails, rows go on without their scalars: nothing here raises what CUDA raises.
+    """
 
     def __init__(self, sink: RowSink, *, slots: int = 64, width: int = 8) -> None:
         self._sink = sink
         self._width = width
         self._host = _pinned(slots, width)
-        self._landed = [_event() for _ in range(slots)]
+        self._landed: list[Any] = [None] * slots
         self._free = deque(range(slots))
         self._waiting: deque[_Waiting] = deque()
+        self._told = False
         self.dropped = 0
+        """Rows that went on without some of their scalars."""
 
     def __len__(self) -> int:
         """Rows under way."""
@@ -48,29 +60,59 @@ class DeviceScalars:
     def put(self, step: int, ts: float, row: Row, scalars: Mapping[str, Any]) -> None:
         """Queue the copy of the scalars (CUDA tensors of one element); never waits."""
         keys = tuple(scalars)[: self._width]
-        slot = self._free.popleft() if keys and self._free and not _is_capturing() else None
-        if slot is not None:
-            _copy([scalars[key] for key in keys], self._host[slot])
-            self._landed[slot].record()
-        elif keys:
+        slot = self._start(keys, scalars) if keys else None
+        if scalars and (slot is None or len(keys) < len(scalars)):
             self.dropped += 1
         self._waiting.append(_Waiting(step, ts, row, keys if slot is not None else (), slot))
 
     def poll(self) -> None:
         """Hand on the rows whose scalars have landed."""
-        while self._waiting:
-            slot = self._waiting[0].slot
-            if slot is not None and not self._landed[slot].query():
-                return
-            self._hand_on(self._waiting.popleft())
+        try:
+            while self._waiting:
+                slot = self._waiting[0].slot
+                if slot is not None and not self._landed[slot].query():
+                    return
+                self._hand_on(self._waiting.popleft())
+        except RuntimeError as error:
+            self._give_up(error)
 
-    def flush(self) -> None:
-        """Wait for all copies and hand on every row: at a command, an epoch's or the run's end."""
-        while self._waiting:
-            row = self._waiting.popleft()
-            if row.slot is not None:
-                self._landed[row.slot].synchronize()
-            self._hand_on(row)
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Wait for all copies and hand on every row: at a command, an epoch's or the run's end.
+
+        After `timeout_s` the rest goes on without its scalars: a device may hang for ever.
+        """
+        try:
+            if timeout_s is None:
+                for row in self._waiting:
+                    if row.slot is not None:
+                        self._landed[row.slot].synchronize()
+            until = time.monotonic() + (timeout_s or 0.0)
+            self.poll()
+            while self._waiting and time.monotonic() < until:
+                time.sleep(POLL_S)
+                self.poll()
+        except RuntimeError as error:
+            self._give_up(error)
+        if self._waiting:
+            self._give_up(TimeoutError("the GPU does not answer"))
+
+    def _start(self, keys: tuple[str, ...], scalars: Mapping[str, Any]) -> int | None:
+        """Begin the copy; return its slot, or None when none is free or the device refuses."""
+        if not self._free:
+            return None
+        slot = self._free.popleft()
+        device = scalars[keys[0]].device
+        try:
+            with _current(device):  # an event belongs to the stream, and the device, of its copy
+                if not _is_capturing():
+                    _copy([scalars[key] for key in keys], self._host[slot])
+                    self._landed[slot] = _event()
+                    self._landed[slot].record()
+                    return slot
+        except RuntimeError as error:
+            self._tell(error)
+        self._free.append(slot)
+        return None
 
     def _hand_on(self, waiting: _Waiting) -> None:
         if waiting.slot is not None:
@@ -78,6 +120,26 @@ class DeviceScalars:
             waiting.row.update(zip(waiting.keys, values, strict=True))
             self._free.append(waiting.slot)
         self._sink(waiting.step, waiting.ts, waiting.row)
+
+    def _give_up(self, error: Exception) -> None:
+        """Hand on every row without its scalars; their slots may still be written to: not free."""
+        self._tell(error)
+        while self._waiting:
+            row = self._waiting.popleft()
+            self.dropped += bool(row.keys)
+            self._sink(row.step, row.ts, row.row)
+
+    def _tell(self, error: Exception) -> None:
+        if not self._told:
+            log.warning("stepscope: values on the GPU could not be read: %s", error)
+        self._told = True
+
+
+def _current(device: Any) -> AbstractContextManager[Any]:
+    if device.type != "cuda":
+        return nullcontext()
+    guard: AbstractContextManager[Any] = sys.modules["torch"].cuda.device(device)
+    return guard
 
 
 def _copy(scalars: list[Any], slot: Any) -> None:
@@ -90,7 +152,7 @@ def _copy(scalars: list[Any], slot: Any) -> None:
 
 def _pinned(slots: int, width: int) -> Any:
     torch = sys.modules["torch"]
-    return torch.empty((slots, width), dtype=torch.float32, pin_memory=True)
+    return torch.empty((slots, width), dtype=torch.float64, pin_memory=True)
 
 
 def _event() -> Any:

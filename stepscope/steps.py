@@ -32,6 +32,11 @@ class BrokenLoss:
     step: int
     loss: float
 
+    @property
+    def text(self) -> str:
+        """What the marker says."""
+        return f"The loss is {self.loss} at step {self.step}"
+
 
 @dataclass(slots=True)
 class StepRows:

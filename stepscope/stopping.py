@@ -36,6 +36,7 @@ class Stopper:
         self._lock = threading.Lock()
         self._waiting: list[Command] = []
         self._sent = 0
+        self._closed = False
 
     @property
     def asked(self) -> bool:
@@ -59,8 +60,15 @@ class Stopper:
         if command in self._waiting:  # else the time was up before this boundary came
             self._send(recorder, command, 0)
 
+    def close(self) -> None:
+        """Send nothing any more."""
+        with self._lock:
+            self._closed = True
+
     def _send(self, recorder: Recorder, command: Command, which: int) -> None:
         with self._lock:
+            if self._closed:
+                return  # the run is over, and what the script does now is its own
             late = which != self._sent  # a boundary, or an impatient second click, was first
             answered = [one for one in self._waiting if not late or one is command]
             self._waiting = [one for one in self._waiting if one not in answered]

@@ -19,6 +19,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -26,10 +27,9 @@ from typing import Any, TypeVar
 from stepscope.fast_step import ABSENT, Step, can_be_compiled, compile_step, is_host_tensor
 from stepscope.live_run import LiveRun, runs_root
 from stepscope.outcome import outcome
-from stepscope.ranks import RankError, find_place
+from stepscope.ranks import find_place
 from stepscope.run import RunKind, RunStatus
 from stepscope.steps import SAMPLES
-from stepscope.store import StoreError
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +62,8 @@ class Tracker:
         self._samples = 0
         self._compiled: dict[tuple[tuple[str, ...], frozenset[str]], Step] = {}
         self._before: tuple[tuple[str, ...], frozenset[str], int] | None = None
+        self._pid = os.getpid()
+        self._error_before = getattr(sys, "last_value", None)
         self._measuring = False
         self._failed = False
 
@@ -78,7 +80,7 @@ class Tracker:
     @epoch.setter
     def epoch(self, epoch: int) -> None:
         if self.live:
-            self.live.recorder.epoch = int(epoch)
+            self.live.recorder.epoch = _epoch(epoch, self.live.recorder.epoch)
 
     def step(self, values: Mapping[str, Any] | None = None, /, **metrics: Any) -> None:
         """Record one optimizer step.
@@ -93,12 +95,13 @@ class Tracker:
         """Record values beside the last step, such as a validation loss; counts no step."""
         if self.live and not self._closed:
             recorder = self.live.recorder
-            recorder.log(recorder.step, _named(values, metrics))
+            with self._guarded():
+                recorder.log(recorder.step, _named(values, metrics))
 
-    def event(self, text: str, **data: Any) -> None:
-        """Put a marker with this text on all charts; `data` must be JSON-able."""
+    def event(self, text: str, /, **data: Any) -> None:
+        """Put a marker with this text on all charts; of `data` what JSON can hold is kept."""
         if self.live and not self._closed:
-            self.live.recorder.event("mark", str(text), **data)
+            self.live.recorder.event("mark", text, **data)
 
     def batches(self, loader: Iterable[Batch], *, count: bool = False) -> Iterator[Batch]:
         """Yield the loader's batches; the wait for them, and their samples, go to the next step.
@@ -154,22 +157,28 @@ class Tracker:
         if self.live is None or self._closed:
             return
         recorder = self.live.recorder
-        try:
+        with self._guarded():
             self._record(self.live, values, metrics)
-        except Exception:  # a metric is never worth a training run
-            if not self._failed:
-                log.warning("stepscope: a step could not be recorded", exc_info=True)
-            self._failed = True
         counts = not self.watched or recorder.step == self._counted
         if counts and recorder.command_waiting and self.live.boundary() > 0:
             recorder.restart_clock()
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Say once what goes wrong: a metric is never worth a training run."""
+        try:
+            yield
+        except Exception:
+            if not self._failed:
+                log.warning("stepscope: a step could not be recorded", exc_info=True)
+            self._failed = True
 
     def _record(
         self, live: LiveRun, values: Mapping[str, Any] | None, metrics: Mapping[str, Any]
     ) -> None:
         recorder, given = live.recorder, _named(values, metrics)
         if "train/epoch" in given:
-            recorder.epoch = int(given["train/epoch"])
+            recorder.epoch = _epoch(given["train/epoch"], recorder.epoch)
         if self.watched and recorder.step != self._counted:
             recorder.log(recorder.step, given)
             return
@@ -208,6 +217,7 @@ class Tracker:
         twice = self._before == (names, tensors, step - 1)
         self._before = (names, tensors, step)
         plain = all(type(metrics[name]) is float for name in names if name not in tensors)
+        plain = plain and "epoch" not in names  # which is the run's as well
         if not twice or not plain or not can_be_compiled(names) or len(keys) != len(names):
             return
         made = self._compiled.get((names, tensors))
@@ -230,7 +240,7 @@ def init(
     of the run there is. Where no run folder can be written it warns, and records nothing.
     """
     global _current
-    if _current is not None and not _current._closed:
+    if _current is not None and not _current._closed and _current._pid == os.getpid():
         return _current
     name = name or Path(sys.argv[0]).stem or "python"
     try:
@@ -239,11 +249,13 @@ def init(
             name=name, kind=RunKind.INIT, folder=place.folder, rank=place.number,
             world_size=place.world_size, config=config, sample=sample, facts={"rank": place.rank},
         )  # fmt: skip
-    except (OSError, StoreError, RankError) as error:
+    except Exception as error:  # noqa: BLE001 - whatever is wrong, the training has to run
         log.warning("stepscope: nothing is recorded, no run folder could be made: %s", error)
         return Tracker(None)
     _current = Tracker(live)
-    atexit.register(_close_at_exit, _current)
+    # One for all runs of the process: registering each would keep their rings for ever.
+    atexit.unregister(_close_at_exit)
+    atexit.register(_close_at_exit)
     return _current
 
 
@@ -263,8 +275,8 @@ def batch_length(batch: Any) -> int:
     """Return the samples of a batch: the length of its first tensor or array, 0 if it has none."""
     for _ in range(4):
         shape = getattr(batch, "shape", None)
-        if shape is not None:
-            return int(shape[0]) if len(shape) else 0
+        if isinstance(shape, tuple):  # as torch.Size is
+            return int(shape[0]) if shape else 0
         if isinstance(batch, Mapping) and batch:
             batch = next(iter(batch.values()))
         elif isinstance(batch, list | tuple) and batch:
@@ -274,9 +286,22 @@ def batch_length(batch: Any) -> int:
     return 0
 
 
-def _close_at_exit(tracker: Tracker) -> None:
-    # The interpreter keeps what ended the script, if it was an exception.
-    tracker._end(getattr(sys, "last_value", None))
+def _close_at_exit() -> None:
+    if _current is None or _current._pid != os.getpid():
+        return
+    # The interpreter keeps what ended the script; in a session by hand any earlier mistake too.
+    error = getattr(sys, "last_value", None)
+    if error is _current._error_before or hasattr(sys, "ps1"):
+        error = None
+    _current._end(error)
+
+
+def _epoch(epoch: Any, before: int) -> int:
+    """Return the epoch as the store can hold it; what is no number changes nothing."""
+    try:
+        return max(0, min(int(epoch), 2**53))
+    except (TypeError, ValueError, OverflowError):
+        return before
 
 
 def _named(values: Mapping[str, Any] | None, metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.metrics import BY_KEY, Stream
-from stepscope.ring import SLOTS, Ring
+from stepscope.ring import SLOTS, Pending, Ring
 from stepscope.run import HEARTBEAT_S, write_run_json
 from stepscope.steps import StepRows
 from stepscope.store import Block, RunWriter, store_name
@@ -96,14 +96,14 @@ class WriterThread:
     ) -> None:  # fmt: skip
         self.folder = folder
         self.facts = facts
-        self.facts_lock = threading.Lock()
+        self.facts_lock = threading.RLock()  # a signal handler may come in the middle
         self.wake = threading.Event()
         self.dropped = 0
         self._json = "run.json" if rank == 0 else f"rank{rank}.json"
         self._progress = progress
         self._offer = offer
         self._queue: deque[Item] = deque()
-        self._closing = False
+        self._closing = self._ended = False
         self._steps = StepRows()
         self._custom: dict[str, None] = {}
         write_run_json(folder, facts, self._json)
@@ -134,11 +134,24 @@ class WriterThread:
 
     def leave(self) -> None:
         """In a forked child, where this thread does not exist and its locks may be held."""
-        self.facts_lock = threading.Lock()
+        self.facts_lock = threading.RLock()
         self.wake = threading.Event()
         self.ring.leave()
 
     def _work(self) -> None:
+        while not self._ended:
+            try:
+                self._loop()
+            except Exception as error:  # a thread that ends here would end the recording
+                log.exception("stepscope: the writer stumbled and goes on")
+                self._note_problem(error)
+                self._ended = self._closing
+        self._store.close()
+        if self.ring.waiting() <= 0:  # what could not be stored stays in the ring's file
+            self.ring.close()
+        (self.folder / BALLAST).unlink(missing_ok=True)
+
+    def _loop(self) -> None:
         version, next_flush, next_beat, pause_s = -1, 0.0, 0.0, RETRY_S[0]
         while True:
             closing = self._closing
@@ -154,44 +167,52 @@ class WriterThread:
                 self._beat()
                 next_beat = now + HEARTBEAT_S
             if closing:
-                break
+                self._ended = True
+                return
             version = self._poll_commands(version)
-        self._store.close()
-        if not self.facts["problem"]:  # what could not be stored stays in the ring's file
-            self.ring.close()
-        (self.folder / BALLAST).unlink(missing_ok=True)
 
     def _flush(self, everything: bool) -> bool:
         """Write what waits, and with `everything` what has come meanwhile; return True where the
         disk refused it."""
         while self.ring.waiting() > 0 or self._queue:
-            slots, upto = self.ring.pending()
+            rows = self.ring.pending(everything=everything)
             batch = list(itertools.islice(self._queue, BATCH_LIMIT))
-            if not len(slots) and not batch:
+            if rows.upto == self.ring.drained and not batch:
                 break  # a slot is claimed and not written yet
             steps = copy.copy(self._steps)
             steps.broken = []
             try:
-                block = steps.block(slots, self.ring.layouts())
+                block = steps.block(rows.slots, self.ring.layouts())
                 with self._store.transaction():
                     self._write(block, steps, batch)
-                    self._store.store_slots(upto)
+                    self._store.store_slots(rows.upto)
             except (sqlite3.Error, OSError) as error:
                 self._note_problem(error)
                 return True
-            except (TypeError, ValueError) as error:
-                # One row that no store can hold must not block all later ones.
-                log.error("stepscope: %d rows could not be stored and are lost: %s",
-                          len(batch) + len(slots), error)  # fmt: skip
-                self.dropped += len(batch) + len(slots)
+            except (TypeError, ValueError, OverflowError) as error:
+                self._give_up(batch, rows, error)
+                continue
             self._steps = steps
-            self.ring.release(upto)
-            for _ in batch:
-                self._queue.popleft()
+            self.ring.release(rows)
+            self._forget(batch)
             self._note_recovery()
             if not everything and len(self._queue) < BATCH_LIMIT:
                 break  # each commit costs a millisecond of a core that the training may want
         return False
+
+    def _give_up(self, batch: list[Item], rows: Pending, error: Exception) -> None:
+        """Lose what no store can hold, so that it does not block all that comes after it."""
+        lost = len(batch) or len(rows.slots)
+        log.error("stepscope: %d rows could not be stored and are lost: %s", lost, error)
+        self.dropped += lost
+        if batch:
+            self._forget(batch)  # the steps are tried again without them
+        else:
+            self.ring.release(rows)
+
+    def _forget(self, batch: list[Item]) -> None:
+        for _ in batch:
+            self._queue.popleft()
 
     def _write(self, block: Block, steps: StepRows, batch: list[Item]) -> None:
         if len(block):
@@ -199,8 +220,7 @@ class WriterThread:
             self._note_custom(block.keys)
         for broken in steps.broken:
             epoch = self._progress()["epoch"]
-            text = f"The loss is {broken.loss} at step {broken.step}"
-            self._store.add_event(broken.ts, broken.step, epoch, "nan", text, {})
+            self._store.add_event(broken.ts, broken.step, epoch, "nan", broken.text, {})
         rows: dict[tuple[str, str], list[tuple[float, int, Values]]] = {}
         for item in batch:
             if isinstance(item, Sample):
@@ -270,6 +290,20 @@ class WriterThread:
     def _fill_ballast(self) -> None:
         with contextlib.suppress(OSError):
             (self.folder / BALLAST).write_bytes(b"\0" * BALLAST_BYTES)
+
+
+def plain(value: Any) -> Any:
+    """Return what JSON keeps of a value, whatever it is; later changes to the value do not show."""
+    try:
+        text = json.dumps(value, default=str, skipkeys=True)
+    except (TypeError, ValueError, RecursionError):  # a cycle, or changed by another thread
+        return str(value)[:1000]
+    return json.loads(text, parse_constant=str)  # the page's JSON has no word for NaN
+
+
+def clean(text: Any) -> str:
+    """Return a text that any file can hold: names of files may bring half characters."""
+    return str(text).encode("utf-8", "replace").decode()
 
 
 def parse_args(args: str) -> dict[str, Any]:

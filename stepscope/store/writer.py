@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from stepscope.store import schema
 from stepscope.store.frames import FACTOR, FRAME_ROWS, Block, decode, encode, join, merge
 
 CHECKPOINT_COMMITS = 20
+CLOSE_BUSY_MS = 500
+"""Longest wait for a reader at the end; the file is whole without it."""
 
 
 @dataclass(slots=True)
@@ -74,7 +76,9 @@ class RunWriter:
             raise
         self._commits += 1
         if self._commits % CHECKPOINT_COMMITS == 0:
-            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            # PASSIVE waits for no reader. A full disk may refuse it, and the commit still stands.
+            with suppress(sqlite3.Error):
+                self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
     def append(self, stream: str, source: str, rows: Block) -> None:
         """Append raw rows to a series."""
@@ -123,6 +127,7 @@ class RunWriter:
     def close(self) -> None:
         """Fold the WAL into the file, so that the folder can be copied, and close."""
         try:
+            self._connection.execute(f"PRAGMA busy_timeout = {CLOSE_BUSY_MS}")
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             self._connection.execute("PRAGMA journal_mode = DELETE").fetchall()
         except sqlite3.OperationalError:

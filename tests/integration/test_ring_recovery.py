@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -16,7 +17,7 @@ from stepscope.recorder import Recorder
 from stepscope.recovery import recover, recover_ended
 from stepscope.ring import RingError
 from stepscope.run import RunStatus, read_run
-from stepscope.store import RunReader
+from stepscope.store import Block, RunReader, RunWriter
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -220,6 +221,73 @@ def test_a_step_that_is_no_number_costs_only_its_row(tmp_path: Path) -> None:
     recorder.log(np.int32(3), {"train/loss": 3.0})  # type: ignore[arg-type]
     recorder.close(RunStatus.FINISHED)
     assert steps(tmp_path) == ([1.0, 3.0], [1.0, 3.0])
+
+
+@pytest.mark.parametrize("queued", [False, True])
+def test_a_thread_interrupted_in_a_step_costs_that_step_only(tmp_path: Path, queued: bool) -> None:
+    recorder = Recorder(tmp_path, name="test")
+    recorder.log(1, {"train/loss": 1.0})
+    recorder.ring.claim()  # Ctrl-C came between claiming the slot and writing it
+    for step in range(3, 100):
+        recorder.log(step, {"train/loss": 1.0})
+    if queued:
+        recorder.event("mark", "on the way out")
+    recorder.close(RunStatus.STOPPED)
+    assert steps(tmp_path)[0] == [1.0, *map(float, range(3, 100))]
+    assert recorder.dropped == 1
+    assert not (tmp_path / "rank0.ring").exists()
+
+
+def test_what_no_store_can_hold_costs_nothing_else(tmp_path: Path) -> None:
+    config: dict[str, object] = {"out": tmp_path, "rate": np.float32(0.1), "nested": {}}
+    recorder = Recorder(tmp_path, name="test", config=config)
+    config["nested"] = recorder  # what changes later is not looked at again
+    recorder.log(1, {"train/loss": 1.0, 7: 2.0, "caf\u00e9 \udcff": 3.0})  # type: ignore[dict-item]
+    recorder.event("saved", "file \udcff", loss=np.float32(1), broken=float("nan"), kind="mine")
+    for step in range(2, 50):
+        recorder.log(step, {"train/loss": 1.0})
+    recorder.close(RunStatus.FINISHED)
+    run = read_run(tmp_path)
+    assert run.status is RunStatus.FINISHED
+    assert run.facts["config"]["out"] == str(tmp_path)
+    assert steps(tmp_path)[0] == [float(step) for step in range(1, 50)]
+    with RunReader(tmp_path) as reader:
+        told = {event.text: event.data for event in reader.events()}
+    assert told["file ?"] == {"loss": "1.0", "broken": "NaN", "kind": "mine"}
+
+
+def test_an_event_that_sqlite_refuses_costs_no_step(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, name="test")
+    recorder.log(1, {"train/loss": 1.0})
+    recorder.epoch = 2**70
+    recorder.event("mark", "of a far epoch")
+    recorder.epoch = 0
+    recorder.log(2, {"train/loss": 2.0})
+    recorder.close(RunStatus.FINISHED)
+    assert steps(tmp_path) == ([1.0, 2.0], [1.0, 2.0])
+    assert recorder.dropped == 1
+
+
+def test_a_checkpoint_that_the_disk_refuses_stores_nothing_twice(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path / "rank0.sqlite")
+    execute = writer._connection.execute
+
+    class Refusing:
+        def execute(self, statement: str, *values: object) -> object:
+            if "checkpoint" in statement:
+                raise sqlite3.OperationalError("database or disk is full")
+            return execute(statement, *values)
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(writer._connection, name)
+
+    connection, writer._connection = writer._connection, Refusing()  # type: ignore[assignment]
+    for row in range(50):
+        with writer.transaction():
+            writer.append("steps", "", Block.from_rows([(float(row), row, {"train/loss": 1.0})]))
+    writer._connection = connection
+    writer.close()
+    assert steps(tmp_path)[0] == [float(row) for row in range(50)]
 
 
 def test_a_folder_taken_away_does_not_disturb_the_loop(tmp_path: Path) -> None:

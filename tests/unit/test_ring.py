@@ -30,36 +30,39 @@ def fill(ring: Ring, start: int, stop: int) -> None:
         ring.put(loss, 100.0 + step, step, [step / 2])
 
 
+def steps(ring: Ring) -> list[int]:
+    found: list[int] = ring.pending().slots["step"].tolist()
+    return found
+
+
 def test_rows_come_out_in_order_and_only_once(ring: Ring) -> None:
     fill(ring, 1, 4)
-    slots, upto = ring.pending()
-    assert slots["step"].tolist() == [1, 2, 3]
-    assert slots["ts"].tolist() == [101.0, 102.0, 103.0]
-    assert slots["values"][:, 0].tolist() == [0.5, 1.0, 1.5]
-    assert ring.pending()[1] == upto == 3, "until they are released they stay"
-    ring.release(upto)
+    rows = ring.pending()
+    assert rows.slots["step"].tolist() == [1, 2, 3]
+    assert rows.slots["ts"].tolist() == [101.0, 102.0, 103.0]
+    assert rows.slots["values"][:, 0].tolist() == [0.5, 1.0, 1.5]
+    assert ring.pending().upto == rows.upto == 3, "until they are released they stay"
+    ring.release(rows)
     fill(ring, 4, 5)
-    assert ring.pending()[0]["step"].tolist() == [4]
+    assert steps(ring) == [4]
 
 
 def test_it_goes_round(ring: Ring) -> None:
     for lap in range(3):
         fill(ring, lap * 60_000, (lap + 1) * 60_000)
-        slots, upto = ring.pending()
-        assert slots["step"].tolist() == list(range(lap * 60_000, (lap + 1) * 60_000))
-        ring.release(upto)
+        assert steps(ring) == list(range(lap * 60_000, (lap + 1) * 60_000))
+        ring.release(ring.pending())
     assert ring.dropped == 0
 
 
 def test_a_full_ring_keeps_the_old_rows_and_counts_the_new(ring: Ring) -> None:
     fill(ring, 0, SLOTS + 5)
-    slots, upto = ring.pending()
     room = SLOTS - MARGIN + 1
-    assert (len(slots), int(slots["step"][0]), int(slots["step"][-1])) == (room, 0, room - 1)
+    assert steps(ring) == list(range(room))
     assert ring.dropped == SLOTS + 5 - room
-    ring.release(upto)
+    ring.release(ring.pending())
     fill(ring, 7, 8)
-    assert ring.pending()[0]["step"].tolist() == [7]
+    assert steps(ring) == [7]
 
 
 def test_a_claimed_slot_holds_the_rows_behind_it_for_a_second(
@@ -70,24 +73,41 @@ def test_a_claimed_slot_holds_the_rows_behind_it_for_a_second(
     fill(ring, 1, 2)
     ring.claim()  # a thread that is ended before it writes
     fill(ring, 3, 5)
-    slots, upto = ring.pending()
-    assert slots["step"].tolist() == [1]
-    ring.release(upto)
-    assert len(ring.pending()[0]) == 0
+    assert steps(ring) == [1]
+    ring.release(ring.pending())
+    assert steps(ring) == []
     now += 1.0
-    slots, upto = ring.pending()
-    assert (len(slots), upto, ring.lost) == (0, 2, 1)
-    ring.release(upto)
-    assert ring.pending()[0]["step"].tolist() == [3, 4]
+    rows = ring.pending()
+    assert (len(rows.slots), rows.upto, ring.lost) == (0, 2, 0)
+    ring.release(rows)
+    assert ring.lost == 1
+    assert steps(ring) == [3, 4]
+
+
+def test_the_end_goes_behind_every_hole_at_once(ring: Ring) -> None:
+    fill(ring, 1, 2)
+    ring.claim()
+    fill(ring, 3, 4)
+    ring.claim()
+    fill(ring, 5, 6)
+    ring.stop()
+    rows = ring.pending(everything=True)
+    ring.release(rows)
+    assert rows.slots["step"].tolist() == [1, 3, 5]
+    assert (ring.waiting(), ring.lost) == (0, 2)
 
 
 def test_stop_finds_every_claimed_row_and_takes_no_more(ring: Ring) -> None:
     fill(ring, 1, 3)
     ring.last = 0  # as after a race of two threads
     ring.stop()
-    assert ring.pending()[0]["step"].tolist() == [1, 2]
+    ring.last = 0  # and again after it
+    assert steps(ring) == [1, 2]
     fill(ring, 3, 4)
-    assert ring.pending()[0]["step"].tolist() == [1, 2]
+    assert steps(ring) == [1, 2]
+    ring.release(ring.pending())
+    fill(ring, 3, 4)
+    assert ring.waiting() == 0, "a stopped ring stays stopped"
 
 
 def test_layouts_are_told_apart_and_limited(ring: Ring) -> None:
@@ -147,4 +167,4 @@ def test_without_a_file_it_works_in_memory_and_says_why(tmp_path: Path) -> None:
     assert ring.reason is not None
     assert "no file for the ring" in ring.reason
     fill(ring, 1, 3)
-    assert ring.pending()[0]["step"].tolist() == [1, 2]
+    assert steps(ring) == [1, 2]

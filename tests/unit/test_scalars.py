@@ -106,3 +106,45 @@ def test_slots_are_used_again_in_a_long_run(events: list[FakeEvent]) -> None:
             reader.poll()
     assert rows.seen == [row(step) for step in range(1, 101)]
     assert reader.dropped == 0
+
+
+def test_a_failing_device_costs_values_and_no_row(events: list[FakeEvent]) -> None:
+    rows = Rows()
+    reader = DeviceScalars(rows, slots=4)
+    put(reader, 1)
+    put(reader, 2)
+
+    def lost() -> bool:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    events[0].query = lost  # type: ignore[method-assign]
+    reader.poll()
+    assert rows.seen == [(1, {"train/lr": 0.1}), (2, {"train/lr": 0.1})]
+    assert reader.dropped == 2
+
+
+def test_a_copy_that_fails_gives_its_slot_back(
+    events: list[FakeEvent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = Rows()
+    reader = DeviceScalars(rows, slots=1)
+
+    def full(*args: object) -> None:
+        raise RuntimeError("CUDA out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(scalars, "_copy", full)
+        put(reader, 1)
+        put(reader, 2)
+    put(reader, 3)
+    reader.flush()
+    assert rows.seen == [(1, {"train/lr": 0.1}), (2, {"train/lr": 0.1}), row(3)]
+
+
+def test_a_device_that_hangs_does_not_hang_the_end(events: list[FakeEvent]) -> None:
+    rows = Rows()
+    reader = DeviceScalars(rows, slots=4)
+    put(reader, 1)
+    reader.flush(timeout_s=0.02)
+    assert rows.seen == [(1, {"train/lr": 0.1})]
+    assert not events[0].waited

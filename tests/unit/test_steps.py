@@ -31,9 +31,9 @@ def put(ring: Ring, ts: float, step: int, timed: bool = False, **values: float) 
 
 
 def block(ring: Ring, rows: StepRows | None = None) -> Block:
-    slots, upto = ring.pending()
-    ring.release(upto)
-    return (rows or StepRows()).block(slots, ring.layouts())
+    pending = ring.pending()
+    ring.release(pending)
+    return (rows or StepRows()).block(pending.slots, ring.layouts())
 
 
 def column(block: Block, key: str) -> list[float]:
