@@ -80,6 +80,8 @@ class Stopper:
             recorder.finish(one, text, signal=number.name)
         if not late:
             self._announce(recorder, number)
+            if self._closed:
+                return  # while it was being announced
             if threading.current_thread() is threading.main_thread():
                 signal.raise_signal(number)
             else:

@@ -118,7 +118,8 @@ class Tracker:
             except StopIteration:
                 return
             self._waited_s = (self._waited_s or 0.0) + time.perf_counter() - began
-            self._samples += batch_length(batch)
+            with self._guarded():
+                self._samples += batch_length(batch)
             yield batch
             if count:
                 self.step()
