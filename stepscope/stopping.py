@@ -37,6 +37,7 @@ class Stopper:
         self._waiting: list[Command] = []
         self._sent = 0
         self._closed = False
+        self._grace: threading.Timer | None = None
 
     @property
     def asked(self) -> bool:
@@ -53,17 +54,25 @@ class Stopper:
         delay_s = self._grace_s if first else 0.0
         timer = threading.Timer(delay_s, self._send, (recorder, command, which))
         timer.name, timer.daemon = "stepscope-stop", True
+        if first:
+            self._grace = timer
         timer.start()
 
     def at_boundary(self, recorder: Recorder, command: Command) -> None:
         """Act as Ctrl-C, in the training thread; raises what the script's own handler raises."""
         if command in self._waiting:  # else the time was up before this boundary came
+            self._end_grace()
             self._send(recorder, command, 0)
 
     def close(self) -> None:
         """Send nothing any more."""
         with self._lock:
             self._closed = True
+        self._end_grace()
+
+    def _end_grace(self) -> None:
+        if self._grace is not None:
+            self._grace.cancel()
 
     def _send(self, recorder: Recorder, command: Command, which: int) -> None:
         with self._lock:

@@ -37,33 +37,6 @@ def child(code: str) -> str:
     return done.stdout
 
 
-IMPORT = """
-import os, sys
-from stepscope import hooks
-from tests.unit.fake_live import FakeLive
-live = FakeLive()
-finders = list(sys.meta_path)
-hooks.install(live)
-assert "torch" not in sys.modules, "torch must not be imported by us"
-os.environ["OMP_NUM_THREADS"] = "1"  # counts only before the import
-import importlib.util
-import torch
-assert torch.get_num_threads() == 1
-assert type(torch.__spec__.loader).__name__ == "SourceFileLoader"
-assert sys.meta_path == finders
-assert "torch._dynamo" not in sys.modules, "a second of import time that nobody asked for"
-w = torch.nn.Parameter(torch.ones(()))
-optimizer = torch.optim.SGD([w], lr=0.1)
-(w * 1).backward()
-optimizer.step()
-print(live.rows)
-"""
-
-
-def test_the_hooks_wait_for_the_scripts_own_import() -> None:
-    assert child(IMPORT) == "[(1, {'train/loss': 1.0, 'train/lr': 0.1})]\n"
-
-
 def test_a_script_without_torch_is_left_alone() -> None:
     code = "from stepscope import hooks\nhooks.install(type('L', (), {'recorder': 0}))\nimport json"
     assert child(code) == ""

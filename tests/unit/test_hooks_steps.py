@@ -296,32 +296,3 @@ def test_training_may_move_to_a_thread_and_from_there_to_the_next(live: FakeLive
         thread.start()
         thread.join()
     assert len(live.rows) == 2
-
-
-@pytest.mark.filterwarnings("ignore")  # the compiler provokes warnings of torch itself
-@pytest.mark.parametrize("what", ["model", "step"])
-def test_a_compiled_script_computes_the_same_and_is_seen(what: str) -> None:
-    def run() -> list[float]:
-        torch._dynamo.reset()
-        torch._dynamo.utils.counters.clear()
-        torch.manual_seed(0)
-        model = nn.Linear(4, 1)
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-        forward = torch.compile(model, backend="aot_eager") if what == "model" else model
-
-        def step(x: Tensor) -> Tensor:
-            optimizer.zero_grad()
-            loss = forward(x).square().mean()
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            return loss.detach()
-
-        run_step = torch.compile(step, backend="aot_eager") if what == "step" else step
-        return [run_step(torch.randn(8, 4)).item() for _ in range(5)]
-
-    bare, graphs = run(), dict(torch._dynamo.utils.counters["stats"])
-    with hooked() as live:
-        assert run() == bare
-    assert live.values("train/loss") == bare
-    assert dict(torch._dynamo.utils.counters["stats"]) == graphs

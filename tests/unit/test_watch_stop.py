@@ -78,15 +78,24 @@ def test_without_a_boundary_each_stop_is_harder(bench: Bench) -> None:
 def test_a_boundary_is_first_and_the_timer_then_does_nothing(bench: Bench) -> None:
     bench.stopper._grace_s = 60.0
     command = bench.ask(1)
+    [timer] = [one for one in threading.enumerate() if one.name == "stepscope-stop"]
+    assert isinstance(timer, threading.Timer)
     assert not bench.stopper.asked
     bench.boundary(command)
     assert bench.sent == [("here", "SIGINT")]
     bench.boundary(command)
-    [timer] = [one for one in threading.enumerate() if one.name == "stepscope-stop"]
-    assert isinstance(timer, threading.Timer)
-    timer.function(*timer.args)
-    timer.cancel()
+    timer.join(10)
+    assert not timer.is_alive(), "it does not wait a minute for nothing"
+    timer.function(*timer.args)  # as if its time had come at the same moment
     assert len(bench.sent) == 1
+
+
+def test_nothing_is_sent_after_the_end(bench: Bench) -> None:
+    bench.stopper._grace_s = 60.0
+    command = bench.ask(1)
+    bench.stopper.close()
+    bench.boundary(command)
+    assert bench.sent == []
 
 
 def test_a_second_click_does_not_wait_for_a_boundary(bench: Bench) -> None:
