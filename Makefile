@@ -1,12 +1,14 @@
 # make run | install | test | bench. Everything lives in .venv.
+# make test-cuda: the CUDA tests on a simulator, without a GPU; it lives in .venv-cudasim.
 PYTHON ?= python3
 VENV   := .venv
+CUDASIM := .venv-cudasim
 BIN    := $(VENV)/bin
 ARGS   ?=
 # pytest arguments for `make test`, such as TESTS=tests/unit
 TESTS  ?= tests
 
-.PHONY: run install install-test test lint bench clean
+.PHONY: run install install-test test test-cuda lint bench clean
 
 run: install
 	$(BIN)/streamlit run app.py $(ARGS)
@@ -33,6 +35,16 @@ lint: install-test
 test: lint
 	$(BIN)/python -m pytest $(TESTS)
 
+# The CUDA build of torch on simulated NVIDIA libraries (tests/cudasim/README.md); needs gcc and g++.
+$(CUDASIM)/.installed-test: requirements.txt requirements-test.txt pyproject.toml \
+		tests/cudasim/setup.sh $(wildcard tests/cudasim/src/* tests/cudasim/python/*)
+	PYTHON=$(PYTHON) tests/cudasim/setup.sh $(CUDASIM) "$$(sed -n 's/^torch==//p' requirements.txt)"
+	$(CUDASIM)/bin/pip install --quiet --disable-pip-version-check -r requirements-test.txt -e .
+	touch $@
+
+test-cuda: $(CUDASIM)/.installed-test
+	$(CUDASIM)/bin/python -m pytest --require-gpu $(or $(TESTS_CUDA),tests/cudasim tests/gpu)
+
 bench: install-test
 	$(BIN)/python -m benchmarks.recorder
 	$(BIN)/python -m benchmarks.overhead
@@ -42,4 +54,4 @@ bench: install-test
 	$(BIN)/python -m benchmarks.live_page
 
 clean:
-	rm -rf $(VENV) benchmarks/.venv-peers .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(CUDASIM) tests/cudasim/build benchmarks/.venv-peers .pytest_cache .mypy_cache .ruff_cache

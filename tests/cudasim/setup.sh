@@ -1,0 +1,78 @@
+#!/bin/sh
+# Sets up the simulator in a virtual environment: setup.sh VENV [TORCH_VERSION]
+#
+# Needs gcc, g++, Python 3.11 (PYTHON=…) and pip's registry. If VENV is absent, it is made. A CPU
+# build of torch in it is replaced by the CUDA build of the same version. NVIDIA's own wheels (2.5 GB)
+# are not needed: torch's list of them is taken out of its metadata, so that pip installs other
+# packages that need torch without fetching them. Run it again after a change of the sources.
+set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+venv=$1
+version=${2:-2.13.0}
+build=${CUDASIM_BUILD:-$here/build}
+
+test -x "$venv/bin/python" || "${PYTHON:-python3}" -m venv "$venv"
+venv=$(cd "$venv" && pwd)
+python=$venv/bin/python
+# The machine's pip settings may prefer a CPU wheel ("2.13.0+cpu") from a local folder.
+pip() { PIP_CONFIG_FILE=/dev/null PIP_CONSTRAINT= PIP_FIND_LINKS= PIP_EXTRA_INDEX_URL= "$python" -m pip --disable-pip-version-check "$@"; }
+
+site=$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
+if [ "$("$python" -c 'import importlib.metadata as m; print(m.version("torch"))' 2>/dev/null)" != "$version" ] || ! test -e "$site/torch/lib/libtorch_cuda.so"; then
+  echo "torch $version with CUDA (530 MB)"
+  "$python" -m pip uninstall -q -y torch 2>/dev/null || true
+  pip install -q --no-deps "torch==$version"
+fi
+"$python" - "$site" <<'P'
+import sys
+from pathlib import Path
+
+(metadata,) = Path(sys.argv[1]).glob("torch-*.dist-info/METADATA")
+whole = metadata.with_name("METADATA.whole")  # gen_stubs.py reads cuDNN's version there
+text = metadata.read_text("utf-8")
+if not whole.exists():
+    whole.write_text(text, "utf-8")
+unwanted = ("Requires-Dist: nvidia-", "Requires-Dist: cuda-", "Requires-Dist: triton")
+kept = [line for line in text.splitlines(keepends=True) if not line.startswith(unwanted)]
+metadata.write_text("".join(kept), "utf-8")
+P
+pip install -q filelock typing-extensions sympy networkx jinja2 fsspec numpy nvidia-ml-py
+
+mkdir -p "$build/wheels" "$build/include" "$build/out"
+if ! test -e "$build/include/nvml.h"; then
+  echo "CUDA's headers (2.5 MB)"
+  pip download -q --no-deps -d "$build/wheels" nvidia-cuda-runtime==13.0.96 nvidia-cuda-crt==13.0.88 nvidia-nvml-dev==13.0.87
+  "$python" - "$build" <<'P'
+import sys, zipfile
+from pathlib import Path
+build = Path(sys.argv[1])
+for wheel in (build / "wheels").glob("nvidia*.whl"):
+    with zipfile.ZipFile(wheel) as z:
+        for name in z.namelist():
+            if "/include/" in name and not name.endswith("/"):
+                path = build / "include" / name.split("/include/", 1)[1]
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(z.read(name))
+P
+fi
+
+echo "building (about 20 s)"
+torch=$site/torch
+g++ -std=c++17 -O2 -g -fPIC -fvisibility=hidden -Wall -I"$build/include" -c -o "$build/cudart.o" "$here/src/cudart.cpp"
+g++ -std=c++20 -O2 -g -fPIC -fvisibility=hidden -Wall -I"$build/include" -I"$torch/include" -c -o "$build/nccl.o" "$here/src/nccl.cpp"
+"$python" "$here/src/gen_stubs.py" "$torch/lib" "$build" "$build/cudart.o" "$build/nccl.o"
+gcc -O2 -fPIC -shared -Wall -fvisibility=hidden -I"$build/include" -Wl,-soname,libnvidia-ml.so.1 \
+  -o "$build/out/libnvidia-ml.so.1" "$here/src/nvml.c" -lpthread
+g++ -std=c++20 -O1 -fPIC -shared -fvisibility=hidden -I"$build/include" -I"$torch/include" -I"$torch/include/torch/csrc/api/include" \
+  -o "$build/out/libcudasim_torch.so" "$here/src/torch_ops.cpp" -L"$build/out" -l:libcudart.so.13 \
+  -L"$torch/lib" -lc10 -lc10_cuda -ltorch_cpu -ltorch_cuda -Wl,--allow-shlib-undefined
+
+# Where torch's RPATH looks for NVIDIA's wheels.
+mkdir -p "$site/nvidia/cu13/lib" "$site/cudasim-0.1.dist-info"
+install -m 644 "$build"/out/* "$site/nvidia/cu13/lib/" # new files: a running program keeps the old ones
+install -m 644 "$here/python/cudasim.py" "$site/"
+printf 'import cudasim; cudasim.preload_nvml()\n' > "$site/cudasim.pth"
+printf 'Metadata-Version: 2.1\nName: cudasim\nVersion: 0.1\n' > "$site/cudasim-0.1.dist-info/METADATA"
+printf '[torch.backends]\ncudasim = cudasim:install\n' > "$site/cudasim-0.1.dist-info/entry_points.txt"
+printf 'cudasim.py,,\ncudasim.pth,,\ncudasim-0.1.dist-info/METADATA,,\ncudasim-0.1.dist-info/entry_points.txt,,\ncudasim-0.1.dist-info/RECORD,,\n' > "$site/cudasim-0.1.dist-info/RECORD"
+"$python" -c 'import torch, cudasim; print("torch", torch.__version__, "on", torch.cuda.get_device_name(), "-", cudasim.replaced, "operations computed on the CPU")'
