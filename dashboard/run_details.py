@@ -15,7 +15,7 @@ from dashboard.format import format_bytes
 from dashboard.run_files import Snapshot, snapshot_bytes, snapshots, tail
 from dashboard.run_labels import KINDS
 from dashboard.services import Services
-from stepscope.run import RunInfo, RunKind
+from stepscope.run import RunInfo, RunKind, rank_file
 from trainer.config import ConfigError, RunConfig
 
 OUTPUT = "output.log"
@@ -26,7 +26,8 @@ _HIDDEN = {"capabilities", "fit"}
 def details(server: Services, run: RunInfo) -> None:
     """Draw what went wrong, the files of a run, and its facts."""
     trainer = run_kind(run) is RunKind.TRAINER
-    _text_file(run, "traceback.txt", "Traceback", expanded=True)
+    whose = f" of rank {run.cause}" if run.cause else ""
+    _text_file(run, rank_file("traceback.txt", run.cause), f"Traceback{whose}", expanded=True)
     _text_file(run, "worker.log", "Output of the training process")
     if not trainer:
         _script(run)

@@ -10,6 +10,7 @@ import os
 import platform
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from stepscope.commands import CommandServer
 from stepscope.nvml import DeviceInfo, DeviceSource, NullSource, nvml_uuid, open_source
 from stepscope.outcome import Outcome
 from stepscope.recorder import Command, CommandName, Recorder
-from stepscope.run import RunKind, RunStatus, new_run_folder
+from stepscope.run import RunKind, RunStatus, new_run_folder, rank_file
 from stepscope.sampler import Sampler
 from stepscope.stopping import REASON, Stopper
 
@@ -78,6 +79,7 @@ class LiveRun:
     ) -> None:  # fmt: skip
         folder = (folder or new_run_folder(runs_root(runs), name)).absolute()
         self._stopper = Stopper(folder / ("run.json" if rank == 0 else f"rank{rank}.json"))
+        self._traceback = folder / rank_file(TRACEBACK_FILE, rank)
         self.recorder = Recorder(
             folder, name=name, config=config, kind=kind, rank=rank, on_command=self._heard
         )
@@ -138,9 +140,11 @@ class LiveRun:
         """Keep the traceback of what ended the script; `close` has still to be called."""
         if outcome.failure is None or os.getpid() != self._pid:
             return
+        # Before the script's own end, which may tell other ranks of it, or take long.
+        self.recorder.describe(failure={"ts": time.time(), "reason": outcome.reason})
         text = "".join(traceback.format_exception(error))
         try:
-            (self.recorder.folder / TRACEBACK_FILE).write_text(text, errors="backslashreplace")
+            self._traceback.write_text(text, errors="backslashreplace")
         except OSError as problem:
             log.warning("stepscope: the traceback could not be written: %s", problem)
         after = self._memory.memory()

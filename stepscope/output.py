@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from stepscope.run import rank_file
+
 LIMIT_BYTES = 8 * 2**20
 """When `output.log` is full it becomes `output.1.log`: the last 8 to 16 MiB are kept."""
 
@@ -90,10 +92,10 @@ class OutputLog:
 
 def keep_output(folder: Path, rank: int, failed: Callable[[str], None]) -> None:
     """Keep stdout and stderr of this process in `folder`; `failed` is told what cannot be kept."""
-    name = "output.log" if rank == 0 else f"output.rank{rank}.log"
     try:
         log = OutputLog(
-            folder / name, failed=lambda error: failed(f"The output is kept no longer: {error}.")
+            folder / rank_file("output.log", rank),
+            failed=lambda error: failed(f"The output is kept no longer: {error}."),
         )
     except OSError as error:
         failed(f"The output is not kept: {error}.")

@@ -18,10 +18,16 @@ from typing import Any
 
 import psutil
 
+from stepscope.first_cause import RankEnd, first_cause, names
+
 RUN_JSON = "run.json"
 HEARTBEAT_S = 1.0
 STALE_S = 10.0
 """Silence after which a run whose process cannot be looked up counts as crashed."""
+GONE = (
+    "gone without a word (killed, or the machine went down). "
+    "What was recorded is shown; resume from the last checkpoint."
+)
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -69,6 +75,8 @@ class RunInfo:
     reason: str | None
     heartbeat_age_s: float
     facts: dict[str, Any]
+    cause: int = 0
+    """Number in the folder of the rank that `reason` speaks of."""
 
     @property
     def id(self) -> str:
@@ -165,14 +173,20 @@ def write_run_json(folder: Path, facts: dict[str, Any], name: str = RUN_JSON) ->
     os.replace(part, path)
 
 
+def rank_file(name: str, rank: int) -> str:
+    """Return the name of a rank's own file: output.log of rank 1 is output.rank1.log."""
+    stem, _, ending = name.rpartition(".")
+    return name if rank == 0 else f"{stem}.rank{rank}.{ending}"
+
+
 def read_run(folder: Path) -> RunInfo:
-    """Return a run's facts and its status as of now. Raises RunError for a corrupt file."""
-    path = folder / RUN_JSON
+    """Return a run's facts and its status as of now. Raises RunError for a corrupt file.
+
+    A run of several ranks has ended as the rank that caused its end; it lives as long as rank 0.
+    """
     try:
-        facts = json.loads(path.read_text())
-        status, heartbeat = RunStatus(facts["status"]), float(facts["heartbeat"])
-        float(facts["created"])
-        modified = path.stat().st_mtime
+        own = _read_rank(folder / RUN_JSON, 0)
+        float(own.facts["created"])
     except OSError as error:
         raise RunError(f"{folder.name}: cannot read run.json ({error.strerror}).") from error
     except (ValueError, KeyError, TypeError) as error:
@@ -180,16 +194,84 @@ def read_run(folder: Path) -> RunInfo:
             f"{folder.name}: run.json is not a Stepscope run ({error}). "
             "Delete the folder or restore the file."
         ) from error
+    status, reason, cause = own.status, own.facts.get("reason"), 0
+    if status is RunStatus.CRASHED:
+        reason = f"The training process is {GONE}"
+    if not status.live and own.facts.get("world_size", 1) != 1:
+        status, reason, cause = _end_of_all([own, *_other_ranks(folder)], reason)
+    return RunInfo(folder, status, reason, own.age_s, own.facts, cause)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    """One rank's facts with its status judged now; `beat` is its last sign of life."""
+
+    number: int
+    facts: dict[str, Any]
+    status: RunStatus
+    beat: float
+    age_s: float
+
+    @property
+    def rank(self) -> int:
+        """torch's number of it: in the folder each machine may count from 0."""
+        rank = self.facts.get("rank")
+        return rank if type(rank) is int else self.number
+
+    def end(self) -> RankEnd | None:
+        """Return how it ended; None where it lives or has done its work."""
+        failure = self.facts.get("failure")
+        if isinstance(failure, dict) and self.status is not RunStatus.STOPPED:
+            return self._said(failure.get("ts"), failure.get("reason"))
+        if self.status in (RunStatus.FAILED, RunStatus.STOPPED):
+            return self._said(self.facts.get("ended"), self.facts.get("reason"))
+        if self.status is RunStatus.CRASHED:
+            return RankEnd(self.number, self.beat, self.beat + STALE_S, None)
+        return None
+
+    def _said(self, ts: Any, reason: Any) -> RankEnd:
+        when = float(ts) if isinstance(ts, int | float) else self.beat
+        return RankEnd(self.number, when, when, str(reason or "It gives no reason."))
+
+
+def _read_rank(path: Path, number: int) -> _Rank:
+    """Read the file of one rank. Raises OSError, ValueError, KeyError, TypeError."""
+    facts = json.loads(path.read_text())
     # A full disk keeps the old text, but the writer still touches the file.
-    age = max(0.0, time.time() - max(heartbeat, modified))
-    reason = facts.get("reason")
-    if status.live and not _alive(facts, age):
+    beat = max(float(facts["heartbeat"]), path.stat().st_mtime)
+    status, age_s = RunStatus(facts["status"]), max(0.0, time.time() - beat)
+    if status.live and not _alive(facts, age_s):
         status = RunStatus.CRASHED
-        reason = (
-            "The training process is gone without a word (killed, or the machine went down). "
-            "What it had recorded is shown; resume from its last checkpoint."
-        )
-    return RunInfo(folder, status, reason, age, facts)
+    return _Rank(number, facts, status, beat, age_s)
+
+
+def _other_ranks(folder: Path) -> Iterator[_Rank]:
+    for path in folder.glob("rank*.json"):
+        number = path.stem.removeprefix("rank")
+        if number.isdecimal():
+            try:
+                yield _read_rank(path, int(number))
+            except (OSError, ValueError, KeyError, TypeError):
+                continue  # half a folder, or not ours: what the others say counts
+
+
+def _end_of_all(ranks: list[_Rank], reason: str | None) -> tuple[RunStatus, str | None, int]:
+    """Return the status and the sentence of a run of several ranks, and the number of its cause."""
+    ends = [end for end in (rank.end() for rank in ranks) if end is not None]
+    causes = first_cause(ends, together_s=HEARTBEAT_S)
+    if not causes:
+        return ranks[0].status, reason, 0
+    by_number = {rank.number: rank for rank in ranks}
+    first = by_number[causes[0].number]
+    numbers = sorted(by_number[end.number].rank for end in causes)
+    if causes[0].reason is None:
+        who = names(numbers, len(ranks))
+        return RunStatus.CRASHED, f"{who} {GONE}", first.number
+    if first.status is RunStatus.STOPPED:
+        return RunStatus.STOPPED, causes[0].reason, first.number
+    hosts = {str(rank.facts.get("host")) for rank in ranks}
+    where = f" ({first.facts.get('host')})" if len(hosts) > 1 else ""
+    return RunStatus.FAILED, f"Rank {numbers[0]}{where}: {causes[0].reason}", first.number
 
 
 def _alive(facts: dict[str, Any], heartbeat_age_s: float) -> bool:

@@ -216,6 +216,23 @@ def test_a_scripts_details(page: OpenPage, begin: Callable[..., Recorder]) -> No
     assert label(app, "button", "Refresh").help
 
 
+def test_the_traceback_is_that_of_the_rank_that_failed_first(
+    page: OpenPage, begin: Callable[..., Recorder]
+) -> None:
+    folder = begin("one", world_size=2).folder
+    facts = json.loads((folder / "run.json").read_text())
+    other = facts | {"status": "failed", "reason": "ValueError: no", "ended": 1e9, "rank": 1}
+    (folder / "rank1.json").write_text(json.dumps(other))
+    (folder / "traceback.txt").write_text("Connection closed by peer")
+    (folder / "traceback.rank1.txt").write_text("ValueError: no")
+    write(folder, status="failed", reason="RuntimeError: Connection closed by peer", ended=2e9)
+    app = page(run="one")
+    codes = [code.value for code in app.code]
+    assert "ValueError: no" in codes
+    assert "Connection closed by peer" not in codes
+    assert "Traceback of rank 1" in {box.label for box in app.expander}
+
+
 def test_a_snapshot_is_offered_while_the_run_lives(
     page: OpenPage, begin: Callable[..., Recorder]
 ) -> None:

@@ -216,6 +216,24 @@ def test_every_rank_of_torchrun_has_a_store(tmp_path: Path) -> None:
     assert (folder / "output.rank1.log").read_bytes().startswith(b"1 ")
 
 
+def test_a_job_tells_what_ended_it_first(tmp_path: Path) -> None:
+    found = {}
+    for how in ("raise", "kill"):
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone",
+                    "--nproc-per-node", "2", "-m", "stepscope.watch"]  # fmt: skip
+        run([*torchrun, "rank_failure.py", how], tmp_path / how, OMP_NUM_THREADS="1")
+        [folder] = run_folders(tmp_path / how)
+        found[how] = read_run(folder)
+    assert (found["raise"].status, found["raise"].reason, found["raise"].cause) == (
+        RunStatus.FAILED, "Rank 1: ValueError: the data of rank 1 is broken", 1,
+    )  # fmt: skip
+    trace = (found["raise"].folder / "traceback.rank1.txt").read_text()
+    assert trace.endswith("ValueError: the data of rank 1 is broken\n")
+    assert found["kill"].status is RunStatus.CRASHED
+    # Where the launcher was quicker than rank 0's error, nobody can tell which was first.
+    assert str(found["kill"].reason).startswith(("Rank 1 is gone", "All 2 ranks are gone"))
+
+
 class Endless:
     """A watched script that runs until it is stopped."""
 

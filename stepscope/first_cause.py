@@ -1,0 +1,62 @@
+"""Which rank of a distributed run ended first: what ends one rank ends all others with it. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+NAMED = 8
+"""Ranks that a sentence names at most."""
+
+_OF_A_PEER = re.compile(
+    r"closed by peer|reset by peer|Broken pipe|Connection refused|pair closure|Socket Timeout"
+    r"|remote process exited|ncclRemoteError|DistNetworkError|DistStoreError"
+    r"|collective operation timeout|[Tt]imed out waiting \w+ for \w+ operation|wait timeout after"
+)
+"""Words of gloo, NCCL and torch's store when another rank is gone, or does not come."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnd:
+    """How one rank ended: `reason` is its own word, None where it is gone without one.
+
+    It ended between `earliest` and `latest`, in epoch seconds; equal where it said when.
+    """
+
+    number: int
+    earliest: float
+    latest: float
+    reason: str | None
+
+    @property
+    def of_a_peer(self) -> bool:
+        """Say whether it ended because another rank had."""
+        return self.reason is not None and _OF_A_PEER.search(self.reason) is not None
+
+
+def first_cause(ends: Sequence[RankEnd], *, together_s: float) -> list[RankEnd]:
+    """Return the end that caused the others; empty without ends.
+
+    An error that speaks of another rank is no cause where there is any other; elsewhere time
+    decides. Several ranks gone without a word within `together_s` cannot be told apart: all of them
+    are returned.
+    """
+    spoken = sorted((end for end in ends if end.reason is not None), key=lambda end: end.earliest)
+    gone = sorted((end for end in ends if end.reason is None), key=lambda end: end.earliest)
+    own = next((end for end in spoken if not end.of_a_peer), None)
+    if own is not None and (not gone or own.earliest <= gone[0].latest):
+        return [own]
+    if gone and (not spoken or gone[0].earliest <= spoken[0].earliest):
+        return [end for end in gone if end.earliest <= gone[0].earliest + together_s]
+    return spoken[:1]
+
+
+def names(numbers: Sequence[int], world_size: int) -> str:
+    """Return these ranks as the subject of a sentence, with its "is" or "are"."""
+    if len(numbers) == 1:
+        return f"Rank {numbers[0]} is"
+    if len(numbers) == world_size:
+        return f"All {world_size} ranks are"
+    listed = ", ".join(str(number) for number in numbers[:NAMED])
+    return f"Ranks {listed}{', …' if len(numbers) > NAMED else ''} are"

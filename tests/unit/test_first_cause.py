@@ -1,0 +1,140 @@
+"""A run of several ranks tells what ended it first, not what the others died of."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.first_cause import NAMED, RankEnd, first_cause, names
+from stepscope.run import (
+    RunInfo,
+    RunStatus,
+    new_run_folder,
+    process_identity,
+    read_run,
+    write_run_json,
+)
+
+PEER = "RuntimeError: [pair.cc:547] Connection closed by peer [127.0.0.1]:4321"
+NCCL = "DistBackendError: NCCL error, remote process exited or there was a network error"
+GONE_PID = 2**22 + 1
+
+
+def said(number: int, ts: float, reason: str = "ValueError: no") -> RankEnd:
+    return RankEnd(number, ts, ts, reason)
+
+
+def gone(number: int, beat: float) -> RankEnd:
+    return RankEnd(number, beat, beat + 10, None)
+
+
+@pytest.mark.parametrize(
+    ("ends", "causes"),
+    [
+        ([], []),
+        ([said(0, 11), said(1, 10)], [1]),
+        ([said(0, 11, PEER), said(1, 10)], [1]),
+        # A script that closes its process group first: the symptom is a moment before the cause.
+        ([said(0, 9.9, PEER), said(1, 10)], [1]),
+        ([said(0, 11, NCCL), said(1, 10, PEER)], [1]),
+        # Killed by the launcher after the error; its last heartbeat may be from before it.
+        ([gone(0, 9.5), said(1, 10)], [1]),
+        ([gone(0, 10.5), said(1, 10)], [1]),
+        # Killed first: what the other one says is that it is gone.
+        ([said(0, 10.1, PEER), gone(1, 9.5)], [1]),
+        ([said(0, 2000, "RuntimeError: Timed out waiting 1800000ms for recv operation to complete"),
+          gone(1, 200)], [1]),
+        ([said(0, 40), gone(1, 10)], [1]),
+        ([said(0, 10, PEER), gone(1, 10.5)], [0]),
+        ([gone(0, 10), gone(1, 10.8), gone(2, 30)], [0, 1]),
+    ],
+)  # fmt: skip
+def test_the_first_cause_in_time(ends: list[RankEnd], causes: list[int]) -> None:
+    assert [end.number for end in first_cause(ends, together_s=1.0)] == causes
+
+
+def test_many_ranks_are_named_in_few_words() -> None:
+    assert names([3], 8) == "Rank 3 is"
+    assert names([0, 1], 2) == "All 2 ranks are"
+    assert names(range(NAMED + 1), 99).endswith(f"{NAMED - 1}, … are")
+
+
+class Job:
+    """A folder with the facts of several ranks."""
+
+    def __init__(self, root: Path) -> None:
+        self.folder = new_run_folder(root, "job")
+
+    def rank(self, number: int, status: str, **facts: Any) -> None:
+        now = time.time()
+        base = {"created": 1.0, "status": status, "heartbeat": now, "rank": number,
+                "world_size": 2, **process_identity()}  # fmt: skip
+        name = "run.json" if number == 0 else f"rank{number}.json"
+        write_run_json(self.folder, base | facts, name)
+        os.utime(self.folder / name, (facts.get("heartbeat", now),) * 2)
+
+    def read(self) -> tuple[RunStatus, str | None, int]:
+        run: RunInfo = read_run(self.folder)
+        return run.status, run.reason, run.cause
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(tmp_path)
+
+
+def test_an_error_of_another_rank_is_the_runs(job: Job) -> None:
+    job.rank(0, "failed", reason=PEER, ended=11.0)
+    job.rank(1, "failed", reason="ValueError: no", ended=12.0,
+             failure={"ts": 10.0, "reason": "ValueError: no"})  # fmt: skip
+    assert job.read() == (RunStatus.FAILED, "Rank 1: ValueError: no", 1)
+
+
+def test_it_is_so_where_rank_0_was_killed_or_had_ended(job: Job) -> None:
+    failure = {"ts": time.time(), "reason": "ValueError: no"}
+    job.rank(1, "running", failure=failure)  # it still runs what the script does at its end
+    for status, pid in (("running", GONE_PID), ("finished", GONE_PID)):
+        job.rank(0, status, pid=pid)
+        assert job.read() == (RunStatus.FAILED, "Rank 1: ValueError: no", 1)
+
+
+def test_a_rank_killed_first_is_named(job: Job) -> None:
+    now = time.time()
+    job.rank(0, "failed", reason=PEER, ended=now)
+    job.rank(1, "running", pid=GONE_PID, heartbeat=now - 0.5)
+    status, reason, cause = job.read()
+    assert (status, cause) == (RunStatus.CRASHED, 1)
+    assert str(reason).startswith("Rank 1 is gone without a word")
+
+
+def test_its_machine_is_named_where_there_are_several(job: Job) -> None:
+    job.rank(0, "failed", reason=PEER, ended=11.0)
+    job.rank(1, "failed", reason="ValueError: no", ended=10.0, host="node7", rank=5)
+    assert job.read()[1] == "Rank 5 (node7): ValueError: no"
+
+
+def test_a_stop_stays_a_stop(job: Job) -> None:
+    job.rank(0, "stopped", reason="Stopped from the page.", ended=10.0)
+    job.rank(1, "failed", reason=PEER, ended=10.1)
+    assert job.read() == (RunStatus.STOPPED, "Stopped from the page.", 0)
+
+
+def test_a_run_lives_and_finishes_as_rank_0(job: Job) -> None:
+    job.rank(0, "running")
+    job.rank(1, "failed", reason="ValueError: no", ended=10.0)
+    assert job.read()[0] is RunStatus.RUNNING
+    job.rank(0, "finished")
+    job.rank(1, "finished")
+    assert job.read() == (RunStatus.FINISHED, None, 0)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"status": 1, "heartbeat": "x"}'])
+def test_a_ranks_facts_that_cannot_be_read_change_nothing(job: Job, text: str) -> None:
+    job.rank(0, "failed", reason="ValueError: no", ended=10.0, world_size=3)
+    (job.folder / "rank1.json").write_text(text)
+    job.rank(2, "failed", rank=[], host={}, failure=7, ended=None, reason=None)
+    assert job.read()[1] == "Rank 0 (" + process_identity()["host"] + "): ValueError: no"
