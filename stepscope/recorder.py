@@ -125,7 +125,7 @@ class Recorder:
                 return
         self.step = step
         now, ring = time.time() if ts is None else ts, self.ring
-        if ring.last < ring.gate:
+        if ring.last < ring.gate and values:
             for value in values.values():
                 if type(value) is not float:
                     break
@@ -139,7 +139,7 @@ class Recorder:
     def log_step(self, values: Mapping[str, Any]) -> None:
         """Count a step and record its metrics; its step time is worked out by the writer.
 
-        `perf/samples` is the number of samples of the step and becomes `perf/samples_per_sec`.
+        `perf/samples`, the samples of the step, becomes `perf/samples_per_sec`; tokens likewise.
         """
         self.step += 1
         self._record(self.step, time.time(), values, _TimedRow())
@@ -271,6 +271,8 @@ class Recorder:
 
     def _put_row(self, step: int, ts: float, row: Row) -> None:
         timed = isinstance(row, _TimedRow)
+        if not row and not timed:
+            return  # nothing was known of it
         keys = tuple(row)
         layout = self.ring.layout(keys, timed) if len(keys) <= WIDTH else None
         if layout is not None:

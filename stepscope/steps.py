@@ -15,7 +15,9 @@ from stepscope.store.frames import Floats
 STEP_TIME = "perf/step_time"
 RATE = "perf/samples_per_sec"
 SAMPLES = "perf/samples"
-"""Written by a timed row in place of RATE: samples of the step, divided here by its step time."""
+TOKENS = "perf/tokens"
+RATES = {SAMPLES: RATE, TOKENS: "perf/tokens_per_sec"}
+"""Amounts of a step that are recorded as rates: divided here by its step time."""
 RESTART = "perf/restart"
 """The one key of a row that only restarts the clock: time so far is no step time."""
 LOSS = "train/loss"
@@ -49,6 +51,8 @@ class StepRows:
     broken: list[BrokenLoss] = field(default_factory=list)
     """Found since it was last cleared."""
     _timed_before: float = np.nan
+    _elapsed: float = np.nan
+    _elapsed_step: float = np.nan
     _ts: float = -np.inf
     _step: float = -np.inf
     _loss_is_broken: bool = False
@@ -73,28 +77,40 @@ class StepRows:
         self._watch_loss(slots, layouts)
         values[~np.isfinite(values)] = np.nan
         ts = slots["ts"][starts]
-        if timed.any():
-            keys, values = self._with_times(keys, values, ts, timed, bare)
+        if timed.any() or not {STEP_TIME, *RATES}.isdisjoint(keys):
+            step = slots["step"][starts].astype(float)
+            keys, values = self._with_times(keys, values, ts, step, timed, bare)
         ts, step = self._rising(ts[~bare], slots["step"][starts][~bare].astype(float))
         return Block.raw(keys, ts, step, values[:, ~bare])
 
     def _with_times(
-        self, keys: tuple[str, ...], values: Floats, ts: Floats, timed: Flags, bare: Flags
-    ) -> tuple[tuple[str, ...], Floats]:
-        """Add step time and, for rows that tell their samples, the rate."""
+        self, keys: tuple[str, ...], values: Floats, ts: Floats, step: Floats, timed: Flags,
+        bare: Flags,
+    ) -> tuple[tuple[str, ...], Floats]:  # fmt: skip
+        """Add step time and, for rows that tell an amount, its rate."""
         elapsed = np.full(len(ts), np.nan)
-        elapsed[timed] = np.diff(ts[timed], prepend=self._timed_before)
-        self._timed_before = float(ts[timed][-1])
+        if timed.any():
+            elapsed[timed] = np.diff(ts[timed], prepend=self._timed_before)
+            self._timed_before = float(ts[timed][-1])
         elapsed[bare | (elapsed <= 0)] = np.nan  # a clock set back has no step time
-        added = {STEP_TIME: elapsed}
-        if SAMPLES in keys:
-            added[RATE] = values[keys.index(SAMPLES)] / elapsed
-        kept = [line for line, key in enumerate(keys) if key not in (SAMPLES, RESTART)]
-        columns = {keys[line]: values[line] for line in kept}
-        for key, column in added.items():
-            given = columns.get(key)
-            columns[key] = column if given is None else np.where(np.isnan(given), column, given)
+        amounts = {RATES[key]: values[line] for line, key in enumerate(keys) if key in RATES}
+        columns = {key: values[line] for line, key in enumerate(keys)
+                   if key not in RATES and key != RESTART}  # fmt: skip
+        if timed.any() or STEP_TIME in keys:
+            _fill(columns, STEP_TIME, elapsed)
+        duration = self._of_step(columns.get(STEP_TIME, elapsed), step)
+        for key, amount in amounts.items():
+            _fill(columns, key, amount / duration)
         return tuple(columns), np.array(list(columns.values())).reshape(len(columns), len(ts))
+
+    def _of_step(self, elapsed: Floats, step: Floats) -> Floats:
+        """Return the step time of each row's step: a row that only adds values has none itself."""
+        elapsed = np.append(self._elapsed, elapsed)
+        step = np.append(self._elapsed_step, step)
+        last = np.maximum.accumulate(np.where(np.isnan(elapsed), 0, np.arange(len(elapsed))))
+        found = np.where(step[last] == step, elapsed[last], np.nan)
+        self._elapsed, self._elapsed_step = float(elapsed[last[-1]]), float(step[last[-1]])
+        return found[1:]
 
     def _rising(self, ts: Floats, step: Floats) -> tuple[Floats, Floats]:
         """Let neither axis fall: two threads may have written in another order than they began."""
@@ -119,3 +135,9 @@ class StepRows:
             row = slots[at]
             loss = float(row["values"][column[at]])
             self.broken.append(BrokenLoss(float(row["ts"]), int(row["step"]), loss))
+
+
+def _fill(columns: dict[str, Floats], key: str, values: Floats) -> None:
+    """Add a column; what a row has given of it by itself stays."""
+    given = columns.get(key)
+    columns[key] = values if given is None else np.where(np.isnan(given), values, given)

@@ -29,7 +29,7 @@ from stepscope.live_run import LiveRun, runs_root
 from stepscope.outcome import outcome
 from stepscope.ranks import find_place
 from stepscope.run import RunKind, RunStatus
-from stepscope.steps import SAMPLES
+from stepscope.steps import SAMPLES, TOKENS
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +38,7 @@ Batch = TypeVar("Batch")
 COMPILED_LIMIT = 16
 """Sets of names for which a `step` is made: a script that gives others each time gains nothing."""
 DATA_WAIT = "perf/data_wait"
+_AMOUNTS = {"samples": SAMPLES, "tokens": TOKENS}
 
 _current: Tracker | None = None
 
@@ -86,8 +87,8 @@ class Tracker:
         """Record one optimizer step.
 
         Names without a slash are of the group `train` (`loss` is `train/loss`), `val_loss` is
-        `val/loss`; full names such as `val/accuracy` go into the mapping `values`. `samples` is the
-        number of samples of the step.
+        `val/loss`; full names such as `val/accuracy` go into the mapping `values`. `samples` and
+        `tokens` are how many this step used: they are recorded as samples and tokens per second.
         """
         self._long_way(values, **metrics)
 
@@ -315,7 +316,7 @@ def _named(values: Mapping[str, Any] | None, metrics: Mapping[str, Any]) -> dict
 
 
 def _key(name: str) -> str:
-    if name == "samples":
-        return SAMPLES
+    if name in _AMOUNTS:
+        return _AMOUNTS[name]
     group, _, rest = name.partition("_")
     return f"val/{rest}" if group == "val" and rest else f"train/{name}"

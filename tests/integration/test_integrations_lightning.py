@@ -11,9 +11,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from stepscope.run import RunInfo, RunStatus, read_run, run_folders
+from stepscope.store import RunReader
 from tests.integration.test_integrations_huggingface import values
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,15 +82,16 @@ print("STEPS", trainer.global_step)
 """
 
 
-def train(folder: Path, what: str, package: str = "lightning") -> RunInfo:
+def train(folder: Path, what: str, package: str = "lightning", *, watched: bool = False) -> RunInfo:
     """Train in `folder` and return the one run."""
     pytest.importorskip(package)
     script = folder / "script.py"
     script.write_text(SCRIPT)
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, str(script), package, what], cwd=folder, env=environment, text=True,
-        capture_output=True, check=False, timeout=100,
+        [sys.executable, *(["-m", "stepscope.watch"] if watched else []), str(script), package,
+         what], cwd=folder, env=environment, text=True, capture_output=True, check=False,
+        timeout=100,
     )  # fmt: skip
     assert ("STEPS" in done.stdout) == (what != "fails"), done.stderr
     (run,) = run_folders(folder / "runs")
@@ -133,6 +136,15 @@ def test_a_step_is_an_optimizer_step_under_accumulation(tmp_path: Path) -> None:
 
 def test_a_module_that_logs_nothing_still_has_its_loss(tmp_path: Path) -> None:
     assert len(values(train(tmp_path, "silent"))["train/loss"]) == 12
+
+
+def test_a_watched_run_gets_no_rows_without_values(tmp_path: Path) -> None:
+    run = train(tmp_path, "silent", watched=True)
+    with RunReader(run.folder) as reader:
+        (steps,) = (info for info in reader.series() if info.stream == "steps")
+        rows = reader.read(steps.id, 0, steps.rows, 1)
+    assert (~np.isnan(rows.mean)).any(axis=0).all()
+    assert len(values(run)["train/loss"]) == 12
 
 
 def test_stop_ends_the_training_after_the_step(tmp_path: Path) -> None:

@@ -39,6 +39,8 @@ def test_rows_events_and_status_reach_the_folder(tmp_path: Path) -> None:
     recorder.set_status(RunStatus.RUNNING)
     for step in range(1, 101):
         recorder.log(step, {"train/loss": 1 / step, "val/loss": None})
+    for nothing in ({}, {"val/loss": None}):
+        recorder.log(100, nothing)
     recorder.sample({"process/rss": 0.0})
     recorder.device("GPU-x", {"gpu/util": 0.0})
     recorder.epoch = 2

@@ -80,6 +80,21 @@ rec.event("half way", note=1)
         assert [event.text for event in reader.events()] == ["half way"]
 
 
+def test_tokens_and_samples_without_a_loader(tmp_path: Path) -> None:
+    code = """
+import stepscope
+rec = stepscope.init("mine")
+for i in range(5):
+    rec.step(loss=1.0, tokens=512, samples=2)
+"""
+    script(tmp_path, code)
+    rows = step_rows(only_run(tmp_path))
+    times = values(rows, "perf/step_time")
+    assert values(rows, "perf/tokens_per_sec") == [512 / time for time in times]
+    assert values(rows, "perf/samples_per_sec") == [2 / time for time in times]
+    assert len(times) == 4
+
+
 def test_batches_measure_wait_and_samples(tmp_path: Path) -> None:
     code = """
 import numpy, stepscope
