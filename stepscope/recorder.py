@@ -243,24 +243,21 @@ class Recorder:
             if self.ring.gate < 0:
                 self._open_gate()
             return
-        try:
-            with self._late_lock:
-                if self._late is None:
-                    self._late = DeviceScalars(self._put_row, width=WIDTH)
-                self._late.poll()
-                self._late.put(step, ts, row, tensors)
-            # What writes without a check of its own must not overtake the rows that wait.
-            self.ring.gate = -1
-        except RuntimeError as error:  # torch's own, such as a device that was lost
-            self._refuse("tensors on the GPU", error)
+        with self._late_lock:
+            if self._late is None:
+                self._late = DeviceScalars(self._put_row)
+            self._late.poll()
+            self._late.put(step, ts, row, tensors)
+        # What writes without a check of its own must not overtake the rows that wait.
+        self.ring.gate = -1
 
     def _read(self, key: str, value: Any, row: Row, tensors: dict[str, Any]) -> None:
         try:
             if getattr(value, "is_cuda", False) and value.numel() == 1:
-                tensors[key] = value.detach()
+                tensors[key] = value
             else:
                 row[key] = float(value.item() if hasattr(value, "item") else value)
-        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        except Exception as error:  # noqa: BLE001 - of the script, which may raise anything
             self._refuse(key, error)
 
     def _refuse(self, key: str, error: Exception) -> None:

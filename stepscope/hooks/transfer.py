@@ -16,6 +16,7 @@ from typing import Any
 
 from stepscope.hooks.patches import Function, Guard, Patches, opaque
 from stepscope.hooks.state import State
+from stepscope.scalars import keep_for_good
 
 PAIRS = 64
 """Copies under way at a time whose duration is measured."""
@@ -26,6 +27,7 @@ class Transfers:
 
     def __init__(self, new_event: Callable[[], Any]) -> None:
         self._free = [(new_event(), new_event()) for _ in range(PAIRS)]
+        keep_for_good(tuple(self._free))
         self._under_way: deque[tuple[Any, Any]] = deque()
         self._missed = False
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from stepscope import scalars
 from stepscope.scalars import DeviceScalars, Row
@@ -47,6 +49,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[FakeEvent]:
         return made[-1]
 
     pinned: Callable[[int, int], torch.Tensor] = torch.zeros
+    monkeypatch.setattr(scalars, "_free", None)
     monkeypatch.setattr(scalars, "_event", make)
     monkeypatch.setattr(scalars, "_pinned", pinned)
     monkeypatch.setattr(scalars, "_is_capturing", lambda: False)
@@ -70,7 +73,7 @@ def test_a_cpu_row_is_logged_at_once() -> None:
 
 def test_a_row_waits_for_its_copy_and_keeps_its_place(events: list[FakeEvent]) -> None:
     rows = Rows()
-    reader = DeviceScalars(rows, slots=4)
+    reader = DeviceScalars(rows)
     put(reader, 1)
     put(reader, 2)
     events[1].landed = True
@@ -82,9 +85,12 @@ def test_a_row_waits_for_its_copy_and_keeps_its_place(events: list[FakeEvent]) -
     assert not any(event.waited for event in events)
 
 
-def test_a_full_ring_drops_the_value_and_not_the_row(events: list[FakeEvent]) -> None:
+def test_a_full_ring_drops_the_value_and_not_the_row(
+    events: list[FakeEvent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scalars, "SLOTS", 2)
     rows = Rows()
-    reader = DeviceScalars(rows, slots=2)
+    reader = DeviceScalars(rows)
     for step in (1, 2, 3):
         put(reader, step)
     reader.flush()
@@ -95,9 +101,12 @@ def test_a_full_ring_drops_the_value_and_not_the_row(events: list[FakeEvent]) ->
     assert rows.seen[-1] == row(4)
 
 
-def test_slots_are_used_again_in_a_long_run(events: list[FakeEvent]) -> None:
+def test_slots_and_their_events_are_used_again_in_a_long_run(
+    events: list[FakeEvent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scalars, "SLOTS", 3)
     rows = Rows()
-    reader = DeviceScalars(rows, slots=3)
+    reader = DeviceScalars(rows)
     for step in range(1, 101):
         put(reader, step)
         if step > 2:
@@ -106,28 +115,125 @@ def test_slots_are_used_again_in_a_long_run(events: list[FakeEvent]) -> None:
             reader.poll()
     assert rows.seen == [row(step) for step in range(1, 101)]
     assert reader.dropped == 0
+    assert len(events) == 3
 
 
-def test_a_failing_device_costs_values_and_no_row(events: list[FakeEvent]) -> None:
+def test_two_runs_of_a_process_share_their_slots(events: list[FakeEvent]) -> None:
+    for _ in range(2):
+        rows = Rows()
+        reader = DeviceScalars(rows)
+        for step in range(1, scalars.SLOTS + 1):
+            put(reader, step)
+        reader.flush()
+        assert rows.seen == [row(step) for step in range(1, scalars.SLOTS + 1)]
+    assert len(events) == scalars.SLOTS
+
+
+def test_a_failing_device_costs_values_and_no_row(
+    events: list[FakeEvent], caplog: pytest.LogCaptureFixture
+) -> None:
     rows = Rows()
-    reader = DeviceScalars(rows, slots=4)
+    reader = DeviceScalars(rows)
     put(reader, 1)
     put(reader, 2)
 
     def lost() -> bool:
-        raise RuntimeError("CUDA error: device-side assert triggered")
+        raise RuntimeError("CUDA error: device-side assert triggered\nFor debugging consider …\n")
 
     events[0].query = lost  # type: ignore[method-assign]
     reader.poll()
     assert rows.seen == [(1, {"train/lr": 0.1}), (2, {"train/lr": 0.1})]
     assert reader.dropped == 2
+    said = "values on the GPU could not be read: CUDA error: device-side assert triggered"
+    assert [record.message for record in caplog.records] == [f"stepscope: {said}"]
+
+
+def test_slots_that_a_lost_device_may_still_write_to_are_not_used_again(
+    events: list[FakeEvent],
+) -> None:
+    reader = DeviceScalars(Rows())
+    put(reader, 1)
+    reader.flush(timeout_s=0.0)
+    rows = Rows()
+    reader = DeviceScalars(rows)
+    put(reader, 2)
+    events[0].landed = True
+    reader.poll()
+    assert rows.seen == []
+    events[1].landed = True
+    reader.poll()
+    assert rows.seen == [row(2)]
+
+
+def test_no_memory_for_the_values_costs_no_row(
+    events: list[FakeEvent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(slots: int, width: int) -> torch.Tensor:
+        raise RuntimeError("CUDA error: out of memory")
+
+    rows = Rows()
+    reader = DeviceScalars(rows)
+    with monkeypatch.context() as patch:
+        patch.setattr(scalars, "_pinned", refuse)
+        put(reader, 1)
+    put(reader, 2)
+    reader.flush()
+    assert rows.seen == [(1, {"train/lr": 0.1}), row(2)]
+    assert reader.dropped == 1
+
+
+def test_modes_of_the_script_do_not_reach_our_memory(events: list[FakeEvent]) -> None:
+    rows = Rows()
+    reader = DeviceScalars(rows)
+    with torch.inference_mode():
+        put(reader, 1)
+    put(reader, 2)
+    reader.flush()
+    assert rows.seen == [row(1), row(2)]
+
+
+def test_a_script_that_counts_operations_does_not_find_ours(events: list[FakeEvent]) -> None:
+    class Count(TorchDispatchMode):
+        found = 0
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            self.found += 1
+            return func(*args, **(kwargs or {}))
+
+    rows = Rows()
+    values = {"train/loss": torch.tensor(1.0), "train/grad_norm": torch.tensor(0.5)}
+    reader = DeviceScalars(rows)
+    with Count() as count:
+        reader.put(1, 0.0, {"train/lr": 0.1}, values)
+        reader.flush()
+    assert rows.seen == [row(1)]
+    assert count.found == 0
+
+
+def test_nothing_is_asked_of_the_device_while_a_graph_is_captured(
+    events: list[FakeEvent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = Rows()
+    reader = DeviceScalars(rows)
+    put(reader, 1)
+    events[0].landed = True
+    with monkeypatch.context() as patch:
+        patch.setattr(scalars, "_is_capturing", lambda: True)
+        reader.poll()
+        reader.flush()
+        assert rows.seen == []
+    reader.poll()
+    assert rows.seen == [row(1)]
 
 
 def test_a_copy_that_fails_gives_its_slot_back(
     events: list[FakeEvent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(scalars, "SLOTS", 1)
     rows = Rows()
-    reader = DeviceScalars(rows, slots=1)
+    reader = DeviceScalars(rows)
 
     def full(*args: object) -> None:
         raise RuntimeError("CUDA out of memory")
@@ -143,7 +249,7 @@ def test_a_copy_that_fails_gives_its_slot_back(
 
 def test_a_device_that_hangs_does_not_hang_the_end(events: list[FakeEvent]) -> None:
     rows = Rows()
-    reader = DeviceScalars(rows, slots=4)
+    reader = DeviceScalars(rows)
     put(reader, 1)
     reader.flush(timeout_s=0.02)
     assert rows.seen == [(1, {"train/lr": 0.1})]
