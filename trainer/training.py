@@ -31,6 +31,7 @@ class Training:
         self.compute = compute
         self.model = model
         self.optimizer = _optimizer(config, model)
+        self._begin_momentum()
         self.schedule = _schedule(config, self.optimizer)
         self.scaler = grad_scaler(config.precision)
         self.step, self.epoch, self.offset = 0, 1, 0
@@ -122,6 +123,20 @@ class Training:
         for group in state["param_groups"]:
             group["fused"] = self.config.fused or None
         self.optimizer.load_state_dict(state)
+        self._begin_momentum()
+
+    def _begin_momentum(self) -> None:
+        """Start a fused SGD's momentum from zeros, which gives the same first step.
+
+        torch's fused SGD makes its buffers without setting them and leaves that to its kernel. In
+        fp16 the kernel returns before where a step overflows, as the first ones do, and what lay
+        in that memory counts as momentum. Adam and AdamW begin with zeros and count a step back.
+        """
+        if isinstance(self.optimizer, torch.optim.SGD) and self.config.fused:
+            for weights in self.model.parameters():
+                self.optimizer.state[weights].setdefault(
+                    "momentum_buffer", torch.zeros_like(weights)
+                )
 
     def _stretch(self, schedule: CosineAnnealingLR) -> None:
         """Move the schedule's end to this run's: at its old end the rate is 0, and then rises."""
