@@ -8,7 +8,9 @@ because a loader that reads one batch ahead (accelerate's) ends it before its `b
 
 from __future__ import annotations
 
+import math
 import time
+import weakref
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from itertools import islice
@@ -16,32 +18,16 @@ from threading import get_ident
 from types import ModuleType
 from typing import Any
 
+from stepscope.hooks.passes import Feed, Pass
 from stepscope.hooks.patches import Function, Guard, Patches, opaque
 from stepscope.hooks.state import State
 
 PASS = "_stepscope_pass"
+LOADER = "_stepscope_loader"
 SEARCH_DEPTH, SEARCH_WIDTH = 4, 8
 """How far a batch is searched for its first tensor."""
 EVENTS_AT_ONCE, EVENT_EVERY_S = 50, 1.0
 """Epochs that all get an event; after them at most one event in this time."""
-
-
-class Pass:
-    """One pass of one iterator over its loader, and how things stood when it began."""
-
-    __slots__ = ("backwards", "batches", "began_s", "data_wait_s", "dataset", "ended", "ended_s",
-                 "judged", "samples", "stepped")  # fmt: skip
-
-    def __init__(self, state: State, dataset: int, began_s: float) -> None:
-        self.dataset = dataset
-        self.began_s = self.ended_s = began_s
-        self.ended = self.judged = False
-        # Ended: the loader has said so. `ended_s` and `batches` are set with the last batch.
-        self.batches = 0
-        self.backwards = state.backwards
-        self.stepped = state.stepped
-        self.data_wait_s = state.data_wait_s
-        self.samples = state.samples
 
 
 class Batches:
@@ -55,8 +41,8 @@ class Batches:
         self._fetching = False
         self._last = 0
         """Identity of the iterator that was asked last."""
-        self._length_of_pass: int | None = None
-        """Batches of a pass of that iterator, where its sampler knows."""
+        self._pass: Pass | None = None
+        """The pass that it is in."""
         self._undecided: Pass | None = None
         """A pass that has read all batches and may be for training or evaluation."""
         self._passes = 0
@@ -91,48 +77,47 @@ class Batches:
         return __next__
 
     def _fetched(self, iterator: Any, batch: Any, began_s: float) -> None:
-        state, number = self._state, iterator._num_yielded
+        state, number, current = self._state, iterator._num_yielded, self._pass
         # The workers' iterator may serve the next pass after one that was left with `break`.
-        if id(iterator) != self._last or number == 1:
-            self._turn_to(iterator, began_s)
+        if current is None or id(iterator) != self._last or number == 1 or number > current.until:
+            current = self._turn_to(iterator, began_s)
         now_s = time.perf_counter()
         if not self._grad_enabled():
             state.exclude(began_s, now_s)
             return
         if state.evaluation is not None:
             state.end_evaluation(began_s)
-        if number == self._length_of_pass:
-            self._read_whole(iterator, now_s)
+        current.batches += 1
+        if number == current.until:
+            current.ended_s = now_s
+            if self._undecided is None:  # the loader may never say that it has ended
+                self._undecided = current
         state.data_wait_s += now_s - began_s
         first: Any = batch[0] if type(batch) is list and batch else None
         if type(first) is self._tensor and first.ndim:
-            state.samples += first.size(0)
+            state.feed.put(current, first.size(0))
         else:
-            state.samples += self._length(batch, SEARCH_DEPTH) or 0
+            state.feed.put(current, self._length(batch, SEARCH_DEPTH) or 0)
 
-    def _turn_to(self, iterator: Any, began_s: float) -> None:
+    def _turn_to(self, iterator: Any, began_s: float) -> Pass:
         """Another iterator than before, or a new pass of the same."""
-        state, waiting = self._state, self._undecided
+        state, waiting, number = self._state, self._undecided, iterator._num_yielded
         self._last = id(iterator)
-        if iterator._num_yielded == 1 or PASS not in iterator.__dict__:
+        current: Pass | None = iterator.__dict__.get(PASS)
+        if current is None or number == 1 or number > current.until:
             dataset = id(iterator._dataset)
             if waiting is not None and (waiting.ended or waiting.dataset == dataset):
                 self._judge(waiting)
-            iterator.__dict__[PASS] = Pass(state, dataset, began_s)
-        try:
-            self._length_of_pass = len(iterator._index_sampler)
-        except (TypeError, NotImplementedError):  # a stream
-            self._length_of_pass = None
-        if self._grad_enabled():
-            state.recorder.epoch = self._passes + 1
-            state.epoch = float(self._passes + 1)
-
-    def _read_whole(self, iterator: Any, now_s: float) -> None:
-        """All batches are there. Lightning never asks for the end; then the next pass tells."""
-        current: Pass = iterator.__dict__[PASS]
-        current.ended_s, current.batches = now_s, iterator._num_yielded
-        if self._undecided is None:
-            self._undecided = current
+            length, is_finite = _length_of_pass(iterator)
+            self._passes += 1
+            current = Pass(order=self._passes, dataset=dataset, began_s=began_s, length=length,
+                           is_finite=is_finite)  # fmt: skip
+            current.until = number - 1 + length
+            current.backwards, current.stepped = state.backwards, state.stepped
+            current.data_wait_s = state.data_wait_s
+            iterator.__dict__[PASS] = current
+        self._pass = current
+        return current
 
     def _ended(self, iterator: Any, began_s: float) -> None:
         state, now_s = self._state, time.perf_counter()
@@ -144,7 +129,7 @@ class Batches:
             state.exclude(began_s, now_s)
             return
         state.data_wait_s += now_s - began_s
-        current.ended, current.ended_s, current.batches = True, now_s, iterator._num_yielded
+        current.ended, current.ended_s = True, now_s
         waiting = self._undecided
         if waiting is not None and waiting.ended and waiting is not current:
             self._judge(waiting)
@@ -160,24 +145,22 @@ class Batches:
             self._undecided = None
         if whole.judged:
             return
-        whole.judged = True
         if state.backwards > whole.backwards:
-            self._passes += 1
-            self._tell(whole)
-            return
-        state.exclude(whole.began_s, whole.ended_s)
-        if state.stepped == whole.stepped:
-            state.data_wait_s, state.samples = whole.data_wait_s, whole.samples
-        if not self._passes:
-            state.epoch = None
+            state.feed.close(whole)
+        else:
+            state.exclude(whole.began_s, whole.ended_s)
+            state.feed.drop(whole)
+            if state.stepped == whole.stepped:
+                state.data_wait_s = whole.data_wait_s
+        whole.judged = True
 
-    def _tell(self, ended: Pass) -> None:
+    def tell(self, ended: Pass, number: int, ended_s: float) -> None:
         """Mark the end of an epoch; a set read in milliseconds does not fill the page with them."""
-        if self._passes > EVENTS_AT_ONCE and ended.ended_s < self._event_s + EVENT_EVERY_S:
+        if number > EVENTS_AT_ONCE and ended_s < self._event_s + EVENT_EVERY_S:
             return
-        self._event_s = ended.ended_s
-        seconds = ended.ended_s - ended.began_s
-        text = f"Epoch {self._passes}: {ended.batches} batches, {seconds:.3g} s"
+        self._event_s = ended_s
+        seconds = ended_s - ended.began_s
+        text = f"Epoch {number}: {ended.batches} batches, {seconds:.3g} s"
         self._state.recorder.event("epoch", text, seconds=seconds, batches=ended.batches)
 
     def _length(self, batch: Any, depth: int) -> int | None:
@@ -200,8 +183,42 @@ class Batches:
         return None
 
 
+def _length_of_pass(iterator: Any) -> tuple[float, bool]:
+    """Return the batches of a pass, infinite where nobody knows, and whether it will end.
+
+    A loader may take its batches from one iterator for ever (ultralytics, timm): its own length
+    then says where a pass ends. A stream must not be asked through its loader, which would warn.
+    """
+    loader = getattr(iterator, LOADER, _no_loader)()
+    for owner in (iterator._index_sampler, loader if iterator._auto_collation else None):
+        try:
+            return max(1, len(owner)), True  # type: ignore[arg-type]
+        except (TypeError, NotImplementedError, AttributeError):
+            continue
+    return math.inf, hasattr(type(iterator._dataset), "__len__")
+
+
+def _no_loader() -> None:
+    return None
+
+
+def _remember_loader(original: Function) -> Function:
+    """Wrap `DataLoader._get_iterator`: its iterators do not know their loader."""
+
+    def _get_iterator(loader: Any) -> Any:
+        iterator = original(loader)
+        if type(loader).__iter__ is not plain:
+            setattr(iterator, LOADER, weakref.ref(loader))
+        return iterator
+
+    plain = import_module("torch.utils.data").DataLoader.__iter__
+    return _get_iterator
+
+
 def attach(torch: ModuleType, state: State, patches: Patches) -> None:
     """Wrap the iterators' common `__next__`."""
     module = import_module("torch.utils.data.dataloader")
     batches = Batches(torch, state)
+    state.feed = Feed(batches.tell)
+    patches.replace(module.DataLoader, "_get_iterator", _remember_loader, traced=False)
     patches.replace(module._BaseDataLoaderIter, "__next__", batches.around_next, traced=False)

@@ -71,6 +71,9 @@ class OptimizerSteps:
         self._slots: list[Track] = []
         self._told_of_more = False
         self._last_s: float | None = None
+        self._backwards = 0
+        """Calls of `backward()` up to the last step."""
+        self._epoch: int | None = None
         self._transfers: transfer.Transfers | None = None
         self._boundary = state.live.boundary
         self._log = state.recorder.log
@@ -99,6 +102,13 @@ class OptimizerSteps:
         if track is None:
             return
         row: dict[str, Any] = {}
+        if track.count == state.step:
+            state.step += 1
+            self._add_times(row, now_s)
+        track.count += 1
+        epoch = state.feed.epoch
+        if epoch is not None:
+            row["train/epoch"] = float(epoch)
         if state.loss is not None:
             row[track.loss] = state.loss
             if state.loss_terms > 1:
@@ -113,13 +123,7 @@ class OptimizerSteps:
         if state.uses_amp:
             row["train/amp_scale"] = state.amp_scale
             row["train/amp_skipped"] = float(state.amp_skipped)
-        if state.epoch is not None:
-            row["train/epoch"] = state.epoch
         state.loss = state.grad_norm = None
-        track.count += 1
-        if track.count > state.step:
-            state.step = track.count
-            self._add_times(row, now_s)
         self._log(state.step, row)
 
     def _add_times(self, row: dict[str, Any], now_s: float) -> None:
@@ -127,18 +131,22 @@ class OptimizerSteps:
         state = self._state
         if state.evaluation is not None:
             state.close_evaluation()
+        feed = state.feed
+        samples = feed.take(state.backwards - self._backwards, now_s)
+        self._backwards = state.backwards
+        if feed.epoch != self._epoch:
+            self._epoch, state.recorder.epoch = feed.epoch, feed.epoch or 0
         elapsed_s = now_s - self._last_s - state.idle_s if self._last_s is not None else 0.0
         if elapsed_s > 0:
             row["perf/step_time"] = elapsed_s
-            if state.epoch is not None:
+            if feed.is_read:
                 row["perf/data_wait"] = state.data_wait_s
-            if state.samples:
-                row["perf/samples_per_sec"] = state.samples / elapsed_s
+            if samples:
+                row["perf/samples_per_sec"] = samples / elapsed_s
         if self._transfers is not None:
             row["perf/h2d"] = self._transfers.harvest()
         self._last_s = now_s
         state.idle_s = state.data_wait_s = 0.0
-        state.samples = 0
 
     def _meet(self, optimizer: Any) -> Track | None:
         """Give a new optimizer the first free place."""

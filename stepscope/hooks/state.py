@@ -6,6 +6,8 @@ import sys
 import threading
 from typing import Any, Protocol
 
+from stepscope.hooks.passes import Feed
+
 Reading = Any
 """A float, or a 0-d CUDA tensor that the recorder reads later, or None."""
 
@@ -54,9 +56,9 @@ class State:
         """Set while a GradScaler steps an optimizer."""
         self.amp_skipped = 0
         self.uses_amp = False
-        self.epoch: float | None = None
+        self.feed = Feed(lambda ended, number, ended_s: None)
+        """The batches of DataLoaders; `data.py` puts them in."""
         self.data_wait_s = 0.0
-        self.samples = 0
         self.idle_s = 0.0
         """Time since the last step that is not step time: commands, pauses, evaluation."""
         self.evaluation: tuple[float, float, int] | None = None

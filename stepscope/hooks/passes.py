@@ -1,0 +1,172 @@
+"""Which batches a step used, and which epoch it belongs to.
+
+A batch that was fetched waits until a step uses it. A loop that reads ahead (accelerate's, Hugging
+Face's, a prefetcher's) fetches more before the first step of a pass than before its second: the
+difference is how many batches are always one step early.
+
+An epoch is a pass of the loader that training reads. The next one begins where that loader has been
+read to its end, or has been left after several steps and is begun again (`break`, Lightning's
+`limit_train_batches`). All else could be anything, and the epoch is then None for good: a loader
+that is begun anew for each step, several loaders in turn, one loader that is restarted while its
+partner goes on. So it is for the first pass of a loader without a length, until that pass ends: it
+may never do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+
+WAITING_LIMIT = 4096
+"""Batches that no step has used: more belong to a script that trains nothing."""
+
+
+class Pass:
+    """One pass over a loader, and how things stood when it began."""
+
+    __slots__ = ("backwards", "batches", "began_s", "data_wait_s", "dataset", "ended", "ended_s",
+                 "first_step", "is_finite", "judged", "length", "order", "stepped", "steps",
+                 "teaches", "until")  # fmt: skip
+
+    def __init__(
+        self, *, order: int, dataset: int, began_s: float, length: float = math.inf,
+        is_finite: bool = True,
+    ) -> None:  # fmt: skip
+        self.order = order
+        self.dataset = dataset
+        self.length = length
+        """Batches that it will have; infinite where nobody knows."""
+        self.is_finite = is_finite
+        """Say whether it will end."""
+        self.until = length
+        """Number of its last batch, as its iterator counts them."""
+        self.began_s = self.ended_s = began_s
+        self.batches = 0
+        self.ended = self.judged = False
+        # Ended: the loader has said so, or has been begun again.
+        self.steps = 0
+        self.first_step = (0, 0)
+        """Batches and calls of `backward()` up to its first step."""
+        self.teaches = True
+        """Its first two steps may still tell what is read ahead."""
+        self.backwards = self.stepped = 0
+        self.data_wait_s = 0.0
+
+    @property
+    def is_whole(self) -> bool:
+        """Say whether all batches were read."""
+        return self.ended or self.batches >= self.length
+
+
+class Feed:
+    """The batches between the loaders and the steps."""
+
+    def __init__(self, tell: Callable[[Pass, int, float], None]) -> None:
+        self._tell = tell
+        self.epoch: int | None = None
+        """Of the last step, counted from 1; None where it is not certain."""
+        self.is_read = False
+        """Some step has used a batch of a loader."""
+        self._waiting: deque[tuple[Pass, int]] = deque(maxlen=WAITING_LIMIT)
+        self._used: list[tuple[Pass, int]] = []
+        self._partners: dict[int, Pass] = {}
+        """By dataset, what the last step used besides the pass that counts."""
+        self._ahead = 0
+        self._current: Pass | None = None
+        self._number = 0
+        self._is_certain = True
+        self._stepped_s = 0.0
+
+    def put(self, source: Pass, samples: int) -> None:
+        """A batch was fetched."""
+        self._waiting.append((source, samples))
+
+    def drop(self, source: Pass) -> None:
+        """That pass was evaluation."""
+        kept = [batch for batch in self._waiting if batch[0] is not source]
+        self._waiting.clear()
+        self._waiting.extend(kept)
+
+    def take(self, backwards: int, now_s: float) -> int:
+        """At a step after so many calls of `backward()`: return the samples that it used."""
+        waiting = self._waiting
+        newest = waiting[-1][0] if waiting else self._current
+        if newest is None:
+            return 0
+        if newest.teaches:
+            self._learn(newest, backwards)
+        self._used = []
+        if waiting:
+            count = len(waiting) - self._ahead
+            if newest.ended or (count < 1 and newest.is_whole):
+                count = max(1, backwards)
+            self._used = [waiting.popleft() for _ in range(min(count, len(waiting)))]
+        elif newest.ended:  # batches that are kept and used again, such as by itertools.cycle
+            self.epoch = None
+        if self._used:
+            self._use()
+        self._stepped_s = now_s
+        return sum(samples for _, samples in self._used)
+
+    def close(self, whole: Pass) -> None:
+        """Tell of an epoch that has come to its end."""
+        if whole is self._current and self._is_certain:
+            self._tell(whole, self._number, whole.ended_s)
+
+    def _learn(self, newest: Pass, backwards: int) -> None:
+        """Compare the first two steps of a pass: how many batches are read ahead?"""
+        if not newest.steps:
+            newest.first_step = newest.batches, backwards
+            return
+        newest.teaches = False
+        first, same = newest.first_step
+        each = newest.batches - first
+        if newest.is_whole:  # there may have been no more to read
+            each = max(each, same)
+        elif backwards != same or not each:
+            return
+        ahead = max(0, first - each)
+        if ahead > self._ahead:  # what the first step was thought to use is used now
+            self._waiting.extendleft(reversed(self._used[self._ahead - ahead :]))
+        self._ahead = ahead
+
+    def _use(self) -> None:
+        source, before = self._used[-1][0], self._current
+        if source is not before:
+            self._turn_to(source)
+        if len(self._used) > 1 or self._partners:
+            self._watch_partners(source, goes_on=source is before)
+        source.steps += 1
+        is_known = self._is_certain and (self._number > 1 or source.is_finite)
+        self.epoch = self._number if is_known else None
+        self.is_read = True
+
+    def _turn_to(self, source: Pass) -> None:
+        """The steps use another pass than before: is it the next epoch?"""
+        before, self._current = self._current, source
+        if before is None:
+            self._number = 1
+        elif (
+            source.order < before.order
+        ):  # begun with it, as by zip(long, cycle(short)), or in turn
+            self._is_certain = self._is_certain and not source.steps
+        elif before.is_whole or (source.dataset == before.dataset and before.steps > 1):
+            if self._is_certain and not before.judged:
+                self._tell(before, self._number, self._stepped_s)
+            self._number += 1
+        else:
+            self._is_certain = False
+
+    def _watch_partners(self, source: Pass, *, goes_on: bool) -> None:
+        """Loaders read side by side make epochs only where they begin again together."""
+        before = self._partners
+        self._partners = {batch[0].dataset: batch[0] for batch in self._used}
+        self._partners.pop(source.dataset, None)
+        for partner in self._partners.values():
+            partner.teaches = False
+        if goes_on and any(
+            before.get(dataset, partner) is not partner
+            for dataset, partner in self._partners.items()
+        ):
+            self._is_certain = False

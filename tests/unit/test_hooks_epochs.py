@@ -1,0 +1,245 @@
+"""Epochs and samples of loops that read their loaders in other ways than to the end, in order."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset, Sampler
+
+from tests.unit.fake_live import FakeLive, hooked
+
+
+@pytest.fixture
+def live() -> Iterator[FakeLive]:
+    with hooked() as live:
+        yield live
+
+
+class Script:
+    """Steps on batches of a loader; the last batch of a pass is a smaller one."""
+
+    def __init__(self, rows: int = 7, batch: int = 2) -> None:
+        self.w = nn.Parameter(torch.ones(3))
+        self.optimizer = torch.optim.SGD([self.w], lr=0.1)
+        self.loader = loader(rows, batch)
+        self.used: list[int] = []
+
+    def backward(self, batch: Tensor) -> None:
+        (batch * self.w).mean().backward()
+
+    def step(self, *batches: Tensor) -> None:
+        self.optimizer.zero_grad()
+        for batch in batches:
+            self.backward(batch)
+        self.optimizer.step()
+        self.used.append(sum(len(batch) for batch in batches))
+
+
+def loader(rows: int, batch: int = 2, **options: Any) -> DataLoader[Any]:
+    return DataLoader([torch.ones(3)] * rows, batch_size=batch, **options)
+
+
+def samples(live: FakeLive) -> list[int]:
+    """Samples of each step from the second on: the first has no time, and so no rate."""
+    rows = [row for _, row in live.rows][1:]
+    counts = [(row.get("perf/samples_per_sec") or 0) * (row["perf/step_time"] or 0) for row in rows]
+    return [round(count) for count in counts]
+
+
+def epochs(live: FakeLive) -> list[float | None]:
+    return [row.get("train/epoch") for _, row in live.rows]
+
+
+def read_ahead(batches: Iterable[Any]) -> Iterator[Any]:
+    """As accelerate and timm do: a batch is given out when the next one is there."""
+    iterator = iter(batches)
+    current = next(iterator)
+    for following in iterator:
+        yield current
+        current = following
+    yield current
+
+
+def endlessly(batches: Iterable[Any]) -> Iterator[Any]:
+    while True:
+        yield from batches
+
+
+class Repeating(Sampler[list[int]]):
+    """Gives the batches of another sampler again and again, and has no length."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+
+    def __iter__(self) -> Iterator[list[int]]:
+        while True:
+            yield from self.sampler
+
+
+class OneIterator(DataLoader[Any]):
+    """As in ultralytics and timm: workers are kept, for all passes come from one iterator."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        object.__setattr__(self, "batch_sampler", Repeating(self.batch_sampler))
+        self.iterator = super().__iter__()
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler.sampler)  # type: ignore[union-attr]
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        for _ in range(len(self)):
+            yield next(self.iterator)
+
+
+def test_a_loop_left_with_break_after_several_steps_is_an_epoch(live: FakeLive) -> None:
+    script = Script()
+    for _ in range(3):
+        for number, batch in enumerate(script.loader):
+            if number == 2:
+                break
+            script.step(batch)
+    assert epochs(live) == [1, 1, 2, 2, 3, 3]
+    assert live.recorder.epoch == 3
+    told = [text.partition(",")[0] for kind, text, _ in live.recorder.events if kind == "epoch"]
+    assert told == ["Epoch 1: 3 batches", "Epoch 2: 3 batches"]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_all_passes_from_one_iterator(live: FakeLive, workers: int) -> None:
+    script = Script()
+    endless = OneIterator([torch.ones(3)] * 7, batch_size=2, num_workers=workers)
+    for _ in range(3):
+        for batch in endless:
+            script.step(batch)
+    assert epochs(live) == [1] * 4 + [2] * 4 + [3] * 4
+    assert samples(live) == script.used[1:]
+    assert [text.partition(",")[0] for _, text, _ in live.recorder.events] == [
+        "Epoch 1: 4 batches", "Epoch 2: 4 batches",
+    ]  # fmt: skip
+
+
+def test_a_loader_begun_anew_for_each_step_has_no_epochs(live: FakeLive) -> None:
+    script = Script()
+    for _ in range(4):
+        script.step(next(iter(script.loader)))
+    assert epochs(live)[1:] == [None] * 3
+    assert live.recorder.epoch == 0
+    assert live.recorder.events == []
+
+
+def test_a_stream_without_a_length_has_none_until_it_ends(live: FakeLive) -> None:
+    class Stream(IterableDataset[Tensor]):
+        def __iter__(self) -> Iterator[Tensor]:
+            return iter([torch.ones(3)] * 4)
+
+    script = Script()
+    script.loader = DataLoader(Stream(), batch_size=2)
+    for _ in range(2):
+        for batch in script.loader:
+            script.step(batch)
+    assert epochs(live) == [None, None, 2, 2]
+
+
+def test_batches_that_are_kept_and_used_again_have_no_epoch(live: FakeLive) -> None:
+    script = Script()
+    for batch in itertools.islice(itertools.cycle(script.loader), 6):
+        script.step(batch)
+    assert epochs(live) == [1] * 4 + [None] * 2
+
+
+def test_two_loaders_side_by_side_make_one_epoch(live: FakeLive) -> None:
+    script, second = Script(), loader(9)
+    for _ in range(2):
+        for first, other in zip(script.loader, second, strict=False):
+            script.step(torch.cat([first, other]))
+    assert epochs(live) == [1] * 4 + [2] * 4
+
+
+def test_one_of_two_loaders_begun_again_alone_leaves_none_certain(live: FakeLive) -> None:
+    script = Script()
+    short, long = endlessly(loader(4)), iter(loader(40))
+    for _ in range(5):
+        script.step(torch.cat([next(short), next(long)]))
+    assert epochs(live) == [1, 1, None, None, None]
+
+
+def test_the_shorter_loader_may_be_kept_in_memory(live: FakeLive) -> None:
+    script = Script()
+    for _ in range(2):
+        for long, short in zip(script.loader, itertools.cycle(loader(4)), strict=False):
+            script.step(torch.cat([long, short]))
+    assert epochs(live) == [1] * 4 + [2] * 4
+
+
+def test_loaders_in_turn_have_no_epoch(live: FakeLive) -> None:
+    script = Script()
+    sources = [iter(loader(40)), iter(loader(40))]
+    for number in range(6):
+        script.step(next(sources[number % 2]))
+    assert epochs(live)[1:] == [None] * 5
+
+
+def test_a_look_at_one_batch_before_training_is_no_epoch(live: FakeLive) -> None:
+    script = Script()
+    next(iter(script.loader))
+    for batch in script.loader:
+        script.step(batch)
+    assert epochs(live) == [1] * 4
+
+
+def evaluate(script: Script, wrap: Callable[[Any], Iterable[Any]]) -> None:
+    for batch in wrap(loader(6)):
+        with torch.no_grad():
+            script.w.mul(batch.sum())
+
+
+@pytest.mark.parametrize("rows", [7, 5, 3, 2])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_samples_belong_to_the_step_that_uses_them(
+    live: FakeLive, rows: int, accumulate: int
+) -> None:
+    """Read ahead by one, evaluated after each epoch: no step without samples, none with double."""
+    script = Script(rows)
+    expected: list[float] = []
+    for epoch in (1, 2, 3):
+        ahead, group = read_ahead(script.loader), []
+        for batch in ahead:
+            group.append(batch)
+            script.backward(batch)
+            if len(group) == accumulate:
+                script.optimizer.step()
+                script.used.append(sum(map(len, group)))
+                expected.append(epoch)
+                group = []
+        if group:
+            script.optimizer.step()
+            script.used.append(sum(map(len, group)))
+            expected.append(epoch)
+        evaluate(script, read_ahead)
+    assert samples(live) == script.used[1:]
+    assert epochs(live) == expected
+
+
+def test_reading_ahead_over_the_end_of_a_pass(live: FakeLive) -> None:
+    script = Script()
+    for batch in itertools.islice(read_ahead(endlessly(script.loader)), 11):
+        script.step(batch)
+    assert samples(live) == script.used[1:]
+    assert epochs(live) == [1] * 4 + [2] * 4 + [3] * 3
+
+
+def test_evaluation_at_the_very_end_is_no_epoch(live: FakeLive) -> None:
+    """Fetched with gradients on, as accelerate and Hugging Face's Trainer do."""
+    script = Script()
+    for _ in range(2):
+        for batch in read_ahead(script.loader):
+            script.step(batch)
+        evaluate(script, read_ahead)
+    assert live.recorder.epoch == 2
+    assert [kind for kind, _, _ in live.recorder.events] == ["epoch"] * 2
