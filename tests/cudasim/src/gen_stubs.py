@@ -38,18 +38,25 @@ HARMLESS = re.compile(
 )
 HANDLES = ("cublasCreate_v2", "cublasLtCreate", "cudnnCreate", "cusparseCreate", "cusolverDnCreate",
            "cusparseLtInit", "curandCreateGenerator")  # fmt: skip
+SAYS = 'const char *{name}(int e) {{ (void)e; return "not simulated"; }}'
+CUDNN = "int v[] = {{{cudnn}}}"
+# Written by hand; {name} is the function's, {cudnn} the numbers of cuDNN's version.
 EXTRA = {
-    "cudnnGetVersion": "size_t cudnnGetVersion(void) { int v[] = {@CUDNN@}; return v[0] * 10000 + v[1] * 100 + v[2]; }",
-    "cudnnGetProperty": "int cudnnGetProperty(int which, int *v) { int all[] = {@CUDNN@}; *v = all[which]; return 0; }",
-    "cudnnGetCudartVersion": "size_t cudnnGetCudartVersion(void) { return 13000; }",
-    "cudnnGetErrorString": 'const char *cudnnGetErrorString(int e) { (void)e; return "not simulated"; }',
-    "cublasGetStatusString": 'const char *cublasGetStatusString(int e) { (void)e; return "not simulated"; }',
-    "nvrtcVersion": "int nvrtcVersion(int *a, int *b) { *a = 13; *b = 0; return 0; }",
-    "nvrtcGetErrorString": 'const char *nvrtcGetErrorString(int e) { (void)e; return "not simulated"; }',
-    "cusparseGetErrorString": 'const char *cusparseGetErrorString(int e) { (void)e; return "not simulated"; }',
-    "cuptiGetVersion": "int cuptiGetVersion(unsigned *v) { *v = 130000; return 0; }",
-    "cuptiGetResultString": 'int cuptiGetResultString(int e, const char **s) { (void)e; *s = "not simulated"; return 0; }',
-    "cufftGetVersion": "int cufftGetVersion(int *v) { *v = 12000; return 0; }",
+    "cudnnGetVersion": (
+        "size_t {name}(void) {{ " + CUDNN + "; return v[0] * 10000 + v[1] * 100 + v[2]; }}"
+    ),
+    "cudnnGetProperty": "int {name}(int i, int *out) {{ " + CUDNN + "; *out = v[i]; return 0; }}",
+    "cudnnGetCudartVersion": "size_t {name}(void) {{ return 13000; }}",
+    "nvrtcVersion": "int {name}(int *a, int *b) {{ *a = 13; *b = 0; return 0; }}",
+    "cuptiGetVersion": "int {name}(unsigned *v) {{ *v = 130000; return 0; }}",
+    "cuptiGetResultString": (
+        'int {name}(int e, const char **s) {{ (void)e; *s = "not simulated"; return 0; }}'
+    ),
+    "cufftGetVersion": "int {name}(int *v) {{ *v = 12000; return 0; }}",
+    "cudnnGetErrorString": SAYS,
+    "cublasGetStatusString": SAYS,
+    "nvrtcGetErrorString": SAYS,
+    "cusparseGetErrorString": SAYS,
 }
 HEAD = """#include <stddef.h>
 #include <stdio.h>
@@ -75,31 +82,30 @@ def undefined(library: Path) -> list[str]:
 
 
 def defined(objects: list[str]) -> set[str]:
-    out = subprocess.run(
-        ["nm", "--defined-only", *objects], capture_output=True, text=True
-    ).stdout
+    out = subprocess.run(["nm", "--defined-only", *objects], capture_output=True, text=True).stdout
     return {line.split()[-1] for line in out.splitlines() if " T " in line}
 
 
 def home(name: str) -> str | None:
     for prefix, soname in PREFIXES.items():
-        if name.startswith(prefix) and len(name) > len(prefix):
-            if prefix != "cu" or name[2].isupper():
-                return soname
+        rest = name.removeprefix(prefix)
+        if rest and rest != name and (prefix != "cu" or rest[0].isupper()):
+            return soname
     return None
 
 
 def cudnn_version(torch_lib: str) -> str:
     """The version that torch was built with, which it compares: "9, 20, 0"."""
     for metadata in Path(torch_lib).parents[1].glob("torch-*.dist-info/METADATA.whole"):
-        if found := re.search(r"nvidia-cudnn-cu\d+==(\d+)\.(\d+)\.(\d+)", metadata.read_text("utf-8")):
+        text = metadata.read_text("utf-8")
+        if found := re.search(r"nvidia-cudnn-cu\d+==(\d+)\.(\d+)\.(\d+)", text):
             return ", ".join(found.groups())
     return "9, 20, 0"
 
 
 def body(name: str, soname: str, cudnn: str) -> str:
     if name in EXTRA:
-        return EXTRA[name].replace("@CUDNN@", cudnn)
+        return EXTRA[name].format(name=name, cudnn=cudnn)
     if name in HANDLES:
         return f"int {name}(void **out) {{ static char it[4096]; *out = it; return 0; }}"
     if HARMLESS.search(name):
@@ -135,21 +141,23 @@ def main() -> None:
         names = {n: v for n, v in names.items() if n not in by_hand}
         if objects:
             link += ["-lpthread", "-ldl", "-lstdc++"]
-            print(f"{soname}, not by hand:", " ".join(sorted(names)) or "nothing")
+            missing = " ".join(sorted(names)) or "nothing"
+            sys.stdout.write(f"{soname}, not by hand: {missing}\n")
         if soname.startswith(("libcuda.", "libnccl.")):
             link += ["-Wl,--no-as-needed", str(folder / "out" / "libcudart.so.13")]
         source = stem.with_suffix(".c")
         source.write_text(HEAD + "\n".join(body(n, soname, cudnn) for n in sorted(names)) + "\n")
-        versions = sorted({v for v in names.values() if v} | ({soname} if soname.startswith("libcudart") else set()))
+        versions = {version for version in names.values() if version}
+        if soname.startswith("libcudart"):
+            versions.add(soname)
         script = stem.with_suffix(".map")
         if versions:
-            script.write_text("".join(f"{v} {{ global: *; }};\n" for v in versions))
+            script.write_text("".join(f"{v} {{ global: *; }};\n" for v in sorted(versions)))
             link.append(f"-Wl,--version-script={script}")
         output = folder / "out" / soname
-        command = ["gcc", "-O1", "-fPIC", "-shared", "-w", f"-Wl,-soname,{soname}", "-o", str(output),
-                   str(source), *objects, *link]  # fmt: skip
-        subprocess.run(command, check=True)
-        print(f"{soname}: {len(names)} stubs")
+        command = ["gcc", "-O1", "-fPIC", "-shared", "-w", f"-Wl,-soname,{soname}"]
+        subprocess.run([*command, "-o", str(output), str(source), *objects, *link], check=True)
+        sys.stdout.write(f"{soname}: {len(names)} stubs\n")
 
 
 if __name__ == "__main__":
