@@ -1,14 +1,24 @@
 """Torch's CUDA caching allocator of this process, read without importing torch or calling CUDA.
 
 Torch is found in `sys.modules`; nothing is read before the program itself has started CUDA, so
-that no context is made here. The call takes the allocator's lock while holding the GIL: fine at
-10 Hz (about 5 us), not at 1 kHz.
+that no context is made here. A read takes about 5 us, and the allocator's lock while it holds the
+GIL: while the allocator waits for the driver or the device, it holds up every Python thread.
 """
 
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+
+LONG_S = 0.15
+"""A step without a boundary for longer is a long one: a tick and a half of the sampler."""
+ABRUPT_S = 1.0
+"""Wait for a boundary among short steps: one that does not come may be held up in the allocator."""
+BLOCKED_S = 0.05
+"""A read that took longer has waited for the allocator's lock, and all threads for it."""
 
 _PATHS: dict[str, tuple[str, ...]] = {
     "memory/allocated": ("allocated_bytes", "all", "current"),
@@ -20,6 +30,8 @@ _PATHS: dict[str, tuple[str, ...]] = {
     "memory/alloc_retries": ("num_alloc_retries",),
     "memory/ooms": ("num_ooms",),
 }
+_COUNTS = ("memory/alloc_retries", "memory/ooms")
+"""Counters since the process began, which may have had runs before this one."""
 
 
 def read(device_index: int) -> dict[str, float]:
@@ -32,6 +44,87 @@ def read(device_index: int) -> dict[str, float]:
     stats = sys.modules["torch"].cuda.memory_stats_as_nested_dict(device_index)
     values = {key: _follow(stats, path) for key, path in _PATHS.items()}
     return {key: value for key, value in values.items() if value is not None}
+
+
+class Readings:
+    """The counters of one run, read where it holds up nobody, for the sampler's `take`.
+
+    While torch asks the driver for memory, gives some back or waits for the device to do so, it
+    holds the allocator's lock, and the training thread is the one that waits. So that thread reads
+    at its boundaries, when asked (`wanted`), at most once a tick. The sampler reads only inside a
+    step that is long where steps are long, or longer than ABRUPT_S; never while one of our own
+    commands runs; and once it had to wait for the lock, not again before the next boundary. What
+    remains: inside a long step it may still wait once, with all Python threads, as long as torch
+    waits there.
+
+    `index` is the CUDA index whose allocator to read, None for a run without CUDA; it may be set at
+    any time, from any thread. Retries and failures of allocations count from the making of this.
+    """
+
+    def __init__(
+        self, index: int | None = None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.index = index
+        self.wanted = False
+        """The sampler asks for a reading: looked at at every boundary, which then calls `serve`."""
+        self._clock = clock
+        self._before = _counts()
+        self._latest: dict[str, float] = {}
+        self._read_at = self._asked_at = self._taken_at = clock()
+        self._steps_are_long = True  # until the first boundary tells
+        self._blocked = self._busy = False
+        self._error: Exception | None = None
+
+    def read(self) -> dict[str, float]:
+        """Read now, in the training thread; {} where `reason()` says why."""
+        index = self.index
+        if index is None:
+            return {}
+        values, before = read(index), self._before.get(index, {})
+        return {key: value - before.get(key, 0.0) for key, value in values.items()}
+
+    def serve(self) -> None:
+        """Read for the sampler, in the training thread, at a boundary; what fails `take` raises."""
+        now = self._clock()
+        self.wanted, self._blocked = False, False
+        self._steps_are_long = now - self._asked_at > LONG_S
+        try:
+            self._latest, self._read_at, self._error = self.read(), now, None
+        except Exception as error:  # noqa: BLE001 - torch's own; a training does not end by it
+            self._error = error
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep the sampler from reading while the training thread acts on the allocator."""
+        self._busy = True
+        try:
+            yield
+        finally:
+            self._busy = False
+            self.serve()
+
+    def take(self) -> dict[str, float]:
+        """Return the counters as of a moment ago, in the sampler's thread, and ask for the next.
+
+        {} where there are none: in a step that takes far longer than those before it, for a while,
+        and during a command. Raises what reading them raised.
+        """
+        if self.index is None:
+            return {}
+        now = self._clock()
+        if not self.wanted:
+            self._asked_at, self.wanted = now, True
+        elif self._may_read(now):
+            self._latest, self._read_at = self.read(), now
+            self._blocked = self._clock() - now > BLOCKED_S
+        since_last_s, self._taken_at = now - self._taken_at, now
+        if self._error is not None:
+            raise self._error
+        return self._latest if now - self._read_at <= LONG_S + since_last_s else {}
+
+    def _may_read(self, now: float) -> bool:
+        patience_s = LONG_S if self._steps_are_long else ABRUPT_S
+        return not self._busy and not self._blocked and now - self._asked_at > patience_s
 
 
 def reason() -> str | None:
@@ -53,3 +146,14 @@ def _follow(stats: Any, path: tuple[str, ...]) -> float | None:
             return None
         stats = stats[name]
     return float(stats)
+
+
+def _counts() -> dict[int, dict[str, float]]:
+    """Return what each device has counted so far; nothing where CUDA has not been started."""
+    if reason() is not None:
+        return {}
+    found = {index: read(index) for index in range(sys.modules["torch"].cuda.device_count())}
+    return {
+        index: {key: values[key] for key in _COUNTS if key in values}
+        for index, values in found.items()
+    }

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from stepscope.allocator import Readings
 from stepscope.recorder import Command, CommandName, Recorder
 from stepscope.run import RunStatus
 
@@ -57,12 +58,14 @@ class CommandServer:
         recorder: Recorder,
         memory: Memory,
         *,
+        readings: Readings,
         reset_process_peak: Callable[[], tuple[float, float]],
         own: Mapping[CommandName, Handler],
         while_paused: Callable[[], None] = lambda: None,
     ) -> None:
         self._recorder = recorder
         self._memory = memory
+        self._readings = readings
         self._reset_process_peak = reset_process_peak
         self._while_paused = while_paused
         self._paused = False
@@ -84,11 +87,13 @@ class CommandServer:
                 and (self._memory.on_gpu or name is not CommandName.MEMORY_SNAPSHOT)]  # fmt: skip
 
     def serve(self, flush: Callable[[], None]) -> float:
-        """Serve what was asked since the last boundary; return the seconds it took.
+        """Serve what was asked since the last boundary; return the seconds the commands took.
 
         `flush` records the steps still under way, so that a marker stands after them. Stays here
         while the run is paused. Raises only what the handler of STOP and `while_paused` raise.
         """
+        if self._readings.wanted:
+            self._readings.serve()
         asked = deque(self._recorder.take_commands())
         if not asked:
             return 0.0
@@ -102,6 +107,8 @@ class CommandServer:
                     return time.perf_counter() - began
                 self._while_paused()
                 asked.extend(self._recorder.wait_command(PAUSED_POLL_S))
+                if self._readings.wanted:
+                    self._readings.serve()
         except BaseException:  # a stop, or Ctrl-C; the script may go on all the same
             self._leave_pause()
             self._recorder.put_back(asked)
@@ -125,7 +132,8 @@ class CommandServer:
 
     def _guarded(self, handler: Handler, command: Command) -> None:
         try:
-            handler(command)
+            with self._readings.held():
+                handler(command)
         except Exception as error:  # a button must not end a training
             log.warning("stepscope: %s failed", command.name, exc_info=True)
             text = f"{_label(command)}: failed ({type(error).__name__}: {error})"

@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 
 from stepscope import allocator
+from stepscope.allocator import Readings
 from stepscope.commands import CommandServer
 from stepscope.nvml import DeviceInfo, DeviceSource, NullSource, nvml_uuid, open_source
 from stepscope.outcome import Outcome
@@ -39,17 +40,18 @@ class ScriptMemory:
     `cuda_index` None means that it trains on the CPU, or has not begun.
     """
 
-    cuda_index: int | None = None
+    def __init__(self, readings: Readings) -> None:
+        self._readings = readings
 
     @property
     def on_gpu(self) -> bool:
         """Say whether training has begun on a CUDA device."""
-        return self.cuda_index is not None and allocator.reason() is None
+        return self._readings.index is not None and allocator.reason() is None
 
     def memory(self) -> dict[str, float]:
         """Bytes by metric key; those of the process where there is no CUDA allocator."""
-        if self.cuda_index is not None and self.on_gpu:
-            return allocator.read(self.cuda_index)
+        if self.on_gpu:
+            return self._readings.read()
         return {"process/rss": float(psutil.Process().memory_info().rss)}
 
     def empty_cache(self) -> None:
@@ -60,7 +62,7 @@ class ScriptMemory:
     def reset_peaks(self) -> None:
         """Start the allocator's peaks again from the current values."""
         if self.on_gpu:
-            sys.modules["torch"].cuda.reset_peak_memory_stats(self.cuda_index)
+            sys.modules["torch"].cuda.reset_peak_memory_stats(self._readings.index)
 
 
 class LiveRun:
@@ -86,8 +88,6 @@ class LiveRun:
         self._waiting = self.recorder.command_waiting
         self._pid = os.getpid()
         self._closed = False
-        self._memory = ScriptMemory()
-        self._memory.cuda_index = allocator_index
         first_here = os.environ.get("LOCAL_RANK", "0") == "0"
         source = _source(sample, first_here)
         self._gpus = visible_gpus(source.devices(), os.environ)
@@ -95,9 +95,12 @@ class LiveRun:
             self.recorder, allocator_index=allocator_index, source=source, host=first_here,
             gpu_uuids=[gpu.uuid for gpu in self._gpus],
         )  # fmt: skip
+        self._readings = self.sampler.readings
+        self._memory = ScriptMemory(self._readings)
         self._commands = CommandServer(
             self.recorder,
             self._memory,
+            readings=self._readings,
             reset_process_peak=self.sampler.reset_process_peak,
             own={CommandName.STOP: self._stop},
         )
@@ -111,10 +114,13 @@ class LiveRun:
     def boundary(self) -> float:
         """Serve the page's buttons, here and now: between two steps, in the training thread.
 
-        Return the seconds that took, 0.0 at once when none waits. While paused it stays here. Stop
+        Return the seconds that took, 0.0 at once when none waits; a reading for the sampler, some
+        microseconds ten times a second, does not count. While paused it stays here. Stop
         acts as Ctrl-C, so it raises what the script's own SIGINT handler raises.
         """
-        if not self._waiting or os.getpid() != self._pid:
+        if not self._waiting and not self._readings.wanted:
+            return 0.0
+        if os.getpid() != self._pid:
             return 0.0
         return self._commands.serve(self._settle)
 
@@ -128,8 +134,7 @@ class LiveRun:
             if cuda_index is None:
                 facts["device"] = "cpu"
             else:
-                self._memory.cuda_index = cuda_index
-                self.sampler.allocator_index = cuda_index
+                self._readings.index = cuda_index
                 facts |= _gpu_facts(cuda_index, facts["environment"])
         except Exception as error:  # noqa: BLE001 - torch's own; facts are not worth a training
             log.warning("stepscope: the GPU could not be described: %s", error)

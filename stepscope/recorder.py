@@ -189,6 +189,11 @@ class Recorder:
         self._open_gate()
         return taken
 
+    def want_boundary(self) -> None:
+        """Have the next step take the long way, which looks at what is asked of it; any thread."""
+        if self.ring.gate >= 0:
+            self.ring.gate = -1
+
     def put_back(self, commands: Sequence[Command]) -> None:
         """Keep commands for the next boundary: they need a whole step, or stand behind a stop."""
         if commands:

@@ -1,7 +1,8 @@
 """The 10 Hz thread that records memory, host and GPU values of a run.
 
 It makes no CUDA call. A source that fails costs its own values only, never the thread; the driver's
-answers at 10 Hz repeat where it refreshes less often (utilisation: about 6 Hz).
+answers at 10 Hz repeat where it refreshes less often (utilisation: about 6 Hz). The allocator's
+counters are read by the training thread at its boundaries (`allocator.Readings`).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Sampler:
     """Samples into `recorder` from `start()` to `stop()`, each `period_s`, on one daemon thread.
 
     `allocator_index` is the CUDA index whose allocator to read, None for a run without CUDA; it may
-    be set at any time, from any thread. `gpu_uuids` None means every GPU of `source`; `source` None
+    be set later as `readings.index`. `gpu_uuids` None means every GPU of `source`; `source` None
     means this process's NVML. Of several processes on a machine one should sample the `host`.
     """
 
@@ -54,7 +55,7 @@ class Sampler:
         if not 0.01 <= period_s <= 60:
             raise ValueError(f"period_s: 0.01 to 60 s, got {period_s}. 0.1 is the default.")
         self._recorder = recorder
-        self.allocator_index = allocator_index
+        self.readings = allocator.Readings(allocator_index, clock=clock)
         self._source = open_source() if source is None else source
         self._period_s = period_s
         self._clock = clock
@@ -62,7 +63,8 @@ class Sampler:
         self._samples_host = host
         self._watches = _watches(self._source, gpu_uuids)
         self._due = {Tier.MEDIUM: -math.inf, Tier.SLOW: -math.inf}
-        self._failed: dict[str, str] = {}
+        self._failed: dict[tuple[Any, ...], str] = {}
+        self._told: set[str] = set()
         self._capabilities: dict[str, Any] = {}
         self._cost_s: float | None = None
         self._fast_costs: list[float] | None = None  # None: the first tick wakes the driver
@@ -114,9 +116,9 @@ class Sampler:
         values = self._guarded("process", self._host.process) or {}
         if host:
             values |= self._guarded("host", self._host.host) or {}
-        index = self.allocator_index
-        if index is not None:
-            values |= self._guarded("allocator", allocator.read, index) or {}
+        values |= self._guarded("allocator", self.readings.take) or {}
+        if self.readings.wanted:
+            self._recorder.want_boundary()
         if self._cost_s is not None:
             values["sampler/cost"] = self._cost_s
         self._recorder.sample(values)
@@ -157,25 +159,30 @@ class Sampler:
     def _describe(self) -> None:
         """Record why metrics are missing: on the first tick, then when it changes."""
         missing = {uuid: self._source.reasons(uuid) for uuid in self._watches}
-        no_cuda = "the run has used no CUDA device" if self.allocator_index is None else None
+        no_cuda = "the run has used no CUDA device" if self.readings.index is None else None
         capabilities = {
             "nvml": self._source.reason,
             "allocator": no_cuda or allocator.reason(),
             "missing": missing,
-            "failed": dict(self._failed),
+            "failed": {what: text for (what, *_), text in self._failed.items()},
         }
         if capabilities != self._capabilities:
             self._capabilities = capabilities
             self._recorder.describe(capabilities=capabilities)
 
     def _guarded(self, what: str, call: Callable[..., T], *args: Any) -> T | None:
+        # One call of a source may fail while another of it answers: each clears only its own.
+        asked = (what, getattr(call, "__name__", ""), *args)
         try:
-            return call(*args)
+            answer = call(*args)
         except Exception as error:  # whatever one source raises, the others go on
-            if what not in self._failed:
-                self._failed[what] = f"{type(error).__name__}: {error}"
+            self._failed[asked] = f"{type(error).__name__}: {error}"
+            if what not in self._told:
+                self._told.add(what)
                 log.warning("sampling %s failed; its values may be missing", what, exc_info=True)
             return None
+        self._failed.pop(asked, None)
+        return answer
 
 
 def next_deadline(deadline: float, period_s: float, now: float) -> float:

@@ -162,7 +162,7 @@ class Tracker:
         with self._guarded():
             self._record(self.live, values, metrics)
         counts = not self.watched or recorder.step == self._counted
-        if counts and recorder.command_waiting and self.live.boundary() > 0:
+        if counts and self.live.boundary() > 0:
             recorder.restart_clock()
 
     @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from stepscope.allocator import Readings
 from stepscope.commands import CommandServer, binary
 from stepscope.recorder import Command, CommandName, Recorder
 from trainer.checkpoint import write_checkpoint
@@ -24,11 +25,13 @@ class Commands(CommandServer):
         training: Training,
         *,
         stop: threading.Event,
+        readings: Readings,
         reset_process_peak: Callable[[], tuple[float, float]],
     ) -> None:
         super().__init__(
             recorder,
             training.compute,
+            readings=readings,
             reset_process_peak=reset_process_peak,
             own={
                 CommandName.STOP: self._stop_run,

@@ -151,6 +151,7 @@ def _train(attempt: _Attempt) -> None:
             recorder,
             training,
             stop=attempt.stop,
+            readings=attempt.sampler.readings,
             reset_process_peak=attempt.sampler.reset_process_peak,
         )
         recorder.describe(commands=commands.answers())

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from stepscope.allocator import Readings
 from stepscope.commands import CommandServer, binary, empty_cache_text, reset_peaks_text
 from stepscope.recorder import CommandName, Recorder
 from stepscope.run import RunStatus
@@ -44,6 +45,7 @@ class Bench:
             cast("Recorder", self.recorder),
             training,
             stop=self.stop,
+            readings=Readings(),
             reset_process_peak=lambda: (3 * 2**30, 2**30),
         )
 
@@ -143,8 +145,9 @@ def test_a_command_that_fails_is_refused_and_training_goes_on(
 
 def test_a_command_that_only_others_answer_is_refused(bench: Bench) -> None:
     server = CommandServer(
-        cast("Recorder", bench.recorder), CpuCompute(), reset_process_peak=lambda: (0, 0), own={}
-    )
+        cast("Recorder", bench.recorder), CpuCompute(), readings=Readings(),
+        reset_process_peak=lambda: (0, 0), own={},
+    )  # fmt: skip
     assert CommandName.SAVE_CHECKPOINT not in server.answers()
     bench.recorder.asked = [command(CommandName.SAVE_CHECKPOINT)]
     server.serve(bench.flush)

@@ -20,13 +20,14 @@ A, B = "GPU-aaaa", "GPU-bbbb"
 
 
 class FakeRecorder:
-    """Keeps what it is told; the four methods that the sampler calls."""
+    """Keeps what it is told; the five methods that the sampler calls."""
 
     def __init__(self) -> None:
         self.samples: list[dict[str, float]] = []
         self.devices: list[tuple[str, dict[str, float]]] = []
         self.events: list[tuple[str, str, dict[str, Any]]] = []
         self.facts: list[dict[str, Any]] = []
+        self.boundaries_wanted = 0
 
     def sample(self, values: Mapping[str, float]) -> None:
         self.samples.append(dict(values))
@@ -39,6 +40,9 @@ class FakeRecorder:
 
     def describe(self, **facts: Any) -> None:
         self.facts.append(facts)
+
+    def want_boundary(self) -> None:
+        self.boundaries_wanted += 1
 
     def kinds(self) -> list[str]:
         return [kind for kind, _, _ in self.events]
@@ -134,7 +138,10 @@ def test_the_allocator_is_read_by_its_cuda_index(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(allocator, "read", lambda index: {"memory/allocated": float(index)})
     bench = Bench(allocator_index=3)
     bench.ticks(1)
-    assert bench.recorder.samples[0]["memory/allocated"] == 3.0
+    assert bench.recorder.boundaries_wanted == 1
+    bench.sampler.readings.serve()  # as the training thread does, at its next step
+    bench.ticks(1)
+    assert bench.recorder.samples[1]["memory/allocated"] == 3.0
     without = Bench(allocator_index=None)
     without.ticks(1)
     assert "memory/allocated" not in without.recorder.samples[0]
@@ -181,15 +188,44 @@ def test_a_failing_gpu_costs_its_own_values_and_one_log_line(
     assert bench.recorder.facts[0]["capabilities"]["failed"] == {A: "RuntimeError: odd"}
 
 
+def test_a_source_that_answers_again_is_no_longer_called_failed() -> None:
+    bench = Bench()
+    bench.source.error = RuntimeError("odd")
+    bench.ticks(11)
+    assert bench.recorder.facts[-1]["capabilities"]["failed"] == {A: "RuntimeError: odd"}
+    bench.source.error = None
+    bench.ticks(11)
+    assert bench.recorder.facts[-1]["capabilities"]["failed"] == {}
+
+
+def test_a_call_that_goes_on_failing_is_told_beside_one_that_answers(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(gpu_uuids=[A])
+    read = bench.source.read
+
+    def read_fast(uuid: str, *tiers: Tier) -> dict[str, float]:
+        if Tier.MEDIUM in tiers:
+            raise RuntimeError("odd")
+        return read(uuid, *tiers)
+
+    monkeypatch.setattr(bench.source, "read", read_fast)
+    bench.ticks(40)
+    assert [facts["capabilities"]["failed"] for facts in bench.recorder.facts] == [
+        {A: "RuntimeError: odd"}
+    ]
+    assert len(caplog.records) == 1
+
+
 def test_the_allocator_may_be_told_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allocator, "read", lambda index: {"memory/allocated": float(index)})
     monkeypatch.setattr(allocator, "reason", lambda: None)
     bench = Bench()
     bench.ticks(1)
-    bench.sampler.allocator_index = 1
+    bench.sampler.readings.index = 1
     bench.ticks(20)
     assert "memory/allocated" not in bench.recorder.samples[0]
-    assert bench.recorder.samples[1]["memory/allocated"] == 1.0
+    assert bench.recorder.samples[-1]["memory/allocated"] == 1.0
     assert [facts["capabilities"]["allocator"] for facts in bench.recorder.facts] == [
         "the run has used no CUDA device", None,
     ]  # fmt: skip
@@ -209,9 +245,9 @@ def test_a_failing_allocator_costs_only_its_values(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(allocator, "read", fail)
     bench = Bench(allocator_index=9)
-    bench.ticks(1)
-    assert "process/rss" in bench.recorder.samples[0]
-    assert "allocator" in bench.recorder.facts[0]["capabilities"]["failed"]
+    bench.ticks(11)
+    assert "process/rss" in bench.recorder.samples[-1]
+    assert "allocator" in bench.recorder.facts[-1]["capabilities"]["failed"]
 
 
 def test_capabilities_are_recorded_once_and_again_when_they_change() -> None:

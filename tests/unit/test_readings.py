@@ -1,0 +1,163 @@
+"""When the allocator's counters are read, and by which thread: nobody may wait for a read."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from stepscope import allocator
+from stepscope.allocator import ABRUPT_S, BLOCKED_S, Readings
+from tests.unit.fake_nvml import FakeClock
+
+TICK_S = 0.1
+
+
+class Bench:
+    """Ticks of a sampler and boundaries of a training, in the order of a clock."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, index: int | None = 0) -> None:
+        self.clock = FakeClock()
+        self.cost_s = 0.0
+        self.reads: list[float] = []
+        monkeypatch.setattr(allocator, "read", self.read)
+        self.readings = Readings(index, clock=self.clock)
+        self._tick_at = self.clock.now
+        self.taken: list[dict[str, float]] = []
+        self.by_sampler = 0
+
+    def read(self, index: int) -> dict[str, float]:
+        self.reads.append(self.clock.now)
+        self.clock.now += self.cost_s
+        return {"memory/allocated": float(len(self.reads))}
+
+    def step(self, seconds: float) -> None:
+        """Let the ticks of this time come, then a boundary."""
+        self.wait(seconds)
+        if self.readings.wanted:
+            self.readings.serve()
+
+    def wait(self, seconds: float) -> None:
+        end = self.clock.now + seconds
+        while self._tick_at <= end:
+            self.clock.now = max(self.clock.now, self._tick_at)
+            before = len(self.reads)
+            self.taken.append(self.readings.take())
+            self.by_sampler += len(self.reads) - before
+            self._tick_at += TICK_S
+        self.clock.now = max(self.clock.now, end)
+
+    def steps(self, count: int, seconds: float) -> None:
+        for _ in range(count):
+            self.step(seconds)
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    return Bench(monkeypatch)
+
+
+@pytest.mark.parametrize("step_s", [0.001, 0.03, 0.0999, 0.12, 0.15])
+def test_in_short_steps_only_the_training_thread_reads(bench: Bench, step_s: float) -> None:
+    bench.steps(round(10 / step_s), step_s)
+    assert bench.by_sampler == 0
+    assert len(bench.reads) <= 101, "at most once a tick"
+    assert all(bench.taken[3:]), "a gap in the curve"
+
+
+@pytest.mark.parametrize("step_s", [0.2, 0.25, 0.4, 2.0, 30.0])
+def test_the_curve_inside_long_steps_stays(bench: Bench, step_s: float) -> None:
+    bench.steps(round(60 / step_s), step_s)
+    assert all(bench.taken[3:])
+    if step_s >= 2:
+        values = [taken["memory/allocated"] for taken in bench.taken[3:]]
+        assert len(set(values)) > 0.8 * len(values), "each tick has a value of its own"
+
+
+def test_a_step_that_suddenly_takes_long_is_first_left_alone(bench: Bench) -> None:
+    """As while torch gives back its cache for one more allocation, with the lock held."""
+    bench.steps(1000, 0.01)
+    bench.step(0.9 * ABRUPT_S)
+    assert bench.by_sampler == 0
+    assert {} in bench.taken[-5:], "an old value would be drawn as a new one"
+    bench.steps(100, 0.01)
+    assert bench.taken[-1]
+    bench.wait(3 * ABRUPT_S)  # as a validation
+    assert all(bench.taken[-10:])
+    assert bench.by_sampler >= 10
+
+
+def test_a_read_that_had_to_wait_is_the_last_of_its_step(bench: Bench) -> None:
+    bench.steps(5, 1.0)
+    bench.cost_s, before = 2 * BLOCKED_S, bench.by_sampler
+    bench.step(5.0)
+    assert bench.by_sampler == before + 1
+    bench.cost_s = 0.0
+    bench.step(5.0)
+    assert bench.by_sampler > before + 30
+
+
+def test_during_a_command_nothing_is_read_and_then_at_once(bench: Bench) -> None:
+    bench.steps(5, 1.0)
+    before = bench.by_sampler
+    with bench.readings.held():
+        bench.wait(3.0)
+        assert bench.by_sampler == before
+        reads = len(bench.reads)
+    assert len(bench.reads) == reads + 1
+    bench.wait(0.1)
+    assert bench.taken[-1] == {"memory/allocated": float(reads + 1)}
+
+
+def test_a_boundary_that_fails_to_read_is_told_in_the_sampler(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(index: int) -> dict[str, float]:
+        raise RuntimeError("Invalid device argument")
+
+    bench.step(0.01)
+    monkeypatch.setattr(allocator, "read", fail)
+    bench.readings.serve()
+    with pytest.raises(RuntimeError, match="Invalid device"):
+        bench.readings.take()
+
+
+def test_without_a_device_nothing_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch, None)
+    bench.steps(3, 1.0)
+    assert (bench.reads, any(bench.taken), bench.readings.wanted) == ([], False, False)
+    bench.readings.index = 1  # as at the first step of a script
+    bench.steps(3, 1.0)
+    assert bench.taken[-1]
+
+
+# --- counts ---------------------------------------------------------------------------------------
+
+
+def cuda(stats: Callable[[int], dict[str, Any]], *, started: bool = True) -> SimpleNamespace:
+    return SimpleNamespace(cuda=SimpleNamespace(
+        is_initialized=lambda: started, device_count=lambda: 2, memory_stats_as_nested_dict=stats,
+    ))  # fmt: skip
+
+
+def test_failed_allocations_count_from_the_runs_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = [{"num_ooms": 5, "num_alloc_retries": 7}, {"num_ooms": 1, "num_alloc_retries": 2}]
+    monkeypatch.setitem(sys.modules, "torch", cuda(lambda index: dict(counts[index])))
+    readings = Readings()
+    readings.index = 1  # known later, as in a script
+    counts[1] = {"num_ooms": 2, "num_alloc_retries": 4, "allocated_bytes": {"all": {"current": 9}}}
+    assert readings.read() == {
+        "memory/ooms": 1.0, "memory/alloc_retries": 2.0, "memory/allocated": 9.0,
+    }  # fmt: skip
+
+
+def test_before_cuda_is_started_there_is_nothing_to_take_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", cuda(lambda _: {}, started=False))
+    readings = Readings(0)
+    monkeypatch.setitem(sys.modules, "torch", cuda(lambda _: {"num_ooms": 3}))
+    assert readings.read() == {"memory/ooms": 3.0}
