@@ -28,6 +28,8 @@ GONE = (
     "gone without a word (killed, or the machine went down). "
     "What was recorded is shown; resume from the last checkpoint."
 )
+FRESH_S = 3 * HEARTBEAT_S
+"""A sign of life this young outweighs a process not found, where it may have another number."""
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -130,11 +132,25 @@ def run_folders(root: Path) -> Iterator[Path]:
 
 
 def process_identity() -> dict[str, Any]:
-    """Return what tells this process from any other: host, pid and its start time; and its user."""
+    """Return what tells this process from any other, and its user.
+
+    Containers may share a host's name and number their processes alike: `pid` counts only within
+    its `pid_namespace`, None where the system has no such thing.
+    """
     return {
         "host": socket.gethostname(), "pid": os.getpid(), "pid_started": _own_start(),
-        "user": user_name(),
+        "pid_namespace": pid_namespace(), "user": user_name(),
     }  # fmt: skip
+
+
+@functools.cache
+def pid_namespace() -> str | None:
+    """Return what tells this process's numbering of processes from any other, on any machine."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
+    except OSError:  # not Linux, or a /proc that is hidden
+        return None
 
 
 @functools.cache
@@ -277,12 +293,21 @@ def _end_of_all(ranks: list[_Rank], reason: str | None) -> tuple[RunStatus, str 
 def _alive(facts: dict[str, Any], heartbeat_age_s: float) -> bool:
     if facts.get("host") != socket.gethostname():
         return heartbeat_age_s < STALE_S
+    namespace = facts.get("pid_namespace")
+    if namespace is not None and namespace != pid_namespace():
+        return heartbeat_age_s < STALE_S
     if facts.get("pid") == os.getpid() and facts.get("pid_started") == _own_start():
         return True  # asked at every poll and click; looking into /proc would cost more
+    unsure = namespace is None and heartbeat_age_s < FRESH_S
+    return _process(facts) is not None or unsure
+
+
+def _process(facts: dict[str, Any]) -> psutil.Process | None:
+    """Return the process that writes a run, if it still runs here."""
     try:
         process = psutil.Process(int(facts["pid"]))
         # A process number is used again; the same start time (10 ms clock) is the same process.
         same = abs(process.create_time() - float(facts["pid_started"])) < 1.0
-        return bool(same and process.status() != psutil.STATUS_ZOMBIE)
+        return process if same and process.status() != psutil.STATUS_ZOMBIE else None
     except (psutil.Error, KeyError, ValueError, TypeError):
-        return False
+        return None

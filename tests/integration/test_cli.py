@@ -30,6 +30,7 @@ RECORD = """
 import signal, sys
 from stepscope.cli import main
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and nohup this one
 sys.exit(main(["record", "--host", "--period", "0.05"]))
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -90,9 +91,15 @@ def test_a_forked_child_records_nothing() -> None:
         optimizer.step()
         child_id = os.fork()
         if child_id == 0:
-            (w * 1).backward()
-            optimizer.step()
-            os._exit(len(live.rows))
+            exit_code = 99
+            try:
+                # Torch itself refuses it where autograd has a thread for a GPU.
+                with contextlib.suppress(RuntimeError):
+                    (w * 1).backward()
+                optimizer.step()
+                exit_code = len(live.rows)
+            finally:
+                os._exit(exit_code)
         _, status = os.waitpid(child_id, 0)
         assert os.waitstatus_to_exitcode(status) == 1
         optimizer.step()

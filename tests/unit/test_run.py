@@ -50,6 +50,25 @@ def test_a_run_of_another_host_is_judged_by_its_heartbeat(tmp_path: Path) -> Non
     assert read_run(old).status is RunStatus.CRASHED
 
 
+def test_a_run_of_another_container_is_judged_by_its_heartbeat(tmp_path: Path) -> None:
+    """Two containers with one host name and one folder of runs number their processes alike."""
+    other = {"pid_namespace": "another boot/4026531836", "pid": 2**22 + 1}
+    assert read_run(make_run(tmp_path, **other)).status is RunStatus.RUNNING
+    assert read_run(make_run(tmp_path, old=True, **other)).status is RunStatus.CRASHED
+    twin = {"pid_namespace": "another boot/4026531836"}  # our number and start time, by chance
+    assert read_run(make_run(tmp_path, old=True, **twin)).status is RunStatus.CRASHED
+
+
+def test_a_run_that_names_no_namespace_lives_by_a_fresh_heartbeat_or_its_process(
+    tmp_path: Path,
+) -> None:
+    unknown = {"pid_namespace": None}
+    assert read_run(make_run(tmp_path, pid=2**22 + 1, **unknown)).status is RunStatus.RUNNING
+    gone = make_run(tmp_path, old=True, pid=2**22 + 1, **unknown)
+    assert read_run(gone).status is RunStatus.CRASHED
+    assert read_run(make_run(tmp_path, old=True, **unknown)).status is RunStatus.RUNNING
+
+
 def test_a_full_disk_keeps_alive_by_touching_the_file(tmp_path: Path) -> None:
     folder = make_run(tmp_path, host="elsewhere", old=True)
     os.utime(folder / "run.json")
