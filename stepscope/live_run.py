@@ -88,11 +88,23 @@ class LiveRun:
         self._waiting = self.recorder.command_waiting
         self._pid = os.getpid()
         self._closed = False
+        try:
+            self._set_up(sample, allocator_index)
+            self.recorder.describe(world_size=world_size, **(facts or {}))
+        except BaseException:
+            self.recorder.close(RunStatus.FAILED, "Stepscope could not set up the recording.")
+            raise
+        if sample:
+            self.sampler.start()
+
+    def _set_up(self, sample: bool, allocator_index: int | None) -> None:
         first_here = os.environ.get("LOCAL_RANK", "0") == "0"
-        source = _source(sample, first_here)
-        self._gpus = visible_gpus(source.devices(), os.environ)
+        self._source = _source(sample, first_here)
+        # Of a GPU in MIG mode the script can only use an instance: which one, its first step tells.
+        whole = [gpu for gpu in self._source.devices() if not gpu.mig]
+        self._gpus = visible_gpus(whole, os.environ)
         self.sampler = Sampler(
-            self.recorder, allocator_index=allocator_index, source=source, host=first_here,
+            self.recorder, allocator_index=allocator_index, source=self._source, host=first_here,
             gpu_uuids=[gpu.uuid for gpu in self._gpus],
         )  # fmt: skip
         self._readings = self.sampler.readings
@@ -105,11 +117,9 @@ class LiveRun:
             own={CommandName.STOP: self._stop},
         )
         self.recorder.describe(
-            world_size=world_size, environment=_environment(self._gpus), devices=_facts(self._gpus),
-            commands=self._commands.answers(), **(facts or {}),
+            environment=_environment(self._source), devices=_facts(self._gpus),
+            commands=self._commands.answers(),
         )  # fmt: skip
-        if sample:
-            self.sampler.start()
 
     def boundary(self) -> float:
         """Serve the page's buttons, here and now: between two steps, in the training thread.
@@ -129,16 +139,17 @@ class LiveRun:
 
         Call it in the training thread, after the script itself has started CUDA.
         """
-        facts: dict[str, Any] = {"environment": _environment(self._gpus)}
         try:
+            self._readings.index = cuda_index
+            self.recorder.describe(
+                environment=_environment(self._source), commands=self._commands.answers()
+            )
             if cuda_index is None:
-                facts["device"] = "cpu"
+                self.recorder.describe(device="cpu")
             else:
-                self._readings.index = cuda_index
-                facts |= _gpu_facts(cuda_index, facts["environment"])
+                self._found(_gpu(cuda_index))
         except Exception as error:  # noqa: BLE001 - torch's own; facts are not worth a training
-            log.warning("stepscope: the GPU could not be described: %s", error)
-        self.recorder.describe(**facts, commands=self._commands.answers())
+            log.warning("stepscope: the device could not be described: %s", error)
         self.recorder.set_status(RunStatus.RUNNING)
 
     def failed(self, outcome: Outcome, error: BaseException) -> None:
@@ -152,10 +163,10 @@ class LiveRun:
             self._traceback.write_text(text, errors="backslashreplace")
         except OSError as problem:
             log.warning("stepscope: the traceback could not be written: %s", problem)
-        after = self._memory.memory()
         self.recorder.event(
-            outcome.failure, outcome.reason or "", after=after, traceback=text[-TRACEBACK_LIMIT:]
-        )
+            outcome.failure, outcome.reason or "", after=self._memory_left(),
+            traceback=text[-TRACEBACK_LIMIT:],
+        )  # fmt: skip
 
     def close(self, status: RunStatus, reason: str | None = None) -> None:
         """End the run; a second call, or one in a forked child, does nothing."""
@@ -168,6 +179,24 @@ class LiveRun:
         if self._stopper.asked:  # whatever the script made of it
             status, reason = RunStatus.STOPPED, REASON
         self.recorder.close(status, reason)
+
+    def _memory_left(self) -> dict[str, float]:
+        """The memory after a failure, which may be one of the device that would tell."""
+        try:
+            return self._memory.memory()
+        except Exception as error:  # noqa: BLE001 - it must not take the place of the script's own
+            log.warning("stepscope: the memory after the failure could not be read: %s", error)
+            return {}
+
+    def _found(self, gpu: dict[str, Any]) -> None:
+        """Take note of the GPU that the script trains on, by what torch says of it."""
+        self.recorder.describe(
+            device=gpu["uuid"], environment=_environment(self._source, gpu["name"])
+        )
+        if gpu["uuid"].startswith("MIG-") and self._source.reason is None:
+            # NVML lists no instance among its devices, but reads one by its UUID.
+            self.sampler.watch(gpu["uuid"], gpu["name"])
+            self.recorder.describe(devices=[gpu])
 
     def _heard(self, command: Command) -> None:
         if command.name is CommandName.STOP:
@@ -222,24 +251,24 @@ def _facts(gpus: Sequence[DeviceInfo]) -> list[dict[str, Any]]:
     return [{"uuid": gpu.uuid, "name": gpu.name, "memory_total": gpu.memory_total} for gpu in gpus]
 
 
-def _environment(gpus: Sequence[DeviceInfo]) -> dict[str, Any]:
+def _environment(source: DeviceSource, gpu: str | None = None) -> dict[str, Any]:
     """Return what the run ran on; None where there is no such thing, or not yet."""
+    gpus = source.devices()
     torch = sys.modules.get("torch")
     return {
         "python": platform.python_version(),
         "torch": getattr(torch, "__version__", None),
         "cuda": getattr(getattr(torch, "version", None), "cuda", None),
         "driver": gpus[0].driver_version if gpus else None,
-        "gpu": None,
+        "gpu": gpu,
         "cores": os.cpu_count(),
         "host": socket.gethostname(),
         "platform": platform.platform(),
     }
 
 
-def _gpu_facts(cuda_index: int, environment: dict[str, Any]) -> dict[str, Any]:
+def _gpu(cuda_index: int) -> dict[str, Any]:
+    """What torch says of a device, as the facts of a run have it; `memory_total` in bytes."""
     properties = sys.modules["torch"].cuda.get_device_properties(cuda_index)
-    return {
-        "device": nvml_uuid(str(properties.uuid), properties.name),
-        "environment": {**environment, "gpu": properties.name},
-    }
+    uuid = nvml_uuid(str(properties.uuid), properties.name)
+    return {"uuid": uuid, "name": properties.name, "memory_total": properties.total_memory}

@@ -32,7 +32,7 @@ def outcome(error: BaseException | None) -> Outcome:
         if isinstance(error.code, int):
             return Outcome(RunStatus.FAILED, f"The script ended with exit code {int(error.code)}.")
         return Outcome(RunStatus.FAILED, f"The script ended: {str(error.code)[:300]}")
-    text = str(error)
+    text = _said_by(error)
     asked = re.search(r"[Tt]ried to allocate [0-9.]+ (bytes|[KMGT]?i?B)", text)
     detail = f" ({asked.group().lower()[0]}{asked.group()[1:]})" if asked else ""
     if type(error).__name__ == "OutOfMemoryError" or any(w in text for w in _OUT_OF_GPU_MEMORY):
@@ -46,3 +46,11 @@ def outcome(error: BaseException | None) -> Outcome:
     first = text.strip().split("\n")[0][:300]
     reason = f"{type(error).__name__}: {first}" if first else type(error).__name__
     return Outcome(RunStatus.FAILED, reason, failure="error")
+
+
+def _said_by(error: BaseException) -> str:
+    """Return the exception's text; one of the script's own classes may fail at telling it."""
+    try:
+        return str(error)
+    except Exception as problem:  # noqa: BLE001 - it must not take the place of the script's error
+        return f"(its text cannot be told: {type(problem).__name__})"

@@ -38,7 +38,8 @@ def find_place(root: Path, name: str, environ: Mapping[str, str]) -> Place:
     """Make this process's run folder under `root`, or find the one its fellow ranks have made.
 
     Ranks of several machines share a folder only where STEPSCOPE_RUN_ID names it: elsewhere each
-    machine has a folder, and its processes count from 0 there. Raises OSError, and RankError.
+    machine has a folder, and its processes count from 0 there. A process without a parent that it
+    can see, as the first of a container, has one of its own. Raises OSError, and RankError.
     """
     rank, local_rank, world_size = (
         _number(environ, key, default)
@@ -48,9 +49,10 @@ def find_place(root: Path, name: str, environ: Mapping[str, str]) -> Place:
     if wanted is not None and not is_run_id(wanted):
         raise RankError(f"{RUN_ID}: must be letters, digits, '.', '_' or '-', got {wanted!r}.")
     number = rank if wanted else local_rank
-    if wanted is None and world_size == 1:
+    shared = _name_after_parent(name, environ) if wanted is None and world_size > 1 else wanted
+    if shared is None:
         return Place(new_run_folder(root, name), 0, rank, local_rank, world_size)
-    folder = root / (wanted or _name_after_parent(name, environ))
+    folder = root / shared
     folder.mkdir(parents=True, exist_ok=True)
     if any((folder / file).exists() for file in (f"rank{number}.sqlite", f"rank{number}.json")):
         # The name of an earlier run: its parent, such as a shell, has started this one as well.
@@ -58,12 +60,16 @@ def find_place(root: Path, name: str, environ: Mapping[str, str]) -> Place:
     return Place(folder, number, rank, local_rank, world_size)
 
 
-def _name_after_parent(name: str, environ: Mapping[str, str]) -> str:
+def _name_after_parent(name: str, environ: Mapping[str, str]) -> str | None:
     parent = os.getppid()
+    try:
+        started = psutil.Process(parent).create_time()
+    except psutil.Error:  # it has ended, or lies outside this container (number 0)
+        return None
     # torchrun starts all ranks anew after a failure: that is another run.
     restarts = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     tail = f"{parent:x}" if restarts == "0" else f"{parent:x}-restart{restarts}"
-    return folder_name(psutil.Process(parent).create_time(), name, tail)
+    return folder_name(started, name, tail)
 
 
 def _number(environ: Mapping[str, str], key: str, default: int) -> int:

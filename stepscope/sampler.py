@@ -88,12 +88,16 @@ class Sampler:
         """Start `process/peak_rss` anew, from any thread; return its bytes (before, after)."""
         return self._host.reset_peak()
 
+    def watch(self, uuid: str, label: str) -> None:
+        """Read from now on this GPU alone, such as a MIG instance; from any thread."""
+        self._watches = {uuid: DeviceWatch(label)}
+
     def tick(self) -> None:
         """Take one sample of everything that is due; `start()` calls this each period."""
         begun = self._clock()
         tiers = self._due_tiers(begun)
         self._sample_process(host=self._samples_host and Tier.SLOW in tiers)
-        fast_s = sum(self._sample_gpu(uuid, tiers) for uuid in self._watches)
+        fast_s = sum(self._sample_gpu(*one, tiers) for one in self._watches.items())
         if Tier.SLOW in tiers:
             self._describe()
         self._judge_cost(fast_s)
@@ -123,7 +127,7 @@ class Sampler:
             values["sampler/cost"] = self._cost_s
         self._recorder.sample(values)
 
-    def _sample_gpu(self, uuid: str, tiers: list[Tier]) -> float:
+    def _sample_gpu(self, uuid: str, watch: DeviceWatch, tiers: list[Tier]) -> float:
         """Record one GPU and what happened to it; return the seconds that its fast tier took."""
         begun = self._clock()
         values = self._guarded(uuid, self._source.read, uuid, Tier.FAST) or {}
@@ -134,7 +138,7 @@ class Sampler:
             self._recorder.device(uuid, values)
         mask = values.get("gpu/throttle_reasons")
         lost = self._guarded(uuid, self._source.lost, uuid)
-        for kind, text, data in self._watches[uuid].events(now, mask, lost):
+        for kind, text, data in watch.events(now, mask, lost):
             self._recorder.event(kind, text, uuid=uuid, **data)
         return now - begun
 

@@ -244,8 +244,8 @@ def init(
     global _current
     if _current is not None and not _current._closed and _current._pid == os.getpid():
         return _current
-    name = name or Path(sys.argv[0]).stem or "python"
     try:
+        name = name or Path(next(iter(sys.argv), "")).stem or "python"
         place = find_place(runs_root(None if runs is None else Path(runs)), name, os.environ)
         live = LiveRun(
             name=name, kind=RunKind.INIT, folder=place.folder, rank=place.number,

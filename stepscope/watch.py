@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import contextlib
 import gc
 import logging
 import os
@@ -118,21 +119,34 @@ def _start(script: Script, options: argparse.Namespace) -> LiveRun | None:
             }},
         )  # fmt: skip
     except (OSError, StoreError, RankError) as error:
-        sys.stderr.write(f"stepscope: not watched, no run folder could be made: {error}\n")
+        _say(f"stepscope: not watched, no run folder could be made: {error}")
+        return None
+    except Exception as error:  # noqa: BLE001 - whatever is wrong with us, the script has to run
+        _say(f"stepscope: not watched: {type(error).__name__}: {error}")
         return None
     if place.local_rank == 0:
         see = f"STEPSCOPE_RUNS={options.runs} stepscope ui" if options.runs else "stepscope ui"
-        sys.stderr.write(f"stepscope: recording into {live.recorder.folder}; to see it: {see}\n")
-    keep_output(
-        live.recorder.folder, place.number, lambda text: live.recorder.event("output_lost", text)
-    )
+        _say(f"stepscope: recording into {live.recorder.folder}; to see it: {see}")
+    try:
+        keep_output(
+            live.recorder.folder, place.number,
+            lambda text: live.recorder.event("output_lost", text),
+        )  # fmt: skip
+    except Exception as error:  # noqa: BLE001 - as above
+        live.recorder.event("output_lost", f"What the script prints is not kept: {error}")
     try:
         tracker.attach(live)
         hooks.install(live)
-    except Exception as error:  # whatever is wrong with us, the script has to run
+    except Exception as error:  # as above
         log.warning("stepscope: the script's steps will not be recorded", exc_info=True)
         live.recorder.event("hook_failed", f"Nothing of the script's steps is recorded: {error}")
     return live
+
+
+def _say(line: str) -> None:
+    """Write a line to stderr, if the script was given one that takes it."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write(f"{line}\n")
 
 
 def _hide_our_frames(error: BaseException) -> None:

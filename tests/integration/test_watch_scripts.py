@@ -182,6 +182,31 @@ def test_without_a_run_folder_the_script_runs_all_the_same(tmp_path: Path) -> No
     assert b"stepscope: not watched" in seen.stderr
 
 
+def test_a_script_without_a_stderr_runs_all_the_same(tmp_path: Path) -> None:
+    closed = ["sh", "-c", 'exec "$@" 2>&-', "sh"]
+    bare = run([*closed, sys.executable, "endings.py", "exit 3"], tmp_path)
+    seen = run([*closed, *AS_MODULE, "endings.py", "exit 3"], tmp_path)
+    assert (seen.returncode, seen.stdout) == (bare.returncode, bare.stdout) == (3, bare.stdout)
+    [folder] = run_folders(tmp_path)
+    assert read_run(folder).reason == "The script ended with exit code 3."
+
+
+@pytest.mark.parametrize("broken", ["find_place", "LiveRun", "keep_output"])
+def test_whatever_fails_in_us_the_script_runs(tmp_path: Path, broken: str) -> None:
+    program = f"""
+import sys
+from stepscope import watch
+def fail(*_, **__):
+    raise LookupError("odd")
+watch.{broken} = fail
+sys.exit(watch.main(["endings.py", "exit 3"]))
+"""
+    seen = run([sys.executable, "-c", program], tmp_path)
+    assert (seen.returncode, seen.stdout) == (3, b"begins exit 3\n")
+    assert b"Traceback" not in seen.stderr
+    assert (b"not watched: LookupError: odd" in seen.stderr) == (broken != "keep_output")
+
+
 def test_training_gives_the_same_losses_to_the_last_bit(tmp_path: Path) -> None:
     shapes = ["plain", "accumulate", "gan", "thread", "workers"]
     found = watched_like_bare(tmp_path, "training.py", *shapes, "--name", "x")

@@ -33,7 +33,10 @@ class FakeClock:
 
 @dataclass
 class FakeGpu:
-    """One GPU; `errors` maps an NVML function to its return code, `field_errors` a field id."""
+    """One GPU, or a MIG instance ("MIG-…"), which NVML does not count among its GPUs.
+
+    `errors` maps an NVML function to its return code, `field_errors` a field id.
+    """
 
     uuid: str
     name: str = "NVIDIA Test 80GB"
@@ -89,7 +92,7 @@ class FakeNvml:
         text.value = b"580.95.05"
 
     def _nvmlDeviceGetCount_v2(self, count: Any) -> None:
-        count._obj.value = len(self.gpus)
+        count._obj.value = sum(not gpu.uuid.startswith("MIG-") for gpu in self.gpus)
 
     def _nvmlDeviceGetHandleByIndex_v2(self, index: Any, handle: Any) -> int:
         gpu: FakeGpu = self.gpus[index.value]

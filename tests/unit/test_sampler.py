@@ -219,8 +219,8 @@ def test_a_call_that_goes_on_failing_is_told_beside_one_that_answers(
 
 def test_the_allocator_may_be_told_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allocator, "read", lambda index: {"memory/allocated": float(index)})
-    monkeypatch.setattr(allocator, "reason", lambda: None)
     bench = Bench()
+    monkeypatch.setattr(allocator, "reason", lambda: None)
     bench.ticks(1)
     bench.sampler.readings.index = 1
     bench.ticks(20)

@@ -103,6 +103,16 @@ def test_ranks_of_one_parent_meet_without_a_word(tmp_path: Path) -> None:
     assert restarted.folder != first.folder
 
 
+@pytest.mark.parametrize("parent", [0, 2**22 + 1], ids=["outside the container", "gone"])
+def test_a_rank_without_a_parent_has_a_folder_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parent: int
+) -> None:
+    monkeypatch.setattr(os, "getppid", lambda: parent)
+    first, second = find_place(tmp_path, "a", ranks(0, 0)), find_place(tmp_path, "a", ranks(1, 1))
+    assert first.folder != second.folder
+    assert [(place.number, place.rank) for place in (first, second)] == [(0, 0), (0, 1)]
+
+
 def test_machines_meet_where_the_run_is_named(tmp_path: Path) -> None:
     place = find_place(tmp_path, "a", ranks(3, 1, STEPSCOPE_RUN_ID="shared"))
     assert (place.folder, place.number) == (tmp_path / "shared", 3)
@@ -114,6 +124,19 @@ def test_a_folder_with_an_earlier_run_is_not_written_again(tmp_path: Path) -> No
     first = find_place(tmp_path, "a", ranks(0, 0))
     (first.folder / "rank0.sqlite").touch()
     assert find_place(tmp_path, "a", ranks(0, 0)).folder != first.folder
+
+
+class Untold(Exception):
+    """Fails at telling what it is."""
+
+    def __str__(self) -> str:
+        raise LookupError
+
+
+def test_an_exception_without_a_text_is_named_by_its_class() -> None:
+    ended = outcome(Untold())
+    assert (ended.status, ended.failure) == (RunStatus.FAILED, "error")
+    assert ended.reason == "Untold: (its text cannot be told: LookupError)"
 
 
 class OutOfMemoryError(RuntimeError):

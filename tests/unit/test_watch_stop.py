@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -15,10 +18,11 @@ import pytest
 from stepscope.live_run import LiveRun
 from stepscope.outcome import outcome
 from stepscope.recorder import Command, CommandName, Recorder
-from stepscope.run import RunKind, RunStatus, read_run
+from stepscope.run import RunKind, RunStatus, read_run, run_folders
 from stepscope.stopping import Stopper
 from stepscope.store import RunReader
 from tests.fakes import FakeRecorder
+from tests.unit.fake_nvml import GIB, FakeGpu, FakeNvml, install
 
 
 class WritingRecorder(FakeRecorder):
@@ -142,6 +146,72 @@ def test_a_run_tells_what_it_runs_on(live: LiveRun) -> None:
     assert facts["environment"]["python"].startswith("3.")
     assert CommandName.MEMORY_SNAPSHOT not in facts["commands"]
     assert CommandName.SAVE_CHECKPOINT not in facts["commands"]
+
+
+def test_a_failed_memory_reading_does_not_hide_the_failure(
+    live: LiveRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost() -> dict[str, float]:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    monkeypatch.setattr(live._memory, "memory", lost)
+    error = ValueError("the script's own")
+    live.failed(outcome(error), error)
+    live.close(RunStatus.FAILED, "ValueError: the script's own")
+    with RunReader(live.recorder.folder) as reader:
+        [event] = reader.events()
+    assert (event.text, event.data["after"]) == ("ValueError: the script's own", {})
+
+
+def test_an_unknown_environment_does_not_stop_the_script(
+    live: LiveRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("no such thing")
+
+    monkeypatch.setattr(platform, "platform", fail)
+    live.train_on(None)
+    live.close(RunStatus.FINISHED)
+
+
+def test_a_run_that_cannot_be_set_up_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("no such thing")
+
+    monkeypatch.setattr(platform, "platform", fail)
+    with pytest.raises(OSError, match="no such thing"):
+        LiveRun(name="test", kind=RunKind.WATCH, runs=tmp_path, sample=False)
+    [folder] = run_folders(tmp_path)
+    assert read_run(folder).status is RunStatus.FAILED
+
+
+def test_the_mig_instance_that_the_script_trains_on_is_sampled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance = FakeGpu("MIG-b", used=2 * GIB, total=18 * GIB)
+    install(monkeypatch, FakeNvml(FakeGpu("GPU-a", mig=1), instance))
+    properties = SimpleNamespace(
+        uuid="b", name="NVIDIA H200 MIG 1g.18gb", total_memory=17 * GIB, major=9, minor=0
+    )
+    cuda = SimpleNamespace(get_device_properties=lambda _: properties)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    live = LiveRun(name="test", kind=RunKind.WATCH, runs=tmp_path)
+    live.train_on(0)
+    live.sampler.stop()
+    live.sampler.tick()
+    live.close(RunStatus.FINISHED)
+    facts = read_run(live.recorder.folder).facts
+    assert facts["devices"] == [
+        {"uuid": "MIG-b", "name": properties.name, "memory_total": 17 * GIB}
+    ]
+    assert (facts["device"], facts["environment"]["driver"]) == ("MIG-b", "580.95.05")
+    with RunReader(live.recorder.folder) as reader:
+        [series] = [info for info in reader.series() if info.stream == "devices"]
+        used = dict(zip(reader.read(series.id, 0, 1, 1).keys,
+                        reader.read(series.id, 0, 1, 1).mean, strict=True))  # fmt: skip
+    assert (series.source, used["gpu/mem_used"]) == ("MIG-b", 2 * GIB)
 
 
 def test_a_failure_keeps_its_traceback(live: LiveRun) -> None:
