@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import streamlit as st
@@ -11,6 +12,7 @@ from dashboard.format import plain
 from dashboard.services import Services
 from stepscope.recorder import CommandName
 from stepscope.run import RunError, RunInfo, read_only_reason
+from stepscope.stopping import SIGNALS, kill_unheard
 from stepscope.store import StoreError
 from stepscope.store.reader import ask, new_command_id
 from trainer.config import Problem, RunConfig
@@ -19,6 +21,7 @@ ERROR = "command_error"
 PENDING = "pending_command"
 STARTED = "run_started"
 ASKED = "asked_command"
+STOPS = "stops_asked"
 
 
 def command_bar(
@@ -115,7 +118,19 @@ def send_asked(run: RunInfo | None) -> None:
         try:
             if reason is not None:
                 raise StoreError(f"{name.replace('_', ' ').capitalize()} was not sent: {reason}")
-            ask(run.folder, name, args, command_id)
+            if name is not CommandName.STOP or not _stopped_unheard(run):
+                ask(run.folder, name, args, command_id)
         except StoreError as error:
             st.session_state[PENDING] = None
             show_error(str(error))
+
+
+def _stopped_unheard(run: RunInfo) -> bool:
+    """Do what the last of several Stops asks where the script hears none of them."""
+    asked = st.session_state.setdefault(STOPS, Counter())
+    asked[run.id] += 1
+    said = kill_unheard(run) if asked[run.id] >= len(SIGNALS) else None
+    if said is not None:
+        st.session_state[PENDING] = None
+        st.warning(said, icon=":material/stop:")
+    return said is not None

@@ -299,11 +299,11 @@ def _alive(facts: dict[str, Any], heartbeat_age_s: float) -> bool:
     if facts.get("pid") == os.getpid() and facts.get("pid_started") == _own_start():
         return True  # asked at every poll and click; looking into /proc would cost more
     unsure = namespace is None and heartbeat_age_s < FRESH_S
-    return _process(facts) is not None or unsure
+    return process_of(facts) is not None or unsure
 
 
-def _process(facts: dict[str, Any]) -> psutil.Process | None:
-    """Return the process that writes a run, if it still runs here."""
+def process_of(facts: dict[str, Any]) -> psutil.Process | None:
+    """Return the process that writes a run of this host, if it still runs."""
     try:
         process = psutil.Process(int(facts["pid"]))
         # A process number is used again; the same start time (10 ms clock) is the same process.

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from streamlit.testing.v1 import AppTest
 
 from dashboard import run_picker, services
 from dashboard.command_bar import ASKED
 from stepscope.recorder import CommandName, Recorder
-from stepscope.run import RunKind, RunStatus
+from stepscope.run import STALE_S, RunKind, RunStatus, read_run
 from stepscope.store import STORE_NAME
 from tests.app.test_live_view import component, label, text_of
 
@@ -82,6 +87,26 @@ def test_a_watched_run_is_picked_by_itself_and_its_buttons_are_those_it_answers(
         label(app, "button", "Stop").click().run()
         assert not app.exception
     assert commands(folder) == [("stop",), ("stop",)]
+
+
+def test_the_third_stop_ends_a_script_that_hears_none(
+    page: OpenPage, begin: Callable[..., Recorder]
+) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as script:
+        folder = begin("deaf").folder
+        started = psutil.Process(script.pid).create_time()
+        silent = time.time() - 2 * STALE_S
+        write(folder, pid=script.pid, pid_started=started, heartbeat=silent)
+        os.utime(folder / "run.json", (silent, silent))
+        app = page(run="deaf")
+        for clicks in range(1, 4):
+            assert script.poll() is None
+            label(app, "button", "Stop").click().run()
+            assert not app.exception
+            assert len(commands(folder)) == min(clicks, 2)
+        assert script.wait(10) == -9
+    assert "it had not answered for" in app.warning[0].value
+    assert read_run(folder).status is RunStatus.STOPPED
 
 
 @pytest.mark.parametrize(

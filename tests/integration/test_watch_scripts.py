@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from stepscope import stopping
 from stepscope.run import RunInfo, RunStatus, read_run, run_folders
 from stepscope.store import EventRow, RunReader, StoreError
 from stepscope.store.reader import ask
@@ -269,7 +270,7 @@ class Endless:
         )  # fmt: skip
         self.wait(lambda: any(run_folders(tmp_path)))
         [self.folder] = run_folders(tmp_path)
-        if "--no-torch" in arguments:
+        if "--no-torch" in arguments or "--hold-gil" in arguments:
             assert self.process.stdout is not None
             self.process.stdout.readline()
         else:
@@ -330,6 +331,8 @@ def test_a_second_stop_ends_a_script_that_ignores_the_first(tmp_path: Path) -> N
     assert "which ignores it" in script.ask("stop").text
     step = read_run(script.folder).facts["step"]
     script.wait(lambda: read_run(script.folder).facts["step"] > step)
+    said = "Stop asked: SIGINT sent; the script ignores it and goes on."
+    assert read_run(script.folder).reason == said
     ask(script.folder, "stop", {})
     assert script.end() == (-15, b"")
     found = read_run(script.folder)
@@ -340,6 +343,24 @@ def test_a_second_stop_ends_a_script_that_ignores_the_first(tmp_path: Path) -> N
         assert [event.data["signal"] for event in reader.events() if event.kind == "stop"] == [
             "SIGINT", "SIGTERM",
         ]  # fmt: skip
+
+
+def test_a_script_that_hears_nothing_is_ended_from_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = Endless(tmp_path, "--hold-gil")
+    ask(script.folder, "stop", {})
+    assert stopping.kill_unheard(read_run(script.folder)) is None  # it may only be slow
+    monkeypatch.setattr(stopping, "STALE_S", 2.0)
+    script.wait(lambda: read_run(script.folder).heartbeat_age_s > 2.0)
+    assert script.process.poll() is None  # no thread of its own heard the Stop
+    said = stopping.kill_unheard(read_run(script.folder))
+    assert said is not None
+    assert said.startswith("Stopped from the page (SIGKILL): it had not answered")
+    assert script.end()[0] == -9
+    found = read_run(script.folder)
+    assert (found.status, found.reason) == (RunStatus.STOPPED, said)
+    assert stopping.kill_unheard(found) is None
 
 
 def test_an_impatient_stop_reaches_a_script_that_never_steps(tmp_path: Path) -> None:

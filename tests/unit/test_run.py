@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from stepscope.run import (
@@ -21,6 +25,7 @@ from stepscope.run import (
     run_folders,
     write_run_json,
 )
+from stepscope.stopping import kill_unheard
 
 
 def make_run(root: Path, name: str = "r", *, old: bool = False, **facts: Any) -> Path:
@@ -114,3 +119,43 @@ def test_folders_are_listed_newest_first_and_strangers_left_out(tmp_path: Path) 
         (tmp_path / name / "run.json").write_text(json.dumps({}))
     assert [f.name for f in run_folders(tmp_path)] == ["20260102-b", "20260101-a"]
     assert list(run_folders(tmp_path / "absent")) == []
+
+
+# --- killing a script from outside ----------------------------------------------------------------
+
+
+@pytest.fixture
+def script() -> Iterator[subprocess.Popen[bytes]]:
+    """Another process, as a script would be."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        yield process
+        process.kill()
+
+
+def facts_of(script: subprocess.Popen[bytes]) -> dict[str, Any]:
+    started = psutil.Process(script.pid).create_time()
+    return {"pid": script.pid, "pid_started": started, "kind": "watch"}
+
+
+def test_a_silent_script_is_killed(tmp_path: Path, script: subprocess.Popen[bytes]) -> None:
+    folder = make_run(tmp_path, old=True, **facts_of(script))
+    said = kill_unheard(read_run(folder))
+    assert script.wait(10) == -9
+    found = read_run(folder)
+    assert (found.status, found.reason) == (RunStatus.STOPPED, said)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"old": False}, {"kind": "trainer"}, {"kind": None}, {"pid_started": 5.0}, {"user": "eve"},
+     {"host": "elsewhere"}, {"pid_namespace": "elsewhere"}, {"status": "finished"}],
+    ids=str,
+)  # fmt: skip
+def test_no_process_is_killed_that_may_be_another_or_alive(
+    tmp_path: Path, script: subprocess.Popen[bytes], other: dict[str, Any]
+) -> None:
+    folder = make_run(tmp_path, **({"old": True, **facts_of(script)} | other))
+    before = read_run(folder).facts
+    assert kill_unheard(read_run(folder)) is None
+    assert script.poll() is None
+    assert read_run(folder).facts == before
