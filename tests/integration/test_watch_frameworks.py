@@ -56,3 +56,14 @@ def test_lightning_rates_and_norms(lightning: Captured) -> None:
 
 def test_the_scripts_folder_is_not_touched(lightning: Captured) -> None:
     assert not list(Path(__file__).parents[1].joinpath("scripts").glob("lightning_logs"))
+
+
+@pytest.mark.parametrize("framework", ["accelerate", "huggingface", "lightning"])
+def test_epochs_and_samples_of_every_step(framework: str, tmp_path: Path) -> None:
+    """Readers ahead, evaluation fetched with gradients on, a limit of batches an epoch."""
+    pytest.importorskip("transformers" if framework == "huggingface" else framework)
+    captured = watch(tmp_path, "capture_epochs.py", framework)
+    assert captured.recorded("train/epoch") == captured.spoken("epoch")
+    assert captured.facts["epoch"] == captured.spoken("epoch")[-1]
+    samples = [row["perf/samples_per_sec"] * row["perf/step_time"] for row in captured.rows[1:]]
+    assert samples == pytest.approx(captured.spoken("samples")[1:])
