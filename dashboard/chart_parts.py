@@ -38,7 +38,8 @@ COLOURS: dict[str, str] = {
     "perf/data_wait": "orange",
     "perf/h2d": "green",
 }
-CYCLE = ("green", "blue", "orange", "pink", "amber", "grey")
+GPU_COLOURS = tuple(f"gpu{place}" for place in range(8))
+"""Of a GPU among several; none is a colour of allocated, reserved, peak, used or total."""
 
 
 def series_of(metric: Metric, gpu: Gpu | None = None) -> str:
@@ -124,4 +125,11 @@ def numbered(gpus: tuple[Gpu, ...]) -> list[tuple[Gpu, str, str | None]]:
     """Each GPU with a label suffix and a colour; one GPU alone keeps the metrics' own colours."""
     if len(gpus) == 1:
         return [(gpus[0], "", None)]
-    return [(gpu, f" {index}", CYCLE[index % len(CYCLE)]) for index, gpu in enumerate(gpus)]
+    return [
+        (gpu, f" {index}", GPU_COLOURS[index % len(GPU_COLOURS)]) for index, gpu in enumerate(gpus)
+    ]
+
+
+def colour_of(gpu: Gpu | None, facts: RunFacts) -> str | None:
+    """Return the colour that tells a GPU from the others of its run; None where it is alone."""
+    return next((colour for each, _, colour in numbered(facts.gpus) if each == gpu), None)

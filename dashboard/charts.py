@@ -7,7 +7,6 @@ browser fetches them by the series and metric names that the layout gives.
 from __future__ import annotations
 
 from dashboard.chart_parts import (
-    CYCLE,
     Json,
     chart,
     numbered,
@@ -20,6 +19,8 @@ from dashboard.tiles import NO_SAMPLES, tiles
 from stepscope.metrics import BY_KEY, METRICS, Stream, Unit
 from stepscope.run import RunKind
 
+NORMS = ("blue", "orange", "pink", "amber", "grey", "green")
+"""Colours of the gradient norms, an optimizer each."""
 WARM_UP_ROWS = 3
 """First steps of a run, slow by nature: drawn, but they do not set the scale of step time."""
 NO_LOSS = {
@@ -192,7 +193,7 @@ def _more(facts: RunFacts) -> list[Json]:
         rates.append(trace(key, "mean", label=label or None, colour=colour, optional=True))
     norms = [
         trace(key, "ema", label=f"{names[i]} {i}" if several else None,
-              colour=CYCLE[(i + 1) % len(CYCLE)], optional=True)
+              colour=NORMS[i % len(NORMS)], optional=True)
         for i, key in enumerate(norm_keys(count))
     ]  # fmt: skip
     scale, skipped = [trace("train/amp_scale", "mean", optional=True)], None

@@ -31,10 +31,10 @@ from trainer.config import (
 from trainer.problems import TrainDevice, choice_problem, problems
 
 WORKLOADS = {
-    Workload.LINEAR: "Linear regression (1 → 1, with noise)",
+    Workload.LINEAR: "Linear regression (1 → 1)",
     Workload.DIGITS_MLP: "Digits, MLP (real data)",
     Workload.DIGITS_CNN: "Digits, small CNN (real data)",
-    Workload.FILL: "Fill the GPU: residual CNN (synthetic images)",
+    Workload.FILL: "Fill the GPU: residual CNN",
 }
 PRECISIONS = {
     Precision.FP32: "fp32",
@@ -54,6 +54,8 @@ SCHEDULES = {
 }
 RUNNERS = {Runner.THREAD: "Thread of this server", Runner.PROCESS: "Child process"}
 NAN_POLICIES = {NanPolicy.STOP: "Stop the run", NanPolicy.CONTINUE: "Mark it and go on"}
+DEVICE_NAME = 15
+"""Characters of a GPU's name that the box has room for beside its index."""
 _KEPT = ("device", "precision", "seed", "runner", "nan_policy", "threads")
 """Fields that a change of workload leaves alone."""
 
@@ -140,7 +142,7 @@ def _adapt_to_device() -> None:
 def _device(config: RunConfig, found: Devices) -> None:
     names = {device.id: _device_name(device) for device in found.devices}
     if config.device not in names:  # a link from another machine
-        names[config.device] = f"{config.device} (not in this machine)"
+        names[config.device] = "Not in this machine"
     st.selectbox(
         "Device", list(names), format_func=names.__getitem__, key="config_device",
         on_change=_adapt_to_device,
@@ -149,6 +151,10 @@ def _device(config: RunConfig, found: Devices) -> None:
     for problem in problems(config, found.devices):
         if problem.field == "device":
             _reason(problem)
+    for device in found.devices:
+        if device.id == config.device:
+            memory = format_bytes(device.memory_total).replace(" ", "\N{NO-BREAK SPACE}")
+            st.caption(f"{plain(device.name)} · {memory}")
     if config.device != "cpu":
         st.caption(f"`{config.device}`")
     if found.cuda_reason:
@@ -156,8 +162,13 @@ def _device(config: RunConfig, found: Devices) -> None:
 
 
 def _device_name(device: TrainDevice) -> str:
-    index = "" if device.cuda_index is None else f"cuda:{device.cuda_index} · "
-    return f"{index}{device.name} · {format_bytes(device.memory_total)}"
+    """Return what fits into the box; the whole name stands below it."""
+    if device.cuda_index is None:
+        return "CPU"
+    name = device.name.removeprefix("NVIDIA ").removeprefix("GeForce ")
+    if len(name) > DEVICE_NAME:
+        name = f"{name[: DEVICE_NAME - 1].rstrip()}…"
+    return f"cuda:{device.cuda_index} · {name}"
 
 
 def _workload(config: RunConfig) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboard.chart_parts import COLOURS, Json, numbered, series_of, training_gpu
+from dashboard.chart_parts import COLOURS, Json, colour_of, numbered, series_of, training_gpu
 from dashboard.facts import Gpu, RunFacts
 from stepscope.metrics import BY_KEY, Stream
 from stepscope.run import RunKind
@@ -55,7 +55,7 @@ def _gpu(facts: RunFacts) -> list[Json]:
     gpu = training_gpu(facts)
     reason = f"GPU values do not exist here: {facts.gpu_reason}"
     return [
-        _tile(tile_id, label, key, gpu=gpu, reason=reason)
+        _tile(tile_id, label, key, gpu=gpu, colour=colour_of(gpu, facts), reason=reason)
         for tile_id, label, key in (
             ("gpu_util", "GPU utilisation", "gpu/util"),
             ("temperature", "Temperature", "gpu/temp"),
@@ -67,11 +67,11 @@ def _gpu(facts: RunFacts) -> list[Json]:
 def _machine(facts: RunFacts) -> list[Json]:
     """The tiles of a recording: each GPU while they are few, and the host."""
     made: list[Json] = []
-    for gpu, suffix, _ in numbered(facts.gpus)[:GPUS_IN_TILES]:
+    for gpu, suffix, colour in numbered(facts.gpus)[:GPUS_IN_TILES]:
         tag = suffix.strip()
         made += [
-            _tile(f"gpu_util{tag}", f"GPU{suffix} utilisation", "gpu/util", gpu=gpu),
-            _tile(f"gpu_memory{tag}", f"GPU{suffix} memory", "gpu/mem_used", gpu=gpu)
+            _tile(f"gpu_util{tag}", f"GPU{suffix} utilisation", "gpu/util", gpu=gpu, colour=colour),
+            _tile(f"gpu_memory{tag}", f"GPU{suffix} memory", "gpu/mem_used", gpu=gpu, colour=colour)
             | _device_total(gpu),
         ]
     if len(facts.gpus) == 1:
@@ -86,10 +86,11 @@ def _machine(facts: RunFacts) -> list[Json]:
 
 
 def _tile(
-    tile_id: str, label: str, key: str, *, gpu: Gpu | None = None, reason: str | None = None,
-    unknown: str | None = None,
+    tile_id: str, label: str, key: str, *, gpu: Gpu | None = None, colour: str | None = None,
+    reason: str | None = None, unknown: str | None = None,
 ) -> Json:  # fmt: skip
-    """A tile. `reason` says why its GPU does not exist, `unknown` why a value may never come."""
+    """A tile. `colour` is its GPU's among several; `reason` says why its GPU does not exist,
+    `unknown` why a value may never come."""
     metric = BY_KEY[key]
     exists = metric.stream is not Stream.DEVICES or gpu is not None
     return {
@@ -98,7 +99,7 @@ def _tile(
         "series": series_of(metric, gpu) if exists else None,
         "metric": key,
         "unit": metric.unit.value,
-        "colour": COLOURS[key],
+        "colour": colour or COLOURS[key],
         "title": metric.meaning,
         "reason": unknown if exists else reason,
     }

@@ -259,7 +259,9 @@ class Card {
 
   overlay() {
     const marks = this.scene.marks.filter(({ x }) => x >= this.range[0] && x <= this.range[1]);
-    this.marks.update(marks, (x) => this.place(x), { top: this.box.t, bottom: this.height - this.box.b });
+    const { t: top, r, b } = this.box;
+    const plot = { top, bottom: this.height - b, right: this.width - r };
+    this.marks.update(marks, (x) => this.place(x), plot);
     this.hoverAt(this.scene.hoverX, this.scene.hoverCard === this);
   }
 

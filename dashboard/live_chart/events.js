@@ -22,6 +22,8 @@ const MAX_ROWS = 200;
 const MAX_EVENTS = 2000;
 const MAX_MARKS = 60;
 const MAX_EPOCH_MARKS = 12;
+const LABEL_CHARACTER = 5.5; // px, at most
+const LABEL_GAP = 3; // px from the line
 
 const wordOf = (event) => EVENT_WORDS[event.kind] || event.kind;
 
@@ -67,6 +69,26 @@ function marksIn(events, axis, range) {
   });
 }
 
+// Where labels stand beside their lines at `at` (px): right of them, left where they would run over
+// the plot's `right` edge. Those that would touch are left out: alarms first, then actions, then
+// routine, newest first.
+function placeLabels(marks, at, right) {
+  const placed = [];
+  for (const tone of ["bad", "action", "routine"]) {
+    for (let i = marks.length - 1; i >= 0; i -= 1) {
+      const mark = marks[i];
+      if (mark.tone !== tone || !mark.label) continue;
+      const width = LABEL_CHARACTER * mark.label.length;
+      const fits = at[i] + LABEL_GAP + width <= right;
+      const from = fits ? at[i] + LABEL_GAP : at[i] - LABEL_GAP - width;
+      const to = from + width;
+      const touches = placed.some((other) => from <= other.to && to >= other.from);
+      if (!touches) placed.push({ mark, from, to });
+    }
+  }
+  return placed;
+}
+
 // Vertical lines and short labels over one chart; our own layer, as Plotly shapes would be laid out
 // again with every redraw.
 class MarkLayer {
@@ -78,7 +100,7 @@ class MarkLayer {
     this.shown = "";
   }
 
-  // `place` maps x to pixels; `box` is {top, bottom} of the plot area.
+  // `place` maps x to pixels; `box` is {top, bottom, right} of the plot area.
   update(marks, place, box) {
     const at = marks.map((mark) => Math.round(place(mark.x)) + 0.5);
     const key = marks.map((mark, i) => `${mark.event.id}:${at[i]}`).join();
@@ -87,23 +109,9 @@ class MarkLayer {
     const lines = { routine: "", action: "", bad: "" };
     marks.forEach((mark, i) => (lines[mark.tone] += `M${at[i]} ${box.top}V${box.bottom}`));
     for (const [tone, path] of Object.entries(this.paths)) setAttribute(path, "d", lines[tone]);
-    this.labels.replaceChildren(...this.placeLabels(marks, at, box.top));
-  }
-
-  // Labels that would touch are left out: alarms first, then actions, then routine, newest first.
-  placeLabels(marks, at, top) {
-    const taken = [];
-    const nodes = [];
-    for (const tone of ["bad", "action", "routine"]) {
-      for (let i = marks.length - 1; i >= 0; i -= 1) {
-        const width = 4 + 5.5 * marks[i].label.length;
-        if (marks[i].tone !== tone || !marks[i].label) continue;
-        if (taken.some(([from, to]) => at[i] < to && at[i] + width > from)) continue;
-        taken.push([at[i], at[i] + width]);
-        nodes.push(svg("text", { x: at[i] + 3, y: top + 8, class: `ss-mark-${tone}` }, marks[i].label));
-      }
-    }
-    return nodes;
+    const texts = placeLabels(marks, at, box.right).map(({ mark, from }) =>
+      svg("text", { x: from, y: box.top + 8, class: `ss-mark-${mark.tone}` }, mark.label));
+    this.labels.replaceChildren(...texts);
   }
 }
 

@@ -49,14 +49,11 @@ function withUnit(value, unit) {
   return unit === "1/s" ? `${number} /s` : `${number} ${scale.unit}`;
 }
 
-// ["12.3", "/ 80.0 GiB (15 %)"], the big and the small part of a tile.
+// ["12.3 GiB", "of 80.0 GiB (15 %)"], the two lines of a tile.
 function bytesOf(value, total) {
-  const own = scaleFor("B", value);
-  const number = short(value / own.factor);
-  if (!isNumber(total) || total <= 0) return [number, own.unit];
-  const whole = scaleFor("B", total);
-  const text = `/ ${short(total / whole.factor)} ${whole.unit} (${percent((100 * value) / total)})`;
-  return own.unit === whole.unit ? [number, text] : [`${number} ${own.unit}`, text];
+  const text = withUnit(value, "B");
+  if (!isNumber(total) || total <= 0) return [text, ""];
+  return [text, `of ${withUnit(total, "B")} (${percent((100 * value) / total)})`];
 }
 
 // "reserved 2.10 → 0.81 GiB": both in the unit of the larger, so that they compare at a glance.

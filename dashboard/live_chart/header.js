@@ -19,10 +19,12 @@ class Tile {
       this.line,
     );
     spark.style.color = `var(--ss-${spec.colour || "grey"})`;
+    // A total or a second number needs a line of its own, a unit does not.
+    const layout = spec.of || spec.also || spec.special ? "ss-kpi-value ss-lines" : "ss-kpi-value";
     this.node = el(
       "div", { class: "ss-kpi", "data-testid": `kpi-${spec.id}`, title: spec.title || "" },
       el("div", { class: "ss-kpi-label" }, spec.label),
-      el("div", { class: "ss-kpi-value" }, this.number, this.detail),
+      el("div", { class: layout }, this.number, this.detail),
       ...(spec.special ? [] : [spark]),
     );
   }
@@ -44,18 +46,18 @@ class Tile {
     return this.show(tileText(spec, value, store));
   }
 
+  // The newest values over their places; like a chart's line it spans what a slow sensor leaves out.
   spark(series) {
     const values = (series.v[this.spec.metric]?.mean || []).slice(-SPARK_POINTS);
-    const known = values.filter((value) => value !== null);
+    const times = this.spec.series === "steps" ? null : series.t.slice(-SPARK_POINTS);
+    const { x, y } = linePoints(values.map((_, i) => i), values, null, 1, times);
+    const known = y.filter((value) => value !== null);
     const [low, high] = [Math.min(...known), Math.max(...known)];
     const height = (value) => (high > low ? 18 - (16 * (value - low)) / (high - low) : 18);
-    let pen = "M";
-    const parts = values.map((value, i) => {
-      if (value === null) return ((pen = "M"), "");
-      const part = `${pen}${((100 * i) / Math.max(1, values.length - 1)).toFixed(1)} ${height(value).toFixed(1)}`;
-      pen = "L";
-      return part;
-    });
+    const place = (i) => ((100 * i) / Math.max(1, values.length - 1)).toFixed(1);
+    const pen = (i) => (i === 0 || y[i - 1] === null ? "M" : "L");
+    const parts = y.map((value, i) =>
+      value === null ? "" : `${pen(i)}${place(x[i])} ${height(value).toFixed(1)}`);
     setAttribute(this.line, "d", parts.join(""));
   }
 }
@@ -69,7 +71,8 @@ function specialTile({ special: kind, reason }, progress, left) {
   const total = progress?.[kind === "step" ? "total_steps" : "epochs"];
   const value = progress?.[kind];
   if (!isNumber(value)) return [[MISSING, ""], reason || "No step recorded yet."];
-  return [[value.toLocaleString("en-US"), isNumber(total) ? `/ ${total.toLocaleString("en-US")}` : ""]];
+  const of = isNumber(total) ? `of ${total.toLocaleString("en-US")}` : "";
+  return [[value.toLocaleString("en-US"), of]];
 }
 
 function tileText(spec, value, store) {

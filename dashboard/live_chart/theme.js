@@ -31,15 +31,20 @@ function setAttribute(node, name, value) {
 }
 
 // After Okabe and Ito, who chose hues told apart with any colour vision; lightness fitted to each
-// background.
+// background. GPUs among several have the hues that memory's five leave (yellow, black, sky blue,
+// amber) and four more, those that differ most from the others first.
 const PALETTES = {
   light: {
     blue: "#0068a8", orange: "#cc5a00", green: "#008a66", pink: "#b04e8b", amber: "#a87400",
     grey: "#6b7280",
+    gpu0: "#7a1fc0", gpu1: "#949c2c", gpu2: "#161616", gpu3: "#129fe7", gpu4: "#87283f",
+    gpu5: "#7d5a10", gpu6: "#421e00", gpu7: "#124e00",
   },
   dark: {
     blue: "#5ab4ec", orange: "#f28e4c", green: "#2fc49a", pink: "#e39ac9", amber: "#e6bd4a",
     grey: "#98a1ae",
+    gpu0: "#8d5df8", gpu1: "#c8ce2c", gpu2: "#f5f5f5", gpu3: "#2284b1", gpu4: "#f9343c",
+    gpu5: "#fad094", gpu6: "#9d7a6b", gpu7: "#b6fb3a",
   },
 };
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dashboard.chart_parts import series_of
+from dashboard.chart_parts import COLOURS, series_of
 from dashboard.charts import layout
 from dashboard.facts import Fit, Gpu, RunFacts
 from stepscope.metrics import BY_KEY, Stream
@@ -88,6 +88,24 @@ def test_several_gpus_get_a_numbered_trace_and_a_colour_each() -> None:
     assert len({trace["colour"] for trace in util}) == 3
     tiles = {tile["id"]: tile for tile in made["kpis"]}
     assert tiles["power"]["series"] == "devices/GPU-2"
+
+
+@pytest.mark.parametrize("kind", [RunKind.WATCH, RunKind.RECORD])
+def test_the_colours_of_several_gpus_mean_nothing_else(kind: RunKind) -> None:
+    gpus = tuple(Gpu(uuid=f"GPU-{index}", name="A100") for index in range(8))
+    made = layout(RunFacts(has_cuda=True, gpus=gpus, training_gpu="GPU-2", kind=kind))
+    shown = [trace for entry in made["charts"] for trace in entry["traces"]]
+    shown += [tile for tile in made["kpis"] if "colour" in tile]
+    of_gpus: dict[str, set[str]] = {gpu.uuid: set() for gpu in gpus}
+    others = {COLOURS["memory/allocated"], COLOURS["memory/reserved"], COLOURS["gpu/mem_used"],
+              COLOURS["memory/peak_allocated"], COLOURS["gpu/mem_total"]}  # fmt: skip
+    for entry in shown:
+        of_gpu = entry["series"].startswith("devices/") and entry.get("style") != "context"
+        found = of_gpus[entry["series"].removeprefix("devices/")] if of_gpu else others
+        found.add(entry["colour"])
+    assert all(len(colours) == 1 for colours in of_gpus.values())  # in charts and tiles alike
+    assert len(set.union(*of_gpus.values())) == 8
+    assert not others & set.union(*of_gpus.values())
 
 
 def test_a_metric_has_one_colour_wherever_it_is_shown() -> None:

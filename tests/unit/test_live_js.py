@@ -6,11 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import dashboard.live_chart
+from dashboard.chart_parts import COLOURS, GPU_COLOURS
 
-PURE = ("format.js", "store.js", "events.js", "xaxis.js", "board.js")
+PURE = ("format.js", "store.js", "theme.js", "header.js", "events.js", "xaxis.js", "board.js")
 FOLDER = Path(dashboard.live_chart.__file__).parent
 
 
@@ -167,9 +170,10 @@ def test_the_time_left_follows_the_mean_step_time(js: Script) -> None:
 @pytest.mark.parametrize(
     ("expression", "text"),
     [
-        ("bytesOf(12.3 * 2 ** 30, 80 * 2 ** 30).join(' ')", "12.3 / 80.0 GiB (15 %)"),
-        ("bytesOf(40 * 2 ** 20, 80 * 2 ** 30).join(' ')", "40.0 MiB / 80.0 GiB (0.05 %)"),
-        ("bytesOf(0, 80 * 2 ** 30).join(' ')", "0.00 B / 80.0 GiB (0 %)"),
+        ("bytesOf(12.3 * 2 ** 30, 80 * 2 ** 30).join(' ')", "12.3 GiB of 80.0 GiB (15 %)"),
+        ("bytesOf(40 * 2 ** 20, 80 * 2 ** 30).join(' ')", "40.0 MiB of 80.0 GiB (0.05 %)"),
+        ("bytesOf(0, 80 * 2 ** 30).join(' ')", "0.00 B of 80.0 GiB (0 %)"),
+        ("bytesOf(2 ** 30, null).join('|')", "1.00 GiB|"),
         ("change('reserved', 'B', 2.1 * 2 ** 30, .81 * 2 ** 30)", "reserved 2.10 → 0.81 GiB"),
         ("change('a', 'B', null, 2 ** 20)", "a n/a → 1.00 MiB"),
         ("withUnit(0, '%')", "0 %"),
@@ -223,3 +227,47 @@ def test_a_zoom_counts_on_the_axis_on_which_it_was_made(js: Script) -> None:
 )
 def test_a_learning_rate_is_short(js: Script, value: float, text: str) -> None:
     assert js(f"brief({value})") == text
+
+
+SIGHTS = {  # linear RGB as seen with all cones, then without one of them (Machado et al., 2009)
+    "normal": np.eye(3),
+    "protanopia": [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
+    "deuteranopia": [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],
+    "tritanopia": [[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]],
+}
+
+
+def oklab(colour: str, sight: str) -> NDArray[np.float64]:
+    """Return #rrggbb as Oklab, in which distances are about as the eye sees them."""
+    shares = np.array([int(colour[at : at + 2], 16) for at in (1, 3, 5)]) / 255
+    linear = np.where(shares <= 0.04045, shares / 12.92, ((shares + 0.055) / 1.055) ** 2.4)
+    seen = np.clip(np.array(SIGHTS[sight]) @ linear, 0, 1)
+    cones = np.array([[0.4122, 0.5363, 0.0514], [0.2119, 0.6807, 0.1074], [0.0883, 0.2817, 0.63]])
+    opponents = np.array([[0.2105, 0.7936, -0.0041], [1.978, -2.4286, 0.4506],
+                          [0.0259, 0.7828, -0.8087]])  # fmt: skip
+    return opponents @ np.cbrt(cones @ seen)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("sight", SIGHTS)
+def test_gpus_are_told_apart_from_each_other_and_from_the_memory_lines(
+    js: Script, theme: str, sight: str
+) -> None:
+    palette = js(f"PALETTES.{theme}")
+    memory = [COLOURS[key] for key in ("memory/allocated", "memory/reserved", "gpu/mem_used",
+                                       "memory/peak_allocated", "gpu/mem_total")]  # fmt: skip
+    for place, gpu in enumerate(GPU_COLOURS):
+        for other in [*memory, *GPU_COLOURS[:place]]:
+            apart = oklab(palette[gpu], sight) - oklab(palette[other], sight)
+            wanted = 0.1 if sight == "normal" else 0.05
+            assert np.linalg.norm(apart) > wanted, (gpu, other)
+
+
+def test_a_marks_label_stays_inside_the_chart_and_touches_no_other(js: Script) -> None:
+    labels = [["cache", 10], ["peaks", 30], ["e5", 60], ["gc", 125]]
+    marks = "labels.map(([label]) => ({label, tone: 'action'}))"
+    placed = js(f"placeLabels({marks}, labels.map(([, at]) => at), 130)", labels=labels)
+    spans = {spot["mark"]["label"]: (spot["from"], spot["to"]) for spot in placed}
+    assert set(spans) == {"peaks", "e5", "gc"}  # the newer of the first two
+    assert spans["e5"][0] > 60  # on the right of its line
+    assert spans["gc"][1] < 125  # there the axis stands
