@@ -25,6 +25,7 @@ from dashboard.facts import (
 )
 from stepscope.metrics import METRICS
 from stepscope.run import RunInfo, RunKind, RunStatus
+from stepscope.steps import RATE, STEP_TIME
 from stepscope.store import Block, EventRow, RunReader, SeriesInfo
 from stepscope.store.reader import Axis
 
@@ -35,6 +36,10 @@ MAX_NEW = 250
 EVENTS = 200
 RECENT = 24
 """Rows in which the newest value is looked for: 2.4 s of samples, more than the slowest tier."""
+RATE_S = 1.0
+"""Seconds over which the rate is averaged: one step may be an epoch's short last batch."""
+RATE_ROWS = 512
+"""Rows of them that are looked at, at most: two frames of the store."""
 NOT_DRAWN = {
     "train/lr", "train/grad_norm", "train/amp_scale", "train/amp_skipped", "train/backwards",
     "train/epoch", "memory/active", "memory/inactive_split", "memory/alloc_retries", "memory/ooms",
@@ -223,7 +228,9 @@ class _Answer:
 
         A metric without one there has stopped, or is logged less often than every RECENT rows.
         """
-        block = self.reader.read(info.id, max(0, info.rows - RECENT), info.rows, 1)
+        rows = RATE_ROWS if info.stream == "steps" else RECENT
+        newest = self.reader.read(info.id, max(0, info.rows - rows), info.rows, 1)
+        block = newest.slice(max(0, len(newest) - RECENT), len(newest))
         last: dict[str, float | int | None] = {}
         for row, key in enumerate(block.keys):
             present = np.flatnonzero(block.count[row])
@@ -231,6 +238,8 @@ class _Answer:
                 last[key] = _rounded([float(block.mean[row][present[-1]])])[0]
         if info.stream == "steps" and len(block):
             last["step"] = int(block.step[-1])
+            if RATE in last:
+                last |= _mean_rate(newest)
         return last
 
     def rows(self, info: SeriesInfo, start: int, stop: int, bucket: int) -> dict[str, Any]:
@@ -250,6 +259,19 @@ class _Answer:
             "s": [int(step) for step in block.step.tolist()],
             "v": values,
         }
+
+
+def _mean_rate(block: Block) -> dict[str, float | int | None]:
+    """Return samples by time over the last second of steps; nothing where no step was timed."""
+    if not {RATE, STEP_TIME} <= set(block.keys):
+        return {}
+    rates, seconds = (block.mean[block.keys.index(key)] for key in (RATE, STEP_TIME))
+    timed = np.flatnonzero(np.isfinite(rates) & (seconds > 0))
+    if not len(timed):
+        return {}
+    latest = timed[block.ts[timed] > block.ts[timed[-1]] - RATE_S]
+    mean = np.average(rates[latest], weights=seconds[latest])
+    return {RATE: _rounded([float(mean)])[0]}
 
 
 def _values(block: Block, row: int, bucket: int) -> dict[str, list[float | int | None]]:

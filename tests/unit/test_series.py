@@ -58,6 +58,39 @@ def test_the_newest_values_are_exact_and_not_a_buckets_mean(tmp_path: Path) -> N
     assert found["progress"]["step"] == 2999
 
 
+def rates(folder: Path, rows: list[tuple[float, int, dict[str, float | None]]]) -> Any:
+    """The samples per second that a run with these rows is said to make now."""
+    writer = RunWriter(folder / STORE_NAME)
+    with writer.transaction():
+        writer.append("steps", "", Block.from_rows(rows))
+    writer.close()
+    return answer(folder)["series"]["steps"]["last"].get("perf/samples_per_sec")
+
+
+def timed(ts: float, step: int, samples: int, seconds: float) -> tuple[float, int, Any]:
+    return ts, step, {"perf/samples_per_sec": samples / seconds, "perf/step_time": seconds}
+
+
+def test_the_newest_rate_is_that_of_the_last_second_not_of_an_epochs_short_last_batch(
+    tmp_path: Path,
+) -> None:
+    long_ago = [timed(60.0 + n / 10, n, 9000, 0.1) for n in range(10)]
+    epoch = [timed(62.0 + n / 10, 10 + n, 128, 0.1) for n in range(10)]
+    short = timed(62.95, 20, 16, 0.05)
+    validated: tuple[float, int, Any] = (68.0, 20, {"val/loss": 1.0})
+    found = rates(tmp_path, [*long_ago, *epoch, short, validated])
+    assert found == pytest.approx((10 * 128 + 16) / 1.05, rel=1e-5)
+
+
+def test_a_step_longer_than_a_second_counts_as_a_whole(tmp_path: Path) -> None:
+    rows = [timed(60.0, 1, 40, 4.0), timed(63.0, 2, 30, 3.0), timed(68.0, 3, 20, 5.0)]
+    assert rates(tmp_path, rows) == 4
+
+
+def test_a_rate_without_a_step_time_is_shown_as_it_is(tmp_path: Path) -> None:
+    assert rates(tmp_path, [(60.0, 1, {"perf/samples_per_sec": 7.0})]) == 7
+
+
 def test_nothing_new_is_nearly_no_bytes(tmp_path: Path) -> None:
     fill(tmp_path, 3000).close()
     found = answer(tmp_path, {"steps": Cursor(3000, 8)})
