@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
+import torch
 
 from trainer.devices import cuda_reason
 
@@ -21,6 +24,18 @@ def need(request: pytest.FixtureRequest) -> Need:
             (pytest.fail if required else pytest.skip)(reason)
 
     return check
+
+
+@contextmanager
+def waiting_raises() -> Iterator[None]:
+    """Let torch raise at every call that waits for the device."""
+    try:
+        with warnings.catch_warnings():  # once a process it says that this mode is a prototype
+            warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
+            torch.cuda.set_sync_debug_mode("error")
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.fixture(autouse=True)

@@ -160,17 +160,17 @@ def test_an_error_that_stays_ends_the_run_and_not_the_process(
 
 
 LOOK = """
-import os, pynvml, sys
+import pynvml, sys
 from trainer.devices import list_devices
 pynvml.nvmlInit()
 handle = pynvml.nvmlDeviceGetHandleByUUID(sys.argv[1])
 used = lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).used
 before = used()
-assert list_devices()[0].id.startswith(("GPU-", "MIG-"))
+[found] = [device for device in list_devices() if device.id == sys.argv[1]]
 listed = used()
 import torch
-torch.zeros(1, device="cuda")
-torch.cuda.synchronize()
+torch.zeros(1, device=f"cuda:{found.cuda_index}")
+torch.cuda.synchronize(found.cuda_index)
 print(listed - before, used() - before)
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from stepscope.run import RunStatus
 from stepscope.scalars import Row
 from stepscope.store.reader import ask
+from tests.gpu.conftest import waiting_raises
 from tests.integration.test_training import (
     background,
     event_of,
@@ -147,8 +149,6 @@ def test_an_oom_leaves_memory_at_its_baseline_and_the_next_run_works(
     assert session.run(small(gpu, Workload.FILL), tmp_path / "next") is RunStatus.FINISHED
 
 
-# What torch says of this mode is its own limit, once a process: it would fail the first case.
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16, Precision.FP16])
 @pytest.mark.parametrize("clip_norm", [0.0, 1.0])
 def test_a_steady_step_never_synchronises(
@@ -175,17 +175,15 @@ def test_a_steady_step_never_synchronises(
         reader = compute.reader(lambda number, _, row: rows.append((number, row)))
         loader = MemoryLoader(task.train, config, compute)
         batches = loader.batches(training.order(task.train.length))
-        try:
+        with ExitStack() as watched:
             for number, batch in enumerate(batches):
                 if number == 10:  # warm: lazily made handles and buffers exist now
-                    torch.cuda.set_sync_debug_mode("error")
+                    watched.enter_context(waiting_raises())
                 loss, norm = step(*batch)
                 compute.pace()
                 scalars = {"train/loss": loss} | ({"norm": norm} if norm is not None else {})
                 reader.put(number, 0.0, {}, scalars)
                 reader.poll()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
         reader.flush()
     assert [number for number, _ in rows] == list(range(len(rows)))
     assert reader.dropped == 0
