@@ -20,6 +20,8 @@ from trainer.config import ConfigError, RunConfig
 
 OUTPUT = "output.log"
 OUTPUT_HEIGHT = 320  # px
+OUTPUT_LINES = 12
+"""So many fit into that height."""
 _HIDDEN = {"capabilities", "fit"}
 
 
@@ -83,9 +85,12 @@ def _output(folder: Path) -> None:
         elif not text.strip():
             st.caption("The script has printed nothing yet.")
         else:
-            st.code(
-                text, language=None, height=OUTPUT_HEIGHT if text.count("\n") > 14 else "content"
-            )
+            long = text.count("\n") > OUTPUT_LINES
+            # The box, not the text in it, has the height: only a box can begin at its end.
+            with st.container(
+                height=OUTPUT_HEIGHT if long else "content", border=False, autoscroll=True
+            ):
+                st.code(text, language=None)
 
 
 def _snapshots(run: RunInfo, kept: tuple[Snapshot, ...]) -> None:

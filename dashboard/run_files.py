@@ -8,14 +8,13 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from stepscope.output import terminal_text
+
 TAIL_BYTES = 20_000
 SNAPSHOTS = 50
 """Memory snapshots listed at most."""
 
 _SNAPSHOT = re.compile(r"snapshot-[\w.-]{1,100}\.pickle")
-# What a terminal obeys and does not show: colours, cursor moves, window titles.
-_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +60,6 @@ def tail(path: Path, limit: int = TAIL_BYTES) -> str | None:
     if size > limit:
         text = text[text.find("\n") + 1 :]  # the first line is cut
     return terminal_text(text)
-
-
-def terminal_text(text: str) -> str:
-    """Return what stays on a terminal after this text: progress bars rewrite their line."""
-    lines = _ESCAPES.sub("", text.replace("\r\n", "\n")).split("\n")
-    kept = (line.rstrip("\r").rpartition("\r")[2] for line in lines)
-    return "\n".join(_CONTROLS.sub("", line) for line in kept)
 
 
 def _open(path: Path) -> int:

@@ -23,6 +23,7 @@ from stepscope.allocator import Readings
 from stepscope.commands import CommandServer
 from stepscope.nvml import DeviceInfo, DeviceSource, NullSource, nvml_uuid, open_source
 from stepscope.outcome import Outcome
+from stepscope.output import terminal_text
 from stepscope.recorder import Command, CommandName, Recorder
 from stepscope.run import RunKind, RunStatus, new_run_folder, rank_file
 from stepscope.sampler import Sampler
@@ -158,7 +159,7 @@ class LiveRun:
             return
         # Before the script's own end, which may tell other ranks of it, or take long.
         self.recorder.describe(failure={"ts": time.time(), "reason": outcome.reason})
-        text = "".join(traceback.format_exception(error))
+        text = terminal_text("".join(traceback.format_exception(error)))
         try:
             self._traceback.write_text(text, errors="backslashreplace")
         except OSError as problem:

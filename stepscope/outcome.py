@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from stepscope.output import terminal_text
 from stepscope.run import RunStatus
 
 _OUT_OF_GPU_MEMORY = ("CUDA error: out of memory", "CUDA out of memory",
@@ -31,7 +32,7 @@ def outcome(error: BaseException | None) -> Outcome:
     if isinstance(error, SystemExit):
         if isinstance(error.code, int):
             return Outcome(RunStatus.FAILED, f"The script ended with exit code {int(error.code)}.")
-        return Outcome(RunStatus.FAILED, f"The script ended: {str(error.code)[:300]}")
+        return Outcome(RunStatus.FAILED, f"The script ended: {_said_by(error.code)[:300]}")
     text = _said_by(error)
     asked = re.search(r"[Tt]ried to allocate [0-9.]+ (bytes|[KMGT]?i?B)", text)
     detail = f" ({asked.group().lower()[0]}{asked.group()[1:]})" if asked else ""
@@ -48,9 +49,9 @@ def outcome(error: BaseException | None) -> Outcome:
     return Outcome(RunStatus.FAILED, reason, failure="error")
 
 
-def _said_by(error: BaseException) -> str:
-    """Return the exception's text; one of the script's own classes may fail at telling it."""
+def _said_by(value: object) -> str:
+    """Return an exception's text without colors; one of the script's may fail at telling it."""
     try:
-        return str(error)
+        return terminal_text(str(value))
     except Exception as problem:  # noqa: BLE001 - it must not take the place of the script's error
         return f"(its text cannot be told: {type(problem).__name__})"

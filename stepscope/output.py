@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable
@@ -19,6 +20,10 @@ from stepscope.run import rank_file
 
 LIMIT_BYTES = 8 * 2**20
 """When `output.log` is full it becomes `output.1.log`: the last 8 to 16 MiB are kept."""
+
+# What a terminal obeys and does not show: colors, cursor moves, window titles.
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class OutputLog:
@@ -104,3 +109,10 @@ def keep_output(folder: Path, rank: int, failed: Callable[[str], None]) -> None:
         reason = log.keep(getattr(sys, stream))
         if reason is not None:
             failed(f"The output on {stream} is not kept: {reason}.")
+
+
+def terminal_text(text: str) -> str:
+    """Return what stays on a terminal after this text: progress bars rewrite their line."""
+    lines = _ESCAPES.sub("", text.replace("\r\n", "\n")).split("\n")
+    kept = (line.rstrip("\r").rpartition("\r")[2] for line in lines)
+    return "\n".join(_CONTROLS.sub("", line) for line in kept)

@@ -211,6 +211,46 @@ def test_what_is_wrong_with_the_recording_is_said(
     expect(page.get_by_test_id("warnings")).not_to_contain_text("No news")
 
 
+IN_SIGHT = """(code, text) => {
+    const nodes = document.createTreeWalker(code, NodeFilter.SHOW_TEXT);
+    const range = document.createRange();
+    let box = null;
+    for (let node = nodes.nextNode(); node; node = nodes.nextNode()) {
+        const at = node.data.indexOf(text);
+        if (at >= 0) {
+            range.setStart(node, at);
+            range.setEnd(node, at + text.length);
+            box = range.getBoundingClientRect();
+        }
+    }
+    let frame = code.parentElement;
+    while (frame.scrollHeight <= frame.clientHeight + 1) frame = frame.parentElement;
+    const around = frame.getBoundingClientRect();
+    return box !== null && box.top >= around.top && box.bottom <= around.bottom;
+}"""
+"""Whether a line lies in the visible part of the innermost box that scrolls."""
+
+
+def test_the_output_opens_at_its_newest_line(
+    open_page: OpenPage, server: Server, begin: Begin
+) -> None:
+    foreign(begin, server, "one")
+    page = open_page()
+    expect(page.get_by_test_id("status")).to_contain_text("Running", timeout=30_000)
+    output = server.runs / "one" / "output.log"
+    output.write_text("".join(f"line {number:03}\n" for number in range(300)))
+    button(page, "Stop").click()  # with its end the page is drawn anew
+    expect(page.get_by_test_id("status")).to_contain_text("Stopped")
+    page.get_by_text("Output of the script").click()
+    code = page.get_by_test_id("stCode").filter(has_text="line 250").locator("code")
+    wait_until(lambda: bool(code.evaluate(IN_SIGHT, "line 299")), page)
+    assert not code.evaluate(IN_SIGHT, "line 200")
+    with output.open("a") as file:
+        file.writelines(f"line {number:03}\n" for number in range(300, 400))
+    button(page, "Refresh").click()
+    wait_until(lambda: bool(code.evaluate(IN_SIGHT, "line 399")), page)
+
+
 def test_a_script_under_watch_is_shown_and_stopped(
     open_page: OpenPage, server: Server, begin: Begin
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dashboard.format import plain
-from dashboard.run_files import Snapshot, snapshot_bytes, snapshots, tail, terminal_text
+from dashboard.run_files import Snapshot, snapshot_bytes, snapshots, tail
 
 
 def test_snapshots_are_plain_files_of_their_name(tmp_path: Path) -> None:
@@ -44,12 +44,6 @@ def test_neither_a_link_nor_a_pipe_is_read(tmp_path: Path) -> None:
     assert tail(tmp_path / "output.log") is None
     assert tail(tmp_path / "pipe") is None  # and does not wait for a writer
     assert tail(tmp_path / "absent") is None
-
-
-def test_output_looks_as_it_did_on_the_terminal() -> None:
-    assert terminal_text("  0%|  \r 50%|# \r100%|##\ndone\r\n") == "100%|##\ndone\n"
-    assert terminal_text("\x1b[1;32mgreen\x1b[0m \x1b]0;title\x07text\x00") == "green text"
-    assert terminal_text("a\tb") == "a\tb"
 
 
 def test_plain_text_has_no_markdown() -> None:

@@ -13,7 +13,7 @@ import pytest
 from stepscope.live_run import visible_gpus
 from stepscope.nvml import DeviceInfo
 from stepscope.outcome import outcome
-from stepscope.output import OutputLog
+from stepscope.output import OutputLog, terminal_text
 from stepscope.ranks import RankError, find_place
 from stepscope.run import RunStatus
 from stepscope.script import NoScript, from_file
@@ -82,6 +82,12 @@ def test_a_stream_that_is_no_file_is_left_alone(tmp_path: Path) -> None:
     log = OutputLog(tmp_path / "output.log", failed=pytest.fail)
     assert "StringIO" in str(log.keep(io.StringIO()))
     assert "NoneType" in str(log.keep(None))
+
+
+def test_output_looks_as_it_did_on_the_terminal() -> None:
+    assert terminal_text("  0%|  \r 50%|# \r100%|##\ndone\r\n") == "100%|##\ndone\n"
+    assert terminal_text("\x1b[1;32mgreen\x1b[0m \x1b]0;title\x07text\x00") == "green text"
+    assert terminal_text("a\tb") == "a\tb"
 
 
 def test_one_process_gets_a_folder_of_its_own(tmp_path: Path) -> None:
@@ -154,6 +160,8 @@ class OutOfMemoryError(RuntimeError):
         (KeyboardInterrupt(), RunStatus.STOPPED, "Interrupted (Ctrl-C).", None),
         (ValueError("a\nb"), RunStatus.FAILED, "ValueError: a", "error"),
         (KeyError(), RunStatus.FAILED, "KeyError", "error"),
+        (ValueError("\x1b[31mbad\x1b[0m x\x07"), RunStatus.FAILED, "ValueError: bad x", "error"),
+        (SystemExit("\x1b[1mno\x1b[m"), RunStatus.FAILED, "The script ended: no", None),
     ],
 )
 def test_how_a_script_ended(

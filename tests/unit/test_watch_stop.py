@@ -215,7 +215,7 @@ def test_the_mig_instance_that_the_script_trains_on_is_sampled(
 
 
 def test_a_failure_keeps_its_traceback(live: LiveRun) -> None:
-    error = ValueError("é")
+    error = ValueError("\x1b[31mé\x1b[0m")
     live.failed(outcome(error), error)
     live.close(RunStatus.FAILED, "ValueError: é")
     assert (live.recorder.folder / "traceback.txt").read_text() == "ValueError: é\n"

@@ -1,0 +1,26 @@
+#!/bin/sh
+# Runs the tests of what concerns torch under another version of it: torch_versions.sh VERSION [PYTEST ARGUMENTS]
+#
+# The CUDA build of that version on the simulator (tests/cudasim), in .venv-torch-VERSION: 530 MB to
+# download, 2 GB on disk. The built-in training is left out: it runs with the pinned version only.
+set -eu
+cd "$(dirname "$0")/.."
+version=$1
+shift
+venv=.venv-torch-$version
+CUDASIM_BUILD=$PWD/$venv/cudasim tests/cudasim/setup.sh "$venv" "$version"
+
+# The pinned packages but torch, the page and the linters. The machine's pip settings may cap torch.
+packages=$(sed -n '/^[a-z]/p' requirements.txt requirements-test.txt |
+  grep -vE '^(torch|streamlit|plotly|ruff|mypy|playwright|httpx2)==')
+PIP_CONFIG_FILE=/dev/null PIP_CONSTRAINT= "$venv/bin/python" -m pip install -q --disable-pip-version-check \
+  "torch==$version" $packages
+"$venv/bin/python" -m pip install -q --disable-pip-version-check --no-deps -e .
+
+if [ $# -eq 0 ]; then
+  set -- tests/unit/test_hooks_*.py tests/unit/test_scalars.py tests/unit/test_allocator.py \
+    tests/unit/test_commands.py tests/integration/test_watch_*.py tests/integration/test_tracker.py \
+    tests/integration/test_integrations_*.py tests/integration/test_cli.py \
+    tests/gpu --ignore=tests/gpu/test_training_gpu.py --ignore=tests/gpu/test_device_gpu.py
+fi
+exec "$venv/bin/python" -m pytest --require-gpu "$@"
