@@ -7,11 +7,13 @@ code and child processes write goes past it, to the terminal only.
 
 from __future__ import annotations
 
+import atexit
 import io
 import os
 import re
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,16 +23,20 @@ from stepscope.run import rank_file
 LIMIT_BYTES = 8 * 2**20
 """When `output.log` is full it becomes `output.1.log`: the last 8 to 16 MiB are kept."""
 
+BEGUN_S = 0.5
+
 # What a terminal obeys and does not show: colors, cursor moves, window titles.
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class OutputLog:
-    """The log of one process; written without a buffer, so that a killed process loses nothing.
+    """The log of one process; written at once, so that a killed process loses nothing.
 
-    `failed` is told once when the log cannot be written; it ends there, and the script goes on.
-    Raises OSError where the file cannot be made.
+    Only the begun line of an unbuffered stream waits, for BEGUN_S at most: there `print` writes a
+    line in two parts, and a write of ours between them would let lines of several ranks that share
+    a pipe merge more often. `failed` is told once when the log cannot be written; it ends there,
+    and the script goes on. Raises OSError where the file cannot be made.
     """
 
     def __init__(
@@ -42,57 +48,77 @@ class OutputLog:
         self._limit = limit
         self._file = self._open()
         self._size = 0
-        self._rotating = threading.Lock()
+        self._waiting: deque[bytes] = deque()
+        self._writing = threading.Lock()
+        self._closed = threading.Event()
+        self._begun: threading.Thread | None = None
         self._on = True
         os.register_at_fork(after_in_child=self._leave)
 
     def keep(self, stream: Any) -> str | None:
         """Keep from now on what this text stream writes; return why it cannot be kept, or None."""
-        raw = getattr(stream, "buffer", None)
-        raw = getattr(raw, "raw", raw)  # none below an unbuffered stream (python -u)
+        buffer = getattr(stream, "buffer", None)
+        raw = getattr(buffer, "raw", buffer)  # none below an unbuffered stream (python -u)
         if not isinstance(raw, io.FileIO):
             return f"it is no file of this process but {type(stream).__name__}"
-        write = raw.write
+        write, in_parts = raw.write, raw is buffer
 
         def kept(data: Any, /) -> int | None:
             written = write(data)
             if written and self._on:
-                self._add(memoryview(data).cast("B")[:written])
+                some = bytes(memoryview(data).cast("B")[:written])
+                self._waiting.append(some)
+                if not in_parts or some[-1] in b"\r\n" or self._closed.is_set():
+                    self.flush()
             return written
 
         raw.write = kept  # type: ignore[method-assign]
+        if in_parts and self._begun is None:
+            self._begun = threading.Thread(target=self._work, name="stepscope-output", daemon=True)
+            self._begun.start()
         return None
+
+    def flush(self) -> None:
+        """Write what waits; where another thread is writing, it takes that along."""
+        # Never waited for: a signal handler of this thread may print in the middle of it.
+        while self._waiting and self._writing.acquire(blocking=False):
+            try:
+                self._write(b"".join(self._waiting.popleft() for _ in range(len(self._waiting))))
+            finally:
+                self._writing.release()
+
+    def close(self) -> None:
+        """Write the begun line; what comes after it is written at once."""
+        self._closed.set()
+        if self._begun is not None:
+            self._begun.join()
+        self.flush()
 
     def _open(self) -> int:
         return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
 
-    def _add(self, data: memoryview) -> None:
+    def _work(self) -> None:
+        while not self._closed.wait(BEGUN_S):
+            self.flush()
+
+    def _write(self, data: bytes) -> None:
         try:
             os.write(self._file, data)
             self._size += len(data)
             if self._size >= self._limit:
-                self._rotate()
+                os.replace(self._path, self._older)
+                full, self._file = self._file, self._open()
+                os.close(full)
+                self._size = 0
         except OSError as error:
             self._on = False
             self._failed(error)
 
-    def _rotate(self) -> None:
-        # Never waited for: a signal handler of this thread may print in the middle of it.
-        if not self._rotating.acquire(blocking=False):
-            return
-        try:
-            os.replace(self._path, self._older)
-            fresh = self._open()
-            # In one step, and to the same number: another thread may be about to write to it.
-            os.dup2(fresh, self._file, inheritable=False)
-            os.close(fresh)
-            self._size = 0
-        finally:
-            self._rotating.release()
-
     def _leave(self) -> None:
-        """In a forked child: two processes cannot rotate one file."""
-        self._on = False
+        """In a forked child, which has no thread but its own: two cannot rotate one file."""
+        self._on, self._begun = False, None
+        self._waiting.clear()
+        self._closed, self._writing = threading.Event(), threading.Lock()
 
 
 def keep_output(folder: Path, rank: int, failed: Callable[[str], None]) -> None:
@@ -105,6 +131,7 @@ def keep_output(folder: Path, rank: int, failed: Callable[[str], None]) -> None:
     except OSError as error:
         failed(f"The output is not kept: {error}.")
         return
+    atexit.register(log.close)
     for stream in ("stdout", "stderr"):
         reason = log.keep(getattr(sys, stream))
         if reason is not None:

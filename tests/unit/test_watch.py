@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from stepscope import output
 from stepscope.live_run import visible_gpus
 from stepscope.nvml import DeviceInfo
 from stepscope.outcome import outcome
@@ -48,6 +49,44 @@ def test_what_a_stream_writes_is_kept_and_shown(tmp_path: Path, terminal: Termin
     assert (tmp_path / "output.log").read_text(encoding="utf-8") == "loss 0.5 é\n"
 
 
+def test_a_line_in_two_parts_is_kept_in_one_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = OutputLog(tmp_path / "output.log", failed=pytest.fail)
+    raw = io.FileIO(tmp_path / "terminal", "w")
+    writes: list[bytes] = []
+    to_log = os.write
+
+    def note(file: int, data: bytes) -> int:
+        writes.append(bytes(data))
+        return to_log(file, data)
+
+    monkeypatch.setattr(output, "BEGUN_S", 3600.0)
+    monkeypatch.setattr(os, "write", note)
+    with io.TextIOWrapper(raw, write_through=True) as unbuffered:  # type: ignore[arg-type]
+        log.keep(unbuffered)
+        print("loss", 0.5, file=unbuffered)
+        assert (tmp_path / "terminal").read_text() == "loss 0.5\n"
+        assert writes == [b"loss 0.5\n"]
+        unbuffered.write("10 %\r")
+        unbuffered.write("loading … ")
+        assert writes[1:] == [b"10 %\r"]
+        log.close()
+        print("done", file=unbuffered)
+    assert (tmp_path / "output.log").read_bytes().endswith("\n10 %\rloading … done\n".encode())
+
+
+def test_a_begun_line_is_kept_before_it_ends(tmp_path: Path) -> None:
+    log = OutputLog(tmp_path / "output.log", failed=pytest.fail)
+    raw = io.FileIO(tmp_path / "terminal", "w")
+    with io.TextIOWrapper(raw, write_through=True) as unbuffered:  # type: ignore[arg-type]
+        log.keep(unbuffered)
+        unbuffered.write("loading")
+        log.flush()
+        assert (tmp_path / "output.log").read_text() == "loading"
+        log.close()
+
+
 def test_a_full_log_keeps_the_newest_output(tmp_path: Path, terminal: Terminal) -> None:
     log = OutputLog(tmp_path / "output.log", failed=pytest.fail, limit=100)
     log.keep(terminal.stream)
@@ -66,7 +105,7 @@ def test_a_disk_that_refuses_the_log_leaves_the_terminal_alone(
     log = OutputLog(tmp_path / "output.log", failed=told.append)
     log.keep(terminal.stream)
 
-    def full(_file: int, _data: memoryview) -> int:
+    def full(_file: int, _data: bytes) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
