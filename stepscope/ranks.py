@@ -6,7 +6,10 @@ machine have the same parent, and so agree on a folder named after it.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shlex
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +61,22 @@ def find_place(root: Path, name: str, environ: Mapping[str, str]) -> Place:
         # The name of an earlier run: its parent, such as a shell, has started this one as well.
         folder, number = new_run_folder(root, name), 0
     return Place(folder, number, rank, local_rank, world_size)
+
+
+def announce(place: Place, runs: Path | None) -> None:
+    """Say on stderr, once a machine, where the run is recorded and what shows it.
+
+    `runs` is the folder of all runs where the page has to be told of it.
+    """
+    if place.local_rank == 0:
+        see = f"STEPSCOPE_RUNS={shlex.quote(str(runs))} " if runs else ""
+        say(f"stepscope: recording into {place.folder}; to see it: {see}stepscope ui")
+
+
+def say(line: str) -> None:
+    """Write a line to stderr, if there is one and somebody reads it."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write(f"{line}\n")
 
 
 def _name_after_parent(name: str, environ: Mapping[str, str]) -> str | None:

@@ -27,8 +27,9 @@ from typing import Any, TypeVar
 from stepscope.fast_step import ABSENT, Step, can_be_compiled, compile_step, is_host_tensor
 from stepscope.live_run import LiveRun, runs_root
 from stepscope.outcome import outcome
-from stepscope.ranks import find_place
+from stepscope.ranks import announce, find_place
 from stepscope.run import RunKind, RunStatus
+from stepscope.script import in_notebook, running_name
 from stepscope.steps import SAMPLES, TOKENS
 
 log = logging.getLogger(__name__)
@@ -235,7 +236,7 @@ def init(
     name: str | None = None, *, runs: Path | str | None = None,
     config: Mapping[str, Any] | None = None, sample: bool = True,
 ) -> Tracker:  # fmt: skip
-    """Start recording this process and return what to call at each step.
+    """Start recording this process, say where on stderr, and return what to call at each step.
 
     `runs` is the folder of all runs, by default STEPSCOPE_RUNS or ./runs; `sample` records memory
     and GPUs ten times a second. A second call, or one under `stepscope watch`, returns the tracker
@@ -245,8 +246,9 @@ def init(
     if _current is not None and not _current._closed and _current._pid == os.getpid():
         return _current
     try:
-        name = name or Path(next(iter(sys.argv), "")).stem or "python"
-        place = find_place(runs_root(None if runs is None else Path(runs)), name, os.environ)
+        name = name or running_name()
+        root = runs_root(None if runs is None else Path(runs))
+        place = find_place(root, name, os.environ)
         live = LiveRun(
             name=name, kind=RunKind.INIT, folder=place.folder, rank=place.number,
             world_size=place.world_size, config=config, sample=sample, facts={"rank": place.rank},
@@ -254,6 +256,8 @@ def init(
     except Exception as error:  # noqa: BLE001 - whatever is wrong, the training has to run
         log.warning("stepscope: nothing is recorded, no run folder could be made: %s", error)
         return Tracker(None)
+    # A terminal is rarely in the folder of a notebook's kernel.
+    announce(place, root if runs is not None or in_notebook() else None)
     _current = Tracker(live)
     # One for all runs of the process: registering each would keep their rings for ever.
     atexit.unregister(_close_at_exit)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import atexit
-import contextlib
 import gc
 import logging
 import os
@@ -26,7 +25,7 @@ from stepscope import hooks, tracker
 from stepscope.live_run import LiveRun, runs_root
 from stepscope.outcome import Outcome, outcome
 from stepscope.output import keep_output
-from stepscope.ranks import RankError, find_place
+from stepscope.ranks import RankError, announce, find_place, say
 from stepscope.run import RunKind
 from stepscope.script import NoScript, Script, from_file, from_module
 from stepscope.store import StoreError
@@ -119,14 +118,12 @@ def _start(script: Script, options: argparse.Namespace) -> LiveRun | None:
             }},
         )  # fmt: skip
     except (OSError, StoreError, RankError) as error:
-        _say(f"stepscope: not watched, no run folder could be made: {error}")
+        say(f"stepscope: not watched, no run folder could be made: {error}")
         return None
     except Exception as error:  # noqa: BLE001 - whatever is wrong with us, the script has to run
-        _say(f"stepscope: not watched: {type(error).__name__}: {error}")
+        say(f"stepscope: not watched: {type(error).__name__}: {error}")
         return None
-    if place.local_rank == 0:
-        see = f"STEPSCOPE_RUNS={options.runs} stepscope ui" if options.runs else "stepscope ui"
-        _say(f"stepscope: recording into {live.recorder.folder}; to see it: {see}")
+    announce(place, options.runs)
     try:
         keep_output(
             live.recorder.folder, place.number,
@@ -141,12 +138,6 @@ def _start(script: Script, options: argparse.Namespace) -> LiveRun | None:
         log.warning("stepscope: the script's steps will not be recorded", exc_info=True)
         live.recorder.event("hook_failed", f"Nothing of the script's steps is recorded: {error}")
     return live
-
-
-def _say(line: str) -> None:
-    """Write a line to stderr, if the script was given one that takes it."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stderr.write(f"{line}\n")
 
 
 def _hide_our_frames(error: BaseException) -> None:

@@ -80,6 +80,44 @@ rec.event("half way", note=1)
         assert [event.text for event in reader.events()] == ["half way"]
 
 
+def test_init_says_where_it_records(tmp_path: Path) -> None:
+    code = """
+import stepscope
+stepscope.init("first")
+stepscope.init("the same")
+"""
+    done = script(tmp_path, code)
+    folder = only_run(tmp_path).folder
+    assert done.stderr == f"stepscope: recording into {folder}; to see it: stepscope ui\n"
+    elsewhere = tmp_path / "their runs"
+    done = script(tmp_path, f"import stepscope; stepscope.init('x', runs={str(elsewhere)!r})")
+    assert f"to see it: STEPSCOPE_RUNS='{elsewhere}' stepscope ui\n" in done.stderr
+    silent = "import sys; sys.stderr = None; import stepscope; stepscope.init('x').step(loss=1.0)"
+    script(tmp_path / "silent", silent)
+    assert only_run(tmp_path / "silent").facts["step"] == 1
+
+
+def test_a_notebooks_run_has_its_name(tmp_path: Path) -> None:
+    code = """
+import sys
+sys.argv = ["/usr/lib/python3/dist-packages/ipykernel_launcher.py", "-f", "x.json"]
+import stepscope
+stepscope.init()
+"""
+    vs_code = f"__vsc_ipynb_file__ = '/home/me/Third.ipynb'\n{code}"
+    found = {}
+    for name, (text, session) in {
+        "jupyter": (code, "work/My model.ipynb"), "unknown": (code, "RTC:json:notebook:7f3"),
+        "vs code": (vs_code, ""),
+    }.items():  # fmt: skip
+        done = script(tmp_path / name, text, JPY_SESSION_NAME=session)
+        found[name] = only_run(tmp_path / name).facts["name"]
+        assert f"STEPSCOPE_RUNS='{tmp_path / name}' stepscope ui".replace("'", "") in (
+            done.stderr.replace("'", "")
+        )
+    assert found == {"jupyter": "My model", "unknown": "notebook", "vs code": "Third"}
+
+
 def test_tokens_and_samples_without_a_loader(tmp_path: Path) -> None:
     code = """
 import stepscope
