@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -16,6 +17,8 @@ from pathlib import Path
 from stepscope.commands import binary
 from stepscope.survey import Facts, Gpu, gather
 
+TORCH_TESTED = ((2, 11), (2, 15))
+"""Oldest and newest version of torch that `watch`, `init` and the hooks are tested with."""
 LOW_SPACE = 2**30
 SMALL_SHARED_MEMORY = 2**30
 
@@ -75,6 +78,7 @@ def findings(facts: Facts) -> Iterator[Finding]:
     for gpu in facts.gpus:
         yield _gpu(gpu)
     yield _torch(facts)
+    yield from _torch_version(facts)
     if facts.visible_devices is not None:
         yield Finding(
             Mark.OK, "CUDA_VISIBLE_DEVICES",
@@ -193,6 +197,21 @@ def _torch(facts: Facts) -> Finding:
         Mark.BROKEN, "torch", f"{built}, does not see the GPU: {said}",
         "Install a build of torch for this driver: https://pytorch.org/get-started.",
     )  # fmt: skip
+
+
+def _torch_version(facts: Facts) -> Iterator[Finding]:
+    """Say so where nobody has tried this version of torch."""
+    found = re.match(r"(\d+)\.(\d+)", facts.torch["version"]) if facts.torch else None
+    if found is None:
+        return
+    oldest, newest = TORCH_TESTED
+    if not oldest <= (int(found[1]), int(found[2])) <= newest:
+        tested = " to ".join(f"{major}.{minor}" for major, minor in TORCH_TESTED)
+        yield Finding(
+            Mark.MISSING, "torch's version", f"{found[0]}; Stepscope is tested with {tested}",
+            "Training runs as without us; a value that cannot be captured is missing, and stderr "
+            "says which.",
+        )  # fmt: skip
 
 
 def _torch_without_cuda(facts: Facts, version: str) -> Finding:
