@@ -137,24 +137,30 @@ import torch
 from trainer import session
 from trainer.config import Workload, defaults
 from trainer.workloads import WORKLOADS
-make = WORKLOADS[Workload.DIGITS_MLP]
+workload, workers = Workload(sys.argv[3]), int(sys.argv[4])
+make = WORKLOADS[workload]
 def broken(config):
     task = make(config)
     task.train.targets[2000:2010] = 1000  # no such class: an assertion on the device
     return task
-WORKLOADS[Workload.DIGITS_MLP] = broken
+WORKLOADS[workload] = broken
+config = replace(defaults(workload, sys.argv[1]), num_workers=workers)
 for name in ("first", "second"):
     folder = Path(sys.argv[2]) / name
     folder.mkdir()
-    print(session.run(defaults(Workload.DIGITS_MLP, sys.argv[1]), folder), flush=True)
+    print(session.run(config, folder), flush=True)
 os._exit(0)  # what torch does at the end of a process with a dead GPU is not ours
 """
 
 
+@pytest.mark.parametrize(
+    ("workload", "workers"), [(Workload.DIGITS_MLP, 0), (Workload.DIGITS_CNN, 2)]
+)
 def test_an_error_that_stays_ends_the_run_and_not_the_process(
-    gpu: TrainDevice, tmp_path: Path
+    gpu: TrainDevice, workload: Workload, workers: int, tmp_path: Path
 ) -> None:
-    assert child(STICKY, gpu.id, str(tmp_path)).split() == ["failed", "failed"]
+    said = child(STICKY, gpu.id, str(tmp_path), workload, str(workers))
+    assert said.split() == ["failed", "failed"]
     for name in ("first", "second"):
         assert "restart the server" in facts(tmp_path / name)["reason"]
 

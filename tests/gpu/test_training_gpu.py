@@ -51,7 +51,9 @@ def no_limit(gpu: TrainDevice) -> Iterator[None]:
 
 
 def small(gpu: TrainDevice, workload: Workload, **changes: Any) -> RunConfig:
-    return replace(defaults(workload, gpu.id), epochs=3, **changes)
+    """A run that also a CPU, where one simulates the GPU, computes in seconds."""
+    size = {"width": 8, "image_size": 16} if workload is Workload.FILL else {}
+    return replace(defaults(workload, gpu.id), **{"epochs": 3, **size, **changes})
 
 
 @pytest.mark.parametrize("precision", list(Precision))

@@ -164,7 +164,9 @@ def test_a_skipped_step_is_seen(live: LiveRun) -> None:
     ]  # fmt: skip
 
 
-def test_a_captured_graph_is_not_disturbed(live: LiveRun) -> None:
+@pytest.mark.parametrize("mode", ["thread_local", "global"])
+def test_a_captured_graph_is_not_disturbed(live: LiveRun, mode: str) -> None:
+    """`global` forbids every thread of the process what the capturing one may not do."""
     script = Script()
     script.epoch()
     x, y = torch.randn(32, 64, device="cuda"), torch.randn(32, 1, device="cuda")
@@ -184,8 +186,9 @@ def test_a_captured_graph_is_not_disturbed(live: LiveRun) -> None:
             step()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    with torch.cuda.graph(graph, capture_error_mode=mode):
         loss = step()
+        time.sleep(0.35)  # some ticks of the sampler
     before = None
     for _ in range(20):
         graph.replay()

@@ -1,0 +1,156 @@
+"""Hugging Face's Trainer in fp16 and Lightning in 16-mixed, with loader workers and without.
+
+Forked workers of a second epoch start while values of the GPU are on their way to the recorder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from stepscope.run import RunStatus, read_run, run_folders
+from tests.integration.test_training import metric
+
+ROOT = Path(__file__).resolve().parents[2]
+STEPS = 12  # of each training: two epochs of 24 rows in batches of 4
+
+HUGGINGFACE = """
+import json, sys
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 24
+    def __getitem__(self, index):
+        tokens = torch.arange(8) + index % 8
+        return {"input_ids": tokens, "labels": tokens}
+
+class Telling(Trainer):
+    def training_step(self, *args, **kwargs):
+        loss = super().training_step(*args, **kwargs)
+        losses.append(loss.detach())
+        return loss
+
+callbacks = []
+if sys.argv[1] == "callback":
+    from stepscope.integrations.huggingface import StepscopeCallback
+    callbacks = [StepscopeCallback("tiny")]
+torch.manual_seed(0)
+model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=32, n_positions=16))
+for workers in map(int, sys.argv[2:]):
+    losses = []
+    arguments = TrainingArguments(
+        "out", fp16=True, dataloader_num_workers=workers, per_device_train_batch_size=4,
+        num_train_epochs=2, logging_steps=1, max_grad_norm=1.0, save_strategy="no", report_to=[],
+        disable_tqdm=True,
+    )
+    Telling(model, arguments, train_dataset=Data(), callbacks=callbacks).train()
+    print("LOSSES", json.dumps([float(loss) for loss in losses]), flush=True)
+"""
+LIGHTNING = """
+import json, sys
+import lightning, torch
+from lightning.pytorch.plugins import MixedPrecision
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+class Tiny(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+        self.losses = []
+    def training_step(self, batch, index):
+        loss = nn.functional.mse_loss(self.net(batch[0]), batch[1])
+        self.losses.append(loss.detach())
+        self.log("train_loss", loss)
+        return loss
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+
+callbacks = []
+if sys.argv[1] == "callback":
+    from stepscope.integrations.lightning import StepscopeCallback
+    callbacks = [StepscopeCallback("tiny")]
+lightning.seed_everything(0)
+data = TensorDataset(torch.randn(24, 8), torch.randn(24, 1))
+for workers in map(int, sys.argv[2:]):
+    model = Tiny()
+    scaler = torch.amp.GradScaler("cuda", 2.0**10)  # 2**16 overflows in some steps
+    trainer = lightning.Trainer(
+        max_epochs=2, accelerator="gpu", devices=1, logger=False,
+        plugins=[MixedPrecision("16-mixed", "cuda", scaler)], enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, log_every_n_steps=1,
+        callbacks=callbacks,
+    )
+    trainer.fit(model, DataLoader(data, batch_size=4, num_workers=workers, pin_memory=True))
+    print("LOSSES", json.dumps([float(loss) for loss in model.losses]), flush=True)
+"""
+SCRIPTS = {"transformers": HUGGINGFACE, "lightning": LIGHTNING}
+
+
+@dataclass
+class Trained:
+    """What the script said of its losses, training by training, and the folders of its runs."""
+
+    losses: list[list[float]]
+    runs: list[Path]
+
+
+def train(package: str, shown_by: str, workers: list[int], folder: Path) -> Trained:
+    """Train once for each number of loader workers, in one process."""
+    pytest.importorskip(package)
+    script = folder / "script.py"
+    script.write_text(SCRIPTS[package])
+    done = subprocess.run(
+        [
+            sys.executable,
+            *(["-m", "stepscope.watch"] if shown_by == "watch" else []),
+            str(script),
+            shown_by,
+            *map(str, workers),
+        ],
+        cwd=folder,
+        env={
+            **os.environ,
+            "HF_HUB_OFFLINE": "1",
+            "PYTHONPATH": str(ROOT),
+            "STEPSCOPE_RUNS": str(folder / "runs"),
+        },
+        text=True,
+        capture_output=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = [line for line in done.stdout.splitlines() if line.startswith("LOSSES")]
+    losses = [json.loads(line.removeprefix("LOSSES")) for line in lines]
+    assert [len(values) for values in losses] == [STEPS] * len(workers)
+    runs = sorted(run_folders(folder / "runs"), key=lambda run: read_run(run).created)
+    assert [read_run(run).status for run in runs] == [RunStatus.FINISHED] * len(runs)
+    return Trained(losses, runs)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("package", list(SCRIPTS))
+def test_a_watched_framework_is_recorded_whole(package: str, workers: int, tmp_path: Path) -> None:
+    trained = train(package, "watch", [workers], tmp_path)
+    (run,), (told,) = trained.runs, trained.losses
+    assert metric(run, "train/loss").tolist() == pytest.approx(told, rel=1e-6)
+    assert len(metric(run, "train/amp_scale")) == STEPS
+    assert read_run(run).facts["device"].startswith(("GPU-", "MIG-"))
+    assert len(metric(run, "memory/allocated", "samples")) > 0
+
+
+@pytest.mark.parametrize("package", list(SCRIPTS))
+def test_its_callback_records_it_whole(package: str, tmp_path: Path) -> None:
+    trained = train(package, "callback", [2, 0], tmp_path)
+    for run, told in zip(trained.runs, trained.losses, strict=True):
+        # The Trainer's own log, which the callback records, has four digits.
+        assert metric(run, "train/loss").tolist() == pytest.approx(told, rel=1e-3)
