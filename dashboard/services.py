@@ -66,7 +66,7 @@ class Services:
     def start(self, config: RunConfig) -> Path:
         """Start a run and return its folder.
 
-        Raises RunError while another one is active, OSError where its folder cannot be made.
+        Raises RunError while another one is active, OSError where it cannot be started.
         """
         with self._lock:
             active = self.active_id()
@@ -78,6 +78,11 @@ class Services:
             if self._active is not None:
                 # It has written its end; its thread or process needs a moment to be gone.
                 self._active.stop(STOP_TIMEOUT_S)
+                if self._active.alive():
+                    raise RunError(
+                        f"Start: {self._active.folder.name} has ended, but its training does not "
+                        "let go. Try again in a moment; if it stays so, restart the server."
+                    )
             self._active = start(config, self.runs)
             return self._active.folder
 
@@ -120,6 +125,7 @@ class Services:
             active, self._active = self._active, None
         if active is not None and not active.stop(STOP_TIMEOUT_S):
             log.warning("run %s did not stop in time", active.folder.name)
+            active.end_with_server()
 
     def _find_devices(self) -> None:
         try:

@@ -6,6 +6,7 @@ apart. torch is imported inside the thread or the child: the page starts without
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import logging
@@ -15,9 +16,11 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Protocol
 
+from stepscope.recorder import Recorder
 from stepscope.run import (
     RunError,
     RunStatus,
@@ -31,6 +34,8 @@ from trainer.config import RunConfig, Runner
 log = logging.getLogger(__name__)
 
 WORKER_LOG = "worker.log"
+UNSTARTED = "Stopped before training began."
+LIVE = tuple(status for status in RunStatus if status.live)
 
 
 class ActiveRun(Protocol):
@@ -44,6 +49,9 @@ class ActiveRun(Protocol):
     def stop(self, timeout_s: float) -> bool:
         """End the run at its next step boundary; return False if it took longer."""
 
+    def end_with_server(self) -> None:
+        """Note the end of a run that did not stop in time: this process is about to end."""
+
 
 def start(config: RunConfig, root: Path) -> ActiveRun:
     """Create a run folder under `root` and start training into it.
@@ -53,8 +61,13 @@ def start(config: RunConfig, root: Path) -> ActiveRun:
     """
     folder = new_run_folder(root, config.workload)
     _write_pending(folder, config)
-    in_thread = config.runner is Runner.THREAD
-    return ThreadRun(config, folder) if in_thread else ProcessRun(config, folder)
+    try:
+        in_thread = config.runner is Runner.THREAD
+        return ThreadRun(config, folder) if in_thread else ProcessRun(config, folder)
+    except (OSError, RuntimeError) as error:  # too many processes or threads, no memory for one
+        # The run would count as live for as long as this process: run.json names it.
+        _mark(folder, RunStatus.FAILED, f"Training could not start: {error}.")
+        raise OSError(str(error)) from error
 
 
 class ThreadRun:
@@ -64,6 +77,7 @@ class ThreadRun:
         self.folder = folder
         self._config = config
         self._stop = threading.Event()
+        self._recorder: Recorder | None = None
         self._thread = threading.Thread(target=self._train, name="stepscope-training", daemon=True)
         self._thread.start()
 
@@ -75,14 +89,26 @@ class ThreadRun:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
+    def end_with_server(self) -> None:
+        if self._recorder is None:
+            _mark(self.folder, RunStatus.STOPPED, UNSTARTED)
+        else:
+            self._recorder.close(RunStatus.STOPPED, _cut_off(self._recorder.step))
+
     def _train(self) -> None:
         try:
             session = importlib.import_module("trainer.session")
-            session.run(self._config, self.folder, stop=self._stop)
+            if self._stop.is_set():
+                _mark(self.folder, RunStatus.STOPPED, UNSTARTED)
+            else:
+                session.run(self._config, self.folder, stop=self._stop, opened=self._opened)
         except Exception as error:
             log.exception("training thread ended")
             reason = f"Training could not start: {error}"
-            _mark_unstarted(self.folder, RunStatus.FAILED, reason)
+            _mark(self.folder, RunStatus.FAILED, reason)
+
+    def _opened(self, recorder: Recorder) -> None:
+        self._recorder = recorder
 
 
 class ProcessRun:
@@ -91,16 +117,17 @@ class ProcessRun:
     def __init__(self, config: RunConfig, folder: Path) -> None:
         self.folder = folder
         self._stopping = False
+        # Unbuffered: what a child that is gone does not take must not be tried again at the close.
         with (folder / WORKER_LOG).open("wb") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "trainer.worker", str(folder.resolve())],
                 stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT,
-                cwd=Path(__file__).resolve().parent.parent, start_new_session=True,
+                cwd=Path(__file__).resolve().parent.parent, start_new_session=True, bufsize=0,
             )  # fmt: skip
         # The pipe stays open: its end tells the child that this process is gone.
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(config.to_dict()).encode() + b"\n")
-        self._process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # it has ended: its log says why
+            self._process.stdin.write(json.dumps(config.to_dict()).encode() + b"\n")
         self._watch = threading.Thread(target=self._wait, name="stepscope-child", daemon=True)
         self._watch.start()
 
@@ -119,16 +146,23 @@ class ProcessRun:
             return False
         return True
 
+    def end_with_server(self) -> None:
+        """Note it of the process that `stop` has killed."""
+        step = 0
+        with contextlib.suppress(RunError):
+            step = int(read_run(self.folder).facts.get("step", 0))
+        _mark(self.folder, RunStatus.STOPPED, _cut_off(step), instead_of=LIVE)
+
     def _wait(self) -> None:
         code = self._process.wait()
         if self._process.stdin is not None:
             self._process.stdin.close()
         if self._stopping:
-            _mark_unstarted(self.folder, RunStatus.STOPPED, "Stopped before training began.")
+            _mark(self.folder, RunStatus.STOPPED, UNSTARTED)
         elif code != 0:
             tail = (self.folder / WORKER_LOG).read_text(errors="replace").strip().splitlines()[-1:]
             reason = f"The training process could not start (exit code {code}): {' '.join(tail)}"
-            _mark_unstarted(self.folder, RunStatus.FAILED, reason)
+            _mark(self.folder, RunStatus.FAILED, reason)
 
 
 def _write_pending(folder: Path, config: RunConfig) -> None:
@@ -144,11 +178,24 @@ def _write_pending(folder: Path, config: RunConfig) -> None:
     )  # fmt: skip
 
 
-def _mark_unstarted(folder: Path, status: RunStatus, reason: str) -> None:
-    """Note how a run ended whose recorder never came to say anything."""
+def _cut_off(step: int) -> str:
+    return (
+        f"The server was shut down while the run was busy after step {step}. What it had recorded "
+        "is kept; a checkpoint that was being written is not."
+    )
+
+
+def _mark(
+    folder: Path,
+    status: RunStatus,
+    reason: str,
+    instead_of: Collection[RunStatus] = (RunStatus.PENDING,),
+) -> None:
+    """Note how a run ended that has no recorder to say it: it never came, or was killed."""
     try:
-        run = read_run(folder)
-        if run.facts["status"] == RunStatus.PENDING:
-            write_run_json(folder, {**run.facts, "status": status, "reason": reason})
+        facts = read_run(folder).facts
+        if facts["status"] in instead_of:
+            ended = {"status": status, "reason": reason, "ended": time.time()}
+            write_run_json(folder, {**facts, **ended})
     except (RunError, OSError) as error:
         log.warning("the end of the run could not be noted: %s", error)

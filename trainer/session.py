@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,15 +55,23 @@ class Outcome:
     reason: str | None = None
 
 
-def run(config: RunConfig, folder: Path, *, stop: threading.Event | None = None) -> RunStatus:
+def run(
+    config: RunConfig,
+    folder: Path,
+    *,
+    stop: threading.Event | None = None,
+    opened: Callable[[Recorder], None] = lambda recorder: None,
+) -> RunStatus:
     """Train into `folder`, which exists, and return the final status.
 
-    Setting `stop` ends the run at its next step boundary. Whatever training raises becomes the
+    Setting `stop` ends the run at its next step boundary; where that does not come in time,
+    another thread may close the recorder, which `opened` is given. Whatever training raises becomes the
     status and reason of the run; only OSError and StoreError of a folder that cannot be written
     leave this function, and what is no Exception (KeyboardInterrupt).
     """
     recorder = Recorder(folder, name=config.workload, config=config.to_dict())
     outcome = Outcome(RunStatus.FAILED, "The training process was interrupted.")
+    opened(recorder)
     try:
         outcome = _run(config, recorder, stop or threading.Event())
     finally:

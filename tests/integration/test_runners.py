@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import importlib
+import os
+import signal
+import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from stepscope.recovery import recover_ended
 from stepscope.run import RunStatus, read_run
 from stepscope.store import RunReader, StoreError
+from tests.integration.test_training import metric
 from trainer import runners
 from trainer.config import NanPolicy, Optimizer, RunConfig, Runner, Workload
+from trainer.step import TrainStep
 
 BOTH = pytest.mark.parametrize("runner", list(Runner))
 LONG = 100_000
@@ -112,3 +119,91 @@ def test_stopping_a_run_gone_nan_leaves_no_nan_weights(tmp_path: Path) -> None:
     assert run.stop(10)
     assert read_run(run.folder).status is RunStatus.STOPPED
     assert not (run.folder / "last.pt").exists()
+
+
+@BOTH
+def test_what_cannot_be_started_is_no_live_run(
+    tmp_path: Path, runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(OSError, match="temporarily unavailable"):
+        runners.start(config(runner, 1), tmp_path)
+    (folder,) = tmp_path.iterdir()
+    found = read_run(folder)
+    assert found.status is RunStatus.FAILED
+    assert "temporarily unavailable" in str(found.reason)
+
+
+def test_a_child_that_is_gone_at_once_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runners.sys, "executable", "/bin/false")
+    run = runners.start(config(Runner.PROCESS, 1), tmp_path)
+    wait_until(lambda: not run.alive())
+    assert read_run(run.folder).status is RunStatus.FAILED
+    assert "exit code 1" in str(read_run(run.folder).reason)
+
+
+def test_a_long_step_at_shutdown_ends_the_run_as_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread dies with the server: another one writes the end, and it stays."""
+    train, busy, free = TrainStep.__call__, threading.Event(), threading.Event()
+
+    def step(self: TrainStep, *batch: object) -> object:
+        if len(self.optimizer.state) and not busy.is_set():
+            busy.set()
+            free.wait()
+        return train(self, *batch)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(TrainStep, "__call__", step)
+    run = runners.start(config(Runner.THREAD, LONG), tmp_path)
+    try:
+        assert busy.wait(40)
+        assert not run.stop(0.01)
+        run.end_with_server()
+        ended = read_run(run.folder)
+        assert ended.status is RunStatus.STOPPED
+        assert "server was shut down while the run was busy after step" in str(ended.reason)
+        assert len(metric(run.folder, "train/loss")) == ended.facts["step"]
+    finally:
+        free.set()
+        assert run.stop(20)
+    assert read_run(run.folder).reason == ended.reason
+
+
+def test_a_thread_that_still_loads_torch_at_shutdown_reads_as_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loading, load = threading.Event(), importlib.import_module
+
+    def slow(name: str) -> object:
+        loading.wait()
+        return load(name)
+
+    monkeypatch.setattr(importlib, "import_module", slow)
+    run = runners.start(config(Runner.THREAD, LONG), tmp_path)
+    assert not run.stop(0.01)
+    run.end_with_server()
+    assert read_run(run.folder).status is RunStatus.STOPPED
+    loading.set()
+    assert run.stop(20)
+    assert read_run(run.folder).reason == "Stopped before training began."
+
+
+def test_a_child_killed_at_shutdown_reads_as_stopped_with_its_rows(tmp_path: Path) -> None:
+    run = runners.start(config(Runner.PROCESS, LONG), tmp_path)
+    assert isinstance(run, runners.ProcessRun)
+    wait_until(lambda: read_run(run.folder).facts.get("step", 0) > 0)
+    os.kill(run._process.pid, signal.SIGSTOP)  # as a step that takes long
+    assert not run.stop(0.01)
+    run.end_with_server()
+    ended = read_run(run.folder)
+    assert ended.status is RunStatus.STOPPED
+    assert "server was shut down" in str(ended.reason)
+    recover_ended(ended)
+    assert len(metric(run.folder, "train/loss")) >= ended.facts["step"]

@@ -1,0 +1,79 @@
+"""The server's one active run: its start after another, and its end with the server."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dashboard import services
+from dashboard.services import Services
+from stepscope.recorder import Recorder
+from stepscope.run import RunError, RunStatus, read_run
+from tests.integration.test_runners import wait_until
+from trainer import session
+from trainer.config import RunConfig, Workload
+
+CONFIG = RunConfig(workload=Workload.LINEAR, epochs=1)
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Services]:
+    monkeypatch.setattr(services, "STOP_TIMEOUT_S", 0.01)
+    made = Services(tmp_path / "runs", tmp_path / "examples")
+    made.devices()
+    yield made
+    made.close()
+
+
+def test_no_run_begins_while_the_last_ones_thread_lives(
+    server: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has written its end and does not let go, such as on a GPU that hangs."""
+    free = threading.Event()
+    train = session.run
+
+    def hang(*args: object, **options: object) -> object:
+        ended = train(*args, **options)  # type: ignore[arg-type]
+        free.wait()
+        return ended
+
+    monkeypatch.setattr(session, "run", hang)
+    folder = server.start(CONFIG)
+    try:
+        wait_until(lambda: read_run(folder).status is RunStatus.FINISHED)
+        with pytest.raises(RunError, match=f"{folder.name} has ended, but its training"):
+            server.start(CONFIG)
+        assert list(server.runs.iterdir()) == [folder]
+    finally:
+        free.set()
+    wait_until(lambda: not any("training" in thread.name for thread in threading.enumerate()))
+    monkeypatch.undo()
+    second = server.start(CONFIG)
+    wait_until(lambda: read_run(second).status is RunStatus.FINISHED)
+
+
+def test_the_end_of_a_busy_run_is_written_with_the_servers(
+    server: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, free = threading.Event(), threading.Event()
+
+    def busy(config: RunConfig, recorder: Recorder, stop: threading.Event) -> session.Outcome:
+        recorder.set_status(RunStatus.RUNNING)
+        began.set()
+        free.wait()
+        return session.Outcome(RunStatus.FINISHED)
+
+    monkeypatch.setattr(session, "_run", busy)
+    folder = server.start(CONFIG)
+    try:
+        assert began.wait(40)
+        server.close()
+        assert read_run(folder).status is RunStatus.STOPPED
+        assert "server was shut down" in str(read_run(folder).reason)
+    finally:
+        free.set()
+    wait_until(lambda: not any("training" in thread.name for thread in threading.enumerate()))
+    assert read_run(folder).status is RunStatus.STOPPED
