@@ -23,8 +23,10 @@ from dashboard.facts import (
     rate_keys,
     run_kind,
 )
+from stepscope.formats import number_name
 from stepscope.metrics import METRICS
 from stepscope.run import RunInfo, RunKind, RunStatus
+from stepscope.scalars import SLOTS
 from stepscope.steps import RATE, STEP_TIME
 from stepscope.store import Block, EventRow, RunReader, SeriesInfo
 from stepscope.store.reader import Axis
@@ -114,7 +116,7 @@ def update(
     series = {
         _name(info): {
             **part.delta(info, cursors.get(_name(info))),
-            "last": part.last(info),
+            **part.newest(info),
         }
         for info in reader.series()
     }
@@ -155,7 +157,13 @@ def warnings(run: RunInfo) -> list[str]:
     """Return what the reader must know about the recording itself, a sentence each."""
     facts, age_s = run.facts, run.heartbeat_age_s
     found = [str(facts["problem"])] if facts.get("problem") else []
-    dropped = facts.get("dropped")
+    late, dropped = facts.get("dropped_values"), facts.get("dropped")
+    if isinstance(late, int) and late > 0:
+        step = "step lacks" if late == 1 else "steps lack"
+        found.append(
+            f"{late:,} {step} values that were on the GPU, such as the loss: the copy was refused, "
+            f"failed, or more than {SLOTS:,} were under way. Training itself was not held up."
+        )
     if isinstance(dropped, int) and dropped > 0:
         were = "step or event was" if dropped == 1 else "steps or events were"
         found.append(
@@ -223,24 +231,64 @@ class _Answer:
                 return self.rows(info, start, info.rows, bucket)
         return {**self.rows(info, 0, info.rows, natural), "reset": True}
 
-    def last(self, info: SeriesInfo) -> dict[str, float | int | None]:
-        """Return the newest value of each metric among the last rows, not a bucket's mean.
+    def newest(self, info: SeriesInfo) -> dict[str, Any]:
+        """Return `last`, the newest value of each metric among the last rows, not a bucket's mean;
+        and of those that are not finite `since`, the step from which on none was.
 
         A metric without one there has stopped, or is logged less often than every RECENT rows.
         """
         rows = RATE_ROWS if info.stream == "steps" else RECENT
         newest = self.reader.read(info.id, max(0, info.rows - rows), info.rows, 1)
         block = newest.slice(max(0, len(newest) - RECENT), len(newest))
-        last: dict[str, float | int | None] = {}
+        last: dict[str, float | int | str | None] = {}
+        since: dict[str, int] = {}
         for row, key in enumerate(block.keys):
-            present = np.flatnonzero(block.count[row])
-            if len(present) and key in self.keys.last:
-                last[key] = _rounded([float(block.mean[row][present[-1]])])[0]
+            present = np.flatnonzero(block.count[row] + block.odd[row])
+            if not len(present) or key not in self.keys.last:
+                continue
+            value = float(block.mean[row][present[-1]])
+            if math.isfinite(value):
+                last[key] = _number(value)
+            else:
+                last[key] = number_name(value)
+                since[key] = self._odd_since(info, key)
         if info.stream == "steps" and len(block):
             last["step"] = int(block.step[-1])
             if RATE in last:
-                last |= _mean_rate(newest)
-        return last
+                last.update(_mean_rate(newest))
+        return {"last": last, "since": since}
+
+    def _odd_since(self, info: SeriesInfo, key: str) -> int:
+        """Return the step of the first value that is not finite after the last that was."""
+        finite = self._find(info, key, "count", 0, info.rows, newest=True)
+        start = 0 if finite is None else finite + 1
+        first = self._find(info, key, "odd", start, info.rows, newest=False)
+        at = info.rows - 1 if first is None else first
+        return int(self.reader.read(info.id, at, at + 1, 1).step[0])
+
+    def _find(
+        self, info: SeriesInfo, key: str, what: str, start: int, stop: int, *, newest: bool
+    ) -> int | None:
+        """Return the newest, or the first, row from start to stop that has `what` of a metric.
+
+        Looks at TARGET buckets and goes on in the one that has it: three times for ten million.
+        """
+        bucket = fitting_bucket(stop - start)
+        block = self.reader.read(info.id, start, stop, bucket)
+        if key not in block.keys:
+            return None
+        # The first bucket may begin before `start`, and what it has may lie there.
+        begin = start - start % bucket
+        have = np.flatnonzero(getattr(block, what)[block.keys.index(key)]).tolist()
+        for place in reversed(have) if newest else have:
+            low = max(start, begin + place * bucket)
+            if bucket == 1:
+                return low
+            high = min(stop, begin + (place + 1) * bucket)
+            found = self._find(info, key, what, low, high, newest=newest)
+            if found is not None:
+                return found
+        return None
 
     def rows(self, info: SeriesInfo, start: int, stop: int, bucket: int) -> dict[str, Any]:
         """Return the rows from start to stop in buckets."""
@@ -248,7 +296,7 @@ class _Answer:
         values = {
             key: _values(block, row, bucket)
             for row, key in enumerate(block.keys)
-            if key in self.keys.drawn and np.any(block.count[row])
+            if key in self.keys.drawn and np.any(block.count[row] + block.odd[row])
         }
         return {
             "end": stop,
@@ -261,7 +309,7 @@ class _Answer:
         }
 
 
-def _mean_rate(block: Block) -> dict[str, float | int | None]:
+def _mean_rate(block: Block) -> dict[str, float | int]:
     """Return samples by time over the last second of steps; nothing where no step was timed."""
     if not {RATE, STEP_TIME} <= set(block.keys):
         return {}
@@ -271,21 +319,25 @@ def _mean_rate(block: Block) -> dict[str, float | int | None]:
         return {}
     latest = timed[block.ts[timed] > block.ts[timed[-1]] - RATE_S]
     mean = np.average(rates[latest], weights=seconds[latest])
-    return {RATE: _rounded([float(mean)])[0]}
+    return {RATE: _number(float(mean))}
 
 
-def _values(block: Block, row: int, bucket: int) -> dict[str, list[float | int | None]]:
-    mean = {"mean": _rounded(block.mean[row].tolist())}
-    if bucket == 1:
-        return mean
-    return {
-        **mean,
-        "min": _rounded(block.low[row].tolist()),
-        "max": _rounded(block.high[row].tolist()),
-    }
+def _values(block: Block, row: int, bucket: int) -> dict[str, list[float | int | str | None]]:
+    """Return a metric's values; and `odd` where some are not finite: their names, or how many."""
+    values: dict[str, list[float | int | str | None]] = {"mean": _rounded(block.mean[row].tolist())}
+    if bucket > 1:
+        values["min"] = _rounded(block.low[row].tolist())
+        values["max"] = _rounded(block.high[row].tolist())
+    if block.odd[row].any():
+        means, counts = block.mean[row].tolist(), block.odd[row].tolist()
+        values["odd"] = [
+            (number_name(mean) if bucket == 1 else int(count)) if count else None
+            for mean, count in zip(means, counts, strict=True)
+        ]
+    return values
 
 
-def _rounded(values: Iterable[float]) -> list[float | int | None]:
+def _rounded(values: Iterable[float]) -> list[float | int | str | None]:
     """Return values at the six digits that a chart can show; None for what JSON has no word for."""
     return [_number(value) if math.isfinite(value) else None for value in values]
 

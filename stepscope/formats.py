@@ -1,7 +1,7 @@
 """The formats of an export: a table becomes CSV, JSON or Parquet, batch by batch.
 
-A missing value is empty in CSV, null in JSON and Parquet. Infinities are "inf" in CSV and
-"Infinity" in JSON, which has no number for them.
+A missing value is empty in CSV, null in JSON and Parquet. NaN and infinities are "nan" and "inf" in
+CSV; "NaN" and "Infinity" in JSON, which has no number for them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import IO, Any, Literal
 
 import numpy as np
 
-from stepscope.store.frames import Floats
+from stepscope.store.frames import Floats, missing
 
 Kind = Literal["float", "int", "text", "json"]
 Column = Floats | Sequence[Any]
@@ -28,7 +28,8 @@ Column = Floats | Sequence[Any]
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Columns by name, and their values batch by batch: arrays with NaN, or lists."""
+    """Columns by name, and their values batch by batch: lists, or arrays in which a value may be
+    `frames.missing`."""
 
     columns: Mapping[str, Kind]
     batches: Iterator[Sequence[Column]]
@@ -75,7 +76,7 @@ def write_parquet(path: Path, table: Table) -> int:
         for batch in table.batches:
             arrays = []
             for kind, column in zip(table.columns.values(), batch, strict=True):
-                mask = np.isnan(column) if kind == "float" else None
+                mask = missing(np.asarray(column)) if kind == "float" else None
                 values = column if kind in ("float", "int") else _text_column(kind, column)
                 arrays.append(pa.array(values, type=types[kind], mask=mask))
             writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
@@ -95,7 +96,7 @@ def _json_column(kind: Kind, column: Column) -> Sequence[Any]:
     if kind == "float":
         values = np.asarray(column)
         cells = _with_none(values)
-        for index in np.flatnonzero(np.isinf(values)):
+        for index in np.flatnonzero(~np.isfinite(values)):
             cells[index] = _valid_json(cells[index])
         return cells
     return [_valid_json(value) for value in column] if kind == "json" else list(column)
@@ -108,16 +109,21 @@ def _text_column(kind: Kind, column: Column) -> list[str]:
 
 
 def _with_none(values: Floats) -> list[Any]:
-    """Return Python floats, None for NaN."""
+    """Return Python floats, None for what is missing."""
     cells = values.astype(object)
-    cells[np.isnan(values)] = None
+    cells[missing(values)] = None
     return list(cells)
 
 
+def number_name(value: float) -> str:
+    """Return the name of a number that JSON does not have, as JavaScript writes it."""
+    return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+
+
 def _valid_json(value: Any) -> Any:
-    """Replace what JSON has no number for: NaN by null, infinities by their names."""
+    """Replace what JSON has no number for, NaN and infinities, by its name."""
     if isinstance(value, float) and not math.isfinite(value):
-        return None if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+        return number_name(value)
     if isinstance(value, dict):
         return {key: _valid_json(entry) for key, entry in value.items()}
     if isinstance(value, list):

@@ -89,7 +89,8 @@ class Recorder:
         facts = {
             "schema": 1, "name": name, "kind": kind, "created": now, "status": RunStatus.PENDING,
             "reason": None, "heartbeat": now, "problem": None, "config": plain(config or {}),
-            "rank": rank, "step": 0, "epoch": 0, "dropped": 0, **process_identity(),
+            "rank": rank, "step": 0, "epoch": 0, "dropped": 0, "dropped_values": 0,
+            **process_identity(),
         }  # fmt: skip
         self._on_command = on_command
         self._commands: deque[Command] = deque()
@@ -108,8 +109,12 @@ class Recorder:
     @property
     def dropped(self) -> int:
         """Rows and events lost because too many waited, or their thread died writing them."""
-        late = self._late.dropped if self._late is not None else 0
-        return self._writer.dropped + self.ring.dropped + self.ring.lost + late
+        return self._writer.dropped + self.ring.dropped + self.ring.lost
+
+    @property
+    def dropped_values(self) -> int:
+        """Rows recorded without some of their values on a GPU."""
+        return self._late.dropped if self._late is not None else 0
 
     def log(self, step: int, values: Mapping[str, Any], ts: float | None = None) -> None:
         """Record a step's metrics; `step` must not fall.
@@ -300,7 +305,10 @@ class Recorder:
             self._writer.put(item)
 
     def _progress(self) -> dict[str, Any]:
-        return {"step": self.step, "epoch": self.epoch, "dropped": self.dropped}
+        return {
+            "step": self.step, "epoch": self.epoch, "dropped": self.dropped,
+            "dropped_values": self.dropped_values,
+        }  # fmt: skip
 
     def _offer(self, command_id: int, name: str, args: str) -> None:
         try:

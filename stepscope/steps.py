@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from stepscope.ring import Slots
 from stepscope.store import Block
-from stepscope.store.frames import Floats
+from stepscope.store.frames import Floats, missing, recorded
 
 STEP_TIME = "perf/step_time"
 RATE = "perf/samples_per_sec"
@@ -32,12 +32,14 @@ class BrokenLoss:
 
     ts: float
     step: int
+    key: str
     loss: float
 
     @property
     def text(self) -> str:
         """What the marker says."""
-        return f"The loss is {self.loss} at step {self.step}"
+        whose = self.key.removeprefix(LOSS)
+        return f"The loss {f'({self.key}) ' if whose else ''}is {self.loss} at step {self.step}"
 
 
 @dataclass(slots=True)
@@ -45,7 +47,7 @@ class StepRows:
     """Turns slots into blocks, batch after batch, for one store.
 
     A timed row stands for one step and gets the time since the timed row before it, or since the
-    RESTART between them. A value that is no finite number becomes NaN.
+    RESTART between them.
     """
 
     broken: list[BrokenLoss] = field(default_factory=list)
@@ -55,7 +57,8 @@ class StepRows:
     _elapsed_step: float = np.nan
     _ts: float = -np.inf
     _step: float = -np.inf
-    _loss_is_broken: bool = False
+    _broken_now: frozenset[str] = frozenset()
+    """The losses that were not finite when they came last."""
 
     def block(self, slots: Slots, layouts: Layouts) -> Block:
         """Return the rows of these slots, in order."""
@@ -71,11 +74,13 @@ class StepRows:
             names, is_timed = layouts[number]
             chosen = np.flatnonzero(slots["layout"] == number)
             lines = np.array([keys.index(name) for name in names], dtype=np.intp)
-            values[np.ix_(lines, row_of[chosen])] = slots["values"][chosen, : len(names)].T
+            given = recorded(slots["values"][chosen, : len(names)].T)
+            values[np.ix_(lines, row_of[chosen])] = given
             timed[row_of[chosen]] |= is_timed
             bare[row_of[chosen]] |= RESTART in names
-        self._watch_loss(slots, layouts)
-        values[~np.isfinite(values)] = np.nan
+        for key in keys:
+            if key == LOSS or key.startswith(f"{LOSS}."):
+                self._watch_loss(key, slots, layouts)
         ts = slots["ts"][starts]
         if timed.any() or not {STEP_TIME, *RATES}.isdisjoint(keys):
             step = slots["step"][starts].astype(float)
@@ -100,7 +105,8 @@ class StepRows:
             _fill(columns, STEP_TIME, elapsed)
         duration = self._of_step(columns.get(STEP_TIME, elapsed), step)
         for key, amount in amounts.items():
-            _fill(columns, key, amount / duration)
+            rate = amount / duration
+            _fill(columns, key, np.where(np.isfinite(rate), rate, np.nan))
         return tuple(columns), np.array(list(columns.values())).reshape(len(columns), len(ts))
 
     def _of_step(self, elapsed: Floats, step: Floats) -> Floats:
@@ -120,24 +126,22 @@ class StepRows:
             self._ts, self._step = float(ts[-1]), float(step[-1])
         return ts, step
 
-    def _watch_loss(self, slots: Slots, layouts: Layouts) -> None:
-        """Note each time that the loss turned from a number to NaN or infinity."""
-        columns = [names.index(LOSS) if LOSS in names else -1 for names, _ in layouts]
+    def _watch_loss(self, key: str, slots: Slots, layouts: Layouts) -> None:
+        """Note each time that a loss turned from a number to NaN or infinity."""
+        columns = [names.index(key) if key in names else -1 for names, _ in layouts]
         column = np.array(columns, dtype=np.intp)[slots["layout"]]
         have = np.flatnonzero(column >= 0)
         losses = slots["values"][have, column[have]]
-        if not len(losses):
-            return
         is_broken = ~np.isfinite(losses)
-        turned = is_broken & ~np.append(self._loss_is_broken, is_broken[:-1])
-        self._loss_is_broken = bool(is_broken[-1])
+        turned = is_broken & ~np.append(key in self._broken_now, is_broken[:-1])
+        self._broken_now = (self._broken_now | {key}) if is_broken[-1] else self._broken_now - {key}
         for at in have[turned]:
             row = slots[at]
             loss = float(row["values"][column[at]])
-            self.broken.append(BrokenLoss(float(row["ts"]), int(row["step"]), loss))
+            self.broken.append(BrokenLoss(float(row["ts"]), int(row["step"]), key, loss))
 
 
 def _fill(columns: dict[str, Floats], key: str, values: Floats) -> None:
     """Add a column; what a row has given of it by itself stays."""
     given = columns.get(key)
-    columns[key] = values if given is None else np.where(np.isnan(given), values, given)
+    columns[key] = values if given is None else np.where(missing(given), values, given)

@@ -37,24 +37,17 @@ NAN_REMEDY = "Lower learning_rate, switch on clip_norm, or choose bf16 instead o
 
 
 class Journal:
-    """Hands rows to the recorder; a value that is no finite number becomes a gap in the line."""
+    """Hands rows to the recorder, which marks a loss that is no finite number."""
 
     def __init__(self, recorder: Recorder, policy: NanPolicy) -> None:
         self._recorder = recorder
         self._policy = policy
-        self._broken = False
 
     def __call__(self, step: int, ts: float, row: Row) -> None:
         """Record a row. Raises NanLoss if the loss is not finite and the policy is to stop."""
         loss = row.get("train/loss")
-        finite = {key: v if v is not None and math.isfinite(v) else None for key, v in row.items()}
-        self._recorder.log(step, finite, ts)
-        if loss is None:
-            return
-        broken, self._broken = self._broken, not math.isfinite(loss)
-        if self._broken and not broken:
-            self._recorder.event("nan", f"The loss is {loss} at step {step}")
-        if self._broken and self._policy is NanPolicy.STOP:
+        self._recorder.log(step, row, ts)
+        if loss is not None and not math.isfinite(loss) and self._policy is NanPolicy.STOP:
             raise NanLoss(f"The loss is {loss} at step {step}. {NAN_REMEDY}.")
 
 
@@ -144,7 +137,7 @@ class Loop:
 
     def _close_epoch(self, loss: float, accuracy: float | None, seconds: float) -> None:
         training = self.training
-        row: Row = {"val/loss": loss if math.isfinite(loss) else None, "val/accuracy": accuracy}
+        row: Row = {"val/loss": loss, "val/accuracy": accuracy}
         if training.scaler.is_enabled():
             row["train/amp_scale"] = training.scaler.get_scale()
         self.recorder.log(training.step, row)
@@ -152,7 +145,7 @@ class Loop:
         self.recorder.event(
             "epoch",
             f"Epoch {training.epoch}: validation loss {loss:.4g}{scored}, {seconds:.2f} s",
-            **{key: value for key, value in row.items() if value is not None},
+            **{key: v for key, v in row.items() if v is not None and math.isfinite(v)},
             seconds=seconds,
         )
         training.next_epoch(loss)

@@ -24,6 +24,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from stepscope.export import Rows
 from stepscope.store import Block
+from stepscope.store.frames import missing
 
 SUFFIX = ".stepscope"
 """Ends the names of our event files: a later export of the run replaces exactly these."""
@@ -51,7 +52,7 @@ def write_events(rows: Rows, run_id: str, logdir: Path, *, rank: int = 0) -> Pat
 
 
 def _add(writer: EventFileWriter, block: Block) -> None:
-    present = ~np.isnan(block.mean)
+    present = ~missing(block.mean)
     for row in np.flatnonzero(present.any(axis=0)):
         values = [
             Summary.Value(tag=block.keys[key], simple_value=float(block.mean[key, row]))

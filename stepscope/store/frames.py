@@ -1,8 +1,11 @@
 """Blocks of a series: rows or rolled-up buckets, and their bytes on disk.
 
-A *row* is one logged step or one sampler tick: a time, a step and a value per metric, NaN where a
-metric has no value. A *bucket* stands for several rows: last time, highest step, and per metric
-minimum, maximum, mean and count over the rows that had a value.
+A *row* is one logged step or one sampler tick: a time, a step and a value per metric. A *bucket*
+stands for several rows: last time, highest step, and per metric minimum, maximum, mean and count
+over the finite values, and the number of the others (NaN and the infinities).
+
+In an array of values NaN means that there is none. A NaN that was recorded has bits of its own,
+those of RECORDED_NAN: a store keeps it apart in the same 8 bytes.
 """
 
 from __future__ import annotations
@@ -26,12 +29,28 @@ AXES = 2
 """Matrix rows before the metrics: time and step."""
 
 
+_NAN_BITS = 0x7FF8_0000_0000_0001
+RECORDED_NAN = float(np.array(_NAN_BITS, dtype=np.uint64).view(np.float64))
+
+
+def missing(values: Floats) -> NDArray[np.bool_]:
+    """Say of each value whether there is none: a NaN, and not one that was recorded."""
+    other: NDArray[np.bool_] = values.view(np.uint64) != _NAN_BITS
+    return np.isnan(values) & other
+
+
+def recorded(values: Floats) -> Floats:
+    """Return values that are all there: each NaN among them is one that was recorded."""
+    return np.where(np.isnan(values), RECORDED_NAN, values)
+
+
 @dataclass(frozen=True, slots=True)
 class Block:
     """`n` consecutive buckets of a series; raw rows are buckets of one.
 
-    `ts` (n,) in epoch seconds, `step` (n,); `low`, `high`, `mean`, `count` are (len(keys), n).
-    Where `count` is 0 the other three are NaN.
+    `ts` (n,) in epoch seconds, `step` (n,); the others are (len(keys), n). `count` is the number of
+    finite values, of which `low`, `high` and `mean` are; `odd` that of NaN and infinite ones. Where
+    `count` is 0 the three are NaN, or in a raw row the odd value itself.
     """
 
     keys: tuple[str, ...]
@@ -41,6 +60,7 @@ class Block:
     high: Floats
     mean: Floats
     count: Floats
+    odd: Floats
 
     def __len__(self) -> int:
         return len(self.ts)
@@ -48,15 +68,20 @@ class Block:
     @classmethod
     def raw(cls, keys: Sequence[str], ts: Floats, step: Floats, values: Floats) -> Block:
         """Return rows as buckets of one; `values` is (len(keys), n)."""
-        return cls(tuple(keys), ts, step, values, values, values, (~np.isnan(values)).astype(float))
+        finite = np.isfinite(values)
+        odd = ~finite & ~missing(values)
+        return cls(tuple(keys), ts, step, values, values, values, finite.astype(float),
+                   odd.astype(float))  # fmt: skip
 
     @classmethod
     def from_rows(cls, rows: Sequence[tuple[float, int, Mapping[str, float | None]]]) -> Block:
-        """Return rows (time, step, values) in order; an absent or None value becomes NaN."""
+        """Return rows (time, step, values) in order; an absent value, or None, is missing."""
         keys = tuple(dict.fromkeys(key for _, _, values in rows for key in values))
-        # np.array turns None into NaN for a float dtype.
         table = [[values.get(key) for _, _, values in rows] for key in keys]
-        values = np.array(table, dtype=float).reshape(len(keys), len(rows))
+        given = np.array([[value is not None for value in line] for line in table], dtype=bool)
+        # np.array turns None into NaN for a float dtype.
+        values = np.array(table, dtype=float)
+        values = np.where(given, recorded(values), np.nan).reshape(len(keys), len(rows))
         ts = np.array([row[0] for row in rows], dtype=float)
         return cls.raw(keys, ts, np.array([row[1] for row in rows], dtype=float), values)
 
@@ -64,10 +89,11 @@ class Block:
         """Return buckets start to stop."""
         part = np.s_[:, start:stop]
         return Block(self.keys, self.ts[start:stop], self.step[start:stop], self.low[part],
-                     self.high[part], self.mean[part], self.count[part])  # fmt: skip
+                     self.high[part], self.mean[part], self.count[part],
+                     self.odd[part])  # fmt: skip
 
     def with_keys(self, keys: Sequence[str]) -> Block:
-        """Return the block with exactly these metrics, in this order, NaN for new ones."""
+        """Return the block with exactly these metrics, in this order; new ones are missing."""
         keys = tuple(keys)
         if keys == self.keys:
             return self
@@ -81,7 +107,8 @@ class Block:
             return out
 
         return Block(keys, self.ts, self.step, pick(self.low, np.nan), pick(self.high, np.nan),
-                     pick(self.mean, np.nan), pick(self.count, 0.0))  # fmt: skip
+                     pick(self.mean, np.nan), pick(self.count, 0.0),
+                     pick(self.odd, 0.0))  # fmt: skip
 
 
 def join(blocks: Iterable[Block]) -> Block:
@@ -95,38 +122,43 @@ def join(blocks: Iterable[Block]) -> Block:
 
     if not aligned:
         empty = np.empty((0, 0))
-        return Block((), np.empty(0), np.empty(0), empty, empty, empty, empty)
+        return Block((), np.empty(0), np.empty(0), empty, empty, empty, empty, empty)
     return Block(keys, stack("ts"), stack("step"), stack("low"), stack("high"), stack("mean"),
-                 stack("count"))  # fmt: skip
+                 stack("count"), stack("odd"))  # fmt: skip
 
 
 def merge(block: Block, starts: NDArray[np.intp]) -> Block:
     """Return one bucket per group of buckets; group i begins at `starts[i]` (rising from 0).
 
-    NaN (missing) is ignored, the mean is weighted by count.
+    What is missing or odd is left out, the mean is weighted by count.
     """
     if len(block) == 0 or len(starts) == len(block):
         return block
     count = np.add.reduceat(block.count, starts, axis=1)
-    # An infinite value times a zero count would be NaN and spoil the group: zero it first.
-    weighted = np.where(block.count > 0, block.mean, 0.0) * block.count
-    with np.errstate(invalid="ignore"):
-        total = np.add.reduceat(weighted, starts, axis=1)
+    odd = np.add.reduceat(block.odd, starts, axis=1)
+    some = block.count > 0
+    # A sum of large values may overflow; buckets of a store of version 2 may be infinite.
+    with np.errstate(invalid="ignore", over="ignore"):
+        total = np.add.reduceat(np.where(some, block.mean, 0.0) * block.count, starts, axis=1)
         mean = np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
-        low = np.fmin.reduceat(block.low, starts, axis=1)
-        high = np.fmax.reduceat(block.high, starts, axis=1)
+        low = np.fmin.reduceat(np.where(some, block.low, np.nan), starts, axis=1)
+        high = np.fmax.reduceat(np.where(some, block.high, np.nan), starts, axis=1)
     ends = np.append(starts[1:], len(block)) - 1
     return Block(block.keys, block.ts[ends], np.maximum.reduceat(block.step, starts), low, high,
-                 mean, count)  # fmt: skip
+                 mean, count, odd)  # fmt: skip
 
 
 def encode(block: Block, level: int) -> bytes:
-    """Return a block's bytes: values alone at level 0, all four statistics above it.
+    """Return a block's bytes: values alone at level 0, the statistics above it.
+
+    Those are four, and `odd` as a fifth where there is something odd.
 
     The 8 bytes of the floats are stored plane by plane and deflated: neighbours share their
     exponent bytes, so this packs memory counters and times to a fraction of their size.
     """
     parts = [block.mean] if level == 0 else [block.low, block.high, block.mean, block.count]
+    if level > 0 and block.odd.any():
+        parts.append(block.odd)
     matrix = np.vstack([block.ts[None], block.step[None], *parts])
     planes = np.ascontiguousarray(matrix).view(np.uint8).reshape(-1, 8).T
     return zlib.compress(planes.tobytes(), 1)
@@ -137,12 +169,16 @@ def decode(data: bytes, keys: Sequence[str], rows: int, level: int) -> Block:
 
     Raises ValueError or zlib.error where the bytes are damaged.
     """
-    stats = 1 if level == 0 else 4
-    height = AXES + stats * len(keys)
-    planes = np.frombuffer(zlib.decompress(data), np.uint8).reshape(8, height * rows)
+    size = len(keys)
+    plain = np.frombuffer(zlib.decompress(data), np.uint8)
+    with_odd = level > 0 and len(plain) == 8 * (AXES + 5 * size) * rows
+    height = AXES + (1 if level == 0 else 5 if with_odd else 4) * size
+    planes = plain.reshape(8, height * rows)
     matrix = np.ascontiguousarray(planes.T).view(np.float64).reshape(height, rows)
     ts, step = matrix[0], matrix[1]
     if level == 0:
         return Block.raw(keys, ts, step, matrix[AXES:])
-    low, high, mean, count = matrix[AXES:].reshape(4, len(keys), rows)
-    return Block(tuple(keys), ts, step, low, high, mean, count)
+    low, high, mean, count, *odd = matrix[AXES:].reshape(-1, size, rows)
+    return Block(
+        tuple(keys), ts, step, low, high, mean, count, odd[0] if odd else np.zeros((size, rows))
+    )

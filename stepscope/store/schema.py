@@ -5,8 +5,9 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-SCHEMA_VERSION = 2
-"""2 added the table `ring`; a store of version 1 is read as it is."""
+SCHEMA_VERSION = 3
+"""2 added the table `ring`, 3 values that are not finite; older stores are read as they are."""
+FIRST_WITH_RING = 2
 BUSY_TIMEOUT_S = 5.0
 
 
@@ -80,9 +81,12 @@ def reopen(path: Path) -> sqlite3.Connection:
     try:
         connection = open_writable(path)
         version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if FIRST_WITH_RING <= version < SCHEMA_VERSION:
+            # What it has stays readable; what is added may be of the newer form.
+            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     except sqlite3.Error as error:
         raise StoreError(f"{path}: cannot be written ({error}).") from error
-    if version != SCHEMA_VERSION:
+    if version < FIRST_WITH_RING:
         connection.close()
         raise StoreError(f"{path}: version {version} had no ring, so nothing is left to store.")
     return connection

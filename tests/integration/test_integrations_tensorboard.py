@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +70,18 @@ def test_tensorboard_reads_the_same_steps_times_and_values(run: Path, tmp_path: 
         [ts, step, float(np.float32(values["train/loss"]))] for ts, step, values in rows
     ]
     assert [step for _, step, _ in found["val/loss"]] == [n for n in range(3000) if n % 7]
+
+
+def test_tensorboard_gets_what_is_not_finite(run: Path, tmp_path: Path) -> None:
+    writer = RunWriter(run / store_name(0))
+    losses: list[float | None] = [1.0, math.nan, None, math.inf]
+    with writer.transaction():
+        rows: list[Row] = [(1.7e9 + i, i, {"train/loss": loss}) for i, loss in enumerate(losses)]
+        writer.append("steps", "", Block.from_rows(rows))
+    writer.close()
+    assert export(run, tmp_path / "logs") == 0
+    found = read(tmp_path / "logs" / run.name)["train/loss"]
+    assert [(step, str(value)) for _, step, value in found] == [(0, "1.0"), (1, "nan"), (3, "inf")]
 
 
 def test_each_gpu_is_a_run_of_its_own_and_a_second_export_replaces_the_first(

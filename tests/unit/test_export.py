@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -68,6 +69,28 @@ def test_json_is_valid_and_says_null_and_infinity(
     assert rows[0] == {"ts": 10.5, "step": 1, "train/loss": 0.1, "=cmd()": None}
     assert [row["train/loss"] for row in rows] == [0.1, None, 0.3]
     assert rows[2]["=cmd()"] == "Infinity"
+
+
+def test_what_is_not_finite_is_exported_as_it_is(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    losses: list[float | None] = [1.0, math.nan, math.inf, -math.inf, None]
+    writer = RunWriter(run / store_name(0), reopen=True)
+    with writer.transaction():
+        rows = [(20.0 + i, i, {"train/loss": loss}) for i, loss in enumerate(losses)]
+        writer.append("steps", "", Block.from_rows(rows))
+    writer.close()
+    assert main(["export", run.name, "--format", "csv"]) == 0
+    table = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    assert [row["train/loss"] for row in table[3:]] == ["1.0", "nan", "inf", "-inf", ""]
+    assert main(["export", run.name, "--format", "json"]) == 0
+    table = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    named = [1.0, "NaN", "Infinity", "-Infinity", None]
+    assert [row["train/loss"] for row in table[3:]] == named
+    assert exported(run, tmp_path / "steps.parquet", "--format", "parquet") == 0
+    found = parquet.read_table(tmp_path / "steps.parquet").to_pydict()["train/loss"][3:]
+    assert list(map(str, found)) == ["1.0", "nan", "inf", "-inf", "None"]
 
 
 def test_parquet_keeps_numbers_texts_and_nulls(

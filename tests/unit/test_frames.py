@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 import numpy as np
 import pytest
 
@@ -22,9 +24,10 @@ def test_missing_values_are_nan_and_zero_is_a_value() -> None:
 
 @pytest.mark.parametrize("level", [0, 2])
 def test_bytes_give_the_block_back_bit_for_bit(level: int) -> None:
-    block = rows(1.5, None, 150_754_820_096.0, -0.0, float("inf"))
+    block = rows(1.5, None, 150_754_820_096.0, -0.0, float("inf"), float("nan"))
+    assert block.odd.tolist() == [[0, 0, 0, 0, 1, 1]]
     back = decode(encode(block, level), block.keys, len(block), level)
-    for name in ("ts", "step", "low", "high", "mean", "count"):
+    for name in ("ts", "step", "low", "high", "mean", "count", "odd"):
         np.testing.assert_array_equal(getattr(back, name), getattr(block, name))
 
 
@@ -51,9 +54,33 @@ def test_a_bucket_without_a_value_stays_missing() -> None:
     assert merged.count[0].tolist() == [0, 1]
 
 
-def test_an_infinite_loss_does_not_spoil_later_buckets() -> None:
-    merged = merge(rows(float("inf"), 1.0, 1.0, 3.0), np.array([0, 2]))
-    assert merged.mean[0].tolist() == [float("inf"), 2.0]
+def test_a_nan_that_was_recorded_is_not_missing_however_it_travels() -> None:
+    block = rows(None, float("nan"))
+    travelled = join([block, rows(1.0, key="val/loss")]).with_keys(("val/loss", "train/loss"))
+    raw = Block.raw(travelled.keys, travelled.ts, travelled.step, travelled.mean.copy()[:, ::-1])
+    for found in (travelled.slice(0, 2), decode(encode(travelled, 0), travelled.keys, 3, 0)):
+        assert found.odd[1].tolist()[:2] == [0, 1]
+    assert raw.odd[1].tolist() == [0, 1, 0]
+    assert np.isnan(block.mean).all()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_bucket_is_of_its_finite_values_and_counts_the_others(value: float) -> None:
+    merged = merge(rows(value, 1.0, 3.0, None, 1.0, 3.0, value, value), np.array([0, 4, 6]))
+    assert merged.mean[0, :2].tolist() == [2.0, 2.0]
+    assert merged.low[0, :2].tolist() == [1.0, 1.0]
+    assert merged.high[0, :2].tolist() == [3.0, 3.0]
+    assert np.isnan([merged.mean[0, 2], merged.low[0, 2], merged.high[0, 2]]).all()
+    assert merged.count[0].tolist() == [2, 2, 0]
+    assert merged.odd[0].tolist() == [1, 0, 2]
+    again = merge(merged, np.array([0]))
+    assert (again.mean[0, 0], again.odd[0, 0]) == (2.0, 3)
+
+
+def test_a_bucket_of_an_older_store_has_four_statistics() -> None:
+    merged = merge(rows(1.0, 3.0, 5.0, 7.0), np.array([0, 2]))
+    assert len(zlib.decompress(encode(merged, 1))) == 8 * (2 + 4) * 2
+    assert decode(encode(merged, 1), merged.keys, 2, 1).odd.tolist() == [[0, 0]]
 
 
 def test_joining_aligns_metrics_that_appear_later() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ from dashboard import series
 from dashboard.series import Cursor
 from stepscope.run import RunInfo, RunStatus
 from stepscope.store import STORE_NAME, Block, RunReader, RunWriter
+from stepscope.store.frames import RECORDED_NAN
+
+NAN, INF = float("nan"), float("inf")
 
 
 def fill(folder: Path, rows: int, keys: tuple[str, ...] = ("train/loss", "train/lr")) -> RunWriter:
@@ -119,13 +123,65 @@ def test_the_answer_does_not_grow_with_the_run(tmp_path: Path, rows: int) -> Non
     assert len(json.dumps(found)) < 1500
 
 
-def test_what_json_has_no_word_for_is_null(tmp_path: Path) -> None:
-    writer = RunWriter(tmp_path / STORE_NAME)
+def log(folder: Path, losses: Sequence[float | None]) -> None:
+    writer = RunWriter(folder / STORE_NAME)
     with writer.transaction():
-        values = {"train/loss": float("inf"), "val/loss": None}
-        writer.append("steps", "", Block.from_rows([(60.0, 1, values), (61.0, 2, {})]))
+        rows = [(60.0 + i, i, {"train/loss": loss, "val/loss": 1.0 if i == 0 else None})
+                for i, loss in enumerate(losses)]  # fmt: skip
+        writer.append("steps", "", Block.from_rows(rows))
     writer.close()
-    assert answer(tmp_path)["series"]["steps"]["v"] == {"train/loss": {"mean": [None, None]}}
+
+
+def test_values_that_json_has_no_word_for_are_named(tmp_path: Path) -> None:
+    log(tmp_path, [0.5, None, INF, NAN, -INF])
+    steps = answer(tmp_path)["series"]["steps"]
+    odd = [None, None, "Infinity", "NaN", "-Infinity"]
+    assert steps["v"] == {"train/loss": {"mean": [0.5, None, None, None, None], "odd": odd},
+                          "val/loss": {"mean": [1, None, None, None, None]}}  # fmt: skip
+    assert steps["last"] == {"train/loss": "-Infinity", "val/loss": 1}
+    assert steps["since"] == {"train/loss": 2}
+
+
+def test_a_run_without_a_finite_loss_has_a_loss(tmp_path: Path) -> None:
+    log(tmp_path, [NAN] * 1200)
+    steps = answer(tmp_path)["series"]["steps"]
+    assert steps["v"]["train/loss"]["odd"] == [4] * 300
+    assert set(steps["v"]["train/loss"]["mean"]) == {None}
+    assert (steps["last"]["train/loss"], steps["since"]["train/loss"]) == ("NaN", 0)
+
+
+def test_buckets_are_of_finite_values_and_count_the_others(tmp_path: Path) -> None:
+    log(tmp_path, [1.0, INF, NAN, 5.0] * 250)
+    loss = answer(tmp_path)["series"]["steps"]["v"]["train/loss"]
+    assert loss == {"mean": [1, 5] * 250, "min": [1, 5] * 250, "max": [1, 5] * 250,
+                    "odd": [1, 1] * 250}  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", [700, 20_000, 300_000])
+def test_a_tile_knows_since_when_at_any_length(tmp_path: Path, rows: int) -> None:
+    for place, (finite, gap) in enumerate([(rows // 3, 0), (rows // 3, 1), (rows - 690, 650)]):
+        folder = tmp_path / str(place)
+        folder.mkdir()
+        values = np.full(rows, RECORDED_NAN)
+        values[: finite + 1] = 1.0
+        values[finite // 2] = INF  # odd once before, in a bucket of its own or in the same
+        values[finite - 1] = RECORDED_NAN
+        values[finite + 1 : finite + 1 + gap] = np.nan  # missing
+        writer = RunWriter(folder / STORE_NAME)
+        steps = np.arange(rows, dtype=float)
+        with writer.transaction():
+            writer.append("steps", "", Block.raw(("train/loss",), 50 + steps, steps, values[None]))
+        writer.close()
+        found = answer(folder)["series"]["steps"]["since"]
+        assert found == {"train/loss": finite + 1 + gap}
+
+
+def test_warnings_tell_values_on_the_gpu_from_what_the_disk_did_not_take(tmp_path: Path) -> None:
+    log(tmp_path, [0.5])
+    (gpu,) = answer(tmp_path, dropped_values=3)["warnings"]
+    assert gpu.startswith("3 steps lack values that were on the GPU")
+    (disk,) = answer(tmp_path, dropped=1)["warnings"]
+    assert "the disk did not take them" in disk
 
 
 def test_a_window_gives_detail(tmp_path: Path) -> None:

@@ -137,13 +137,14 @@ def test_steps_written_out_of_order_by_two_threads_do_not_fall(ring: Ring) -> No
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_broken_loss_is_a_gap_and_told_once(ring: Ring, value: float) -> None:
+def test_a_broken_loss_is_kept_and_told_once(ring: Ring, value: float) -> None:
     rows = StepRows()
     losses: list[Any] = [1.0, value, value, 2.0]
     for step, loss in enumerate(losses, start=1):
         put(ring, float(step), step, **{"train/loss": loss, "a": 1.0})
     found = block(ring, rows)
-    assert same(column(found, "train/loss"), [1.0, NAN, NAN, 2.0])
+    assert same(column(found, "train/loss"), losses)
+    assert found.odd[found.keys.index("train/loss")].tolist() == [0, 1, 1, 0]
     assert [broken.step for broken in rows.broken] == [2]
     rows.broken.clear()
     put(ring, 5.0, 5, **{"train/loss": value})
@@ -151,3 +152,20 @@ def test_a_broken_loss_is_a_gap_and_told_once(ring: Ring, value: float) -> None:
     put(ring, 6.0, 6, **{"train/loss": value})
     block(ring, rows)
     assert [broken.step for broken in rows.broken] == [5]
+
+
+def test_the_loss_of_every_optimizer_is_watched(ring: Ring) -> None:
+    rows = StepRows()
+    for step, loss in enumerate((1.0, NAN, NAN), start=1):
+        put(ring, float(step), step, **{"train/loss": 1.0, "train/loss.optimizer1": loss})
+        put(ring, float(step), step, **{"train/loss_scale": NAN})
+        block(ring, rows)
+    (broken,) = rows.broken
+    assert broken.text == "The loss (train/loss.optimizer1) is nan at step 2"
+
+
+def test_a_rate_that_cannot_be_worked_out_is_missing(ring: Ring) -> None:
+    put(ring, 1.0, 1, timed=True, **{"perf/samples": 8.0})
+    put(ring, 2.0, 2, timed=True, **{"perf/samples": NAN})
+    found = block(ring)
+    assert found.odd.sum() == 0

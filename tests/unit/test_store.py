@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -200,3 +201,33 @@ def test_damaged_frames_are_refused_in_a_sentence(tmp_path: Path, writer: RunWri
     writer._connection.execute("UPDATE frames SET data = x'00ff00'")
     with RunReader(tmp_path) as reader, pytest.raises(StoreError, match="damaged"):
         reader.read(1, 0, 50, 1)
+
+
+def test_a_store_of_version_2_is_read_and_may_go_on(tmp_path: Path, writer: RunWriter) -> None:
+    write(writer, 3000)
+    writer._connection.execute("PRAGMA user_version = 2")
+    writer.close()
+    with RunReader(tmp_path) as reader:
+        before = reader.read(1, 0, 3000, 16)
+    assert before.count.sum() == 3000 * len(before.keys)
+    assert before.odd.sum() == 0
+    again = RunWriter(tmp_path / STORE_NAME, reopen=True)
+    with again.transaction():
+        again.append("steps", "", Block.from_rows([(9e9, 3000 + i, {"train/loss": math.nan})
+                                                   for i in range(16)]))  # fmt: skip
+    again.close()
+    with RunReader(tmp_path) as reader:
+        after = reader.read(1, 0, 4000, 16)
+    assert (after.odd.sum(), after.count.sum()) == (16, before.count.sum())
+    connection = sqlite3.connect(tmp_path / STORE_NAME)
+    assert connection.execute("PRAGMA user_version").fetchone() == (schema.SCHEMA_VERSION,)
+    connection.close()
+
+
+def test_a_store_from_before_the_ring_has_nothing_to_recover(
+    tmp_path: Path, writer: RunWriter
+) -> None:
+    writer._connection.execute("PRAGMA user_version = 1")
+    writer.close()
+    with pytest.raises(StoreError, match="version 1 had no ring"):
+        RunWriter(tmp_path / STORE_NAME, reopen=True)
