@@ -91,10 +91,21 @@ class Guard:
 def opaque(function: Function, *, with_callees: bool = False) -> Function:
     """Keep torch.compile from compiling the function's own code, and on request what it calls."""
     function = getattr(function, "__func__", function)
-    # What torch._dynamo.disable does, without importing torch._dynamo: that takes a second.
-    frames = getattr(getattr(sys.modules.get("torch"), "_C", None), "_dynamo", None)
-    if frames is not None and hasattr(frames.eval_frame, "set_code_exec_strategy"):
-        action, strategy = frames.eval_frame._FrameAction, frames.eval_frame._FrameExecStrategy
-        callees = action.SKIP if with_callees else action.DEFAULT
-        frames.eval_frame.set_code_exec_strategy(function.__code__, strategy(action.SKIP, callees))
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        try:
+            # What torch._dynamo.disable does, without importing torch._dynamo: that takes a second.
+            frames = torch._C._dynamo.eval_frame
+            action, strategy = frames._FrameAction, frames._FrameExecStrategy
+            callees = action.SKIP if with_callees else action.DEFAULT
+            frames.set_code_exec_strategy(function.__code__, strategy(action.SKIP, callees))
+        except (AttributeError, TypeError) as error:
+            _no_place(torch.__version__, str(error))
     return function
+
+
+@functools.cache
+def _no_place(version: str, error: str) -> None:
+    """Say it once."""
+    log.warning("stepscope: torch %s cannot keep its compiler off our code (%s): under "
+                "torch.compile steps may be slower than bare", version, error)  # fmt: skip

@@ -1,0 +1,182 @@
+"""The writer thread where it is refused: by one bad row, by an error of our own, at its start."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stepscope import writer_thread
+from stepscope.recorder import CommandName, Recorder
+from stepscope.run import RunStatus
+from stepscope.steps import StepRows
+from stepscope.store import Block, RunReader, RunWriter, StoreError
+from stepscope.store.reader import ask
+from stepscope.writer_thread import Sample, WriterThread
+from tests.integration.test_recorder import wait_until
+
+BAD_STEP = 13
+STEPS = 100
+
+
+def steps(folder: Path) -> list[float]:
+    with RunReader(folder) as reader:
+        (info,) = (info for info in reader.series() if info.stream == "steps")
+        found: list[float] = reader.read(info.id, 0, info.rows, 1).step.tolist()
+    return found
+
+
+def texts(folder: Path) -> list[str]:
+    with RunReader(folder) as reader:
+        return [event.text for event in reader.events()]
+
+
+def hold(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Keep the writer from flushing until told, so that all that comes is one batch."""
+    go = threading.Event()
+    flush = WriterThread._flush
+
+    def when_told(self: WriterThread, everything: bool) -> bool:
+        return flush(self, everything) if go.is_set() else False
+
+    monkeypatch.setattr(WriterThread, "_flush", when_told)
+    return go.set
+
+
+def test_a_bad_row_costs_no_event_and_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    go = hold(monkeypatch)
+    recorder = Recorder(tmp_path, name="test")
+    asked = ask(tmp_path, "mark", {})
+    wait_until(lambda: bool(recorder.command_waiting))
+    (command,) = recorder.take_commands()
+    for number in range(10):
+        recorder.event("mark", f"before {number}")
+        recorder._writer.put(Sample("samples", "", 1.0, 1, {"host/cpu": "no number"}))  # type: ignore[dict-item]
+        recorder.sample({"host/cpu": 1.0})
+        recorder.log_step({"train/loss": 1.0})
+    recorder.finish(command, "marked")
+    go()
+    recorder.close(RunStatus.FINISHED)
+    assert command.name is CommandName.MARK
+    assert texts(tmp_path) == [*(f"before {number}" for number in range(10)), "marked"]
+    assert steps(tmp_path) == list(range(1, 11))
+    assert recorder.dropped == 10
+    with RunReader(tmp_path) as reader:
+        state = reader._connection.execute("SELECT state FROM commands WHERE id = ?", (asked,))
+        assert state.fetchone() == ("done",)
+        assert [info.rows for info in reader.series() if info.stream == "samples"] == [10]
+    assert len(caplog.records) == 1
+
+
+def test_a_step_that_cannot_be_stored_costs_only_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    go, block = hold(monkeypatch), StepRows.block
+
+    def refuse(self: StepRows, slots: Any, layouts: Any) -> Block:
+        if np.any(slots["step"] == BAD_STEP):
+            raise LookupError("nobody thought of this")
+        return block(self, slots, layouts)
+
+    monkeypatch.setattr(StepRows, "block", refuse)
+    recorder = Recorder(tmp_path, name="test")
+    for _ in range(STEPS):
+        recorder.log_step({"train/loss": 1.0})
+    recorder.event("mark", "here")
+    go()
+    recorder.close(RunStatus.FINISHED)
+    assert steps(tmp_path) == [step for step in range(1, STEPS + 1) if step != BAD_STEP]
+    assert texts(tmp_path) == ["here"]
+    assert recorder.dropped == 1
+    assert not (tmp_path / "rank0.ring").exists()
+    assert [record.message for record in caplog.records] == [
+        "stepscope: a row could not be stored and is lost: LookupError: nobody thought of this"
+    ]
+
+
+def test_an_error_of_our_own_is_said_once_and_not_repeated_without_a_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(writer_thread, "RETRY_S", (3600.0, 3600.0))
+    beats = []
+
+    def stumble(_self: WriterThread) -> None:
+        beats.append(1)
+        raise RuntimeError("a mistake")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(WriterThread, "_beat", stumble)
+        recorder = Recorder(tmp_path, name="test")
+        wait_until(lambda: bool(beats))
+        recorder.event("mark", "here")  # wakes the writer
+        recorder.close(RunStatus.FINISHED)
+    assert len(beats) == 2  # the pause ended by the close
+    assert texts(tmp_path) == ["here"]
+    errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert [record.message for record in errors] == [
+        "stepscope: the writer stumbled and goes on: RuntimeError: a mistake"
+    ]
+
+
+def test_a_command_that_cannot_be_announced_is_still_offered(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_command: object) -> None:
+        raise LookupError("a mistake")
+
+    recorder = Recorder(tmp_path, name="test", on_command=fail)
+    for name in ("mark", "stop"):
+        ask(tmp_path, name, {})
+    wait_until(lambda: len(recorder.command_waiting) == 2)
+    recorder.close(RunStatus.FINISHED)
+    assert "a command could not be announced" in caplog.text
+
+
+def no_thread(_self: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def no_file(*_: Any) -> None:
+    raise OSError("No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "failing"),
+    [(threading.Thread, "start", no_thread), (writer_thread, "write_run_json", no_file),
+     (writer_thread, "Ring", no_file)],
+    ids=["thread", "run.json", "ring"],
+)  # fmt: skip
+def test_a_recorder_that_cannot_begin_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, failing: Any
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, failing)
+        with pytest.raises(OSError, match="thread|space"):
+            Recorder(tmp_path, name="test")
+    assert list(tmp_path.iterdir()) == []
+    Recorder(tmp_path, name="test").close(RunStatus.FINISHED)
+
+
+def test_a_store_that_cannot_be_made_whole_is_taken_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepscope.store.schema.TABLES", "CREATE TABLE half (x); NONSENSE")
+    with pytest.raises(StoreError, match="cannot create"):
+        RunWriter(tmp_path / "rank0.sqlite")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_folder_of_another_run_is_left_as_it_is(tmp_path: Path) -> None:
+    first = Recorder(tmp_path, name="first")
+    first.close(RunStatus.FINISHED)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(StoreError, match="existing file"):
+        Recorder(tmp_path, name="second")
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
