@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 SCRIPTS = (
     "format.js",
     "store.js",
+    "odd.js",
     "theme.js",
     "header.js",
     "events.js",

@@ -89,10 +89,12 @@ class Board {
     for (const card of this.cards) {
       if (card.spec.group !== "optimizer") continue;
       const lines = card.spec.traces;
-      card.node.hidden = !lines.some((trace) => holds(steps?.v[trace.metric]));
+      card.node.hidden = !lines.some((trace) => recorded(steps?.v[trace.metric]));
       drawn ||= !card.node.hidden;
       const value = latest(steps, lines[0].metric);
-      if (value !== null) words.push(`${card.spec.title.toLowerCase().replace("amp", "AMP")} ${brief(value)}`);
+      const text = value === null ? oddNow(steps, lines[0].metric) : brief(value);
+      const name = card.spec.title.toLowerCase().replace("amp", "AMP");
+      if (text !== null) words.push(`${name} ${text}`);
     }
     setText(this.summary, words.join("  ·  "));
     this.more.hidden = !words.length && !drawn;

@@ -11,8 +11,6 @@ const CONFIG = { displayModeBar: false, responsive: false, doubleClick: false, s
 const NEAR_MARK = 6; // px
 const MAX_DOTS = 60; // above it dots melt into a band
 
-const holds = (column) => column && column.mean.some((value) => value !== null);
-
 class Card {
   constructor(spec, scene) {
     this.spec = spec;
@@ -161,7 +159,7 @@ class Card {
     const { axis, range, prefs } = this.scene;
     const xs = xsOf(series, axis);
     const times = trace.series === "steps" ? null : series.t; // steps lack a metric by nature, samples by trouble
-    const line = (values) => linePoints(xs, values, range, factor, times);
+    const line = (values) => linePoints(xs, values, range, factor, times, column.odd);
     const envelope = () => envelopePoints(xs, column, range, factor, times);
     if (trace.style === "envelope") return [envelope()];
     const smooth = trace.style === "ema" && prefs.smoothing > 0;
@@ -229,15 +227,28 @@ class Card {
     this.overlay();
   }
 
+  // Where lines that are shown have values that are no finite numbers.
+  oddSpans() {
+    return this.spec.traces.flatMap((trace) => {
+      const series = this.scene.source(trace.series);
+      const column = series?.v[trace.metric];
+      if (!column || this.hidden(trace)) return [];
+      return oddSpans(xsOf(series, this.scene.axis), column, this.range);
+    });
+  }
+
   // Says why nothing is drawn, and hides the legend of lines that this run does not have.
   showHeld() {
     let some = this.spec.traces.length === 0;
+    let odd = false;
     for (const { node, trace } of this.chips) {
-      const held = holds(this.scene.source(trace.series)?.v[trace.metric]);
-      node.hidden = trace.optional && !held;
-      some ||= held;
+      const column = this.scene.source(trace.series)?.v[trace.metric];
+      node.hidden = trace.optional && !recorded(column);
+      some ||= holds(column);
+      odd ||= recorded(column);
     }
-    setText(this.none, some ? "" : this.spec.empty || "No values yet.");
+    const empty = odd ? "Every value is NaN or infinite." : this.spec.empty || "No values yet.";
+    setText(this.none, some ? "" : empty);
     this.none.hidden = some;
   }
 
@@ -259,9 +270,9 @@ class Card {
 
   overlay() {
     const marks = this.scene.marks.filter(({ x }) => x >= this.range[0] && x <= this.range[1]);
-    const { t: top, r, b } = this.box;
-    const plot = { top, bottom: this.height - b, right: this.width - r };
-    this.marks.update(marks, (x) => this.place(x), plot);
+    const { t: top, l: left, r, b } = this.box;
+    const plot = { top, bottom: this.height - b, left, right: this.width - r };
+    this.marks.update(marks, (x) => this.place(x), plot, this.oddSpans());
     this.hoverAt(this.scene.hoverX, this.scene.hoverCard === this);
   }
 
@@ -306,20 +317,22 @@ class Card {
     const column = series?.v[trace.metric];
     if (!column) return MISSING;
     const unit = this.scene.metrics[trace.metric]?.unit || "";
+    const words = (value) => (typeof value === "string" ? value : withUnit(value, unit));
     if (x === null) {
-      const value = trace.style === "points" ? latestEver(series, trace.metric) : latest(series, trace.metric);
-      return withUnit(value, unit);
+      if (trace.style === "points") return words(latestEver(series, trace.metric));
+      return oddNow(series, trace.metric) ?? words(latest(series, trace.metric));
     }
     let at = Math.min(bisect(xsOf(series, this.scene.axis), x), column.mean.length - 1);
     const skips = trace.series === "steps"; // a row without this metric: the one before it counts
-    while (skips && at > 0 && column.mean[at] === null) at -= 1;
-    return withUnit(column.mean[at] ?? null, unit);
+    while (skips && at > 0 && column.mean[at] === null && !column.odd[at]) at -= 1;
+    return words(column.mean[at] ?? (column.odd[at] ? oddWord(column.odd[at]) : null));
   }
 
   // --- export ---
 
   saveCsv() {
-    const rows = [["series", "metric", "unit", "first_row", "rows", "time_s", "step", "mean", "min", "max"]];
+    const places = ["series", "metric", "unit", "first_row", "rows", "time_s", "step"];
+    const rows = [[...places, "mean", "min", "max", "not_finite"]];
     for (const trace of this.spec.traces) {
       const series = this.scene.source(trace.series);
       const column = series?.v[trace.metric];
@@ -327,9 +340,13 @@ class Card {
       const [from, to] = visibleSpan(xsOf(series, this.scene.axis), this.scene.range);
       const unit = this.scene.metrics[trace.metric]?.unit || "";
       for (let i = from; i < to; i += 1) {
-        if (column.mean[i] === null) continue;
+        const odd = column.odd[i];
+        if (column.mean[i] === null && !odd) continue;
         const place = [series.start[i], series.bucket, series.t[i], series.s[i]];
-        const numbers = [column.mean[i], column.min[i], column.max[i]];
+        // A single row's value stands as it is, a bucket has how many were not finite.
+        const { mean, min, max } = column;
+        const whole = typeof odd === "string";
+        const numbers = whole ? [odd, odd, odd, 1] : [mean[i], min[i], max[i], odd ?? 0];
         rows.push([trace.series, trace.metric, unit, ...place, ...numbers]);
       }
     }
@@ -349,6 +366,11 @@ class Card {
     const { data, layout } = this.figure();
     const line = { color: theme.text, width: 1, dash: "dot" };
     const shapes = marks.map(({ x }) => ({ type: "line", x0: x, x1: x, y0: 0, y1: 1, yref: "paper", line }));
+    const { orange } = theme.palette;
+    const bad = { fillcolor: withAlpha(orange, 0.15), line: { width: 1, color: orange } };
+    for (const { from, to } of this.oddSpans()) {
+      shapes.push({ type: "rect", x0: from, x1: to, y0: 0, y1: 1, yref: "paper", ...bad });
+    }
     const image = {
       ...layout, shapes, width: undefined, height: undefined, paper_bgcolor: theme.background, showlegend: true,
       title: { text: `${this.spec.title} ${this.unit.textContent}` }, margin: { ...this.box, l: 70, t: 60, b: 40 },

@@ -96,23 +96,39 @@ class MarkLayer {
     this.paths = { routine: svg("path"), action: svg("path"), bad: svg("path") };
     for (const [tone, path] of Object.entries(this.paths)) path.setAttribute("class", `ss-mark-${tone}`);
     this.labels = svg("g");
-    this.node = svg("svg", { class: "ss-marks", "aria-hidden": "true" }, ...Object.values(this.paths), this.labels);
+    this.odd = svg("path", { class: "ss-odd-span" });
+    const parts = [this.odd, ...Object.values(this.paths), this.labels];
+    this.node = svg("svg", { class: "ss-marks", "aria-hidden": "true" }, ...parts);
     this.shown = "";
   }
 
-  // `place` maps x to pixels; `box` is {top, bottom, right} of the plot area.
-  update(marks, place, box) {
+  // `place` maps x to pixels; `box` is {top, bottom, left, right} of the plot area; `spans` are the
+  // stretches where a line has values that are no finite numbers.
+  update(marks, place, box, spans) {
     const at = marks.map((mark) => Math.round(place(mark.x)) + 0.5);
-    const key = marks.map((mark, i) => `${mark.event.id}:${at[i]}`).join();
+    const bands = spans.map((span) => bandOf(span, place, box));
+    const places = marks.map((mark, i) => `${mark.event.id}:${at[i]}`);
+    const key = [...places, ...bands.map((band) => band.path)].join();
     if (key === this.shown) return;
     this.shown = key;
     const lines = { routine: "", action: "", bad: "" };
     marks.forEach((mark, i) => (lines[mark.tone] += `M${at[i]} ${box.top}V${box.bottom}`));
     for (const [tone, path] of Object.entries(this.paths)) setAttribute(path, "d", lines[tone]);
-    const texts = placeLabels(marks, at, box.right).map(({ mark, from }) =>
+    setAttribute(this.odd, "d", bands.map((band) => band.path).join(""));
+    const all = [...bands.map((band) => band.mark), ...marks];
+    const lefts = [...bands.map((band) => band.from), ...at];
+    const texts = placeLabels(all, lefts, box.right).map(({ mark, from }) =>
       svg("text", { x: from, y: box.top + 8, class: `ss-mark-${mark.tone}` }, mark.label));
     this.labels.replaceChildren(...texts);
   }
+}
+
+// A stretch as an area of the plot, wide enough to be seen, and the word that stands beside it.
+function bandOf({ from: first, to: last, word }, place, { top, bottom, left, right }) {
+  const inside = (x) => Math.min(right, Math.max(left, Math.round(place(x))));
+  const [from, to] = [inside(first) - 1, inside(last) + 1];
+  const path = `M${from} ${top}H${to}V${bottom}H${from}Z`;
+  return { from, path, mark: { label: word, tone: "bad" } };
 }
 
 class EventTable {

@@ -40,6 +40,9 @@ class Tile {
     const { spec } = this;
     if (spec.special) return this.show(...specialTile(spec, progress, left));
     const series = store[spec.series];
+    const odd = oddNow(series, spec.metric) !== null;
+    this.node.classList.toggle("ss-odd", odd);
+    if (odd) return this.show(oddText(series, spec.metric));
     const value = latest(series, spec.metric, spec.metric.includes("peak") ? "max" : "mean");
     if (value === null) return this.show([MISSING, ""], spec.reason || "No value recorded lately.");
     this.spark(series);
@@ -48,9 +51,11 @@ class Tile {
 
   // The newest values over their places; like a chart's line it spans what a slow sensor leaves out.
   spark(series) {
-    const values = (series.v[this.spec.metric]?.mean || []).slice(-SPARK_POINTS);
+    const { mean = [], odd = [] } = series.v[this.spec.metric] || {};
+    const values = mean.slice(-SPARK_POINTS);
     const times = this.spec.series === "steps" ? null : series.t.slice(-SPARK_POINTS);
-    const { x, y } = linePoints(values.map((_, i) => i), values, null, 1, times);
+    const breaks = odd.slice(-SPARK_POINTS);
+    const { x, y } = linePoints(values.map((_, i) => i), values, null, 1, times, breaks);
     const known = y.filter((value) => value !== null);
     const [low, high] = [Math.min(...known), Math.max(...known)];
     const height = (value) => (high > low ? 18 - (16 * (value - low)) / (high - low) : 18);
@@ -82,7 +87,8 @@ function tileText(spec, value, store) {
   }
   if (spec.also) {
     const [loss, accuracy] = spec.also.map((key) => latestEver(store.steps, key));
-    const parts = [loss === null ? "" : `val ${loss.toPrecision(3)}`, accuracy === null ? "" : percent(accuracy)];
+    const text = isNumber(loss) ? loss.toPrecision(3) : loss;
+    const parts = [loss === null ? "" : `val ${text}`, isNumber(accuracy) ? percent(accuracy) : ""];
     return [precise(value), parts.filter(Boolean).join(" · ")];
   }
   if (spec.unit === "1/s") return [short(value), ""];

@@ -1,9 +1,10 @@
 // The client's copy of a run: buckets of rows per series, at most MAX_BUCKETS each. Pure: no DOM.
-// A series is {bucket, end, start[], t[], s[], v: {metric: {mean[], min[], max[]}}}; bucket i holds
-// rows start[i] .. start[i] + bucket - 1 and `end` is the number of rows consumed.
+// A series is {bucket, end, start[], t[], s[], v: {metric: {mean[], min[], max[], odd[]}}}; bucket i
+// holds rows start[i] .. start[i] + bucket - 1 and `end` is the number of rows consumed. `odd` tells
+// of values that are no finite numbers (odd.js), the others leave them out.
 
 const MAX_BUCKETS = 500;
-const STATS = ["mean", "min", "max"];
+const STATS = ["mean", "min", "max", "odd"];
 
 const emptySeries = (bucket) => ({ bucket, end: 0, start: [], t: [], s: [], v: {} });
 
@@ -27,11 +28,12 @@ function reduceGroup(values, { from, to }, stat) {
   for (let i = from; i < to; i += 1) {
     const value = values[i];
     if (value === null) continue;
-    count += 1;
+    count += stat === "odd" && isNumber(value) ? value : 1;
     if (result === null) result = value;
     else if (stat === "mean") result += value;
     else result = stat === "min" ? Math.min(result, value) : Math.max(result, value);
   }
+  if (stat === "odd") return count || null;
   return stat === "mean" && count > 1 ? result / count : result;
 }
 
@@ -42,6 +44,7 @@ function coarsen(series, bucket) {
   const out = emptySeries(bucket);
   out.end = series.end;
   out.last = series.last;
+  out.since = series.since;
   out.start = groups.map((group) => group.first);
   out.t = groups.map((group) => series.t[group.to - 1]);
   out.s = groups.map((group) => series.s[group.to - 1]);
@@ -61,8 +64,9 @@ function fromPart(part) {
   series.t = part.t;
   series.s = part.s;
   series.start = part.t.map((_, i) => part.first + i * part.bucket);
-  for (const [key, { mean, min, max }] of Object.entries(part.v)) {
-    series.v[key] = { mean, min: min || mean, max: max || mean };
+  for (const [key, { mean, min, max, odd }] of Object.entries(part.v)) {
+    const none = () => new Array(mean.length).fill(null);
+    series.v[key] = { mean, min: min || mean, max: max || mean, odd: odd || none() };
   }
   return series;
 }
@@ -93,6 +97,7 @@ function mergeSeries(held, part) {
   }
   series.end = part.end;
   series.last = part.last || null;
+  series.since = part.since || null;
   while (series.start.length > MAX_BUCKETS) series = coarsen(series, series.bucket * 2);
   return series;
 }
@@ -101,9 +106,10 @@ const cursorText = (all) =>
   Object.entries(all).map(([name, series]) => `${name}~${series.end}~${series.bucket}`).join(",");
 
 // The newest value of a metric: the exact last one if the server sends it, else of the last bucket
-// that has one among the newest five (a metric that stopped is missing, not frozen).
+// that has one among the newest five (a metric that stopped is missing, not frozen). No number where
+// it is odd now.
 function latest(series, key, stat = "mean") {
-  if (!series) return null;
+  if (!series || oddNow(series, key)) return null;
   if (series.last && isNumber(series.last[key])) return series.last[key];
   const values = series.v[key]?.[stat] || [];
   for (let i = values.length - 1; i >= Math.max(0, values.length - 5); i -= 1) {
@@ -112,10 +118,13 @@ function latest(series, key, stat = "mean") {
   return null;
 }
 
-// The newest value however long ago, for metrics logged once an epoch.
+// The newest value however long ago, for metrics logged once an epoch; a word where it is odd.
 function latestEver(series, key) {
-  const values = series?.v[key]?.mean || [];
-  for (let i = values.length - 1; i >= 0; i -= 1) if (values[i] !== null) return values[i];
+  const { mean = [], odd = [] } = series?.v[key] || {};
+  for (let i = mean.length - 1; i >= 0; i -= 1) {
+    if (mean[i] !== null) return mean[i];
+    if (odd[i]) return oddWord(odd[i]);
+  }
   return null;
 }
 
@@ -171,16 +180,20 @@ function breaks(times) {
   return (from, to) => from >= 0 && times[to] - times[from] > limit;
 }
 
-// Points of a line through `values`; with `times` (s) it breaks where values are missing for long.
-function linePoints(xs, values, range, factor, times) {
+// Points of a line through `values`; with `times` (s) it breaks where values are missing for long,
+// with `odd` where they were no finite numbers.
+function linePoints(xs, values, range, factor, times, odd) {
   const out = { x: [], y: [] };
   const [from, to] = visibleSpan(xs, range);
   const broken = breaks(times);
   let held = -1;
+  let wasOdd = false;
   for (let i = from; i < to; i += 1) {
+    wasOdd ||= Boolean(odd?.[i]);
     if (values[i] === null) continue;
-    if (broken(held, i)) pushThin(out, xs[held], null);
+    if (held >= 0 && (wasOdd || broken(held, i))) pushThin(out, xs[held], null);
     pushThin(out, xs[i], values[i] / factor);
+    wasOdd = false;
     held = i;
   }
   return out;
@@ -194,14 +207,17 @@ function envelopePoints(xs, column, range, factor, times) {
   const broken = breaks(times);
   let held = -1;
   let last = null;
+  let wasOdd = false;
   for (let i = from; i < to; i += 1) {
     const [low, high] = [column.min[i], column.max[i]];
+    wasOdd ||= Boolean(column.odd?.[i]);
     if (low === null) continue;
-    if (broken(held, i)) pushThin(out, xs[held], null);
+    if (held >= 0 && (wasOdd || broken(held, i))) pushThin(out, xs[held], null);
     const ends = last !== null && Math.abs(last - high) < Math.abs(last - low) ? [high, low] : [low, high];
     pushThin(out, xs[i], ends[0] / factor);
     if (low !== high) pushThin(out, xs[i], ends[1] / factor);
     last = ends[1];
+    wasOdd = false;
     held = i;
   }
   return out;

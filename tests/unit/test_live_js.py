@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 import dashboard.live_chart
 from dashboard.chart_parts import COLOURS, GPU_COLOURS
 
-PURE = ("format.js", "store.js", "theme.js", "header.js", "events.js", "xaxis.js", "board.js")
+PURE = tuple(f"{name}.js" for name in
+             ("format", "store", "odd", "theme", "header", "events", "xaxis", "board"))  # fmt: skip
 FOLDER = Path(dashboard.live_chart.__file__).parent
 
 
@@ -75,7 +76,8 @@ def test_a_larger_bucket_merges_what_is_held(js: Script) -> None:
     merged = js(MERGE, parts=[part(0, [1.0, 3.0, None, 5.0]), part(4, [8.0], 2)])
     assert merged["bucket"] == 2
     assert merged["start"] == [0, 2, 4]
-    assert merged["v"]["a"] == {"mean": [2, 5, 8], "min": [1, 5, 7], "max": [3, 5, 9]}
+    assert merged["v"]["a"] == {"mean": [2, 5, 8], "min": [1, 5, 7], "max": [3, 5, 9],
+                                "odd": [None, None, None]}  # fmt: skip
     assert merged["s"] == [1, 3, 5]
 
 
@@ -116,6 +118,65 @@ def test_a_line_bridges_slow_sensors_and_breaks_where_values_are_missing_for_lon
     assert (
         None not in js("linePoints(times, values, null, 1, null)", times=times, values=values)["y"]
     )
+
+
+def odd_part(first: int, values: list[float | None], odd: list[str | int | None]) -> dict[str, Any]:
+    """One series of an answer with values that are no finite numbers."""
+    made = part(first, values)
+    made["v"]["a"]["odd"] = odd
+    return made
+
+
+def test_values_that_are_not_finite_are_kept_where_they_were_and_counted(js: Script) -> None:
+    parts = [part(0, [1.0, 2.0]), odd_part(2, [None, None], ["NaN", "-Infinity"]), part(4, [5.0])]
+    merged = js(MERGE, parts=parts)["v"]["a"]
+    assert merged["mean"] == [1, 2, None, None, 5]
+    assert merged["odd"] == [None, None, "NaN", "-Infinity", None]
+    coarse = js(f"coarsen({MERGE}, 4)", parts=parts)["v"]["a"]
+    assert (coarse["mean"], coarse["odd"]) == ([1.5, 5], [2, None])
+    assert js(f"coarsen(coarsen({MERGE}, 2), 8)", parts=parts)["v"]["a"]["odd"] == [2]
+
+
+def test_a_line_breaks_where_a_value_was_not_finite(js: Script) -> None:
+    parts = [odd_part(0, [1.0, None, None, 4.0], [None, None, "NaN", None])]
+    column = f"{MERGE}.v.a"
+    line = f"linePoints([0, 1, 2, 3], {column}.mean, null, 1, null, {column}.odd)"
+    assert js(line, parts=parts) == {"x": [0, 0, 3], "y": [1, None, 4]}
+    envelope = f"envelopePoints([0, 1, 2, 3], {column}, null, 1, null)"
+    assert js(envelope, parts=parts) == {"x": [0, 0, 3], "y": [1, None, 4]}
+
+
+def test_stretches_that_are_not_finite_end_at_the_next_finite_value(js: Script) -> None:
+    odd = [None, "NaN", None, "NaN", None, "Infinity", 3, None]
+    mean = [1.0, None, None, None, 2.0, None, 2.0, None]
+    spans = js("oddSpans([0, 1, 2, 3, 4, 5, 6, 7], {odd, mean}, null)", odd=odd, mean=mean)
+    assert spans == [{"from": 1, "to": 3, "word": "NaN"}, {"from": 5, "to": 6, "word": "inf"}]
+    assert js("oddSpans([0, 5], {odd: [3, 3], mean: [1, 1]}, null)")[0]["word"] == "NaN/inf"
+
+
+def tile(js: Script, last: Any, since: dict[str, int], spec: dict[str, Any] | None = None) -> Any:
+    """The words of a tile for the loss whose newest value is `last`, after finite ones."""
+    series = {**part(0, [3.0, 2.0]), "last": {"a": last}, "since": since}
+    spec = {"id": "loss", "series": "steps", "metric": "a", "unit": "", **(spec or {})}
+    shown = (
+        "(() => { const tile = new Tile(spec); tile.update({steps: mergeSeries(null, series)}, {});"
+        "return [tile.number.textContent, tile.detail.textContent]; })()"
+    )
+    return js(shown, series=series, spec=spec)
+
+
+def test_a_tile_says_since_when_a_value_is_not_finite(js: Script) -> None:
+    assert tile(js, "NaN", {"a": 1234}) == ["NaN", "since step 1,234"]
+    assert tile(js, "-Infinity", {"a": 2}) == ["−inf", "since step 2"]
+    assert tile(js, 2.0, {}) == ["2.000", ""]
+
+
+def test_a_validation_that_is_not_finite_is_no_older_number(js: Script) -> None:
+    also = {"also": ["a", "b"]}
+    assert tile(js, 2.0, {}, also)[1] == "val 2.00"
+    values = {"odd": [None, "NaN"], "mean": [3.0, None]}
+    assert js("latestEver({v: {a: values}}, 'a')", values=values) == "NaN"
+    assert js("latestEver({v: {a: values}}, 'a')", values={**values, "mean": [3.0, 1.0]}) == 1
 
 
 def test_marks_are_thinned_to_a_few_epochs_but_actions_stay(js: Script) -> None:
