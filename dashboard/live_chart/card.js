@@ -187,7 +187,7 @@ class Card {
     const shared = {
       range: [...range], // Plotly writes into it while panning
       type: "linear", zeroline: false, showgrid: false, showline: true, linecolor: theme.line, automargin: false,
-      ticks: "outside", ticklen: 3, tickcolor: theme.line, tickfont: { size: 11 }, ticklabeloverflow: "allow",
+      ticks: "outside", ticklen: 3, tickcolor: theme.line, tickfont: { size: 11 }, ticklabeloverflow: "hide past div",
     };
     if (axis === "step") return { ...shared, nticks: 7, tickformat: ",d" };
     const ticks = timeTicks(range[0], range[1], Math.max(3, Math.floor(this.width / 95)));

@@ -42,7 +42,10 @@ class Tile {
     const series = store[spec.series];
     const odd = oddNow(series, spec.metric) !== null;
     this.node.classList.toggle("ss-odd", odd);
-    if (odd) return this.show(oddText(series, spec.metric));
+    if (odd) {
+      this.spark(series);
+      return this.show(oddText(series, spec.metric));
+    }
     const value = latest(series, spec.metric, spec.metric.includes("peak") ? "max" : "mean");
     if (value === null) return this.show([MISSING, ""], spec.reason || "No value recorded lately.");
     this.spark(series);

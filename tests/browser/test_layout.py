@@ -78,3 +78,16 @@ def test_a_mark_at_the_end_of_the_run_keeps_off_the_right_axis(
     assert inside is not None
     assert box is not None
     assert inside["x"] + inside["width"] <= box["x"] + box["width"]
+
+
+def test_no_number_of_an_axis_is_cut(open_page: OpenPage, run: str) -> None:
+    page = open_page(f"/?run={run}")
+    loss = page.get_by_test_id("chart-loss")
+    expect(loss.locator(".xtick").first).to_be_visible(timeout=30_000)
+    stage = loss.locator(".ss-stage").bounding_box()
+    assert stage is not None
+    for tick in loss.locator(".xtick text:visible, .ytick text:visible").all():
+        box = tick.bounding_box()
+        assert box is not None
+        assert stage["x"] <= box["x"]
+        assert box["x"] + box["width"] <= stage["x"] + stage["width"]

@@ -1,0 +1,78 @@
+"""Losses that are NaN or infinite: the line has a marked gap, and the tile says since when."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from stepscope.recorder import Recorder
+from stepscope.run import RunKind, RunStatus
+from tests.browser.conftest import Server
+from tests.browser.test_live_page import OpenPage
+
+NAN, INF = math.nan, math.inf
+
+
+def record(folder: Path, losses: list[float]) -> None:
+    """Write a finished watched run with these losses."""
+    folder.mkdir(parents=True)
+    recorder = Recorder(folder, name="train", kind=RunKind.WATCH)
+    recorder.describe(device="cpu", optimizers=["Adam"])
+    recorder.set_status(RunStatus.RUNNING)
+    for step, loss in enumerate(losses, 1):
+        recorder.log(step, {"train/loss": loss, "perf/step_time": 0.01})
+    recorder.close(RunStatus.FINISHED)
+
+
+def drawn(page: Page) -> list[float | None]:
+    """The loss line as it is drawn, faint ones left out."""
+    plot = page.get_by_test_id("chart-loss").locator(".js-plotly-plot")
+    found: list[float | None] = plot.evaluate("node => [...node.data.at(-1).y]")
+    return found
+
+
+def bands(page: Page) -> int:
+    path = page.get_by_test_id("chart-loss").locator(".ss-odd-span").get_attribute("d") or ""
+    return path.count("M")
+
+
+def shown(open_page: OpenPage, run: str) -> Page:
+    page = open_page(f"/?run={run}")
+    live = page.get_by_test_id("stepscope-live")
+    expect(live).to_have_attribute("data-ready", "1", timeout=30_000)
+    return page
+
+
+@pytest.mark.parametrize("rows", [100, 2000])  # rows as they are, and several in a bucket
+def test_a_gap_is_marked_and_the_tile_says_since_when(
+    open_page: OpenPage, server: Server, rows: int
+) -> None:
+    gap, end = rows // 2, rows - rows // 5
+    losses = [1 + 1 / step for step in range(1, rows + 1)]
+    losses[gap : gap + rows // 10] = [INF] * (rows // 10)
+    losses[end:] = [NAN] * (rows - end)
+    record(server.runs / "odd", losses)
+    page = shown(open_page, "odd")
+    expect(page.get_by_test_id("kpi-loss")).to_contain_text(
+        f"NaN\nsince step {end + 1:,}", use_inner_text=True
+    )
+    expect(page.get_by_test_id("chart-loss").locator(".ss-legend")).to_contain_text(
+        "train NaN", use_inner_text=True
+    )
+    assert bands(page) == 2
+    assert drawn(page).count(None) == 1  # two parts
+
+
+def test_a_run_that_is_all_nan_has_a_loss(open_page: OpenPage, server: Server) -> None:
+    record(server.runs / "nan", [NAN] * 40)
+    record(server.runs / "none", [])
+    page = shown(open_page, "nan")
+    expect(page.get_by_test_id("kpi-loss")).to_contain_text("since step 1")
+    loss = page.get_by_test_id("chart-loss")
+    expect(loss).to_contain_text("Every value is NaN or infinite.")
+    expect(loss).not_to_contain_text("No loss yet")
+    assert bands(page) == 1
+    expect(shown(open_page, "none").get_by_test_id("chart-loss")).to_contain_text("No loss yet")
