@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 import re
+import traceback
 from dataclasses import dataclass
+from enum import StrEnum
 
 from stepscope.output import terminal_text
 from stepscope.run import RunStatus
 
-_OUT_OF_GPU_MEMORY = ("CUDA error: out of memory", "CUDA out of memory",
-                      "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")  # fmt: skip
+_OUT_OF_CUDA_MEMORY = "CUDA error: out of memory"
+_OUT_OF_GPU_MEMORY = (
+    "CUDA out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
 _OUT_OF_HOST_MEMORY = ("DefaultCPUAllocator", "not enough memory", "Cannot allocate memory")
-_OOM_REMEDY = "A smaller batch, a lower precision or gradient checkpointing needs less."
+_REMEDIES = {
+    "GPU": "A smaller batch, a lower precision or gradient checkpointing needs less.",
+    "HOST": "A smaller batch or fewer DataLoader workers need less.",
+    "PINNED": "Smaller or fewer pinned batches (pin_memory, prefetch_factor) need less.",
+}
+
+
+class Shortage(StrEnum):
+    """Which memory was not enough, as the sentence about it begins."""
+
+    GPU = "The GPU ran out of memory"
+    HOST = "The host ran out of memory"
+    PINNED = "The host could not page-lock more memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +51,11 @@ def outcome(error: BaseException | None) -> Outcome:
         if isinstance(error.code, int):
             return Outcome(RunStatus.FAILED, f"The script ended with exit code {int(error.code)}.")
         return Outcome(RunStatus.FAILED, f"The script ended: {_said_by(error.code)[:300]}")
-    text = _said_by(error)
-    asked = re.search(r"[Tt]ried to allocate [0-9.]+ (bytes|[KMGT]?i?B)", text)
-    detail = f" ({asked.group().lower()[0]}{asked.group()[1:]})" if asked else ""
-    if type(error).__name__ == "OutOfMemoryError" or any(w in text for w in _OUT_OF_GPU_MEMORY):
-        return Outcome(
-            RunStatus.FAILED, f"The GPU ran out of memory{detail}. {_OOM_REMEDY}", failure="oom"
-        )
-    if isinstance(error, MemoryError) or any(word in text for word in _OUT_OF_HOST_MEMORY):
-        return Outcome(
-            RunStatus.FAILED, f"The host ran out of memory{detail}. {_OOM_REMEDY}", failure="oom"
-        )
-    first = text.strip().split("\n")[0][:300]
+    short = shortage(error)
+    if short is not None:
+        reason = f"{short}{asked_for(error)}. {_REMEDIES[short.name]}"
+        return Outcome(RunStatus.FAILED, reason, failure="oom")
+    first = _said_by(error).strip().split("\n")[0][:300]
     reason = f"{type(error).__name__}: {first}" if first else type(error).__name__
     return Outcome(RunStatus.FAILED, reason, failure="error")
 
@@ -55,3 +66,30 @@ def _said_by(value: object) -> str:
         return terminal_text(str(value))
     except Exception as problem:  # noqa: BLE001 - it must not take the place of the script's error
         return f"(its text cannot be told: {type(problem).__name__})"
+
+
+def shortage(error: BaseException) -> Shortage | None:
+    """Say which memory the exception found too small; None where it tells of something else."""
+    text = _said_by(error)
+    if _OUT_OF_CUDA_MEMORY in text:
+        return Shortage.PINNED if _was_pinning(error) else Shortage.GPU
+    if type(error).__name__ == "OutOfMemoryError" or any(w in text for w in _OUT_OF_GPU_MEMORY):
+        return Shortage.GPU
+    if isinstance(error, MemoryError) or any(word in text for word in _OUT_OF_HOST_MEMORY):
+        return Shortage.HOST
+    return None
+
+
+def asked_for(error: BaseException) -> str:
+    """Return " (tried to allocate 2.50 GiB)" where the exception names a size, else ""."""
+    found = re.search(r"[Tt](ried to allocate [0-9.]+ (bytes|[KMGT]?i?B))", _said_by(error))
+    return f" (t{found.group(1)})" if found else ""
+
+
+def _was_pinning(error: BaseException) -> bool:
+    """CUDA has one error for both memories: only the call that raised it tells them apart."""
+    frames = traceback.extract_tb(error.__traceback__)
+    # The DataLoader's thread hands on the error of its own traceback as text.
+    return "in pin memory thread" in _said_by(error) or (
+        bool(frames) and "pin_memory" in (frames[-1].line or "")
+    )

@@ -10,6 +10,7 @@ from collections import deque
 import psutil
 import torch
 
+from stepscope.outcome import shortage
 from stepscope.scalars import DeviceScalars, RowSink
 from trainer.loss_reader import HostReader
 
@@ -129,3 +130,20 @@ class CudaCompute:
 
 
 Compute = CpuCompute | CudaCompute
+
+
+def why_lost(index: int | None) -> str | None:
+    """Return what CUDA device `index` says where this process can no longer use it; None where it
+    can, and for the CPU.
+
+    Waits for the device: CUDA tells of a failed kernel at the next call, and from then on at every
+    one, whatever the first of them made of it.
+    """
+    if index is None:
+        return None
+    try:
+        torch.cuda.synchronize(index)
+    except RuntimeError as error:
+        # Without memory for a context there is nothing that could be lost.
+        return None if shortage(error) else str(error).strip().split("\n")[0].rstrip(".")
+    return None

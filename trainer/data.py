@@ -6,6 +6,7 @@ All built-in data fit in RAM, so the fast way is one indexing call a batch in th
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import multiprocessing.spawn
 import threading
@@ -51,19 +52,38 @@ class Split:
         )
 
 
+class PinnedRing:
+    """Page-locked buffers for the batches under way, used again and again.
+
+    Freeing one records a CUDA event, which ends the process where the GPU has failed unnoticed: so
+    none is freed before the run's end is known. Without `pin_memory`, and on a CPU, it is empty.
+    """
+
+    def __init__(self, split: Split, config: RunConfig, compute: Compute) -> None:
+        self.buffers: list[Batch] = []
+        if config.pin_memory and compute.on_gpu:
+            size = min(config.batch_size, split.length)
+            # Before batch n is gathered, Compute.pace has waited for step n - 1 - RUN_AHEAD: the
+            # copies of the RUN_AHEAD steps since may be under way. One buffer more than needed.
+            self.buffers = [_pinned(split, size) for _ in range(RUN_AHEAD + 2)]
+
+    def slot(self, turn: int, size: int) -> Batch | None:
+        """Return room for `size` samples, for batch number `turn` of an epoch; None if empty."""
+        if not self.buffers:
+            return None
+        inputs, targets = self.buffers[turn % len(self.buffers)]
+        return inputs[:size], targets[:size]
+
+
 class MemoryLoader:
-    """Batches by one indexing call, on a GPU through a ring of reused page-locked buffers."""
+    """Batches by one indexing call, on a GPU through page-locked buffers."""
 
     def __init__(self, split: Split, config: RunConfig, compute: Compute) -> None:
         self._split = split
         self._batch_size = config.batch_size
         self._compute = compute
         self._non_blocking = config.non_blocking
-        self._ring: list[Batch] = []
-        if config.pin_memory and compute.on_gpu:
-            # Before batch n is gathered, Compute.pace has waited for step n - 1 - RUN_AHEAD: the
-            # copies of the RUN_AHEAD steps since may be under way. One buffer more than needed.
-            self._ring = [self._pinned() for _ in range(RUN_AHEAD + 2)]
+        self._ring = PinnedRing(split, config, compute)
 
     def batches(self, order: Tensor) -> Iterator[Batch]:
         """Yield the samples of `order` in batches on the device; the last may be smaller.
@@ -72,34 +92,24 @@ class MemoryLoader:
         which begins with the first buffer again.
         """
         for turn, indices in enumerate(_batches(order, self._batch_size)):
-            batch = self._gather(turn, indices)
+            batch = self._split.take(indices, out=self._ring.slot(turn, len(indices)))
             yield _to(batch, self._compute, self._non_blocking)
 
     def close(self) -> None:
         """Do nothing: the buffers go with the loader, and stay where a failure keeps it."""
 
-    def _gather(self, turn: int, indices: Tensor) -> Batch:
-        if not self._ring:
-            return self._split.take(indices)
-        inputs, targets = self._ring[turn % len(self._ring)]
-        return self._split.take(indices, out=(inputs[: len(indices)], targets[: len(indices)]))
-
-    def _pinned(self) -> Batch:
-        size = min(self._batch_size, self._split.length)
-        inputs, targets = (
-            torch.empty((size, *part.shape[1:]), dtype=part.dtype, pin_memory=True)
-            for part in (self._split.inputs, self._split.targets)
-        )
-        return inputs, targets
-
 
 class WorkerLoader:
-    """Batches from DataLoader workers, which live for the whole run."""
+    """Batches from DataLoader workers, which live for the whole run.
+
+    They are pinned here and not by the DataLoader, which frees each batch after its step.
+    """
 
     def __init__(self, split: Split, config: RunConfig, compute: Compute) -> None:
         self._order = _BatchOrder(config.batch_size)
         self._compute = compute
         self._non_blocking = config.non_blocking
+        self._ring = PinnedRing(split, config, compute)
         context = multiprocessing.get_context("forkserver")
         # Imported once by the fork server, so that workers start in milliseconds.
         context.set_forkserver_preload(["trainer.data"])
@@ -109,7 +119,6 @@ class WorkerLoader:
             num_workers=config.num_workers,
             prefetch_factor=config.prefetch_factor,
             persistent_workers=True,
-            pin_memory=config.pin_memory and compute.on_gpu,
             multiprocessing_context=context,
             collate_fn=_as_is,
             generator=torch.Generator(),  # its own: the default one belongs to the model
@@ -118,18 +127,28 @@ class WorkerLoader:
     def batches(self, order: Tensor) -> Iterator[Batch]:
         """Yield the samples of `order` in batches on the device; the last may be smaller.
 
-        Raises RuntimeError, at most five seconds later, when a worker has died.
+        Raises RuntimeError, at most five seconds later, when a worker has died. For the caller as
+        with MemoryLoader.
         """
         assert self._loader is not None
         self._order.indices = order
         with _without_main():
             fetched = iter(self._loader)
-        while (batch := _next(fetched)) is not None:
+        for turn in itertools.count():
+            batch = _next(fetched)
+            if batch is None:
+                return
+            slot = self._ring.slot(turn, len(batch[1]))
+            if slot is not None:
+                batch = slot[0].copy_(batch[0]), slot[1].copy_(batch[1])
             yield _to(batch, self._compute, self._non_blocking)
 
     def close(self) -> None:
-        """End the workers."""
-        self._loader = None  # its iterator ends them when it is freed
+        """End the workers; the buffers stay, as with MemoryLoader."""
+        loader, self._loader = self._loader, None
+        if loader is not None and loader._iterator is not None:
+            # Not left to its garbage: a failure that is kept keeps the iterator as well.
+            loader._iterator._shutdown_workers()  # type: ignore[attr-defined]
 
 
 Loader = MemoryLoader | WorkerLoader
@@ -175,6 +194,14 @@ def _next(batches: Iterator[Batch]) -> Batch | None:
     except (ConnectionError, EOFError, FileNotFoundError) as error:
         # A batch lies in shared memory that is asked of the worker which made it.
         raise RuntimeError(f"DataLoader worker exited unexpectedly: {error}") from error
+
+
+def _pinned(split: Split, size: int) -> Batch:
+    inputs, targets = (
+        torch.empty((size, *part.shape[1:]), dtype=part.dtype, pin_memory=True)
+        for part in (split.inputs, split.targets)
+    )
+    return inputs, targets
 
 
 def _batches(order: Tensor, size: int) -> tuple[Tensor, ...]:

@@ -7,6 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
+from stepscope.outcome import Shortage, asked_for, shortage
+from trainer.config import LIMITS, Precision, RunConfig, Runner, Workload
+from trainer.problems import TrainDevice, choice_problem
+
 
 class RunFailed(Exception):
     """A failure that the loop foresaw; the message is its sentence, a traceback tells no more."""
@@ -25,49 +29,93 @@ class Failure:
     fatal: bool = False
 
 
-_OUT_OF_GPU_MEMORY = (
-    "CUDA error: out of memory",  # outside torch's allocator; the process can go on
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-    "unable to find an engine",  # cuDNN, when no convolution's workspace fits
-)
-OOM_REMEDY = "Lower batch_size, image_size or width, or choose bf16"
 SHARED_MEMORY_REASON = (
     "A data-loading worker ran out of shared memory. "
     "Set num_workers to 0 or give the machine a larger /dev/shm."
 )
-_OUT_OF_HOST_MEMORY = ("DefaultCPUAllocator", "not enough memory", "Cannot allocate memory")
+_NO_WORKSPACE = "unable to find an engine"  # cuDNN, when no convolution's workspace fits
+_GPU_CALL = ("CUDA error", "cuDNN error", "CUDNN_STATUS", "CUBLAS_STATUS", "cuBLAS error")
 _SHARED_MEMORY = ("/torch_", "shared memory", "bus error")
+_TAKES = {
+    Shortage.GPU: ("batch_size", "image_size", "width"),
+    Shortage.HOST: ("batch_size", "image_size", "width", "num_workers"),
+    Shortage.PINNED: ("batch_size", "image_size"),
+}
+_ONLY_FILL = ("image_size", "width")
 
 
-def explain(error: BaseException) -> Failure:
-    """Return what to tell the user about an exception of the training thread."""
+def explain(
+    error: BaseException,
+    config: RunConfig,
+    device: TrainDevice | None = None,
+    lost: str | None = None,
+) -> Failure:
+    """Return what to tell the user about an exception of the training thread.
+
+    `lost` is what the GPU says when it is asked after the failure and can no longer be used: no
+    exception's own words tell that.
+    """
+    if lost is not None:
+        return Failure("error", f"The GPU failed: {lost}. {_after_loss(config)}.", fatal=True)
     text = str(error)
     first = text.strip().split("\n")[0].rstrip(".")
-    short_of_memory = any(word in text for word in _OUT_OF_GPU_MEMORY)
-    if isinstance(error, torch.OutOfMemoryError) or short_of_memory:
-        asked = re.search(r"Tried to allocate [0-9.]+ [KMGT]?i?B", text)
-        detail = f" ({asked.group()})" if asked else ""
-        return Failure("oom", f"The GPU ran out of memory{detail}. {OOM_REMEDY}.")
-    if isinstance(error, torch.AcceleratorError) or text.startswith("CUDA error"):
-        return Failure(
-            "error",
-            f"The GPU failed: {first}. This process cannot use it any more: "
-            "restart the server, or use the process runner.",
-            fatal=True,
-        )
+    short = Shortage.GPU if _NO_WORKSPACE in text else shortage(error)
     if isinstance(error, RuntimeError) and "DataLoader worker" in text:
         if any(word in text for word in _SHARED_MEMORY):
             return Failure("error", SHARED_MEMORY_REASON)
         if text.startswith("DataLoader worker"):
             return Failure("error", _worker_reason(text))
-    if isinstance(error, MemoryError) or any(word in text for word in _OUT_OF_HOST_MEMORY):
-        return Failure("oom", f"The host ran out of memory. {OOM_REMEDY}.")
+    if short is not None:
+        remedy = _less_memory(short, config, device)
+        return Failure("oom", f"{short}{asked_for(error)}. {remedy}.")
+    if isinstance(error, torch.AcceleratorError) or any(word in first for word in _GPU_CALL):
+        return Failure(
+            "error",
+            f"A call to the GPU failed: {first[:300]}. The GPU still answers: start again, and see "
+            "the traceback if it fails again.",
+        )
     if isinstance(error, RunFailed):
         return Failure("error", text)
     return Failure(
         "error", f"Training raised {type(error).__name__}: {first[:300]}. See the traceback."
     )
+
+
+def _after_loss(config: RunConfig) -> str:
+    if config.runner is Runner.PROCESS:
+        return "Start again: each run has a process of its own"
+    return "This process cannot use it any more: restart the server, or use the process runner"
+
+
+def _less_memory(short: Shortage, config: RunConfig, device: TrainDevice | None) -> str:
+    """Say which settings of this run would take less of the memory that was not enough."""
+    lower = [
+        name
+        for name in _TAKES[short]
+        if getattr(config, name) > LIMITS[name][0]
+        and (config.workload is Workload.FILL or name not in _ONLY_FILL)
+    ]
+    ways = [f"lower {_either(lower)}"] if lower else []
+    if short is Shortage.PINNED:
+        ways.append("switch off pin_memory and non_blocking")
+    elif short is Shortage.GPU or config.device == "cpu":
+        ways += _shorter_numbers(config, device)
+    text = ", or ".join(ways) or "Choose a device with more memory"
+    return text[0].upper() + text[1:]
+
+
+def _shorter_numbers(config: RunConfig, device: TrainDevice | None) -> list[str]:
+    """The precision with 16 bits that the device can run, for a run that has 32."""
+    if device is None or config.precision in (Precision.BF16, Precision.FP16):
+        return []
+    for precision in (Precision.BF16, Precision.FP16):
+        if choice_problem("precision", precision, config, [device]) is None:
+            return [f"choose {precision}"]
+    return []
+
+
+def _either(names: list[str]) -> str:
+    return " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def _worker_reason(text: str) -> str:

@@ -79,8 +79,8 @@ class Loop:
             if self._is_sound():
                 self._save("last.pt")
             raise
-        except (NanLoss, torch.AcceleratorError):
-            raise  # told by the reader itself, or the device answers no more
+        except NanLoss:
+            raise  # told by the reader itself
         except Exception:
             self.reader.flush()  # the steps before the failure are whole
             raise

@@ -24,7 +24,7 @@ from stepscope.run import RunStatus
 from stepscope.sampler import Sampler
 from trainer.checkpoint import read_checkpoint
 from trainer.commands import Commands, RunStopped
-from trainer.compute import Compute, CpuCompute, CudaCompute
+from trainer.compute import Compute, CpuCompute, CudaCompute, why_lost
 from trainer.config import RunConfig
 from trainer.data import MemoryLoader, make_loader
 from trainer.devices import list_devices
@@ -81,11 +81,14 @@ def run(
 
 def _run(config: RunConfig, recorder: Recorder, stop: threading.Event) -> Outcome:
     """Find the device and sample it for as long as the attempt lasts."""
+    device: TrainDevice | None = None
     try:
         device = _device(config)
         compute = _compute(device)
+        compute.reset_peaks()  # in the server's process those of the run before still stand
     except Exception as error:  # noqa: BLE001 - becomes the run's reason and an event
-        failure = explain(error)
+        lost = why_lost(device.cuda_index) if device is not None else None
+        failure = explain(error, config, device, lost)
         _record_failure(failure, _traceback(error), recorder)
         return Outcome(RunStatus.FAILED, failure.reason)
     source = open_source()
@@ -101,7 +104,7 @@ def _run(config: RunConfig, recorder: Recorder, stop: threading.Event) -> Outcom
         recorder.describe(environment=environment(device, driver), devices=_sampled(device, source))
         sampler.start()
         try:
-            return _attempt(_Attempt(config, recorder, compute, sampler, stop))
+            return _attempt(_Attempt(config, recorder, device, compute, sampler, stop))
         finally:
             sampler.stop()
 
@@ -110,6 +113,7 @@ def _run(config: RunConfig, recorder: Recorder, stop: threading.Event) -> Outcom
 class _Attempt:
     config: RunConfig
     recorder: Recorder
+    device: TrainDevice
     compute: Compute
     sampler: Sampler
     stop: threading.Event
@@ -126,7 +130,9 @@ def _attempt(attempt: _Attempt) -> Outcome:
     except RunStopped as stopped:
         outcome = Outcome(RunStatus.STOPPED, str(stopped))
     except Exception as error:  # noqa: BLE001 - becomes the run's reason and an event
-        failure, trace, at_failure = explain(error), _traceback(error), compute.memory()
+        lost = why_lost(attempt.device.cuda_index)
+        failure = explain(error, attempt.config, attempt.device, lost)
+        trace, at_failure = _traceback(error), compute.memory()
         outcome = Outcome(RunStatus.FAILED, failure.reason)
         if failure.fatal:
             _kept_failures.append(error)

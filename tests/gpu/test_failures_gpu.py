@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from stepscope.run import RunStatus
+from tests.integration.test_training import events, facts, metric
+from tests.integration.test_training_failures import ROOT, fails_at
+from trainer import session
 from trainer.compute import CudaCompute
 from trainer.config import Optimizer, Precision, RunConfig, Workload, defaults
 from trainer.devices import list_devices
@@ -18,6 +26,7 @@ from trainer.step import TrainStep
 from trainer.training import Training
 from trainer.workloads import WORKLOADS
 
+MIB = 2**20
 HUGE_SCALE = 2.0**40
 """A loss scale with which the first steps of fp16 overflow and are skipped."""
 STEPS = 40
@@ -79,3 +88,105 @@ def _states(training: Training) -> dict[str, Any]:
         for number, state in states.items()
         for name, value in state.items()
     }
+
+
+def small(gpu: TrainDevice, workload: Workload, **changes: Any) -> RunConfig:
+    return replace(defaults(workload, gpu.id), epochs=2, **changes)
+
+
+def run(config: RunConfig, folder: Path) -> str:
+    """Run into a new folder and return the reason of its end."""
+    folder.mkdir()
+    session.run(config, folder)
+    return str(facts(folder)["reason"])
+
+
+def test_the_peaks_are_the_runs_own(gpu: TrainDevice, tmp_path: Path) -> None:
+    former = torch.empty(512 * MIB, dtype=torch.uint8, device=f"cuda:{gpu.cuda_index}")
+    del former
+    torch.cuda.empty_cache()
+    run(small(gpu, Workload.LINEAR), tmp_path / "run")
+    for key in ("memory/peak_allocated", "memory/peak_reserved"):
+        assert metric(tmp_path / "run", key, "samples").max() < 512 * MIB, key
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["CUDA error: CUBLAS_STATUS_NOT_INITIALIZED", "CUDA error: invalid configuration argument"],
+)
+def test_a_gpu_that_answers_takes_the_next_run(
+    gpu: TrainDevice, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small(gpu, Workload.DIGITS_MLP)
+    fails_at(monkeypatch, 5, torch.AcceleratorError(words))
+    assert f"{words}. The GPU still answers" in run(config, tmp_path / "refused")
+    assert len(metric(tmp_path / "refused", "train/loss")) == 4
+    assert session._kept_failures == []
+    monkeypatch.undo()
+    (tmp_path / "next").mkdir()
+    assert session.run(config, tmp_path / "next") is RunStatus.FINISHED
+
+
+def test_host_memory_that_cannot_be_page_locked_is_named(gpu: TrainDevice, tmp_path: Path) -> None:
+    cudasim = pytest.importorskip("cudasim", reason="only the simulator refuses at will")
+    torch._C._host_emptyCache()
+    cudasim.fault("host:1")
+    reason = run(small(gpu, Workload.DIGITS_MLP), tmp_path / "refused")
+    assert reason.startswith("The host could not page-lock more memory. Lower batch_size")
+    assert events(tmp_path / "refused")[-1].kind == "oom"
+    (tmp_path / "next").mkdir()
+    config = small(gpu, Workload.DIGITS_MLP)
+    assert session.run(config, tmp_path / "next") is RunStatus.FINISHED
+
+
+LOST_GPU = """
+import itertools, os, sys, threading
+from dataclasses import replace
+from pathlib import Path
+import torch
+from trainer import session
+from trainer.config import RunConfig
+from trainer.step import TrainStep
+
+config = RunConfig.from_dict(eval(sys.argv[1]))
+folder, says = Path(sys.argv[2]), sys.argv[3]
+train, steps = TrainStep.__call__, itertools.count(1)
+
+def step(self, inputs, targets):
+    loss = train(self, inputs, targets)
+    if next(steps) == 5:  # a class that is not there: the kernel asserts, some time later
+        torch.nn.functional.nll_loss(torch.zeros(4, 2, device=inputs.device), targets[:4] + 100)
+        if says:
+            torch.cuda._sleep(1)
+            raise RuntimeError(says)
+    return loss
+
+TrainStep.__call__ = step
+for name in ("lost", "next"):
+    (folder / name).mkdir()
+    thread = threading.Thread(target=session.run, args=(config, folder / name))
+    thread.start()
+    thread.join()
+print("the page lives", flush=True)
+os._exit(0)  # at its end torch itself may abort
+"""
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("says", ["", "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"])
+def test_a_lost_gpu_ends_the_run_and_not_the_page(
+    gpu: TrainDevice, num_workers: int, says: str, tmp_path: Path
+) -> None:
+    config = small(gpu, Workload.DIGITS_MLP, num_workers=num_workers)
+    done = subprocess.run(
+        [sys.executable, "-c", LOST_GPU, repr(config.to_dict()), str(tmp_path), says],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "the page lives" in done.stdout
+    for name in ("lost", "next"):
+        reason = str(facts(tmp_path / name)["reason"])
+        assert reason.startswith("The GPU failed: CUDA error: device-side assert"), reason
+        assert "restart the server" in reason
+    assert (tmp_path / "lost" / "traceback.txt").is_file()

@@ -231,8 +231,8 @@ def test_empty_cache_says_what_stays() -> None:
     before = {"memory/reserved": 2.1 * 2**30, "memory/allocated": 0.5 * 2**30}
     after = {"memory/reserved": 0.75 * 2**30, "memory/allocated": 0.5 * 2**30}
     assert empty_cache_text(before, after) == (
-        "Empty cache: reserved 2.10 GiB → 768.00 MiB; 768.00 MiB stay: 512.00 MiB are tensors "
-        "in use, 256.00 MiB free parts of blocks in use (fragmentation)"
+        "Empty cache: reserved 2.10 GiB → 768.00 MiB; 768.00 MiB stay: 512.00 MiB held by "
+        "tensors and library workspaces, 256.00 MiB free parts of blocks in use (fragmentation)"
     )
     nothing = {"memory/reserved": 0, "memory/allocated": 0}
     assert empty_cache_text(before, nothing).endswith("→ 0 B; nothing stays")

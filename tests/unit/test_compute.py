@@ -54,13 +54,13 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> LateStream:
         made.work.append(copy)
         return inputs, targets
 
-    def buffers(loader: MemoryLoader) -> Batch:
+    def buffers(*_: object) -> Batch:
         return torch.empty(4, 1), torch.empty(4, dtype=torch.int64)
 
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch.cuda, "Event", lambda blocking: LateEvent(made))
     monkeypatch.setattr(data, "_to", late_copy)
-    monkeypatch.setattr(MemoryLoader, "_pinned", buffers)
+    monkeypatch.setattr(data, "_pinned", buffers)
     return made
 
 
@@ -83,8 +83,8 @@ def test_no_buffer_is_filled_while_its_copy_is_under_way(
     split = Split.of(values.float().unsqueeze(1), values)
     compute = CudaCompute(0)
     loader = MemoryLoader(split, RunConfig(batch_size=4, pin_memory=True), compute)
-    assert len(loader._ring) == RUN_AHEAD + 2
-    del loader._ring[buffers:]
+    assert len(loader._ring.buffers) == RUN_AHEAD + 2
+    del loader._ring.buffers[buffers:]
     for seed in range(2):  # a second epoch starts with the first buffer again
         order = torch.randperm(50, generator=torch.Generator().manual_seed(seed))
         arrived = []

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 
+from stepscope.outcome import outcome
+from tests.unit.test_config import CPU_DEVICE, gpu
+from trainer.config import Precision, RunConfig, Runner, Workload, defaults
 from trainer.failures import NanLoss, explain
+from trainer.problems import TrainDevice
+
+ON_GPU = defaults(Workload.DIGITS_CNN, gpu().id)
 
 
 @pytest.mark.parametrize(
@@ -14,7 +23,7 @@ from trainer.failures import NanLoss, explain
         (
             torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has …"),
             "oom",
-            ["Tried to allocate 2.50 GiB", "batch_size"],
+            ["tried to allocate 2.50 GiB", "batch_size"],
         ),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when …"), "oom", ["GPU"]),
         (torch.AcceleratorError("CUDA error: out of memory\nSearch for …"), "oom", ["GPU"]),
@@ -48,18 +57,83 @@ from trainer.failures import NanLoss, explain
 def test_a_failure_is_one_sentence_and_a_remedy(
     error: Exception, kind: str, words: list[str]
 ) -> None:
-    failure = explain(error)
+    failure = explain(error, ON_GPU, gpu())
     assert failure.kind == kind
     assert not failure.fatal
     for word in words:
         assert word in failure.reason
 
 
-def test_a_cuda_error_needs_a_new_process() -> None:
-    failure = explain(
-        torch.AcceleratorError("CUDA error: an illegal memory access\nlaunch blocking")
-    )
-    assert failure.fatal
-    assert "restart" in failure.reason
-    assert "illegal memory access" in failure.reason
+def test_only_the_gpu_itself_says_that_it_is_lost() -> None:
+    lost = "CUDA error: an illegal memory access was encountered"
+    for error in (RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"), KeyError("x")):
+        failure = explain(error, ON_GPU, gpu(), lost)
+        assert failure.fatal
+        assert "an illegal memory access was encountered. " in failure.reason
+        assert "restart the server" in failure.reason
+    in_a_child = replace(ON_GPU, runner=Runner.PROCESS)
+    assert "restart" not in explain(KeyError("x"), in_a_child, gpu(), lost).reason
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.AcceleratorError("CUDA error: invalid configuration argument\nlaunch blocking"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
+    ],
+)
+def test_a_gpu_that_answers_is_not_lost(error: Exception) -> None:
+    failure = explain(error, ON_GPU, gpu())
+    assert failure.kind == "error"
+    assert not failure.fatal
+    assert str(error).split("\n")[0] in failure.reason
+    assert "still answers" in failure.reason
     assert "launch blocking" not in failure.reason
+
+
+OOM = torch.OutOfMemoryError("CUDA out of memory.")
+HOST_OOM = RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 64 bytes")
+
+
+@pytest.mark.parametrize(
+    ("error", "changes", "device", "advice"),
+    [
+        (OOM, {}, gpu(), "Lower batch_size, or choose bf16."),
+        (OOM, {}, gpu((7, 0)), "Lower batch_size, or choose fp16."),
+        (OOM, {"precision": Precision.TF32}, gpu(), "Lower batch_size, or choose bf16."),
+        (OOM, {"precision": Precision.BF16}, gpu(), "Lower batch_size."),
+        (OOM, {"precision": Precision.FP16}, gpu(), "Lower batch_size."),
+        (OOM, {"workload": Workload.FILL, "precision": Precision.BF16}, gpu(),
+         "Lower batch_size, image_size or width."),
+        (OOM, {"batch_size": 1, "precision": Precision.BF16}, gpu(),
+         "Choose a device with more memory."),
+        (HOST_OOM, {}, gpu(), "Lower batch_size."),
+        (HOST_OOM, {"num_workers": 2}, gpu(), "Lower batch_size or num_workers."),
+        (HOST_OOM, {"device": "cpu"}, CPU_DEVICE, "Lower batch_size, or choose bf16."),
+    ],
+)  # fmt: skip
+def test_the_advice_is_one_that_this_run_can_follow(
+    error: Exception, changes: dict[str, Any], device: TrainDevice, advice: str
+) -> None:
+    config: RunConfig = replace(ON_GPU, **changes)
+    sentence, _, remedy = explain(error, config, device).reason.partition(". ")
+    assert "ran out of memory" in sentence
+    assert remedy == advice
+
+
+def test_memory_that_cannot_be_pinned_is_not_the_gpus() -> None:
+    """CUDA has one error for both; the line that raised it, or torch's thread, tells them apart."""
+    pin_memory = torch.AcceleratorError("CUDA error: out of memory")
+    with pytest.raises(torch.AcceleratorError) as caught:
+        raise pin_memory
+    in_thread = torch.AcceleratorError(
+        "Caught AcceleratorError in pin memory thread for device 0.\nCUDA error: out of memory"
+    )
+    for error in (caught.value, in_thread):
+        reason = explain(error, ON_GPU, gpu()).reason
+        assert reason.startswith("The host could not page-lock more memory. ")
+        assert "switch off pin_memory" in reason
+        assert "page-lock" in str(outcome(error).reason)
+    elsewhere = torch.AcceleratorError("CUDA error: out of memory")
+    assert explain(elsewhere, ON_GPU, gpu()).reason.startswith("The GPU ran out of memory")
