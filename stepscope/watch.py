@@ -17,16 +17,17 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 
 from stepscope import hooks, tracker
+from stepscope.hooks import Hooks
 from stepscope.live_run import LiveRun, runs_root
 from stepscope.outcome import Outcome, outcome
 from stepscope.output import keep_output
 from stepscope.ranks import RankError, announce, find_place, say
-from stepscope.run import RunKind
+from stepscope.run import RunKind, RunStatus
 from stepscope.script import NoScript, Script, from_file, from_module
 from stepscope.store import StoreError
 
@@ -40,6 +41,9 @@ class _Run:
     """What is recorded of the script, if anything could be; it ends with the process."""
 
     live: LiveRun | None
+    hooks: Hooks | None = None
+    tells: bool = True
+    """Of several ranks of a machine one talks on the terminal."""
     outcome: Outcome = field(default_factory=Outcome)
 
     def ended_by(self, error: BaseException) -> None:
@@ -48,8 +52,15 @@ class _Run:
             self.live.failed(self.outcome, error)
 
     def close(self) -> None:
-        if self.live is not None:
-            self.live.close(self.outcome.status, self.outcome.reason)
+        """End the run; one of which nothing could be recorded says why."""
+        if self.live is None:
+            return
+        nothing = self.hooks.end() if self.hooks is not None else None
+        if nothing is not None and self.outcome.status is RunStatus.FINISHED:
+            self.outcome = replace(self.outcome, reason=nothing)
+            if self.tells:
+                say(f"stepscope: {nothing}")
+        self.live.close(self.outcome.status, self.outcome.reason)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -66,7 +77,7 @@ def main(argv: Sequence[str]) -> int:
     except BaseException as error:
         _hide_our_frames(error)
         raise
-    run = _Run(_start(script, options))
+    run = _start(script, options)
     atexit.register(run.close)
     # What was imported for the recording stays: a full collection need not walk all of it.
     gc.freeze()
@@ -105,7 +116,7 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     return options, list(argv[ours:])
 
 
-def _start(script: Script, options: argparse.Namespace) -> LiveRun | None:
+def _start(script: Script, options: argparse.Namespace) -> _Run:
     """Make the run and everything that fills it; where that fails the script runs unwatched."""
     name = options.name or script.name
     try:
@@ -119,10 +130,10 @@ def _start(script: Script, options: argparse.Namespace) -> LiveRun | None:
         )  # fmt: skip
     except (OSError, StoreError, RankError) as error:
         say(f"stepscope: not watched, no run folder could be made: {error}")
-        return None
+        return _Run(None)
     except Exception as error:  # noqa: BLE001 - whatever is wrong with us, the script has to run
         say(f"stepscope: not watched: {type(error).__name__}: {error}")
-        return None
+        return _Run(None)
     announce(place, options.runs)
     try:
         keep_output(
@@ -131,13 +142,14 @@ def _start(script: Script, options: argparse.Namespace) -> LiveRun | None:
         )  # fmt: skip
     except Exception as error:  # noqa: BLE001 - as above
         live.recorder.event("output_lost", f"What the script prints is not kept: {error}")
+    run = _Run(live, tells=place.local_rank == 0)
     try:
         tracker.attach(live)
-        hooks.install(live)
+        run.hooks = hooks.install(live)
     except Exception as error:  # as above
         log.warning("stepscope: the script's steps will not be recorded", exc_info=True)
         live.recorder.event("hook_failed", f"Nothing of the script's steps is recorded: {error}")
-    return live
+    return run
 
 
 def _hide_our_frames(error: BaseException) -> None:

@@ -47,12 +47,12 @@ class Scaling:
             is_ours = get_ident() == state.thread and isinstance(optimizer, self._optimizer)
             if not is_ours or not scaler.is_enabled():
                 return original(scaler, optimizer, *args, **kwargs)
-            guard.call(self._before, scaler)
+            guard.call(self._before, scaler, optimizer)
             stepped = state.stepped
             try:
                 result = original(scaler, optimizer, *args, **kwargs)
                 if state.stepped == stepped:
-                    guard.call(self._skipped)
+                    guard.call(self._skipped, optimizer)
                     state.idle_s += state.live.boundary()
             finally:
                 state.amp_scale = None
@@ -68,16 +68,19 @@ class Scaling:
             for output, result in zip(outputs, scaled, strict=True):
                 self._remember(output, result)
 
-    def _before(self, scaler: Any) -> None:
+    def _before(self, scaler: Any, optimizer: Any) -> None:
         state = self._state
         if type(scaler).scale is not self._scaler.scale:
-            state.loss = None  # FSDP's scales by code of its own: what we have is not the loss
+            state.take_loss(
+                optimizer
+            )  # FSDP's scales by code of its own: what we have is not the loss
         state.amp_scale, state.uses_amp = scaler._scale, True
 
-    def _skipped(self) -> None:
+    def _skipped(self, optimizer: Any) -> None:
         state = self._state
         state.amp_skipped += 1
-        state.forget()
+        state.take_loss(optimizer)
+        state.clips.take(optimizer, state.parties)
         row = {"train/amp_scale": state.amp_scale, "train/amp_skipped": float(state.amp_skipped)}
         state.recorder.log(state.step, row)
         if str(state.amp_skipped).strip("0") == "1":  # 1, 10, 100, …: not an event every step

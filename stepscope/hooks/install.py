@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 from collections.abc import Callable
 from types import ModuleType
 
 from stepscope.hooks import amp, data, gradient, loss, optimizer
 from stepscope.hooks.after_import import AfterImport
-from stepscope.hooks.patches import Patches
+from stepscope.hooks.patches import Guard, Patches
 from stepscope.hooks.state import Live, State
 
 log = logging.getLogger(__name__)
+
+CHILDREN_S = 0.5
+"""CPU time of child processes that may have been spent on training."""
 
 Attach = Callable[[ModuleType, State, Patches], None]
 
@@ -33,7 +37,16 @@ class Hooks:
         self._state = State(live)
         self._patches = Patches()
         self._import = AfterImport("torch", self._attach)
+        self._has_torch = False
         self._import.start()
+
+    def end(self) -> str | None:
+        """The script has ended: record what was held back; say why nothing was, if so."""
+        state = self._state
+        Guard("the steps of a script without an optimizer").call(state.by_hand.release)
+        if state.recorder.step or state.amp_skipped:
+            return None
+        return why_nothing(state, has_torch=self._has_torch)
 
     def remove(self) -> None:
         """Put torch back as it was; nothing is recorded any more."""
@@ -47,12 +60,28 @@ class Hooks:
         self._state.close()
 
     def _attach(self, torch: ModuleType) -> None:
+        self._has_torch = True
         for metrics, attach in CAPTURES:
             try:
                 attach(torch, self._state, self._patches)
             except Exception as error:  # noqa: BLE001 - another torch; the script must run on
                 log.warning("stepscope: %s will be missing, torch %s has no place for it (%s)",
                             metrics, getattr(torch, "__version__", "?"), error)  # fmt: skip
+
+
+def why_nothing(state: State, *, has_torch: bool) -> str:
+    """Return one sentence, or two: why no step was recorded of a script that has ended."""
+    if not has_torch:
+        why = "the script did not import torch"
+    elif state.parties.made:
+        why = "the script made an optimizer of torch, but its training thread never stepped one"
+    else:
+        why = "the script never called backward() in its training thread"
+    text = f"No training step was seen: {why}."
+    # Time of children that the script has waited for; the recorder starts none.
+    if resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime > CHILDREN_S:
+        text += " What the processes that it started train is not recorded (docs/watch.md)."
+    return text
 
 
 def install(live: Live) -> Hooks:

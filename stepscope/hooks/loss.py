@@ -2,7 +2,8 @@
 
 That sum is the function whose gradient the step uses: with `loss / accumulation_steps` it is the
 mean over the micro-batches. `zero_grad()` starts it anew, as it does the gradients; so the closures
-of LBFGS and the two passes of SAM count once.
+of LBFGS and the two passes of SAM count once. Of several optimizers each has a sum of its own
+(`parties.py`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from threading import get_ident
 from types import ModuleType
 from typing import Any
 
+from stepscope.hooks.parties import Grads, summed
 from stepscope.hooks.patches import Function, Guard, Patches, opaque
 from stepscope.hooks.state import State, reading
 
@@ -25,18 +27,19 @@ class Losses:
         self._state = state
         self._guard = Guard("train/loss")
         self._tensor: type[Any] = torch.Tensor
-        self._half = {torch.float16, torch.bfloat16}
         self._disabled = torch._C._disabled_torch_dispatch_impl
         opaque(self._add, with_callees=True)
 
     def around_backward(self, original: Function) -> Function:
         """Wrap `torch.autograd.backward`, which `Tensor.backward` calls too."""
         state, guard, add, tensor = self._state, self._guard, self._add, self._tensor
+        parties, by_hand = state.parties, state.by_hand
 
         def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
             # Inside another backward it is reentrant checkpointing.
             if state.in_backward or (get_ident() != state.thread and not state.claim()):
                 return original(tensors, grad_tensors, *args, **kwargs)
+            before = guard.call(parties.gradients) if parties.are_several else None
             state.in_backward = True
             try:
                 result = original(tensors, grad_tensors, *args, **kwargs)
@@ -47,30 +50,47 @@ class Losses:
                 try:
                     if (
                         grad_tensors is None and state.loss is None and not state.uses_amp
-                        and type(tensors) is tensor and tensors.is_cpu
+                        and before is None and type(tensors) is tensor and tensors.is_cpu
                     ):  # fmt: skip
                         # The common case. Without a gradient only scalars come this far.
                         state.loss, state.loss_terms = tensors.item(), 1
                     else:
-                        add(tensors, grad_tensors)
+                        add(tensors, grad_tensors, before)
                 except Exception as error:  # noqa: BLE001 - a metric is never worth a training run
                     guard.failed(error)
+            if not parties.made:
+                guard.call(by_hand.after_backward, tensors)
+                state.idle_s += by_hand.boundary()
             return result
 
         return backward
 
     def around_zero_grad(self, original: Function) -> Function:
         """Wrap `Optimizer.zero_grad`."""
-        state = self._state
+        state, guard = self._state, self._guard
 
         def zero_grad(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             if get_ident() == state.thread:
-                state.loss = None
+                if state.parties.sums:
+                    guard.call(state.drop_loss, optimizer)
+                else:
+                    state.loss = None
             return original(optimizer, *args, **kwargs)
 
         return zero_grad
 
-    def _add(self, tensors: Any, factor: Any) -> None:
+    def around_making(self, original: Function) -> Function:
+        """Wrap `Optimizer.__init__`."""
+        state, guard = self._state, self._guard
+
+        def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            original(optimizer, *args, **kwargs)
+            guard.call(state.parties.meet, optimizer)
+            state.by_hand.drop()
+
+        return __init__
+
+    def _add(self, tensors: Any, factor: Any, before: Grads | None) -> None:
         if isinstance(tensors, (list, tuple)) and len(tensors) == 1:
             tensors = tensors[0]
         if not self._is_plain(tensors) or tensors.numel() != 1:
@@ -86,10 +106,12 @@ class Losses:
             value = value.clone()  # a CUDA graph's next replay would overwrite it
         if factor is not None:  # such as the -1 of a Wasserstein GAN
             value = value * reading(factor)
-        if state.loss is None:
+        if before is not None:
+            state.parties.add(before, value)
+        elif state.loss is None:
             state.loss, state.loss_terms = value, 1
         else:
-            state.loss, state.loss_terms = self._wide(state.loss) + value, state.loss_terms + 1
+            state.loss, state.loss_terms = summed(state.loss, value), state.loss_terms + 1
 
     def _is_plain(self, tensor: Any) -> bool:
         """Say whether this is a tensor that holds its own data: no DTensor, no fake one."""
@@ -99,13 +121,10 @@ class Losses:
             return False
         return getattr(type(tensor), "__torch_dispatch__", None) is self._disabled
 
-    def _wide(self, total: Any) -> Any:
-        """A sum of half-precision scalars on a GPU is taken in float32."""
-        return total if type(total) is float or total.dtype not in self._half else total.float()
-
 
 def attach(torch: ModuleType, state: State, patches: Patches) -> None:
-    """Wrap `backward` and `zero_grad`."""
+    """Wrap `backward`, `zero_grad` and the construction of optimizers."""
     losses = Losses(torch, state)
     patches.replace(torch.autograd, "backward", losses.around_backward, traced=False)
     patches.replace(torch.optim.Optimizer, "zero_grad", losses.around_zero_grad, traced=False)
+    patches.replace(torch.optim.Optimizer, "__init__", losses.around_making, traced=False)

@@ -59,22 +59,14 @@ UNKNOWN = Track.__new__(Track)
 class OptimizerSteps:
     """The post hook of all optimizers."""
 
-    def __init__(self, torch: ModuleType, state: State, patches: Patches) -> None:
-        self._torch = torch
-        self._on_cuda = False
+    def __init__(self, torch: ModuleType, state: State) -> None:
         self._is_capturing = torch.cuda.is_current_stream_capturing
         self._state = state
-        self._patches = patches
         self._guard = Guard("all training metrics")
         self._tracks: dict[int, Track | None] = {}
         """By the id of a live optimizer; None for one that is not recorded."""
         self._slots: list[Track] = []
         self._told_of_more = False
-        self._last_s: float | None = None
-        self._backwards = 0
-        """Calls of `backward()` up to the last step."""
-        self._epoch: int | None = None
-        self._transfers: transfer.Transfers | None = None
         self._boundary = state.live.boundary
         self._log = state.recorder.log
 
@@ -83,7 +75,7 @@ class OptimizerSteps:
         state = self._state
         if get_ident() != state.thread and not state.claim(by_step=True):
             return
-        if self._on_cuda and self._is_capturing():
+        if state.times.on_cuda and self._is_capturing():
             return  # recorded into a CUDA graph, not run; and asking for events would break it
         state.stepped += 1
         if self._guard.works:
@@ -104,52 +96,33 @@ class OptimizerSteps:
         row: dict[str, Any] = {}
         if track.count == state.step:
             state.step += 1
-            self._add_times(row, now_s)
+            state.times.add(row, now_s)
         track.count += 1
         epoch = state.feed.epoch
         if epoch is not None:
             row["train/epoch"] = float(epoch)
-        if state.loss is not None:
-            row[track.loss] = state.loss
-            if state.loss_terms > 1:
-                row[track.backwards] = float(state.loss_terms)
+        loss, terms = state.take_loss(optimizer)
+        if loss is not None:
+            row[track.loss] = loss
+            if terms > 1:
+                row[track.backwards] = float(terms)
         groups = optimizer.param_groups
         row[track.learning_rate] = groups[0].get("lr")
         if len(groups) > 1:
             for key, group in zip(track.more_rates, groups[1:], strict=False):
                 row[key] = group.get("lr")
-        if state.grad_norm is not None:
-            row[track.grad_norm] = state.grad_norm
+        if state.clips:
+            norm = state.clips.take(optimizer, state.parties)
+            if norm is not None:
+                row[track.grad_norm] = norm
         if state.uses_amp:
             row["train/amp_scale"] = state.amp_scale
             row["train/amp_skipped"] = float(state.amp_skipped)
-        state.loss = state.grad_norm = None
         self._log(state.step, row)
-
-    def _add_times(self, row: dict[str, Any], now_s: float) -> None:
-        """Add what belongs to the whole step, not to one of its optimizers."""
-        state = self._state
-        if state.evaluation is not None:
-            state.close_evaluation()
-        feed = state.feed
-        samples = feed.take(state.backwards - self._backwards, now_s)
-        self._backwards = state.backwards
-        if feed.epoch != self._epoch:
-            self._epoch, state.recorder.epoch = feed.epoch, feed.epoch or 0
-        elapsed_s = now_s - self._last_s - state.idle_s if self._last_s is not None else 0.0
-        if elapsed_s > 0:
-            row["perf/step_time"] = elapsed_s
-            if feed.is_read:
-                row["perf/data_wait"] = state.data_wait_s
-            if samples:
-                row["perf/samples_per_sec"] = samples / elapsed_s
-        if self._transfers is not None:
-            row["perf/h2d"] = self._transfers.harvest()
-        self._last_s = now_s
-        state.idle_s = state.data_wait_s = 0.0
 
     def _meet(self, optimizer: Any) -> Track | None:
         """Give a new optimizer the first free place."""
+        self._state.parties.meet(optimizer)
         if _steps_inside_another(optimizer):
             return self._remember(optimizer, None)
         places = self._free_places()
@@ -168,7 +141,8 @@ class OptimizerSteps:
         count = self._state.step - (0 if places or not self._slots else 1)
         track = Track(optimizer, index, count)
         if not self._slots:
-            self._begin(optimizer)
+            parameters = (p for group in optimizer.param_groups for p in group["params"])
+            self._state.times.begin(getattr(next(parameters, None), "device", None))
         self._slots[index : index + 1] = [track]
         self._state.recorder.describe(optimizers=[track.name for track in self._slots])
         return self._remember(optimizer, track)
@@ -183,24 +157,14 @@ class OptimizerSteps:
         weakref.finalize(optimizer, tracks.pop, key, None).atexit = False
         return track
 
-    def _begin(self, optimizer: Any) -> None:
-        """At the first step of all: say on which device, and time the copies to it."""
-        parameters = (p for group in optimizer.param_groups for p in group["params"])
-        device = getattr(next(parameters, None), "device", None)
-        cuda_index = device.index if device is not None and device.type == "cuda" else None
-        self._state.live.train_on(cuda_index)
-        if cuda_index is not None:
-            self._on_cuda = True
-            arguments = self._torch, self._state, self._patches
-            self._transfers = Guard("perf/h2d").call(transfer.attach, *arguments)
-
 
 def attach(torch: ModuleType, state: State, patches: Patches) -> None:
     """Register the post hook that all optimizers share."""
-    steps = OptimizerSteps(torch, state, patches)
+    steps = OptimizerSteps(torch, state)
     # A frame that torch.compile traces calls the hook as it is, between two graphs.
     OptimizerSteps.after_step._torchdynamo_disable = True  # type: ignore[attr-defined]
     opaque(steps.after_step, with_callees=True)
+    state.times.time_copies = lambda: Guard("perf/h2d").call(transfer.attach, torch, state, patches)
     module = import_module("torch.optim.optimizer")
     patches.on_undo(module.register_optimizer_step_post_hook(steps.after_step).remove)
 

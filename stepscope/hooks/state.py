@@ -6,10 +6,11 @@ import sys
 import threading
 from typing import Any, Protocol
 
+from stepscope.hooks.by_hand import ByHand
+from stepscope.hooks.clips import Clips
+from stepscope.hooks.parties import Parties, Reading
 from stepscope.hooks.passes import Feed
-
-Reading = Any
-"""A float, or a 0-d CUDA tensor that the recorder reads later, or None."""
+from stepscope.hooks.times import Times
 
 
 class Live(Protocol):
@@ -51,13 +52,17 @@ class State:
         self.loss: Reading = None
         """Sum of the scalars on which `backward()` was called for the step to come."""
         self.loss_terms = 0
-        self.grad_norm: Reading = None
+        self.parties = Parties()
+        """The optimizers; where they are several, they keep the losses, each its own."""
+        self.clips = Clips()
         self.amp_scale: Reading = None
         """Set while a GradScaler steps an optimizer."""
         self.amp_skipped = 0
         self.uses_amp = False
         self.feed = Feed(lambda ended, number, ended_s: None)
         """The batches of DataLoaders; `data.py` puts them in."""
+        self.times = Times(self)
+        self.by_hand = ByHand(self)
         self.data_wait_s = 0.0
         self.idle_s = 0.0
         """Time since the last step that is not step time: commands, pauses, evaluation."""
@@ -98,9 +103,21 @@ class State:
         """Listen to no thread any more."""
         self._closed, self.thread = True, 0
 
-    def forget(self) -> None:
-        """The gradients are used or dropped: nothing is known of those to come."""
-        self.loss = self.grad_norm = None
+    def take_loss(self, optimizer: Any) -> tuple[Reading, int]:
+        """The optimizer uses its gradients, or drops them: return the loss that they are of."""
+        loss, terms = self.loss, self.loss_terms
+        self.loss = None
+        if self.parties.sums:
+            if loss is not None:
+                self.parties.put(None, loss, terms)
+            return self.parties.take(optimizer)
+        return loss, terms
+
+    def drop_loss(self, optimizer: Any) -> None:
+        """The optimizer's gradients are cleared; those of others stay."""
+        self.loss = None
+        if self.parties.sums:
+            self.parties.clear(optimizer)
 
 
 def reading(tensor: Any) -> Reading:

@@ -34,18 +34,25 @@ def run(
 
 
 def watched_like_bare(
-    tmp_path: Path, *script: str, watch: list[str] = AS_MODULE, **environ: str
-) -> RunInfo:
-    """Run a script both ways, compare all that can be seen of it, and return its run."""
+    tmp_path: Path, *script: str, watch: list[str] = AS_MODULE, last_line: str | None = None,
+    **environ: str,
+) -> RunInfo:  # fmt: skip
+    """Run a script both ways, compare all that can be seen of it, and return its run.
+
+    Of a script that trains nothing the last line is ours, and has to contain `last_line`.
+    """
     bare = run([sys.executable, *script], tmp_path, **environ)
     seen = run([*watch, *script], tmp_path, **environ)
     assert seen.stdout == bare.stdout
     ours, _, errors = seen.stderr.partition(b"\n")
     assert ours.startswith(b"stepscope: recording into ")
+    errors, why, rest = errors.partition(b"stepscope: No training step was seen: ")
+    assert last_line is None or last_line in rest.decode()
+    assert rest.count(b"\n") == bool(why), "one line, the last"
     assert errors == bare.stderr
     assert seen.returncode == bare.returncode
     [folder] = run_folders(tmp_path)
-    kept = (folder / "output.log").read_bytes()
+    kept = (folder / "output.log").read_bytes().replace(why + rest, b"")
     shown = [line for line in (bare.stdout + b"\n" + bare.stderr).splitlines() if line]
     # What child processes print goes past it.
     shown = [line for line in shown if not line.startswith(b"imported as ")]

@@ -1,0 +1,127 @@
+"""Several optimizers at a time: whose loss is it, and whose gradients were clipped?
+
+A loss belongs to the optimizers whose gradients its `backward()` changed, until one of them steps
+or clears its gradients by `zero_grad()`. Whether they changed is asked of a few of an optimizer's
+parameters, before and after. With one optimizer nothing of this is done.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+Reading = Any
+"""A float, or a 0-d CUDA tensor that the recorder reads later, or None."""
+
+LIMIT = 8
+"""More optimizers at a time, such as one a parameter, are not told apart."""
+
+Owners = frozenset[int] | None
+"""Keys of optimizers; None where nobody knows, which is then all of them."""
+Grads = dict[int, list[tuple[Any, Any, int]]]
+
+
+class Parties:
+    """The optimizers that are alive, and the losses that wait for their steps.
+
+    An optimizer and the one that it wraps have the same first parameter, and so one key.
+    """
+
+    def __init__(self) -> None:
+        self.made = 0
+        """Optimizers constructed so far."""
+        self.are_several = False
+        self.sums: dict[Owners, tuple[Reading, int]] = {}
+        """Losses, and how many calls of `backward()` each is the sum of."""
+        self._alive: list[weakref.ref[Any]] = []
+
+    def meet(self, optimizer: Any) -> None:
+        """An optimizer has been constructed, or steps; one that was copied is met only then."""
+        if any(reference() is optimizer for reference in self._alive):
+            return
+        self.made += 1
+        self._alive.append(weakref.ref(optimizer))
+        self._count()
+
+    def gradients(self) -> Grads:
+        """Return how some gradients of every optimizer are now, for `changed`."""
+        now: Grads = {}
+        alive = [optimizer for reference in self._alive if (optimizer := reference()) is not None]
+        for optimizer in alive:
+            now[key(optimizer)] = [
+                (parameter, parameter.grad, _version(parameter.grad))
+                for parameter in _some_parameters(optimizer)
+            ]
+        if len(alive) < len(self._alive):
+            self._count()
+        return now
+
+    def add(self, before: Grads, value: Reading) -> None:
+        """Keep a loss whose `backward()` found the gradients as they were before."""
+        owners = frozenset(
+            party for party, parameters in before.items()
+            if any(p.grad is not grad or _version(p.grad) != was for p, grad, was in parameters)
+        )  # fmt: skip
+        self.put(owners or None, value, 1)
+
+    def put(self, owners: Owners, value: Reading, terms: int) -> None:
+        """Add a loss to those of the same owners."""
+        if owners in self.sums:
+            total, count = self.sums[owners]
+            value, terms = summed(total, value), count + terms
+        self.sums[owners] = value, terms
+
+    def take(self, optimizer: Any) -> tuple[Reading, int]:
+        """This optimizer steps, or has lost its gradients: return its loss, and its terms."""
+        mine, total, terms = key(optimizer), None, 0
+        for owners in [owners for owners in self.sums if owners is None or mine in owners]:
+            value, count = self.sums.pop(owners)
+            total, terms = value if total is None else summed(total, value), terms + count
+        return total, terms
+
+    def clear(self, optimizer: Any) -> None:
+        """Its gradients are gone; what the others wait for stays."""
+        mine, before, self.sums = key(optimizer), self.sums, {}
+        for owners, (value, terms) in before.items():
+            left = owners - {mine} if owners else None
+            if left:
+                self.put(left, value, terms)
+
+    def _count(self) -> None:
+        alive = [reference() for reference in self._alive]
+        self._alive = [weakref.ref(optimizer) for optimizer in alive if optimizer is not None]
+        keys = {key(optimizer) for optimizer in alive if optimizer is not None}
+        self.are_several = 1 < len(keys) <= LIMIT
+
+
+def key(optimizer: Any) -> int:
+    """Return the identity of its first parameter."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            return id(parameter)
+    return id(optimizer)
+
+
+def members(optimizer: Any) -> set[int]:
+    """Return the identities of all its parameters."""
+    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+
+
+def summed(total: Reading, value: Reading) -> Reading:
+    """Add two losses; half-precision scalars on a GPU in float32."""
+    if type(total) is not float and total.element_size() == 2:
+        total = total.float()
+    return total + value
+
+
+def _some_parameters(optimizer: Any) -> list[Any]:
+    """The outer and the middle ones: a loss that reaches none of them is rare."""
+    groups = [group["params"] for group in optimizer.param_groups if group["params"]]
+    if not groups:
+        return []
+    first, last = groups[0], groups[-1]
+    return [first[0], first[len(first) // 2], last[len(last) // 2], last[-1]]
+
+
+def _version(gradient: Any) -> int:
+    return -1 if gradient is None else int(gradient._version)

@@ -1,0 +1,31 @@
+"""Scripts without an optimizer are recorded where that can be, and else say why they are not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stepscope.run import RunStatus, run_folders
+from tests.integration.test_training import metric
+from tests.integration.test_watch_scripts import watched_like_bare
+
+
+def test_updates_by_hand_are_steps(tmp_path: Path) -> None:
+    found = watched_like_bare(tmp_path, "without_optimizer.py", "by_hand")
+    [folder] = run_folders(tmp_path)
+    losses = [line for line in (folder / "output.log").read_text().splitlines() if line]
+    assert [loss.hex() for loss in metric(folder, "train/loss").tolist()] == losses
+    assert found.facts["step"] == len(losses)
+    assert found.reason is None
+
+
+@pytest.mark.parametrize(("way", "why"), [
+    ("functions", "never called backward()"),
+    ("never_stepped", "never stepped one"),
+    ("children", "What the processes that it started train is not recorded"),
+])  # fmt: skip
+def test_what_could_not_be_captured_is_said(tmp_path: Path, way: str, why: str) -> None:
+    found = watched_like_bare(tmp_path, "without_optimizer.py", way, last_line=why)
+    assert found.status is RunStatus.FINISHED
+    assert why in str(found.reason)

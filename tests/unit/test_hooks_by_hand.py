@@ -1,0 +1,93 @@
+"""Scripts that update their parameters by themselves: each outermost backward() is a step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from stepscope import hooks
+from stepscope.hooks.by_hand import HELD
+from tests.unit.fake_live import FakeLive, hooked
+
+
+def train(w: nn.Parameter, steps: int) -> list[float]:
+    losses = []
+    for _ in range(steps):
+        loss = (w - 1) ** 2
+        loss.backward()
+        with torch.no_grad():
+            assert w.grad is not None
+            w -= 0.1 * w.grad
+            w.grad = None
+        losses.append(loss.item())
+    return losses
+
+
+def test_every_backward_is_a_step() -> None:
+    with hooked() as live:
+        losses = train(nn.Parameter(torch.tensor(3.0)), HELD + 4)
+    assert live.values("train/loss") == losses
+    assert [step for step, _ in live.rows] == list(range(1, len(losses) + 1))
+    assert live.devices == [None]
+    assert len(live.values("perf/step_time")) == len(losses) - 1
+    assert live.boundaries == 5, "commands act from the step on at which it is certain"
+
+
+def test_their_samples_and_epochs() -> None:
+    w = nn.Parameter(torch.ones(3))
+    loader = DataLoader([torch.ones(3)] * 10, batch_size=2)
+    with hooked() as live:
+        for _ in range(2):
+            for batch in loader:
+                (batch * w).sum().backward()
+    rows = [row for _, row in live.rows]
+    assert [row["train/epoch"] for row in rows] == [1] * 5 + [2] * 5
+    rates = [(row["perf/samples_per_sec"] or 0) * (row["perf/step_time"] or 0) for row in rows[1:]]
+    assert rates == pytest.approx([2] * 9)
+
+
+def test_nothing_is_a_step_before_the_optimizer_is_made() -> None:
+    with hooked() as live:
+        w = nn.Parameter(torch.tensor(3.0))
+        train(w, HELD - 1)  # such as a trial of how fast it is
+        optimizer = torch.optim.SGD([w], lr=0.1)
+        losses = []
+        for _ in range(HELD + 1):
+            (loss := w * 1).backward()
+            losses.append(loss.item())
+        assert live.rows == []
+        optimizer.step()
+    assert [step for step, _ in live.rows] == [1]
+    assert live.values("train/loss") == [pytest.approx(sum(losses))]
+
+
+def test_a_short_script_is_recorded_at_its_end() -> None:
+    live = FakeLive()
+    attached = hooks.install(live)
+    try:
+        losses = train(nn.Parameter(torch.tensor(3.0)), 2)
+        assert live.rows == []
+        assert attached.end() is None
+    finally:
+        attached.remove()
+    assert live.values("train/loss") == losses
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_why_nothing_was_recorded(made: bool) -> None:
+    live = FakeLive()
+    attached = hooks.install(live)
+    try:
+        w = nn.Parameter(torch.tensor(3.0))
+        if made:
+            torch.optim.SGD([w], lr=0.1)
+            (w * 1).backward()
+        said = attached.end()
+    finally:
+        attached.remove()
+    assert said is not None
+    assert said.startswith("No training step was seen: the script ")
+    assert ("never stepped" in said) is made
+    assert ("backward()" in said) is not made

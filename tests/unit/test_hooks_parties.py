@@ -1,0 +1,184 @@
+"""Several optimizers at a time: whose loss it is, whose gradients were clipped."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.unit.fake_live import FakeLive, hooked
+
+
+@pytest.fixture
+def live() -> Iterator[FakeLive]:
+    with hooked() as live:
+        yield live
+
+
+class Pair:
+    """An actor and a critic, each with an optimizer of its own."""
+
+    def __init__(self) -> None:
+        self.actor, self.critic = (nn.Parameter(torch.tensor(value)) for value in (2.0, 5.0))
+        self.actor_optimizer = torch.optim.SGD([self.actor], lr=0.0)
+        self.critic_optimizer = torch.optim.SGD([self.critic], lr=0.0)
+
+    def step(self) -> None:
+        self.actor_optimizer.step()
+        self.critic_optimizer.step()
+
+
+def test_zero_grad_of_one_keeps_the_loss_of_the_other(live: FakeLive) -> None:
+    pair = Pair()
+    for _ in range(3):
+        pair.actor_optimizer.zero_grad()
+        (pair.actor * 1).backward()
+        pair.critic_optimizer.zero_grad()
+        (pair.critic * 1).backward()
+        pair.step()
+    assert live.values("train/loss") == [2.0] * 3
+    assert live.values("train/loss.optimizer1") == [5.0] * 3
+    assert live.values("train/backwards") == []
+
+
+def test_both_backwards_before_both_steps(live: FakeLive) -> None:
+    pair = Pair()
+    for _ in range(2):
+        for optimizer in (pair.actor_optimizer, pair.critic_optimizer):
+            optimizer.zero_grad()
+        (pair.actor * 1).backward()
+        (pair.critic * 1).backward()
+        pair.step()
+    assert live.values("train/loss") == [2.0] * 2
+    assert live.values("train/loss.optimizer1") == [5.0] * 2
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_a_gan_whose_generator_steps_last(live: FakeLive, set_to_none: bool) -> None:
+    """Its loss reaches the gradients of the critic too, which are cleared before it is used."""
+    pair = Pair()
+    for _ in range(3):
+        pair.actor_optimizer.zero_grad(set_to_none)
+        (pair.actor * pair.critic).backward()
+        pair.critic_optimizer.zero_grad(set_to_none)
+        (pair.critic * 3).backward()
+        pair.critic_optimizer.step()
+        pair.actor_optimizer.step()
+    assert live.recorder.facts["optimizers"] == ["SGD", "SGD"]
+    assert live.values("train/loss") == [15.0] * 3, "the critic stepped first and is optimizer 0"
+    assert live.values("train/loss.optimizer1") == [10.0] * 3
+
+
+def test_a_joint_loss_is_the_first_ones(live: FakeLive) -> None:
+    pair = Pair()
+    for _ in range(2):
+        (pair.actor + pair.critic).backward()
+        (pair.actor + pair.critic).backward()
+        pair.step()
+    assert live.values("train/loss") == [14.0] * 2
+    assert live.values("train/backwards") == [2.0] * 2
+    assert live.values("train/loss.optimizer1") == []
+
+
+def test_closures_of_one_of_two_count_once(live: FakeLive) -> None:
+    pair = Pair()
+    optimizer = torch.optim.LBFGS([pair.actor], lr=0.1, max_iter=3)
+    del pair.actor_optimizer
+    seen: list[float] = []
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = (pair.actor - 1) ** 2
+        loss.backward()
+        seen.append(loss.item())
+        return loss
+
+    for _ in range(2):
+        optimizer.step(closure)
+        assert live.values("train/loss")[-1] == seen[-1]
+    assert live.values("train/backwards") == []
+
+
+def test_a_skipped_step_of_one_keeps_the_loss_of_the_other(live: FakeLive) -> None:
+    pair, scaler = Pair(), torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(pair.actor * float("inf")).backward()
+    scaler.scale(pair.critic * 1).backward()
+    scaler.step(pair.actor_optimizer)
+    scaler.step(pair.critic_optimizer)
+    assert live.values("train/loss") == [5.0]
+
+
+def test_a_copied_optimizer_counts_too(live: FakeLive) -> None:
+    pair = Pair()
+    optimizer = copy.deepcopy(pair.actor_optimizer)
+    optimizer.step()
+    assert [step for step, _ in live.rows] == [1]
+
+
+def parts(*values: float) -> list[nn.Parameter]:
+    parameters = [nn.Parameter(torch.ones(())) for _ in values]
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.grad = torch.tensor(value)
+    return parameters
+
+
+@pytest.mark.parametrize(("kind", "total"), [
+    (2.0, 5.0), (1.0, 7.0), (math.inf, 4.0), ("inf", 4.0), (3.0, (27 + 64) ** (1 / 3)),
+])  # fmt: skip
+def test_clipping_per_module_gives_the_norm_of_all(
+    live: FakeLive, kind: float, total: float
+) -> None:
+    first, second = parts(3.0, 4.0)
+    optimizer = torch.optim.SGD([first, second], lr=0.0)
+    for _ in range(2):
+        first.grad, second.grad = torch.tensor(3.0), torch.tensor(4.0)
+        (first * 0).backward()
+        for part in ([first], (p for p in [second])):
+            nn.utils.clip_grad_norm_(part, 1.0, norm_type=kind)
+        optimizer.step()
+    assert live.values("train/grad_norm") == pytest.approx([total] * 2)
+
+
+def test_clipping_the_same_again_takes_its_place(live: FakeLive) -> None:
+    first, second = parts(3.0, 4.0)
+    optimizer = torch.optim.SGD([first, second], lr=0.0)
+    (first * 0).backward()
+    nn.utils.clip_grad_norm_(first, 1.0)
+    nn.utils.clip_grad_norm_(second, 1.0)
+    norm = nn.utils.clip_grad_norm_([first, second], 0.1)
+    optimizer.step()
+    assert live.values("train/grad_norm") == [norm.item()]
+
+
+def test_norms_of_different_kinds_have_no_total(live: FakeLive) -> None:
+    first, second = parts(3.0, 4.0)
+    optimizer = torch.optim.SGD([first, second], lr=0.0)
+    (first * 0).backward()
+    nn.utils.clip_grad_norm_(first, 1.0)
+    nn.utils.clip_grad_norm_(second, 1.0, 1.0)
+    optimizer.step()
+    assert live.values("train/grad_norm") == []
+
+
+def test_each_optimizer_has_the_norm_of_its_own(live: FakeLive) -> None:
+    pair = Pair()
+    for _ in range(2):
+        for optimizer in (pair.actor_optimizer, pair.critic_optimizer):
+            optimizer.zero_grad()
+        (pair.actor * 3).backward()
+        (pair.critic * 4).backward()
+        nn.utils.clip_grad_norm_([pair.actor], 1.0)
+        nn.utils.clip_grad_norm_([pair.critic], 1.0)
+        pair.step()
+    assert live.values("train/grad_norm") == [3.0] * 2
+    assert live.values("train/grad_norm.optimizer1") == [4.0] * 2
+
+
+def test_an_empty_generator_is_warned_of_as_ever(live: FakeLive) -> None:
+    (torch.optim.SGD(parts(1.0), lr=0.0)).step()
+    with pytest.warns(UserWarning, match="empty generator"):
+        nn.utils.clip_grad_norm_((p for p in ()), 1.0)
