@@ -5,13 +5,27 @@ It imports neither torch nor streamlit, so that a training script can import it 
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from stepscope.tracker import Tracker, init
 
 __version__ = "0.1.0"
-__all__ = ["Tracker", "__version__", "init"]
+__all__ = ["Tracker", "__version__", "init", "log"]
+
+
+def log(values: Mapping[str, Any] | None = None, /, **metrics: Any) -> None:
+    """Record values of the script's own beside the last step, where something is recording.
+
+    Under `stepscope watch`, or after `stepscope.init()`, it is `Tracker.log`; else it does nothing,
+    and costs nothing: the line may stay in the script. Never raises.
+    """
+    tracker = sys.modules.get("stepscope.tracker")
+    recording = tracker.current() if tracker is not None else None
+    if recording is not None:
+        recording.log(values, **metrics)
 
 
 def __getattr__(name: str) -> Any:

@@ -53,13 +53,15 @@ _ALLOC = "torch.cuda.memory_stats_as_nested_dict"
 METRICS: tuple[Metric, ...] = (
     Metric("train/loss", _S, Unit.NONE, "train loss", "training loop",
            "Loss of this optimizer step's batch, averaged over its samples. Of a watched script: "
-           "sum of the scalars on which backward() was called since the last step or zero_grad()."),
+           "sum of the scalars on which backward() was called since the last step or zero_grad(), "
+           "as far as they changed gradients of the optimizer."),
     Metric("train/backwards", _S, Unit.COUNT, "backward calls", "torch.autograd.backward",
            "Calls of backward() whose sum is the loss of this step; recorded where more than one."),
     Metric("train/lr", _S, Unit.NONE, "learning rate", "optimizer.param_groups[0]['lr']",
            "Learning rate that this step used."),
     Metric("train/grad_norm", _S, Unit.NONE, "gradient norm", "clip_grad_norm_",
-           "Total 2-norm of the gradients before clipping; recorded only while clipping is on."),
+           "Total norm of the gradients before clipping (the 2-norm unless the script asks for "
+           "another), over all calls before the step; recorded only while clipping is on."),
     Metric("train/amp_scale", _S, Unit.NONE, "AMP scale", "GradScaler",
            "Loss scale of fp16 AMP; halves on inf gradients. The built-in loop reads it at the end "
            "of each epoch; of a watched script it is the scale that this step used."),
@@ -67,8 +69,8 @@ METRICS: tuple[Metric, ...] = (
            "Optimizer steps skipped so far because a gradient was inf or NaN. A fused optimizer "
            "skips on the device, which is not counted: there only the scale tells."),
     Metric("train/epoch", _S, Unit.COUNT, "epoch", "training loop",
-           "Epoch that the step belongs to, counted from 1. Of a watched script: one more than the "
-           "training passes over a DataLoader that have ended."),
+           "Epoch that the step belongs to, counted from 1. Of a watched script: passes of the "
+           "DataLoader that training reads; missing where it is not certain what an epoch is."),
     Metric("val/loss", _S, Unit.NONE, "validation loss", "training loop",
            "Mean loss over the validation split, once an epoch."),
     Metric("val/accuracy", _S, Unit.PERCENT, "validation accuracy", "training loop",
@@ -81,6 +83,9 @@ METRICS: tuple[Metric, ...] = (
            "Wall time from one step boundary to the next; pauses and validation are left out."),
     Metric("perf/samples_per_sec", _S, Unit.PER_SECOND, "samples/s", "host clock",
            "Samples of this step divided by its step time."),
+    Metric("perf/tokens_per_sec", _S, Unit.PER_SECOND, "tokens/s", "the script: tokens=…",
+           "Tokens of this step, as the script gives them to stepscope.log or step, divided by its "
+           "step time."),
     Metric("perf/data_wait", _S, Unit.SECOND, "data wait", "host clock",
            "Part of the step time spent waiting for the next batch."),
     Metric("perf/h2d", _S, Unit.SECOND, "copies to the GPU", "CUDA events around Tensor.to",

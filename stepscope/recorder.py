@@ -98,6 +98,8 @@ class Recorder:
         self.command_waiting: Collection[Command] = self._commands
         """Not empty when `take_commands` has something to return."""
         self._command_came = threading.Event()
+        self.counts: dict[str, float] = {}
+        """Samples and tokens of the step under way, by their keys; see `count`."""
         self._late: DeviceScalars | None = None
         self._late_lock = threading.RLock()  # a signal handler may come in the middle
         self._bad_values: set[str] = set()
@@ -148,6 +150,18 @@ class Recorder:
         """
         self.step += 1
         self._record(self.step, time.time(), values, _TimedRow())
+
+    def count(self, key: str, number: Any) -> None:
+        """Add to the samples or tokens of the step under way; `take_counts` returns them."""
+        try:
+            self.counts[key] = self.counts.get(key, 0.0) + float(number)
+        except (TypeError, ValueError, OverflowError) as error:
+            self._refuse(key, error)
+
+    def take_counts(self) -> dict[str, float]:
+        """Return what was counted for the step that ends now."""
+        taken, self.counts = self.counts, {}
+        return taken
 
     def restart_clock(self) -> None:
         """Do not count the time since the last `log_step` as step time: after a pause."""

@@ -13,10 +13,9 @@ from stepscope.store import Block
 from stepscope.store.frames import Floats, missing, recorded
 
 STEP_TIME = "perf/step_time"
-RATE = "perf/samples_per_sec"
 SAMPLES = "perf/samples"
-TOKENS = "perf/tokens"
-RATES = {SAMPLES: RATE, TOKENS: "perf/tokens_per_sec"}
+RATE = "perf/samples_per_sec"
+RATES = {SAMPLES: RATE, "perf/tokens": "perf/tokens_per_sec"}
 """Amounts of a step that are recorded as rates: divided here by its step time."""
 RESTART = "perf/restart"
 """The one key of a row that only restarts the clock: time so far is no step time."""
@@ -53,8 +52,6 @@ class StepRows:
     broken: list[BrokenLoss] = field(default_factory=list)
     """Found since it was last cleared."""
     _timed_before: float = np.nan
-    _elapsed: float = np.nan
-    _elapsed_step: float = np.nan
     _ts: float = -np.inf
     _step: float = -np.inf
     _broken_now: frozenset[str] = frozenset()
@@ -82,41 +79,29 @@ class StepRows:
             if key == LOSS or key.startswith(f"{LOSS}."):
                 self._watch_loss(key, slots, layouts)
         ts = slots["ts"][starts]
-        if timed.any() or not {STEP_TIME, *RATES}.isdisjoint(keys):
-            step = slots["step"][starts].astype(float)
-            keys, values = self._with_times(keys, values, ts, step, timed, bare)
+        if timed.any():
+            keys, values = self._with_times(keys, values, ts, timed, bare)
         ts, step = self._rising(ts[~bare], slots["step"][starts][~bare].astype(float))
         return Block.raw(keys, ts, step, values[:, ~bare])
 
     def _with_times(
-        self, keys: tuple[str, ...], values: Floats, ts: Floats, step: Floats, timed: Flags,
-        bare: Flags,
-    ) -> tuple[tuple[str, ...], Floats]:  # fmt: skip
+        self, keys: tuple[str, ...], values: Floats, ts: Floats, timed: Flags, bare: Flags
+    ) -> tuple[tuple[str, ...], Floats]:
         """Add step time and, for rows that tell an amount, its rate."""
         elapsed = np.full(len(ts), np.nan)
-        if timed.any():
-            elapsed[timed] = np.diff(ts[timed], prepend=self._timed_before)
-            self._timed_before = float(ts[timed][-1])
+        elapsed[timed] = np.diff(ts[timed], prepend=self._timed_before)
+        self._timed_before = float(ts[timed][-1])
         elapsed[bare | (elapsed <= 0)] = np.nan  # a clock set back has no step time
-        amounts = {RATES[key]: values[line] for line, key in enumerate(keys) if key in RATES}
-        columns = {key: values[line] for line, key in enumerate(keys)
-                   if key not in RATES and key != RESTART}  # fmt: skip
-        if timed.any() or STEP_TIME in keys:
-            _fill(columns, STEP_TIME, elapsed)
-        duration = self._of_step(columns.get(STEP_TIME, elapsed), step)
-        for key, amount in amounts.items():
-            rate = amount / duration
-            _fill(columns, key, np.where(np.isfinite(rate), rate, np.nan))
+        columns = {
+            key: values[line]
+            for line, key in enumerate(keys)
+            if key not in RATES and key != RESTART
+        }
+        _fill(columns, STEP_TIME, elapsed)
+        for amount in RATES.keys() & set(keys):
+            rate = values[keys.index(amount)] / elapsed
+            _fill(columns, RATES[amount], np.where(np.isfinite(rate), rate, np.nan))
         return tuple(columns), np.array(list(columns.values())).reshape(len(columns), len(ts))
-
-    def _of_step(self, elapsed: Floats, step: Floats) -> Floats:
-        """Return the step time of each row's step: a row that only adds values has none itself."""
-        elapsed = np.append(self._elapsed, elapsed)
-        step = np.append(self._elapsed_step, step)
-        last = np.maximum.accumulate(np.where(np.isnan(elapsed), 0, np.arange(len(elapsed))))
-        found = np.where(step[last] == step, elapsed[last], np.nan)
-        self._elapsed, self._elapsed_step = float(elapsed[last[-1]]), float(step[last[-1]])
-        return found[1:]
 
     def _rising(self, ts: Floats, step: Floats) -> tuple[Floats, Floats]:
         """Let neither axis fall: two threads may have written in another order than they began."""

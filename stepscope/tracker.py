@@ -28,9 +28,10 @@ from stepscope.fast_step import ABSENT, Step, can_be_compiled, compile_step, is_
 from stepscope.live_run import LiveRun, runs_root
 from stepscope.outcome import outcome
 from stepscope.ranks import announce, find_place
+from stepscope.recorder import Recorder
 from stepscope.run import RunKind, RunStatus
 from stepscope.script import in_notebook, running_name
-from stepscope.steps import SAMPLES, TOKENS
+from stepscope.steps import RATES, SAMPLES
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +40,6 @@ Batch = TypeVar("Batch")
 COMPILED_LIMIT = 16
 """Sets of names for which a `step` is made: a script that gives others each time gains nothing."""
 DATA_WAIT = "perf/data_wait"
-_AMOUNTS = {"samples": SAMPLES, "tokens": TOKENS}
 
 _current: Tracker | None = None
 
@@ -94,11 +94,18 @@ class Tracker:
         self._long_way(values, **metrics)
 
     def log(self, values: Mapping[str, Any] | None = None, /, **metrics: Any) -> None:
-        """Record values beside the last step, such as a validation loss; counts no step."""
+        """Record values beside the last step, such as a validation loss; counts no step.
+
+        `samples` and `tokens` are added to those of the step under way, which ends with the next
+        `step` (under `stepscope watch`: of an optimizer), and are shown as rates.
+        """
         if self.live and not self._closed:
             recorder = self.live.recorder
             with self._guarded():
-                recorder.log(recorder.step, _named(values, metrics))
+                given = _named(values, metrics)
+                self._count(recorder, given)
+                if given:
+                    recorder.log(recorder.step, given)
 
     def event(self, text: str, /, **data: Any) -> None:
         """Put a marker with this text on all charts; of `data` what JSON can hold is kept."""
@@ -182,20 +189,30 @@ class Tracker:
         recorder, given = live.recorder, _named(values, metrics)
         if "train/epoch" in given:
             recorder.epoch = _epoch(given["train/epoch"], recorder.epoch)
+        self._count(recorder, given)
         if self.watched and recorder.step != self._counted:
             recorder.log(recorder.step, given)
             return
         if self._waited_s is not None:
             given[DATA_WAIT] = self._waited_s
             if self._samples:
-                given.setdefault(SAMPLES, self._samples)
+                recorder.counts.setdefault(SAMPLES, self._samples)
             self._waited_s, self._samples = None, 0
+        given |= recorder.take_counts()
         if not self._begun:
             self._begin(live, given)
         recorder.log_step(given)
         self._counted = recorder.step
-        if values is None and SAMPLES not in given and not self._measuring and not self.watched:
+        if values is None and not self._measuring and not self.watched:
             self._compile(live, metrics, tuple(given))
+
+    def _count(self, recorder: Recorder, given: dict[str, Any]) -> None:
+        """Add samples and tokens to those of the step under way."""
+        for key in RATES.keys() & given.keys():
+            # From now on every step has to look for them.
+            self._measuring = True
+            self.__dict__.pop("step", None)
+            recorder.count(key, given.pop(key))
 
     def _begin(self, live: LiveRun, given: Mapping[str, Any]) -> None:
         """Tell the run which device the script trains on."""
@@ -320,7 +337,7 @@ def _named(values: Mapping[str, Any] | None, metrics: Mapping[str, Any]) -> dict
 
 
 def _key(name: str) -> str:
-    if name in _AMOUNTS:
-        return _AMOUNTS[name]
+    if f"perf/{name}" in RATES:
+        return f"perf/{name}"
     group, _, rest = name.partition("_")
     return f"val/{rest}" if group == "val" and rest else f"train/{name}"

@@ -26,6 +26,7 @@ class FakeRecorder:
     statuses: list[RunStatus] = field(default_factory=list)
     asked: list[Command] = field(default_factory=list)
     while_paused: list[Command] = field(default_factory=list)
+    counts: dict[str, float] = field(default_factory=dict)
 
     def log(self, step: int, values: Mapping[str, float | None], ts: float | None = None) -> None:
         self.step = step

@@ -30,7 +30,8 @@ class ByHand:
         """Record a step; `root` is what `backward()` was called on."""
         row: dict[str, Any] = {}
         state = self._state
-        if state.parties.made:
+        if state.recorder.step != state.step:  # the script counts its steps itself
+            self._held = []
             return
         self._state.times.add(row, time.perf_counter())
         if state.feed.epoch is not None:
@@ -51,7 +52,7 @@ class ByHand:
         """There is no optimizer: record what was held back."""
         state, held = self._state, self._held
         self._held = []
-        if state.parties.made:
+        if state.parties.made or state.recorder.step != state.step:
             return
         if held and not self._is_certain:
             self._is_certain = True

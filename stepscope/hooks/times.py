@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from stepscope.steps import RATES, SAMPLES
+
 if TYPE_CHECKING:
     from stepscope.hooks.state import State
     from stepscope.hooks.transfer import Transfers
@@ -41,7 +43,7 @@ class Times:
         state, feed = self._state, self._state.feed
         if state.evaluation is not None:
             state.close_evaluation()
-        samples: float = feed.take(state.backwards - self._backwards, now_s)
+        samples = feed.take(state.backwards - self._backwards, now_s)
         self._backwards = state.backwards
         if feed.epoch != self._epoch:
             self._epoch, state.recorder.epoch = feed.epoch, feed.epoch or 0
@@ -51,7 +53,11 @@ class Times:
             if feed.is_read:
                 row["perf/data_wait"] = state.data_wait_s
             if samples:
-                row["perf/samples_per_sec"] = samples / elapsed_s
+                row[RATES[SAMPLES]] = samples / elapsed_s
+        if state.recorder.counts:  # what the script gives itself goes before
+            for key, number in state.recorder.take_counts().items():
+                if elapsed_s > 0:
+                    row[RATES[key]] = number / elapsed_s
         if self._transfers is not None:
             row["perf/h2d"] = self._transfers.harvest()
         self._last_s = now_s

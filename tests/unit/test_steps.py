@@ -79,31 +79,6 @@ def test_a_timed_row_gets_its_step_time_and_rate(ring: Ring) -> None:
     assert same(column(second, "perf/step_time"), [1.0]), "from the batch before"
 
 
-def test_an_amount_given_after_its_step_is_divided_by_that_steps_time(ring: Ring) -> None:
-    rows = StepRows()
-    put(ring, 1.0, 1, timed=True, a=1.0)
-    put(ring, 3.0, 2, timed=True, a=1.0)
-    put(ring, 3.1, 2, **{"perf/tokens": 512.0, "perf/samples": 4.0})
-    first = block(ring, rows)
-    put(ring, 3.2, 2, **{"perf/tokens": 1024.0})  # and in a batch of its own
-    second = block(ring, rows)
-    put(ring, 3.3, 3, **{"perf/tokens": 1024.0})  # of a step whose time nobody knows
-    third = block(ring, rows)
-    assert same(column(first, "perf/tokens_per_sec"), [NAN, NAN, 256.0])
-    assert same(column(first, "perf/samples_per_sec"), [NAN, NAN, 2.0])
-    assert same(column(second, "perf/tokens_per_sec"), [512.0])
-    assert second.keys == ("perf/tokens_per_sec",)
-    assert same(column(third, "perf/tokens_per_sec"), [NAN])
-
-
-def test_the_time_of_a_watched_step_is_the_one_it_gives(ring: Ring) -> None:
-    put(ring, 1.0, 1, **{"train/loss": 1.0, "perf/step_time": 0.25})
-    put(ring, 1.1, 1, **{"perf/tokens": 512.0})
-    found = block(ring)
-    assert same(column(found, "perf/step_time"), [0.25, NAN])
-    assert same(column(found, "perf/tokens_per_sec"), [NAN, 2048.0])
-
-
 def test_a_pause_is_not_step_time(ring: Ring) -> None:
     put(ring, 1.0, 1, timed=True, a=1.0)
     put(ring, 60.0, 1, timed=True, **{RESTART: 0.0})
