@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.metrics import Stream
+from stepscope.plain import brief, clean, plain
 from stepscope.ring import WIDTH
 from stepscope.run import RunKind, RunStatus, process_identity
 from stepscope.scalars import DeviceScalars, Row
@@ -31,13 +32,15 @@ from stepscope.writer_thread import (
     Sample,
     Values,
     WriterThread,
-    clean,
     parse_args,
-    plain,
 )  # fmt: skip
 
 log = logging.getLogger(__name__)
 
+NAME_LIMIT = 500
+"""Characters of a metric's name that are kept."""
+STEP_LIMIT = 2**53
+"""Steps beyond are no longer whole in the store, where they are 64-bit floats."""
 SETTLE_S = 2.0
 """Longest wait for values on a GPU when a run is closed."""
 
@@ -124,24 +127,25 @@ class Recorder:
         Values are numbers, tensors of one element, or None for no value. A tensor on a GPU is not
         waited for: its row is recorded some steps later.
         """
-        if type(step) is not int:
-            try:
-                step = int(step)  # such as numpy's
-            except (TypeError, ValueError) as error:
-                self._refuse("step", error)
-                return
-        self.step = step
-        now, ring = time.time() if ts is None else ts, self.ring
-        if ring.last < ring.gate and values:
-            for value in values.values():
-                if type(value) is not float:
-                    break
-            else:  # the common row, worth a shorter way: watched scripts log at every step
-                layout = ring.layout(tuple(values), False)
-                if layout is not None:
-                    ring.put(layout, now, step, values.values())
-                    return
-        self._record(step, now, values, Row())
+        try:
+            if type(step) is not int or not -STEP_LIMIT < step < STEP_LIMIT:
+                step = _whole(step)  # such as numpy's
+            now, ring = time.time(), self.ring
+            if ts is not None and 0 < float(ts) < now:
+                now = float(ts)
+            self.step = step
+            if ring.last < ring.gate and values:
+                for value in values.values():
+                    if type(value) is not float:
+                        break
+                else:  # the common row, worth a shorter way: watched scripts log at every step
+                    layout = ring.layout(tuple(values), False)
+                    if layout is not None:
+                        ring.put(layout, now, step, values.values())
+                        return
+            self._record(step, now, values, Row())
+        except Exception as error:  # noqa: BLE001 - of the script, which may raise anything
+            self._refuse("step", error)
 
     def log_step(self, values: Mapping[str, Any]) -> None:
         """Count a step and record its metrics; its step time is worked out by the writer.
@@ -149,7 +153,10 @@ class Recorder:
         `perf/samples`, the samples of the step, becomes `perf/samples_per_sec`; tokens likewise.
         """
         self.step += 1
-        self._record(self.step, time.time(), values, _TimedRow())
+        try:
+            self._record(self.step, time.time(), values, _TimedRow())
+        except Exception as error:  # noqa: BLE001 - of the script, which may raise anything
+            self._refuse("step", error)
 
     def count(self, key: str, number: Any) -> None:
         """Add to the samples or tokens of the step under way; `take_counts` returns them."""
@@ -179,21 +186,22 @@ class Recorder:
 
     def sample(self, values: Values) -> None:
         """Record one sampler tick of process, host and allocator."""
-        self._put(Sample(Stream.SAMPLES, "", time.time(), self.step, values))
+        self._put_sample(Stream.SAMPLES, "", values)
 
     def device(self, uuid: str, values: Values) -> None:
         """Record one sampler tick of a GPU."""
-        self._put(Sample(Stream.DEVICES, uuid, time.time(), self.step, values))
+        self._put_sample(Stream.DEVICES, clean(uuid), values)
 
     def event(self, kind: str, text: str, /, **data: Any) -> None:
         """Mark an event now; of `data` what JSON can hold is kept."""
-        self._put(Event(time.time(), self.step, self.epoch, clean(kind), clean(text), plain(data)))
+        kept = {name: plain(value) for name, value in data.items()}
+        self._put(Event(time.time(), self.step, self.epoch, clean(kind), clean(text), kept))
         self._writer.wake.set()
 
     def describe(self, **facts: Any) -> None:
         """Add facts to run.json, such as total_steps or environment."""
         with self._writer.facts_lock:
-            self._writer.facts.update(plain(facts))
+            self._writer.facts.update({name: plain(value) for name, value in facts.items()})
         self._writer.wake.set()
 
     def take_commands(self) -> list[Command]:
@@ -256,8 +264,8 @@ class Recorder:
             return
         tensors: dict[str, Any] = {}
         for key, value in values.items():
-            if type(key) is not str or not key.isascii():
-                key = clean(key)
+            if type(key) is not str or not key.isascii() or len(key) > NAME_LIMIT:
+                key = clean(key)[:NAME_LIMIT]
             if type(value) is float:
                 row[key] = value
             elif value is not None:
@@ -287,8 +295,12 @@ class Recorder:
     def _refuse(self, key: str, error: Exception) -> None:
         if key not in self._bad_values:
             self._bad_values.add(key)
-            log.warning("stepscope: %s: must be a number or a tensor of one element (%s); "
-                        "left out from here on without another word", key, error)  # fmt: skip
+            log.warning(
+                "stepscope: %s: must be a number or a tensor of one element (%s); "
+                "left out from here on without another word",
+                key[:100],
+                brief(error),
+            )
 
     def _put_row(self, step: int, ts: float, row: Row) -> None:
         timed = isinstance(row, _TimedRow)
@@ -314,6 +326,18 @@ class Recorder:
             if self._commands:  # one came since they were looked at
                 self.ring.gate = -1
 
+    def _put_sample(self, stream: str, source: str, values: Values) -> None:
+        row = Row()
+        try:
+            for key, value in values.items():
+                if type(value) is float or value is None:
+                    row[clean(key)] = value
+                else:
+                    self._read(clean(key), value, row, {})
+        except Exception as error:  # noqa: BLE001 - of the caller, which may raise anything
+            self._refuse("sample", error)
+        self._put(Sample(stream, source, time.time(), self.step, row))
+
     def _put(self, item: Item) -> None:
         if not self._closed:
             self._writer.put(item)
@@ -335,6 +359,14 @@ class Recorder:
         self._commands.append(command)
         self._command_came.set()
         self.ring.gate = -1
+
+
+def _whole(step: Any) -> int:
+    """Return a step as the store can hold it. Raises ValueError, or what the value raises."""
+    whole = int(step)
+    if not -STEP_LIMIT < whole < STEP_LIMIT:
+        raise ValueError("no step that the store can hold")
+    return whole
 
 
 _open_recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()

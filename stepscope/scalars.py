@@ -19,6 +19,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+from stepscope.plain import brief
 from stepscope.ring import WIDTH
 
 log = logging.getLogger(__name__)
@@ -157,9 +158,7 @@ class DeviceScalars:
 
     def _tell(self, error: Exception) -> None:
         if not self._told:
-            # The rest of what CUDA says is advice to whoever writes kernels.
-            what = str(error).strip().partition("\n")[0] or type(error).__name__
-            log.warning("stepscope: values on the GPU could not be read: %s", what)
+            log.warning("stepscope: values on the GPU could not be read: %s", brief(error))
         self._told = True
 
 

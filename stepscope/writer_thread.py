@@ -292,20 +292,6 @@ class WriterThread:
             (self.folder / BALLAST).write_bytes(b"\0" * BALLAST_BYTES)
 
 
-def plain(value: Any) -> Any:
-    """Return what JSON keeps of a value, whatever it is; later changes to the value do not show."""
-    try:
-        text = json.dumps(value, default=str, skipkeys=True)
-    except (TypeError, ValueError, RecursionError):  # a cycle, or changed by another thread
-        return str(value)[:1000]
-    return json.loads(text, parse_constant=str)  # the page's JSON has no word for NaN
-
-
-def clean(text: Any) -> str:
-    """Return a text that any file can hold: names of files may bring half characters."""
-    return str(text).encode("utf-8", "replace").decode()
-
-
 def parse_args(args: str) -> dict[str, Any]:
     """Return a command's arguments. Raises ValueError or TypeError for what is no JSON object."""
     return dict(json.loads(args))

@@ -1,0 +1,166 @@
+"""Whatever a script hands over, no call raises, and what comes after it is recorded."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from stepscope import tracker
+from stepscope.live_run import LiveRun
+from stepscope.recorder import Recorder
+from stepscope.run import RunKind, RunStatus
+from stepscope.store import RunReader
+from stepscope.tracker import Tracker
+
+
+class Raises:
+    """Whatever is asked of it."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise LookupError(name)
+
+    def __str__(self) -> str:
+        raise LookupError
+
+    __repr__ = __str__
+
+    def __float__(self) -> float:
+        raise LookupError
+
+    __int__ = __index__ = __len__ = __bool__ = __float__  # type: ignore[assignment]
+    __hash__ = __iter__ = __eq__ = __float__  # type: ignore[assignment]
+
+
+class Item:
+    def item(self) -> Any:
+        return Raises()
+
+
+def cycle() -> list[Any]:
+    found: list[Any] = []
+    found.append(found)
+    return found
+
+
+HOSTILE = [
+    None, True, -1, 2**31, 2**53, 2**63, -(2**63), 2**64, -(2**64), 10**400, 10**5000, math.nan,
+    math.inf, -math.inf, 1e300, 5e-324, 1j, "", "nan", "x", "\ud800", "\0", b"\xff", [], [1.0], {},
+    {"a": 1}, {1: 2}, (), object(), Raises(), Item(), cycle(), type, np.float32(1), np.int64(3),
+    np.zeros(2), np.array("x"), np.datetime64("NaT"), torch.tensor(1.0), torch.zeros(2),
+    torch.tensor(1j), torch.zeros((), requires_grad=True), torch.empty(0),
+    torch.tensor(1.0).to_sparse(), torch.empty((), device="meta"), "k" * 100_000,
+]  # fmt: skip
+NAMES = ["", "train/loss", "\ud800", "\0\n", "k" * 100_000, "ü" * 300, 1, None, (), math.nan]
+
+
+def numbers(folder: Path, key: str) -> list[float]:
+    with RunReader(folder) as reader:
+        (info,) = (info for info in reader.series() if info.stream == "steps")
+        block = reader.read(info.id, 0, info.rows, 1)
+    line = block.keys.index(key)
+    found: list[float] = block.mean[line][block.count[line] > 0].tolist()
+    return found
+
+
+def texts(folder: Path) -> list[str]:
+    with RunReader(folder) as reader:
+        return [event.text for event in reader.events(limit=10_000)]
+
+
+def attempt(calls: list[Callable[[], object]]) -> list[str]:
+    raised = []
+    for number, call in enumerate(calls):
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001 - what the test looks for
+            raised.append(f"{number}: {type(error).__name__}: {error}"[:200])
+    return raised
+
+
+def recorder_calls(recorder: Recorder, value: Any) -> list[Callable[[], object]]:
+    return [
+        lambda: recorder.log(value, {"train/loss": 0.5}),
+        lambda: recorder.log(recorder.step, {"train/loss": value, "train/lr": 0.5}),
+        lambda: recorder.log(recorder.step, value),
+        lambda: recorder.log(recorder.step, {"train/lr": 0.5}, value),
+        lambda: recorder.log_step({"a": value, "perf/samples": value}),
+        lambda: recorder.log_step(value),
+        lambda: recorder.event("mark", value, data=value, more=[value], **{"k\0": value}),
+        lambda: recorder.event(value, "text"),
+        lambda: recorder.describe(fact=value, facts={"a": [value]}),
+        lambda: recorder.sample({"host/cpu": value, "process/rss": 1.0}),
+        lambda: recorder.sample(value),
+        lambda: recorder.device(value, {"gpu/util": 1.0}),
+        lambda: recorder.device("GPU-a", {"gpu/util": value}),
+        lambda: recorder.set_status(RunStatus.RUNNING, value),
+    ]
+
+
+def test_no_call_of_a_recorder_raises(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, request: pytest.FixtureRequest
+) -> None:
+    recorder = Recorder(tmp_path, name="hostile")
+    request.addfinalizer(lambda: recorder.close(RunStatus.FAILED))
+    raised = []
+    for place, value in enumerate(HOSTILE):
+        raised += [(place, said) for said in attempt(recorder_calls(recorder, value))]
+    raised += attempt([
+        lambda name=name: recorder.log(recorder.step, {name: 1.0})  # type: ignore[misc]
+        for name in NAMES
+    ])  # fmt: skip
+    assert raised == []
+    recorder.step = 1000
+    recorder.log(2**62, {"sane": 1.0})
+    recorder.log_step({"sane": 2.0})
+    recorder.event("mark", "sane")
+    recorder.sample({"sane": 1.0})
+    recorder.close(RunStatus.FINISHED)
+    assert numbers(tmp_path, "sane") == [2.0]
+    assert texts(tmp_path)[-1] == "sane"
+    assert max(len(record.message) for record in caplog.records) < 500
+    assert [record for record in caplog.records if record.levelno > logging.WARNING] == []
+
+
+def tracker_calls(rec: Tracker, value: Any) -> list[Callable[[], object]]:
+    return [
+        lambda: rec.step(loss=value),
+        lambda: rec.step(loss=value, samples=value, epoch=value),
+        lambda: rec.step(value),
+        lambda: rec.step({"train/loss": value, "a": 1.0}),
+        lambda: rec.log(val_loss=value),
+        lambda: rec.log(value),
+        lambda: rec.event(value, data=value),
+        lambda: setattr(rec, "epoch", value),
+        lambda: list(rec.batches([value, (value,), {"x": value}], count=True)),
+    ]
+
+
+def test_no_call_of_a_tracker_raises(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    request: pytest.FixtureRequest,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(tracker, "_current", None)
+    live = LiveRun(name="hostile", kind=RunKind.INIT, runs=tmp_path, sample=False)
+    rec = Tracker(live)
+    request.addfinalizer(rec.close)
+    for _ in range(4):
+        rec.step(loss=0.5)  # the compiled way
+    raised = []
+    for place, value in enumerate(HOSTILE):
+        raised += [(place, said) for said in attempt(tracker_calls(rec, value))]
+    assert raised == []
+    rec.step(loss=0.25)
+    rec.event("sane")
+    rec.close()
+    assert numbers(live.recorder.folder, "train/loss")[-1] == 0.25
+    assert texts(live.recorder.folder)[-1] == "sane"
+    tracebacks = [record for record in caplog.records if record.exc_info]
+    assert len(list(itertools.islice(tracebacks, 2))) <= 1
