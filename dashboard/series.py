@@ -168,7 +168,7 @@ def warnings(run: RunInfo) -> list[str]:
         were = "step or event was" if dropped == 1 else "steps or events were"
         found.append(
             f"{dropped:,} {were} not recorded: the disk did not take them in time, and only so "
-            "many can wait in memory. Training itself was not held up."
+            "many can wait in memory, or no store can hold them. Training itself was not held up."
         )
     if run.status.live and age_s > QUIET_S:
         found.append(

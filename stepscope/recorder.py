@@ -355,7 +355,10 @@ class Recorder:
             self._put(Ended(command_id, "refused", time.time(), f"not a command: {error}"))
             return
         if self._on_command is not None:
-            self._on_command(command)
+            try:
+                self._on_command(command)
+            except Exception:
+                log.exception("stepscope: a command could not be announced")
         self._commands.append(command)
         self._command_came.set()
         self.ring.gate = -1

@@ -16,12 +16,13 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stepscope.metrics import BY_KEY, Stream
+from stepscope.plain import brief
 from stepscope.ring import SLOTS, Pending, Ring
 from stepscope.run import HEARTBEAT_S, write_run_json
 from stepscope.steps import StepRows
@@ -41,6 +42,10 @@ BALLAST = "ballast"
 BALLAST_BYTES = 256 * 1024
 """Freed when the disk is full, so that run.json can still say so."""
 CUSTOM_LISTED = 64
+TOLD_LIMIT = 20
+"""Different errors that the log is told of."""
+SALVAGE_TRIES = 64
+"""Commits tried, one after another, to find the rows that no store can hold."""
 
 Values = Mapping[str, float | None]
 
@@ -103,18 +108,30 @@ class WriterThread:
         self._progress = progress
         self._offer = offer
         self._queue: deque[Item] = deque()
-        self._closing = self._ended = False
+        self._closing = threading.Event()
+        self._ended = False
         self._steps = StepRows()
         self._custom: dict[str, None] = {}
-        write_run_json(folder, facts, self._json)
-        self._store = RunWriter(folder / store_name(rank))
-        self._fill_ballast()
-        self.ring = Ring(folder / f"rank{rank}.ring")
+        self._told: set[str] = set()
+        with contextlib.ExitStack() as undo:  # a run that cannot begin leaves nothing behind
+            self._store = RunWriter(folder / store_name(rank))
+            undo.callback((folder / store_name(rank)).unlink, missing_ok=True)
+            undo.callback(self._store.close)
+            self.ring = Ring(folder / f"rank{rank}.ring")
+            undo.callback(self.ring.close)
+            self._fill_ballast()
+            undo.callback((folder / BALLAST).unlink, missing_ok=True)
+            undo.callback((folder / self._json).unlink, missing_ok=True)
+            write_run_json(folder, facts, self._json)
+            self._thread = threading.Thread(target=self._work, name="stepscope-writer", daemon=True)
+            try:
+                self._thread.start()
+            except RuntimeError as error:
+                raise OSError(str(error)) from error
+            undo.pop_all()
         if self.ring.reason:
             log.warning("stepscope: %s; a killed process may lose its last half second",
                         self.ring.reason)  # fmt: skip
-        self._thread = threading.Thread(target=self._work, name="stepscope-writer", daemon=True)
-        self._thread.start()
 
     def put(self, item: Item) -> None:
         """Queue an item; when too many wait it is counted as dropped."""
@@ -126,7 +143,7 @@ class WriterThread:
     def close(self, timeout_s: float) -> None:
         """Write what is left and end; a second call does nothing."""
         self.ring.stop()
-        self._closing = True
+        self._closing.set()
         self.wake.set()
         self._thread.join(timeout_s)
         if self._thread.is_alive():
@@ -139,13 +156,18 @@ class WriterThread:
         self.ring.leave()
 
     def _work(self) -> None:
+        pause_s = RETRY_S[0]
         while not self._ended:
+            begun, last_try = time.monotonic(), self._closing.is_set()
             try:
                 self._loop()
-            except Exception as error:  # a thread that ends here would end the recording
-                log.exception("stepscope: the writer stumbled and goes on")
-                self._note_problem(error)
-                self._ended = self._closing
+            except Exception as error:  # noqa: BLE001 - the recording would end with this thread
+                self._say_once("the writer stumbled and goes on", error, traceback=True)
+                self._ended = last_try
+                if time.monotonic() - begun > RETRY_S[1]:
+                    pause_s = RETRY_S[0]
+                self._closing.wait(pause_s)
+                pause_s = min(pause_s * 2, RETRY_S[1])
         self._store.close()
         if self.ring.waiting() <= 0:  # what could not be stored stays in the ring's file
             self.ring.close()
@@ -154,7 +176,7 @@ class WriterThread:
     def _loop(self) -> None:
         version, next_flush, next_beat, pause_s = -1, 0.0, 0.0, RETRY_S[0]
         while True:
-            closing = self._closing
+            closing = self._closing.is_set()
             woken = self.wake.wait(COMMAND_POLL_S)
             self.wake.clear()
             now = time.monotonic()
@@ -179,42 +201,54 @@ class WriterThread:
             batch = list(itertools.islice(self._queue, BATCH_LIMIT))
             if rows.upto == self.ring.drained and not batch:
                 break  # a slot is claimed and not written yet
-            steps = copy.copy(self._steps)
-            steps.broken = []
-            try:
-                block = steps.block(rows.slots, self.ring.layouts())
-                with self._store.transaction():
-                    self._write(block, steps, batch)
-                    self._store.store_slots(rows.upto)
-            except (sqlite3.Error, OSError) as error:
-                self._note_problem(error)
+            if not self._store_what_can_be(rows, batch):
                 return True
-            except (TypeError, ValueError, OverflowError) as error:
-                self._give_up(batch, rows, error)
-                continue
-            self._steps = steps
-            self.ring.release(rows)
-            self._forget(batch)
             self._note_recovery()
             if not everything and len(self._queue) < BATCH_LIMIT:
                 break  # each commit costs a millisecond of a core that the training may want
         return False
 
-    def _give_up(self, batch: list[Item], rows: Pending, error: Exception) -> None:
-        """Lose what no store can hold, so that it does not block all that comes after it."""
-        lost = len(batch) or len(rows.slots)
-        log.error("stepscope: %d rows could not be stored and are lost: %s", lost, error)
-        self.dropped += lost
-        if batch:
-            self._forget(batch)  # the steps are tried again without them
-        else:
-            self.ring.release(rows)
+    def _store_rows(self, rows: Pending, batch: Sequence[Item]) -> None:
+        """Commit these and let go of them; where that fails all is as before."""
+        steps = copy.copy(self._steps)
+        steps.broken = []
+        block = steps.block(rows.slots, self.ring.layouts())
+        with self._store.transaction():
+            self._write(block, steps, batch)
+            self._store.store_slots(rows.upto)
+        self._steps = steps
+        self.ring.release(rows)
+        self._forget(batch)
 
-    def _forget(self, batch: list[Item]) -> None:
+    def _store_what_can_be(self, rows: Pending, batch: Sequence[Item]) -> bool:
+        """Store these, without the rows that no store can hold; return False where the disk refuses
+        or it takes too long: the rest waits."""
+        waiting = [(rows, batch)]
+        for _ in range(SALVAGE_TRIES):
+            if not waiting:
+                break
+            rows, batch = waiting.pop()
+            try:
+                self._store_rows(rows, batch)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the rest must not wait
+                if _is_held_up(error):
+                    self._note_problem(error)
+                    return False
+                parts = _halves(rows, batch)
+                if len(parts) > 1:
+                    waiting += reversed(parts)  # what comes first is stored first
+                    continue
+                self.ring.release(rows)
+                self._forget(batch)
+                self.dropped += len(rows.slots) + len(batch)
+                self._say_once("a row could not be stored and is lost", error)
+        return not waiting
+
+    def _forget(self, batch: Sequence[Item]) -> None:
         for _ in batch:
             self._queue.popleft()
 
-    def _write(self, block: Block, steps: StepRows, batch: list[Item]) -> None:
+    def _write(self, block: Block, steps: StepRows, batch: Sequence[Item]) -> None:
         if len(block):
             self._store.append(Stream.STEPS, "", block)
             self._note_custom(block.keys)
@@ -246,7 +280,7 @@ class WriterThread:
 
     def _note_problem(self, error: Exception) -> None:
         problem = (
-            f"Recording is held up: {error}. Training goes on and the rows wait in memory; "
+            f"Recording is held up: {brief(error)}. Training goes on and the rows wait in memory; "
             "free disk space or repair the folder."
         )
         if self.facts["problem"] is None:
@@ -254,6 +288,12 @@ class WriterThread:
             with contextlib.suppress(OSError):
                 (self.folder / BALLAST).write_bytes(b"")
         self.facts["problem"] = problem
+
+    def _say_once(self, what: str, error: Exception, *, traceback: bool = False) -> None:
+        told = f"{what}: {type(error).__name__}: {brief(error)}"
+        if told not in self._told and len(self._told) < TOLD_LIMIT:
+            self._told.add(told)
+            log.error("stepscope: %s", told, exc_info=error if traceback else None)
 
     def _note_recovery(self) -> None:
         if self.facts["problem"]:
@@ -290,6 +330,27 @@ class WriterThread:
     def _fill_ballast(self) -> None:
         with contextlib.suppress(OSError):
             (self.folder / BALLAST).write_bytes(b"\0" * BALLAST_BYTES)
+
+
+def _is_held_up(error: Exception) -> bool:
+    """Say whether the same rows may be stored later; else they are at fault themselves."""
+    of_the_row = (sqlite3.InterfaceError, sqlite3.ProgrammingError, sqlite3.DataError)
+    if isinstance(error, of_the_row):
+        return False
+    return isinstance(error, sqlite3.Error | OSError | MemoryError)
+
+
+def _halves(rows: Pending, batch: Sequence[Item]) -> list[tuple[Pending, Sequence[Item]]]:
+    """Return steps and other rows apart, then each in halves; a single one as it is."""
+    if len(rows.slots) and batch:
+        return [(rows, ()), (Pending(rows.slots[:0], rows.upto, 0), batch)]
+    half = max(len(rows.slots), len(batch)) // 2
+    if half == 0:
+        return [(rows, batch)]
+    if batch:
+        return [(rows, batch[:half]), (rows, batch[half:])]
+    first = Pending(rows.slots[:half], int(rows.slots["number"][half - 1]), 0)
+    return [(first, ()), (Pending(rows.slots[half:], rows.upto, rows.lost), ())]
 
 
 def parse_args(args: str) -> dict[str, Any]:

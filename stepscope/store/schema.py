@@ -57,6 +57,7 @@ def create(path: Path) -> sqlite3.Connection:
     """
     if path.exists():
         raise StoreError(f"{path.name}: must be new, got an existing file. Start a new run folder.")
+    connection = None
     try:
         connection = open_writable(path)
         mode = "DELETE" if _file_system(path) in _NETWORK_FILE_SYSTEMS else "WAL"
@@ -66,6 +67,9 @@ def create(path: Path) -> sqlite3.Connection:
         connection.executescript(TABLES)
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     except sqlite3.Error as error:
+        if connection is not None:
+            connection.close()
+            path.unlink(missing_ok=True)
         raise StoreError(
             f"{path}: cannot create the store ({error}). Check space and rights."
         ) from error
