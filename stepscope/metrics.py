@@ -93,7 +93,9 @@ METRICS: tuple[Metric, ...] = (
            "them; a copy counts in the step in which it was seen to have ended."),
     Metric("memory/allocated", _T, Unit.BYTES, "allocated",
            f"{_ALLOC}: allocated_bytes.all.current",
-           "Bytes of live tensors in torch's CUDA caching allocator, this process, this device."),
+           "Bytes of live tensors in torch's CUDA caching allocator, this process, this device. "
+           "Read between two steps, and inside steps of more than a tick or two ten times a "
+           "second; where a step suddenly takes long, the first second of it is a gap."),
     Metric("memory/reserved", _T, Unit.BYTES, "reserved", f"{_ALLOC}: reserved_bytes.all.current",
            "Bytes that the caching allocator holds from the driver: allocated plus its cache."),
     Metric("memory/peak_allocated", _T, Unit.BYTES, "peak allocated",
@@ -109,9 +111,9 @@ METRICS: tuple[Metric, ...] = (
            "Free parts of blocks in use: cache that empty_cache cannot return."),
     Metric("memory/alloc_retries", _T, Unit.COUNT, "allocation retries",
            f"{_ALLOC}: num_alloc_retries",
-           "Times that an allocation failed first and succeeded after a cache flush."),
+           "Allocations since the run began that failed first and succeeded after a cache flush."),
     Metric("memory/ooms", _T, Unit.COUNT, "out-of-memory errors", f"{_ALLOC}: num_ooms",
-           "Out-of-memory errors that the allocator has raised in this process."),
+           "Out-of-memory errors that the allocator has raised since the run began."),
     Metric("process/rss", _T, Unit.BYTES, "process memory", "psutil.Process.memory_info().rss",
            "Resident memory of the training process."),
     Metric("process/peak_rss", _T, Unit.BYTES, "peak process memory", "sampler",
