@@ -252,7 +252,9 @@ def _more(checkpoints: Sequence[str]) -> None:
     st.selectbox(
         "Resume from", options, key="config_resume",
         format_func=lambda name: name or "Nothing: start anew",
-        help="A checkpoint of an earlier run with the same workload; epochs count on from it.",
+        help="A checkpoint of an earlier run with the same workload; epochs count on from it. Its "
+        "weights, optimizer state, schedule and random numbers go on; a learning rate that you "
+        "change counts from here on.",
     )  # fmt: skip
 
 

@@ -65,9 +65,9 @@ def run(
     """Train into `folder`, which exists, and return the final status.
 
     Setting `stop` ends the run at its next step boundary; where that does not come in time,
-    another thread may close the recorder, which `opened` is given. Whatever training raises becomes the
-    status and reason of the run; only OSError and StoreError of a folder that cannot be written
-    leave this function, and what is no Exception (KeyboardInterrupt).
+    another thread may close the recorder, which `opened` is given. Whatever training raises
+    becomes the status and reason of the run; only OSError and StoreError of a folder that cannot
+    be written leave this function, and what is no Exception (KeyboardInterrupt).
     """
     recorder = Recorder(folder, name=config.workload, config=config.to_dict())
     outcome = Outcome(RunStatus.FAILED, "The training process was interrupted.")
@@ -196,9 +196,19 @@ def _train(attempt: _Attempt) -> None:
 def _resume(training: Training, recorder: Recorder) -> None:
     """Load the checkpoint that the configuration names, from a run beside this one."""
     name = training.config.resume
-    training.load(read_checkpoint(recorder.folder.parent / name))
+    state = read_checkpoint(recorder.folder.parent / name)
+    training.load(state)
     recorder.step, recorder.epoch = training.step, training.epoch
-    recorder.event("resumed", f"Resumed from {name} after step {training.step}", path=name)
+    taken, changed = training.from_checkpoint(state)
+    text = f"Resumed from {name} after step {training.step}, with its {', '.join(taken)}"
+    if changed:
+        differ = [f"{key} {now} (was {then})" for key, (then, now) in changed.items()]
+        text += f"; changed since: {', '.join(differ)}"
+    recorder.event("resumed", text, path=name)
+    recorder.describe(
+        resumed={"checkpoint": name, "step": training.step, "epoch": training.epoch,
+                 "from_checkpoint": taken, "changed": changed},
+    )  # fmt: skip
 
 
 def _device(config: RunConfig) -> TrainDevice:

@@ -76,7 +76,10 @@ class Training:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Continue from a checkpoint. Raises CheckpointError where it does not fit this run."""
+        """Continue from a checkpoint; `from_checkpoint` names what that takes from it.
+
+        Raises CheckpointError where it does not fit this run.
+        """
         for name in SAME:
             theirs, ours = state["config"].get(name), getattr(self.config, name)
             if theirs != ours:
@@ -97,11 +100,29 @@ class Training:
                 f"got {self.config.epochs}. Raise epochs, which counts from the first run's start."
             )
 
+    def from_checkpoint(self, state: dict[str, Any]) -> tuple[list[str], dict[str, list[Any]]]:
+        """Name what `load` took from the checkpoint, and the settings that differ: [then, now]."""
+        theirs, ours = state["config"], self.config.to_dict()
+        changed = {
+            name: [theirs[name], value]
+            for name, value in ours.items()
+            if name != "resume" and name in theirs and theirs[name] != value
+        }
+        taken = ["weights", f"state of {self.config.optimizer}"]
+        if self.schedule is not None:
+            taken.append(f"place in the {self.config.schedule} schedule")
+        if "learning_rate" not in changed:
+            taken.append(f"learning rate {self.learning_rate:.4g}")
+        if self.scaler.is_enabled() and state["scaler"]:
+            taken.append(f"loss scale {state['scaler']['scale']:g}")
+        return [*taken, "random numbers", "order of the samples"], changed
+
     def _load(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         self._load_optimizer(state["optimizer"])
         if self.schedule is not None:
             self.schedule.load_state_dict(state["schedule"])
+        self._scale_rate(self.config.learning_rate / state["config"]["learning_rate"])
         if isinstance(self.schedule, CosineAnnealingLR):
             self._stretch(self.schedule)
         if self.scaler.is_enabled() and state["scaler"]:
@@ -137,6 +158,17 @@ class Training:
                 self.optimizer.state[weights].setdefault(
                     "momentum_buffer", torch.zeros_like(weights)
                 )
+
+    def _scale_rate(self, factor: float) -> None:
+        """Honor a learning rate that was changed, at the place that the schedule has reached."""
+        if factor == 1:
+            return
+        for group in self.optimizer.param_groups:
+            for name in ("lr", "initial_lr"):
+                if name in group:
+                    group[name] *= factor
+        if isinstance(self.schedule, CosineAnnealingLR):
+            self.schedule.base_lrs = [rate * factor for rate in self.schedule.base_lrs]
 
     def _stretch(self, schedule: CosineAnnealingLR) -> None:
         """Move the schedule's end to this run's: at its old end the rate is 0, and then rises."""

@@ -102,6 +102,20 @@ def test_a_checkpoint_that_does_not_fit_is_refused_in_a_sentence(
     assert not (tmp_path / "second" / "traceback.txt").exists()
 
 
+def test_the_page_is_told_what_came_from_the_checkpoint(tmp_path: Path) -> None:
+    config = small(Workload.DIGITS_MLP, epochs=2, schedule=Schedule.NONE)
+    train(tmp_path, "first", config)
+    again = replace(config, epochs=3, learning_rate=1e-3, resume="first/last.pt")
+    train(tmp_path, "second", again)
+    assert metric(tmp_path / "second", "train/lr")[0] == pytest.approx(1e-3)
+    text = events(tmp_path / "second")[0].text
+    assert "with its weights, state of adam, random numbers" in text
+    assert "changed since: epochs 3 (was 2), learning_rate 0.001 (was 0.0005)" in text
+    fact = facts(tmp_path / "second")["resumed"]
+    assert fact["checkpoint"] == "first/last.pt"
+    assert fact["changed"]["learning_rate"] == [5e-4, 1e-3]
+
+
 def test_best_pt_holds_the_lowest_validation_loss(tmp_path: Path) -> None:
     config = small(Workload.DIGITS_MLP, epochs=4)
     train(tmp_path, "run", config)

@@ -56,3 +56,36 @@ def test_a_cosine_goes_on_over_more_epochs_as_if_it_had_known() -> None:
         one_epoch(whole)
         one_epoch(resumed)
     assert resumed.learning_rate == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize("schedule", list(Schedule))
+def test_a_changed_learning_rate_counts_where_the_schedule_stands(schedule: Schedule) -> None:
+    first = training(schedule=schedule, learning_rate=0.1)
+    whole = training(schedule=schedule, learning_rate=0.02)
+    resumed = training(schedule=schedule, learning_rate=0.02, epochs=5)
+    for run in (first, whole):
+        one_epoch(run)
+    state = copy.deepcopy(first.state_dict())
+    resumed.load(state)
+    if schedule is not Schedule.COSINE:  # a cosine over more epochs stands higher
+        assert resumed.learning_rate == pytest.approx(whole.learning_rate)
+    one_epoch(resumed)
+    longer = training(schedule=schedule, learning_rate=0.02, epochs=5)
+    for _ in range(2):
+        one_epoch(longer)
+    assert resumed.learning_rate == pytest.approx(longer.learning_rate)
+    taken, changed = resumed.from_checkpoint(state)
+    assert changed == {"epochs": [3, 5], "learning_rate": [0.1, 0.02]}
+    assert not any("learning rate" in words for words in taken)
+
+
+def test_what_comes_from_the_checkpoint_is_named() -> None:
+    first, resumed = training(seed=1), training(seed=2)
+    one_epoch(first)
+    state = copy.deepcopy(first.state_dict())
+    resumed.load(state)
+    taken, changed = resumed.from_checkpoint(state)
+    assert taken == ["weights", "state of adam", "place in the cosine schedule",
+                     f"learning rate {first.learning_rate:.4g}", "random numbers",
+                     "order of the samples"]  # fmt: skip
+    assert changed == {"seed": [1, 2]}
