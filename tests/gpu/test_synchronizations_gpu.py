@@ -1,0 +1,53 @@
+"""A watched CUDA script waits for the device exactly as often as the bare one.
+
+Counted by the simulator, call by call: on a GPU nobody counts.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.run import run_folders
+from tests.gpu.conftest import Need
+from tests.integration.test_training import metric
+
+SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "synchronizing.py"
+ROOT = SCRIPT.parents[2]
+
+
+def counted(tmp_path: Path, way: str, *how: str) -> list[dict[str, Any]]:
+    """What the script says when it is run bare or under watch."""
+    done = subprocess.run(
+        [sys.executable, *how, str(SCRIPT), way],
+        cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
+        env={**os.environ, "STEPSCOPE_RUNS": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "will be missing" not in done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("way", ["plain", "mixed precision", "two optimizers", "by hand"])
+def test_a_watched_script_waits_as_often_as_the_bare_one(
+    tmp_path: Path, need: Need, way: str
+) -> None:
+    simulated = importlib.util.find_spec("cudasim") is not None
+    need(None if simulated else "only the simulator counts synchronizations")
+    bare, bare_losses = counted(tmp_path, way)
+    watched, losses = counted(tmp_path, way, "-m", "stepscope.watch")
+    assert bare["synchronizations"] > 0, "the script reads a loss each epoch"
+    assert watched == bare
+    assert losses == bare_losses
+    [folder] = run_folders(tmp_path)
+    recorded = metric(folder, "train/loss")
+    assert len(recorded) == len(losses["losses"])
+    if way != "by hand":
+        assert len(metric(folder, "train/grad_norm")) == len(recorded)
