@@ -18,7 +18,7 @@ PIP_CONFIG_FILE=/dev/null PIP_CONSTRAINT= "$venv/bin/python" -m pip install -q -
 "$venv/bin/python" -m pip install -q --disable-pip-version-check --no-deps -e .
 
 if [ $# -eq 0 ]; then
-  set -- tests/unit/test_hooks_*.py tests/unit/test_scalars.py tests/unit/test_allocator.py \
+  set -- tests/unit/test_torch_names.py tests/unit/test_hooks_*.py tests/unit/test_scalars.py tests/unit/test_allocator.py \
     tests/unit/test_commands.py tests/integration/test_watch_*.py tests/integration/test_tracker.py \
     tests/integration/test_integrations_*.py tests/integration/test_cli.py \
     tests/gpu --ignore=tests/gpu/test_training_gpu.py --ignore=tests/gpu/test_device_gpu.py
