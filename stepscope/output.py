@@ -33,10 +33,10 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 class OutputLog:
     """The log of one process; written at once, so that a killed process loses nothing.
 
-    Only the begun line of an unbuffered stream waits, for BEGUN_S at most: there `print` writes a
-    line in two parts, and a write of ours between them would let lines of several ranks that share
-    a pipe merge more often. `failed` is told once when the log cannot be written; it ends there,
-    and the script goes on. Raises OSError where the file cannot be made.
+    Only the begun line of an unbuffered stream waits, for its end, a flush or BEGUN_S: `print`
+    writes a line in two parts there, and a write of ours between them would let lines of several
+    ranks that share a pipe merge more often. `failed` is told once when the log cannot be written;
+    it ends there, and the script goes on. Raises OSError where the file cannot be made.
     """
 
     def __init__(
@@ -72,7 +72,15 @@ class OutputLog:
                     self.flush()
             return written
 
+        flush = raw.flush
+
+        def flushed() -> None:
+            flush()
+            if self._on:
+                self.flush()
+
         raw.write = kept  # type: ignore[method-assign]
+        raw.flush = flushed  # type: ignore[method-assign]
         if in_parts and self._begun is None:
             self._begun = threading.Thread(target=self._work, name="stepscope-output", daemon=True)
             self._begun.start()
