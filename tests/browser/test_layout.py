@@ -83,11 +83,12 @@ def test_a_mark_at_the_end_of_the_run_keeps_off_the_right_axis(
 def test_no_number_of_an_axis_is_cut(open_page: OpenPage, run: str) -> None:
     page = open_page(f"/?run={run}")
     loss = page.get_by_test_id("chart-loss")
-    expect(loss.locator(".xtick").first).to_be_visible(timeout=30_000)
+    expect(loss.locator(".xtick text").first).to_be_visible(timeout=30_000)
     stage = loss.locator(".ss-stage").bounding_box()
     assert stage is not None
-    for tick in loss.locator(".xtick text:visible, .ytick text:visible").all():
-        box = tick.bounding_box()
-        assert box is not None
+    boxes = [tick.bounding_box() for tick in loss.locator(".xtick text, .ytick text").all()]
+    shown = [box for box in boxes if box is not None]
+    assert len(shown) > 4
+    for box in shown:
         assert stage["x"] <= box["x"]
         assert box["x"] + box["width"] <= stage["x"] + stage["width"]
