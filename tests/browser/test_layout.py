@@ -72,7 +72,7 @@ def test_a_mark_at_the_end_of_the_run_keeps_off_the_right_axis(
     power = page.get_by_test_id("chart-power")
     power.scroll_into_view_if_needed(timeout=30_000)
     label = power.locator(".ss-marks text")
-    expect(label).to_have_text("cache")
+    expect(label).to_have_text("cache", timeout=30_000)
     plot = power.locator(".nsewdrag").first
     inside, box = label.bounding_box(), plot.bounding_box()
     assert inside is not None
