@@ -6,10 +6,12 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+
+Need = Callable[[str | None], None]
 
 # Without these Chromium looks up its maker's hosts, and a container gives it no sandbox.
 CHROMIUM_ARGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking",
@@ -21,6 +23,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--require-gpu", action="store_true", help="fail, not skip, the tests that need a GPU"
     )
+
+
+@pytest.fixture
+def need(request: pytest.FixtureRequest) -> Need:
+    """Return a function that skips (or fails) the test for a reason; None lets it run."""
+    required = request.config.getoption("--require-gpu", default=False)
+
+    def check(reason: str | None) -> None:
+        if reason is not None:
+            (pytest.fail if required else pytest.skip)(reason)
+
+    return check
 
 
 @pytest.fixture(autouse=True)

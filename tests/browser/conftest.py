@@ -36,9 +36,10 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def start_server(folder: Path) -> Server:
+def start_server(folder: Path, **variables: str) -> Server:
+    """Start a server with these variables beside those of this process."""
     port, log = free_port(), folder / "server.log"
-    environment = os.environ | {"STEPSCOPE_RUNS": str(folder / "runs"), "CUDA_VISIBLE_DEVICES": ""}
+    environment = os.environ | {"STEPSCOPE_RUNS": str(folder / "runs")} | variables
     with log.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "streamlit", "run", "app.py", "--server.headless", "true",
@@ -57,14 +58,18 @@ def start_server(folder: Path) -> Server:
             time.sleep(0.1)
 
 
-@pytest.fixture
-def server(tmp_path: Path, browser: Browser) -> Iterator[Server]:
-    """A server of its own for each test: at most one run a server."""
-    server = start_server(tmp_path)
-    yield server
+def stop_server(server: Server) -> None:
     if server.process.poll() is None:
         server.process.send_signal(signal.SIGTERM)
         server.process.wait(10)
+
+
+@pytest.fixture
+def server(tmp_path: Path, browser: Browser) -> Iterator[Server]:
+    """A server of its own for each test: at most one run a server."""
+    server = start_server(tmp_path, CUDA_VISIBLE_DEVICES="")
+    yield server
+    stop_server(server)
 
 
 @pytest.fixture

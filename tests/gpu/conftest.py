@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 import torch
 
+from tests.conftest import Need
 from trainer.devices import cuda_reason
-
-Need = Callable[[str | None], None]
-
-
-@pytest.fixture
-def need(request: pytest.FixtureRequest) -> Need:
-    """Return a function that skips (or fails) the test for a reason; None lets it run."""
-    required = request.config.getoption("--require-gpu", default=False)
-
-    def check(reason: str | None) -> None:
-        if reason is not None:
-            (pytest.fail if required else pytest.skip)(reason)
-
-    return check
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import torch
 
 from stepscope.nvml import open_source
 from stepscope.run import RunStatus
-from tests.gpu.conftest import Need
+from tests.conftest import Need
 from tests.integration.test_training import events, facts, metric
 from trainer import session
 from trainer.compute import CudaCompute

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.run import run_folders
-from tests.gpu.conftest import Need
+from tests.conftest import Need
 from tests.integration.test_training import metric
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from stepscope.run import RunStatus, read_run, run_folders
-from tests.gpu.conftest import Need
+from tests.conftest import Need
 from tests.integration.test_training import metric
 
 ROOT = Path(__file__).resolve().parents[2]

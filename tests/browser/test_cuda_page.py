@@ -1,0 +1,175 @@
+"""The page with CUDA, as a person drives it: on the simulator (tests/cudasim) or on a GPU."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from stepscope.store import EventRow, RunReader
+from tests.browser.conftest import ARTIFACTS, Server, start_server, stop_server
+from tests.browser.test_live_page import OpenPage, button, choose, points, wait_until
+from tests.conftest import Need
+from trainer.devices import cuda_reason
+
+SMALL = "epochs=5000&width=8&image_size=16&batch_size=64"
+TOO_LARGE = "width=256&image_size=256&batch_size=512"  # 34 GB for the first layer's output
+TRAINS_MS = 60_000
+MEMORY = ("allocated", "reserved", "peak allocated", "device used", "total")
+
+
+@pytest.fixture
+def server(need: Need, browser: Browser, tmp_path: Path) -> Iterator[Server]:
+    """A server that sees the GPUs; of the simulator two small ones that no other test shares."""
+    need(cuda_reason())
+    server = start_server(
+        tmp_path, CUDASIM_DEVICES="2", CUDASIM_MEMORY="1G", CUDASIM_SHM=str(tmp_path / "gpus")
+    )
+    yield server
+    stop_server(server)
+
+
+def newest(server: Server) -> Path:
+    return max(server.runs.iterdir())
+
+
+def facts(server: Server) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((newest(server) / "run.json").read_text())
+    return found
+
+
+def event(server: Server, kind: str) -> EventRow:
+    with RunReader(newest(server)) as reader:
+        (found,) = [event for event in reader.events() if event.kind == kind]
+    return found
+
+
+def start(page: Page, status: str = "Running") -> None:
+    button(page, "Start").click()
+    expect(page.get_by_test_id("status")).to_contain_text(status, timeout=TRAINS_MS)
+
+
+def memory_lines(page: Page) -> dict[str, int]:
+    """The lines of the memory chart that are drawn, and the points of each."""
+    plot = page.get_by_test_id("chart-memory").locator(".js-plotly-plot")
+    found: dict[str, int] = plot.evaluate(
+        "node => Object.fromEntries(node.data.map((line) => [line.name, line.x.length]))"
+    )
+    return found
+
+
+def tile(page: Page, name: str) -> str:
+    return page.get_by_test_id(f"kpi-{name}").locator(".ss-num").inner_text()
+
+
+def binary(size: float) -> str:
+    """Bytes as a tile shows them."""
+    power = 0
+    while size >= 1024 and power < 4:
+        size, power = size / 1024, power + 1
+    digits = 0 if size >= 100 else 1 if size >= 10 else 2
+    return f"{size:,.{digits}f} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
+
+
+def keep(page: Page, name: str) -> None:
+    """Keep how the page looks now."""
+    ARTIFACTS.mkdir(exist_ok=True)
+    page.screenshot(path=ARTIFACTS / f"cuda-{name}.png")
+
+
+def test_a_device_and_each_precision_are_chosen_and_train(
+    open_page: OpenPage, server: Server
+) -> None:
+    page = open_page("/?workload=linear&epochs=2")
+    box = page.get_by_test_id("stSidebar").get_by_role("combobox", name="Device")
+    expect(box).to_have_value(re.compile("cuda:"), timeout=TRAINS_MS)  # the best is chosen
+    choose(page, "Device", "CPU")
+    expect(page).to_have_url(re.compile("device=cpu"))
+    box.click()
+    name = page.get_by_role("option", name="cuda:").all_inner_texts()[-1].strip()
+    page.get_by_role("option", name=name, exact=True).click()
+    expect(box).to_have_value(name)
+    assert box.evaluate("node => node.scrollWidth <= node.clientWidth")  # the name is whole
+    uuid = page.get_by_test_id("stSidebar").locator("code").first.inner_text()
+    used = []
+    for label in ("fp32", "tf32", "bf16", "fp16"):
+        picker = page.get_by_test_id("stSidebar").get_by_role("combobox", name="Precision")
+        picker.click()
+        option = page.get_by_role("option", name=label)
+        if option.count() == 0:  # this GPU cannot do it, and the page says so
+            expect(page.get_by_text(f"{label}: ")).to_be_visible()
+            continue
+        option.click()
+        expect(picker).to_have_value(re.compile(label))
+        before = len(list(server.runs.glob("*"))) if server.runs.exists() else 0
+        button(page, "Start").click()
+        wait_until(lambda n=before: len(list(server.runs.glob("*"))) > n, page, 30)
+        wait_until(lambda: facts(server)["status"] == "finished", page, 60)
+        expect(page.get_by_test_id("status")).to_contain_text("Finished", timeout=TRAINS_MS)
+        config = facts(server)["config"]
+        assert (config["device"], config["precision"]) == (uuid, label)
+        expect(page.get_by_test_id("kpi-loss")).to_contain_text("val")
+        used.append(label)
+    assert {"fp32", "fp16"} <= set(used)
+    keep(page, "precisions")
+
+
+def test_the_memory_chart_is_whole_and_the_memory_buttons_act_on_it(
+    open_page: OpenPage, server: Server
+) -> None:
+    page = open_page(f"/?workload=fill&{SMALL}")
+    start(page)
+    wait_until(lambda: points(page, "memory") > 20 and points(page) > 5, page, 60)
+    lines = memory_lines(page)
+    assert {name for name in lines if not name.startswith("device used")} == {*MEMORY} - {
+        "device used"
+    }
+    assert [name for name in lines if name.startswith("device used")]
+    assert all(count > 1 for count in lines.values())
+    legend = page.get_by_test_id("chart-memory").locator(".ss-legend")
+    assert "n/a" not in legend.inner_text()
+    button(page, "Pause").click()
+    expect(page.get_by_test_id("status")).to_contain_text("Paused", timeout=TRAINS_MS)
+    button(page, "Empty cache").click()
+    expect(page.get_by_test_id("ack")).to_contain_text("Empty cache: reserved", timeout=TRAINS_MS)
+    emptied = event(server, "empty_cache").data
+    before, after = emptied["before"]["memory/reserved"], emptied["after"]["memory/reserved"]
+    assert after < before
+    expect(page.get_by_test_id("kpi-reserved")).to_contain_text(binary(after))
+    button(page, "Reset peak stats").click()
+    expect(page.get_by_test_id("ack")).to_contain_text("Reset peak stats: peak allocated")
+    reset = event(server, "reset_peaks").data
+    peak = reset["after"]["memory/peak_allocated"]
+    assert peak == reset["after"]["memory/allocated"] < reset["before"]["memory/peak_allocated"]
+    expect(page.get_by_test_id("kpi-peak")).to_contain_text(binary(peak))
+    assert tile(page, "allocated") == tile(page, "peak")
+    keep(page, "memory-buttons")
+    button(page, "Resume").click()
+    expect(page.get_by_test_id("status")).to_contain_text("Running")
+    wait_until(lambda: tile(page, "allocated") != tile(page, "peak"), page, 60)
+    button(page, "Stop").click()
+    expect(page.get_by_test_id("status")).to_contain_text("Stopped", timeout=TRAINS_MS)
+
+
+def test_filling_the_gpu_is_explained_and_survived(open_page: OpenPage, server: Server) -> None:
+    page = open_page(f"/?workload=fill&{TOO_LARGE}")
+    start(page, "Failed")
+    status = page.get_by_test_id("status")
+    expect(status).to_contain_text("The GPU ran out of memory (tried to allocate")
+    expect(status).to_contain_text("Lower batch_size, image_size or width")
+    expect(page.get_by_test_id("events")).to_contain_text("Out of memory")
+    keep(page, "out-of-memory")
+    pid = server.process.pid
+    choose(page, "Workload", "Linear regression")
+    page.get_by_label("Epochs", exact=True).first.fill("2")
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(re.compile("epochs=2"))
+    start(page, "Finished")
+    assert (facts(server)["status"], facts(server)["pid"]) == ("finished", pid)
+    expect(status).to_contain_text("Finished")
+    expect(page.get_by_test_id("kpi-allocated")).to_contain_text("of")
