@@ -96,7 +96,7 @@ def test_a_run_gives_its_memory_back(gpu: TrainDevice, tmp_path: Path) -> None:
     for name in ("first", "second"):  # the first pays for what torch keeps for itself
         (tmp_path / name).mkdir()
         before = torch.cuda.memory_allocated(gpu.cuda_index)
-        session.run(small(gpu, Workload.FILL, batch_size=128), tmp_path / name)
+        session.run(small(gpu, Workload.FILL, batch_size=128, epochs=1), tmp_path / name)
     assert torch.cuda.memory_allocated(gpu.cuda_index) == before
     allocated = metric(tmp_path / "second", "memory/allocated", "samples")
     assert allocated.max() > before

@@ -31,7 +31,7 @@ from tests.integration.test_training import events, metric
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 60
 LATE_CYCLES = 20_000_000  # some 10 ms at 2 GHz
-BLOCKS = 40
+BLOCKS = 8
 INITIAL_SCALE = 2.0**10  # torch's own, 2**16, overflows in the first step
 
 
@@ -246,7 +246,7 @@ def test_the_cost_of_a_step(tmp_path: Path) -> None:
     """Blocks with and without hooks in turn; reported, as a limit would fail on a busy machine."""
     live = LiveRun(name="cost", kind=RunKind.WATCH, runs=tmp_path)
     seconds: dict[bool, list[float]] = {True: [], False: []}
-    script = Script(width=4096)
+    script = Script(width=1024)
     script.epoch()
     for block in range(2 * BLOCKS):
         on = bool(block % 2)
@@ -267,4 +267,4 @@ def test_the_cost_of_a_step(tmp_path: Path) -> None:
     path = os.environ.get("STEPSCOPE_GPU_WATCH_REPORT")
     if path:
         Path(path).write_text(json.dumps(report, indent=1), encoding="utf-8")
-    assert watched < 2 * bare
+    assert len(metric(live.recorder.folder, "train/loss")) == BLOCKS * STEPS
