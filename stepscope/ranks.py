@@ -9,14 +9,16 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import socket
 import sys
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from stepscope.run import folder_name, is_run_id, new_run_folder
+from stepscope.run import folder_name, is_run_id, new_run_folder, pid_namespace
 
 RUN_ID = "STEPSCOPE_RUN_ID"
 """Names the run folder; for ranks on several machines, or started by other means than torchrun."""
@@ -85,10 +87,13 @@ def _name_after_parent(name: str, environ: Mapping[str, str]) -> str | None:
         started = psutil.Process(parent).create_time()
     except psutil.Error:  # it has ended, or lies outside this container (number 0)
         return None
+    # Nodes that share a disk may number their processes alike, and one parent may start several
+    # jobs at once: a job has its port.
+    where = (socket.gethostname(), pid_namespace(), environ.get("MASTER_PORT"))
+    tail = f"{parent:x}-{zlib.crc32(repr(where).encode()):08x}"
     # torchrun starts all ranks anew after a failure: that is another run.
     restarts = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    tail = f"{parent:x}" if restarts == "0" else f"{parent:x}-restart{restarts}"
-    return folder_name(started, name, tail)
+    return folder_name(started, name, tail if restarts == "0" else f"{tail}-restart{restarts}")
 
 
 def _number(environ: Mapping[str, str], key: str, default: int) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import functools
 import json
 import os
@@ -21,6 +23,7 @@ import psutil
 from stepscope.first_cause import RankEnd, first_cause, names
 
 RUN_JSON = "run.json"
+NAME_TRIES = 100
 HEARTBEAT_S = 1.0
 STALE_S = 10.0
 """Silence after which a run whose process cannot be looked up counts as crashed."""
@@ -92,10 +95,17 @@ class RunInfo:
 
 
 def new_run_folder(root: Path, name: str) -> Path:
-    """Create and return an empty run folder under `root`, its name from the time and `name`."""
-    folder = root / folder_name(time.time(), name, secrets.token_hex(2))
-    folder.mkdir(parents=True)
-    return folder
+    """Create and return an empty run folder under `root`, its name from the time and `name`.
+
+    No two callers get the same one, however many start in a second. Raises OSError.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    for _ in range(NAME_TRIES):
+        folder = root / folder_name(time.time(), name, secrets.token_hex(4))
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir()
+            return folder
+    raise FileExistsError(errno.EEXIST, f"{NAME_TRIES} names were taken", str(root))
 
 
 def folder_name(started: float, name: str, tail: str) -> str:

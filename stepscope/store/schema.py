@@ -55,8 +55,14 @@ def create(path: Path) -> sqlite3.Connection:
 
     Raises StoreError where the file exists already or cannot be written.
     """
-    if path.exists():
-        raise StoreError(f"{path.name}: must be new, got an existing file. Start a new run folder.")
+    try:
+        path.open("xb").close()  # of two processes at the same moment one gets the name
+    except FileExistsError as error:
+        raise StoreError(
+            f"{path.name}: must be new, got an existing file. Start a new run folder."
+        ) from error
+    except OSError as error:
+        raise StoreError(f"{path}: cannot create the store ({error.strerror}).") from error
     connection = None
     try:
         connection = open_writable(path)
@@ -69,7 +75,7 @@ def create(path: Path) -> sqlite3.Connection:
     except sqlite3.Error as error:
         if connection is not None:
             connection.close()
-            path.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
         raise StoreError(
             f"{path}: cannot create the store ({error}). Check space and rights."
         ) from error

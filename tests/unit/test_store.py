@@ -6,6 +6,7 @@ import math
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -231,3 +232,19 @@ def test_a_store_from_before_the_ring_has_nothing_to_recover(
     writer.close()
     with pytest.raises(StoreError, match="version 1 had no ring"):
         RunWriter(tmp_path / STORE_NAME, reopen=True)
+
+
+def test_of_two_writers_at_the_same_moment_one_gets_the_store(tmp_path: Path) -> None:
+    def make(_: int) -> RunWriter | None:
+        try:
+            return RunWriter(tmp_path / STORE_NAME)
+        except StoreError:
+            return None
+
+    with ThreadPoolExecutor(8) as pool:
+        made = [writer for writer in pool.map(make, range(8)) if writer is not None]
+    assert len(made) == 1
+    write(made[0], 10)
+    made[0].close()
+    with RunReader(tmp_path) as reader:
+        assert [info.rows for info in reader.series()] == [10]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -145,6 +146,18 @@ def test_ranks_of_one_parent_meet_without_a_word(tmp_path: Path) -> None:
     assert [(place.number, place.rank) for place in (first, second)] == [(0, 2), (1, 3)]
     restarted = find_place(tmp_path, "a", ranks(2, 0, TORCHELASTIC_RESTART_COUNT="1"))
     assert restarted.folder != first.folder
+
+
+def test_jobs_of_one_parent_and_nodes_that_number_alike_stay_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def place(port: str) -> Path:
+        return find_place(tmp_path, "a", ranks(0, 0, MASTER_PORT=port)).folder
+
+    first, second = place("29500"), place("29501")
+    assert first != second
+    monkeypatch.setattr(socket, "gethostname", lambda: "another-node")
+    assert place("29500") != first
 
 
 @pytest.mark.parametrize("parent", [0, 2**22 + 1], ids=["outside the container", "gone"])
