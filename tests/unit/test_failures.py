@@ -124,9 +124,11 @@ def test_the_advice_is_one_that_this_run_can_follow(
 
 def test_memory_that_cannot_be_pinned_is_not_the_gpus() -> None:
     """CUDA has one error for both; the line that raised it, or torch's thread, tells them apart."""
-    pin_memory = torch.AcceleratorError("CUDA error: out of memory")
+    pin_memory = "CUDA error: out of memory"
     with pytest.raises(torch.AcceleratorError) as caught:
-        raise pin_memory
+        raise torch.AcceleratorError(
+            pin_memory,
+        )
     in_thread = torch.AcceleratorError(
         "Caught AcceleratorError in pin memory thread for device 0.\nCUDA error: out of memory"
     )
