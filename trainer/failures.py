@@ -81,6 +81,16 @@ def explain(
     )
 
 
+def nan_remedy(config: RunConfig) -> str:
+    """Say which settings of this run may keep its loss finite."""
+    ways = ["lower learning_rate"]
+    if not config.clip_norm:
+        ways.append("switch on clip_norm")
+    if config.precision is Precision.FP16:
+        ways.append("choose fp32 instead of fp16")
+    return _either(ways).capitalize()
+
+
 def _after_loss(config: RunConfig) -> str:
     if config.runner is Runner.PROCESS:
         return "Start again: each run has a process of its own"

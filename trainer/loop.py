@@ -20,9 +20,9 @@ from stepscope.run import RunStatus
 from stepscope.scalars import Row
 from trainer.checkpoint import write_checkpoint
 from trainer.commands import Commands, RunStopped
-from trainer.config import NanPolicy
+from trainer.config import NanPolicy, RunConfig
 from trainer.data import Loader
-from trainer.failures import NanLoss
+from trainer.failures import NanLoss, nan_remedy
 from trainer.loss_reader import Reader
 from trainer.step import TrainStep
 from trainer.training import Training
@@ -33,22 +33,21 @@ log = logging.getLogger(__name__)
 LAST_EVERY_S = 10.0
 """Least time between two `last.pt`: epochs of a small model take a fraction of a second."""
 
-NAN_REMEDY = "Lower learning_rate, switch on clip_norm, or choose bf16 instead of fp16"
-
 
 class Journal:
     """Hands rows to the recorder, which marks a loss that is no finite number."""
 
-    def __init__(self, recorder: Recorder, policy: NanPolicy) -> None:
+    def __init__(self, recorder: Recorder, config: RunConfig) -> None:
         self._recorder = recorder
-        self._policy = policy
+        self._config = config
+        self._stops = config.nan_policy is NanPolicy.STOP
 
     def __call__(self, step: int, ts: float, row: Row) -> None:
         """Record a row. Raises NanLoss if the loss is not finite and the policy is to stop."""
         loss = row.get("train/loss")
         self._recorder.log(step, row, ts)
-        if loss is not None and not math.isfinite(loss) and self._policy is NanPolicy.STOP:
-            raise NanLoss(f"The loss is {loss} at step {step}. {NAN_REMEDY}.")
+        if loss is not None and not math.isfinite(loss) and self._stops:
+            raise NanLoss(f"The loss is {loss} at step {step}. {nan_remedy(self._config)}.")
 
 
 @dataclass(kw_only=True)

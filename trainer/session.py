@@ -187,7 +187,7 @@ def _train(attempt: _Attempt) -> None:
                 ),
                 loader=loader,
                 validation_loader=validation_loader,
-                reader=compute.reader(Journal(recorder, config.nan_policy)),
+                reader=compute.reader(Journal(recorder, config)),
                 recorder=recorder,
                 commands=commands,
             ).train()

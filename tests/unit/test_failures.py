@@ -11,7 +11,7 @@ import torch
 from stepscope.outcome import outcome
 from tests.unit.test_config import CPU_DEVICE, gpu
 from trainer.config import Precision, RunConfig, Runner, Workload, defaults
-from trainer.failures import NanLoss, explain
+from trainer.failures import NanLoss, explain, nan_remedy
 from trainer.problems import TrainDevice
 
 ON_GPU = defaults(Workload.DIGITS_CNN, gpu().id)
@@ -120,6 +120,13 @@ def test_the_advice_is_one_that_this_run_can_follow(
     sentence, _, remedy = explain(error, config, device).reason.partition(". ")
     assert "ran out of memory" in sentence
     assert remedy == advice
+
+
+def test_a_nans_advice_is_one_that_this_run_can_follow() -> None:
+    assert nan_remedy(ON_GPU) == "Lower learning_rate or switch on clip_norm"
+    assert nan_remedy(replace(ON_GPU, clip_norm=1.0)) == "Lower learning_rate"
+    fp16 = nan_remedy(replace(ON_GPU, precision=Precision.FP16))
+    assert fp16.endswith("switch on clip_norm or choose fp32 instead of fp16")
 
 
 def test_memory_that_cannot_be_pinned_is_not_the_gpus() -> None:
