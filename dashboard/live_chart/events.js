@@ -14,7 +14,7 @@ const MARK_LABELS = {
   save_checkpoint: "save", mark: "mark", pause: "Ⅱ", resume: "▶", stop: "■", oom: "OOM", nan: "NaN",
   error: "error", gpu_lost: "lost", gpu_recovered: "back", throttle_start: "throttle",
   throttle_end: "full", status: "", memory_snapshot: "snapshot", hook_failed: "", output_lost: "",
-  amp_skipped: "",
+  amp_skipped: "", resumed: "resumed", sampler_slowed: "",
 };
 const BAD = new Set(["oom", "nan", "error", "gpu_lost", "throttle_start"]);
 const ROUTINE = new Set(["epoch", "checkpoint", "status"]);
@@ -83,7 +83,7 @@ function placeLabels(marks, at, right) {
       const from = fits ? at[i] + LABEL_GAP : at[i] - LABEL_GAP - width;
       const to = from + width;
       const touches = placed.some((other) => from <= other.to && to >= other.from);
-      if (!touches) placed.push({ mark, from, to });
+      if (!touches) placed.push({ mark, from, to, anchor: fits ? "start" : "end" });
     }
   }
   return placed;
@@ -117,8 +117,10 @@ class MarkLayer {
     setAttribute(this.odd, "d", bands.map((band) => band.path).join(""));
     const all = [...bands.map((band) => band.mark), ...marks];
     const lefts = [...bands.map((band) => band.from), ...at];
-    const texts = placeLabels(all, lefts, box.right).map(({ mark, from }) =>
-      svg("text", { x: from, y: box.top + 8, class: `ss-mark-${mark.tone}` }, mark.label));
+    const texts = placeLabels(all, lefts, box.right).map(({ mark, from, to, anchor }) => {
+      const place = { x: anchor === "start" ? from : to, y: box.top + 8, "text-anchor": anchor };
+      return svg("text", { ...place, class: `ss-mark-${mark.tone}` }, mark.label);
+    });
     this.labels.replaceChildren(...texts);
   }
 }

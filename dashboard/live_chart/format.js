@@ -5,9 +5,10 @@ const BYTE_UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
 
 const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 
-// Three significant digits without exponent: 2.10, 12.3, 812, 12,345.
+// Three significant digits without exponent: 0, 2.10, 12.3, 812, 12,345.
 function short(value) {
   const size = Math.abs(value);
+  if (size === 0) return "0";
   if (size >= 1000) return Math.round(value).toLocaleString("en-US");
   return value.toFixed(size >= 100 ? 0 : size >= 10 ? 1 : 2);
 }

@@ -233,7 +233,7 @@ def test_the_time_left_follows_the_mean_step_time(js: Script) -> None:
     [
         ("bytesOf(12.3 * 2 ** 30, 80 * 2 ** 30).join(' ')", "12.3 GiB of 80.0 GiB (15 %)"),
         ("bytesOf(40 * 2 ** 20, 80 * 2 ** 30).join(' ')", "40.0 MiB of 80.0 GiB (0.05 %)"),
-        ("bytesOf(0, 80 * 2 ** 30).join(' ')", "0.00 B of 80.0 GiB (0 %)"),
+        ("bytesOf(0, 80 * 2 ** 30).join(' ')", "0 B of 80.0 GiB (0 %)"),
         ("bytesOf(2 ** 30, null).join('|')", "1.00 GiB|"),
         ("change('reserved', 'B', 2.1 * 2 ** 30, .81 * 2 ** 30)", "reserved 2.10 → 0.81 GiB"),
         ("change('a', 'B', null, 2 ** 20)", "a n/a → 1.00 MiB"),
@@ -322,6 +322,14 @@ def test_gpus_are_told_apart_from_each_other_and_from_the_memory_lines(
             apart = oklab(palette[gpu], sight) - oklab(palette[other], sight)
             wanted = 0.1 if sight == "normal" else 0.05
             assert np.linalg.norm(apart) > wanted, (gpu, other)
+
+
+def test_every_mark_has_a_label_for_people(js: Script) -> None:
+    kinds = js("Object.keys(EVENT_WORDS)")
+    events = [{"id": n, "step": n, "epoch": 12, "kind": kind} for n, kind in enumerate(kinds)]
+    labels = js("marksIn(events, 'step', [0, 99]).map(({label}) => label)", events=events)
+    assert len(labels) == len(kinds)
+    assert not any("_" in label for label in labels)
 
 
 def test_a_marks_label_stays_inside_the_chart_and_touches_no_other(js: Script) -> None:
