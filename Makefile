@@ -8,7 +8,7 @@ ARGS   ?=
 # pytest arguments for `make test`, such as TESTS=tests/unit
 TESTS  ?= tests
 
-.PHONY: run install install-test test test-cuda lint bench clean
+.PHONY: run install install-test test test-cuda test-torch lint bench clean
 
 run: install
 	$(BIN)/streamlit run app.py $(ARGS)
@@ -43,7 +43,11 @@ $(CUDASIM)/.installed-test: requirements.txt requirements-test.txt pyproject.tom
 	touch $@
 
 test-cuda: $(CUDASIM)/.installed-test
-	$(CUDASIM)/bin/python -m pytest --require-gpu $(or $(TESTS_CUDA),tests/cudasim tests/gpu)
+	$(CUDASIM)/bin/python -m pytest --require-gpu $(or $(TESTS_CUDA),tests/cudasim tests/gpu tests/browser/test_cuda_page.py)
+
+# What concerns torch under another version of it, on the simulator: make test-torch VERSION=2.11.0
+test-torch:
+	PYTHON=$(PYTHON) tests/torch_versions.sh $(VERSION) $(TESTS_TORCH)
 
 bench: install-test
 	$(BIN)/python -m benchmarks.recorder
@@ -54,4 +58,4 @@ bench: install-test
 	$(BIN)/python -m benchmarks.live_page
 
 clean:
-	rm -rf $(VENV) $(CUDASIM) tests/cudasim/build benchmarks/.venv-peers .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(CUDASIM) .venv-torch-* tests/cudasim/build benchmarks/.venv-peers .pytest_cache .mypy_cache .ruff_cache
