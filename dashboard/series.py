@@ -254,7 +254,7 @@ class _Answer:
                 since[key] = self._odd_since(info, key)
         if info.stream == "steps" and len(block):
             last["step"] = int(block.step[-1])
-            if RATE in last:
+            if RATE in last and RATE not in since:
                 last.update(_mean_rate(newest))
         return {"last": last, "since": since}
 

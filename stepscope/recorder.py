@@ -162,7 +162,7 @@ class Recorder:
         """Add to the samples or tokens of the step under way; `take_counts` returns them."""
         try:
             self.counts[key] = self.counts.get(key, 0.0) + float(number)
-        except (TypeError, ValueError, OverflowError) as error:
+        except Exception as error:  # noqa: BLE001 - of the script, which may raise anything
             self._refuse(key, error)
 
     def take_counts(self) -> dict[str, float]:

@@ -137,6 +137,8 @@ def tracker_calls(rec: Tracker, value: Any) -> list[Callable[[], object]]:
         lambda: rec.step({"train/loss": value, "a": 1.0}),
         lambda: rec.log(val_loss=value),
         lambda: rec.log(value),
+        lambda: rec.log(samples=value, tokens=value),
+        lambda: rec.step(loss=0.5, tokens=value),
         lambda: rec.event(value, data=value),
         lambda: setattr(rec, "epoch", value),
         lambda: list(rec.batches([value, (value,), {"x": value}], count=True)),
