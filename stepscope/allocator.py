@@ -57,23 +57,29 @@ class Readings:
     remains: inside a long step it may still wait once, with all Python threads, as long as torch
     waits there.
 
-    `index` is the CUDA index whose allocator to read, None for a run without CUDA; it may be set at
-    any time, from any thread. Retries and failures of allocations count from the making of this.
+    `index` is the CUDA index whose allocator to read, None for a run without CUDA or before it is
+    known. Made in the training thread: retries and failures of allocations count from then on.
     """
 
     def __init__(
         self, index: int | None = None, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.index = index
+        self.index: int | None = None
         self.wanted = False
         """The sampler asks for a reading: looked at at every boundary, which then calls `serve`."""
         self._clock = clock
         self._before = _counts()
         self._latest: dict[str, float] = {}
         self._read_at = self._asked_at = self._taken_at = clock()
-        self._steps_are_long = True  # until the first boundary tells
+        self._steps_are_long = True  # until a boundary tells
         self._blocked = self._busy = False
         self._error: Exception | None = None
+        self.begin(index)
+
+    def begin(self, index: int | None) -> None:
+        """Read this device from now on; in the training thread."""
+        self.index = index
+        self._read_now(self._clock())
 
     def read(self) -> dict[str, float]:
         """Read now, in the training thread; {} where `reason()` says why."""
@@ -86,8 +92,11 @@ class Readings:
     def serve(self) -> None:
         """Read for the sampler, in the training thread, at a boundary; what fails `take` raises."""
         now = self._clock()
-        self.wanted, self._blocked = False, False
         self._steps_are_long = now - self._asked_at > LONG_S
+        self._read_now(now)
+
+    def _read_now(self, now: float) -> None:
+        self.wanted = self._blocked = False
         try:
             self._latest, self._read_at, self._error = self.read(), now, None
         except Exception as error:  # noqa: BLE001 - torch's own; a training does not end by it

@@ -141,7 +141,7 @@ class LiveRun:
         Call it in the training thread, after the script itself has started CUDA.
         """
         try:
-            self._readings.index = cuda_index
+            self._readings.begin(cuda_index)
             self.recorder.describe(
                 environment=_environment(self._source), commands=self._commands.answers()
             )

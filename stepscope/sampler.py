@@ -37,7 +37,7 @@ class Sampler:
     """Samples into `recorder` from `start()` to `stop()`, each `period_s`, on one daemon thread.
 
     `allocator_index` is the CUDA index whose allocator to read, None for a run without CUDA; it may
-    be set later as `readings.index`. `gpu_uuids` None means every GPU of `source`; `source` None
+    be told later, to `readings.begin`. `gpu_uuids` None means every GPU of `source`; `source` None
     means this process's NVML. Of several processes on a machine one should sample the `host`.
     """
 

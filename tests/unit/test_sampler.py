@@ -222,7 +222,7 @@ def test_the_allocator_may_be_told_later(monkeypatch: pytest.MonkeyPatch) -> Non
     bench = Bench()
     monkeypatch.setattr(allocator, "reason", lambda: None)
     bench.ticks(1)
-    bench.sampler.readings.index = 1
+    bench.sampler.readings.begin(1)
     bench.ticks(20)
     assert "memory/allocated" not in bench.recorder.samples[0]
     assert bench.recorder.samples[-1]["memory/allocated"] == 1.0
