@@ -37,8 +37,8 @@ const PALETTES = {
   light: {
     blue: "#0068a8", orange: "#cc5a00", green: "#008a66", pink: "#b04e8b", amber: "#a87400",
     grey: "#6b7280",
-    gpu0: "#7a1fc0", gpu1: "#949c2c", gpu2: "#161616", gpu3: "#129fe7", gpu4: "#87283f",
-    gpu5: "#7d5a10", gpu6: "#421e00", gpu7: "#124e00",
+    gpu0: "#7c2be4", gpu1: "#949c2c", gpu2: "#161616", gpu3: "#0bafda", gpu4: "#8a0316",
+    gpu5: "#7d5a10", gpu6: "#db3cfc", gpu7: "#0a4b39",
   },
   dark: {
     blue: "#5ab4ec", orange: "#f28e4c", green: "#2fc49a", pink: "#e39ac9", amber: "#e6bd4a",
