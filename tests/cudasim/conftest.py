@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from types import ModuleType
 
 import pytest
+
+from tests.conftest import Need
 
 MISSING = "the CUDA simulator is not installed in this Python: `make test-cuda` sets it up"
 
 
 @pytest.fixture(autouse=True)
-def cudasim(request: pytest.FixtureRequest) -> ModuleType:
+def cudasim(need: Need) -> ModuleType:
     """Return the simulator's Python side."""
-    try:
-        return importlib.import_module("cudasim")
-    except ImportError:
-        required = request.config.getoption("--require-gpu", default=False)
-        return (pytest.fail if required else pytest.skip)(MISSING)
+    need(None if importlib.util.find_spec("cudasim") else MISSING)
+    return importlib.import_module("cudasim")

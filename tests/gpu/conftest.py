@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,9 @@ import torch
 
 from tests.conftest import Need
 from trainer.devices import cuda_reason
+
+SIMULATED = importlib.util.find_spec("cudasim") is not None
+"""The GPU is simulated (tests/cudasim): it can be broken, doubled and asked what it was told."""
 
 
 @contextmanager

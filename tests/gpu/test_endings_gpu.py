@@ -6,7 +6,6 @@ end under `watch` and `init` as it does bare.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import pytest
 
 from stepscope.run import run_folders
 from tests.conftest import Need
+from tests.gpu.conftest import SIMULATED
 from tests.integration.test_training import metric
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -112,8 +112,7 @@ def test_a_forked_child_may_end_its_interpreter(tmp_path: Path, shown_by: str) -
 def test_a_dead_context_ends_as_it_does_bare(
     tmp_path: Path, need: Need, ending: str, shown_by: str
 ) -> None:
-    simulated = importlib.util.find_spec("cudasim") is not None
-    need(None if simulated else "breaks the device for good: on the simulator only")
+    need(None if SIMULATED else "breaks the device for good: on the simulator only")
     said = same_as_bare(tmp_path, ending, shown_by)
     own = [line for line in said.splitlines() if line.startswith("stepscope")]
     assert not [line for line in own if "CUDA_LAUNCH_BLOCKING" in line]

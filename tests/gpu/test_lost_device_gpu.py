@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 from stepscope.run import RunStatus, read_run, run_folders
-from tests.gpu.conftest import Need
+from tests.conftest import Need
+from tests.gpu.conftest import SIMULATED
 from tests.integration.test_training import events, metric
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,8 +55,7 @@ def run(*command: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_device_lost_mid_run(tmp_path: Path, need: Need) -> None:
-    simulated = importlib.util.find_spec("cudasim") is not None
-    need(None if simulated else "takes the device away: on the simulator only")
+    need(None if SIMULATED else "takes the device away: on the simulator only")
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     bare = run(str(script), folder=tmp_path)

@@ -5,7 +5,6 @@ Counted by the simulator, call by call: on a GPU nobody counts.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -16,7 +15,8 @@ from typing import Any
 import pytest
 
 from stepscope.run import run_folders
-from tests.gpu.conftest import Need
+from tests.conftest import Need
+from tests.gpu.conftest import SIMULATED
 from tests.integration.test_training import metric
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "synchronizing.py"
@@ -39,8 +39,7 @@ def counted(tmp_path: Path, way: str, *how: str) -> list[dict[str, Any]]:
 def test_a_watched_script_waits_as_often_as_the_bare_one(
     tmp_path: Path, need: Need, way: str
 ) -> None:
-    simulated = importlib.util.find_spec("cudasim") is not None
-    need(None if simulated else "only the simulator counts synchronizations")
+    need(None if SIMULATED else "only the simulator counts synchronizations")
     bare, bare_losses = counted(tmp_path, way)
     watched, losses = counted(tmp_path, way, "-m", "stepscope.watch")
     assert bare["synchronizations"] > 0, "the script reads a loss each epoch"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -15,6 +14,7 @@ import torch
 
 from stepscope.run import RunStatus, read_run, run_folders
 from tests.conftest import Need
+from tests.gpu.conftest import SIMULATED
 from tests.integration.test_training import metric
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,8 +64,7 @@ print(json.dumps([second.id, second.cuda_index]))
 
 @pytest.fixture(autouse=True)
 def _two(need: Need) -> None:
-    simulated = importlib.util.find_spec("cudasim") is not None
-    need(None if simulated or torch.cuda.device_count() > 1 else "only one GPU here")
+    need(None if SIMULATED or torch.cuda.device_count() > 1 else "only one GPU here")
 
 
 def run(*command: str, runs: Path) -> list[str]:
