@@ -8,18 +8,24 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from stepscope import allocator
 from stepscope.allocator import ABRUPT_S
 from stepscope.live_run import LiveRun
 from stepscope.recorder import Recorder
 from stepscope.run import RunKind, RunStatus
 from stepscope.sampler import Sampler
-from tests.integration.test_training import metric
+from tests.integration.test_training import facts, metric
+from trainer import session
+from trainer.config import Workload, defaults
+from trainer.devices import list_devices
 
 SHORT_STEPS = 50
 CYCLES_A_SECOND = 2_000_000_000
@@ -112,6 +118,25 @@ def test_the_curve_inside_a_long_step_is_recorded(live: LiveRun) -> None:
     size = (torch.cuda.memory_allocated() - before) // len(kept)
     levels = {int(value) - before for value in allocated if value == value}
     assert {size, 2 * size, 3 * size, 4 * size} <= levels
+
+
+def test_the_built_in_training_reads_at_its_boundaries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, readers = allocator.read, Counter[str]()
+
+    def noted(index: int) -> dict[str, float]:
+        readers[threading.current_thread().name] += 1
+        return read(index)
+
+    monkeypatch.setattr(allocator, "read", noted)
+    device = next(device for device in list_devices() if device.cuda_index == 0)
+    config = defaults(Workload.LINEAR, device.id)
+    status = session.run(replace(config, epochs=20), tmp_path)
+    assert status is RunStatus.FINISHED, facts(tmp_path)["reason"]
+    assert metric(tmp_path, "memory/allocated", "samples").max() > 0
+    begun = 1 + torch.cuda.device_count()  # the counts before the run, and its first reading
+    assert readers[threading.current_thread().name] > begun
 
 
 def test_ooms_of_an_earlier_run_do_not_count(tmp_path: Path) -> None:
