@@ -70,5 +70,5 @@ def test_a_device_lost_mid_run(tmp_path: Path, need: Need) -> None:
     told = [float(line) for line in bare.stdout.split()]
     recorded = metric(folder, "train/loss").tolist()
     assert recorded == told[: len(recorded)]
-    assert len(recorded) >= GOOD_STEPS, "only what was on its way when the device went is lost"
+    assert len(recorded) >= len(told) - 1 >= GOOD_STEPS - 1, "only the last may be on its way"
     assert [event.text for event in events(folder) if "GPU is lost" in event.text]
