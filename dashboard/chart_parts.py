@@ -34,6 +34,7 @@ COLOURS: dict[str, str] = {
     "gpu/power_limit": "grey",
     "gpu/temp": "orange",
     "perf/samples_per_sec": "blue",
+    "perf/tokens_per_sec": "orange",
     "perf/step_time": "blue",
     "perf/data_wait": "orange",
     "perf/h2d": "green",

@@ -153,8 +153,11 @@ def _power(facts: RunFacts) -> Json:
 
 def _throughput(facts: RunFacts) -> Json:
     traces = [trace("perf/samples_per_sec", "mean")]
-    y = y_axis(Unit.PER_SECOND)
-    return chart("throughput", "Throughput", traces, y=y, empty=NO_SAMPLES.get(facts.kind))
+    y, y2 = y_axis(Unit.PER_SECOND), None
+    if facts.kind is not RunKind.TRAINER:  # only a script can say what its tokens are
+        traces.append(trace("perf/tokens_per_sec", "mean", optional=True, axis="y2", dash="dot"))
+        y2 = y_axis(Unit.PER_SECOND)
+    return chart("throughput", "Throughput", traces, y=y, y2=y2, empty=NO_SAMPLES.get(facts.kind))
 
 
 def _step_time(facts: RunFacts) -> Json:

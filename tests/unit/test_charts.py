@@ -59,6 +59,14 @@ def test_a_cuda_run_shows_the_allocator_and_the_device_total() -> None:
     assert tiles["gpu_util"]["series"] == "devices/GPU-1"
 
 
+def test_a_script_may_give_tokens_and_the_built_in_training_has_none() -> None:
+    samples, tokens = chart(layout(WATCHED), "throughput")["traces"]
+    assert (samples["metric"], tokens["metric"]) == ("perf/samples_per_sec", "perf/tokens_per_sec")
+    assert tokens["optional"]
+    assert tokens["axis"] == "y2", "tokens outnumber samples by far"
+    assert metrics(chart(layout(CUDA), "throughput")) == ["perf/samples_per_sec"]
+
+
 def test_a_cpu_run_says_why_allocated_and_gpu_values_do_not_exist() -> None:
     made = layout(CPU)
     assert "memory/allocated" not in metrics(chart(made, "memory"))
