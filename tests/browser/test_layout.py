@@ -62,7 +62,6 @@ def test_numbers_and_choices_are_whole(
     expect(page.get_by_test_id("kpi-loss")).to_contain_text("val 0.123 · 98 %")
     assert cut(page, ".ss-kpi-label, .ss-num, .ss-detail") == []
     assert cut(page, "[data-testid=stSidebar] [role=combobox]") == []
-    expect(page.get_by_test_id("stepscope-live")).to_have_attribute("data-ready", "1")
 
 
 def test_a_mark_at_the_end_of_the_run_keeps_off_the_right_axis(
@@ -74,10 +73,12 @@ def test_a_mark_at_the_end_of_the_run_keeps_off_the_right_axis(
     label = power.locator(".ss-marks text")
     expect(label).to_have_text("cache", timeout=30_000)
     plot = power.locator(".nsewdrag").first
-    inside, box = label.bounding_box(), plot.bounding_box()
-    assert inside is not None
+    marks, box = power.locator(".ss-marks").bounding_box(), plot.bounding_box()
+    assert marks is not None
     assert box is not None
-    assert inside["x"] + inside["width"] <= box["x"] + box["width"]
+    # Its letters alone: the ground's color around them may reach over the line.
+    end = label.evaluate("node => node.getBBox().x + node.getBBox().width")
+    assert marks["x"] + end <= box["x"] + box["width"]
 
 
 def test_no_number_of_an_axis_is_cut(open_page: OpenPage, run: str) -> None:
