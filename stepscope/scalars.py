@@ -81,22 +81,29 @@ class DeviceScalars:
         self._waiting.append(_Waiting(step, ts, row, keys, slot, landed))
 
     def poll(self) -> None:
-        """Hand on the rows whose scalars have landed."""
+        """Hand on the rows whose scalars have landed. What the sink raises is the caller's."""
+        for _ in range(self._landed()):
+            self._hand_on(self._waiting.popleft())
+
+    def _landed(self) -> int:
+        """Return how many rows may go on; none where the device fails, as all have gone then."""
+        count = 0
         try:
-            if self._waiting and _is_capturing():
-                return  # even the question would end the capture
-            while self._waiting:
-                first = self._waiting[0]
-                if first.slot is not None and not first.landed.query():
-                    return
-                self._hand_on(self._waiting.popleft())
+            if self._waiting and not _is_capturing():  # else the question would end the capture
+                for row in self._waiting:
+                    if row.slot is not None and not row.landed.query():
+                        break
+                    count += 1
         except Exception as error:  # noqa: BLE001 - torch's own, whichever it raises
             self._give_up(error)
+            return 0
+        return count
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait for all copies and hand on every row: at a command, an epoch's or the run's end.
 
-        After `timeout_s` the rest goes on without its scalars: a device may hang for ever.
+        After `timeout_s` the rest goes on without its scalars: a device may hang for ever. What
+        the sink raises is the caller's.
         """
         try:
             if timeout_s is None and self._waiting:
@@ -105,13 +112,13 @@ class DeviceScalars:
                 for row in self._waiting:
                     if row.slot is not None:
                         row.landed.synchronize()
-            until = time.monotonic() + (timeout_s or 0.0)
-            self.poll()
-            while self._waiting and time.monotonic() < until:
-                time.sleep(POLL_S)
-                self.poll()
         except Exception as error:  # noqa: BLE001 - torch's own, whichever it raises
             self._give_up(error)
+        until = time.monotonic() + (timeout_s or 0.0)
+        self.poll()
+        while self._waiting and time.monotonic() < until:
+            time.sleep(POLL_S)
+            self.poll()
         if self._waiting:
             self._give_up(TimeoutError("the GPU does not answer"))
 

@@ -254,3 +254,19 @@ def test_a_device_that_hangs_does_not_hang_the_end(events: list[FakeEvent]) -> N
     reader.flush(timeout_s=0.02)
     assert rows.seen == [(1, {"train/lr": 0.1})]
     assert not events[0].waited
+
+
+@pytest.mark.parametrize("handed_on_by", [DeviceScalars.poll, DeviceScalars.flush])
+def test_what_the_sink_raises_reaches_the_caller(
+    events: list[FakeEvent], handed_on_by: Callable[[DeviceScalars], None]
+) -> None:
+    """The trainer's sink ends a run whose loss is NaN."""
+
+    def refuse(step: int, ts: float, values: Row) -> None:
+        raise ArithmeticError("The loss is NaN")
+
+    reader = DeviceScalars(refuse)
+    put(reader, 1)
+    events[0].landed = True
+    with pytest.raises(ArithmeticError, match="The loss is NaN"):
+        handed_on_by(reader)
