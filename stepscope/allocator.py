@@ -7,6 +7,7 @@ GIL: while the allocator waits for the driver or the device, it holds up every P
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,8 @@ ABRUPT_S = 1.0
 """Wait for a boundary among short steps: one that does not come may be held up in the allocator."""
 BLOCKED_S = 0.05
 """A read that took longer has waited for the allocator's lock, and all threads for it."""
+REST = 20
+"""After such a read none for this many times as long, so that threads wait 5 % of a step at most."""
 
 _PATHS: dict[str, tuple[str, ...]] = {
     "memory/allocated": ("allocated_bytes", "all", "current"),
@@ -53,9 +56,8 @@ class Readings:
     holds the allocator's lock, and the training thread is the one that waits. So that thread reads
     at its boundaries, when asked (`wanted`), at most once a tick. The sampler reads only inside a
     step that is long where steps are long, or longer than ABRUPT_S; never while one of our own
-    commands runs; and once it had to wait for the lock, not again before the next boundary. What
-    remains: inside a long step it may still wait once, with all Python threads, as long as torch
-    waits there.
+    commands runs; and seldom once it had to wait for the lock (REST). What remains: inside a long
+    step it may still wait, with all Python threads, as long as torch waits there.
 
     `index` is the CUDA index whose allocator to read, None for a run without CUDA or before it is
     known. Made in the training thread: retries and failures of allocations count from then on.
@@ -72,7 +74,8 @@ class Readings:
         self._latest: dict[str, float] = {}
         self._read_at = self._asked_at = self._taken_at = clock()
         self._steps_are_long = True  # until a boundary tells
-        self._blocked = self._busy = False
+        self._rests_until = -math.inf
+        self._busy = False
         self._error: Exception | None = None
         self.begin(index)
 
@@ -96,7 +99,7 @@ class Readings:
         self._read_now(now)
 
     def _read_now(self, now: float) -> None:
-        self.wanted = self._blocked = False
+        self.wanted, self._rests_until = False, -math.inf
         try:
             self._latest, self._read_at, self._error = self.read(), now, None
         except Exception as error:  # noqa: BLE001 - torch's own; a training does not end by it
@@ -125,7 +128,9 @@ class Readings:
             self._asked_at, self.wanted = now, True
         elif self._may_read(now):
             self._latest, self._read_at = self.read(), now
-            self._blocked = self._clock() - now > BLOCKED_S
+            took_s = self._clock() - now
+            if took_s > BLOCKED_S:
+                self._rests_until = now + REST * took_s
         since_last_s, self._taken_at = now - self._taken_at, now
         if self._error is not None:
             raise self._error
@@ -133,7 +138,8 @@ class Readings:
 
     def _may_read(self, now: float) -> bool:
         patience_s = LONG_S if self._steps_are_long else ABRUPT_S
-        return not self._busy and not self._blocked and now - self._asked_at > patience_s
+        rests = self._busy or now < self._rests_until
+        return not rests and now - self._asked_at > patience_s
 
 
 def reason() -> str | None:

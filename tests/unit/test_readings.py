@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stepscope import allocator
-from stepscope.allocator import ABRUPT_S, BLOCKED_S, Readings
+from stepscope.allocator import ABRUPT_S, BLOCKED_S, REST, Readings
 from tests.unit.fake_nvml import FakeClock
 
 TICK_S = 0.1
@@ -90,12 +90,16 @@ def test_a_step_that_suddenly_takes_long_is_first_left_alone(bench: Bench) -> No
     assert bench.by_sampler >= 10
 
 
-def test_a_read_that_had_to_wait_is_the_last_of_its_step(bench: Bench) -> None:
+def test_after_a_read_that_had_to_wait_the_next_comes_late(bench: Bench) -> None:
     bench.steps(5, 1.0)
     bench.cost_s, before = 2 * BLOCKED_S, bench.by_sampler
-    bench.step(5.0)
+    bench.step(0.9 * REST * bench.cost_s)
     assert bench.by_sampler == before + 1
-    bench.cost_s = 0.0
+    bench.step(100.0)
+    waited = (bench.by_sampler - before) * bench.cost_s
+    assert waited <= 1.1 * (100.0 + 2.0) / REST, "the threads wait for a small part of a long step"
+    assert bench.by_sampler > before + 10, "and the curve goes on"
+    bench.cost_s, before = 0.0, bench.by_sampler
     bench.step(5.0)
     assert bench.by_sampler > before + 30
 
