@@ -21,7 +21,7 @@ ABRUPT_S = 1.0
 BLOCKED_S = 0.05
 """A read that took longer has waited for the allocator's lock, and all threads for it."""
 REST = 20
-"""After such a read none for this many times as long, so that threads wait 5 % of a step at most."""
+"""After such a read none for this many times as long, so that threads wait 5 % of a step."""
 
 _PATHS: dict[str, tuple[str, ...]] = {
     "memory/allocated": ("allocated_bytes", "all", "current"),
