@@ -16,6 +16,11 @@ from trainer.devices import cuda_reason
 SIMULATED = importlib.util.find_spec("cudasim") is not None
 """The GPU is simulated (tests/cudasim): it can be broken, doubled and asked what it was told."""
 
+simulator_only = pytest.mark.skipif(
+    not SIMULATED, reason="on the simulator only: breaks the device for good, or counts its calls"
+)
+"""A test that no GPU can run; it skips there, also under --require-gpu."""
+
 
 @contextmanager
 def waiting_raises() -> Iterator[None]:

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.run import run_folders
-from tests.conftest import Need
-from tests.gpu.conftest import SIMULATED
+from tests.gpu.conftest import simulator_only
 from tests.integration.test_training import metric
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -107,12 +106,10 @@ def test_a_forked_child_may_end_its_interpreter(tmp_path: Path, shown_by: str) -
     same_as_bare(tmp_path, FORK, shown_by)
 
 
+@simulator_only
 @pytest.mark.parametrize("ending", [DEAD, DEAD_AND_CAUGHT], ids=["raised", "caught"])
 @pytest.mark.parametrize("shown_by", ["watch", "init"])
-def test_a_dead_context_ends_as_it_does_bare(
-    tmp_path: Path, need: Need, ending: str, shown_by: str
-) -> None:
-    need(None if SIMULATED else "breaks the device for good: on the simulator only")
+def test_a_dead_context_ends_as_it_does_bare(tmp_path: Path, ending: str, shown_by: str) -> None:
     said = same_as_bare(tmp_path, ending, shown_by)
     own = [line for line in said.splitlines() if line.startswith("stepscope")]
     assert not [line for line in own if "CUDA_LAUNCH_BLOCKING" in line]

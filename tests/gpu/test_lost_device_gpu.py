@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 from stepscope.run import RunStatus, read_run, run_folders
-from tests.conftest import Need
-from tests.gpu.conftest import SIMULATED
+from tests.gpu.conftest import simulator_only
 from tests.integration.test_training import events, metric
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,8 +53,8 @@ def run(*command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_device_lost_mid_run(tmp_path: Path, need: Need) -> None:
-    need(None if SIMULATED else "takes the device away: on the simulator only")
+@simulator_only
+def test_a_device_lost_mid_run(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     bare = run(str(script), folder=tmp_path)

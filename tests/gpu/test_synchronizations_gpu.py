@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from stepscope.run import run_folders
-from tests.conftest import Need
-from tests.gpu.conftest import SIMULATED
+from tests.gpu.conftest import simulator_only
 from tests.integration.test_training import metric
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "synchronizing.py"
@@ -35,11 +34,9 @@ def counted(tmp_path: Path, way: str, *how: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@simulator_only
 @pytest.mark.parametrize("way", ["plain", "mixed precision", "two optimizers", "by hand"])
-def test_a_watched_script_waits_as_often_as_the_bare_one(
-    tmp_path: Path, need: Need, way: str
-) -> None:
-    need(None if SIMULATED else "only the simulator counts synchronizations")
+def test_a_watched_script_waits_as_often_as_the_bare_one(tmp_path: Path, way: str) -> None:
     bare, bare_losses = counted(tmp_path, way)
     watched, losses = counted(tmp_path, way, "-m", "stepscope.watch")
     assert bare["synchronizations"] > 0, "the script reads a loss each epoch"
