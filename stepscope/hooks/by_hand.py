@@ -32,7 +32,9 @@ class ByHand:
         state = self._state
         if state.recorder.step != state.step:  # the script counts its steps itself
             self._held = []
+            state.clips.take(None, state.parties)
             return
+        self._add_norm()
         self._state.times.add(row, time.perf_counter())
         if state.feed.epoch is not None:
             row["train/epoch"] = float(state.feed.epoch)
@@ -50,16 +52,29 @@ class ByHand:
 
     def release(self) -> None:
         """There is no optimizer: record what was held back."""
-        state, held = self._state, self._held
-        self._held = []
+        state = self._state
         if state.parties.made or state.recorder.step != state.step:
+            self._held = []
             return
+        self._add_norm()
+        held, self._held = self._held, []
         if held and not self._is_certain:
             self._is_certain = True
             self._state.times.begin(self._device)
         for ts, row in held:
             state.step += 1
             state.recorder.log(state.step, row, ts)
+
+    def _add_norm(self) -> None:
+        """What was clipped after a `backward()` belongs to its row, which was made before."""
+        state = self._state
+        norm = state.clips.take(None, state.parties)
+        if norm is None:
+            return
+        if self._held:
+            self._held[-1][1]["train/grad_norm"] = norm
+        elif self._is_certain:
+            state.recorder.log(state.step, {"train/grad_norm": norm})
 
     def drop(self) -> None:
         """There is an optimizer."""

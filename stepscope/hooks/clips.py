@@ -15,8 +15,9 @@ from stepscope.hooks.parties import Parties, Reading, members
 LIMIT = 1024
 """Calls before a step that are remembered."""
 
-Clip = tuple[Reading, float, list[Any]]
-"""The norm that was returned, its type, and the parameters."""
+Clip = tuple[Reading, float, frozenset[int]]
+"""The norm that was returned, its type, and the identities of the parameters: the parameters
+themselves would live for as long as no step takes the norm."""
 
 
 class Clips:
@@ -32,22 +33,25 @@ class Clips:
 
     def add(self, norm: Reading, kind: float, parameters: list[Any]) -> None:
         """Remember a call."""
+        now = frozenset(map(id, parameters))
         if self._clips:
-            self._seen = self._seen or set(map(id, self._clips[0][2]))
-            now = set(map(id, parameters))
+            self._seen = self._seen or set(self._clips[0][2])
             if not now.isdisjoint(self._seen):
-                self._keep([clip for clip in self._clips if now.isdisjoint(map(id, clip[2]))])
+                self._keep([clip for clip in self._clips if now.isdisjoint(clip[2])])
             self._seen |= now
-        self._clips.append((norm, kind, parameters))
+        self._clips.append((norm, kind, now))
         del self._clips[:-LIMIT]
 
     def take(self, optimizer: Any, parties: Parties) -> Reading:
-        """Return the total norm of what was clipped for this optimizer's step."""
+        """Return the total norm of what was clipped for this optimizer's step.
+
+        A script that steps by hand has no optimizer: None.
+        """
         taken, self._clips, self._seen = self._clips, [], set()
         if parties.are_several:
             mine = members(optimizer)
-            left = [clip for clip in taken if mine.isdisjoint(map(id, clip[2]))]
-            taken = [clip for clip in taken if not mine.isdisjoint(map(id, clip[2]))]
+            left = [clip for clip in taken if mine.isdisjoint(clip[2])]
+            taken = [clip for clip in taken if not mine.isdisjoint(clip[2])]
             self._keep(left)
         if len(taken) < 2:
             return taken[0][0] if taken else None
@@ -55,7 +59,7 @@ class Clips:
 
     def _keep(self, clips: list[Clip]) -> None:
         self._clips = clips
-        self._seen = {id(parameter) for clip in clips for parameter in clip[2]}
+        self._seen = set().union(*(clip[2] for clip in clips))
 
 
 def _total(norms: list[Reading], kinds: set[float]) -> Reading:

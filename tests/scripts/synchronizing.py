@@ -31,10 +31,15 @@ class Script:
         self.loader = DataLoader(data, batch_size=BATCH, pin_memory=True)
         self.losses = []
 
+    def clip(self):
+        for module in (self.net[0], self.net[2]):
+            nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+
     def step(self, x, y):
         if self.by_hand:
             loss = nn.functional.mse_loss(self.net(x), y)
             loss.backward()
+            self.clip()
             with torch.no_grad():
                 for parameter in self.net.parameters():
                     parameter -= 1e-3 * parameter.grad
@@ -49,8 +54,7 @@ class Script:
             self.other.zero_grad()
             self.judge(output.detach()).mean().backward()
         self.scaler.unscale_(self.optimizer)
-        for module in (self.net[0], self.net[2]):
-            nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+        self.clip()
         self.scaler.step(self.optimizer)
         if self.judge is not None:
             self.other.step()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -91,3 +93,39 @@ def test_why_nothing_was_recorded(made: bool) -> None:
     assert said.startswith("No training step was seen: the script ")
     assert ("never stepped" in said) is made
     assert ("backward()" in said) is not made
+
+
+@pytest.mark.parametrize("steps", [2, HELD + 4])
+def test_a_norm_belongs_to_the_backward_before_it(steps: int) -> None:
+    live, w = FakeLive(), nn.Parameter(torch.tensor(3.0))
+    attached = hooks.install(live)
+    norms = []
+    try:
+        for _ in range(steps):
+            ((w - 1) ** 2).backward()
+            norms.append(nn.utils.clip_grad_norm_([w], 100.0).item())
+            with torch.no_grad():
+                assert w.grad is not None
+                w -= 0.1 * w.grad
+                w.grad = None
+        attached.end()
+    finally:
+        attached.remove()
+    rows = [(step, row["train/grad_norm"]) for step, row in live.rows if "train/grad_norm" in row]
+    assert rows == list(enumerate(norms, start=1))
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_no_parameter_that_was_clipped_is_kept_alive(counts: bool) -> None:
+    """Models one after another; the script may count its steps itself, by `rec.step`."""
+    gone = []
+    with hooked() as live:
+        for _ in range(3):
+            w = nn.Parameter(torch.tensor(3.0))
+            for _ in range(HELD):
+                (w * 1).backward()
+                nn.utils.clip_grad_norm_([w], 1.0)
+                live.recorder.step += counts
+            gone.append(weakref.ref(w))
+            del w
+        assert [reference() for reference in gone] == [None] * 3
