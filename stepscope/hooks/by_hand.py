@@ -33,6 +33,7 @@ class ByHand:
         if state.recorder.step != state.step:  # the script counts its steps itself
             self._held = []
             state.clips.take(None, state.parties)
+            state.loss = None
             return
         self._add_norm()
         self._state.times.add(row, time.perf_counter())

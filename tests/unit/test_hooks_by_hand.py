@@ -129,3 +129,17 @@ def test_no_parameter_that_was_clipped_is_kept_alive(counts: bool) -> None:
             gone.append(weakref.ref(w))
             del w
         assert [reference() for reference in gone] == [None] * 3
+
+
+def test_steps_that_the_script_counts_itself_add_up_no_loss() -> None:
+    live, w = FakeLive(), nn.Parameter(torch.tensor(3.0))
+    attached = hooks.install(live)
+    try:
+        for _ in range(3):
+            (w * 1).backward()
+            live.recorder.step += 1  # as `rec.step` does
+        (w * 1).backward()
+        torch.optim.SGD([w]).step()
+    finally:
+        attached.remove()
+    assert live.values("train/loss") == []
