@@ -101,7 +101,7 @@ class Recorder:
         self.command_waiting: Collection[Command] = self._commands
         """Not empty when `take_commands` has something to return."""
         self._command_came = threading.Event()
-        self.counts: dict[str, float] = {}
+        self.counts: dict[str, Any] = {}
         """Samples and tokens of the step under way, by their keys; see `count`."""
         self._late: DeviceScalars | None = None
         self._late_lock = threading.RLock()  # a signal handler may come in the middle
@@ -159,13 +159,22 @@ class Recorder:
             self._refuse("step", error)
 
     def count(self, key: str, number: Any) -> None:
-        """Add to the samples or tokens of the step under way; `take_counts` returns them."""
+        """Add to the samples or tokens of the step under way; `take_counts` returns them.
+
+        A tensor on a GPU is added there, and not waited for.
+        """
         try:
-            self.counts[key] = self.counts.get(key, 0.0) + float(number)
+            if getattr(number, "is_cuda", False) and number.numel() == 1:
+                number = number.detach().double()
+            elif number is not None:
+                number = float(number)
+            else:
+                return
+            self.counts[key] = self.counts.get(key, 0.0) + number
         except Exception as error:  # noqa: BLE001 - of the script, which may raise anything
             self._refuse(key, error)
 
-    def take_counts(self) -> dict[str, float]:
+    def take_counts(self) -> dict[str, Any]:
         """Return what was counted for the step that ends now."""
         taken, self.counts = self.counts, {}
         return taken

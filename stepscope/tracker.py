@@ -103,7 +103,9 @@ class Tracker:
             recorder = self.live.recorder
             with self._guarded():
                 given = _named(values, metrics)
-                self._count(recorder, given)
+                _count(recorder, given)
+                if recorder.counts:
+                    self._measure()
                 if given:
                     recorder.log(recorder.step, given)
 
@@ -117,8 +119,7 @@ class Tracker:
 
         With `count` every batch is one step, and the body need not call `step`.
         """
-        self._measuring = True
-        self.__dict__.pop("step", None)
+        self._measure()
         iterator = iter(loader)
         while True:
             began = time.perf_counter()
@@ -189,16 +190,18 @@ class Tracker:
         recorder, given = live.recorder, _named(values, metrics)
         if "train/epoch" in given:
             recorder.epoch = _epoch(given["train/epoch"], recorder.epoch)
-        self._count(recorder, given)
         if self.watched and recorder.step != self._counted:
+            _count(recorder, given)
             recorder.log(recorder.step, given)
             return
+        if recorder.counts:
+            _count(recorder, given)
+            given |= recorder.take_counts()
         if self._waited_s is not None:
             given[DATA_WAIT] = self._waited_s
             if self._samples:
-                recorder.counts.setdefault(SAMPLES, self._samples)
+                given.setdefault(SAMPLES, self._samples)  # the script's own go before
             self._waited_s, self._samples = None, 0
-        given |= recorder.take_counts()
         if not self._begun:
             self._begin(live, given)
         recorder.log_step(given)
@@ -206,13 +209,10 @@ class Tracker:
         if values is None and not self._measuring and not self.watched:
             self._compile(live, metrics, tuple(given))
 
-    def _count(self, recorder: Recorder, given: dict[str, Any]) -> None:
-        """Add samples and tokens to those of the step under way."""
-        for key in RATES.keys() & given.keys():
-            # From now on every step has to look for them.
-            self._measuring = True
-            self.__dict__.pop("step", None)
-            recorder.count(key, given.pop(key))
+    def _measure(self) -> None:
+        """From now on every step has to look for what was gathered since the one before."""
+        self._measuring = True
+        self.__dict__.pop("step", None)
 
     def _begin(self, live: LiveRun, given: Mapping[str, Any]) -> None:
         """Tell the run which device the script trains on."""
@@ -317,6 +317,12 @@ def _close_at_exit() -> None:
     if error is _current._error_before or hasattr(sys, "ps1"):
         error = None
     _current._end(error)
+
+
+def _count(recorder: Recorder, given: dict[str, Any]) -> None:
+    """Add samples and tokens to those of the step under way."""
+    for key in RATES.keys() & given.keys():
+        recorder.count(key, given.pop(key))
 
 
 def _epoch(epoch: Any, before: int) -> int:

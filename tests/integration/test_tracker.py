@@ -133,6 +133,28 @@ for i in range(5):
     assert len(times) == 4
 
 
+def test_plain_amounts_take_the_short_way_until_one_is_logged(tmp_path: Path) -> None:
+    code = """
+import stepscope
+rec = stepscope.init("mine")
+for i in range(5):
+    rec.step(loss=1.0, tokens=512.0)
+assert "step" in rec.__dict__, "a function made for these names"
+rec.log(tokens=8)
+rec.step(loss=1.0, tokens=512.0)
+rec.step(loss=1.0, tokens=None)
+"""
+    done = script(tmp_path, code)
+    assert "must be a number" not in done.stderr
+    rows = step_rows(only_run(tmp_path))
+    times = values(rows, "perf/step_time")
+    given = [512] * 4 + [520]
+    assert values(rows, "perf/tokens_per_sec") == [
+        number / time for number, time in zip(given, times, strict=False)
+    ]
+    assert len(times) == 6
+
+
 def test_batches_measure_wait_and_samples(tmp_path: Path) -> None:
     code = """
 import numpy, stepscope
