@@ -45,6 +45,7 @@ class _Run:
     tells: bool = True
     """Of several ranks of a machine one talks on the terminal."""
     outcome: Outcome = field(default_factory=Outcome)
+    pid: int = field(default_factory=os.getpid)
 
     def ended_by(self, error: BaseException) -> None:
         self.outcome = outcome(error)
@@ -52,8 +53,8 @@ class _Run:
             self.live.failed(self.outcome, error)
 
     def close(self) -> None:
-        """End the run; one of which nothing could be recorded says why."""
-        if self.live is None:
+        """End the run; one of which nothing could be recorded says why. Not in a forked child."""
+        if self.live is None or os.getpid() != self.pid:
             return
         nothing = self.hooks.end() if self.hooks is not None else None
         if nothing is not None and self.outcome.status is RunStatus.FINISHED:

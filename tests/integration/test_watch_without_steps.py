@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.run import RunStatus, run_folders
+from stepscope.run import RunStatus, read_run, run_folders
 from tests.integration.test_training import metric
-from tests.integration.test_watch_scripts import watched_like_bare
+from tests.integration.test_watch_scripts import AS_MODULE, run, watched_like_bare
 
 
 def test_updates_by_hand_are_steps(tmp_path: Path) -> None:
@@ -29,3 +29,11 @@ def test_what_could_not_be_captured_is_said(tmp_path: Path, way: str, why: str) 
     found = watched_like_bare(tmp_path, "without_optimizer.py", way, last_line=why)
     assert found.status is RunStatus.FINISHED
     assert why in str(found.reason)
+
+
+def test_a_forked_child_says_nothing_at_its_end(tmp_path: Path) -> None:
+    seen = run([*AS_MODULE, "without_optimizer.py", "forked"], tmp_path)
+    [folder] = run_folders(tmp_path)
+    found = read_run(folder)
+    assert (found.status, found.facts["step"], found.reason) == (RunStatus.FINISHED, 1, None)
+    assert [line[:25] for line in seen.stderr.splitlines()] == [b"stepscope: recording into"]

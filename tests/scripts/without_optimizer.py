@@ -1,6 +1,7 @@
 """Trains without an optimizer of torch in this process, in the way that its argument names."""
 # ruff: noqa: T201
 
+import os
 import sys
 import time
 
@@ -17,6 +18,15 @@ def by_hand():
             w -= 0.1 * w.grad
             w.grad.zero_()
         print(loss.item().hex())
+
+
+def forked():
+    child = os.fork()
+    if child == 0:
+        sys.exit(0)
+    os.waitpid(child, 0)
+    w = nn.Parameter(torch.tensor(3.0))
+    w.square().backward()
 
 
 def functions():
