@@ -17,7 +17,7 @@ class Times:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self.on_cuda = False
+        self.on_cuda = self._has_begun = False
         self.time_copies: Callable[[], Transfers | None] = lambda: None
         """Begins to time copies to the GPU, where the script trains on one."""
         self._last_s: float | None = None
@@ -27,8 +27,14 @@ class Times:
         self._transfers: Transfers | None = None
 
     def begin(self, device: Any) -> None:
-        """At the first step of all: say on which device (None: on the CPU), time copies to it."""
+        """At the first step: say on which device (None: on the CPU), time copies to it.
+
+        Steps by hand and those of an optimizer may both be the first. The GPU, once known, stays.
+        """
         cuda_index = device.index if device is not None and device.type == "cuda" else None
+        if self.on_cuda or (self._has_begun and cuda_index is None):
+            return
+        self._has_begun = True
         self._state.live.train_on(cuda_index)
         if cuda_index is not None:
             self.on_cuda = True

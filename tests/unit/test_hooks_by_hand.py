@@ -143,3 +143,14 @@ def test_steps_that_the_script_counts_itself_add_up_no_loss() -> None:
     finally:
         attached.remove()
     assert live.values("train/loss") == []
+
+
+def test_an_optimizer_after_it_was_certain_that_there_is_none() -> None:
+    with hooked() as live:
+        w = nn.Parameter(torch.tensor(3.0))
+        train(w, HELD)
+        optimizer = torch.optim.SGD([w], lr=0.1)
+        (w * 1).backward()
+        optimizer.step()
+    assert live.devices == [None], "announced once"
+    assert [step for step, _ in live.rows] == list(range(1, HELD + 2))
