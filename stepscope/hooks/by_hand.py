@@ -43,6 +43,8 @@ class ByHand:
             row["train/loss"] = state.loss
         state.loss = None
         self._held.append((time.time(), row))
+        if isinstance(root, list | tuple) and len(root) == 1:
+            root = root[0]
         self._device = getattr(root, "device", None)
         if self._is_certain or len(self._held) >= HELD:
             self.release()
