@@ -33,26 +33,29 @@ class Parties:
         self.are_several = False
         self.sums: dict[Owners, tuple[Reading, int]] = {}
         """Losses, and how many calls of `backward()` each is the sum of."""
-        self._alive: list[weakref.ref[Any]] = []
+        self._alive: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        """By their identities."""
+        self._counted = 0
+        """How many were alive when their keys were counted."""
 
     def meet(self, optimizer: Any) -> None:
         """An optimizer has been constructed, or steps; one that was copied is met only then."""
-        if any(reference() is optimizer for reference in self._alive):
+        if id(optimizer) in self._alive:
             return
         self.made += 1
-        self._alive.append(weakref.ref(optimizer))
+        self._alive[id(optimizer)] = optimizer
         self._count()
 
     def gradients(self) -> Grads:
         """Return how some gradients of every optimizer are now, for `changed`."""
         now: Grads = {}
-        alive = [optimizer for reference in self._alive if (optimizer := reference()) is not None]
+        alive = list(self._alive.values())
         for optimizer in alive:
             now[key(optimizer)] = [
                 (parameter, parameter.grad, _version(parameter.grad))
                 for parameter in _some_parameters(optimizer)
             ]
-        if len(alive) < len(self._alive):
+        if len(alive) < self._counted:
             self._count()
         return now
 
@@ -88,9 +91,11 @@ class Parties:
                 self.put(left, value, terms)
 
     def _count(self) -> None:
-        alive = [reference() for reference in self._alive]
-        self._alive = [weakref.ref(optimizer) for optimizer in alive if optimizer is not None]
-        keys = {key(optimizer) for optimizer in alive if optimizer is not None}
+        self._counted, keys = len(self._alive), set()
+        for optimizer in self._alive.values():
+            keys.add(key(optimizer))
+            if len(keys) > LIMIT:  # whatever more there are: a look at all for each is quadratic
+                break
         self.are_several = 1 < len(keys) <= LIMIT
 
 

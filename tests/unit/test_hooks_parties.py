@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from stepscope.hooks import parties
 from tests.unit.fake_live import FakeLive, hooked
 
 
@@ -182,3 +183,15 @@ def test_an_empty_generator_is_warned_of_as_ever(live: FakeLive) -> None:
     (torch.optim.SGD(parts(1.0), lr=0.0)).step()
     with pytest.warns(UserWarning, match="empty generator"):
         nn.utils.clip_grad_norm_((p for p in ()), 1.0)
+
+
+def test_thousands_of_optimizers_are_met_in_linear_time(
+    live: FakeLive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One a parameter: each that is made looks at a few of the others, not at all."""
+    number, looked_at = 100, []
+    monkeypatch.setattr(parties, "key", lambda optimizer: looked_at.append(1) or id(optimizer))
+    made = [torch.optim.SGD([nn.Parameter(torch.ones(()))]) for _ in range(number)]
+    assert len(looked_at) <= number * (parties.LIMIT + 1)
+    assert len(made) == number
+    assert live.rows == []
