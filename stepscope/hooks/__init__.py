@@ -48,8 +48,9 @@ What they cannot see, and what the charts then lack:
 - epochs that are not certain: `train/epoch` is then missing (`passes.py` says when);
 - passes of a loader that reads all batches before the first `backward()` (accelerate, when one
   optimizer step takes the whole set): such a pass looks like evaluation;
-- evaluation whose batches do not come from a DataLoader: its time counts as step time. So does the
-  part of an evaluation loop outside `no_grad` that is left with `break`;
+- evaluation whose batches do not come from a DataLoader: its time counts as step time. So does that
+  of a loop which fetches outside `no_grad` and is left with `break`, after one batch or where
+  training reads the same dataset; its batches then count as samples;
 - copies to the GPU by `copy_`, `torch.tensor(..., device="cuda")` or on other streams than the one
   that is current when `.to()` is called;
 - all but one of several threads that train; child processes that the script starts to train in;

@@ -2,8 +2,9 @@
 
 Batches fetched while gradients are off are evaluation. So is a whole pass in which no `backward()`
 was called, because many loops fetch outside and compute inside `torch.no_grad()`: that is known
-only at its end, and then taken back. A pass of one batch is judged at the next batch of all,
-because a loader that reads one batch ahead (accelerate's) ends it before its `backward()`.
+only at its end, or when it is left for the data of training, and then taken back. A pass of one
+batch is judged at the next batch of all, because a loader that reads one batch ahead (accelerate's)
+ends it before its `backward()`.
 """
 
 from __future__ import annotations
@@ -102,6 +103,7 @@ class Batches:
     def _turn_to(self, iterator: Any, began_s: float) -> Pass:
         """Another iterator than before, or a new pass of the same."""
         state, waiting, number = self._state, self._undecided, iterator._num_yielded
+        left = self._pass
         self._last = id(iterator)
         current: Pass | None = iterator.__dict__.get(PASS)
         if current is None or number == 1 or number > current.until:
@@ -117,7 +119,25 @@ class Batches:
             current.data_wait_s = state.data_wait_s
             iterator.__dict__[PASS] = current
         self._pass = current
+        if left is not None and left is not current and self._was_evaluation(left, current):
+            left.ended_s = began_s
+            self._judge(left)
         return current
+
+    def _was_evaluation(self, left: Pass, current: Pass) -> bool:
+        """Say whether a pass was left before its end and training goes on, with other data.
+
+        One batch may be half of a pair from two loaders, and what is read ahead of the first steps
+        has had no `backward()` either.
+        """
+        trained = self._state.feed.trained
+        return (
+            left.batches > 1
+            and not left.is_whole
+            and left.backwards == self._state.backwards
+            and current.dataset in trained
+            and left.dataset not in trained
+        )
 
     def _ended(self, iterator: Any, began_s: float) -> None:
         state, now_s = self._state, time.perf_counter()

@@ -68,6 +68,8 @@ class Feed:
         """Of the last step, counted from 1; None where it is not certain."""
         self.is_read = False
         """Some step has used a batch of a loader."""
+        self.trained: set[int] = set()
+        """The datasets of which some step has used a batch."""
         self._waiting: deque[tuple[Pass, int]] = deque(maxlen=WAITING_LIMIT)
         self._used: list[tuple[Pass, int]] = []
         self._partners: dict[int, Pass] = {}
@@ -149,6 +151,7 @@ class Feed:
         is_known = self._is_certain and (self._number > 1 or source.is_finite)
         self.epoch = self._number if is_known else None
         self.is_read = True
+        self.trained.update(batch[0].dataset for batch in self._used)
 
     def _turn_to(self, source: Pass) -> None:
         """The steps use another pass than before: is it the next epoch?"""

@@ -67,11 +67,13 @@ class Script:
                 (batch * self.w).mean()
                 self.clock.spend(EVALUATE_S)
 
-    def evaluate_with_gradients_off_inside(self) -> None:
-        for batch in self.validation:
+    def evaluate_with_gradients_off_inside(self, leave_after: int = 0) -> None:
+        for number, batch in enumerate(self.validation, start=1):
             with torch.no_grad():
                 (batch * self.w).mean()
                 self.clock.spend(EVALUATE_S)
+            if number == leave_after:
+                break
 
     def evaluate_partly(self) -> None:
         with torch.no_grad():
@@ -137,6 +139,23 @@ def test_evaluation_amid_an_epoch(live: FakeLive, clock: FakeClock) -> None:
     assert live.values("perf/step_time") == [12.0] * 3
     assert live.values("perf/samples_per_sec") == [2 / 12] * 3
     assert live.values("train/epoch") == [1.0] * 4
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_an_evaluation_with_gradients_off_inside_that_is_left(
+    live: FakeLive, clock: FakeClock, epochs: int
+) -> None:
+    """Amid an epoch and at its end: its batches are no samples, its time is no step time."""
+    script = Script(clock, length=4)
+    script.validation = DataLoader(Slow(clock, 8), batch_size=2)
+    for _ in range(epochs):
+        for batch in script.loader:
+            script.step(batch)
+            script.evaluate_with_gradients_off_inside(leave_after=2)
+    steps = 2 * epochs - 1
+    assert live.values("perf/samples_per_sec") == [2 / 12] * steps
+    assert live.values("perf/step_time") == [12.0] * steps
+    assert live.values("perf/data_wait")[1:] == [2.0] * (steps - 1)
 
 
 def read_ahead(loader: DataLoader[Any]) -> Iterator[Any]:
