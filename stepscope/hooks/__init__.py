@@ -35,8 +35,10 @@ What they cannot see, and what the charts then lack:
   or its successor (a next phase): it gets keys of its own, such as `train/loss.optimizer1`;
 - a loss scaled by hand, or scaled and then divided, or by FSDP's ShardedGradScaler: the value that
   `backward()` got is not the loss (with ShardedGradScaler none is recorded);
-- optimizers that are no `torch.optim.Optimizer` (DeepSpeed, JAX), and steps that run inside
-  `backward()` in autograd's own thread;
+- steps of optimizers that are no `torch.optim.Optimizer` (DeepSpeed, JAX). Where the script makes
+  none of torch at all, each outermost `backward()` is recorded as a step: with gradient
+  accumulation every micro-batch is one, unless the script counts its steps by `rec.step`;
+- steps that run inside `backward()` in autograd's own thread;
 - replayed CUDA graphs: Python does not run there, so whole steps captured in one leave no row;
 - clipping by other means than `clip_grad_norm_`: by value, FSDP's and DeepSpeed's own methods,
   norms that are DTensors;

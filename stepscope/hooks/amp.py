@@ -71,9 +71,8 @@ class Scaling:
     def _before(self, scaler: Any, optimizer: Any) -> None:
         state = self._state
         if type(scaler).scale is not self._scaler.scale:
-            state.take_loss(
-                optimizer
-            )  # FSDP's scales by code of its own: what we have is not the loss
+            # FSDP's scales by code of its own: what we have is not the loss.
+            state.take_loss(optimizer)
         state.amp_scale, state.uses_amp = scaler._scale, True
 
     def _skipped(self, optimizer: Any) -> None:
