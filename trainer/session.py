@@ -22,6 +22,7 @@ from stepscope.nvml import DeviceSource, open_source
 from stepscope.recorder import Recorder
 from stepscope.run import RunStatus
 from stepscope.sampler import Sampler
+from stepscope.scalars import keep_for_good
 from trainer.checkpoint import read_checkpoint
 from trainer.commands import Commands, RunStopped
 from trainer.compute import Compute, CpuCompute, CudaCompute, why_lost
@@ -41,10 +42,6 @@ log = logging.getLogger(__name__)
 
 TRACEBACK_FILE = "traceback.txt"
 TRACEBACK_LIMIT = 20_000  # characters kept in the event
-
-_kept_failures: list[BaseException] = []
-"""Failures that made the GPU unusable, with their frames and so all buffers of the run. Freeing
-page-locked memory records a CUDA event, and one that fails there ends the process, page and all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +132,7 @@ def _attempt(attempt: _Attempt) -> Outcome:
         trace, at_failure = _traceback(error), compute.memory()
         outcome = Outcome(RunStatus.FAILED, failure.reason)
         if failure.fatal:
-            _kept_failures.append(error)
+            keep_for_good(error)  # with its frames, and so the run's page-locked buffers
         else:
             _clear_frames(error)
     # Out of the except block: a live exception holds its frames and so every tensor of the run.

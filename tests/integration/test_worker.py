@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,11 +15,12 @@ from trainer.config import RunConfig, Workload
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def start(config: RunConfig, folder: Path) -> subprocess.Popen[bytes]:
+def start(config: RunConfig, folder: Path, **environment: str) -> subprocess.Popen[bytes]:
     child = subprocess.Popen(
         [sys.executable, "-m", "trainer.worker", str(folder)],
         stdin=subprocess.PIPE,
         cwd=ROOT,
+        env={**os.environ, **environment},
     )
     assert child.stdin is not None
     child.stdin.write(json.dumps(config.to_dict()).encode() + b"\n")
