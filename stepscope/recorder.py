@@ -104,6 +104,8 @@ class Recorder:
         self.counts: dict[str, Any] = {}
         """Samples and tokens of the step under way, by their keys; see `count`."""
         self._late: DeviceScalars | None = None
+        self.also_dropped: Callable[[], int] = int
+        """Rows without some of their values that the owner brings from a GPU by itself."""
         self._late_lock = threading.RLock()  # a signal handler may come in the middle
         self._bad_values: set[str] = set()
         self._closed = False
@@ -119,7 +121,8 @@ class Recorder:
     @property
     def dropped_values(self) -> int:
         """Rows recorded without some of their values on a GPU."""
-        return self._late.dropped if self._late is not None else 0
+        own = self._late.dropped if self._late is not None else 0
+        return own + self.also_dropped()
 
     def log(self, step: int, values: Mapping[str, Any], ts: float | None = None) -> None:
         """Record a step's metrics; `step` must not fall.

@@ -182,6 +182,8 @@ class Loop:
         samples = self.task.train.length
         steps = math.ceil(samples / config.batch_size)
         left = math.ceil((samples - training.offset) / config.batch_size)
+        reader = self.reader  # alone: in the recorder the loop would outlive the run, model and all
+        self.recorder.also_dropped = lambda: reader.dropped
         self.recorder.describe(
             total_steps=training.step + left + (config.epochs - training.epoch) * steps,
             first_step=training.step,

@@ -17,6 +17,8 @@ class HostReader:
 
     def __init__(self, sink: RowSink) -> None:
         self._sink = sink
+        self.dropped = 0
+        """As of DeviceScalars; nothing is dropped here."""
 
     def put(self, step: int, ts: float, row: Row, scalars: Mapping[str, Tensor]) -> None:
         """Log the row with the scalars (0-d tensors) read into it."""

@@ -136,6 +136,18 @@ def test_the_steps_before_a_failure_are_recorded(
     assert len(metric(tmp_path, "train/loss")) == 4
 
 
+def test_losses_that_the_gpu_did_not_give_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def drop(self: HostReader, step: int, ts: float, row: Row, scalars: object) -> None:
+        self.dropped += 1
+        self._sink(step, ts, row)
+
+    monkeypatch.setattr(HostReader, "put", drop)
+    ended = run(small(Workload.LINEAR, epochs=1), tmp_path)
+    assert ended["dropped_values"] == ended["step"] > 0
+
+
 def test_after_a_cuda_error_the_buffers_are_kept_for_good(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
