@@ -79,15 +79,25 @@ def run(
 def _run(config: RunConfig, recorder: Recorder, stop: threading.Event) -> Outcome:
     """Find the device and sample it for as long as the attempt lasts."""
     device: TrainDevice | None = None
-    try:
-        device = _device(config)
-        compute = _compute(device)
-        compute.reset_peaks()  # in the server's process those of the run before still stand
-    except Exception as error:  # noqa: BLE001 - becomes the run's reason and an event
-        lost = why_lost(device.cuda_index) if device is not None else None
-        failure = explain(error, config, device, lost)
-        _record_failure(failure, _traceback(error), recorder)
-        return Outcome(RunStatus.FAILED, failure.reason)
+    with _cpu_threads(config.threads):
+        try:
+            device = _device(config)
+            compute = _compute(device)
+            compute.reset_peaks()  # in the server's process those of the run before still stand
+            sampler = _sampler(device, recorder)
+        except Exception as error:  # noqa: BLE001 - becomes the run's reason and an event
+            lost = why_lost(device.cuda_index) if device is not None else None
+            failure = explain(error, config, device, lost)
+            _record_failure(failure, _traceback(error), recorder)
+            return Outcome(RunStatus.FAILED, failure.reason)
+        try:
+            return _attempt(_Attempt(config, recorder, device, compute, sampler, stop))
+        finally:
+            sampler.stop()
+
+
+def _sampler(device: TrainDevice, recorder: Recorder) -> Sampler:
+    """Describe the device and begin to sample it."""
     source = open_source()
     sampler = Sampler(
         recorder,
@@ -95,15 +105,11 @@ def _run(config: RunConfig, recorder: Recorder, stop: threading.Event) -> Outcom
         gpu_uuids=[] if device.cuda_index is None else [device.id],
         source=source,
     )
-    with _cpu_threads(config.threads):
-        driver = next((info.driver_version for info in source.devices()), None)
-        # Before the status turns to running: the page lays its charts out by it.
-        recorder.describe(environment=environment(device, driver), devices=_sampled(device, source))
-        sampler.start()
-        try:
-            return _attempt(_Attempt(config, recorder, device, compute, sampler, stop))
-        finally:
-            sampler.stop()
+    driver = next((info.driver_version for info in source.devices()), None)
+    # Before the status turns to running: the page lays its charts out by it.
+    recorder.describe(environment=environment(device, driver), devices=_sampled(device, source))
+    sampler.start()
+    return sampler
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,6 +136,22 @@ def test_the_steps_before_a_failure_are_recorded(
     assert len(metric(tmp_path, "train/loss")) == 4
 
 
+@pytest.mark.parametrize("name", ["environment", "open_source", "Sampler"])
+def test_what_fails_before_training_is_told_like_any_failure(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object, **options: object) -> None:
+        raise RuntimeError("the driver says no")
+
+    monkeypatch.setattr(session, name, refuse)
+    ended = run(small(Workload.LINEAR), tmp_path)
+    assert ended["status"] == "failed"
+    assert ended["reason"] == "Training raised RuntimeError: the driver says no. See the traceback."
+    assert "in refuse" in (tmp_path / "traceback.txt").read_text()
+    (failure,) = events(tmp_path)
+    assert failure.text == ended["reason"]
+
+
 def test_losses_that_the_gpu_did_not_give_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
