@@ -211,9 +211,10 @@ class Recorder:
         self._writer.wake.set()
 
     def describe(self, **facts: Any) -> None:
-        """Add facts to run.json, such as total_steps or environment."""
+        """Add facts to run.json, such as total_steps or environment; none once it is closed."""
         with self._writer.facts_lock:
-            self._writer.facts.update({name: plain(value) for name, value in facts.items()})
+            if not self._closed:
+                self._describe(facts)
         self._writer.wake.set()
 
     def take_commands(self) -> list[Command]:
@@ -257,11 +258,13 @@ class Recorder:
 
     def close(self, status: RunStatus, reason: str | None = None, timeout_s: float = 4.0) -> None:
         """Write what is left and the final status; a second call does nothing."""
-        if self._closed:
-            return
-        self._closed = True
+        with self._writer.facts_lock:  # what another thread describes comes before, or not at all
+            if self._closed:
+                return
+            self._closed = True
         self.settle(SETTLE_S)  # a GPU that hangs must not hang the end too
-        self.describe(status=status, reason=reason, ended=time.time())
+        with self._writer.facts_lock:
+            self._describe({"status": status, "reason": reason, "ended": time.time()})
         self._writer.close(timeout_s)
 
     def leave(self) -> None:
@@ -269,6 +272,9 @@ class Recorder:
         self._closed = True
         self._late = None
         self._writer.leave()
+
+    def _describe(self, facts: Mapping[str, Any]) -> None:
+        self._writer.facts.update({name: plain(value) for name, value in facts.items()})
 
     def _record(self, step: int, ts: float, values: Mapping[str, Any], row: Row) -> None:
         """Sort plain numbers from tensors on a GPU and put the row into the ring, now or later."""

@@ -104,6 +104,24 @@ while True:
 """
 
 
+def test_nothing_changes_the_end_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a thread's run is cut off, it may leave a pause while another thread writes its end."""
+    recorder = Recorder(tmp_path, name="test")
+    recorder.describe(epochs=3)
+    close = recorder._writer.close
+
+    def leave_pause(timeout_s: float) -> None:
+        recorder.set_status(RunStatus.RUNNING)
+        recorder.describe(epochs=4)
+        close(timeout_s)
+
+    monkeypatch.setattr(recorder._writer, "close", leave_pause)
+    recorder.close(RunStatus.STOPPED, "cut off")
+    ended = read_run(tmp_path)
+    assert (ended.status, ended.reason) == (RunStatus.STOPPED, "cut off")
+    assert ended.facts["epochs"] == 3
+
+
 def test_kill_9_loses_less_than_a_second_and_reads_as_crashed(tmp_path: Path) -> None:
     child = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
