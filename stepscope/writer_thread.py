@@ -342,13 +342,14 @@ def _is_held_up(error: Exception) -> bool:
 
 def _halves(rows: Pending, batch: Sequence[Item]) -> list[tuple[Pending, Sequence[Item]]]:
     """Return steps and other rows apart, then each in halves; a single one as it is."""
+    behind = Pending(rows.slots[:0], rows.upto, 0)  # what is lost counts once, with `rows`
     if len(rows.slots) and batch:
-        return [(rows, ()), (Pending(rows.slots[:0], rows.upto, 0), batch)]
+        return [(rows, ()), (behind, batch)]
     half = max(len(rows.slots), len(batch)) // 2
     if half == 0:
         return [(rows, batch)]
     if batch:
-        return [(rows, batch[:half]), (rows, batch[half:])]
+        return [(rows, batch[:half]), (behind, batch[half:])]
     first = Pending(rows.slots[:half], int(rows.slots["number"][half - 1]), 0)
     return [(first, ()), (Pending(rows.slots[half:], rows.upto, rows.lost), ())]
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepscope import writer_thread
+from stepscope import ring, writer_thread
 from stepscope.recorder import CommandName, Recorder
 from stepscope.run import RunStatus
 from stepscope.steps import StepRows
@@ -73,6 +73,25 @@ def test_a_bad_row_costs_no_event_and_no_answer(
         assert state.fetchone() == ("done",)
         assert [info.rows for info in reader.series() if info.stream == "samples"] == [10]
     assert len(caplog.records) == 1
+
+
+def test_a_lost_slot_counts_once_whatever_came_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = hold(monkeypatch)
+    monkeypatch.setattr(ring, "HOLE_S", 0.0)
+    recorder = Recorder(tmp_path, name="test")
+    recorder.ring.claim()  # a thread that is ended before it writes
+    recorder.log_step({"train/loss": 1.0})
+    for number in range(4):
+        recorder.event("mark", f"before {number}")
+    recorder._writer.put(Sample("samples", "", 1.0, 1, {"host/cpu": "no number"}))  # type: ignore[dict-item]
+    go()
+    recorder.close(RunStatus.FINISHED)
+    assert texts(tmp_path) == [f"before {number}" for number in range(4)]
+    assert steps(tmp_path) == [1]
+    assert recorder.ring.lost == 1
+    assert recorder.dropped == 2, "the slot and the sample"
 
 
 def test_a_step_that_cannot_be_stored_costs_only_itself(
