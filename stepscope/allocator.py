@@ -90,6 +90,9 @@ class Readings:
         if index is None:
             return {}
         values, before = read(index), self._before.get(index, {})
+        for key, base in before.items():
+            if values.get(key, base) < base:  # the script has set torch's counters back
+                before[key] = 0.0
         return {key: value - before.get(key, 0.0) for key, value in values.items()}
 
     def serve(self) -> None:

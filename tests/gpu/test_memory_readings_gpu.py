@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from stepscope import allocator
-from stepscope.allocator import ABRUPT_S
+from stepscope.allocator import ABRUPT_S, Readings
 from stepscope.live_run import LiveRun
 from stepscope.recorder import Recorder
 from stepscope.run import RunKind, RunStatus
@@ -149,3 +149,15 @@ def test_ooms_of_an_earlier_run_do_not_count(tmp_path: Path) -> None:
         fill(2.0)
     assert sampler.readings.read()["memory/ooms"] == 1.0
     recorder.close(RunStatus.FINISHED)
+
+
+def test_counters_that_the_script_sets_back_count_from_there() -> None:
+    with pytest.raises(torch.OutOfMemoryError):
+        fill(2.0)
+    readings = Readings(0)
+    torch.cuda.reset_accumulated_memory_stats()
+    counts = readings.read()
+    assert (counts["memory/ooms"], counts["memory/alloc_retries"]) == (0.0, 0.0)
+    with pytest.raises(torch.OutOfMemoryError):
+        fill(2.0)
+    assert readings.read()["memory/ooms"] == 1.0

@@ -158,6 +158,19 @@ def test_failed_allocations_count_from_the_runs_start(monkeypatch: pytest.Monkey
     }  # fmt: skip
 
 
+def test_counters_that_the_script_sets_back_count_from_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With torch.cuda.reset_accumulated_memory_stats()."""
+    stats = {"num_ooms": 5, "num_alloc_retries": 7}
+    monkeypatch.setitem(sys.modules, "torch", cuda(lambda _: stats))
+    readings = Readings(0)
+    stats |= {"num_ooms": 0}
+    assert readings.read() == {"memory/ooms": 0.0, "memory/alloc_retries": 0.0}
+    stats |= {"num_ooms": 6, "num_alloc_retries": 8}
+    assert readings.read() == {"memory/ooms": 6.0, "memory/alloc_retries": 1.0}
+
+
 def test_before_cuda_is_started_there_is_nothing_to_take_off(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
