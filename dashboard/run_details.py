@@ -28,7 +28,7 @@ _HIDDEN = {"capabilities", "fit"}
 def details(server: Services, run: RunInfo) -> None:
     """Draw what went wrong, the files of a run, and its facts."""
     trainer = run_kind(run) is RunKind.TRAINER
-    whose = f" of rank {run.cause}" if run.cause else ""
+    whose = f" of rank {run.cause_rank}" if run.cause_rank else ""
     _text_file(run, rank_file("traceback.txt", run.cause), f"Traceback{whose}", expanded=True)
     _text_file(run, "worker.log", "Output of the training process")
     if not trainer:

@@ -82,6 +82,8 @@ class RunInfo:
     facts: dict[str, Any]
     cause: int = 0
     """Number in the folder of the rank that `reason` speaks of."""
+    cause_rank: int = 0
+    """torch's number of it, which `reason` names."""
 
     @property
     def id(self) -> str:
@@ -220,12 +222,12 @@ def read_run(folder: Path) -> RunInfo:
             f"{folder.name}: run.json is not a Stepscope run ({error}). "
             "Delete the folder or restore the file."
         ) from error
-    status, reason, cause = own.status, own.facts.get("reason"), 0
+    status, reason, cause = own.status, own.facts.get("reason"), own
     if status is RunStatus.CRASHED:
         reason = f"The training process is {GONE}"
     if not status.live and own.facts.get("world_size", 1) != 1:
         status, reason, cause = _end_of_all([own, *_other_ranks(folder)], reason)
-    return RunInfo(folder, status, reason, own.age_s, own.facts, cause)
+    return RunInfo(folder, status, reason, own.age_s, own.facts, cause.number, cause.rank)
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,23 +283,23 @@ def _other_ranks(folder: Path) -> Iterator[_Rank]:
                 continue  # half a folder, or not ours: what the others say counts
 
 
-def _end_of_all(ranks: list[_Rank], reason: str | None) -> tuple[RunStatus, str | None, int]:
-    """Return the status and the sentence of a run of several ranks, and the number of its cause."""
+def _end_of_all(ranks: list[_Rank], reason: str | None) -> tuple[RunStatus, str | None, _Rank]:
+    """Return the status and the sentence of a run of several ranks, and the rank that caused it."""
     ends = [end for end in (rank.end() for rank in ranks) if end is not None]
     causes = first_cause(ends, together_s=HEARTBEAT_S)
     if not causes:
-        return ranks[0].status, reason, 0
+        return ranks[0].status, reason, ranks[0]
     by_number = {rank.number: rank for rank in ranks}
     first = by_number[causes[0].number]
     numbers = sorted(by_number[end.number].rank for end in causes)
     if causes[0].reason is None:
         who = names(numbers, len(ranks))
-        return RunStatus.CRASHED, f"{who} {GONE}", first.number
+        return RunStatus.CRASHED, f"{who} {GONE}", first
     if first.status is RunStatus.STOPPED:
-        return RunStatus.STOPPED, causes[0].reason, first.number
+        return RunStatus.STOPPED, causes[0].reason, first
     hosts = {str(rank.facts.get("host")) for rank in ranks}
     where = f" ({first.facts.get('host')})" if len(hosts) > 1 else ""
-    return RunStatus.FAILED, f"Rank {numbers[0]}{where}: {causes[0].reason}", first.number
+    return RunStatus.FAILED, f"Rank {numbers[0]}{where}: {causes[0].reason}", first
 
 
 def _alive(facts: dict[str, Any], heartbeat_age_s: float) -> bool:
