@@ -33,7 +33,7 @@ _PATHS: dict[str, tuple[str, ...]] = {
     "memory/alloc_retries": ("num_alloc_retries",),
     "memory/ooms": ("num_ooms",),
 }
-_COUNTS = ("memory/alloc_retries", "memory/ooms")
+COUNTS = ("memory/alloc_retries", "memory/ooms")
 """Counters since the process began, which may have had runs before this one."""
 
 
@@ -172,6 +172,6 @@ def _counts() -> dict[int, dict[str, float]]:
         return {}
     found = {index: read(index) for index in range(sys.modules["torch"].cuda.device_count())}
     return {
-        index: {key: values[key] for key in _COUNTS if key in values}
+        index: {key: values[key] for key in COUNTS if key in values}
         for index, values in found.items()
     }

@@ -1,6 +1,8 @@
 """The device seam: everything that differs between a CPU and a CUDA device, in two classes.
 
-Only the training thread calls these; the sampler reads the allocator's counters by itself.
+Only the training thread calls these. The allocator's counters that a run records come from
+`stepscope.allocator.Readings`: this thread reads them at its step boundaries, the sampler only
+inside long steps.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from collections import deque
 import psutil
 import torch
 
+from stepscope.allocator import COUNTS, read
 from stepscope.outcome import shortage
 from stepscope.scalars import DeviceScalars, RowSink
 from trainer.loss_reader import HostReader
@@ -68,17 +71,8 @@ class CudaCompute:
 
     def memory(self) -> dict[str, int]:
         """Bytes of torch's caching allocator by metric key; about 5 µs, no CUDA call."""
-        stats = torch.cuda.memory_stats_as_nested_dict(self.device)
-        if not stats:  # before the first allocation
-            return {}
-        allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
-        return {
-            "memory/allocated": allocated["current"],
-            "memory/reserved": reserved["current"],
-            "memory/peak_allocated": allocated["peak"],
-            "memory/peak_reserved": reserved["peak"],
-            "memory/inactive_split": stats["inactive_split_bytes"]["all"]["current"],
-        }
+        counters = read(self.device.index)
+        return {key: int(value) for key, value in counters.items() if key not in COUNTS}
 
     def empty_cache(self) -> None:
         """Give unused cached blocks back to the driver; waits for the device."""
