@@ -79,7 +79,7 @@ class Loop:
                 self._save("last.pt")
             raise
         except NanLoss:
-            raise  # told by the reader itself
+            raise  # the rows up to this loss are recorded, and later ones are not wanted
         except Exception:
             self.reader.flush()  # the steps before the failure are whole
             raise
