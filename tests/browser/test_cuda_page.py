@@ -130,7 +130,7 @@ def test_the_memory_chart_is_whole_and_the_memory_buttons_act_on_it(
         "device used"
     }
     assert [name for name in lines if name.startswith("device used")]
-    assert all(count > 1 for count in lines.values())
+    wait_until(lambda: all(count > 1 for count in memory_lines(page).values()), page, 30)
     legend = page.get_by_test_id("chart-memory").locator(".ss-legend")
     assert "n/a" not in legend.inner_text()
     button(page, "Pause").click()
