@@ -80,7 +80,14 @@ class ByHand:
             state.recorder.log(state.step, {"train/grad_norm": norm})
 
     def drop(self) -> None:
-        """There is an optimizer."""
+        """There is an optimizer: these were no steps."""
         if self._held:
             self._state.times.forget()
         self._held = []
+
+    def give_back(self) -> None:
+        """An optimizer steps that was not seen before: these losses are of its first step."""
+        for _, row in self._held:
+            if "train/loss" in row:
+                self._state.add_loss(row["train/loss"])
+        self.drop()

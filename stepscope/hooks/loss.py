@@ -12,7 +12,7 @@ from threading import get_ident
 from types import ModuleType
 from typing import Any
 
-from stepscope.hooks.parties import Grads, summed
+from stepscope.hooks.parties import Grads
 from stepscope.hooks.patches import Function, Guard, Patches, opaque
 from stepscope.hooks.state import State, reading
 
@@ -70,6 +70,8 @@ class Losses:
         state, guard = self._state, self._guard
 
         def zero_grad(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if not state.parties.made:  # one that was copied, or made before we looked
+                guard.call(self._meet, optimizer)
             if get_ident() == state.thread:
                 if state.parties.sums:
                     guard.call(state.drop_loss, optimizer)
@@ -81,14 +83,17 @@ class Losses:
 
     def around_making(self, original: Function) -> Function:
         """Wrap `Optimizer.__init__`."""
-        state, guard = self._state, self._guard
+        guard = self._guard
 
         def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             original(optimizer, *args, **kwargs)
-            guard.call(state.parties.meet, optimizer)
-            state.by_hand.drop()
+            guard.call(self._meet, optimizer)
 
         return __init__
+
+    def _meet(self, optimizer: Any) -> None:
+        self._state.parties.meet(optimizer)
+        self._state.by_hand.drop()
 
     def _add(self, tensors: Any, factor: Any, before: Grads | None) -> None:
         if isinstance(tensors, (list, tuple)) and len(tensors) == 1:
@@ -108,10 +113,8 @@ class Losses:
             value = value * reading(factor)
         if before is not None:
             state.parties.add(before, value)
-        elif state.loss is None:
-            state.loss, state.loss_terms = value, 1
         else:
-            state.loss, state.loss_terms = summed(state.loss, value), state.loss_terms + 1
+            state.add_loss(value)
 
     def _is_plain(self, tensor: Any) -> bool:
         """Say whether this is a tensor that holds its own data: no DTensor, no fake one."""

@@ -123,6 +123,7 @@ class OptimizerSteps:
     def _meet(self, optimizer: Any) -> Track | None:
         """Give a new optimizer the first free place."""
         self._state.parties.meet(optimizer)
+        self._state.by_hand.give_back()
         if _steps_inside_another(optimizer):
             return self._remember(optimizer, None)
         places = self._free_places()

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from stepscope.hooks.by_hand import ByHand
 from stepscope.hooks.clips import Clips
-from stepscope.hooks.parties import Parties, Reading
+from stepscope.hooks.parties import Parties, Reading, summed
 from stepscope.hooks.passes import Feed
 from stepscope.hooks.times import Times
 
@@ -102,6 +102,13 @@ class State:
     def close(self) -> None:
         """Listen to no thread any more."""
         self._closed, self.thread = True, 0
+
+    def add_loss(self, value: Reading) -> None:
+        """Add the value of a `backward()` to the loss of the step to come."""
+        if self.loss is None:
+            self.loss, self.loss_terms = value, 1
+        else:
+            self.loss, self.loss_terms = summed(self.loss, value), self.loss_terms + 1
 
     def take_loss(self, optimizer: Any) -> tuple[Reading, int]:
         """The optimizer uses its gradients, or drops them: return the loss that they are of."""

@@ -154,3 +154,21 @@ def test_an_optimizer_after_it_was_certain_that_there_is_none() -> None:
         optimizer.step()
     assert live.devices == [None], "announced once"
     assert [step for step, _ in live.rows] == list(range(1, HELD + 2))
+
+
+@pytest.mark.parametrize("first", ["zero_grad", "backward"])
+def test_an_optimizer_that_was_made_unseen_keeps_its_first_loss(first: str) -> None:
+    """As one that was copied, or made before the hooks were there."""
+    w = nn.Parameter(torch.tensor(3.0))
+    optimizer = torch.optim.SGD([w], lr=0.1)
+    losses = []
+    with hooked() as live:
+        for _ in range(3):
+            if first == "zero_grad":
+                optimizer.zero_grad()
+            (loss := (w - 1) ** 2).backward()
+            losses.append(loss.item())
+            optimizer.step()
+            if first == "backward":
+                optimizer.zero_grad()
+    assert live.values("train/loss") == losses
