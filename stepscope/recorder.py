@@ -166,13 +166,11 @@ class Recorder:
 
         A tensor on a GPU is added there, and not waited for.
         """
+        if number is None:
+            return
         try:
-            if getattr(number, "is_cuda", False) and number.numel() == 1:
-                number = number.detach().double()
-            elif number is not None:
-                number = float(number)
-            else:
-                return
+            on_gpu = getattr(number, "is_cuda", False) and number.numel() == 1
+            number = number.detach().double() if on_gpu else float(number)
             self.counts[key] = self.counts.get(key, 0.0) + number
         except Exception as error:  # noqa: BLE001 - of the script, which may raise anything
             self._refuse(key, error)
