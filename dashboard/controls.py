@@ -229,9 +229,13 @@ def _loading(config: RunConfig, devices: Sequence[TrainDevice]) -> None:
             "Load batches into page-locked memory, from which a GPU copies faster.")  # fmt: skip
     _toggle("non_blocking", "non_blocking copies", config, devices,
             "Let the copy to the GPU overlap with computing; needs pin_memory.")  # fmt: skip
-    _number("num_workers", "num_workers", "Loader processes; 0 loads in the training thread, "
-            "which is fastest for data that fit in memory. With pin_memory the training thread "
-            "copies each batch of a loader once more.")  # fmt: skip
+    _number(
+        "num_workers",
+        "num_workers",
+        "Loader processes; 0 loads in the training thread, "
+        "which is fastest for data that fit in memory. With pin_memory the training thread "
+        "copies each batch of a loader once more.",
+    )
     refused = choice_problem("prefetch_factor", 3, config, devices)
     _number("prefetch_factor", "prefetch_factor", "Batches that each worker loads ahead.",
             disabled=refused is not None)  # fmt: skip

@@ -208,10 +208,12 @@ def _torch_version(facts: Facts) -> Iterator[Finding]:
     if not oldest <= (int(found[1]), int(found[2])) <= newest:
         tested = " to ".join(f"{major}.{minor}" for major, minor in TORCH_TESTED)
         yield Finding(
-            Mark.MISSING, "torch's version", f"{found[0]}; Stepscope is tested with {tested}",
+            Mark.MISSING,
+            "torch's version",
+            f"{found[0]}; Stepscope is tested with {tested}",
             "Training runs as without us; a value that cannot be captured is missing, and stderr "
             "says which.",
-        )  # fmt: skip
+        )
 
 
 def _torch_without_cuda(facts: Facts, version: str) -> Finding:

@@ -165,9 +165,11 @@ class LiveRun:
         except OSError as problem:
             log.warning("stepscope: the traceback could not be written: %s", problem)
         self.recorder.event(
-            outcome.failure, outcome.reason or "", after=self._memory_left(),
+            outcome.failure,
+            outcome.reason or "",
+            after=self._memory_left(),
             traceback=text[-TRACEBACK_LIMIT:],
-        )  # fmt: skip
+        )
 
     def close(self, status: RunStatus, reason: str | None = None) -> None:
         """End the run; a second call, or one in a forked child, does nothing."""

@@ -359,10 +359,8 @@ class Recorder:
             self._writer.put(item)
 
     def _progress(self) -> dict[str, Any]:
-        return {
-            "step": self.step, "epoch": self.epoch, "dropped": self.dropped,
-            "dropped_values": self.dropped_values,
-        }  # fmt: skip
+        names = ("step", "epoch", "dropped", "dropped_values")
+        return {name: getattr(self, name) for name in names}
 
     def _offer(self, command_id: int, name: str, args: str) -> None:
         try:

@@ -30,7 +30,7 @@ from stepscope.run import (
     process_of,
     read_only_reason,
     write_run_json,
-)  # fmt: skip
+)
 
 log = logging.getLogger(__name__)
 

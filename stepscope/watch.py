@@ -138,9 +138,10 @@ def _start(script: Script, options: argparse.Namespace) -> _Run:
     announce(place, options.runs)
     try:
         keep_output(
-            live.recorder.folder, place.number,
+            live.recorder.folder,
+            place.number,
             lambda text: live.recorder.event("output_lost", text),
-        )  # fmt: skip
+        )
     except Exception as error:  # noqa: BLE001 - as above
         live.recorder.event("output_lost", f"What the script prints is not kept: {error}")
     run = _Run(live, tells=place.local_rank == 0)

@@ -209,9 +209,14 @@ def _resume(training: Training, recorder: Recorder) -> None:
         text += f"; changed since: {', '.join(differ)}"
     recorder.event("resumed", text, path=name)
     recorder.describe(
-        resumed={"checkpoint": name, "step": training.step, "epoch": training.epoch,
-                 "from_checkpoint": taken, "changed": changed},
-    )  # fmt: skip
+        resumed={
+            "checkpoint": name,
+            "step": training.step,
+            "epoch": training.epoch,
+            "from_checkpoint": taken,
+            "changed": changed,
+        },
+    )
 
 
 def _device(config: RunConfig) -> TrainDevice:

@@ -112,8 +112,13 @@ class Batches:
                 self._judge(waiting)
             length, is_finite = _length_of_pass(iterator)
             self._passes += 1
-            current = Pass(order=self._passes, dataset=dataset, began_s=began_s, length=length,
-                           is_finite=is_finite)  # fmt: skip
+            current = Pass(
+                order=self._passes,
+                dataset=dataset,
+                began_s=began_s,
+                length=length,
+                is_finite=is_finite,
+            )
             current.until = number - 1 + length
             current.backwards, current.stepped = state.backwards, state.stepped
             current.data_wait_s = state.data_wait_s

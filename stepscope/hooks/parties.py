@@ -62,9 +62,10 @@ class Parties:
     def add(self, before: Grads, value: Reading) -> None:
         """Keep a loss whose `backward()` found the gradients as they were before."""
         owners = frozenset(
-            party for party, parameters in before.items()
+            party
+            for party, parameters in before.items()
             if any(p.grad is not grad or _version(p.grad) != was for p, grad, was in parameters)
-        )  # fmt: skip
+        )
         self.put(owners or None, value, 1)
 
     def put(self, owners: Owners, value: Reading, terms: int) -> None:

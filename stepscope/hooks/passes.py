@@ -25,14 +25,34 @@ WAITING_LIMIT = 4096
 class Pass:
     """One pass over a loader, and how things stood when it began."""
 
-    __slots__ = ("backwards", "batches", "began_s", "data_wait_s", "dataset", "ended", "ended_s",
-                 "first_step", "is_finite", "judged", "length", "order", "stepped", "steps",
-                 "teaches", "until")  # fmt: skip
+    __slots__ = (
+        "backwards",
+        "batches",
+        "began_s",
+        "data_wait_s",
+        "dataset",
+        "ended",
+        "ended_s",
+        "first_step",
+        "is_finite",
+        "judged",
+        "length",
+        "order",
+        "stepped",
+        "steps",
+        "teaches",
+        "until",
+    )
 
     def __init__(
-        self, *, order: int, dataset: int, began_s: float, length: float = math.inf,
+        self,
+        *,
+        order: int,
+        dataset: int,
+        began_s: float,
+        length: float = math.inf,
         is_finite: bool = True,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.order = order
         self.dataset = dataset
         self.length = length
@@ -97,9 +117,12 @@ class Feed:
         if newest is None:
             return 0
         if (
-            newest is self._current and len(waiting) == 1 and not newest.teaches
-            and not self._ahead and not self._partners
-        ):  # fmt: skip
+            newest is self._current
+            and len(waiting) == 1
+            and not newest.teaches
+            and not self._ahead
+            and not self._partners
+        ):
             # The common case: one more batch of the pass that the last step was in.
             newest.steps += 1
             self._stepped_s = now_s

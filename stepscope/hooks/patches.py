@@ -107,5 +107,9 @@ def opaque(function: Function, *, with_callees: bool = False) -> Function:
 @functools.cache
 def _no_place(version: str, error: str) -> None:
     """Say it once."""
-    log.warning("stepscope: torch %s cannot keep its compiler off our code (%s): under "
-                "torch.compile steps may be slower than bare", version, error)  # fmt: skip
+    log.warning(
+        "stepscope: torch %s cannot keep its compiler off our code (%s): under "
+        "torch.compile steps may be slower than bare",
+        version,
+        error,
+    )

@@ -70,8 +70,9 @@ class Block:
         """Return rows as buckets of one; `values` is (len(keys), n)."""
         finite = np.isfinite(values)
         odd = ~finite & ~missing(values)
-        return cls(tuple(keys), ts, step, values, values, values, finite.astype(float),
-                   odd.astype(float))  # fmt: skip
+        return cls(
+            tuple(keys), ts, step, values, values, values, finite.astype(float), odd.astype(float)
+        )
 
     @classmethod
     def from_rows(cls, rows: Sequence[tuple[float, int, Mapping[str, float | None]]]) -> Block:
@@ -88,9 +89,16 @@ class Block:
     def slice(self, start: int, stop: int) -> Block:
         """Return buckets start to stop."""
         part = np.s_[:, start:stop]
-        return Block(self.keys, self.ts[start:stop], self.step[start:stop], self.low[part],
-                     self.high[part], self.mean[part], self.count[part],
-                     self.odd[part])  # fmt: skip
+        return Block(
+            self.keys,
+            self.ts[start:stop],
+            self.step[start:stop],
+            self.low[part],
+            self.high[part],
+            self.mean[part],
+            self.count[part],
+            self.odd[part],
+        )
 
     def with_keys(self, keys: Sequence[str]) -> Block:
         """Return the block with exactly these metrics, in this order; new ones are missing."""
@@ -106,9 +114,16 @@ class Block:
                 out[new] = values[old]
             return out
 
-        return Block(keys, self.ts, self.step, pick(self.low, np.nan), pick(self.high, np.nan),
-                     pick(self.mean, np.nan), pick(self.count, 0.0),
-                     pick(self.odd, 0.0))  # fmt: skip
+        return Block(
+            keys,
+            self.ts,
+            self.step,
+            pick(self.low, np.nan),
+            pick(self.high, np.nan),
+            pick(self.mean, np.nan),
+            pick(self.count, 0.0),
+            pick(self.odd, 0.0),
+        )
 
 
 def join(blocks: Iterable[Block]) -> Block:
@@ -123,8 +138,16 @@ def join(blocks: Iterable[Block]) -> Block:
     if not aligned:
         empty = np.empty((0, 0))
         return Block((), np.empty(0), np.empty(0), empty, empty, empty, empty, empty)
-    return Block(keys, stack("ts"), stack("step"), stack("low"), stack("high"), stack("mean"),
-                 stack("count"), stack("odd"))  # fmt: skip
+    return Block(
+        keys,
+        stack("ts"),
+        stack("step"),
+        stack("low"),
+        stack("high"),
+        stack("mean"),
+        stack("count"),
+        stack("odd"),
+    )
 
 
 def merge(block: Block, starts: NDArray[np.intp]) -> Block:
@@ -144,8 +167,16 @@ def merge(block: Block, starts: NDArray[np.intp]) -> Block:
         low = np.fmin.reduceat(np.where(some, block.low, np.nan), starts, axis=1)
         high = np.fmax.reduceat(np.where(some, block.high, np.nan), starts, axis=1)
     ends = np.append(starts[1:], len(block)) - 1
-    return Block(block.keys, block.ts[ends], np.maximum.reduceat(block.step, starts), low, high,
-                 mean, count, odd)  # fmt: skip
+    return Block(
+        block.keys,
+        block.ts[ends],
+        np.maximum.reduceat(block.step, starts),
+        low,
+        high,
+        mean,
+        count,
+        odd,
+    )
 
 
 def encode(block: Block, level: int) -> bytes:

@@ -13,8 +13,10 @@ from tests.browser.conftest import Server
 from tests.browser.test_live_page import OpenPage
 
 GIB = 2**30
-GPUS = [{"uuid": f"GPU-{n}", "name": "NVIDIA H100 80GB HBM3", "memory_total": 80 * GIB}
-        for n in range(2)]  # fmt: skip
+GPUS = [
+    {"uuid": f"GPU-{n}", "name": "NVIDIA H100 80GB HBM3", "memory_total": 80 * GIB}
+    for n in range(2)
+]
 CUT = """nodes => nodes.filter((node) => node.scrollWidth > node.clientWidth)
     .map((node) => node.value ?? node.textContent)"""
 
@@ -37,14 +39,27 @@ def run(server: Server) -> str:
     recorder.set_status(RunStatus.RUNNING)
     recorder.epoch = 999
     for step in range(999_700, 1_000_000):
-        recorder.log(step, {"train/loss": 1.5 / step, "perf/samples_per_sec": 123_456.0,
-                            "perf/step_time": 0.01, "train/epoch": 999.0})  # fmt: skip
+        recorder.log(
+            step,
+            {
+                "train/loss": 1.5 / step,
+                "perf/samples_per_sec": 123_456.0,
+                "perf/step_time": 0.01,
+                "train/epoch": 999.0,
+            },
+        )
     recorder.log(1_000_000, {"val/loss": 0.1234, "val/accuracy": 97.53})
-    recorder.sample({f"memory/{name}": 1023.4 * 2**20 for name in
-                     ("allocated", "reserved", "peak_allocated")})  # fmt: skip
+    recorder.sample(
+        {f"memory/{name}": 1023.4 * 2**20 for name in ("allocated", "reserved", "peak_allocated")}
+    )
     for gpu in GPUS:
-        values: dict[str, Any] = {"gpu/util": 100.0, "gpu/mem_used": 70.5 * GIB, "gpu/temp": 77.0,
-                                  "gpu/mem_total": 80.0 * GIB, "gpu/power": 699.9}  # fmt: skip
+        values: dict[str, Any] = {
+            "gpu/util": 100.0,
+            "gpu/mem_used": 70.5 * GIB,
+            "gpu/temp": 77.0,
+            "gpu/mem_total": 80.0 * GIB,
+            "gpu/power": 699.9,
+        }
         recorder.device(str(gpu["uuid"]), values)
         recorder.device(str(gpu["uuid"]), values)
     recorder.event("empty_cache", "Empty cache")

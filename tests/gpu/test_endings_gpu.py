@@ -79,11 +79,19 @@ def run(folder: Path, ending: str, shown_by: str) -> subprocess.CompletedProcess
     script.write_text(TRAINING + ending)
     command = [sys.executable, *(["-m", "stepscope.watch"] if shown_by == "watch" else [])]
     return subprocess.run(
-        [*command, str(script)], capture_output=True, text=True, timeout=200, check=False,
+        [*command, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "STEPSCOPE_RUNS": str(folder / "runs"),
-             "SHOWN_BY": shown_by},
-    )  # fmt: skip
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "STEPSCOPE_RUNS": str(folder / "runs"),
+            "SHOWN_BY": shown_by,
+        },
+    )
 
 
 def same_as_bare(folder: Path, ending: str, shown_by: str) -> str:

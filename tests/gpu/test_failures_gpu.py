@@ -186,8 +186,11 @@ def test_a_lost_gpu_ends_the_run_and_not_the_page(
     done = subprocess.run(
         [sys.executable, "-c", LOST_GPU, repr(config.to_dict()), str(tmp_path), says],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert "the page lives" in done.stdout
     for name in ("lost", "next"):

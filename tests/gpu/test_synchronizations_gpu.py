@@ -26,9 +26,13 @@ def counted(tmp_path: Path, way: str, *how: str) -> list[dict[str, Any]]:
     """What the script says when it is run bare or under watch."""
     done = subprocess.run(
         [sys.executable, *how, str(SCRIPT), way],
-        cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
         env={**os.environ, "STEPSCOPE_RUNS": str(tmp_path)},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     assert "will be missing" not in done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]

@@ -160,8 +160,10 @@ def test_a_skipped_step_is_seen(live: LiveRun) -> None:
     folder = live.recorder.folder
     assert metric(folder, "train/amp_skipped").tolist() == [0.0, 1.0, 1.0]
     assert metric(folder, "train/amp_scale").tolist() == [
-        INITIAL_SCALE, INITIAL_SCALE, INITIAL_SCALE / 2
-    ]  # fmt: skip
+        INITIAL_SCALE,
+        INITIAL_SCALE,
+        INITIAL_SCALE / 2,
+    ]
 
 
 @pytest.mark.parametrize("mode", ["thread_local", "global"])

@@ -51,13 +51,54 @@ def cycle() -> list[Any]:
 
 
 HOSTILE = [
-    None, True, -1, 2**31, 2**53, 2**63, -(2**63), 2**64, -(2**64), 10**400, 10**5000, math.nan,
-    math.inf, -math.inf, 1e300, 5e-324, 1j, "", "nan", "x", "\ud800", "\0", b"\xff", [], [1.0], {},
-    {"a": 1}, {1: 2}, (), object(), Raises(), Item(), cycle(), type, np.float32(1), np.int64(3),
-    np.zeros(2), np.array("x"), np.datetime64("NaT"), torch.tensor(1.0), torch.zeros(2),
-    torch.tensor(1j), torch.zeros((), requires_grad=True), torch.empty(0),
-    torch.tensor(1.0).to_sparse(), torch.empty((), device="meta"), "k" * 100_000,
-]  # fmt: skip
+    None,
+    True,
+    -1,
+    2**31,
+    2**53,
+    2**63,
+    -(2**63),
+    2**64,
+    -(2**64),
+    10**400,
+    10**5000,
+    math.nan,
+    math.inf,
+    -math.inf,
+    1e300,
+    5e-324,
+    1j,
+    "",
+    "nan",
+    "x",
+    "\ud800",
+    "\0",
+    b"\xff",
+    [],
+    [1.0],
+    {},
+    {"a": 1},
+    {1: 2},
+    (),
+    object(),
+    Raises(),
+    Item(),
+    cycle(),
+    type,
+    np.float32(1),
+    np.int64(3),
+    np.zeros(2),
+    np.array("x"),
+    np.datetime64("NaT"),
+    torch.tensor(1.0),
+    torch.zeros(2),
+    torch.tensor(1j),
+    torch.zeros((), requires_grad=True),
+    torch.empty(0),
+    torch.tensor(1.0).to_sparse(),
+    torch.empty((), device="meta"),
+    "k" * 100_000,
+]
 NAMES = ["", "train/loss", "\ud800", "\0\n", "k" * 100_000, "ü" * 300, 1, None, (), math.nan]
 
 
@@ -112,10 +153,12 @@ def test_no_call_of_a_recorder_raises(
     raised = []
     for place, value in enumerate(HOSTILE):
         raised += [(place, said) for said in attempt(recorder_calls(recorder, value))]
-    raised += attempt([
-        lambda name=name: recorder.log(recorder.step, {name: 1.0})  # type: ignore[misc]
-        for name in NAMES
-    ])  # fmt: skip
+    raised += attempt(
+        [
+            lambda name=name: recorder.log(recorder.step, {name: 1.0})  # type: ignore[misc]
+            for name in NAMES
+        ]
+    )
     assert raised == []
     recorder.step = 1000
     recorder.log(2**62, {"sane": 1.0})
@@ -146,9 +189,11 @@ def tracker_calls(rec: Tracker, value: Any) -> list[Callable[[], object]]:
 
 
 def test_no_call_of_a_tracker_raises(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
     request: pytest.FixtureRequest,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setattr(tracker, "_current", None)
     live = LiveRun(name="hostile", kind=RunKind.INIT, runs=tmp_path, sample=False)
     rec = Tracker(live)

@@ -49,9 +49,13 @@ def run(tmp_path: Path, code: str, *how: str) -> list[Path]:
     path.write_text(code)
     done = subprocess.run(
         [sys.executable, "-W", "error", *how, str(path)],
-        cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT), "STEPSCOPE_RUNS": str(tmp_path / "runs")},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "done\n"
     return list(run_folders(tmp_path / "runs"))

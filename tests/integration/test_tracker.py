@@ -107,9 +107,10 @@ stepscope.init()
     vs_code = f"__vsc_ipynb_file__ = '/home/me/Third.ipynb'\n{code}"
     found = {}
     for name, (text, session) in {
-        "jupyter": (code, "work/My model.ipynb"), "unknown": (code, "RTC:json:notebook:7f3"),
+        "jupyter": (code, "work/My model.ipynb"),
+        "unknown": (code, "RTC:json:notebook:7f3"),
         "vs code": (vs_code, ""),
-    }.items():  # fmt: skip
+    }.items():
         done = script(tmp_path / name, text, JPY_SESSION_NAME=session)
         found[name] = only_run(tmp_path / name).facts["name"]
         assert f"STEPSCOPE_RUNS='{tmp_path / name}' stepscope ui".replace("'", "") in (

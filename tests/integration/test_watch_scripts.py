@@ -34,9 +34,12 @@ def run(
 
 
 def watched_like_bare(
-    tmp_path: Path, *script: str, watch: list[str] = AS_MODULE, last_line: str | None = None,
+    tmp_path: Path,
+    *script: str,
+    watch: list[str] = AS_MODULE,
+    last_line: str | None = None,
     **environ: str,
-) -> RunInfo:  # fmt: skip
+) -> RunInfo:
     """Run a script both ways, compare all that can be seen of it, and return its run.
 
     Of a script that trains nothing the last line is ours, and has to contain `last_line`.
@@ -252,14 +255,24 @@ def test_every_rank_of_torchrun_has_a_store(tmp_path: Path) -> None:
 def test_a_job_tells_what_ended_it_first(tmp_path: Path) -> None:
     found = {}
     for how in ("raise", "kill"):
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone",
-                    "--nproc-per-node", "2", "-m", "stepscope.watch"]  # fmt: skip
+        torchrun = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            "2",
+            "-m",
+            "stepscope.watch",
+        ]
         run([*torchrun, "rank_failure.py", how], tmp_path / how, OMP_NUM_THREADS="1")
         [folder] = run_folders(tmp_path / how)
         found[how] = read_run(folder)
     assert (found["raise"].status, found["raise"].reason, found["raise"].cause) == (
-        RunStatus.FAILED, "Rank 1: ValueError: the data of rank 1 is broken", 1,
-    )  # fmt: skip
+        RunStatus.FAILED,
+        "Rank 1: ValueError: the data of rank 1 is broken",
+        1,
+    )
     trace = (found["raise"].folder / "traceback.rank1.txt").read_text()
     assert trace.endswith("ValueError: the data of rank 1 is broken\n")
     assert found["kill"].status is RunStatus.CRASHED

@@ -20,11 +20,14 @@ def test_updates_by_hand_are_steps(tmp_path: Path) -> None:
     assert found.reason is None
 
 
-@pytest.mark.parametrize(("way", "why"), [
-    ("functions", "never called backward()"),
-    ("never_stepped", "never stepped one"),
-    ("children", "What the processes that it started train is not recorded"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("way", "why"),
+    [
+        ("functions", "never called backward()"),
+        ("never_stepped", "never stepped one"),
+        ("children", "What the processes that it started train is not recorded"),
+    ],
+)
 def test_what_could_not_be_captured_is_said(tmp_path: Path, way: str, why: str) -> None:
     found = watched_like_bare(tmp_path, "without_optimizer.py", way, last_line=why)
     assert found.status is RunStatus.FINISHED

@@ -168,10 +168,13 @@ def no_file(*_: Any) -> None:
 
 @pytest.mark.parametrize(
     ("owner", "name", "failing"),
-    [(threading.Thread, "start", no_thread), (writer_thread, "write_run_json", no_file),
-     (writer_thread, "Ring", no_file)],
+    [
+        (threading.Thread, "start", no_thread),
+        (writer_thread, "write_run_json", no_file),
+        (writer_thread, "Ring", no_file),
+    ],
     ids=["thread", "run.json", "ring"],
-)  # fmt: skip
+)
 def test_a_recorder_that_cannot_begin_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, failing: Any
 ) -> None:

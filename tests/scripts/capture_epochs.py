@@ -51,9 +51,14 @@ def with_huggingface():
     import transformers
 
     config = transformers.GPT2Config(
-        vocab_size=50, n_positions=16, n_embd=16, n_layer=1, n_head=2, bos_token_id=0,
+        vocab_size=50,
+        n_positions=16,
+        n_embd=16,
+        n_layer=1,
+        n_head=2,
+        bos_token_id=0,
         eos_token_id=0,
-    )  # fmt: skip
+    )
 
     class Saying(transformers.Trainer):
         """Says what went into each step."""
@@ -77,14 +82,25 @@ def with_huggingface():
         return [{"input_ids": row, "labels": row} for row in ids]
 
     arguments = transformers.TrainingArguments(
-        output_dir=tempfile.mkdtemp(), num_train_epochs=EPOCHS, per_device_train_batch_size=BATCH,
-        per_device_eval_batch_size=BATCH, gradient_accumulation_steps=2, eval_strategy="epoch",
-        save_strategy="no", logging_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True,
-    )  # fmt: skip
+        output_dir=tempfile.mkdtemp(),
+        num_train_epochs=EPOCHS,
+        per_device_train_batch_size=BATCH,
+        per_device_eval_batch_size=BATCH,
+        gradient_accumulation_steps=2,
+        eval_strategy="epoch",
+        save_strategy="no",
+        logging_strategy="no",
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+    )
     trainer = Saying(
-        model=transformers.GPT2LMHeadModel(config), args=arguments, train_dataset=rows(18),
-        eval_dataset=rows(10), callbacks=[Steps()],
-    )  # fmt: skip
+        model=transformers.GPT2LMHeadModel(config),
+        args=arguments,
+        train_dataset=rows(18),
+        eval_dataset=rows(10),
+        callbacks=[Steps()],
+    )
     trainer.train()
 
 
@@ -113,10 +129,15 @@ def with_lightning():
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
     trainer = lightning.Trainer(
-        max_epochs=EPOCHS, limit_train_batches=3, limit_val_batches=2, accelerator="cpu",
-        logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        max_epochs=EPOCHS,
+        limit_train_batches=3,
+        limit_val_batches=2,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
         enable_model_summary=False,
-    )  # fmt: skip
+    )
     trainer.fit(Tiny(), DataLoader(data(32), BATCH), DataLoader(data(16), BATCH))
 
 

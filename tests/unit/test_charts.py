@@ -105,8 +105,13 @@ def test_the_colours_of_several_gpus_mean_nothing_else(kind: RunKind) -> None:
     shown = [trace for entry in made["charts"] for trace in entry["traces"]]
     shown += [tile for tile in made["kpis"] if "colour" in tile]
     of_gpus: dict[str, set[str]] = {gpu.uuid: set() for gpu in gpus}
-    others = {COLOURS["memory/allocated"], COLOURS["memory/reserved"], COLOURS["gpu/mem_used"],
-              COLOURS["memory/peak_allocated"], COLOURS["gpu/mem_total"]}  # fmt: skip
+    others = {
+        COLOURS["memory/allocated"],
+        COLOURS["memory/reserved"],
+        COLOURS["gpu/mem_used"],
+        COLOURS["memory/peak_allocated"],
+        COLOURS["gpu/mem_total"],
+    }
     for entry in shown:
         of_gpu = entry["series"].startswith("devices/") and entry.get("style") != "context"
         found = of_gpus[entry["series"].removeprefix("devices/")] if of_gpu else others

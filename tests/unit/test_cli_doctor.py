@@ -63,9 +63,15 @@ def test_a_machine_with_all_parts_has_nothing_to_say_against() -> None:
 
 @pytest.mark.parametrize(
     ("version", "tested"),
-    [("2.10.1", False), ("2.11.0", True), ("2.15.3+cu132", True), ("2.16.0a0", False),
-     ("3.0", False), ("strange", True)],
-)  # fmt: skip
+    [
+        ("2.10.1", False),
+        ("2.11.0", True),
+        ("2.15.3+cu132", True),
+        ("2.16.0a0", False),
+        ("3.0", False),
+        ("strange", True),
+    ],
+)
 def test_a_version_of_torch_that_nobody_tried_is_named(version: str, tested: bool) -> None:
     facts = dataclasses.replace(BARE, torch={**CPU_TORCH, "version": version})
     said = [str(one) for one in findings(facts) if one.what == "torch's version"]

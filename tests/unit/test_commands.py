@@ -145,9 +145,12 @@ def test_a_command_that_fails_is_refused_and_training_goes_on(
 
 def test_a_command_that_only_others_answer_is_refused(bench: Bench) -> None:
     server = CommandServer(
-        cast("Recorder", bench.recorder), CpuCompute(), readings=Readings(),
-        reset_process_peak=lambda: (0, 0), own={},
-    )  # fmt: skip
+        cast("Recorder", bench.recorder),
+        CpuCompute(),
+        readings=Readings(),
+        reset_process_peak=lambda: (0, 0),
+        own={},
+    )
     assert CommandName.SAVE_CHECKPOINT not in server.answers()
     bench.recorder.asked = [command(CommandName.SAVE_CHECKPOINT)]
     server.serve(bench.flush)

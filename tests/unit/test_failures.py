@@ -104,15 +104,23 @@ HOST_OOM = RuntimeError("DefaultCPUAllocator: not enough memory: you tried to al
         (OOM, {"precision": Precision.TF32}, gpu(), "Lower batch_size, or choose bf16."),
         (OOM, {"precision": Precision.BF16}, gpu(), "Lower batch_size."),
         (OOM, {"precision": Precision.FP16}, gpu(), "Lower batch_size."),
-        (OOM, {"workload": Workload.FILL, "precision": Precision.BF16}, gpu(),
-         "Lower batch_size, image_size or width."),
-        (OOM, {"batch_size": 1, "precision": Precision.BF16}, gpu(),
-         "Choose a device with more memory."),
+        (
+            OOM,
+            {"workload": Workload.FILL, "precision": Precision.BF16},
+            gpu(),
+            "Lower batch_size, image_size or width.",
+        ),
+        (
+            OOM,
+            {"batch_size": 1, "precision": Precision.BF16},
+            gpu(),
+            "Choose a device with more memory.",
+        ),
         (HOST_OOM, {}, gpu(), "Lower batch_size."),
         (HOST_OOM, {"num_workers": 2}, gpu(), "Lower batch_size or num_workers."),
         (HOST_OOM, {"device": "cpu"}, CPU_DEVICE, "Lower batch_size, or choose bf16."),
     ],
-)  # fmt: skip
+)
 def test_the_advice_is_one_that_this_run_can_follow(
     error: Exception, changes: dict[str, Any], device: TrainDevice, advice: str
 ) -> None:

@@ -46,13 +46,22 @@ def gone(number: int, beat: float) -> RankEnd:
         ([gone(0, 10.5), said(1, 10)], [1]),
         # Killed first: what the other one says is that it is gone.
         ([said(0, 10.1, PEER), gone(1, 9.5)], [1]),
-        ([said(0, 2000, "RuntimeError: Timed out waiting 1800000ms for recv operation to complete"),
-          gone(1, 200)], [1]),
+        (
+            [
+                said(
+                    0,
+                    2000,
+                    "RuntimeError: Timed out waiting 1800000ms for recv operation to complete",
+                ),
+                gone(1, 200),
+            ],
+            [1],
+        ),
         ([said(0, 40), gone(1, 10)], [1]),
         ([said(0, 10, PEER), gone(1, 10.5)], [0]),
         ([gone(0, 10), gone(1, 10.8), gone(2, 30)], [0, 1]),
     ],
-)  # fmt: skip
+)
 def test_the_first_cause_in_time(ends: list[RankEnd], causes: list[int]) -> None:
     assert [end.number for end in first_cause(ends, together_s=1.0)] == causes
 
@@ -71,8 +80,14 @@ class Job:
 
     def rank(self, number: int, status: str, **facts: Any) -> None:
         now = time.time()
-        base = {"created": 1.0, "status": status, "heartbeat": now, "rank": number,
-                "world_size": 2, **process_identity()}  # fmt: skip
+        base = {
+            "created": 1.0,
+            "status": status,
+            "heartbeat": now,
+            "rank": number,
+            "world_size": 2,
+            **process_identity(),
+        }
         name = "run.json" if number == 0 else f"rank{number}.json"
         write_run_json(self.folder, base | facts, name)
         os.utime(self.folder / name, (facts.get("heartbeat", now),) * 2)
@@ -89,8 +104,13 @@ def job(tmp_path: Path) -> Job:
 
 def test_an_error_of_another_rank_is_the_runs(job: Job) -> None:
     job.rank(0, "failed", reason=PEER, ended=11.0)
-    job.rank(1, "failed", reason="ValueError: no", ended=12.0,
-             failure={"ts": 10.0, "reason": "ValueError: no"})  # fmt: skip
+    job.rank(
+        1,
+        "failed",
+        reason="ValueError: no",
+        ended=12.0,
+        failure={"ts": 10.0, "reason": "ValueError: no"},
+    )
     assert job.read() == (RunStatus.FAILED, "Rank 1: ValueError: no", 1)
 
 

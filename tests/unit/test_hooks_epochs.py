@@ -131,8 +131,9 @@ def test_all_passes_from_one_iterator(live: FakeLive, workers: int) -> None:
     assert epochs(live) == [1] * 4 + [2] * 4 + [3] * 4
     assert samples(live) == script.used[1:]
     assert [text.partition(",")[0] for _, text, _ in live.recorder.events] == [
-        "Epoch 1: 4 batches", "Epoch 2: 4 batches",
-    ]  # fmt: skip
+        "Epoch 1: 4 batches",
+        "Epoch 2: 4 batches",
+    ]
 
 
 def test_a_loader_begun_anew_for_each_step_has_no_epochs(live: FakeLive) -> None:

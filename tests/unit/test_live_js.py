@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 import dashboard.live_chart
 from dashboard.chart_parts import COLOURS, GPU_COLOURS
 
-PURE = tuple(f"{name}.js" for name in
-             ("format", "store", "odd", "theme", "header", "events", "xaxis", "board"))  # fmt: skip
+PURE = tuple(
+    f"{name}.js"
+    for name in ("format", "store", "odd", "theme", "header", "events", "xaxis", "board")
+)
 FOLDER = Path(dashboard.live_chart.__file__).parent
 
 
@@ -76,8 +78,12 @@ def test_a_larger_bucket_merges_what_is_held(js: Script) -> None:
     merged = js(MERGE, parts=[part(0, [1.0, 3.0, None, 5.0]), part(4, [8.0], 2)])
     assert merged["bucket"] == 2
     assert merged["start"] == [0, 2, 4]
-    assert merged["v"]["a"] == {"mean": [2, 5, 8], "min": [1, 5, 7], "max": [3, 5, 9],
-                                "odd": [None, None, None]}  # fmt: skip
+    assert merged["v"]["a"] == {
+        "mean": [2, 5, 8],
+        "min": [1, 5, 7],
+        "max": [3, 5, 9],
+        "odd": [None, None, None],
+    }
     assert merged["s"] == [1, 3, 5]
 
 
@@ -304,8 +310,9 @@ def oklab(colour: str, sight: str) -> NDArray[np.float64]:
     linear = np.where(shares <= 0.04045, shares / 12.92, ((shares + 0.055) / 1.055) ** 2.4)
     seen = np.clip(np.array(SIGHTS[sight]) @ linear, 0, 1)
     cones = np.array([[0.4122, 0.5363, 0.0514], [0.2119, 0.6807, 0.1074], [0.0883, 0.2817, 0.63]])
-    opponents = np.array([[0.2105, 0.7936, -0.0041], [1.978, -2.4286, 0.4506],
-                          [0.0259, 0.7828, -0.8087]])  # fmt: skip
+    opponents = np.array(
+        [[0.2105, 0.7936, -0.0041], [1.978, -2.4286, 0.4506], [0.0259, 0.7828, -0.8087]]
+    )
     return opponents @ np.cbrt(cones @ seen)
 
 
@@ -315,8 +322,16 @@ def test_gpus_are_told_apart_from_each_other_and_from_the_memory_lines(
     js: Script, theme: str, sight: str
 ) -> None:
     palette = js(f"PALETTES.{theme}")
-    memory = [COLOURS[key] for key in ("memory/allocated", "memory/reserved", "gpu/mem_used",
-                                       "memory/peak_allocated", "gpu/mem_total")]  # fmt: skip
+    memory = [
+        COLOURS[key]
+        for key in (
+            "memory/allocated",
+            "memory/reserved",
+            "gpu/mem_used",
+            "memory/peak_allocated",
+            "gpu/mem_total",
+        )
+    ]
     for place, gpu in enumerate(GPU_COLOURS):
         for other in [*memory, *GPU_COLOURS[:place]]:
             apart = oklab(palette[gpu], sight) - oklab(palette[other], sight)

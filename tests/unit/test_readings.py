@@ -142,9 +142,13 @@ def test_without_a_device_nothing_is_asked_for(monkeypatch: pytest.MonkeyPatch) 
 
 
 def cuda(stats: Callable[[int], dict[str, Any]], *, started: bool = True) -> SimpleNamespace:
-    return SimpleNamespace(cuda=SimpleNamespace(
-        is_initialized=lambda: started, device_count=lambda: 2, memory_stats_as_nested_dict=stats,
-    ))  # fmt: skip
+    return SimpleNamespace(
+        cuda=SimpleNamespace(
+            is_initialized=lambda: started,
+            device_count=lambda: 2,
+            memory_stats_as_nested_dict=stats,
+        )
+    )
 
 
 def test_failed_allocations_count_from_the_runs_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,8 +158,10 @@ def test_failed_allocations_count_from_the_runs_start(monkeypatch: pytest.Monkey
     readings.begin(1)  # known later, as in a script
     counts[1] = {"num_ooms": 2, "num_alloc_retries": 4, "allocated_bytes": {"all": {"current": 9}}}
     assert readings.read() == {
-        "memory/ooms": 1.0, "memory/alloc_retries": 2.0, "memory/allocated": 9.0,
-    }  # fmt: skip
+        "memory/ooms": 1.0,
+        "memory/alloc_retries": 2.0,
+        "memory/allocated": 9.0,
+    }
 
 
 def test_counters_that_the_script_sets_back_count_from_there(

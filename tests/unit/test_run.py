@@ -170,10 +170,18 @@ def test_a_silent_script_is_killed(tmp_path: Path, script: subprocess.Popen[byte
 
 @pytest.mark.parametrize(
     "other",
-    [{"old": False}, {"kind": "trainer"}, {"kind": None}, {"pid_started": 5.0}, {"user": "eve"},
-     {"host": "elsewhere"}, {"pid_namespace": "elsewhere"}, {"status": "finished"}],
+    [
+        {"old": False},
+        {"kind": "trainer"},
+        {"kind": None},
+        {"pid_started": 5.0},
+        {"user": "eve"},
+        {"host": "elsewhere"},
+        {"pid_namespace": "elsewhere"},
+        {"status": "finished"},
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_no_process_is_killed_that_may_be_another_or_alive(
     tmp_path: Path, script: subprocess.Popen[bytes], other: dict[str, Any]
 ) -> None:

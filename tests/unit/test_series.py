@@ -126,8 +126,10 @@ def test_the_answer_does_not_grow_with_the_run(tmp_path: Path, rows: int) -> Non
 def log(folder: Path, losses: Sequence[float | None]) -> None:
     writer = RunWriter(folder / STORE_NAME)
     with writer.transaction():
-        rows = [(60.0 + i, i, {"train/loss": loss, "val/loss": 1.0 if i == 0 else None})
-                for i, loss in enumerate(losses)]  # fmt: skip
+        rows = [
+            (60.0 + i, i, {"train/loss": loss, "val/loss": 1.0 if i == 0 else None})
+            for i, loss in enumerate(losses)
+        ]
         writer.append("steps", "", Block.from_rows(rows))
     writer.close()
 
@@ -136,8 +138,10 @@ def test_values_that_json_has_no_word_for_are_named(tmp_path: Path) -> None:
     log(tmp_path, [0.5, None, INF, NAN, -INF])
     steps = answer(tmp_path)["series"]["steps"]
     odd = [None, None, "Infinity", "NaN", "-Infinity"]
-    assert steps["v"] == {"train/loss": {"mean": [0.5, None, None, None, None], "odd": odd},
-                          "val/loss": {"mean": [1, None, None, None, None]}}  # fmt: skip
+    assert steps["v"] == {
+        "train/loss": {"mean": [0.5, None, None, None, None], "odd": odd},
+        "val/loss": {"mean": [1, None, None, None, None]},
+    }
     assert steps["last"] == {"train/loss": "-Infinity", "val/loss": 1}
     assert steps["since"] == {"train/loss": 2}
 
@@ -153,8 +157,12 @@ def test_a_run_without_a_finite_loss_has_a_loss(tmp_path: Path) -> None:
 def test_buckets_are_of_finite_values_and_count_the_others(tmp_path: Path) -> None:
     log(tmp_path, [1.0, INF, NAN, 5.0] * 250)
     loss = answer(tmp_path)["series"]["steps"]["v"]["train/loss"]
-    assert loss == {"mean": [1, 5] * 250, "min": [1, 5] * 250, "max": [1, 5] * 250,
-                    "odd": [1, 1] * 250}  # fmt: skip
+    assert loss == {
+        "mean": [1, 5] * 250,
+        "min": [1, 5] * 250,
+        "max": [1, 5] * 250,
+        "odd": [1, 1] * 250,
+    }
 
 
 @pytest.mark.parametrize("rows", [700, 20_000, 300_000])

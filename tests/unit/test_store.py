@@ -214,8 +214,11 @@ def test_a_store_of_version_2_is_read_and_may_go_on(tmp_path: Path, writer: RunW
     assert before.odd.sum() == 0
     again = RunWriter(tmp_path / STORE_NAME, reopen=True)
     with again.transaction():
-        again.append("steps", "", Block.from_rows([(9e9, 3000 + i, {"train/loss": math.nan})
-                                                   for i in range(16)]))  # fmt: skip
+        again.append(
+            "steps",
+            "",
+            Block.from_rows([(9e9, 3000 + i, {"train/loss": math.nan}) for i in range(16)]),
+        )
     again.close()
     with RunReader(tmp_path) as reader:
         after = reader.read(1, 0, 4000, 16)

@@ -39,9 +39,12 @@ def train() -> FakeLive:
 
 @pytest.mark.parametrize(("owner", "name", "said"), NAMES, ids=[name for _, name, _ in NAMES])
 def test_a_name_that_torch_lacks_costs_a_sentence(
-    owner: object, name: str, said: str, monkeypatch: pytest.MonkeyPatch,
+    owner: object,
+    name: str,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.delattr(owner, name)
     monkeypatch.setattr(torch, "__version__", f"without {name}")  # it is said once a version
     live = train()

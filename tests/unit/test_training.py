@@ -85,7 +85,12 @@ def test_what_comes_from_the_checkpoint_is_named() -> None:
     state = copy.deepcopy(first.state_dict())
     resumed.load(state)
     taken, changed = resumed.from_checkpoint(state)
-    assert taken == ["weights", "state of adam", "place in the cosine schedule",
-                     f"learning rate {first.learning_rate:.4g}", "random numbers",
-                     "order of the samples"]  # fmt: skip
+    assert taken == [
+        "weights",
+        "state of adam",
+        "place in the cosine schedule",
+        f"learning rate {first.learning_rate:.4g}",
+        "random numbers",
+        "order of the samples",
+    ]
     assert changed == {"seed": [1, 2]}

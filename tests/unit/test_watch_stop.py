@@ -209,8 +209,13 @@ def test_the_mig_instance_that_the_script_trains_on_is_sampled(
     assert (facts["device"], facts["environment"]["driver"]) == ("MIG-b", "580.95.05")
     with RunReader(live.recorder.folder) as reader:
         [series] = [info for info in reader.series() if info.stream == "devices"]
-        used = dict(zip(reader.read(series.id, 0, 1, 1).keys,
-                        reader.read(series.id, 0, 1, 1).mean, strict=True))  # fmt: skip
+        used = dict(
+            zip(
+                reader.read(series.id, 0, 1, 1).keys,
+                reader.read(series.id, 0, 1, 1).mean,
+                strict=True,
+            )
+        )
     assert (series.source, used["gpu/mem_used"]) == ("MIG-b", 2 * GIB)
 
 

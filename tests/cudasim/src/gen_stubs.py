@@ -29,15 +29,34 @@ PREFIXES = {
 }
 # "Not supported" in each library's own numbers.
 REFUSED = {
-    "libcublas": 15, "libcublasLt": 15, "libcudnn": 3000, "libcusparse": 10, "libcusparseLt": 10,
-    "libcusolver": 9, "libcufft": 14, "libcurand": 999, "libnccl": 3, "libnvrtc": 11,
-    "libcupti": 27, "libcufile": 5001, "libnvshmem_host": 7, "libcuda": 801, "libcudart": 801,
-}  # fmt: skip
+    "libcublas": 15,
+    "libcublasLt": 15,
+    "libcudnn": 3000,
+    "libcusparse": 10,
+    "libcusparseLt": 10,
+    "libcusolver": 9,
+    "libcufft": 14,
+    "libcurand": 999,
+    "libnccl": 3,
+    "libnvrtc": 11,
+    "libcupti": 27,
+    "libcufile": 5001,
+    "libnvshmem_host": 7,
+    "libcuda": 801,
+    "libcudart": 801,
+}
 HARMLESS = re.compile(
     r"(Create|Destroy|Free|Set[A-Z]|Init$|Finalize|GroupStart|GroupEnd|Deregister|Unsubscribe)"
 )
-HANDLES = ("cublasCreate_v2", "cublasLtCreate", "cudnnCreate", "cusparseCreate", "cusolverDnCreate",
-           "cusparseLtInit", "curandCreateGenerator")  # fmt: skip
+HANDLES = (
+    "cublasCreate_v2",
+    "cublasLtCreate",
+    "cudnnCreate",
+    "cusparseCreate",
+    "cusolverDnCreate",
+    "cusparseLtInit",
+    "curandCreateGenerator",
+)
 SAYS = 'const char *{name}(int e) {{ (void)e; return "not simulated"; }}'
 CUDNN = "int v[] = {{{cudnn}}}"
 # Written by hand; {name} is the function's, {cudnn} the numbers of cuDNN's version.
