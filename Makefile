@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV   := .venv
 CUDASIM := .venv-cudasim
+PRETTIER := 3.10.1
 BIN    := $(VENV)/bin
 ARGS   ?=
 # pytest arguments for `make test`, such as TESTS=tests/unit
@@ -31,6 +32,8 @@ lint: install-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
+	PATH=$(CURDIR)/$(BIN):$$PATH npx --yes prettier@$(PRETTIER) --check 'dashboard/**/*.{js,css}'
 
 test: lint
 	$(BIN)/python -m pytest $(TESTS)

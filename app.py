@@ -4,7 +4,7 @@ import streamlit as st
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from dashboard.routes import ROUTES
+from dashboard.api.routes import ROUTES
 from dashboard.services import lifespan
 
 # Streamlit checks the Host header of its WebSocket only; this covers our routes as well.

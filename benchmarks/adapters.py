@@ -49,7 +49,7 @@ def start_stepscope(folder: Path) -> Started:
 def stored_in_stepscope(folder: Path) -> int:
     """Count the rows of the only run, after storing what a killed process left in its ring."""
     (run,) = [path.parent for path in folder.glob("*/run.json")]
-    import_module("stepscope.recovery").recover(run)
+    import_module("stepscope.recording.recovery").recover(run)
     with import_module("stepscope.store").RunReader(run) as reader:
         found = [info for info in reader.series() if info.stream == "steps"]
         if not found:
@@ -208,11 +208,19 @@ def stored_in_mlflow(folder: Path) -> int:
 
 NOTHING, OURS = "nothing", "stepscope"
 START: dict[str, Callable[[Path], Started]] = {
-    NOTHING: start_nothing, OURS: start_stepscope, "trackio": start_trackio,
-    "tensorboard": start_tensorboard, "wandb": start_wandb, "aim": start_aim,
+    NOTHING: start_nothing,
+    OURS: start_stepscope,
+    "trackio": start_trackio,
+    "tensorboard": start_tensorboard,
+    "wandb": start_wandb,
+    "aim": start_aim,
     "mlflow": start_mlflow,
-}  # fmt: skip
+}
 STORED: dict[str, Callable[[Path], int]] = {
-    OURS: stored_in_stepscope, "trackio": stored_in_trackio, "tensorboard": stored_in_tensorboard,
-    "wandb": stored_in_wandb, "aim": stored_in_aim, "mlflow": stored_in_mlflow,
-}  # fmt: skip
+    OURS: stored_in_stepscope,
+    "trackio": stored_in_trackio,
+    "tensorboard": stored_in_tensorboard,
+    "wandb": stored_in_wandb,
+    "aim": stored_in_aim,
+    "mlflow": stored_in_mlflow,
+}

@@ -15,12 +15,12 @@ from dataclasses import replace
 
 import torch
 
-from trainer.compute import CpuCompute
 from trainer.config import RunConfig, Workload, defaults
-from trainer.data import MemoryLoader
-from trainer.precision import autocast
-from trainer.step import TrainStep
-from trainer.training import Training
+from trainer.training.compute import CpuCompute
+from trainer.training.data import MemoryLoader
+from trainer.training.precision import autocast
+from trainer.training.state import Training
+from trainer.training.step import TrainStep
 from trainer.workloads import WORKLOADS
 
 EPOCHS = 100_000

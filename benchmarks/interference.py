@@ -219,11 +219,12 @@ def summary(rounds: list[dict[str, Rate]]) -> dict[str, Any]:
 def _ratio(rounds: list[dict[str, Rate]], way: str, field: str) -> dict[str, Any]:
     return _interval(
         [
-            2 * getattr(found[way], field)
+            2
+            * getattr(found[way], field)
             / (getattr(found["bare"], field) + getattr(found["bare_again"], field))
             for found in rounds
         ]
-    )  # fmt: skip
+    )
 
 
 def _interval(ratios: list[float]) -> dict[str, Any]:

@@ -45,10 +45,18 @@ def values(start: int, stop: int) -> NDArray[np.float64]:
 def write_ours(folder: Path, steps: int) -> None:
     """Write a finished run; a trainer would have written the same rows, less at a time."""
     facts = {
-        "schema": 1, "name": PROJECT, "created": CREATED, "ended": CREATED + steps * STEP_S,
-        "status": RunStatus.FINISHED, "reason": None, "heartbeat": CREATED + steps * STEP_S,
-        "problem": None, "config": {}, "step": steps, **process_identity(),
-    }  # fmt: skip
+        "schema": 1,
+        "name": PROJECT,
+        "created": CREATED,
+        "ended": CREATED + steps * STEP_S,
+        "status": RunStatus.FINISHED,
+        "reason": None,
+        "heartbeat": CREATED + steps * STEP_S,
+        "problem": None,
+        "config": {},
+        "step": steps,
+        **process_identity(),
+    }
     write_run_json(folder, facts)
     writer = RunWriter(folder / STORE_NAME)
     bulk = max(0, steps - LAST)
@@ -89,8 +97,10 @@ def write_tensorboard(folder: Path, steps: int, first: int = 0) -> None:
 
 
 WRITE: dict[str, Callable[..., None]] = {
-    OURS: write_ours, "trackio": write_trackio, "tensorboard": write_tensorboard,
-}  # fmt: skip
+    OURS: write_ours,
+    "trackio": write_trackio,
+    "tensorboard": write_tensorboard,
+}
 
 
 def main() -> None:

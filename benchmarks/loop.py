@@ -25,9 +25,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from stepscope.run import RunStatus
-from trainer import session
 from trainer.config import RunConfig, Workload, defaults
 from trainer.devices import cpu_name, list_devices
+from trainer.training import run as session
 from trainer.workloads import WORKLOADS
 
 TARGET_ON_CPU = 1.5

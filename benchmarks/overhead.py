@@ -80,8 +80,13 @@ def measure_sets(
             steps = max(1, round(plan.block_s / step_s))
             blocks = order(present, plan.rounds // plan.sets, seed=number)
             taken = take_turns(running, blocks, steps, cores)
-        sets.append(Set(steps, [(way, took[0]) for way, took in taken],
-                        [(way, took[1]) for way, took in taken]))  # fmt: skip
+        sets.append(
+            Set(
+                steps,
+                [(way, took[0]) for way, took in taken],
+                [(way, took[1]) for way, took in taken],
+            )
+        )
         medians = ", ".join(
             f"{way} {median(found):.4f}" for way, found in ratios(sets[-1].seconds).items()
         )
@@ -156,8 +161,12 @@ def main() -> None:
     report.wait_for_quiet(args.wait_quiet)
     load = os.getloadavg()[0]
     placements = ["pinned", "free"] if args.placement == "both" else [args.placement]
-    options = {"quick": args.quick, "placement": args.placement, "peers": not args.no_peers,
-               "rounds": plan.rounds}  # fmt: skip
+    options = {
+        "quick": args.quick,
+        "placement": args.placement,
+        "peers": not args.no_peers,
+        "rounds": plan.rounds,
+    }
     report.report("overhead", options, load, measure(peers, plan, placements))
 
 

@@ -81,12 +81,21 @@ def last_line(text: str) -> str:
 def environment(home: Path) -> dict[str, str]:
     """Return the environment of a recorder: offline, no telemetry, nothing outside `home`."""
     return os.environ | {
-        "HOME": str(home), "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "",
-        "OMP_NUM_THREADS": "1", "STEPSCOPE_RUNS": str(home / "runs"), "DO_NOT_TRACK": "1",
-        "WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false",
-        "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TRACKIO_DIR": str(home / "data"),
-        "MLFLOW_DISABLE_TELEMETRY": "true", "GIT_PYTHON_REFRESH": "quiet",
-    }  # fmt: skip
+        "HOME": str(home),
+        "PYTHONPATH": str(ROOT),
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+        "STEPSCOPE_RUNS": str(home / "runs"),
+        "DO_NOT_TRACK": "1",
+        "WANDB_MODE": "offline",
+        "WANDB_SILENT": "true",
+        "WANDB_ERROR_REPORTING": "false",
+        "HF_HUB_OFFLINE": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "TRACKIO_DIR": str(home / "data"),
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "GIT_PYTHON_REFRESH": "quiet",
+    }
 
 
 def _install(pins: dict[str, str]) -> dict[str, str]:
@@ -115,9 +124,12 @@ def _pip(*pins: str) -> str | None:
     """Install; return why it failed."""
     done = subprocess.run(
         [_python(), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *pins],
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
         timeout=INSTALL_TIMEOUT_S,
-    )  # fmt: skip
+    )
     if done.returncode == 0:
         return None
     errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR:")]
@@ -134,10 +146,15 @@ def _probe(module: str) -> str | None:
     """Import a module with the environment's Python; return why that failed."""
     try:
         done = subprocess.run(
-            [_python(), "-c", f"import {module}"], cwd=VENV, env=environment(VENV / "home"),
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            [_python(), "-c", f"import {module}"],
+            cwd=VENV,
+            env=environment(VENV / "home"),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
             timeout=PROBE_TIMEOUT_S,
-        )  # fmt: skip
+        )
     except subprocess.TimeoutExpired:
         return f"cannot be imported: no answer in {PROBE_TIMEOUT_S} s"
     return None if done.returncode == 0 else f"cannot be imported: {last_line(done.stderr)}"
@@ -150,8 +167,11 @@ def _python() -> Path:
 def main() -> None:
     """Make the environment and say what is in it."""
     peers = prepare()
-    print(json.dumps({"python": str(peers.python), "versions": peers.versions,
-                      "missing": peers.missing}))  # fmt: skip
+    print(
+        json.dumps(
+            {"python": str(peers.python), "versions": peers.versions, "missing": peers.missing}
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -52,10 +52,14 @@ def child(peers: Peers, folder: Path, module: str, *args: str) -> dict[str, Any]
     """Run a child to its end; return its result. Raises ChildError."""
     try:
         done = subprocess.run(
-            [str(peers.python), "-m", f"benchmarks.{module}", *args], cwd=folder,
-            env=environment(folder), stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            [str(peers.python), "-m", f"benchmarks.{module}", *args],
+            cwd=folder,
+            env=environment(folder),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
             timeout=CHILD_TIMEOUT_S,
-        )  # fmt: skip
+        )
     except subprocess.TimeoutExpired as error:
         raise ChildError(f"no end in {CHILD_TIMEOUT_S} s") from error
     if done.returncode != 0:
@@ -82,8 +86,10 @@ def measure_run(
         newest = child(peers, folder, "reading_child", name, "incremental", str(data), str(steps))
     result = {what: summary(reads) for what, reads in found.items()}
     result |= {"incremental": newest, "write_s": written["seconds"]}
-    say(f"{name}, {steps} steps: " + ", ".join(
-        f"{what} {result[what]['ms']:.2f} ms" for what in (*whats, "incremental")))  # fmt: skip
+    say(
+        f"{name}, {steps} steps: "
+        + ", ".join(f"{what} {result[what]['ms']:.2f} ms" for what in (*whats, "incremental"))
+    )
     return result
 
 

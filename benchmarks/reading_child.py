@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.adapters import OURS, PROJECT
 from benchmarks.long_runs import KEYS, write_tensorboard, write_trackio
-from dashboard import series
+from dashboard.charts import series
 from stepscope.metrics import Stream
 from stepscope.run import read_run
 from stepscope.store import Block, RunReader
@@ -139,14 +139,18 @@ def incremental_tensorboard(folder: Path, steps: int) -> dict[str, Any]:
 
 
 READS: dict[tuple[str, str], Read] = {
-    (OURS, "chart"): chart, (OURS, "zoom"): zoom, (OURS, "page"): page,
-    (OURS, "page_zoom"): page_zoom, ("trackio", "chart"): read_trackio,
+    (OURS, "chart"): chart,
+    (OURS, "zoom"): zoom,
+    (OURS, "page"): page,
+    (OURS, "page_zoom"): page_zoom,
+    ("trackio", "chart"): read_trackio,
     ("tensorboard", "chart"): read_tensorboard,
-}  # fmt: skip
+}
 INCREMENTAL: dict[str, Callable[[Path, int], dict[str, Any]]] = {
-    OURS: incremental_ours, "trackio": incremental_trackio,
+    OURS: incremental_ours,
+    "trackio": incremental_trackio,
     "tensorboard": incremental_tensorboard,
-}  # fmt: skip
+}
 IMPORTS = {
     "trackio": "trackio.sqlite_storage",
     "tensorboard": "tensorboard.backend.event_processing.event_accumulator",

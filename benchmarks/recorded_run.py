@@ -31,25 +31,53 @@ LIFE_S = 3600.0
 
 # Metric -> (level, noise); the values are made up, their number of digits is like a GPU's.
 _LEVELS: dict[str, tuple[float, float]] = {
-    "train/loss": (0.4, 0.05), "train/lr": (5e-4, 0.0), "train/epoch": (1, 0),
-    "val/loss": (0.5, 0.02), "val/accuracy": (97.0, 0.5), "perf/step_time": (0.04, 0.002),
-    "perf/samples_per_sec": (3200.0, 160.0), "perf/data_wait": (3e-4, 5e-5),
-    "memory/allocated": (31e9, 1e6), "memory/reserved": (44e9, 0), "memory/active": (31e9, 1e6),
-    "memory/peak_allocated": (42e9, 0), "memory/peak_reserved": (44e9, 0),
-    "memory/inactive_split": (2e9, 1e6), "memory/alloc_retries": (0, 0), "memory/ooms": (0, 0),
-    "process/rss": (3e9, 1e6), "process/peak_rss": (3.1e9, 0), "process/cpu": (97.0, 3.0),
-    "host/cpu": (24.0, 4.0), "host/mem_used": (21e9, 1e7), "host/mem_total": (64e9, 0),
-    "sampler/cost": (3e-4, 5e-5), "gpu/util": (93.0, 4.0), "gpu/mem_util": (61.0, 5.0),
-    "gpu/mem_used": (46e9, 1e6), "gpu/mem_total": (80e9, 0), "gpu/temp": (61.0, 1.0),
-    "gpu/power": (540.0, 25.0), "gpu/power_limit": (700.0, 0), "gpu/energy": (5e6, 10.0),
-    "gpu/sm_clock": (1755.0, 10.0), "gpu/mem_clock": (2619.0, 0), "gpu/throttle_reasons": (0, 0),
-}  # fmt: skip
+    "train/loss": (0.4, 0.05),
+    "train/lr": (5e-4, 0.0),
+    "train/epoch": (1, 0),
+    "val/loss": (0.5, 0.02),
+    "val/accuracy": (97.0, 0.5),
+    "perf/step_time": (0.04, 0.002),
+    "perf/samples_per_sec": (3200.0, 160.0),
+    "perf/data_wait": (3e-4, 5e-5),
+    "memory/allocated": (31e9, 1e6),
+    "memory/reserved": (44e9, 0),
+    "memory/active": (31e9, 1e6),
+    "memory/peak_allocated": (42e9, 0),
+    "memory/peak_reserved": (44e9, 0),
+    "memory/inactive_split": (2e9, 1e6),
+    "memory/alloc_retries": (0, 0),
+    "memory/ooms": (0, 0),
+    "process/rss": (3e9, 1e6),
+    "process/peak_rss": (3.1e9, 0),
+    "process/cpu": (97.0, 3.0),
+    "host/cpu": (24.0, 4.0),
+    "host/mem_used": (21e9, 1e7),
+    "host/mem_total": (64e9, 0),
+    "sampler/cost": (3e-4, 5e-5),
+    "gpu/util": (93.0, 4.0),
+    "gpu/mem_util": (61.0, 5.0),
+    "gpu/mem_used": (46e9, 1e6),
+    "gpu/mem_total": (80e9, 0),
+    "gpu/temp": (61.0, 1.0),
+    "gpu/power": (540.0, 25.0),
+    "gpu/power_limit": (700.0, 0),
+    "gpu/energy": (5e6, 10.0),
+    "gpu/sm_clock": (1755.0, 10.0),
+    "gpu/mem_clock": (2619.0, 0),
+    "gpu/throttle_reasons": (0, 0),
+}
 # Read or logged only every so many rows; missing between.
 _EVERY = {
-    "val/loss": STEPS_PER_EPOCH, "val/accuracy": STEPS_PER_EPOCH, "host/cpu": 10,
-    "host/mem_used": 10, "host/mem_total": 10, "gpu/temp": 10, "gpu/mem_total": 10,
-    "gpu/power_limit": 10, "gpu/mem_clock": 10,
-}  # fmt: skip
+    "val/loss": STEPS_PER_EPOCH,
+    "val/accuracy": STEPS_PER_EPOCH,
+    "host/cpu": 10,
+    "host/mem_used": 10,
+    "host/mem_total": 10,
+    "gpu/temp": 10,
+    "gpu/mem_total": 10,
+    "gpu/power_limit": 10,
+    "gpu/mem_clock": 10,
+}
 
 
 class RecordedRun:
@@ -86,8 +114,9 @@ class RecordedRun:
         row = np.arange(start, stop, dtype=float)
         ts = self._created + (row + 1) / rate
         step = np.floor((ts - self._created) * STEP_RATE)
-        keys = [metric.key for metric in METRICS
-                if metric.stream is stream and metric.key in _LEVELS]  # fmt: skip
+        keys = [
+            metric.key for metric in METRICS if metric.stream is stream and metric.key in _LEVELS
+        ]
         values = np.array([self._values(key, row) for key in keys])
         with self._writer.transaction():
             source = GPU if stream is Stream.DEVICES else ""
@@ -109,20 +138,34 @@ class RecordedRun:
         for epoch in range(-(-start // STEPS_PER_EPOCH), -(-stop // STEPS_PER_EPOCH)):
             step = epoch * STEPS_PER_EPOCH
             text = f"Epoch {epoch}: validation loss 0.5012, accuracy 97.0 %, 4.08 s"
-            self._writer.add_event(self._created + step / STEP_RATE, step, epoch, "epoch", text,
-                                   {"val/loss": 0.5012, "val/accuracy": 97.0, "seconds": 4.08}
-                                   )  # fmt: skip
+            self._writer.add_event(
+                self._created + step / STEP_RATE,
+                step,
+                epoch,
+                "epoch",
+                text,
+                {"val/loss": 0.5012, "val/accuracy": 97.0, "seconds": 4.08},
+            )
 
 
 def _facts(created: float) -> dict[str, Any]:
     config = replace(defaults(Workload.DIGITS_CNN, GPU), epochs=100_000)
     gpu = {"uuid": GPU, "name": "made-up GPU", "memory_total": 80e9}
     return {
-        "schema": 1, "name": "benchmark", "created": created, "status": RunStatus.RUNNING,
-        "reason": None, "heartbeat": created, "problem": None, "config": config.to_dict(),
-        "total_steps": 100_000 * STEPS_PER_EPOCH, "first_step": 0, "epochs": 100_000,
-        "devices": [gpu], **process_identity(),
-    }  # fmt: skip
+        "schema": 1,
+        "name": "benchmark",
+        "created": created,
+        "status": RunStatus.RUNNING,
+        "reason": None,
+        "heartbeat": created,
+        "problem": None,
+        "config": config.to_dict(),
+        "total_steps": 100_000 * STEPS_PER_EPOCH,
+        "first_step": 0,
+        "epochs": 100_000,
+        "devices": [gpu],
+        **process_identity(),
+    }
 
 
 def main() -> None:

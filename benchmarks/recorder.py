@@ -72,9 +72,14 @@ def child(peers: Peers, folder: Path, mode: str, name: str, *args: str) -> dict[
     """Run the child to its end; return its result. Raises ChildError."""
     try:
         done = subprocess.run(
-            command(peers, mode, name, folder, *args), cwd=folder, env=environment(folder),
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=CHILD_TIMEOUT_S,
-        )  # fmt: skip
+            command(peers, mode, name, folder, *args),
+            cwd=folder,
+            env=environment(folder),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=CHILD_TIMEOUT_S,
+        )
     except subprocess.TimeoutExpired as error:
         raise ChildError(f"no end in {CHILD_TIMEOUT_S} s") from error
     if done.returncode != 0:
@@ -113,9 +118,13 @@ def measure_kill(peers: Peers, name: str) -> dict[str, Any]:
         note.write_bytes(bytes(8))
         with (folder / "output").open("wb") as output:
             process = subprocess.Popen(
-                command(peers, "paced", name, folder, str(note)), cwd=folder,
-                env=environment(folder), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-            )  # fmt: skip
+                command(peers, "paced", name, folder, str(note)),
+                cwd=folder,
+                env=environment(folder),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
         with note.open("r+b") as file, mmap.mmap(file.fileno(), 8) as logged:
             try:
                 lived_s = _live(process, logged)
@@ -187,8 +196,11 @@ def measure(peers: Peers, plan: Plan) -> dict[str, Any]:
                 failed[name] = str(error)
                 say(f"{name} failed: {error}")
     calls = speeds.pop(NOTHING)
-    found = {name: summary(rounds, kills[name], name in FEWER)
-             for name, rounds in speeds.items() if rounds}  # fmt: skip
+    found = {
+        name: summary(rounds, kills[name], name in FEWER)
+        for name, rounds in speeds.items()
+        if rounds
+    }
     return {
         "versions": peers.versions,
         "missing": peers.missing,
@@ -240,8 +252,10 @@ def _let_survivors_end() -> None:
 
 
 def _brief(found: dict[str, Any]) -> str:
-    return (f"{found['median_us']:.2f} µs, p99 {found['p99_us']:.1f}, "
-            f"{found['cpu_s'] * 1e5 / found['steps']:.2f} s CPU per 10^5")  # fmt: skip
+    return (
+        f"{found['median_us']:.2f} µs, p99 {found['p99_us']:.1f}, "
+        f"{found['cpu_s'] * 1e5 / found['steps']:.2f} s CPU per 10^5"
+    )
 
 
 def main() -> None:

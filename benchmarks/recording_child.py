@@ -54,8 +54,9 @@ def made_up(steps: int) -> list[Row]:
         right = min(128, max(0, round(120 + rng.gauss(0, 4))))
         rows.append((loss, rate, right / 128, 1 + abs(rng.gauss(0, 0.3))))
     losses, norms = (array("f", [row[i] for row in rows]).tolist() for i in (0, 3))
-    return [(loss, row[1], row[2], norm) for loss, row, norm in zip(losses, rows, norms,
-                                                                    strict=True)]  # fmt: skip
+    return [
+        (loss, row[1], row[2], norm) for loss, row, norm in zip(losses, rows, norms, strict=True)
+    ]
 
 
 def time_calls(log: Log, rows: Sequence[Row]) -> array[int]:

@@ -20,8 +20,15 @@ from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
 ROOT = Path(__file__).resolve().parents[1]
 START_TIMEOUT_S = 60
 # Without these Chromium looks up its maker's hosts, and a container gives it no sandbox.
-CHROMIUM = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run",
-            "--disable-component-update", "--disable-sync", "--disable-quic"]  # fmt: skip
+CHROMIUM = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--no-first-run",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-quic",
+]
 VIEWPORT: ViewportSize = {"width": 1400, "height": 1000}
 
 
@@ -47,10 +54,24 @@ def serve(folder: Path) -> Iterator[Server]:
     environment = os.environ | {"STEPSCOPE_RUNS": str(folder / "runs"), "CUDA_VISIBLE_DEVICES": ""}
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "streamlit", "run", "app.py", "--server.headless", "true",
-             "--server.address", "127.0.0.1", "--server.port", str(port)],
-            cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-m",
+                "streamlit",
+                "run",
+                "app.py",
+                "--server.headless",
+                "true",
+                "--server.address",
+                "127.0.0.1",
+                "--server.port",
+                str(port),
+            ],
+            cwd=ROOT,
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
     try:
         url = f"http://127.0.0.1:{port}"
         _await_health(url, process, log)

@@ -54,9 +54,14 @@ class Trainee:
         runner = ["-m", "stepscope.watch", "--runs", str(folder / "data")] if way == WATCH else []
         with (folder / "output").open("wb") as output:
             self._process = subprocess.Popen(
-                [str(python), *runner, *script], cwd=folder, env=environment(folder), text=True,
-                stdin=subprocess.PIPE, stdout=output, stderr=output,
-            )  # fmt: skip
+                [str(python), *runner, *script],
+                cwd=folder,
+                env=environment(folder),
+                text=True,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+            )
         self._training = self._process.pid
 
     def started(self) -> None:

@@ -33,8 +33,13 @@ Step = Callable[[], torch.Tensor]
 def training_step(width: int) -> tuple[Step, torch.optim.Optimizer]:
     """Return one step of a three-layer network on a fixed batch: forward, backward, Adam."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(INPUTS, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(),
-                          nn.Linear(width, CLASSES))  # fmt: skip
+    model = nn.Sequential(
+        nn.Linear(INPUTS, width),
+        nn.ReLU(),
+        nn.Linear(width, width),
+        nn.ReLU(),
+        nn.Linear(width, CLASSES),
+    )
     inputs, targets = torch.randn(BATCH, INPUTS), torch.randint(CLASSES, (BATCH,))
     loss_fn = nn.CrossEntropyLoss()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)

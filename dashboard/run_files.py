@@ -8,7 +8,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepscope.output import terminal_text
+from stepscope.formatting import terminal_text
 
 TAIL_BYTES = 20_000
 SNAPSHOTS = 50

@@ -115,7 +115,7 @@ class Services:
 
     def weights(self, run_id: str, name: str) -> bytes:
         """Return the weights alone of a checkpoint. Raises RunError or CheckpointError."""
-        checkpoint = importlib.import_module("trainer.checkpoint")
+        checkpoint = importlib.import_module("trainer.training.checkpoint")
         data: bytes = checkpoint.weights_bytes(self.folder(run_id) / name)
         return data
 

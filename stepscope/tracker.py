@@ -24,14 +24,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from stepscope.fast_step import ABSENT, Step, can_be_compiled, compile_step, is_host_tensor
-from stepscope.live_run import LiveRun, runs_root
-from stepscope.outcome import outcome
-from stepscope.ranks import announce, find_place
-from stepscope.recorder import Recorder
+from stepscope.diagnosis.outcome import outcome
+from stepscope.recording.fast_step import (
+    ABSENT,
+    Step,
+    can_be_compiled,
+    compile_step,
+    is_host_tensor,
+)
+from stepscope.recording.recorder import Recorder
+from stepscope.recording.rows import RATES, SAMPLES
 from stepscope.run import RunKind, RunStatus
-from stepscope.script import in_notebook, running_name
-from stepscope.steps import RATES, SAMPLES
+from stepscope.run.ranks import announce, find_place
+from stepscope.session.live_run import LiveRun, runs_root
+from stepscope.session.program import in_notebook, running_name
 
 log = logging.getLogger(__name__)
 
@@ -149,9 +155,11 @@ class Tracker:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
         trace: TracebackType | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if not self.watched:
             self._end(error)
 
@@ -250,9 +258,12 @@ class Tracker:
 
 
 def init(
-    name: str | None = None, *, runs: Path | str | None = None,
-    config: Mapping[str, Any] | None = None, sample: bool = True,
-) -> Tracker:  # fmt: skip
+    name: str | None = None,
+    *,
+    runs: Path | str | None = None,
+    config: Mapping[str, Any] | None = None,
+    sample: bool = True,
+) -> Tracker:
     """Start recording this process, say where on stderr, and return what to call at each step.
 
     `runs` is the folder of all runs, by default STEPSCOPE_RUNS or ./runs; `sample` records memory
@@ -267,9 +278,15 @@ def init(
         root = runs_root(None if runs is None else Path(runs))
         place = find_place(root, name, os.environ)
         live = LiveRun(
-            name=name, kind=RunKind.INIT, folder=place.folder, rank=place.number,
-            world_size=place.world_size, config=config, sample=sample, facts={"rank": place.rank},
-        )  # fmt: skip
+            name=name,
+            kind=RunKind.INIT,
+            folder=place.folder,
+            rank=place.number,
+            world_size=place.world_size,
+            config=config,
+            sample=sample,
+            facts={"rank": place.rank},
+        )
     except Exception as error:  # noqa: BLE001 - whatever is wrong, the training has to run
         log.warning("stepscope: nothing is recorded, no run folder could be made: %s", error)
         return Tracker(None)

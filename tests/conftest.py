@@ -14,9 +14,15 @@ import pytest
 Need = Callable[[str | None], None]
 
 # Without these Chromium looks up its maker's hosts, and a container gives it no sandbox.
-CHROMIUM_ARGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking",
-                 "--no-first-run", "--disable-component-update", "--disable-sync",
-                 "--disable-quic"]  # fmt: skip
+CHROMIUM_ARGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--no-first-run",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-quic",
+]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

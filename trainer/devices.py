@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from stepscope.nvml import nvml_uuid
+from stepscope.sampling.nvml import nvml_uuid
 from trainer.problems import TrainDevice
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from stepscope.outcome import Shortage, asked_for, shortage
+from stepscope.diagnosis.outcome import Shortage, asked_for, shortage
 from trainer.config import LIMITS, Precision, RunConfig, Runner, Workload
 from trainer.problems import TrainDevice, choice_problem
 

@@ -9,16 +9,30 @@ class Board {
   constructor(scene, unfolded) {
     this.scene = scene;
     this.cards = [];
-    this.grids = { main: el("div", { class: "ss-grid ss-main" }), custom: el("div", { class: "ss-grid ss-small" }), optimizer: el("div", { class: "ss-grid" }) };
+    this.grids = {
+      main: el("div", { class: "ss-grid ss-main" }),
+      custom: el("div", { class: "ss-grid ss-small" }),
+      optimizer: el("div", { class: "ss-grid" }),
+    };
     this.note = el("p", { class: "ss-muted", hidden: "" });
     this.custom = el(
-      "section", { class: "ss-group", "data-testid": "custom", "aria-label": "Metrics of the script", hidden: "" },
-      el("h3", {}, "Metrics of the script"), this.grids.custom, this.note,
+      "section",
+      {
+        class: "ss-group",
+        "data-testid": "custom",
+        "aria-label": "Metrics of the script",
+        hidden: "",
+      },
+      el("h3", {}, "Metrics of the script"),
+      this.grids.custom,
+      this.note,
     );
     this.summary = el("span", { class: "ss-muted" });
     this.more = el(
-      "details", { class: "ss-group ss-more", "data-testid": "optimizer", hidden: "" },
-      el("summary", {}, el("span", { class: "ss-more-title" }, "Optimizer"), this.summary), this.grids.optimizer,
+      "details",
+      { class: "ss-group ss-more", "data-testid": "optimizer", hidden: "" },
+      el("summary", {}, el("span", { class: "ss-more-title" }, "Optimizer"), this.summary),
+      this.grids.optimizer,
     );
     this.more.addEventListener("toggle", () => unfolded(this.more.open));
     this.node = el("div", {}, this.grids.main, this.custom, this.more);
@@ -27,13 +41,16 @@ class Board {
 
   watch() {
     const find = (part, node) => this.cards.find((card) => card[part] === node);
-    this.seen = new IntersectionObserver((entries) => {
-      for (const entry of entries) {
-        const card = find("node", entry.target);
-        if (card) card.visible = entry.isIntersecting;
-      }
-      this.scene.schedule();
-    }, { rootMargin: "120px" });
+    this.seen = new IntersectionObserver(
+      (entries) => {
+        for (const entry of entries) {
+          const card = find("node", entry.target);
+          if (card) card.visible = entry.isIntersecting;
+        }
+        this.scene.schedule();
+      },
+      { rootMargin: "120px" },
+    );
     this.sized = new ResizeObserver((entries) => {
       for (const entry of entries) {
         const card = find("stage", entry.target);
@@ -59,7 +76,9 @@ class Board {
     for (const card of before.values()) this.drop(card);
     for (const [group, grid] of Object.entries(this.grids)) {
       const nodes = this.cards.filter((card) => card.spec.group === group).map((card) => card.node);
-      const same = nodes.length === grid.childElementCount && nodes.every((node, i) => grid.children[i] === node);
+      const same =
+        nodes.length === grid.childElementCount &&
+        nodes.every((node, i) => grid.children[i] === node);
       if (!same) grid.replaceChildren(...nodes);
     }
     this.custom.hidden = !this.grids.custom.childElementCount;

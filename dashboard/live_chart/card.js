@@ -39,9 +39,23 @@ class Card {
     this.tip = el("div", { class: "ss-tip", hidden: "" });
     this.none = el("p", { class: "ss-none", hidden: "" });
     const style = `height:${this.height}px`;
-    this.stage = el("div", { class: "ss-stage", style }, this.plot, this.none, this.marks.node, this.cross, this.tip);
+    this.stage = el(
+      "div",
+      { class: "ss-stage", style },
+      this.plot,
+      this.none,
+      this.marks.node,
+      this.cross,
+      this.tip,
+    );
     this.node = el(
-      "section", { class: "ss-card", "data-testid": `chart-${spec.id}`, "data-points": 0, "aria-label": spec.title },
+      "section",
+      {
+        class: "ss-card",
+        "data-testid": `chart-${spec.id}`,
+        "data-points": 0,
+        "aria-label": spec.title,
+      },
       el("header", { class: "ss-card-head" }, el("h3", {}, spec.title), this.unit, this.tools),
       this.legend,
       ...(spec.note ? [el("p", { class: "ss-note" }, spec.note)] : []),
@@ -54,45 +68,70 @@ class Card {
   chip(trace) {
     const key = `${this.spec.id}/${trace.label}`;
     const value = el("span", { class: "ss-chip-value" });
-    const swatch = el("i", { style: `border-color:var(--ss-${trace.colour})`, class: `ss-${trace.dash}` });
+    const swatch = el("i", {
+      style: `border-color:var(--ss-${trace.colour})`,
+      class: `ss-${trace.dash}`,
+    });
     const hidden = this.scene.prefs.hidden;
-    const node = el("button", {
-      type: "button", class: "ss-chip", title: "Show or hide this line", "aria-pressed": !hidden.includes(key),
-      onclick: () => {
-        if (hidden.includes(key)) hidden.splice(hidden.indexOf(key), 1);
-        else hidden.push(key);
-        node.setAttribute("aria-pressed", !hidden.includes(key));
-        this.scene.save();
-        this.scene.redraw(this);
+    const node = el(
+      "button",
+      {
+        type: "button",
+        class: "ss-chip",
+        title: "Show or hide this line",
+        "aria-pressed": !hidden.includes(key),
+        onclick: () => {
+          if (hidden.includes(key)) hidden.splice(hidden.indexOf(key), 1);
+          else hidden.push(key);
+          node.setAttribute("aria-pressed", !hidden.includes(key));
+          this.scene.save();
+          this.scene.redraw(this);
+        },
       },
-    }, swatch, el("span", {}, trace.label), value);
+      swatch,
+      el("span", {}, trace.label),
+      value,
+    );
     return { node, value, trace, key };
   }
 
   toggle(name, label, title) {
     const { prefs } = this.scene;
-    const node = el("button", {
-      type: "button", class: "ss-tool", title, "aria-pressed": Boolean(prefs[name]),
-      onclick: () => {
-        prefs[name] = !prefs[name];
-        node.setAttribute("aria-pressed", prefs[name]);
-        this.scene.save();
-        this.scene.redraw(this);
+    const node = el(
+      "button",
+      {
+        type: "button",
+        class: "ss-tool",
+        title,
+        "aria-pressed": Boolean(prefs[name]),
+        onclick: () => {
+          prefs[name] = !prefs[name];
+          node.setAttribute("aria-pressed", prefs[name]);
+          this.scene.save();
+          this.scene.redraw(this);
+        },
       },
-    }, label);
+      label,
+    );
     return node;
   }
 
   buttons() {
     const { spec, scene } = this;
-    const tool = (label, title, act) => el("button", { type: "button", class: "ss-tool ss-quiet", title, onclick: act }, label);
+    const tool = (label, title, act) =>
+      el("button", { type: "button", class: "ss-tool ss-quiet", title, onclick: act }, label);
     const list = [
       tool("CSV", "Save the points shown as CSV", () => this.saveCsv()),
       tool("PNG", "Save this chart as an image", () => this.savePng()),
     ];
     if (spec.loss) {
       const slider = el("input", {
-        type: "range", min: 0, max: 0.99, step: 0.01, value: scene.prefs.smoothing, "aria-label": "Smoothing",
+        type: "range",
+        min: 0,
+        max: 0.99,
+        step: 0.01,
+        value: scene.prefs.smoothing,
+        "aria-label": "Smoothing",
         title: "Smoothing: exponential moving average over the points drawn",
         oninput: () => {
           scene.prefs.smoothing = Number(slider.value);
@@ -103,7 +142,13 @@ class Card {
       list.push(slider, this.toggle("log", "log", "Logarithmic loss axis"));
     }
     if (spec.traces.some((trace) => trace.style === "context")) {
-      list.push(this.toggle(`full-${spec.id}`, "full scale", "Scale to the dashed line, or to the values only"));
+      list.push(
+        this.toggle(
+          `full-${spec.id}`,
+          "full scale",
+          "Scale to the dashed line, or to the values only",
+        ),
+      );
     }
     return list;
   }
@@ -131,7 +176,8 @@ class Card {
       if (!values) continue;
       const [from, to] = visibleSpan(xsOf(series, this.scene.axis), this.scene.range);
       const skipped = this.spec.warm_up || 0;
-      for (let i = from; i < to; i += 1) if (values[i] > top && series.start[i] >= skipped) top = values[i];
+      for (let i = from; i < to; i += 1)
+        if (values[i] > top && series.start[i] >= skipped) top = values[i];
     }
     return top;
   }
@@ -144,12 +190,25 @@ class Card {
       if (!holds(column) || this.hidden(trace)) continue;
       const points = this.points(trace, series, column, factors[trace.axis]);
       const colour = this.scene.theme.palette[trace.colour];
-      points.forEach(({ x, y, faint }, i) => all.push({
-        type: "scatter", x, y, name: trace.label, showlegend: i === points.length - 1, hoverinfo: "skip",
-        ...((trace.style === "points" && x.length <= MAX_DOTS) || x.length === 1 ? { mode: "lines+markers", marker: { size: 5, color: colour } } : { mode: "lines" }),
-        line: { color: faint ? withAlpha(colour, 0.28) : colour, width: faint ? 1 : 1.5, dash: trace.dash },
-        yaxis: trace.axis,
-      }));
+      points.forEach(({ x, y, faint }, i) =>
+        all.push({
+          type: "scatter",
+          x,
+          y,
+          name: trace.label,
+          showlegend: i === points.length - 1,
+          hoverinfo: "skip",
+          ...((trace.style === "points" && x.length <= MAX_DOTS) || x.length === 1
+            ? { mode: "lines+markers", marker: { size: 5, color: colour } }
+            : { mode: "lines" }),
+          line: {
+            color: faint ? withAlpha(colour, 0.28) : colour,
+            width: faint ? 1 : 1.5,
+            dash: trace.dash,
+          },
+          yaxis: trace.axis,
+        }),
+      );
     }
     return all;
   }
@@ -172,22 +231,46 @@ class Card {
   yAxis(spec, top, factor) {
     const { theme, prefs } = this.scene;
     const axis = {
-      fixedrange: true, gridcolor: theme.grid, zeroline: false, tickmode: "auto", nticks: this.height < PLOT_HEIGHT ? 4 : 5,
-      separatethousands: true, ticklen: 0, tickfont: { size: 11 },
-      exponentformat: "e", tickformat: spec.unit === "1/s" ? "~s" : "", automargin: false, ticklabeloverflow: "allow", type: "linear",
+      fixedrange: true,
+      gridcolor: theme.grid,
+      zeroline: false,
+      tickmode: "auto",
+      nticks: this.height < PLOT_HEIGHT ? 4 : 5,
+      separatethousands: true,
+      ticklen: 0,
+      tickfont: { size: 11 },
+      exponentformat: "e",
+      tickformat: spec.unit === "1/s" ? "~s" : "",
+      automargin: false,
+      ticklabeloverflow: "allow",
+      type: "linear",
     };
     if (spec.range) return { ...axis, range: [spec.range[0], spec.range[1] * 1.03] };
     if (spec.zero) return { ...axis, range: [0, top > 0 ? (top / factor) * 1.08 : 1] };
     const log = this.spec.loss && prefs.log;
-    return { ...axis, type: log ? "log" : "linear", autorange: true, ...(log ? { dtick: "D2" } : {}) };
+    return {
+      ...axis,
+      type: log ? "log" : "linear",
+      autorange: true,
+      ...(log ? { dtick: "D2" } : {}),
+    };
   }
 
   xAxis() {
     const { theme, axis, range } = this.scene;
     const shared = {
       range: [...range], // Plotly writes into it while panning
-      type: "linear", zeroline: false, showgrid: false, showline: true, linecolor: theme.line, automargin: false,
-      ticks: "outside", ticklen: 3, tickcolor: theme.line, tickfont: { size: 11 }, ticklabeloverflow: "hide past div",
+      type: "linear",
+      zeroline: false,
+      showgrid: false,
+      showline: true,
+      linecolor: theme.line,
+      automargin: false,
+      ticks: "outside",
+      ticklen: 3,
+      tickcolor: theme.line,
+      tickfont: { size: 11 },
+      ticklabeloverflow: "hide past div",
     };
     if (axis === "step") return { ...shared, nticks: 7, tickformat: ",d" };
     const ticks = timeTicks(range[0], range[1], Math.max(3, Math.floor(this.width / 95)));
@@ -199,16 +282,37 @@ class Card {
     const tops = { y: this.top("y"), y2: spec.y2 ? this.top("y2") : 0 };
     const scales = { y: scaleFor(spec.y.unit, tops.y), y2: scaleFor(spec.y2?.unit || "", tops.y2) };
     const factors = { y: scales.y.factor, y2: scales.y2.factor };
-    const bare = !spec.traces.some((trace) => holds(this.scene.source(trace.series)?.v[trace.metric]));
-    setText(this.unit, bare ? "" : [scales.y.unit, spec.y2 && scales.y2.unit].filter(Boolean).join(" · "));
+    const bare = !spec.traces.some((trace) =>
+      holds(this.scene.source(trace.series)?.v[trace.metric]),
+    );
+    setText(
+      this.unit,
+      bare ? "" : [scales.y.unit, spec.y2 && scales.y2.unit].filter(Boolean).join(" · "),
+    );
     const layout = {
-      width: this.width, height: this.height, margin: this.box, showlegend: false, hovermode: false, dragmode: "zoom",
-      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { family: scene.theme.font, color: scene.theme.text },
-      xaxis: this.xAxis(), yaxis: this.yAxis(spec.y, tops.y, factors.y),
+      width: this.width,
+      height: this.height,
+      margin: this.box,
+      showlegend: false,
+      hovermode: false,
+      dragmode: "zoom",
+      paper_bgcolor: "rgba(0,0,0,0)",
+      plot_bgcolor: "rgba(0,0,0,0)",
+      font: { family: scene.theme.font, color: scene.theme.text },
+      xaxis: this.xAxis(),
+      yaxis: this.yAxis(spec.y, tops.y, factors.y),
     };
-    if (spec.y2) layout.yaxis2 = { ...this.yAxis(spec.y2, tops.y2, factors.y2), overlaying: "y", side: "right", showgrid: false };
+    if (spec.y2)
+      layout.yaxis2 = {
+        ...this.yAxis(spec.y2, tops.y2, factors.y2),
+        overlaying: "y",
+        side: "right",
+        showgrid: false,
+      };
     // Without a value the numbers and their unit would be made up.
-    if (bare) for (const y of [layout.yaxis, layout.yaxis2]) if (y) Object.assign(y, { showticklabels: false, showgrid: false });
+    if (bare)
+      for (const y of [layout.yaxis, layout.yaxis2])
+        if (y) Object.assign(y, { showticklabels: false, showgrid: false });
     return { data: this.traces(factors), layout };
   }
 
@@ -221,8 +325,14 @@ class Card {
     layout.datarevision = this.drawnAt;
     if (this.plotted) Plotly.react(this.plot, data, layout, CONFIG);
     else this.first(data, layout);
-    const first = this.spec.traces[0] && this.scene.source(this.spec.traces[0].series)?.v[this.spec.traces[0].metric];
-    setAttribute(this.node, "data-points", first ? first.mean.filter((value) => value !== null).length : 0);
+    const first =
+      this.spec.traces[0] &&
+      this.scene.source(this.spec.traces[0].series)?.v[this.spec.traces[0].metric];
+    setAttribute(
+      this.node,
+      "data-points",
+      first ? first.mean.filter((value) => value !== null).length : 0,
+    );
     this.showHeld();
     this.overlay();
   }
@@ -289,20 +399,31 @@ class Card {
     const shown = x !== null && x >= this.range[0] && x <= this.range[1];
     this.cross.hidden = !shown;
     this.tip.hidden = true;
-    for (const chip of this.chips) setText(chip.value, this.valueText(chip.trace, shown ? x : null));
+    for (const chip of this.chips)
+      setText(chip.value, this.valueText(chip.trace, shown ? x : null));
     if (!shown) return;
     const left = this.place(x);
     this.cross.style.transform = `translateX(${left.toFixed(1)}px)`;
-    setText(this.crossLabel, source ? (this.scene.axis === "time" ? clock(x) : Math.round(x).toLocaleString("en-US")) : "");
+    setText(
+      this.crossLabel,
+      source ? (this.scene.axis === "time" ? clock(x) : Math.round(x).toLocaleString("en-US")) : "",
+    );
     if (source) this.showTip(left);
   }
 
   showTip(left) {
-    const near = this.scene.marks.filter((mark) => Math.abs(this.place(mark.x) - left) <= NEAR_MARK).slice(-4);
+    const near = this.scene.marks
+      .filter((mark) => Math.abs(this.place(mark.x) - left) <= NEAR_MARK)
+      .slice(-4);
     if (!near.length) return;
     const lines = near.map(({ event }) => {
       const changes = changesOf(event, this.scene.metrics);
-      return el("div", {}, el("b", {}, wordOf(event)), ` ${[changes, event.text].filter(Boolean).join(". ")}`);
+      return el(
+        "div",
+        {},
+        el("b", {}, wordOf(event)),
+        ` ${[changes, event.text].filter(Boolean).join(". ")}`,
+      );
     });
     this.tip.replaceChildren(...lines);
     this.tip.hidden = false;
@@ -365,18 +486,35 @@ class Card {
     const { Plotly, theme, marks } = this.scene;
     const { data, layout } = this.figure();
     const line = { color: theme.text, width: 1, dash: "dot" };
-    const shapes = marks.map(({ x }) => ({ type: "line", x0: x, x1: x, y0: 0, y1: 1, yref: "paper", line }));
+    const shapes = marks.map(({ x }) => ({
+      type: "line",
+      x0: x,
+      x1: x,
+      y0: 0,
+      y1: 1,
+      yref: "paper",
+      line,
+    }));
     const { orange } = theme.palette;
     const bad = { fillcolor: withAlpha(orange, 0.15), line: { width: 1, color: orange } };
     for (const { from, to } of this.oddSpans()) {
       shapes.push({ type: "rect", x0: from, x1: to, y0: 0, y1: 1, yref: "paper", ...bad });
     }
     const image = {
-      ...layout, shapes, width: undefined, height: undefined, paper_bgcolor: theme.background, showlegend: true,
-      title: { text: `${this.spec.title} ${this.unit.textContent}` }, margin: { ...this.box, l: 70, t: 60, b: 40 },
+      ...layout,
+      shapes,
+      width: undefined,
+      height: undefined,
+      paper_bgcolor: theme.background,
+      showlegend: true,
+      title: { text: `${this.spec.title} ${this.unit.textContent}` },
+      margin: { ...this.box, l: 70, t: 60, b: 40 },
     };
     const filename = this.fileName();
-    Plotly.downloadImage({ data, layout: image }, { format: "png", width: 1200, height: 500, scale: 2, filename });
+    Plotly.downloadImage(
+      { data, layout: image },
+      { format: "png", width: 1200, height: 500, scale: 2, filename },
+    );
   }
 
   close() {

@@ -6,7 +6,16 @@ const DETAIL_REFRESH_MS = 2_000;
 class Detail {
   // `view` gives run, axis, zoom() and live; `show()` is called when there is more to draw.
   constructor(view, show, trouble) {
-    Object.assign(this, { view, show, trouble, series: null, timer: 0, abort: null, askedAt: 0, end: null });
+    Object.assign(this, {
+      view,
+      show,
+      trouble,
+      series: null,
+      timer: 0,
+      abort: null,
+      askedAt: 0,
+      end: null,
+    });
   }
 
   // The zoom changed: drop what belongs to the old one and ask soon.
@@ -24,10 +33,17 @@ class Detail {
     if (!zoom || whole) return this.show();
     const abort = (this.abort = new AbortController());
     try {
-      const query = new URLSearchParams({ run, axis, from: zoom[0], to: zoom[1], ...(asksMore ? { more: 1 } : {}) });
+      const query = new URLSearchParams({
+        run,
+        axis,
+        from: zoom[0],
+        to: zoom[1],
+        ...(asksMore ? { more: 1 } : {}),
+      });
       const answer = await ask(`/api/window?${query}`, abort.signal);
       this.series = {};
-      for (const [name, part] of Object.entries(answer.series)) this.series[name] = mergeSeries(null, part);
+      for (const [name, part] of Object.entries(answer.series))
+        this.series[name] = mergeSeries(null, part);
       this.show();
     } catch (error) {
       if (!abort.signal.aborted) this.trouble(`No finer detail for this zoom: ${error.message}`);

@@ -1,20 +1,55 @@
 // Events: their words, the acknowledgement of a button, the marks on the charts, the table below.
 
 const EVENT_WORDS = {
-  epoch: "Epoch", checkpoint: "Checkpoint", empty_cache: "Empty cache", reset_peaks: "Reset peak stats",
-  collect_garbage: "Collect garbage", save_checkpoint: "Save checkpoint", mark: "Mark", pause: "Pause",
-  resume: "Resume", stop: "Stop", oom: "Out of memory", nan: "NaN loss", error: "Error",
-  gpu_lost: "GPU lost", gpu_recovered: "GPU back", throttle_start: "Throttling",
-  throttle_end: "Throttling over", status: "Status", resumed: "Resumed", sampler_slowed: "Sampler slowed",
-  memory_snapshot: "Memory snapshot", hook_failed: "Not recorded", output_lost: "Output not kept",
+  epoch: "Epoch",
+  checkpoint: "Checkpoint",
+  empty_cache: "Empty cache",
+  reset_peaks: "Reset peak stats",
+  collect_garbage: "Collect garbage",
+  save_checkpoint: "Save checkpoint",
+  mark: "Mark",
+  pause: "Pause",
+  resume: "Resume",
+  stop: "Stop",
+  oom: "Out of memory",
+  nan: "NaN loss",
+  error: "Error",
+  gpu_lost: "GPU lost",
+  gpu_recovered: "GPU back",
+  throttle_start: "Throttling",
+  throttle_end: "Throttling over",
+  status: "Status",
+  resumed: "Resumed",
+  sampler_slowed: "Sampler slowed",
+  memory_snapshot: "Memory snapshot",
+  hook_failed: "Not recorded",
+  output_lost: "Output not kept",
   amp_skipped: "Step skipped",
 };
 const MARK_LABELS = {
-  checkpoint: "", empty_cache: "cache", reset_peaks: "peaks", collect_garbage: "gc",
-  save_checkpoint: "save", mark: "mark", pause: "Ⅱ", resume: "▶", stop: "■", oom: "OOM", nan: "NaN",
-  error: "error", gpu_lost: "lost", gpu_recovered: "back", throttle_start: "throttle",
-  throttle_end: "full", status: "", memory_snapshot: "snapshot", hook_failed: "", output_lost: "",
-  amp_skipped: "", resumed: "resumed", sampler_slowed: "",
+  checkpoint: "",
+  empty_cache: "cache",
+  reset_peaks: "peaks",
+  collect_garbage: "gc",
+  save_checkpoint: "save",
+  mark: "mark",
+  pause: "Ⅱ",
+  resume: "▶",
+  stop: "■",
+  oom: "OOM",
+  nan: "NaN",
+  error: "error",
+  gpu_lost: "lost",
+  gpu_recovered: "back",
+  throttle_start: "throttle",
+  throttle_end: "full",
+  status: "",
+  memory_snapshot: "snapshot",
+  hook_failed: "",
+  output_lost: "",
+  amp_skipped: "",
+  resumed: "resumed",
+  sampler_slowed: "",
 };
 const BAD = new Set(["oom", "nan", "error", "gpu_lost", "throttle_start"]);
 const ROUTINE = new Set(["epoch", "checkpoint", "status"]);
@@ -34,7 +69,9 @@ function changesOf(event, metrics) {
   const keys = Object.keys(after).filter((key) => key in before);
   const moved = keys.filter((key) => before[key] !== after[key]);
   return (moved.length ? moved : keys)
-    .map((key) => change(metrics[key]?.label || key, metrics[key]?.unit || "", before[key], after[key]))
+    .map((key) =>
+      change(metrics[key]?.label || key, metrics[key]?.unit || "", before[key], after[key]),
+    )
     .join(", ");
 }
 
@@ -42,7 +79,8 @@ function ackText(event) {
   const done = event.data?.ok === false ? "refused" : "done";
   const where = isNumber(event.step) ? ` at step ${event.step.toLocaleString("en-US")}` : "";
   const word = wordOf(event);
-  const text = event.text && !event.text.startsWith(word) ? `${word}: ${event.text}` : event.text || word;
+  const text =
+    event.text && !event.text.startsWith(word) ? `${word}: ${event.text}` : event.text || word;
   return `${text} — ${done}${where}`;
 }
 
@@ -58,13 +96,20 @@ function epochStride(epochs) {
 // Events to mark within a range: the newest MAX_MARKS, routine ones only of every few epochs.
 function marksIn(events, axis, range) {
   const place = (event) => (axis === "time" ? event.t : event.step);
-  const inside = events.filter((event) => isNumber(place(event)) && place(event) >= range[0] && place(event) <= range[1]);
-  const epochs = new Set(inside.filter((event) => event.kind === "epoch").map((event) => event.epoch));
+  const inside = events.filter(
+    (event) => isNumber(place(event)) && place(event) >= range[0] && place(event) <= range[1],
+  );
+  const epochs = new Set(
+    inside.filter((event) => event.kind === "epoch").map((event) => event.epoch),
+  );
   const stride = epochStride(epochs.size);
-  const kept = inside.filter((event) => !ROUTINE.has(event.kind) || (event.epoch || 0) % stride === 0);
+  const kept = inside.filter(
+    (event) => !ROUTINE.has(event.kind) || (event.epoch || 0) % stride === 0,
+  );
   return kept.slice(-MAX_MARKS).map((event) => {
     const tone = BAD.has(event.kind) ? "bad" : ROUTINE.has(event.kind) ? "routine" : "action";
-    const label = event.kind === "epoch" ? `e${event.epoch ?? ""}` : MARK_LABELS[event.kind] ?? event.kind;
+    const label =
+      event.kind === "epoch" ? `e${event.epoch ?? ""}` : (MARK_LABELS[event.kind] ?? event.kind);
     return { x: place(event), tone, label, event };
   });
 }
@@ -94,7 +139,8 @@ function placeLabels(marks, at, right) {
 class MarkLayer {
   constructor() {
     this.paths = { routine: svg("path"), action: svg("path"), bad: svg("path") };
-    for (const [tone, path] of Object.entries(this.paths)) path.setAttribute("class", `ss-mark-${tone}`);
+    for (const [tone, path] of Object.entries(this.paths))
+      path.setAttribute("class", `ss-mark-${tone}`);
     this.labels = svg("g");
     this.odd = svg("path", { class: "ss-odd-span" });
     const parts = [this.odd, ...Object.values(this.paths), this.labels];
@@ -137,14 +183,19 @@ class EventTable {
   constructor() {
     this.body = el("tbody");
     this.count = el("span", { class: "ss-muted" });
-    const nothing = "Nothing has happened yet: epochs, checkpoints, button presses and problems appear here.";
+    const nothing =
+      "Nothing has happened yet: epochs, checkpoints, button presses and problems appear here.";
     this.empty = el("p", { class: "ss-muted ss-empty" }, nothing);
-    const head = ["Time", "Step", "Event", "What happened", "Before → after"].map((text) => el("th", { scope: "col" }, text));
+    const head = ["Time", "Step", "Event", "What happened", "Before → after"].map((text) =>
+      el("th", { scope: "col" }, text),
+    );
     this.table = el("table", { hidden: "" }, el("thead", {}, el("tr", {}, ...head)), this.body);
     this.node = el(
-      "section", { class: "ss-events ss-card", "data-testid": "events", "aria-label": "Events" },
+      "section",
+      { class: "ss-events ss-card", "data-testid": "events", "aria-label": "Events" },
       el("header", { class: "ss-card-head" }, el("h3", {}, "Events"), this.count),
-      this.empty, el("div", { class: "ss-scroll" }, this.table),
+      this.empty,
+      el("div", { class: "ss-scroll" }, this.table),
     );
   }
 
@@ -156,11 +207,17 @@ class EventTable {
   show(total) {
     this.table.hidden = total === 0;
     this.empty.hidden = total !== 0;
-    setText(this.count, total > MAX_ROWS ? `newest ${MAX_ROWS} of ${total}` : total ? String(total) : "");
+    setText(
+      this.count,
+      total > MAX_ROWS ? `newest ${MAX_ROWS} of ${total}` : total ? String(total) : "",
+    );
   }
 
   add(events, metrics, total) {
-    const rows = events.slice(-MAX_ROWS).map((event) => this.row(event, metrics)).reverse();
+    const rows = events
+      .slice(-MAX_ROWS)
+      .map((event) => this.row(event, metrics))
+      .reverse();
     this.body.prepend(...rows);
     while (this.body.childElementCount > MAX_ROWS) this.body.lastElementChild.remove();
     this.show(total);
@@ -169,9 +226,14 @@ class EventTable {
   row(event, metrics) {
     const tone = BAD.has(event.kind) ? "bad" : ROUTINE.has(event.kind) ? "routine" : "action";
     return el(
-      "tr", { "data-kind": event.kind, "data-tone": tone },
+      "tr",
+      { "data-kind": event.kind, "data-tone": tone },
       el("td", { class: "ss-figure" }, isNumber(event.t) ? clock(event.t) : MISSING),
-      el("td", { class: "ss-figure" }, isNumber(event.step) ? event.step.toLocaleString("en-US") : MISSING),
+      el(
+        "td",
+        { class: "ss-figure" },
+        isNumber(event.step) ? event.step.toLocaleString("en-US") : MISSING,
+      ),
       el("td", { class: "ss-kind" }, wordOf(event)),
       el("td", {}, event.text || ""),
       el("td", { class: "ss-figures" }, changesOf(event, metrics)),

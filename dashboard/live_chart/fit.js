@@ -3,8 +3,22 @@
 class FitCard extends Card {
   constructor(spec, scene) {
     const { fit } = scene;
-    const entry = (label, colour, dash) => ({ label, colour, dash, series: fit.series, metric: fit.weight, style: "line" });
-    super({ ...spec, y: { unit: "" }, traces: [entry("learnt", "orange", "solid"), entry("truth", "grey", "dash")] }, scene);
+    const entry = (label, colour, dash) => ({
+      label,
+      colour,
+      dash,
+      series: fit.series,
+      metric: fit.weight,
+      style: "line",
+    });
+    super(
+      {
+        ...spec,
+        y: { unit: "" },
+        traces: [entry("learnt", "orange", "solid"), entry("truth", "grey", "dash")],
+      },
+      scene,
+    );
     this.ends = [Math.min(...fit.x), Math.max(...fit.x)];
   }
 
@@ -14,20 +28,49 @@ class FitCard extends Card {
     const { palette } = theme;
     const [weight, bias] = this.learnt();
     const line = (slope, intercept, name, colour, dash) => ({
-      type: "scatter", mode: "lines", name, x: ends, y: ends.map((x) => slope * x + intercept), hoverinfo: "skip",
+      type: "scatter",
+      mode: "lines",
+      name,
+      x: ends,
+      y: ends.map((x) => slope * x + intercept),
+      hoverinfo: "skip",
       line: { color: colour, width: 2, dash },
     });
     const marker = { size: 4, color: withAlpha(palette.blue, 0.5) };
-    const dots = { type: "scatter", mode: "markers", name: "data", x: fit.x, y: fit.y, hoverinfo: "skip", marker };
+    const dots = {
+      type: "scatter",
+      mode: "markers",
+      name: "data",
+      x: fit.x,
+      y: fit.y,
+      hoverinfo: "skip",
+      marker,
+    };
     const data = [dots];
-    if (!this.hidden(this.spec.traces[1])) data.push(line(fit.slope, fit.intercept, "truth", palette.grey, "dash"));
+    if (!this.hidden(this.spec.traces[1]))
+      data.push(line(fit.slope, fit.intercept, "truth", palette.grey, "dash"));
     const known = weight !== null && bias !== null;
-    if (known && !this.hidden(this.spec.traces[0])) data.push(line(weight, bias, "learnt", palette.orange, "solid"));
-    const axis = { fixedrange: true, gridcolor: theme.grid, zeroline: false, tickfont: { size: 11 }, nticks: 6 };
+    if (known && !this.hidden(this.spec.traces[0]))
+      data.push(line(weight, bias, "learnt", palette.orange, "solid"));
+    const axis = {
+      fixedrange: true,
+      gridcolor: theme.grid,
+      zeroline: false,
+      tickfont: { size: 11 },
+      nticks: 6,
+    };
     const layout = {
-      width: this.width, height: this.height, margin: this.box, showlegend: false, hovermode: false, dragmode: false,
-      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { family: theme.font, color: theme.text },
-      xaxis: axis, yaxis: axis,
+      width: this.width,
+      height: this.height,
+      margin: this.box,
+      showlegend: false,
+      hovermode: false,
+      dragmode: false,
+      paper_bgcolor: "rgba(0,0,0,0)",
+      plot_bgcolor: "rgba(0,0,0,0)",
+      font: { family: theme.font, color: theme.text },
+      xaxis: axis,
+      yaxis: axis,
     };
     return { data, layout };
   }

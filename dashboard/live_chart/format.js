@@ -75,15 +75,19 @@ function clock(seconds) {
   return hours ? `${hours}:${two(minutes)}:${two(whole % 60)}` : `${minutes}:${two(whole % 60)}`;
 }
 
-const TIME_STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400];
+const TIME_STEPS = [
+  1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400,
+];
 
 // Round clock times inside [from, to]: at most `count` of them. Below a second, plain numbers.
 function timeTicks(from, to, count) {
   const raw = (to - from) / count;
   const decimal = raw < 1 ? 10 ** Math.ceil(Math.log10(Math.max(raw, 1e-3))) : null;
-  const step = decimal || TIME_STEPS.find((candidate) => candidate >= raw) || 86400 * Math.ceil(raw / 86400);
+  const step =
+    decimal || TIME_STEPS.find((candidate) => candidate >= raw) || 86400 * Math.ceil(raw / 86400);
   const values = [];
-  for (let tick = Math.ceil(from / step - 1e-9); tick * step <= to; tick += 1) values.push(tick * step);
+  for (let tick = Math.ceil(from / step - 1e-9); tick * step <= to; tick += 1)
+    values.push(tick * step);
   const text = values.map((value) => (step < 1 ? `${short(value)} s` : clock(value)));
   return { values, text };
 }

@@ -1,8 +1,12 @@
 // Everything above the charts: status, acknowledgement, progress, number tiles.
 
 const STATUSES = {
-  pending: ["○", "Pending"], running: ["●", "Running"], paused: ["Ⅱ", "Paused"],
-  finished: ["✓", "Finished"], stopped: ["■", "Stopped"], failed: ["✕", "Failed"],
+  pending: ["○", "Pending"],
+  running: ["●", "Running"],
+  paused: ["Ⅱ", "Paused"],
+  finished: ["✓", "Finished"],
+  stopped: ["■", "Stopped"],
+  failed: ["✕", "Failed"],
   crashed: ["!", "Crashed"],
 };
 const ENDED = new Set(["finished", "stopped", "failed", "crashed"]);
@@ -15,14 +19,21 @@ class Tile {
     this.detail = el("span", { class: "ss-detail" });
     this.line = svg("path", { "vector-effect": "non-scaling-stroke" });
     const spark = svg(
-      "svg", { class: "ss-spark", viewBox: "0 0 100 20", preserveAspectRatio: "none", "aria-hidden": "true" },
+      "svg",
+      {
+        class: "ss-spark",
+        viewBox: "0 0 100 20",
+        preserveAspectRatio: "none",
+        "aria-hidden": "true",
+      },
       this.line,
     );
     spark.style.color = `var(--ss-${spec.colour || "grey"})`;
     // A total or a second number needs a line of its own, a unit does not.
     const layout = spec.of || spec.also || spec.special ? "ss-kpi-value ss-lines" : "ss-kpi-value";
     this.node = el(
-      "div", { class: "ss-kpi", "data-testid": `kpi-${spec.id}`, title: spec.title || "" },
+      "div",
+      { class: "ss-kpi", "data-testid": `kpi-${spec.id}`, title: spec.title || "" },
       el("div", { class: "ss-kpi-label" }, spec.label),
       el("div", { class: layout }, this.number, this.detail),
       ...(spec.special ? [] : [spark]),
@@ -58,14 +69,22 @@ class Tile {
     const values = mean.slice(-SPARK_POINTS);
     const times = this.spec.series === "steps" ? null : series.t.slice(-SPARK_POINTS);
     const breaks = odd.slice(-SPARK_POINTS);
-    const { x, y } = linePoints(values.map((_, i) => i), values, null, 1, times, breaks);
+    const { x, y } = linePoints(
+      values.map((_, i) => i),
+      values,
+      null,
+      1,
+      times,
+      breaks,
+    );
     const known = y.filter((value) => value !== null);
     const [low, high] = [Math.min(...known), Math.max(...known)];
     const height = (value) => (high > low ? 18 - (16 * (value - low)) / (high - low) : 18);
     const place = (i) => ((100 * i) / Math.max(1, values.length - 1)).toFixed(1);
     const pen = (i) => (i === 0 || y[i - 1] === null ? "M" : "L");
     const parts = y.map((value, i) =>
-      value === null ? "" : `${pen(i)}${place(x[i])} ${height(value).toFixed(1)}`);
+      value === null ? "" : `${pen(i)}${place(x[i])} ${height(value).toFixed(1)}`,
+    );
     setAttribute(this.line, "d", parts.join(""));
   }
 }
@@ -106,23 +125,46 @@ class Header {
     this.word = el("span", {}, "Connecting");
     this.badge = el("span", { class: "ss-badge" }, this.icon, this.word);
     this.sentence = el("span", { class: "ss-sentence" });
-    this.cost = el("span", { class: "ss-cost", title: "What a reading of all counters costs the sampler." });
-    this.trouble = el("div", { class: "ss-trouble", role: "alert", "data-testid": "trouble", hidden: "" });
+    this.cost = el("span", {
+      class: "ss-cost",
+      title: "What a reading of all counters costs the sampler.",
+    });
+    this.trouble = el("div", {
+      class: "ss-trouble",
+      role: "alert",
+      "data-testid": "trouble",
+      hidden: "",
+    });
     this.warnings = el("div", { role: "status", "data-testid": "warnings" });
     this.ack = el("div", { class: "ss-ack", role: "status", "data-testid": "ack", hidden: "" });
     this.fill = el("div", { class: "ss-fill" });
     this.bar = el(
-      "div", { class: "ss-track", role: "progressbar", "aria-label": "Training progress", "aria-valuemin": 0, "aria-valuemax": 100 },
+      "div",
+      {
+        class: "ss-track",
+        role: "progressbar",
+        "aria-label": "Training progress",
+        "aria-valuemin": 0,
+        "aria-valuemax": 100,
+      },
       this.fill,
     );
     this.progressText = el("div", { class: "ss-progress-text" });
     this.tileRow = el("div", { class: "ss-kpis" });
     this.tiles = [];
-    const status = el("div", { class: "ss-status", role: "status", "data-testid": "status" }, this.badge, this.sentence);
+    const status = el(
+      "div",
+      { class: "ss-status", role: "status", "data-testid": "status" },
+      this.badge,
+      this.sentence,
+    );
     this.node = el(
-      "div", { class: "ss-head" },
+      "div",
+      { class: "ss-head" },
       el("div", { class: "ss-top" }, status, this.cost),
-      this.trouble, this.warnings, this.ack,
+      this.trouble,
+      this.warnings,
+      this.ack,
       el("div", { class: "ss-progress", "data-testid": "progress" }, this.bar, this.progressText),
       this.tileRow,
     );
@@ -166,7 +208,8 @@ class Header {
 
   // Sentences that stay are left alone: a screen reader says only what is new.
   warn(sentences) {
-    while (this.warnings.childElementCount > sentences.length) this.warnings.lastElementChild.remove();
+    while (this.warnings.childElementCount > sentences.length)
+      this.warnings.lastElementChild.remove();
     sentences.forEach((sentence, i) => {
       if (!this.warnings.children[i]) this.warnings.append(el("div", { class: "ss-warning" }));
       setText(this.warnings.children[i], sentence);
@@ -185,10 +228,14 @@ class Header {
       return `${word} ${value.toLocaleString("en-US")}${of}`;
     };
     const ended = ENDED.has(answer.status);
-    const elapsed = ended ? Math.max(...Object.values(store).map((series) => series.t.at(-1) ?? 0), 0) : answer.now;
+    const elapsed = ended
+      ? Math.max(...Object.values(store).map((series) => series.t.at(-1) ?? 0), 0)
+      : answer.now;
     const parts = [
-      count("step", step, total), count("epoch", epoch, epochs),
-      share === null ? "" : `${Math.floor(100 * share)} %`, isNumber(elapsed) ? `elapsed ${clock(elapsed)}` : "",
+      count("step", step, total),
+      count("epoch", epoch, epochs),
+      share === null ? "" : `${Math.floor(100 * share)} %`,
+      isNumber(elapsed) ? `elapsed ${clock(elapsed)}` : "",
       left === null || ended ? "" : `about ${clock(left)} left`,
     ];
     setText(this.progressText, parts.filter(Boolean).join("  ·  "));

@@ -28,18 +28,48 @@ class LiveView {
   }
 
   build() {
-    const axis = (name, label) => el("button", { type: "button", "data-axis": name, onclick: () => this.x.choose(name) }, label);
+    const axis = (name, label) =>
+      el(
+        "button",
+        { type: "button", "data-axis": name, onclick: () => this.x.choose(name) },
+        label,
+      );
     this.axisButtons = [axis("step", "Step"), axis("time", "Time")];
-    const toLive = { type: "button", class: "ss-back", "data-testid": "back-to-live", hidden: "", onclick: () => this.reset() };
+    const toLive = {
+      type: "button",
+      class: "ss-back",
+      "data-testid": "back-to-live",
+      hidden: "",
+      onclick: () => this.reset(),
+    };
     this.back = el("button", toLive, "Back to live");
-    const hint = el("span", { class: "ss-muted ss-hint" }, "Drag to zoom, shift-drag to pan, double-click to reset");
+    const hint = el(
+      "span",
+      { class: "ss-muted ss-hint" },
+      "Drag to zoom, shift-drag to pan, double-click to reset",
+    );
     const controls = el(
-      "div", { class: "ss-bar" },
-      this.switch = el("div", { class: "ss-switch", role: "group", "aria-label": "Horizontal axis", "data-testid": "axis-switch" }, ...this.axisButtons),
-      this.back, hint,
+      "div",
+      { class: "ss-bar" },
+      (this.switch = el(
+        "div",
+        {
+          class: "ss-switch",
+          role: "group",
+          "aria-label": "Horizontal axis",
+          "data-testid": "axis-switch",
+        },
+        ...this.axisButtons,
+      )),
+      this.back,
+      hint,
     );
     const parts = [this.header.node, controls, this.board.node, this.table.node];
-    this.root = el("div", { class: "ss-root", "data-testid": "stepscope-live", "data-polls": 0 }, ...parts);
+    this.root = el(
+      "div",
+      { class: "ss-root", "data-testid": "stepscope-live", "data-polls": 0 },
+      ...parts,
+    );
     this.parent.append(this.root);
   }
 
@@ -80,10 +110,13 @@ class LiveView {
     if (other) this.openRun(data.run);
     if (other || this.layoutText !== text) this.setLayout(data.layout, text);
     if (!this.Plotly) {
-      loadPlotly(data.plotly).then((plotly) => {
-        this.Plotly = plotly;
-        this.schedule();
-      }, (error) => this.header.setTrouble(error.message));
+      loadPlotly(data.plotly).then(
+        (plotly) => {
+          this.Plotly = plotly;
+          this.schedule();
+        },
+        (error) => this.header.setTrouble(error.message),
+      );
     }
     if (data.pending_command !== this.pending) this.expect(data.pending_command);
     this.redrawAll();
@@ -100,7 +133,16 @@ class LiveView {
     this.marks = [];
     this.pending = null;
     this.layoutText = null;
-    this.prefs = { axis: "step", zoom: null, zoomAxis: null, log: false, smoothing: 0.6, hidden: [], more: false, ...this.stored() };
+    this.prefs = {
+      axis: "step",
+      zoom: null,
+      zoomAxis: null,
+      log: false,
+      smoothing: 0.6,
+      hidden: [],
+      more: false,
+      ...this.stored(),
+    };
     this.afresh = false;
     this.asksMore = this.prefs.more;
     this.board.more.open = this.prefs.more;
@@ -153,7 +195,8 @@ class LiveView {
   // --- answers ---
 
   pace() {
-    if (this.pending !== null && performance.now() - this.pendingSince < PENDING_MAX_MS) return PENDING_PACE_MS;
+    if (this.pending !== null && performance.now() - this.pendingSince < PENDING_MAX_MS)
+      return PENDING_PACE_MS;
     return this.answer && ENDED.has(this.answer.status) ? ENDED_PACE_MS : PACE_MS;
   }
 
@@ -212,7 +255,8 @@ class LiveView {
   // The page around the charts is of before: it runs again. Said once, and again should it not hear.
   tellStale(page) {
     const now = performance.now();
-    if (page === this.data.page || (page === this.told && now - this.toldAt < TELL_AGAIN_MS)) return;
+    if (page === this.data.page || (page === this.told && now - this.toldAt < TELL_AGAIN_MS))
+      return;
     [this.told, this.toldAt] = [page, now];
     this.setTriggerValue("stale", page);
   }
@@ -316,7 +360,9 @@ class LiveView {
     if (!this.Plotly || !this.answer || this.dragging || this.closed) return;
     const waiting = this.board.cards.filter((card) => card.dirty && card.visible && card.width > 0);
     if (waiting.length) {
-      const card = waiting.reduce((oldest, each) => (each.drawnAt < oldest.drawnAt ? each : oldest));
+      const card = waiting.reduce((oldest, each) =>
+        each.drawnAt < oldest.drawnAt ? each : oldest,
+      );
       this.marks = marksIn(this.events, this.axis, this.range);
       const began = performance.now();
       const hurry = !card.plotted || this.urgent > 0;
@@ -334,7 +380,8 @@ class LiveView {
     this.hoverCard = card;
     this.hoverFrame ??= requestAnimationFrame(() => {
       this.hoverFrame = null;
-      for (const each of this.board.cards) if (each.visible && each.plotted) each.hoverAt(this.hoverX, each === this.hoverCard);
+      for (const each of this.board.cards)
+        if (each.visible && each.plotted) each.hoverAt(this.hoverX, each === this.hoverCard);
     });
   }
 

@@ -11,10 +11,13 @@ async function ask(url, signal) {
     response = await fetch(url, { cache: "no-store", signal: AbortSignal.any([signal, timeout]) });
   } catch (error) {
     if (signal.aborted) throw error;
-    throw new Error("The dashboard's server does not answer; training and recording go on without it.");
+    throw new Error(
+      "The dashboard's server does not answer; training and recording go on without it.",
+    );
   }
   const body = await response.json().catch(() => null);
-  if (!response.ok || !body) throw new Error(body?.error || `The server answered ${response.status}.`);
+  if (!response.ok || !body)
+    throw new Error(body?.error || `The server answered ${response.status}.`);
   return body;
 }
 

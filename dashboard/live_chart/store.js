@@ -72,7 +72,8 @@ function fromPart(part) {
 }
 
 function appendColumn(held, fresh, kept, added) {
-  const column = held || Object.fromEntries(STATS.map((stat) => [stat, new Array(kept).fill(null)]));
+  const column =
+    held || Object.fromEntries(STATS.map((stat) => [stat, new Array(kept).fill(null)]));
   for (const stat of STATS) {
     column[stat].length = kept;
     for (let i = 0; i < added; i += 1) column[stat].push(fresh ? fresh[stat][i] : null);
@@ -103,7 +104,9 @@ function mergeSeries(held, part) {
 }
 
 const cursorText = (all) =>
-  Object.entries(all).map(([name, series]) => `${name}~${series.end}~${series.bucket}`).join(",");
+  Object.entries(all)
+    .map(([name, series]) => `${name}~${series.end}~${series.bucket}`)
+    .join(",");
 
 // The newest value of a metric: the exact last one if the server sends it, else of the last bucket
 // that has one among the newest five (a metric that stopped is missing, not frozen). No number where
@@ -213,7 +216,8 @@ function envelopePoints(xs, column, range, factor, times) {
     wasOdd ||= Boolean(column.odd?.[i]);
     if (low === null) continue;
     if (held >= 0 && (wasOdd || broken(held, i))) pushThin(out, xs[held], null);
-    const ends = last !== null && Math.abs(last - high) < Math.abs(last - low) ? [high, low] : [low, high];
+    const ends =
+      last !== null && Math.abs(last - high) < Math.abs(last - low) ? [high, low] : [low, high];
     pushThin(out, xs[i], ends[0] / factor);
     if (low !== high) pushThin(out, xs[i], ends[1] / factor);
     last = ends[1];

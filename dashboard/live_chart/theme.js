@@ -35,16 +35,36 @@ function setAttribute(node, name, value) {
 // amber) and four more, those that differ most from the others first.
 const PALETTES = {
   light: {
-    blue: "#0068a8", orange: "#cc5a00", green: "#008a66", pink: "#b04e8b", amber: "#a87400",
+    blue: "#0068a8",
+    orange: "#cc5a00",
+    green: "#008a66",
+    pink: "#b04e8b",
+    amber: "#a87400",
     grey: "#6b7280",
-    gpu0: "#7c2be4", gpu1: "#949c2c", gpu2: "#161616", gpu3: "#0bafda", gpu4: "#8a0316",
-    gpu5: "#7d5a10", gpu6: "#db3cfc", gpu7: "#0a4b39",
+    gpu0: "#7c2be4",
+    gpu1: "#949c2c",
+    gpu2: "#161616",
+    gpu3: "#0bafda",
+    gpu4: "#8a0316",
+    gpu5: "#7d5a10",
+    gpu6: "#db3cfc",
+    gpu7: "#0a4b39",
   },
   dark: {
-    blue: "#5ab4ec", orange: "#f28e4c", green: "#2fc49a", pink: "#e39ac9", amber: "#e6bd4a",
+    blue: "#5ab4ec",
+    orange: "#f28e4c",
+    green: "#2fc49a",
+    pink: "#e39ac9",
+    amber: "#e6bd4a",
     grey: "#98a1ae",
-    gpu0: "#8d5df8", gpu1: "#c8ce2c", gpu2: "#f5f5f5", gpu3: "#2284b1", gpu4: "#f9343c",
-    gpu5: "#fad094", gpu6: "#9d7a6b", gpu7: "#b6fb3a",
+    gpu0: "#8d5df8",
+    gpu1: "#c8ce2c",
+    gpu2: "#f5f5f5",
+    gpu3: "#2284b1",
+    gpu4: "#f9343c",
+    gpu5: "#fad094",
+    gpu6: "#9d7a6b",
+    gpu7: "#b6fb3a",
   },
 };
 
@@ -69,7 +89,8 @@ function readTheme(root) {
   const [r, g, b] = channels(root, read("--st-background-color", "#ffffff"));
   const dark = 0.299 * r + 0.587 * g + 0.114 * b < 128;
   const palette = PALETTES[dark ? "dark" : "light"];
-  for (const [name, value] of Object.entries(palette)) root.style.setProperty(`--ss-${name}`, value);
+  for (const [name, value] of Object.entries(palette))
+    root.style.setProperty(`--ss-${name}`, value);
   root.dataset.theme = dark ? "dark" : "light";
   const [tr, tg, tb] = channels(root, read("--st-text-color", dark ? "#fafafa" : "#31333f"));
   return {

@@ -55,7 +55,8 @@ class XAxis {
     const { zoom, name: before } = this;
     prefs.axis = name;
     this.view.hoverX = null;
-    if (zoom && this.name !== before) this.zoom = zoom.map((x) => convertX(live.samples || live.steps, this.name, x));
+    if (zoom && this.name !== before)
+      this.zoom = zoom.map((x) => convertX(live.samples || live.steps, this.name, x));
     else this.changed();
   }
 

@@ -2,15 +2,16 @@
 
 import streamlit as st
 
-from dashboard import controls, services
-from dashboard.command_bar import show_error
-from dashboard.facts import run_kind
-from dashboard.live_panel import live_panel
-from dashboard.page_token import page_token
-from dashboard.panels import empty_page
-from dashboard.run_details import details
-from dashboard.run_labels import run_name
-from dashboard.run_picker import run_picker
+from dashboard import services
+from dashboard.api.page_token import page_token
+from dashboard.charts.facts import run_kind
+from dashboard.controls import sidebar as controls
+from dashboard.controls.command_bar import show_error
+from dashboard.controls.run_labels import run_name
+from dashboard.controls.run_picker import run_picker
+from dashboard.views.live_panel import live_panel
+from dashboard.views.panels import empty_page
+from dashboard.views.run_details import details
 from stepscope.run import RunError, RunKind, read_run
 from trainer.config import checkpoints
 

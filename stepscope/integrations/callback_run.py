@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope import tracker
-from stepscope.outcome import outcome
+from stepscope.diagnosis.outcome import outcome
 from stepscope.run import RunStatus
 
 _WATCHED = ("train/loss", "train/lr", "train/grad_norm")

@@ -42,9 +42,11 @@ class StepscopeCallback(TrainerCallback):
         """Start the run."""
         if state.is_world_process_zero:
             self._run.begin(
-                args.to_sanitized_dict(), state.global_step,
-                total_steps=state.max_steps, epochs=math.ceil(state.num_train_epochs),
-            )  # fmt: skip
+                args.to_sanitized_dict(),
+                state.global_step,
+                total_steps=state.max_steps,
+                epochs=math.ceil(state.num_train_epochs),
+            )
 
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -60,9 +62,13 @@ class StepscopeCallback(TrainerCallback):
             control.should_training_stop = True
 
     def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl,
-        logs: Mapping[str, Any] | None = None, **kwargs: Any,
-    ) -> None:  # fmt: skip
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
         """Record what the Trainer logs, with the step that it belongs to; it has the epoch."""
         self._run.log(metrics(logs or {}))
 
@@ -91,9 +97,10 @@ def metrics(logs: Mapping[str, Any]) -> dict[str, float]:
     `eval_x` becomes `eval/x`, the totals of a whole training (`train_runtime`) `summary/x`.
     """
     return {
-        _key(name): value for name, value in logs.items()
+        _key(name): value
+        for name, value in logs.items()
         if isinstance(value, int | float) and not isinstance(value, bool) and name != "epoch"
-    }  # fmt: skip
+    }
 
 
 def _key(name: str) -> str:

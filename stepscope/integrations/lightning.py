@@ -48,10 +48,11 @@ class StepscopeCallback(Callback):
         self._seen, self._of_steps = {}, set()
         if self._active:
             self._run.begin(
-                {key: str(value) for key, value in pl_module.hparams.items()}, self._step,
+                {key: str(value) for key, value in pl_module.hparams.items()},
+                self._step,
                 total_steps=_finite(trainer.estimated_stepping_batches),
                 epochs=_finite(trainer.max_epochs),
-            )  # fmt: skip
+            )
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Count the epoch, and record what Lightning worked out at the end of the one before."""
@@ -107,8 +108,7 @@ class StepscopeCallback(Callback):
         of the others nobody waits for the GPU here.
         """
         logged = dict(trainer.logged_metrics)
-        fresh = {name: value for name, value in logged.items()
-                 if value is not self._seen.get(name)}  # fmt: skip
+        fresh = {name: value for name, value in logged.items() if value is not self._seen.get(name)}
         self._seen = logged
         if of_step:
             self._of_steps.update(fresh)

@@ -10,6 +10,12 @@ from stepscope.store.schema import STORE_NAME, StoreError, store_name
 from stepscope.store.writer import RunWriter
 
 __all__ = [
-    "STORE_NAME", "Block", "EventRow", "RunReader", "RunWriter", "SeriesInfo", "StoreError",
+    "STORE_NAME",
+    "Block",
+    "EventRow",
+    "RunReader",
+    "RunWriter",
+    "SeriesInfo",
+    "StoreError",
     "store_name",
-]  # fmt: skip
+]

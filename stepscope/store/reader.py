@@ -114,8 +114,9 @@ class RunReader:
         with self._reading():
             rows = self._connection.execute(
                 "SELECT id, ts, step, epoch, kind, text, data FROM events WHERE id > ? "
-                "ORDER BY id DESC LIMIT ?", (after, limit),
-            ).fetchall()  # fmt: skip
+                "ORDER BY id DESC LIMIT ?",
+                (after, limit),
+            ).fetchall()
             return [
                 EventRow(i, ts, step, epoch, kind, text, json.loads(data))
                 for i, ts, step, epoch, kind, text, data in reversed(rows)
@@ -126,8 +127,9 @@ class RunReader:
         with self._reading():
             found = self._connection.execute(
                 f"SELECT first, rows FROM frames WHERE series = ? AND level = 0 "
-                f"AND {column} {compare} ? ORDER BY {column}, first LIMIT 1", (series, value),
-            ).fetchone()  # fmt: skip
+                f"AND {column} {compare} ? ORDER BY {column}, first LIMIT 1",
+                (series, value),
+            ).fetchone()
             if found is None:
                 return self._rows(series, 0)
             block, first = self._frames(series, 0, found[0], found[0] + found[1])
@@ -136,8 +138,9 @@ class RunReader:
     def _rows(self, series: int, level: int) -> int:
         found = self._connection.execute(
             "SELECT first + rows FROM frames WHERE series = ? AND level = ? "
-            "ORDER BY first DESC LIMIT 1", (series, level),
-        ).fetchone()  # fmt: skip
+            "ORDER BY first DESC LIMIT 1",
+            (series, level),
+        ).fetchone()
         return int(found[0]) if found else 0
 
     def _frames(self, series: int, level: int, start: int, stop: int) -> tuple[Block, int]:

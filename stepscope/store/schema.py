@@ -42,8 +42,19 @@ CREATE TABLE ring (stored INTEGER NOT NULL);
 INSERT INTO ring VALUES (0);
 """
 
-_NETWORK_FILE_SYSTEMS = {"nfs", "nfs4", "lustre", "cifs", "smb3", "beegfs", "gpfs", "ceph",
-                         "9p", "fuse.sshfs", "afs"}  # fmt: skip
+_NETWORK_FILE_SYSTEMS = {
+    "nfs",
+    "nfs4",
+    "lustre",
+    "cifs",
+    "smb3",
+    "beegfs",
+    "gpfs",
+    "ceph",
+    "9p",
+    "fuse.sshfs",
+    "afs",
+}
 
 
 class StoreError(Exception):
@@ -123,9 +134,12 @@ def open_readonly(path: Path) -> sqlite3.Connection:
     errors = []
     for query in ("mode=ro", "mode=ro&immutable=1"):
         connection = sqlite3.connect(
-            f"{path.resolve().as_uri()}?{query}", uri=True, timeout=BUSY_TIMEOUT_S,
-            isolation_level=None, check_same_thread=False,
-        )  # fmt: skip
+            f"{path.resolve().as_uri()}?{query}",
+            uri=True,
+            timeout=BUSY_TIMEOUT_S,
+            isolation_level=None,
+            check_same_thread=False,
+        )
         try:
             version = connection.execute("PRAGMA user_version").fetchone()[0]
             connection.execute("SELECT 1 FROM frames LIMIT 1").fetchall()
@@ -150,6 +164,7 @@ def _file_system(path: Path) -> str:
     except OSError:
         return ""
     folder = str(path.resolve().parent) + "/"
-    inside = [(len(point), kind) for point, kind in mounts
-              if folder.startswith(point.rstrip("/") + "/")]  # fmt: skip
+    inside = [
+        (len(point), kind) for point, kind in mounts if folder.startswith(point.rstrip("/") + "/")
+    ]
     return max(inside, default=(0, ""))[1]

@@ -146,15 +146,22 @@ class RunWriter:
             series = self._series[stream, source] = _Series(number)
             rows = ask(
                 "SELECT level, first, rows, layout, data FROM frames WHERE series = ? "
-                "AND rows < ? ORDER BY level, first", (number, FRAME_ROWS),
-            ).fetchall()  # fmt: skip
-            ends = ask("SELECT level, max(first + rows) FROM frames WHERE series = ? "
-                       "GROUP BY level ORDER BY level", (number,)).fetchall()  # fmt: skip
+                "AND rows < ? ORDER BY level, first",
+                (number, FRAME_ROWS),
+            ).fetchall()
+            ends = ask(
+                "SELECT level, max(first + rows) FROM frames WHERE series = ? "
+                "GROUP BY level ORDER BY level",
+                (number,),
+            ).fetchall()
             used = ask("SELECT DISTINCT layout FROM frames WHERE series = ?", (number,)).fetchall()
             series.keys = tuple(dict.fromkeys(key for (i,) in sorted(used) for key in keys_of[i]))
             for level, end in ends:
-                tail = [decode(data, keys_of[layout], count, level)
-                        for at, _, count, layout, data in rows if at == level]  # fmt: skip
+                tail = [
+                    decode(data, keys_of[layout], count, level)
+                    for at, _, count, layout, data in rows
+                    if at == level
+                ]
                 first = end - sum(map(len, tail))
                 series.levels.append(_Level(first, join(tail).with_keys(series.keys)))
 
@@ -190,9 +197,17 @@ class RunWriter:
     def _insert(self, series: _Series, number: int, first: int, rows: Block) -> None:
         self._add(
             "INSERT INTO frames VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (series.id, number, first, len(rows), self._layout(rows.keys), float(rows.ts[-1]),
-             float(rows.step[-1]), encode(rows, number)),
-        )  # fmt: skip
+            (
+                series.id,
+                number,
+                first,
+                len(rows),
+                self._layout(rows.keys),
+                float(rows.ts[-1]),
+                float(rows.step[-1]),
+                encode(rows, number),
+            ),
+        )
 
     def _add_series(self, stream: str, source: str) -> _Series:
         series = self._series[stream, source] = _Series(len(self._series) + 1)
@@ -211,7 +226,8 @@ class RunWriter:
 
     def _copy_series(self) -> dict[tuple[str, str], _Series]:
         return {
-            name: _Series(series.id, series.keys,
-                          [_Level(level.first, level.tail) for level in series.levels])
+            name: _Series(
+                series.id, series.keys, [_Level(level.first, level.tail) for level in series.levels]
+            )
             for name, series in self._series.items()
-        }  # fmt: skip
+        }

@@ -12,16 +12,19 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from dashboard import services
-from stepscope.recorder import Recorder
+from stepscope.recording.recorder import Recorder
 from stepscope.run import RunStatus
 from trainer.config import RunConfig
 from trainer.problems import TrainDevice
 
 OpenPage = Callable[..., AppTest]
 GPU = TrainDevice(
-    id="GPU-11111111-2222-3333-4444-555555555555", name="NVIDIA T4", memory_total=15 * 2**30,
-    cuda_index=0, compute_capability=(7, 5),
-)  # fmt: skip
+    id="GPU-11111111-2222-3333-4444-555555555555",
+    name="NVIDIA T4",
+    memory_total=15 * 2**30,
+    cuda_index=0,
+    compute_capability=(7, 5),
+)
 NO_GPU = "torch 2.13.0+cpu is a CPU-only build."
 Machine = Callable[..., None]
 
@@ -60,9 +63,10 @@ def label(app: AppTest, kind: str, text: str) -> Any:
 
 def text_of(app: AppTest) -> str:
     return " ".join(
-        str(part.value) for kind in ("markdown", "caption", "warning", "error", "code")
+        str(part.value)
+        for kind in ("markdown", "caption", "warning", "error", "code")
         for part in app.get(kind)
-    )  # fmt: skip
+    )
 
 
 def wait_for(true: Callable[[], bool]) -> None:

@@ -17,20 +17,26 @@ import psutil
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from dashboard import run_picker, services
-from dashboard.command_bar import ASKED
-from stepscope.recorder import CommandName, Recorder
+from dashboard import services
+from dashboard.controls import run_picker
+from dashboard.controls.command_bar import ASKED
+from stepscope.recording.recorder import CommandName, Recorder
 from stepscope.run import STALE_S, RunKind, RunStatus, read_run
 from stepscope.store import STORE_NAME
 from tests.app.test_live_view import component, label, text_of
 
 OpenPage = Callable[..., AppTest]
 WATCHED = {
-    "kind": RunKind.WATCH, "device": "cpu", "optimizers": ["Adam"],
-    "commands": [str(name) for name in CommandName
-                 if name not in (CommandName.SAVE_CHECKPOINT, CommandName.MEMORY_SNAPSHOT)],
+    "kind": RunKind.WATCH,
+    "device": "cpu",
+    "optimizers": ["Adam"],
+    "commands": [
+        str(name)
+        for name in CommandName
+        if name not in (CommandName.SAVE_CHECKPOINT, CommandName.MEMORY_SNAPSHOT)
+    ],
     "script": {"path": "/home/me/train.py", "arguments": ["--lr", "0.1"], "cwd": "/home/me"},
-}  # fmt: skip
+}
 GPU = {"uuid": "GPU-1", "name": "NVIDIA H100", "memory_total": 80 * 2**30}
 
 
@@ -77,8 +83,13 @@ def test_a_watched_run_is_picked_by_itself_and_its_buttons_are_those_it_answers(
     assert app.query_params["run"] == "one"
     assert label(app, "selectbox", "Run").options[0].startswith("● train.py · watched · running")
     assert buttons(app) == {
-        "Pause", "Stop", "Empty cache", "Reset peak stats", "Collect garbage", "Mark event",
-    }  # fmt: skip
+        "Pause",
+        "Stop",
+        "Empty cache",
+        "Reset peak stats",
+        "Collect garbage",
+        "Mark event",
+    }
     assert "saves its own checkpoints" in label(app, "button", "Save checkpoint").help
     assert "needs CUDA" in label(app, "button", "Memory snapshot").help
     assert "As Ctrl-C" in label(app, "button", "Stop").help
@@ -196,8 +207,12 @@ def test_a_recording_has_the_machines_charts_and_no_training(
     assert buttons(app) == {"Stop", "Mark event"}
     made = component(app)["layout"]
     assert [chart["id"] for chart in made["charts"]] == [
-        "utilisation", "memory", "power", "host_memory", "host_cpu",
-    ]  # fmt: skip
+        "utilisation",
+        "memory",
+        "power",
+        "host_memory",
+        "host_cpu",
+    ]
     assert not {"step", "epoch", "eta"} & {tile["id"] for tile in made["kpis"]}
     assert made["axis"] == "time"
 

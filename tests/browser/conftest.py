@@ -42,10 +42,22 @@ def start_server(folder: Path, **variables: str) -> Server:
     environment = os.environ | {"STEPSCOPE_RUNS": str(folder / "runs")} | variables
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "streamlit", "run", "app.py", "--server.headless", "true",
-             "--server.port", str(port)],
-            cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-m",
+                "streamlit",
+                "run",
+                "app.py",
+                "--server.headless",
+                "true",
+                "--server.port",
+                str(port),
+            ],
+            cwd=ROOT,
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
     server = Server(f"http://localhost:{port}", folder / "runs", process, log)
     deadline = time.monotonic() + 60
     while True:

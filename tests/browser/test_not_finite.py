@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from stepscope.recorder import Recorder
+from stepscope.recording.recorder import Recorder
 from stepscope.run import RunKind, RunStatus
 from tests.browser.conftest import Server
 from tests.browser.test_live_page import OpenPage

@@ -38,10 +38,15 @@ def begin(server: Server) -> Iterator[Begin]:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "STEPSCOPE_RUNS": str(server.runs)}
 
     def run(*words: str) -> subprocess.Popen[bytes]:
-        children.append(subprocess.Popen(
-            [sys.executable, *words], env=environment, cwd=server.log.parent,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        ))  # fmt: skip
+        children.append(
+            subprocess.Popen(
+                [sys.executable, *words],
+                env=environment,
+                cwd=server.log.parent,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+        )
         return children[-1]
 
     yield run

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from stepscope import hooks, tracker
-from stepscope.live_run import LiveRun
+from stepscope import tracker
 from stepscope.run import RunKind, RunStatus
+from stepscope.session.live_run import LiveRun
 from stepscope.tracker import Tracker
+from stepscope.watch import hooks
 from tests.gpu.conftest import waiting_raises
 from tests.integration.test_training import metric
 

@@ -11,17 +11,18 @@ from typing import Any
 import pytest
 import torch
 
-from stepscope.nvml import open_source
 from stepscope.run import RunStatus
+from stepscope.sampling.nvml import open_source
 from tests.conftest import Need
 from tests.integration.test_training import events, facts, metric
-from trainer import session
-from trainer.compute import CudaCompute
 from trainer.config import Optimizer, Precision, RunConfig, Workload, defaults
-from trainer.data import MemoryLoader, Split
 from trainer.devices import list_devices
-from trainer.precision import precision_flags
 from trainer.problems import TrainDevice, choice_problem
+from trainer.training import run as session
+from trainer.training.compute import CudaCompute
+from trainer.training.data import MemoryLoader
+from trainer.training.precision import precision_flags
+from trainer.workloads.task import Split
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 2**20
@@ -100,9 +101,13 @@ def test_every_optimizer_trains_in_fp16(
 ) -> None:
     rate = 0.05 if optimizer is Optimizer.SGD else 5e-4
     config = small(
-        gpu, optimizer=optimizer, fused=fused, precision=Precision.FP16, clip_norm=1.0,
+        gpu,
+        optimizer=optimizer,
+        fused=fused,
+        precision=Precision.FP16,
+        clip_norm=1.0,
         learning_rate=rate,
-    )  # fmt: skip
+    )
     (tmp_path / "first").mkdir()
     status = session.run(config, tmp_path / "first")
     assert status is RunStatus.FINISHED, facts(tmp_path / "first")["reason"]
@@ -135,7 +140,7 @@ import os, sys
 from dataclasses import replace
 from pathlib import Path
 import torch
-from trainer import session
+from trainer.training import run as session
 from trainer.config import Workload, defaults
 from trainer.workloads import WORKLOADS
 workload, workers = Workload(sys.argv[3]), int(sys.argv[4])

@@ -16,14 +16,14 @@ from torch import Tensor
 from stepscope.run import RunStatus
 from tests.integration.test_training import events, facts, metric
 from tests.integration.test_training_failures import ROOT, fails_at
-from trainer import session
-from trainer.compute import CudaCompute
 from trainer.config import Optimizer, Precision, RunConfig, Workload, defaults
 from trainer.devices import list_devices
-from trainer.precision import autocast
 from trainer.problems import TrainDevice
-from trainer.step import TrainStep
-from trainer.training import Training
+from trainer.training import run as session
+from trainer.training.compute import CudaCompute
+from trainer.training.precision import autocast
+from trainer.training.state import Training
+from trainer.training.step import TrainStep
 from trainer.workloads import WORKLOADS
 
 MIB = 2**20
@@ -146,9 +146,9 @@ import itertools, os, sys, threading
 from dataclasses import replace
 from pathlib import Path
 import torch
-from trainer import session
+from trainer.training import run as session
 from trainer.config import RunConfig
-from trainer.step import TrainStep
+from trainer.training.step import TrainStep
 
 config = RunConfig.from_dict(eval(sys.argv[1]))
 folder, says = Path(sys.argv[2]), sys.argv[3]

@@ -16,16 +16,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from stepscope import allocator
-from stepscope.allocator import ABRUPT_S, Readings
-from stepscope.live_run import LiveRun
-from stepscope.recorder import Recorder
+from stepscope.recording.recorder import Recorder
 from stepscope.run import RunKind, RunStatus
-from stepscope.sampler import Sampler
+from stepscope.sampling import allocator
+from stepscope.sampling.allocator import ABRUPT_S, Readings
+from stepscope.sampling.sampler import Sampler
+from stepscope.session.live_run import LiveRun
 from tests.integration.test_training import facts, metric
-from trainer import session
 from trainer.config import Workload, defaults
 from trainer.devices import list_devices
+from trainer.training import run as session
 
 SHORT_STEPS = 50
 CYCLES_A_SECOND = 2_000_000_000

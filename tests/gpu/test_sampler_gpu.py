@@ -19,14 +19,14 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from stepscope import allocator
-from stepscope.energy import energy_joules
 from stepscope.metrics import Stream
-from stepscope.nvml import DeviceSource, open_source
-from stepscope.nvml_fields import FIELDS, Tier
-from stepscope.recorder import Recorder
+from stepscope.recording.recorder import Recorder
 from stepscope.run import RunStatus
-from stepscope.sampler import Sampler
+from stepscope.sampling import allocator
+from stepscope.sampling.energy import energy_joules
+from stepscope.sampling.nvml import DeviceSource, open_source
+from stepscope.sampling.nvml_fields import FIELDS, Tier
+from stepscope.sampling.sampler import Sampler
 from stepscope.store.reader import RunReader
 from tests.gpu.conftest import SIMULATED
 from trainer.devices import gpu_uuid

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from stepscope.live_run import LiveRun
 from stepscope.run import RunKind, RunStatus, read_run
+from stepscope.session.live_run import LiveRun
 from stepscope.store import RunReader
 
 

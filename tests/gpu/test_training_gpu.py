@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from stepscope.recording.scalars import Row
 from stepscope.run import RunStatus
-from stepscope.scalars import Row
 from stepscope.store.reader import ask
 from tests.gpu.conftest import waiting_raises
 from tests.integration.test_training import (
@@ -24,15 +24,15 @@ from tests.integration.test_training import (
     metric,
     wait_for,
 )
-from trainer import session
-from trainer.compute import CudaCompute
 from trainer.config import Precision, RunConfig, Workload, defaults
-from trainer.data import MemoryLoader
 from trainer.devices import list_devices
-from trainer.precision import autocast, precision_flags
 from trainer.problems import TrainDevice, choice_problem
-from trainer.step import TrainStep
-from trainer.training import Training
+from trainer.training import run as session
+from trainer.training.compute import CudaCompute
+from trainer.training.data import MemoryLoader
+from trainer.training.precision import autocast, precision_flags
+from trainer.training.state import Training
+from trainer.training.step import TrainStep
 from trainer.workloads import WORKLOADS
 
 MIB = 2**20

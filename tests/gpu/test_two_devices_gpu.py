@@ -48,7 +48,7 @@ TRAINER = """
 import json, sys
 from pathlib import Path
 from dataclasses import replace
-from trainer import session
+from trainer.training import run as session
 from trainer.config import Workload, defaults
 from trainer.devices import list_devices
 [first, second] = [device for device in list_devices() if device.cuda_index is not None]

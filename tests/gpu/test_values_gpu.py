@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from stepscope import scalars
-from stepscope.recorder import Recorder
+from stepscope.recording import scalars
+from stepscope.recording.recorder import Recorder
 from stepscope.run import RunStatus
 from tests.integration.test_training import metric
 

@@ -20,11 +20,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from stepscope import hooks
-from stepscope.live_run import LiveRun
-from stepscope.recorder import CommandName
+from stepscope.recording.recorder import CommandName
 from stepscope.run import RunKind, RunStatus, read_run, run_folders
+from stepscope.session.live_run import LiveRun
 from stepscope.store.reader import ask
+from stepscope.watch import hooks
 from tests.gpu.conftest import waiting_raises
 from tests.integration.test_training import events, metric
 
@@ -218,9 +218,12 @@ def test_stop_and_memory_snapshot_act_on_a_watched_script(tmp_path: Path) -> Non
     script.write_text(SNAPSHOT)
     child = subprocess.Popen(
         [sys.executable, "-m", "stepscope.watch", str(script)],
-        cwd=ROOT, env={**os.environ, "STEPSCOPE_RUNS": str(tmp_path / "runs")},
-        stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        env={**os.environ, "STEPSCOPE_RUNS": str(tmp_path / "runs")},
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     try:
         deadline = time.monotonic() + 60
         while not (found := list(run_folders(tmp_path / "runs"))) or (
@@ -263,9 +266,12 @@ def test_the_cost_of_a_step(tmp_path: Path) -> None:
     live.close(RunStatus.FINISHED)
     bare, watched = (1e6 * statistics.median(seconds[on]) for on in (False, True))
     report: dict[str, Any] = {
-        "torch": torch.__version__, "device": torch.cuda.get_device_name(),
-        "bare_us": bare, "watched_us": watched, "added_us": watched - bare,
-    }  # fmt: skip
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name(),
+        "bare_us": bare,
+        "watched_us": watched,
+        "added_us": watched - bare,
+    }
     path = os.environ.get("STEPSCOPE_GPU_WATCH_REPORT")
     if path:
         Path(path).write_text(json.dumps(report, indent=1), encoding="utf-8")

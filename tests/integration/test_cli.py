@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.machine import record
-from stepscope.nvml import NullSource, open_source
+from stepscope.cli.record import record
 from stepscope.run import RunStatus, read_run, run_folders
+from stepscope.sampling.nvml import NullSource, open_source
 from stepscope.store import Block, RunReader
 from stepscope.store.reader import ask
 from tests.unit.fake_nvml import FakeGpu, FakeNvml, install
@@ -40,8 +40,9 @@ def rows(run: Path, stream: str) -> dict[str, Block]:
     with RunReader(run) as reader:
         return {
             series.source: reader.read(series.id, 0, series.rows, 1)
-            for series in reader.series() if series.stream == stream
-        }  # fmt: skip
+            for series in reader.series()
+            if series.stream == stream
+        }
 
 
 def test_without_a_gpu_it_says_why_and_leaves_nothing(
@@ -66,8 +67,9 @@ def test_it_records_every_gpu_and_the_host_without_any_training(
     assert run.facts["commands"] == ["mark", "stop"]
     assert [device["uuid"] for device in run.facts["devices"]] == ["GPU-a", "GPU-b"]
     devices = rows(folder, "devices")
-    assert {uuid: set(block.mean[block.keys.index("gpu/util")]) for uuid, block in devices.items()
-            } == {"GPU-a": {40.0}, "GPU-b": {60.0}}  # fmt: skip
+    assert {
+        uuid: set(block.mean[block.keys.index("gpu/util")]) for uuid, block in devices.items()
+    } == {"GPU-a": {40.0}, "GPU-b": {60.0}}
     assert "host/mem_used" in rows(folder, "samples")[""].keys
     assert rows(folder, "steps") == {}
 
@@ -109,9 +111,13 @@ def test_the_page_can_mark_and_stop_it_and_is_told_what_it_cannot(
 )
 def test_a_signal_ends_it_cleanly(tmp_path: Path, number: int, reason: str) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-c", RECORD], cwd=ROOT, text=True, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, env={**os.environ, "STEPSCOPE_RUNS": str(tmp_path)},
-    )  # fmt: skip
+        [sys.executable, "-c", RECORD],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "STEPSCOPE_RUNS": str(tmp_path)},
+    )
     assert process.stdout is not None
     assert "Recording this host" in process.stdout.readline()
     (folder,) = run_folders(tmp_path)
@@ -155,11 +161,22 @@ def test_ui_serves_the_runs_of_the_caller_until_sigterm(tmp_path: Path) -> None:
         port = free.getsockname()[1]
     with (tmp_path / "log").open("w+") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "stepscope.cli", "ui", "--",
-             "--server.port", str(port), "--server.headless", "true"],
-            cwd=tmp_path, stdout=log, stderr=log,
+            [
+                sys.executable,
+                "-m",
+                "stepscope.cli",
+                "ui",
+                "--",
+                "--server.port",
+                str(port),
+                "--server.headless",
+                "true",
+            ],
+            cwd=tmp_path,
+            stdout=log,
+            stderr=log,
             env={**os.environ, "STEPSCOPE_RUNS": "mine", "PYTHONPATH": str(ROOT)},
-        )  # fmt: skip
+        )
         try:
             answer = None
             deadline = time.monotonic() + 60

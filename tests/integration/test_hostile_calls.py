@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from stepscope import tracker
-from stepscope.live_run import LiveRun
-from stepscope.recorder import Recorder
+from stepscope.recording.recorder import Recorder
 from stepscope.run import RunKind, RunStatus
+from stepscope.session.live_run import LiveRun
 from stepscope.store import RunReader
 from stepscope.tracker import Tracker
 

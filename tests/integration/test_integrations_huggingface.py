@@ -79,13 +79,22 @@ def train(
     """Train in `folder`; return the one run, the Trainer's log and stderr."""
     script = folder / "script.py"
     script.write_text(SCRIPT)
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "",
-                   "STEPSCOPE_RUNS": str(folder / "runs"), "PYTHONPATH": str(ROOT)}  # fmt: skip
+    environment = {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "STEPSCOPE_RUNS": str(folder / "runs"),
+        "PYTHONPATH": str(ROOT),
+    }
     done = subprocess.run(
         [sys.executable, *(["-m", "stepscope.watch"] if watched else []), str(script), what],
-        cwd=folder, env=environment, text=True,
-        capture_output=True, check=False, timeout=100,
-    )  # fmt: skip
+        cwd=folder,
+        env=environment,
+        text=True,
+        capture_output=True,
+        check=False,
+        timeout=100,
+    )
     lines = [line for line in done.stdout.splitlines() if line.startswith("HISTORY")]
     assert lines or what == "fails", done.stderr
     history = json.loads(lines[0][8 : lines[0].rindex("]") + 1]) if lines else []
@@ -99,10 +108,13 @@ def values(run: RunInfo) -> dict[str, list[tuple[int, float]]]:
         (series,) = [series for series in reader.series() if series.stream == "steps"]
         block = reader.read(series.id, 0, series.rows, 1)
     return {
-        key: [(int(step), float(value)) for step, value in zip(block.step, row, strict=True)
-              if not np.isnan(value)]
+        key: [
+            (int(step), float(value))
+            for step, value in zip(block.step, row, strict=True)
+            if not np.isnan(value)
+        ]
         for key, row in zip(block.keys, block.mean, strict=True)
-    }  # fmt: skip
+    }
 
 
 def logged(history: list[dict[str, float]], name: str) -> list[tuple[int, float]]:
@@ -116,15 +128,20 @@ def test_the_run_holds_what_the_trainer_logged(tmp_path: Path) -> None:
     assert (run.facts["total_steps"], run.facts["epochs"], run.facts["step"]) == (12, 2, 12)
     assert run.facts["config"]["learning_rate"] == 1e-3
     found = values(run)
-    for name, key in [("loss", "train/loss"), ("learning_rate", "train/lr"),
-                      ("grad_norm", "train/grad_norm"), ("eval_loss", "val/loss"),
-                      ("train_loss", "summary/train_loss")]:  # fmt: skip
+    for name, key in [
+        ("loss", "train/loss"),
+        ("learning_rate", "train/lr"),
+        ("grad_norm", "train/grad_norm"),
+        ("eval_loss", "val/loss"),
+        ("train_loss", "summary/train_loss"),
+    ]:
         assert logged(history, name), name
         assert found[key] == logged(history, name)
     epochs = dict(found["train/epochs_done"])
     assert len(epochs) == 12
-    assert all(epochs[step] == pytest.approx(epoch, abs=1e-4)
-               for step, epoch in logged(history, "epoch"))  # fmt: skip
+    assert all(
+        epochs[step] == pytest.approx(epoch, abs=1e-4) for step, epoch in logged(history, "epoch")
+    )
     # Step 7 follows an evaluation of 1000 s by the script's clock, which is not its step time.
     assert [step for step, _ in found["perf/step_time"]] == list(range(2, 13))
     assert max(value for _, value in found["perf/step_time"]) < 1000

@@ -89,10 +89,20 @@ def train(folder: Path, what: str, package: str = "lightning", *, watched: bool 
     script.write_text(SCRIPT)
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, *(["-m", "stepscope.watch"] if watched else []), str(script), package,
-         what], cwd=folder, env=environment, text=True, capture_output=True, check=False,
+        [
+            sys.executable,
+            *(["-m", "stepscope.watch"] if watched else []),
+            str(script),
+            package,
+            what,
+        ],
+        cwd=folder,
+        env=environment,
+        text=True,
+        capture_output=True,
+        check=False,
         timeout=100,
-    )  # fmt: skip
+    )
     assert ("STEPS" in done.stdout) == (what != "fails"), done.stderr
     (run,) = run_folders(folder / "runs")
     return read_run(run)
@@ -117,9 +127,13 @@ def test_the_run_holds_what_lightning_logged(tmp_path: Path, package: str) -> No
     assert (run.facts["epoch"], run.facts["config"]) == (2, {"width": "3"})
     found = values(run)
     assert [step for step, _ in found["train/loss"]] == list(range(1, 13))
-    for name, key in [("train_loss_step", "train/loss"), ("train_loss_epoch", "train/loss_epoch"),
-                      ("margin", "train/margin"), ("val_loss", "val/loss"),
-                      ("val_accuracy", "eval/accuracy")]:  # fmt: skip
+    for name, key in [
+        ("train_loss_step", "train/loss"),
+        ("train_loss_epoch", "train/loss_epoch"),
+        ("margin", "train/margin"),
+        ("val_loss", "val/loss"),
+        ("val_accuracy", "eval/accuracy"),
+    ]:
         assert numbers(found, key) == pytest.approx(logged(tmp_path, name), rel=1e-6), key
     assert [step for step, _ in found["val/loss"]] == [6, 12]
     assert numbers(found, "train/lr") == pytest.approx([0.1 * 0.5**n for n in range(12)])

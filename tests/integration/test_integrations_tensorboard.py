@@ -42,8 +42,18 @@ def read(folder: Path) -> Scalars:
 
 
 def export(run: Path, logdir: Path, *arguments: str) -> int:
-    command = [sys.executable, "-m", "stepscope.cli", "export", run.name, "--format", "tensorboard",
-               "--output", str(logdir), *arguments]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "stepscope.cli",
+        "export",
+        run.name,
+        "--format",
+        "tensorboard",
+        "--output",
+        str(logdir),
+        *arguments,
+    ]
     return subprocess.run(command, check=False, capture_output=True).returncode
 
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.recorder import CommandName, Recorder
+from stepscope.recording.recorder import CommandName, Recorder
+from stepscope.recording.writer_thread import BALLAST
 from stepscope.run import RunStatus, read_run
 from stepscope.store import RunReader
 from stepscope.store.reader import ask
-from stepscope.writer_thread import BALLAST
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -65,11 +65,18 @@ def test_a_command_of_another_process_arrives_and_is_acknowledged(tmp_path: Path
     recorder = Recorder(tmp_path, name="test")
     assert recorder.take_commands() == []
     asked = subprocess.run(
-        [sys.executable, "-c",
-         "import sys; from pathlib import Path; from stepscope.store.reader import ask;"
-         "print(ask(Path(sys.argv[1]), 'mark', {'text': 'hello'}))", str(tmp_path)],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-c",
+            "import sys; from pathlib import Path; from stepscope.store.reader import ask;"
+            "print(ask(Path(sys.argv[1]), 'mark', {'text': 'hello'}))",
+            str(tmp_path),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     (command,) = recorder.wait_command(5)
     assert (command.id, command.name) == (int(asked.stdout), CommandName.MARK)
     assert command.args == {"text": "hello"}
@@ -91,7 +98,7 @@ def test_a_foreign_command_is_refused_and_harms_nothing(tmp_path: Path) -> None:
 WRITER = """
 import sys, time
 from pathlib import Path
-from stepscope.recorder import Recorder
+from stepscope.recording.recorder import Recorder
 from stepscope.run import RunStatus
 recorder = Recorder(Path(sys.argv[1]), name="victim")
 recorder.set_status(RunStatus.RUNNING)

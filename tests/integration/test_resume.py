@@ -11,10 +11,10 @@ import pytest
 
 from stepscope.run import RunStatus
 from tests.integration.test_training import events, facts, metric, small
-from trainer import session
-from trainer.checkpoint import read_checkpoint, write_checkpoint
-from trainer.commands import Commands
 from trainer.config import Optimizer, RunConfig, Schedule, Workload
+from trainer.training import run as session
+from trainer.training.checkpoint import read_checkpoint, write_checkpoint
+from trainer.training.commands import Commands
 
 
 def train(root: Path, name: str, config: RunConfig) -> np.ndarray:

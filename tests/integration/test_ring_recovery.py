@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stepscope.recorder import Recorder
-from stepscope.recovery import recover, recover_ended
-from stepscope.ring import RingError
+from stepscope.recording.recorder import Recorder
+from stepscope.recording.recovery import recover, recover_ended
+from stepscope.recording.ring import RingError
 from stepscope.run import RunStatus, read_run
 from stepscope.store import Block, RunReader, RunWriter
 
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 VICTIM = """
 import os, sys
 from pathlib import Path
-from stepscope.recorder import Recorder
+from stepscope.recording.recorder import Recorder
 from stepscope.run import RunStatus
 recorder = Recorder(Path(sys.argv[1]), name="victim")
 recorder.set_status(RunStatus.RUNNING)
@@ -134,7 +134,7 @@ def test_rows_of_many_threads_all_arrive(tmp_path: Path) -> None:
 FORKING = """
 import os, sys
 from pathlib import Path
-from stepscope.recorder import Recorder
+from stepscope.recording.recorder import Recorder
 from stepscope.run import RunStatus
 recorder = Recorder(Path(sys.argv[1]), name="parent")
 recorder.set_status(RunStatus.RUNNING)
@@ -167,9 +167,11 @@ def test_a_child_that_outlives_a_killed_parent_does_not_hold_the_ring(tmp_path: 
         'recorder.close(RunStatus.FAILED, "the child")', "os.write(1, b'x'); os.read(0, 1)"
     )
     parent = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    )  # fmt: skip
+        [sys.executable, "-c", code, str(tmp_path)],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
     assert parent.stdin is not None
     assert parent.stdout is not None
     assert parent.stdout.read(1) == b"x"

@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 from app import app
 from dashboard import services
-from stepscope.recorder import Recorder
+from stepscope.recording.recorder import Recorder
 from stepscope.run import RunStatus
 from tests.integration.test_ring_recovery import killed_run
 

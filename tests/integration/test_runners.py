@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.recovery import recover_ended
+from stepscope.recording.recovery import recover_ended
 from stepscope.run import RunStatus, read_run
 from stepscope.store import RunReader, StoreError
 from tests.integration.test_training import metric
 from trainer import runners
 from trainer.config import NanPolicy, Optimizer, RunConfig, Runner, Workload
-from trainer.step import TrainStep
+from trainer.training.step import TrainStep
 
 BOTH = pytest.mark.parametrize("runner", list(Runner))
 LONG = 100_000
@@ -100,9 +100,12 @@ def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
 
 def test_stopping_a_run_gone_nan_leaves_no_nan_weights(tmp_path: Path) -> None:
     gone = RunConfig(
-        workload=Workload.LINEAR, epochs=LONG, learning_rate=100.0, optimizer=Optimizer.SGD,
+        workload=Workload.LINEAR,
+        epochs=LONG,
+        learning_rate=100.0,
+        optimizer=Optimizer.SGD,
         nan_policy=NanPolicy.CONTINUE,
-    )  # fmt: skip
+    )
     run = runners.start(gone, tmp_path)
 
     def broken() -> bool:

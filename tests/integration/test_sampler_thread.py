@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from stepscope.metrics import Stream
-from stepscope.nvml import NullSource
-from stepscope.nvml_fields import Tier
-from stepscope.recorder import Recorder
+from stepscope.recording.recorder import Recorder
 from stepscope.run import RunStatus
-from stepscope.sampler import Sampler
+from stepscope.sampling.nvml import NullSource
+from stepscope.sampling.nvml_fields import Tier
+from stepscope.sampling.sampler import Sampler
 from stepscope.store.reader import RunReader
 
 PATIENCE_S = 10.0

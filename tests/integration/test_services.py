@@ -10,11 +10,11 @@ import pytest
 
 from dashboard import services
 from dashboard.services import Services
-from stepscope.recorder import Recorder
+from stepscope.recording.recorder import Recorder
 from stepscope.run import RunError, RunStatus, read_run
 from tests.integration.test_runners import wait_until
-from trainer import session
 from trainer.config import RunConfig, Workload
+from trainer.training import run as session
 
 CONFIG = RunConfig(workload=Workload.LINEAR, epochs=1)
 

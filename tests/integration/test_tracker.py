@@ -26,9 +26,13 @@ def script(
 ) -> subprocess.CompletedProcess[str]:
     """Run code with STEPSCOPE_RUNS set; the library comes from this checkout."""
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False,
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
         env={**os.environ, "STEPSCOPE_RUNS": str(runs), "PYTHONPATH": str(ROOT), **environment},
-    )  # fmt: skip
+    )
     assert done.returncode == returncode, done.stderr
     return done
 
@@ -313,7 +317,7 @@ rec.step(mine=2.0)
 """
     path = tmp_path / "mine.py"
     path.write_text(code)
-    watch = f"from stepscope.watch import main; main([{str(path)!r}])"
+    watch = f"from stepscope.watch.main import main; main([{str(path)!r}])"
     script(tmp_path / "runs", watch)
     run = only_run(tmp_path / "runs")
     assert (run.facts["kind"], run.facts["name"]) == (RunKind.WATCH, "mine")
@@ -331,9 +335,10 @@ while True:
     time.sleep(0.001)
 """
     child = subprocess.Popen(
-        [sys.executable, "-c", code], stderr=subprocess.DEVNULL,
+        [sys.executable, "-c", code],
+        stderr=subprocess.DEVNULL,
         env={**os.environ, "STEPSCOPE_RUNS": str(tmp_path), "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    )
 
     def texts() -> list[str]:
         with RunReader(only_run(tmp_path).folder) as reader:

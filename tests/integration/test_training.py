@@ -18,8 +18,8 @@ import torch
 from stepscope.run import RunStatus
 from stepscope.store import EventRow, RunReader, StoreError
 from stepscope.store.reader import ask
-from trainer import session
 from trainer.config import Precision, RunConfig, Schedule, Workload, defaults
+from trainer.training import run as session
 
 
 def small(workload: Workload, **changes: Any) -> RunConfig:

@@ -20,17 +20,17 @@ import pytest
 import torch
 from torch import nn
 
+from stepscope.recording.scalars import Row, RowSink
 from stepscope.run import RunStatus
-from stepscope.scalars import Row, RowSink
 from stepscope.store import RunReader
 from tests.integration.test_training import background, events, facts, metric, small, wait_for
-from trainer import session
-from trainer.compute import CpuCompute
 from trainer.config import NanPolicy, RunConfig, Workload
-from trainer.data import Loader, make_loader
-from trainer.loop import Loop
-from trainer.loss_reader import HostReader
-from trainer.step import TrainStep
+from trainer.training import run as session
+from trainer.training.compute import CpuCompute
+from trainer.training.data import Loader, make_loader
+from trainer.training.loop import Loop
+from trainer.training.loss_reader import HostReader
+from trainer.training.step import TrainStep
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -263,7 +263,7 @@ page = types.ModuleType("__main__")
 page.__file__ = __file__
 sys.modules["__main__"] = page
 from dataclasses import replace
-from trainer import session
+from trainer.training import run as session
 from trainer.config import RunConfig, Workload, defaults
 config = replace(defaults(Workload.DIGITS_MLP), epochs=1, num_workers=2, threads=1)
 statuses = []

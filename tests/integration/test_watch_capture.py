@@ -40,9 +40,13 @@ def watch(runs: Path, script: str, *arguments: str) -> Captured:
     """Run the script under watch and read its store; NaN, a gap, is left out of the rows."""
     done = subprocess.run(
         [sys.executable, "-m", "stepscope.watch", str(SCRIPTS / script), *arguments],
-        cwd=ROOT, capture_output=True, text=True, timeout=110, check=False,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
         env={**os.environ, "STEPSCOPE_RUNS": str(runs), "HF_HUB_OFFLINE": "1"},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     [folder] = run_folders(runs)
     assert read_run(folder).status is RunStatus.FINISHED, done.stderr
@@ -52,12 +56,14 @@ def watch(runs: Path, script: str, *arguments: str) -> Captured:
         block = reader.read(info.id, 0, info.rows, 1)
         events = reader.events(limit=10_000)
     rows: list[dict[str, float]] = [
-        {"step": float(step)} | {
+        {"step": float(step)}
+        | {
             key: float(value)
-            for key, value in zip(block.keys, values, strict=True) if not math.isnan(value)
+            for key, value in zip(block.keys, values, strict=True)
+            if not math.isnan(value)
         }
         for step, values in zip(block.step, block.mean.T, strict=True)
-    ]  # fmt: skip
+    ]
     said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"')]
     return Captured(said, rows, events, read_run(folder).facts)
 

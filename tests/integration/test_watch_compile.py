@@ -11,7 +11,7 @@ from tests.unit.test_hooks_install import child
 
 IMPORT = """
 import os, sys
-from stepscope import hooks
+from stepscope.watch import hooks
 from tests.unit.fake_live import FakeLive
 live = FakeLive()
 finders = list(sys.meta_path)

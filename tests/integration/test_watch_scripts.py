@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from stepscope import stopping
 from stepscope.run import RunInfo, RunStatus, read_run, run_folders
+from stepscope.session import stopping
 from stepscope.store import EventRow, RunReader, StoreError
 from stepscope.store.reader import ask
 
@@ -24,13 +24,15 @@ WATCH = [sys.executable, "-c", "from stepscope.cli import main; raise SystemExit
 AS_MODULE = [sys.executable, "-m", "stepscope.watch"]
 
 
-def run(
-    command: list[str], tmp_path: Path, **environ: str
-) -> subprocess.CompletedProcess[bytes]:  # fmt: skip
+def run(command: list[str], tmp_path: Path, **environ: str) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
-        command, cwd=SCRIPTS, capture_output=True, input=b"typed\n", timeout=100,
+        command,
+        cwd=SCRIPTS,
+        capture_output=True,
+        input=b"typed\n",
+        timeout=100,
         env={**os.environ, "STEPSCOPE_RUNS": str(tmp_path), "PYTHONIOENCODING": "utf-8", **environ},
-    )  # fmt: skip
+    )
 
 
 def watched_like_bare(
@@ -123,9 +125,13 @@ def through_a_terminal(command: list[str], tmp_path: Path) -> bytes:
     """Return what a command shows on a terminal of its own."""
     ours, theirs = pty.openpty()
     with subprocess.Popen(
-        command, cwd=SCRIPTS, stdin=subprocess.DEVNULL, stdout=theirs, stderr=subprocess.PIPE,
+        command,
+        cwd=SCRIPTS,
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=subprocess.PIPE,
         env={**os.environ, "STEPSCOPE_RUNS": str(tmp_path)},
-    ) as process:  # fmt: skip
+    ) as process:
         os.close(theirs)
         shown = b""
         with contextlib.suppress(OSError):  # Linux's way to say that the other end is closed
@@ -146,11 +152,14 @@ def test_a_terminal_shows_the_same(tmp_path: Path) -> None:
 def test_a_closed_pipe_ends_a_script_as_bare(tmp_path: Path) -> None:
     program = [*AS_MODULE, "endings.py", "flood"]
     codes = []
-    for command in ([sys.executable, *program[len(AS_MODULE):]], program):  # fmt: skip
+    for command in ([sys.executable, *program[len(AS_MODULE) :]], program):
         with subprocess.Popen(
-            command, cwd=SCRIPTS, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            command,
+            cwd=SCRIPTS,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             env={**os.environ, "STEPSCOPE_RUNS": str(tmp_path)},
-        ) as process:  # fmt: skip
+        ) as process:
             assert process.stdout is not None
             process.stdout.readline()
             process.stdout.close()
@@ -237,8 +246,14 @@ def steps_of(folder: Path, rank: int = 0) -> int:
 
 
 def test_every_rank_of_torchrun_has_a_store(tmp_path: Path) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone",
-                "--nproc-per-node", "2"]  # fmt: skip
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+    ]
     bare = run([*torchrun, "ranks.py"], tmp_path, OMP_NUM_THREADS="1")
     seen = run([*torchrun, "-m", "stepscope.watch", "ranks.py"], tmp_path, OMP_NUM_THREADS="1")
     assert bare.returncode == 0, bare.stderr.decode()
@@ -285,9 +300,11 @@ class Endless:
 
     def __init__(self, tmp_path: Path, *arguments: str) -> None:
         self.process = subprocess.Popen(
-            [*AS_MODULE, "endless.py", *arguments], cwd=SCRIPTS, stdout=subprocess.PIPE,
+            [*AS_MODULE, "endless.py", *arguments],
+            cwd=SCRIPTS,
+            stdout=subprocess.PIPE,
             env={**os.environ, "STEPSCOPE_RUNS": str(tmp_path)},
-        )  # fmt: skip
+        )
         self.wait(lambda: any(run_folders(tmp_path)))
         [self.folder] = run_folders(tmp_path)
         if "--no-torch" in arguments or "--hold-gil" in arguments:
@@ -310,8 +327,11 @@ class Endless:
         def answered() -> bool:
             try:
                 with RunReader(self.folder) as reader:
-                    found[:] = [event for event in reader.events()
-                                if event.data.get("command_id") == command_id]  # fmt: skip
+                    found[:] = [
+                        event
+                        for event in reader.events()
+                        if event.data.get("command_id") == command_id
+                    ]
             except StoreError:
                 return False
             return bool(found)
@@ -357,12 +377,14 @@ def test_a_second_stop_ends_a_script_that_ignores_the_first(tmp_path: Path) -> N
     assert script.end() == (-15, b"")
     found = read_run(script.folder)
     assert (found.status, found.reason) == (
-        RunStatus.STOPPED, "Stopped from the page (SIGTERM).",
-    )  # fmt: skip
+        RunStatus.STOPPED,
+        "Stopped from the page (SIGTERM).",
+    )
     with RunReader(script.folder) as reader:
         assert [event.data["signal"] for event in reader.events() if event.kind == "stop"] == [
-            "SIGINT", "SIGTERM",
-        ]  # fmt: skip
+            "SIGINT",
+            "SIGTERM",
+        ]
 
 
 def test_a_script_that_hears_nothing_is_ended_from_the_page(

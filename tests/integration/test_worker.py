@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def start(config: RunConfig, folder: Path, **environment: str) -> subprocess.Popen[bytes]:
     child = subprocess.Popen(
-        [sys.executable, "-m", "trainer.worker", str(folder)],
+        [sys.executable, "-m", "trainer.runners.worker", str(folder)],
         stdin=subprocess.PIPE,
         cwd=ROOT,
         env={**os.environ, **environment},

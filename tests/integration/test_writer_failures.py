@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepscope import ring, writer_thread
-from stepscope.recorder import CommandName, Recorder
+from stepscope.recording import ring, writer_thread
+from stepscope.recording.recorder import CommandName, Recorder
+from stepscope.recording.rows import StepRows
+from stepscope.recording.writer_thread import Sample, WriterThread
 from stepscope.run import RunStatus
-from stepscope.steps import StepRows
 from stepscope.store import Block, RunReader, RunWriter, StoreError
 from stepscope.store.reader import ask
-from stepscope.writer_thread import Sample, WriterThread
 from tests.integration.test_recorder import wait_until
 
 BAD_STEP = 13

@@ -36,19 +36,36 @@ def main(folder):
     torch.set_num_threads(1)
     transformers.set_seed(0)
     config = transformers.GPT2Config(
-        vocab_size=50, n_positions=16, n_embd=16, n_layer=1, n_head=2, bos_token_id=0,
+        vocab_size=50,
+        n_positions=16,
+        n_embd=16,
+        n_layer=1,
+        n_head=2,
+        bos_token_id=0,
         eos_token_id=0,
-    )  # fmt: skip
+    )
     arguments = transformers.TrainingArguments(
-        output_dir=folder, num_train_epochs=EPOCHS, per_device_train_batch_size=BATCH,
-        per_device_eval_batch_size=BATCH, gradient_accumulation_steps=ACCUMULATE,
-        eval_strategy="epoch", save_strategy="no", logging_steps=1, report_to=[], use_cpu=True,
-        max_grad_norm=0.5, learning_rate=1e-2, disable_tqdm=True,
-    )  # fmt: skip
+        output_dir=folder,
+        num_train_epochs=EPOCHS,
+        per_device_train_batch_size=BATCH,
+        per_device_eval_batch_size=BATCH,
+        gradient_accumulation_steps=ACCUMULATE,
+        eval_strategy="epoch",
+        save_strategy="no",
+        logging_steps=1,
+        report_to=[],
+        use_cpu=True,
+        max_grad_norm=0.5,
+        learning_rate=1e-2,
+        disable_tqdm=True,
+    )
     trainer = Printing(
-        model=transformers.GPT2LMHeadModel(config), args=arguments, train_dataset=rows(ROWS),
-        eval_dataset=rows(16), callbacks=[Rates()],
-    )  # fmt: skip
+        model=transformers.GPT2LMHeadModel(config),
+        args=arguments,
+        train_dataset=rows(ROWS),
+        eval_dataset=rows(16),
+        callbacks=[Rates()],
+    )
     trainer.train()
     for entry in trainer.state.log_history:
         if "grad_norm" in entry:

@@ -40,10 +40,16 @@ def main():
     lightning.seed_everything(0)
     data = TensorDataset(torch.randn(24, 4), torch.randn(24, 1))
     trainer = lightning.Trainer(
-        max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, accumulate_grad_batches=2,
-        gradient_clip_val=0.5, val_check_interval=3,
-    )  # fmt: skip
+        max_epochs=2,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        accumulate_grad_batches=2,
+        gradient_clip_val=0.5,
+        val_check_interval=3,
+    )
     trainer.fit(Tiny(), DataLoader(data, batch_size=4), DataLoader(data, batch_size=8))
 
 

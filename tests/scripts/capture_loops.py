@@ -34,8 +34,14 @@ def clipped():
             loss.backward()
             norm = nn.utils.clip_grad_norm_(net.parameters(), 0.1)
             optimizer.step()
-            say(loss=loss.item(), norm=norm.item(), lr=0.25, bias_lr=0.5, epoch=epoch,
-                samples=float(len(x)))  # fmt: skip
+            say(
+                loss=loss.item(),
+                norm=norm.item(),
+                lr=0.25,
+                bias_lr=0.5,
+                epoch=epoch,
+                samples=float(len(x)),
+            )
         for x, y in loader:  # fetched outside of no_grad, as many loops do
             with torch.no_grad():
                 nn.functional.mse_loss(net(x), y)

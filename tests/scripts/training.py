@@ -71,8 +71,13 @@ def gan(options):
         print(loss.item().hex(), fooled.item().hex())
 
 
-SHAPES = {"plain": plain, "accumulate": accumulate, "workers": workers, "thread": thread,
-          "gan": gan}  # fmt: skip
+SHAPES = {
+    "plain": plain,
+    "accumulate": accumulate,
+    "workers": workers,
+    "thread": thread,
+    "gan": gan,
+}
 
 
 def main():

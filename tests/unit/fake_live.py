@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from stepscope import hooks
+from stepscope.watch import hooks
 from tests.fakes import FakeRecorder
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from stepscope import nvml
+from stepscope.sampling import nvml
 
 GIB = 2**30
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from dashboard.actions import ACTIONS, answers, help_of, refusal
-from stepscope.recorder import CommandName
+from dashboard.controls.actions import ACTIONS, answers, help_of, refusal
+from stepscope.recording.recorder import CommandName
 from stepscope.run import RunInfo, RunStatus, user_name
 
 SCRIPT = [name for name in CommandName if name is not CommandName.SAVE_CHECKPOINT]

@@ -13,16 +13,27 @@ from benchmarks import adapters, overhead, pairs, peers, reader, recorder, recor
 
 def test_a_ratio_is_to_the_line_between_the_bare_blocks_around() -> None:
     # The machine slows down by 1 s a block: bare alone would show that as a cost of the way.
-    blocks = [("bare", 10.0), ("x", 11.0), ("y", 24.0), ("bare_again", 13.0), ("x", 14.0),
-              ("bare", 15.0)]  # fmt: skip
+    blocks = [
+        ("bare", 10.0),
+        ("x", 11.0),
+        ("y", 24.0),
+        ("bare_again", 13.0),
+        ("x", 14.0),
+        ("bare", 15.0),
+    ]
     found = pairs.ratios(blocks)
     assert found["x"] == pytest.approx([1.0, 1.0])
     assert found["y"] == pytest.approx([2.0])
 
 
 def test_the_second_bare_process_is_compared_to_the_first_alone() -> None:
-    blocks = [("bare", 10.0), ("bare_again", 6.0), ("bare", 10.0), ("bare_again", 5.0),
-              ("bare", 10.0)]  # fmt: skip
+    blocks = [
+        ("bare", 10.0),
+        ("bare_again", 6.0),
+        ("bare", 10.0),
+        ("bare_again", 5.0),
+        ("bare", 10.0),
+    ]
     assert pairs.ratios(blocks) == {"bare_again": pytest.approx([0.6, 0.5])}
 
 
@@ -114,9 +125,17 @@ def test_each_call_is_timed_and_gets_its_own_row() -> None:
 
 def speed(**changed: Any) -> dict[str, Any]:
     return {
-        "steps": 1000, "median_us": 1.0, "p99_us": 2.0, "max_us": 9.0, "cpu_s": 0.004,
-        "finish_s": 0.1, "bytes": 50_000, "empty_bytes": 10_000, "live_bytes": 1, "stored": 1000,
-    } | changed  # fmt: skip
+        "steps": 1000,
+        "median_us": 1.0,
+        "p99_us": 2.0,
+        "max_us": 9.0,
+        "cpu_s": 0.004,
+        "finish_s": 0.1,
+        "bytes": 50_000,
+        "empty_bytes": 10_000,
+        "live_bytes": 1,
+        "stored": 1000,
+    } | changed
 
 
 def test_fewer_steps_are_scaled_and_their_empty_store_left_out() -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from dashboard.chart_parts import COLOURS, series_of
-from dashboard.charts import layout
-from dashboard.facts import Fit, Gpu, RunFacts
+from dashboard.charts.facts import Fit, Gpu, RunFacts
+from dashboard.charts.layout import layout
+from dashboard.charts.parts import COLOURS, series_of
 from stepscope.metrics import BY_KEY, Stream
 from stepscope.run import RunKind
 
@@ -18,9 +18,15 @@ CPU = RunFacts(has_cuda=False, gpu_reason="no NVIDIA driver is installed.")
 H100 = Gpu(uuid="GPU-1", name="NVIDIA H100", memory_bytes=80 * 2**30)
 CUDA = RunFacts(has_cuda=True, gpus=(H100,), training_gpu="GPU-1")
 WATCHED = RunFacts(
-    has_cuda=True, gpus=(H100,), training_gpu="GPU-1", kind=RunKind.WATCH, has_total=False,
-    optimizers=("Adam", "SGD"), custom=("train/d_real", "val/f1"), custom_left=3,
-)  # fmt: skip
+    has_cuda=True,
+    gpus=(H100,),
+    training_gpu="GPU-1",
+    kind=RunKind.WATCH,
+    has_total=False,
+    optimizers=("Adam", "SGD"),
+    custom=("train/d_real", "val/f1"),
+    custom_left=3,
+)
 RECORD = RunFacts(has_cuda=False, gpus=(H100,), kind=RunKind.RECORD)
 FIT = Fit(x=(0.0, 1.0), y=(1.0, 3.0), slope=2.0, intercept=1.0)
 
@@ -50,9 +56,12 @@ def test_every_trace_and_tile_names_a_known_metric_in_its_stream(facts: RunFacts
 def test_a_cuda_run_shows_the_allocator_and_the_device_total() -> None:
     memory = chart(layout(CUDA), "memory")
     assert metrics(memory) == [
-        "memory/allocated", "memory/reserved", "memory/peak_allocated", "gpu/mem_used",
+        "memory/allocated",
+        "memory/reserved",
+        "memory/peak_allocated",
+        "gpu/mem_used",
         "gpu/mem_total",
-    ]  # fmt: skip
+    ]
     assert memory["note"] is None
     tiles = {tile["id"]: tile for tile in layout(CUDA)["kpis"]}
     assert tiles["allocated"]["of"]["value"] == 80 * 2**30

@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainer.checkpoint import CheckpointError, read_checkpoint, weights_bytes, write_checkpoint
+from trainer.training.checkpoint import (
+    CheckpointError,
+    read_checkpoint,
+    weights_bytes,
+    write_checkpoint,
+)
 
 
 def test_a_checkpoint_comes_back_and_leaves_no_part(tmp_path: Path) -> None:

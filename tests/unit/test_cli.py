@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from stepscope import ui
-from stepscope.cli import BROKEN_PIPE, main, parser
-from stepscope.run_list import duration_text
+from stepscope.cli import BROKEN_PIPE, main, parser, ui
+from stepscope.formatting import duration_text
 from tests.unit.test_run import make_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,8 +83,11 @@ def test_runs_as_json(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs", "--json"]) == 0
     live, odd = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     assert (live["status"], live["step"], live["ended"], live["read_only"]) == (
-        "running", 3, None, False,
-    )  # fmt: skip
+        "running",
+        3,
+        None,
+        False,
+    )
     assert live["duration_s"] >= 60
     assert (odd["created"], odd["step"], odd["ended"], odd["duration_s"]) == (None,) * 4
 
@@ -131,9 +133,12 @@ def test_a_reader_that_goes_away_ends_it_quietly(runs: Path) -> None:
     read, write = os.pipe()
     os.close(read)
     done = subprocess.run(
-        [sys.executable, "-m", "stepscope.cli", "runs"], cwd=ROOT, stdout=write,
-        stderr=subprocess.PIPE, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "stepscope.cli", "runs"],
+        cwd=ROOT,
+        stdout=write,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
     os.close(write)
     assert (done.returncode, done.stderr) == (BROKEN_PIPE, b"")
 
@@ -145,7 +150,7 @@ def test_all_that_follows_watch_is_handed_on(monkeypatch: pytest.MonkeyPatch) ->
         seen.append(arguments)
         return 5
 
-    monkeypatch.setitem(sys.modules, "stepscope.watch", types.SimpleNamespace(main=watch))
+    monkeypatch.setitem(sys.modules, "stepscope.watch.main", types.SimpleNamespace(main=watch))
     words = ["--name", "x", "train.py", "--help", "--", "-v"]
     assert main(["watch", *words]) == 5
     assert seen == [words]
@@ -154,11 +159,15 @@ def test_all_that_follows_watch_is_handed_on(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     "arguments",
     [
-        [], ["nope"], ["record", "--seconds", "0"], ["record", "--seconds", "inf"],
-        ["record", "--period", "0.001"], ["export", "x", "--format", "xml"],
+        [],
+        ["nope"],
+        ["record", "--seconds", "0"],
+        ["record", "--seconds", "inf"],
+        ["record", "--period", "0.001"],
+        ["export", "x", "--format", "xml"],
         ["export", "x", "--format", "csv", "--rank", "-1"],
     ],
-)  # fmt: skip
+)
 def test_wrong_usage_is_exit_code_2(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

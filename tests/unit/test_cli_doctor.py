@@ -11,28 +11,51 @@ from typing import Any
 
 import pytest
 
-from stepscope import doctor, survey
-from stepscope.doctor import Finding, Mark, findings
-from stepscope.nvml import NullSource, open_source
-from stepscope.survey import Facts, Gpu, ask_nvml, ask_torch, try_recording
+from stepscope.cli import doctor, survey
+from stepscope.cli.doctor import Finding, Mark, findings
+from stepscope.cli.survey import Facts, Gpu, ask_nvml, ask_torch, try_recording
+from stepscope.sampling.nvml import NullSource, open_source
 from tests.unit.fake_nvml import FakeGpu, FakeNvml, install
 
 GIB = 2**30
-CPU_TORCH = {"version": "2.13.0", "cuda": None, "hip": None, "available": False, "devices": [],
-             "warnings": []}  # fmt: skip
+CPU_TORCH = {
+    "version": "2.13.0",
+    "cuda": None,
+    "hip": None,
+    "available": False,
+    "devices": [],
+    "warnings": [],
+}
 CUDA_TORCH = {**CPU_TORCH, "cuda": "13.0", "available": True, "devices": ["H100"]}
 BLIND_TORCH = {**CUDA_TORCH, "available": False, "devices": [], "warnings": ["driver too old"]}
 H100 = Gpu(uuid="GPU-a", name="H100", nvml_index=0, memory_total=80 * GIB, mig=False, read=10)
 NO_DRIVER = "No NVIDIA driver library was found."
 
 BARE = Facts(
-    python="3.11.7", executable="/usr/bin/python", version="0.1.0", runs="/data/runs",
-    recording_error=None, journal="wal", file_system="ext4", free=50 * GIB, sqlite="3.40.1",
-    nvml_reason=NO_DRIVER, nvml_broken=False, device_nodes=False, pci_gpu=False, driver=None,
-    gpus=(), torch=CPU_TORCH, visible_devices=None, mps=False, page=None,
+    python="3.11.7",
+    executable="/usr/bin/python",
+    version="0.1.0",
+    runs="/data/runs",
+    recording_error=None,
+    journal="wal",
+    file_system="ext4",
+    free=50 * GIB,
+    sqlite="3.40.1",
+    nvml_reason=NO_DRIVER,
+    nvml_broken=False,
+    device_nodes=False,
+    pci_gpu=False,
+    driver=None,
+    gpus=(),
+    torch=CPU_TORCH,
+    visible_devices=None,
+    mps=False,
+    page=None,
     packages={"streamlit": "1.67", "plotly": "7.1", "pyarrow": "26", "tensorboard": "2.21"},
-    memory_limit=None, cpu_limit=None, shared_memory=8 * GIB,
-)  # fmt: skip
+    memory_limit=None,
+    cpu_limit=None,
+    shared_memory=8 * GIB,
+)
 WITH_GPU = dataclasses.replace(
     BARE, nvml_reason=None, driver="580.95", gpus=(H100,), torch=CUDA_TORCH, device_nodes=True
 )
@@ -158,9 +181,11 @@ def test_optional_parts_are_missing_with_their_remedy() -> None:
 
 @pytest.mark.parametrize(("error", "code"), [(None, 0), ("Read-only file system", 1)])
 def test_the_exit_code_and_the_json_follow_the_findings(
-    error: str | None, code: int, monkeypatch: pytest.MonkeyPatch,
+    error: str | None,
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     facts = dataclasses.replace(BARE, recording_error=error)
     monkeypatch.setattr(doctor, "gather", lambda root: facts)
     assert doctor.main(Path("runs")) == code
@@ -170,8 +195,11 @@ def test_the_exit_code_and_the_json_follow_the_findings(
     assert report["ok"] == (code == 0)
     assert report["facts"]["sqlite"] == "3.40.1"
     assert report["findings"][0] == {
-        "mark": "ok", "what": "Python", "detail": "3.11.7 (/usr/bin/python)", "remedy": "",
-    }  # fmt: skip
+        "mark": "ok",
+        "what": "Python",
+        "detail": "3.11.7 (/usr/bin/python)",
+        "remedy": "",
+    }
 
 
 # --- gathering ------------------------------------------------------------------------------------
@@ -197,8 +225,9 @@ def test_nvml_is_asked_for_every_metric_and_why_one_is_missing(
     assert (answer["nvml_reason"], answer["driver"]) == (None, "580.95.05")
     (found,) = answer["gpus"]
     assert found.missing == {
-        "gpu/energy": "not supported on this GPU", "gpu/power_limit": "permission",
-    }  # fmt: skip
+        "gpu/energy": "not supported on this GPU",
+        "gpu/power_limit": "permission",
+    }
     assert found.read > 5
 
 

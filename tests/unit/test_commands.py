@@ -11,16 +11,17 @@ import pytest
 import torch
 from torch import nn
 
-from stepscope.allocator import Readings
-from stepscope.commands import CommandServer, binary, empty_cache_text, reset_peaks_text
-from stepscope.recorder import CommandName, Recorder
+from stepscope.formatting import binary
+from stepscope.recording.recorder import CommandName, Recorder
 from stepscope.run import RunStatus
+from stepscope.sampling.allocator import Readings
+from stepscope.session.commands import CommandServer, empty_cache_text, reset_peaks_text
 from tests.fakes import FakeRecorder, command
-from trainer.checkpoint import read_checkpoint
-from trainer.commands import Commands, RunStopped
-from trainer.compute import CpuCompute
 from trainer.config import RunConfig
-from trainer.training import Training
+from trainer.training.checkpoint import read_checkpoint
+from trainer.training.commands import Commands, RunStopped
+from trainer.training.compute import CpuCompute
+from trainer.training.state import Training
 
 
 @dataclass
@@ -139,8 +140,9 @@ def test_a_command_that_fails_is_refused_and_training_goes_on(
     assert bench.serve(CommandName.EMPTY_CACHE) > 0
     _, text, data = bench.recorder.events[0]
     assert (text, data["ok"]) == (
-        "Empty cache: failed (RuntimeError: CUDA error: the launch timed out)", False,
-    )  # fmt: skip
+        "Empty cache: failed (RuntimeError: CUDA error: the launch timed out)",
+        False,
+    )
 
 
 def test_a_command_that_only_others_answer_is_refused(bench: Bench) -> None:
@@ -168,8 +170,9 @@ def test_a_cpu_run_has_no_snapshot(bench: Bench) -> None:
     bench.serve(CommandName.MEMORY_SNAPSHOT)
     _, text, data = bench.recorder.events[0]
     assert (text, data["ok"]) == (
-        "Memory snapshot: a CPU run has no CUDA allocator to take it of", False,
-    )  # fmt: skip
+        "Memory snapshot: a CPU run has no CUDA allocator to take it of",
+        False,
+    )
     assert CommandName.MEMORY_SNAPSHOT not in bench.commands.answers()
 
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from trainer import data
-from trainer.compute import RUN_AHEAD, CudaCompute
 from trainer.config import RunConfig
-from trainer.data import Batch, MemoryLoader, Split
+from trainer.training import data
+from trainer.training.compute import RUN_AHEAD, CudaCompute
+from trainer.training.data import MemoryLoader
+from trainer.workloads.task import Batch, Split
 
 
 @dataclass

@@ -6,9 +6,10 @@ import multiprocessing.spawn
 
 import torch
 
-from trainer.compute import CpuCompute
 from trainer.config import RunConfig
-from trainer.data import MemoryLoader, Split, _BatchOrder, _SplitDataset, _without_main
+from trainer.training.compute import CpuCompute
+from trainer.training.data import MemoryLoader, _BatchOrder, _SplitDataset, _without_main
+from trainer.workloads.task import Split
 
 
 def split(samples: int = 10, length: int | None = None) -> Split:

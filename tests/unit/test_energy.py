@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stepscope.energy import energy_joules
+from stepscope.sampling.energy import energy_joules
 
 NAN = float("nan")
 

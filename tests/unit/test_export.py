@@ -12,9 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stepscope import export as export_module
 from stepscope.cli import main
-from stepscope.formats import Column, Table, opened, write_csv
+from stepscope.export.formats import Column, Table, opened, write_csv
 from stepscope.store import STORE_NAME, Block, RunReader, RunWriter, store_name
 from tests.unit.test_run import make_run
 
@@ -57,8 +56,10 @@ def test_csv_has_a_column_a_metric_and_an_empty_cell_for_a_missing_value(
     rows = list(csv.reader(capsys.readouterr().out.splitlines()))
     assert rows == [
         ["ts", "step", "train/loss", "'=cmd()"],
-        ["10.5", "1", "0.1", ""], ["11.0", "2", "", ""], ["12.0", "3", "0.3", "inf"],
-    ]  # fmt: skip
+        ["10.5", "1", "0.1", ""],
+        ["11.0", "2", "", ""],
+        ["12.0", "3", "0.3", "inf"],
+    ]
 
 
 def test_json_is_valid_and_says_null_and_infinity(
@@ -101,8 +102,12 @@ def test_parquet_keeps_numbers_texts_and_nulls(
     said = f"3 rows of steps written to {tmp_path / 'steps.parquet'}.\n"
     assert capsys.readouterr().out == said
     found = parquet.read_table(tmp_path / "steps.parquet").to_pydict()
-    assert found == {"ts": [10.5, 11.0, 12.0], "step": [1, 2, 3], "train/loss": [0.1, None, 0.3],
-                     "=cmd()": [None, None, float("inf")]}  # fmt: skip
+    assert found == {
+        "ts": [10.5, 11.0, 12.0],
+        "step": [1, 2, 3],
+        "train/loss": [0.1, None, 0.3],
+        "=cmd()": [None, None, float("inf")],
+    }
     events = tmp_path / "events.parquet"
     assert exported(run, events, "--format", "parquet", "--stream", "events") == 0
     (event,) = parquet.read_table(events).to_pylist()
@@ -147,7 +152,7 @@ def test_a_long_run_comes_in_slices_with_every_row_once(
         with writer.transaction():
             writer.append("steps", "", Block.from_rows(rows))
     writer.close()
-    monkeypatch.setattr(export_module, "SLICE_ROWS", 1024)
+    monkeypatch.setattr(export_rows, "SLICE_ROWS", 1024)
     opened_stores: list[RunReader] = []
     enter = RunReader.__enter__
 
@@ -212,13 +217,17 @@ def test_an_unknown_run_is_one_sentence_and_exit_code_2(
 
 @pytest.mark.parametrize(("form", "package"), [("parquet", "pyarrow"), ("tensorboard",) * 2])
 def test_a_missing_package_is_named_with_the_remedy(
-    run: Path, tmp_path: Path, form: str, package: str, monkeypatch: pytest.MonkeyPatch,
+    run: Path,
+    tmp_path: Path,
+    form: str,
+    package: str,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.delitem(sys.modules, "stepscope.integrations.tensorboard", raising=False)
+    monkeypatch.delitem(sys.modules, "stepscope.export.tensorboard", raising=False)
     assert exported(run, tmp_path / "out", "--format", form) == 1
     assert f"pip install {package}" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["runs"]

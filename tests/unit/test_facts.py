@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from dashboard.charts import layout
-from dashboard.facts import CUSTOM_CHARTS, NOT_BEGUN, RunFacts, custom_metrics, run_facts
+from dashboard.charts.facts import CUSTOM_CHARTS, NOT_BEGUN, RunFacts, custom_metrics, run_facts
+from dashboard.charts.layout import layout
 from stepscope.run import RunInfo, RunKind, RunStatus
 
 GPU = {"uuid": "GPU-1", "name": "NVIDIA H100", "memory_total": 80 * 2**30}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from stepscope.outcome import outcome
+from stepscope.diagnosis.outcome import outcome
 from tests.unit.test_config import CPU_DEVICE, gpu
 from trainer.config import Precision, RunConfig, Runner, Workload, defaults
 from trainer.failures import NanLoss, explain, nan_remedy
@@ -27,8 +27,11 @@ ON_GPU = defaults(Workload.DIGITS_CNN, gpu().id)
         ),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when …"), "oom", ["GPU"]),
         (torch.AcceleratorError("CUDA error: out of memory\nSearch for …"), "oom", ["GPU"]),
-        (RuntimeError("GET was unable to find an engine to execute this computation"),
-         "oom", ["GPU"]),
+        (
+            RuntimeError("GET was unable to find an engine to execute this computation"),
+            "oom",
+            ["GPU"],
+        ),
         (
             RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"),
             "oom",
@@ -45,15 +48,17 @@ ON_GPU = defaults(Workload.DIGITS_CNN, gpu().id)
             ["process 12", "num_workers"],
         ),
         (
-            RuntimeError("DataLoader worker (pid 9) is killed by signal: Bus error. It is "
-                         "possible that dataloader's workers are out of shared memory."),
+            RuntimeError(
+                "DataLoader worker (pid 9) is killed by signal: Bus error. It is "
+                "possible that dataloader's workers are out of shared memory."
+            ),
             "error",
             ["/dev/shm"],
         ),
         (NanLoss("The loss is nan."), "error", ["The loss is nan."]),
         (KeyError("x"), "error", ["KeyError", "traceback"]),
     ],
-)  # fmt: skip
+)
 def test_a_failure_is_one_sentence_and_a_remedy(
     error: Exception, kind: str, words: list[str]
 ) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from stepscope.first_cause import NAMED, RankEnd, first_cause, names
 from stepscope.run import (
     RunInfo,
     RunStatus,
@@ -18,6 +17,7 @@ from stepscope.run import (
     read_run,
     write_run_json,
 )
+from stepscope.run.first_cause import NAMED, RankEnd, first_cause, names
 
 PEER = "RuntimeError: [pair.cc:547] Connection closed by peer [127.0.0.1]:4321"
 NCCL = "DistBackendError: NCCL error, remote process exited or there was a network error"

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from stepscope import hooks
-from stepscope.hooks.by_hand import HELD
+from stepscope.watch import hooks
+from stepscope.watch.hooks.by_hand import HELD
 from tests.unit.fake_live import FakeLive, hooked
 
 

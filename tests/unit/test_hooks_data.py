@@ -105,9 +105,13 @@ def test_epochs_are_counted_and_told(live: FakeLive, clock: FakeClock) -> None:
 
 
 @pytest.mark.parametrize("length", [4, 2], ids=["passes of two batches", "passes of one batch"])
-@pytest.mark.parametrize("evaluate", [
-    Script.evaluate_without_gradients, Script.evaluate_with_gradients_off_inside,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "evaluate",
+    [
+        Script.evaluate_without_gradients,
+        Script.evaluate_with_gradients_off_inside,
+    ],
+)
 def test_evaluation_is_no_step_time_wait_or_epoch(
     live: FakeLive, clock: FakeClock, evaluate: Callable[[Script], None], length: int
 ) -> None:
@@ -236,15 +240,19 @@ class Sample:
         self.pixels = torch.zeros(7, 2)
 
 
-@pytest.mark.parametrize(("batch", "samples"), [
-    ((torch.zeros(3, 2), torch.zeros(5)), 3),
-    ({"text": ["a", "b"], "ids": torch.zeros(4, 2)}, 4),
-    ([["a"], {"x": (torch.zeros(6),)}], 6),
-    (Sample(), 7),
-    ((torch.tensor(1.0), torch.zeros(2)), 2),
-    ([], None),
-    (["only", "words"], None),
-], ids=["tuple", "dict", "nested", "object", "scalar first", "empty", "no tensor"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("batch", "samples"),
+    [
+        ((torch.zeros(3, 2), torch.zeros(5)), 3),
+        ({"text": ["a", "b"], "ids": torch.zeros(4, 2)}, 4),
+        ([["a"], {"x": (torch.zeros(6),)}], 6),
+        (Sample(), 7),
+        ((torch.tensor(1.0), torch.zeros(2)), 2),
+        ([], None),
+        (["only", "words"], None),
+    ],
+    ids=["tuple", "dict", "nested", "object", "scalar first", "empty", "no tensor"],
+)
 def test_the_samples_of_a_batch_are_its_first_tensors_length(
     live: FakeLive, clock: FakeClock, batch: Any, samples: int | None
 ) -> None:

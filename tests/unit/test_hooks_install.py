@@ -15,31 +15,39 @@ import torch
 from torch import nn
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from stepscope.hooks import install
-from stepscope.hooks.after_import import AfterImport
+from stepscope.watch.hooks import install
+from stepscope.watch.hooks.after_import import AfterImport
 from tests.unit.fake_live import FakeLive, hooked
 
 ROOT = Path(__file__).resolve().parents[2]
 
 PLACES: list[tuple[object, str]] = [
-    (torch.autograd, "backward"), (torch.optim.Optimizer, "zero_grad"),
-    (torch.nn.utils, "clip_grad_norm_"), (torch.nn.utils.clip_grad, "clip_grad_norm_"),
-    (torch.amp.GradScaler, "scale"), (torch.amp.GradScaler, "step"),
+    (torch.autograd, "backward"),
+    (torch.optim.Optimizer, "zero_grad"),
+    (torch.nn.utils, "clip_grad_norm_"),
+    (torch.nn.utils.clip_grad, "clip_grad_norm_"),
+    (torch.amp.GradScaler, "scale"),
+    (torch.amp.GradScaler, "step"),
     (_BaseDataLoaderIter, "__next__"),
-]  # fmt: skip
+]
 
 
 def child(code: str) -> str:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
-        cwd=ROOT, capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def test_a_script_without_torch_is_left_alone() -> None:
-    code = "from stepscope import hooks\nhooks.install(type('L', (), {'recorder': 0}))\nimport json"
+    install = "hooks.install(type('L', (), {'recorder': 0}))"
+    code = f"from stepscope.watch import hooks\n{install}\nimport json"
     assert child(code) == ""
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stepscope.hooks import parties
+from stepscope.watch.hooks import parties
 from tests.unit.fake_live import FakeLive, hooked
 
 

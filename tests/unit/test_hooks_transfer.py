@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from stepscope.hooks import transfer
-from stepscope.hooks.patches import Patches
-from stepscope.hooks.state import State
+from stepscope.watch.hooks import transfer
+from stepscope.watch.hooks.patches import Patches
+from stepscope.watch.hooks.state import State
 from tests.unit.fake_live import FakeLive
 
 
@@ -80,9 +80,16 @@ def copies() -> Iterator[Copies]:
     assert "copy" not in _Tensor.to.__qualname__
 
 
-@pytest.mark.parametrize("arguments", [
-    ("cuda",), ("cuda:0", torch.float16), (torch.device("cuda"),), (0,), (_Tensor(),),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("cuda",),
+        ("cuda:0", torch.float16),
+        (torch.device("cuda"),),
+        (0,),
+        (_Tensor(),),
+    ],
+)
 def test_a_copy_is_timed_however_its_target_is_named(
     copies: Copies, arguments: tuple[Any, ...]
 ) -> None:
@@ -150,8 +157,10 @@ def test_torchs_own_methods_can_be_wrapped_and_put_back() -> None:
             is_current_stream_capturing=lambda: False,
             current_device=lambda: 0,
         ),
-        compiler=torch.compiler, device=torch.device, Tensor=Tensor,
-    )  # fmt: skip
+        compiler=torch.compiler,
+        device=torch.device,
+        Tensor=Tensor,
+    )
     transfer.attach(fake, state, patches)
     try:
         assert Tensor.to is not before

@@ -5,7 +5,7 @@ from __future__ import annotations
 import psutil
 import pytest
 
-from stepscope.host import HostSource
+from stepscope.sampling.host import HostSource
 from tests.unit.fake_nvml import FakeClock
 
 

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 import dashboard.live_chart
-from dashboard.chart_parts import COLOURS, GPU_COLOURS
+from dashboard.charts.parts import COLOURS, GPU_COLOURS
 
 PURE = tuple(
     f"{name}.js"
@@ -48,9 +48,15 @@ def part(first: int, values: list[float | None], bucket: int = 1, **more: Any) -
         column["min"] = [None if value is None else value - 1 for value in values]
         column["max"] = [None if value is None else value + 1 for value in values]
     return {
-        "first": first, "bucket": bucket, "end": first + len(values) * bucket, "reset": False,
-        "t": [end / 10 for end in ends], "s": ends, "v": {"a": column}, **more,
-    }  # fmt: skip
+        "first": first,
+        "bucket": bucket,
+        "end": first + len(values) * bucket,
+        "reset": False,
+        "t": [end / 10 for end in ends],
+        "s": ends,
+        "v": {"a": column},
+        **more,
+    }
 
 
 MERGE = "parts.reduce((held, part) => mergeSeries(held, part), null)"

@@ -6,8 +6,8 @@ import pynvml
 import pytest
 
 from stepscope.metrics import METRICS, Stream
-from stepscope.nvml import NvmlSource
-from stepscope.nvml_fields import FIELDS, PLAUSIBLE, Tier
+from stepscope.sampling.nvml import NvmlSource
+from stepscope.sampling.nvml_fields import FIELDS, PLAUSIBLE, Tier
 from tests.unit.fake_nvml import GIB, FakeClock, FakeGpu, FakeNvml, install
 
 A, B = "GPU-aaaa", "GPU-bbbb"

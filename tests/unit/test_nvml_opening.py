@@ -7,9 +7,9 @@ import os
 import pynvml
 import pytest
 
-from stepscope import nvml
-from stepscope.nvml import NullSource, NvmlSource, open_source
-from stepscope.nvml_fields import Tier, throttle_words
+from stepscope.sampling import nvml
+from stepscope.sampling.nvml import NullSource, NvmlSource, open_source
+from stepscope.sampling.nvml_fields import Tier, throttle_words
 from tests.unit.fake_nvml import FakeClock, FakeGpu, FakeNvml, install
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from trainer.config import Precision
-from trainer.precision import autocast, grad_scaler, precision_flags
+from trainer.training.precision import autocast, grad_scaler, precision_flags
 
 
 def flags() -> tuple[str, bool]:

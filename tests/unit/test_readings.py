@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from stepscope import allocator
-from stepscope.allocator import ABRUPT_S, BLOCKED_S, REST, Readings
+from stepscope.sampling import allocator
+from stepscope.sampling.allocator import ABRUPT_S, BLOCKED_S, REST, Readings
 from tests.unit.fake_nvml import FakeClock
 
 TICK_S = 0.1

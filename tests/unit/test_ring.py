@@ -7,8 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from stepscope import ring as ring_module
-from stepscope.ring import HEADER_BYTES, MARGIN, SLOTS, WIDTH, Layout, Ring, RingError, abandoned
+from stepscope.recording import ring as ring_module
+from stepscope.recording.ring import (
+    HEADER_BYTES,
+    MARGIN,
+    SLOTS,
+    WIDTH,
+    Layout,
+    Ring,
+    RingError,
+    abandoned,
+)
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from stepscope.run import (
     run_folders,
     write_run_json,
 )
-from stepscope.stopping import kill_unheard
+from stepscope.session.stopping import kill_unheard
 
 
 def make_run(root: Path, name: str = "r", *, old: bool = False, **facts: Any) -> Path:

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from dashboard import run_index
-from dashboard.page_token import page_token
+from dashboard.api.page_token import page_token
+from dashboard.controls.run_picker import newest_live
 from dashboard.run_index import RunIndex
-from dashboard.run_picker import newest_live
 from stepscope.run import RunStatus, process_identity, read_run
 
 LONG_AGO = 1_000.0
@@ -182,9 +182,12 @@ def test_the_page_is_of_before_when_what_it_is_built_from_changes(tmp_path: Path
     write(tmp_path, "a", step=2)
     assert token() == seen[0]  # a step and a heartbeat change no page
     changes: list[dict[str, Any]] = [
-        {"custom": ["train/x"]}, {"optimizers": ["Adam"]}, {"device": "GPU-1"},
-        {"commands": ["stop"]}, {"status": "paused"},
-    ]  # fmt: skip
+        {"custom": ["train/x"]},
+        {"optimizers": ["Adam"]},
+        {"device": "GPU-1"},
+        {"commands": ["stop"]},
+        {"status": "paused"},
+    ]
     for change in changes:
         write(tmp_path, "a", **change)
         seen.append(token())

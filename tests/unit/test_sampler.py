@@ -8,12 +8,12 @@ from typing import Any, cast
 
 import pytest
 
-from stepscope import allocator
 from stepscope.metrics import BY_KEY
-from stepscope.nvml import DeviceInfo, NullSource
-from stepscope.nvml_fields import Tier
-from stepscope.recorder import Recorder
-from stepscope.sampler import CALM_S, COST_WINDOW, DeviceWatch, Sampler, next_deadline
+from stepscope.recording.recorder import Recorder
+from stepscope.sampling import allocator
+from stepscope.sampling.nvml import DeviceInfo, NullSource
+from stepscope.sampling.nvml_fields import Tier
+from stepscope.sampling.sampler import CALM_S, COST_WINDOW, DeviceWatch, Sampler, next_deadline
 from tests.unit.fake_nvml import FakeClock
 
 A, B = "GPU-aaaa", "GPU-bbbb"
@@ -64,10 +64,18 @@ class FakeSource:
 
     def devices(self) -> list[DeviceInfo]:
         return [
-            DeviceInfo(uuid=uuid, name="Test", nvml_index=index, memory_total=None,
-                       compute_capability=None, power_limit=None, driver_version=None, mig=False)
+            DeviceInfo(
+                uuid=uuid,
+                name="Test",
+                nvml_index=index,
+                memory_total=None,
+                compute_capability=None,
+                power_limit=None,
+                driver_version=None,
+                mig=False,
+            )
             for index, uuid in enumerate((A, B))
-        ]  # fmt: skip
+        ]
 
     def read(self, uuid: str, *tiers: Tier) -> dict[str, float]:
         self.asked.append((uuid, tiers))
@@ -227,8 +235,9 @@ def test_the_allocator_may_be_told_later(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "memory/allocated" not in bench.recorder.samples[0]
     assert bench.recorder.samples[-1]["memory/allocated"] == 1.0
     assert [facts["capabilities"]["allocator"] for facts in bench.recorder.facts] == [
-        "the run has used no CUDA device", None,
-    ]  # fmt: skip
+        "the run has used no CUDA device",
+        None,
+    ]
 
 
 def test_the_host_is_left_to_another_process() -> None:

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stepscope import scalars
-from stepscope.scalars import DeviceScalars, Row
-from trainer.loss_reader import HostReader
+from stepscope.recording import scalars
+from stepscope.recording.scalars import DeviceScalars, Row
+from trainer.training.loss_reader import HostReader
 
 
 @dataclass

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dashboard import series
-from dashboard.series import Cursor
+from dashboard.charts import series
+from dashboard.charts.series import Cursor
 from stepscope.run import RunInfo, RunStatus
 from stepscope.store import STORE_NAME, Block, RunReader, RunWriter
 from stepscope.store.frames import RECORDED_NAN
@@ -239,8 +239,10 @@ def test_a_scripts_own_metrics_and_the_losses_of_its_optimizers_are_sent(tmp_pat
     assert set(answer(tmp_path)["series"]["steps"]["v"]) == {"train/loss"}
     found = answer(tmp_path, custom=["train/own"], optimizers=["Adam", "Adam"])
     assert set(found["series"]["steps"]["v"]) == {
-        "train/loss", "train/loss.optimizer1", "train/own",
-    }  # fmt: skip
+        "train/loss",
+        "train/loss.optimizer1",
+        "train/own",
+    }
     assert found["series"]["steps"]["last"]["train/own"] == 99
 
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from trainer.config import Precision
-from trainer.precision import autocast, grad_scaler
-from trainer.step import TrainStep
+from trainer.training.precision import autocast, grad_scaler
+from trainer.training.step import TrainStep
 
 
 def make(clip_norm: float = 0.0, precision: Precision = Precision.FP32) -> TrainStep:

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from trainer.compute import CpuCompute
 from trainer.config import Optimizer, RunConfig, Schedule
-from trainer.training import Training
+from trainer.training.compute import CpuCompute
+from trainer.training.state import Training
 
 
 def training(**changes: object) -> Training:

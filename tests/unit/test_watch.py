@@ -11,15 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from stepscope import output
-from stepscope.live_run import visible_gpus
-from stepscope.nvml import DeviceInfo
-from stepscope.outcome import outcome
-from stepscope.output import OutputLog, terminal_text
-from stepscope.ranks import RankError, find_place
+from stepscope.diagnosis.outcome import outcome
+from stepscope.formatting import terminal_text
 from stepscope.run import RunStatus
-from stepscope.script import NoScript, from_file
-from stepscope.watch import _parse, main
+from stepscope.run.ranks import RankError, find_place
+from stepscope.sampling.nvml import DeviceInfo
+from stepscope.session.live_run import visible_gpus
+from stepscope.watch import output
+from stepscope.watch.main import _parse, main
+from stepscope.watch.output import OutputLog
+from stepscope.watch.script import NoScript, from_file
 
 
 class Terminal:
@@ -231,9 +232,16 @@ def test_an_oom_is_told_in_words() -> None:
 
 
 def gpu(index: int, name: str = "NVIDIA H200") -> DeviceInfo:
-    return DeviceInfo(uuid=f"GPU-{index}abc", name=name, nvml_index=index, memory_total=None,
-                      compute_capability=None, power_limit=None, driver_version=None,
-                      mig=False)  # fmt: skip
+    return DeviceInfo(
+        uuid=f"GPU-{index}abc",
+        name=name,
+        nvml_index=index,
+        memory_total=None,
+        compute_capability=None,
+        power_limit=None,
+        driver_version=None,
+        mig=False,
+    )
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,11 @@ from typing import Any, cast
 
 import pytest
 
-from stepscope.live_run import LiveRun
-from stepscope.outcome import outcome
-from stepscope.recorder import Command, CommandName, Recorder
+from stepscope.diagnosis.outcome import outcome
+from stepscope.recording.recorder import Command, CommandName, Recorder
 from stepscope.run import RunKind, RunStatus, read_run, run_folders
-from stepscope.stopping import Stopper
+from stepscope.session.live_run import LiveRun
+from stepscope.session.stopping import Stopper
 from stepscope.store import RunReader
 from tests.fakes import FakeRecorder
 from tests.unit.fake_nvml import GIB, FakeGpu, FakeNvml, install
@@ -72,8 +72,10 @@ def test_without_a_boundary_each_stop_is_harder(bench: Bench) -> None:
         assert bench.came.acquire(timeout=10)
     assert bench.sent == [("process", "SIGINT"), ("process", "SIGTERM"), ("process", "SIGKILL")]
     assert [data["signal"] for _, _, data in bench.recorder.events] == [
-        "SIGINT", "SIGTERM", "SIGKILL",
-    ]  # fmt: skip
+        "SIGINT",
+        "SIGTERM",
+        "SIGKILL",
+    ]
     # Python has a handler for SIGINT; the other two end the process for certain.
     assert bench.recorder.statuses == [RunStatus.STOPPED, RunStatus.STOPPED]
     assert bench.stopper.asked

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from trainer.compute import CpuCompute
 from trainer.config import Workload, defaults
-from trainer.precision import autocast
-from trainer.step import TrainStep
-from trainer.training import Training
+from trainer.training.compute import CpuCompute
+from trainer.training.precision import autocast
+from trainer.training.state import Training
+from trainer.training.step import TrainStep
 from trainer.workloads import WORKLOADS, digits, fill, linear
 from trainer.workloads.task import Task
 

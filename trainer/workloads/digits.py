@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainer.config import RunConfig
-from trainer.data import Split
-from trainer.workloads.task import Task
+from trainer.workloads.task import Split, Task
 
 HELD_OUT = 359
 SPLIT_SEED = 0  # the split is the same for every run: validation must stay unseen after a resume

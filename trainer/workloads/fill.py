@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainer.config import RunConfig
-from trainer.data import Split
-from trainer.workloads.task import Task
+from trainer.workloads.task import Split, Task
 
 CLASSES = 10
 POOL_BYTES = 32 * 2**20

@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 from trainer.config import RunConfig
-from trainer.data import Split
-from trainer.workloads.task import Task
+from trainer.workloads.task import Split, Task
 
 SLOPE, INTERCEPT, NOISE = 0.7, 0.3, 0.1
 SAMPLES = 1000

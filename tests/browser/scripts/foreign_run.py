@@ -13,13 +13,18 @@ import math
 import sys
 from pathlib import Path
 
-from stepscope.recorder import Command, CommandName, Recorder
+from stepscope.recording.recorder import Command, CommandName, Recorder
 from stepscope.run import RunKind, RunStatus
 
 COMMANDS = [
-    CommandName.PAUSE, CommandName.RESUME, CommandName.STOP, CommandName.MARK,
-    CommandName.COLLECT_GARBAGE, CommandName.EMPTY_CACHE, CommandName.RESET_PEAKS,
-]  # fmt: skip
+    CommandName.PAUSE,
+    CommandName.RESUME,
+    CommandName.STOP,
+    CommandName.MARK,
+    CommandName.COLLECT_GARBAGE,
+    CommandName.EMPTY_CACHE,
+    CommandName.RESET_PEAKS,
+]
 LATE = 240
 """The step from which there is more to see: 12 s, enough to open the page before."""
 
@@ -28,15 +33,19 @@ def row(step: int) -> dict[str, float]:
     """Return what one step records."""
     values = {
         "train/loss": 2 * math.exp(-step / 80) + 0.05 * math.sin(step),
-        "train/lr": 1e-3 * (1 - step / 1000), "train/grad_norm": 1 + 0.2 * math.cos(step),
-        "perf/step_time": 0.02, "perf/data_wait": 0.004, "perf/samples_per_sec": 3200.0,
+        "train/lr": 1e-3 * (1 - step / 1000),
+        "train/grad_norm": 1 + 0.2 * math.cos(step),
+        "perf/step_time": 0.02,
+        "perf/data_wait": 0.004,
+        "perf/samples_per_sec": 3200.0,
         "train/accuracy": 1 - math.exp(-step / 60),
-    }  # fmt: skip
+    }
     if step > LATE:
         values |= {
-            "train/loss.optimizer1": 1.5 * math.exp(-step / 120), "train/lr.optimizer1": 4e-4,
+            "train/loss.optimizer1": 1.5 * math.exp(-step / 120),
+            "train/lr.optimizer1": 4e-4,
             "train/d_real": 0.5 + 0.1 * math.sin(step / 9),
-        }  # fmt: skip
+        }
     return values
 
 
@@ -60,19 +69,27 @@ def main(folder: Path, facts: dict[str, object]) -> None:
     )
     recorder = Recorder(folder, name="train", kind=RunKind.WATCH)
     recorder.describe(
-        commands=COMMANDS, optimizers=["Adam"], device="cpu",
+        commands=COMMANDS,
+        optimizers=["Adam"],
+        device="cpu",
         script={"path": "/home/me/gan/train.py", "arguments": ["--lr", "0.001"], "cwd": "/home/me"},
-    )  # fmt: skip
+    )
     recorder.describe(**facts)
     recorder.set_status(RunStatus.RUNNING)
     step = 0
     while True:
         step += 1
         recorder.log(step, row(step))
-        recorder.sample({
-            "process/rss": 3e8 + 1e5 * step, "process/peak_rss": 3e8 + 1e5 * step,
-            "host/mem_used": 4e9, "host/mem_total": 8e9, "process/cpu": 95.0, "host/cpu": 50.0,
-        })  # fmt: skip
+        recorder.sample(
+            {
+                "process/rss": 3e8 + 1e5 * step,
+                "process/peak_rss": 3e8 + 1e5 * step,
+                "host/mem_used": 4e9,
+                "host/mem_total": 8e9,
+                "process/cpu": 95.0,
+                "host/cpu": 50.0,
+            }
+        )
         if step == LATE:
             recorder.describe(optimizers=["Adam", "SGD"])
         for command in recorder.wait_command(0.05):

@@ -1,0 +1,35 @@
+"""When an open page must run again; pure but for a look into the run's folder.
+
+A page is built from a few facts that seldom change. Their short name goes to the browser with the
+page and with every answer to a poll: where the two differ, the page runs again, and only then.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+from dashboard.run_files import snapshots
+from dashboard.run_index import Listing
+from stepscope.run import RunInfo
+
+_FACTS = (
+    "kind",
+    "device",
+    "devices",
+    "optimizers",
+    "custom",
+    "commands",
+    "capabilities",
+    "total_steps",
+    "world_size",
+)
+
+
+def page_token(listing: Listing, run: RunInfo | None) -> str:
+    """Return the name of what a page that shows `run` is built from."""
+    if run is None:
+        return listing.version
+    facts = [run.facts.get(name) for name in _FACTS]
+    # A drawing of 200 points need not be compared point by point.
+    built_from = (run.id, run.status.value, facts, "fit" in run.facts, snapshots(run.folder))
+    return f"{listing.version}-{zlib.crc32(repr(built_from).encode()):x}"

@@ -1,0 +1,184 @@
+"""What the page of a run depends on, from its run.json; pure.
+
+Others may have written that file: what it lacks or holds in another form is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stepscope.metrics import BY_KEY
+from stepscope.run import RunInfo, RunKind
+
+NO_ALLOCATOR = (
+    "On the CPU: allocated and reserved are counters of torch's CUDA allocator; on the CPU torch "
+    "keeps none, so process memory is shown instead."
+)
+NO_GPU = "no GPU was sampled in this run."
+NOT_BEGUN = (
+    "On which device the script trains is known from its first optimizer step on; "
+    "process memory is shown."
+)
+CPU_TRAINS = "this run trains on the CPU."
+
+CUSTOM_CHARTS = 12
+"""Metrics of the script's own that get a chart; the rest is recorded all the same."""
+CUSTOM_LENGTH = 100
+"""Longest name of such a metric: what is longer would be most of every poll."""
+OPTIMIZERS = 8
+GROUPS = 8
+"""Parameter groups of an optimizer whose learning rate is drawn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """A GPU that the run's sampler watches; `memory_bytes` is its installed memory if known."""
+
+    uuid: str
+    name: str
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """The linear workload's data: points to draw and the line they were made from."""
+
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    slope: float
+    intercept: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """What the layout depends on.
+
+    `has_cuda`: the run trains on a CUDA device. `training_gpu` is its UUID, by default the first
+    of `gpus`. `gpu_reason` and `allocator_reason` say why GPU or allocator values do not exist.
+    `optimizers` are the class names, in the order of their first steps. `custom` are the metrics
+    that only this run has, those with a chart; `custom_left` counts the others. `has_total`: it is
+    known how many steps the run will make.
+    """
+
+    has_cuda: bool
+    gpus: tuple[Gpu, ...] = ()
+    training_gpu: str | None = None
+    gpu_reason: str = NO_GPU
+    allocator_reason: str = NO_ALLOCATOR
+    fit: Fit | None = None
+    kind: RunKind = RunKind.TRAINER
+    optimizers: tuple[str, ...] = ()
+    custom: tuple[str, ...] = ()
+    custom_left: int = 0
+    has_total: bool = True
+
+
+def run_facts(run: RunInfo) -> RunFacts:
+    """Return the layout's inputs."""
+    facts, kind, device = run.facts, run_kind(run), training_device(run)
+    capabilities = _dict(facts.get("capabilities"))
+    on_cpu = device == "cpu" and kind is not RunKind.RECORD
+    custom, left = custom_metrics(facts)
+    return RunFacts(
+        has_cuda=device not in ("cpu", None),
+        gpus=() if on_cpu else tuple(_gpus(facts.get("devices"))),
+        training_gpu=None if device in ("cpu", None) else device,
+        gpu_reason=_gpu_reason(facts, capabilities, on_cpu),
+        allocator_reason=NOT_BEGUN if device is None else NO_ALLOCATOR,
+        fit=_fit(_dict(facts.get("fit"))),
+        kind=kind,
+        optimizers=optimizer_names(facts),
+        custom=custom,
+        custom_left=left,
+        has_total=kind is RunKind.TRAINER or isinstance(facts.get("total_steps"), int),
+    )
+
+
+def run_kind(run: RunInfo) -> RunKind:
+    """Return who writes the run; a kind that this version does not know is shown as a script."""
+    try:
+        return RunKind(run.facts.get("kind", RunKind.TRAINER))
+    except ValueError:
+        return RunKind.INIT
+
+
+def training_device(run: RunInfo) -> str | None:
+    """Return "cpu", a GPU's UUID, or None where nothing is trained or nobody knows yet where."""
+    device = run.facts.get("device")
+    if device is None and run_kind(run) is RunKind.TRAINER:
+        device = _dict(run.facts.get("config")).get("device", "cpu")
+    return None if device is None else str(device)
+
+
+def custom_metrics(facts: Mapping[str, Any]) -> tuple[tuple[str, ...], int]:
+    """Return the metrics of the script's own that are drawn, and the number of the others."""
+    listed = _texts(facts.get("custom"))
+    known = [key for key in listed if len(key) <= CUSTOM_LENGTH and key not in BY_KEY]
+    drawn = tuple(known[:CUSTOM_CHARTS])
+    return drawn, sum(key not in BY_KEY for key in listed) - len(drawn)
+
+
+def optimizer_names(facts: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the class names of the script's optimizers, in the order of their first steps."""
+    return tuple(name[:40] for name in _texts(facts.get("optimizers"))[:OPTIMIZERS])
+
+
+def loss_keys(optimizers: int) -> tuple[str, ...]:
+    """Return the loss metric of each optimizer."""
+    return ("train/loss", *(f"train/loss.optimizer{i}" for i in range(1, optimizers)))
+
+
+def rate_keys(optimizers: int) -> tuple[tuple[str, int, int], ...]:
+    """Return the learning rate metrics that there can be, each with its optimizer and group."""
+    groups = GROUPS if optimizers <= 2 else 2
+    return tuple(
+        ("train/lr" + (f".optimizer{i}" if i else "") + (f".group{j}" if j else ""), i, j)
+        for i in range(max(1, optimizers))
+        for j in range(groups)
+    )
+
+
+def norm_keys(optimizers: int) -> tuple[str, ...]:
+    """Return the gradient norm metric of each optimizer."""
+    return ("train/grad_norm", *(f"train/grad_norm.optimizer{i}" for i in range(1, optimizers)))
+
+
+def _gpu_reason(facts: Mapping[str, Any], capabilities: Mapping[str, Any], on_cpu: bool) -> str:
+    if on_cpu and facts.get("devices"):
+        return CPU_TRAINS
+    return str(capabilities.get("nvml") or NO_GPU)
+
+
+def _gpus(devices: Any) -> list[Gpu]:
+    entries = devices if isinstance(devices, list) else []
+    return [
+        Gpu(
+            uuid=str(entry["uuid"]),
+            name=str(entry.get("name")),
+            memory_bytes=entry.get("memory_total"),
+        )
+        for entry in map(_dict, entries)
+        if "uuid" in entry
+    ]
+
+
+def _fit(fit: Mapping[str, Any]) -> Fit | None:
+    try:
+        return Fit(
+            x=tuple(map(float, fit["x"])),
+            y=tuple(map(float, fit["y"])),
+            slope=float(fit["slope"]),
+            intercept=float(fit["intercept"]),
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _texts(value: Any) -> list[str]:
+    return [entry for entry in value if isinstance(entry, str)] if isinstance(value, list) else []
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

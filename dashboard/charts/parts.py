@@ -1,0 +1,136 @@
+"""The JSON parts that charts and number tiles are made of; pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dashboard.charts.facts import Gpu, RunFacts
+from stepscope.metrics import BY_KEY, Metric, Stream, Unit
+
+Json = dict[str, Any]
+
+# One colour a metric, the same in every chart and tile; the component maps the names to a
+# colour-blind-safe palette for light and dark.
+COLOURS: dict[str, str] = {
+    "train/loss": "blue",
+    "val/loss": "orange",
+    "train/lr": "blue",
+    "train/grad_norm": "blue",
+    "train/amp_scale": "blue",
+    "memory/allocated": "blue",
+    "memory/reserved": "orange",
+    "memory/peak_allocated": "pink",
+    "gpu/mem_used": "green",
+    "gpu/mem_total": "grey",
+    "process/rss": "blue",
+    "process/peak_rss": "pink",
+    "host/mem_used": "green",
+    "host/mem_total": "grey",
+    "process/cpu": "blue",
+    "host/cpu": "green",
+    "gpu/util": "green",
+    "gpu/mem_util": "amber",
+    "gpu/power": "amber",
+    "gpu/power_limit": "grey",
+    "gpu/temp": "orange",
+    "perf/samples_per_sec": "blue",
+    "perf/tokens_per_sec": "orange",
+    "perf/step_time": "blue",
+    "perf/data_wait": "orange",
+    "perf/h2d": "green",
+}
+GPU_COLOURS = tuple(f"gpu{place}" for place in range(8))
+"""Of a GPU among several; none is a colour of allocated, reserved, peak, used or total."""
+
+
+def series_of(metric: Metric, gpu: Gpu | None = None) -> str:
+    """Return the protocol's series name of a metric, e.g. `devices/GPU-…` for a GPU's."""
+    if metric.stream is not Stream.DEVICES:
+        return metric.stream.value
+    if gpu is None:
+        raise ValueError(f"gpu: is needed for {metric.key}, got None. Pass the GPU to draw.")
+    return f"{Stream.DEVICES.value}/{gpu.uuid}"
+
+
+def trace(
+    key: str,
+    style: str,
+    *,
+    gpu: Gpu | None = None,
+    label: str | None = None,
+    colour: str | None = None,
+    axis: str = "y",
+    dash: str = "solid",
+    optional: bool = False,
+) -> Json:
+    """One line. Styles: ema (smoothed over faint raw), mean (over a faint envelope), envelope
+    (minimum to maximum, for memory: a short peak must stay visible), points, context (dashed;
+    it counts for the axis only at full scale). A key that the metric table lacks is of the steps;
+    an `optional` line has no legend entry until it has values."""
+    metric = BY_KEY.get(key)
+    return {
+        "series": series_of(metric, gpu) if metric else Stream.STEPS.value,
+        "metric": key,
+        "label": label or (metric.label if metric else key),
+        "style": style,
+        "colour": colour or COLOURS.get(key, "blue"),
+        "axis": axis,
+        "dash": "dash" if style == "context" else dash,
+        "optional": optional,
+    }
+
+
+def y_axis(unit: Unit, *, fixed: tuple[float, float] | None = None, zero: bool = True) -> Json:
+    """The vertical axis: its unit, a fixed range or one that follows, from zero or not."""
+    return {"unit": unit.value, "range": list(fixed) if fixed else None, "zero": zero}
+
+
+def chart(
+    chart_id: str,
+    title: str,
+    traces: list[Json],
+    *,
+    kind: str = "lines",
+    group: str = "main",
+    y: Json | None = None,
+    y2: Json | None = None,
+    note: str | None = None,
+    empty: str | None = None,
+    loss: bool = False,
+    warm_up: int = 0,
+) -> Json:
+    """One chart. Groups: main, custom (small), optimizer (folded away, each chart only where it
+    has values). `empty` is what stands in its place while no line has a value."""
+    return {
+        "id": chart_id,
+        "title": title,
+        "kind": kind,
+        "group": group,
+        "y": y or y_axis(Unit.NONE, zero=False),
+        "y2": y2,
+        "traces": traces,
+        "note": note,
+        "empty": empty,
+        "loss": loss,
+        "warm_up": warm_up,
+    }
+
+
+def training_gpu(facts: RunFacts) -> Gpu | None:
+    """Return the GPU that the run trains on, else the first that is sampled."""
+    named = (gpu for gpu in facts.gpus if gpu.uuid == facts.training_gpu)
+    return next(named, facts.gpus[0] if facts.gpus else None)
+
+
+def numbered(gpus: tuple[Gpu, ...]) -> list[tuple[Gpu, str, str | None]]:
+    """Each GPU with a label suffix and a colour; one GPU alone keeps the metrics' own colours."""
+    if len(gpus) == 1:
+        return [(gpus[0], "", None)]
+    return [
+        (gpu, f" {index}", GPU_COLOURS[index % len(GPU_COLOURS)]) for index, gpu in enumerate(gpus)
+    ]
+
+
+def colour_of(gpu: Gpu | None, facts: RunFacts) -> str | None:
+    """Return the colour that tells a GPU from the others of its run; None where it is alone."""
+    return next((colour for each, _, colour in numbered(facts.gpus) if each == gpu), None)

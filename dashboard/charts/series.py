@@ -1,0 +1,376 @@
+"""What the live charts ask for, as JSON-able values: only the new points, at a fitting resolution.
+
+A client holds at most TARGET buckets of each series and says which rows it has. The answer is the
+same size whether a run has 600 points or ten million. `dashboard/live_chart` is the other end.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dashboard.charts.facts import (
+    custom_metrics,
+    loss_keys,
+    norm_keys,
+    optimizer_names,
+    rate_keys,
+    run_kind,
+)
+from stepscope.export.formats import number_name
+from stepscope.metrics import METRICS
+from stepscope.recording.rows import RATE, STEP_TIME
+from stepscope.recording.scalars import SLOTS
+from stepscope.run import RunInfo, RunKind, RunStatus
+from stepscope.store import Block, EventRow, RunReader, SeriesInfo
+from stepscope.store.reader import Axis
+
+TARGET = 500
+"""Buckets a chart shows at most."""
+MAX_NEW = 250
+"""New buckets beyond which the client is better served a fresh overview."""
+EVENTS = 200
+RECENT = 24
+"""Rows in which the newest value is looked for: 2.4 s of samples, more than the slowest tier."""
+RATE_S = 1.0
+"""Seconds over which the rate is averaged: one step may be an epoch's short last batch."""
+RATE_ROWS = 512
+"""Rows of them that are looked at, at most: two frames of the store."""
+NOT_DRAWN = {
+    "train/lr",
+    "train/grad_norm",
+    "train/amp_scale",
+    "train/amp_skipped",
+    "train/backwards",
+    "train/epoch",
+    "memory/active",
+    "memory/inactive_split",
+    "memory/alloc_retries",
+    "memory/ooms",
+    "memory/peak_reserved",
+    "gpu/energy",
+    "gpu/mem_clock",
+    "gpu/throttle_reasons",
+}
+"""Recorded, but in none of the charts that are always open: not worth their bytes twice a second.
+Those of the optimizer are sent while the reader has its charts unfolded."""
+LIVE_KEYS = {metric.key for metric in METRICS} - NOT_DRAWN
+QUIET_S = 3.0
+"""Age of the heartbeat from which the page says so; a healthy run writes it every second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The metrics that a client is sent: those it draws, and those of which it shows the newest."""
+
+    drawn: frozenset[str]
+    last: frozenset[str]
+
+
+def keys_of(run: RunInfo, more: bool) -> Keys:
+    """Return the metrics to send of a run; with `more` also the lines of its optimizers."""
+    return _keys(custom_metrics(run.facts)[0], len(optimizer_names(run.facts)), more)
+
+
+@functools.lru_cache(maxsize=64)
+def _keys(custom: tuple[str, ...], optimizers: int, more: bool) -> Keys:
+    folded = {
+        *norm_keys(optimizers),
+        *(key for key, _, _ in rate_keys(optimizers)),
+        "train/amp_scale",
+        "train/amp_skipped",
+    }
+    drawn = frozenset({*LIVE_KEYS, *custom, *loss_keys(optimizers), *(folded if more else ())})
+    return Keys(drawn, drawn | folded | {"train/epoch"})
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """What a client has of a series: `row` rows in buckets of `bucket` rows."""
+
+    row: int
+    bucket: int
+
+
+def parse_cursors(text: str) -> dict[str, Cursor]:
+    """Return the cursors in `SERIES~ROW~BUCKET,…`. Raises ValueError for anything else."""
+    cursors = {}
+    for part in filter(None, text.split(",")):
+        fields = part.split("~")
+        if len(fields) != 3 or not (fields[1] + fields[2]).isdecimal() or len(part) > 200:
+            raise ValueError(f"since: must be SERIES~ROW~BUCKET,…, got {part[:80]!r}.")
+        row, bucket = int(fields[1]), int(fields[2])
+        if bucket < 1 or bucket & (bucket - 1) or bucket > 2**40:
+            raise ValueError(f"since: BUCKET must be a power of two, got {bucket}.")
+        cursors[fields[0]] = Cursor(row, bucket)
+    return cursors
+
+
+def fitting_bucket(rows: int) -> int:
+    """Return the smallest power of two that puts `rows` rows into at most TARGET buckets."""
+    return 1 << max(0, math.ceil(math.log2(rows / TARGET))) if rows > TARGET else 1
+
+
+def update(
+    reader: RunReader,
+    run: RunInfo,
+    cursors: Mapping[str, Cursor],
+    after_event: int,
+    more: bool = False,
+) -> dict[str, Any]:
+    """Return the run's state, the rows after the cursors and the events after `after_event`."""
+    part = _Answer(reader, run.created, keys_of(run, more))
+    series = {
+        _name(info): {
+            **part.delta(info, cursors.get(_name(info))),
+            **part.newest(info),
+        }
+        for info in reader.series()
+    }
+    answer = {**state(run), "series": series, "events": events(reader, run, after_event)}
+    if "steps" in series:
+        # run.json is rewritten once a second; the rows are newer.
+        newest = {
+            "step": series["steps"]["last"].pop("step"),
+            "epoch": series["steps"]["last"].pop("train/epoch", None),
+        }
+        answer["progress"] |= {name: value for name, value in newest.items() if value is not None}
+    return answer
+
+
+def state(run: RunInfo) -> dict[str, Any]:
+    """Return how a run stands: the part of an answer that needs no store."""
+    facts = run.facts
+    ended = facts.get("ended")
+    progress = {
+        name: facts.get(name)
+        for name in ("step", "total_steps", "epoch", "epochs", "first_step", "paused_s")
+    }
+    progress["epoch"] = progress["epoch"] or None  # counted from 1; 0 is nobody counting
+    return {
+        "run": run.id,
+        "status": run.status,
+        "reason": run.reason or _waiting(run),
+        "warnings": warnings(run),
+        "t0": run.created,
+        "now": round((ended if ended else time.time()) - run.created, 3),
+        "progress": progress,
+        "series": {},
+        "events": [],
+    }
+
+
+def warnings(run: RunInfo) -> list[str]:
+    """Return what the reader must know about the recording itself, a sentence each."""
+    facts, age_s = run.facts, run.heartbeat_age_s
+    found = [str(facts["problem"])] if facts.get("problem") else []
+    late, dropped = facts.get("dropped_values"), facts.get("dropped")
+    if isinstance(late, int) and late > 0:
+        step = "step lacks" if late == 1 else "steps lack"
+        found.append(
+            f"{late:,} {step} values that were on the GPU, such as the loss: the copy was refused, "
+            f"failed, or more than {SLOTS:,} were under way. Training itself was not held up."
+        )
+    if isinstance(dropped, int) and dropped > 0:
+        were = "step or event was" if dropped == 1 else "steps or events were"
+        found.append(
+            f"{dropped:,} {were} not recorded: the disk did not take them in time, and only so "
+            "many can wait in memory, or no store can hold them. Training itself was not held up."
+        )
+    if run.status.live and age_s > QUIET_S:
+        found.append(
+            f"No news for {_duration(age_s)}. The run has not ended, but its folder does not "
+            "change: the disk may be full, the folder read-only, or the process held up. "
+            "What stands here is of then."
+        )
+    return found
+
+
+def _waiting(run: RunInfo) -> str | None:
+    if run.status is RunStatus.PENDING and run_kind(run) in (RunKind.WATCH, RunKind.INIT):
+        return "The script has not made its first optimizer step yet."
+    return None
+
+
+def _duration(seconds: float) -> str:
+    whole = round(seconds)
+    return f"{whole} s" if whole < 120 else f"{whole // 60} min"
+
+
+def window(
+    reader: RunReader, run: RunInfo, axis: Axis, low: float, high: float, more: bool = False
+) -> dict[str, Any]:
+    """Return every series between two steps, or two times in seconds since the run's start."""
+    if axis == "time":
+        low, high = low + run.created, high + run.created
+    part = _Answer(reader, run.created, keys_of(run, more))
+    found = {}
+    for info in reader.series():
+        start, stop = reader.rows_between(info.id, axis, low, high)
+        # One row on either side, so that lines run on to the edges of the chart.
+        start, stop = max(0, start - 1), min(info.rows, stop + 1)
+        found[_name(info)] = part.rows(info, start, stop, fitting_bucket(stop - start))
+    return {"run": run.id, "series": found}
+
+
+def events(reader: RunReader, run: RunInfo, after: int) -> list[dict[str, Any]]:
+    """Return the newest events after an id, oldest first."""
+    return [_event(event, run.created) for event in reader.events(after, EVENTS)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What the series of one answer have in common."""
+
+    reader: RunReader
+    created: float
+    keys: Keys
+
+    def delta(self, info: SeriesInfo, cursor: Cursor | None) -> dict[str, Any]:
+        """Return the rows after a cursor, or an overview where that is better."""
+        natural = fitting_bucket(info.rows)
+        if cursor is not None and cursor.row <= info.rows:
+            bucket = max(cursor.bucket, natural)
+            start = cursor.row - cursor.row % bucket
+            if cursor.row == info.rows:
+                start = info.rows
+            if info.rows - start <= MAX_NEW * bucket:
+                return self.rows(info, start, info.rows, bucket)
+        return {**self.rows(info, 0, info.rows, natural), "reset": True}
+
+    def newest(self, info: SeriesInfo) -> dict[str, Any]:
+        """Return `last`, the newest value of each metric among the last rows, not a bucket's mean;
+        and of those that are not finite `since`, the step from which on none was.
+
+        A metric without one there has stopped, or is logged less often than every RECENT rows.
+        """
+        rows = RATE_ROWS if info.stream == "steps" else RECENT
+        newest = self.reader.read(info.id, max(0, info.rows - rows), info.rows, 1)
+        block = newest.slice(max(0, len(newest) - RECENT), len(newest))
+        last: dict[str, float | int | str | None] = {}
+        since: dict[str, int] = {}
+        for row, key in enumerate(block.keys):
+            present = np.flatnonzero(block.count[row] + block.odd[row])
+            if not len(present) or key not in self.keys.last:
+                continue
+            value = float(block.mean[row][present[-1]])
+            if math.isfinite(value):
+                last[key] = _number(value)
+            else:
+                last[key] = number_name(value)
+                since[key] = self._odd_since(info, key)
+        if info.stream == "steps" and len(block):
+            last["step"] = int(block.step[-1])
+            if RATE in last and RATE not in since:
+                last.update(_mean_rate(newest))
+        return {"last": last, "since": since}
+
+    def _odd_since(self, info: SeriesInfo, key: str) -> int:
+        """Return the step of the first value that is not finite after the last that was."""
+        finite = self._find(info, key, "count", 0, info.rows, newest=True)
+        start = 0 if finite is None else finite + 1
+        first = self._find(info, key, "odd", start, info.rows, newest=False)
+        at = info.rows - 1 if first is None else first
+        return int(self.reader.read(info.id, at, at + 1, 1).step[0])
+
+    def _find(
+        self, info: SeriesInfo, key: str, what: str, start: int, stop: int, *, newest: bool
+    ) -> int | None:
+        """Return the newest, or the first, row from start to stop that has `what` of a metric.
+
+        Looks at TARGET buckets and goes on in the one that has it: three times for ten million.
+        """
+        bucket = fitting_bucket(stop - start)
+        block = self.reader.read(info.id, start, stop, bucket)
+        if key not in block.keys:
+            return None
+        # The first bucket may begin before `start`, and what it has may lie there.
+        begin = start - start % bucket
+        have = np.flatnonzero(getattr(block, what)[block.keys.index(key)]).tolist()
+        for place in reversed(have) if newest else have:
+            low = max(start, begin + place * bucket)
+            if bucket == 1:
+                return low
+            high = min(stop, begin + (place + 1) * bucket)
+            found = self._find(info, key, what, low, high, newest=newest)
+            if found is not None:
+                return found
+        return None
+
+    def rows(self, info: SeriesInfo, start: int, stop: int, bucket: int) -> dict[str, Any]:
+        """Return the rows from start to stop in buckets."""
+        block = self.reader.read(info.id, start, stop, bucket)
+        values = {
+            key: _values(block, row, bucket)
+            for row, key in enumerate(block.keys)
+            if key in self.keys.drawn and np.any(block.count[row] + block.odd[row])
+        }
+        return {
+            "end": stop,
+            "bucket": bucket,
+            "first": start - start % bucket,
+            "reset": False,
+            "t": [round(ts - self.created, 3) for ts in block.ts.tolist()],
+            "s": [int(step) for step in block.step.tolist()],
+            "v": values,
+        }
+
+
+def _mean_rate(block: Block) -> dict[str, float | int]:
+    """Return samples by time over the last second of steps; nothing where no step was timed."""
+    if not {RATE, STEP_TIME} <= set(block.keys):
+        return {}
+    rates, seconds = (block.mean[block.keys.index(key)] for key in (RATE, STEP_TIME))
+    timed = np.flatnonzero(np.isfinite(rates) & (seconds > 0))
+    if not len(timed):
+        return {}
+    latest = timed[block.ts[timed] > block.ts[timed[-1]] - RATE_S]
+    mean = np.average(rates[latest], weights=seconds[latest])
+    return {RATE: _number(float(mean))}
+
+
+def _values(block: Block, row: int, bucket: int) -> dict[str, list[float | int | str | None]]:
+    """Return a metric's values; and `odd` where some are not finite: their names, or how many."""
+    values: dict[str, list[float | int | str | None]] = {"mean": _rounded(block.mean[row].tolist())}
+    if bucket > 1:
+        values["min"] = _rounded(block.low[row].tolist())
+        values["max"] = _rounded(block.high[row].tolist())
+    if block.odd[row].any():
+        means, counts = block.mean[row].tolist(), block.odd[row].tolist()
+        values["odd"] = [
+            (number_name(mean) if bucket == 1 else int(count)) if count else None
+            for mean, count in zip(means, counts, strict=True)
+        ]
+    return values
+
+
+def _rounded(values: Iterable[float]) -> list[float | int | str | None]:
+    """Return values at the six digits that a chart can show; None for what JSON has no word for."""
+    return [_number(value) if math.isfinite(value) else None for value in values]
+
+
+def _number(value: float) -> float | int:
+    short = float(f"{value:.6g}")
+    return int(short) if short.is_integer() and abs(short) < 2**53 else short
+
+
+def _event(event: EventRow, created: float) -> dict[str, Any]:
+    return {
+        "id": event.id,
+        "t": round(event.ts - created, 3),
+        "step": event.step,
+        "epoch": event.epoch,
+        "kind": event.kind,
+        "text": event.text,
+        "data": event.data,
+    }
+
+
+def _name(info: SeriesInfo) -> str:
+    return f"{info.stream}/{info.source}" if info.source else info.stream

@@ -1,0 +1,99 @@
+"""How a script ended, in a status and a sentence. Pure."""
+
+from __future__ import annotations
+
+import linecache
+import re
+import traceback
+from dataclasses import dataclass
+from enum import StrEnum
+
+from stepscope.formatting import terminal_text
+from stepscope.run import RunStatus
+
+_OUT_OF_CUDA_MEMORY = "CUDA error: out of memory"
+_OUT_OF_GPU_MEMORY = (
+    "CUDA out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+_OUT_OF_HOST_MEMORY = ("DefaultCPUAllocator", "not enough memory", "Cannot allocate memory")
+_REMEDIES = {
+    "GPU": "A smaller batch, a lower precision or gradient checkpointing needs less.",
+    "HOST": "A smaller batch or fewer DataLoader workers need less.",
+    "PINNED": "Smaller or fewer pinned batches (pin_memory, prefetch_factor) need less.",
+}
+
+
+class Shortage(StrEnum):
+    """Which memory was not enough, as the sentence about it begins."""
+
+    GPU = "The GPU ran out of memory"
+    HOST = "The host ran out of memory"
+    PINNED = "The host could not page-lock more memory"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`failure` is the kind of the event that tells of it: "oom", "error", or None for none."""
+
+    status: RunStatus = RunStatus.FINISHED
+    reason: str | None = None
+    failure: str | None = None
+
+
+def outcome(error: BaseException | None) -> Outcome:
+    """Return how a script ended that ended with this exception, or without one."""
+    if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+        return Outcome()
+    if isinstance(error, KeyboardInterrupt):
+        return Outcome(RunStatus.STOPPED, "Interrupted (Ctrl-C).")
+    if isinstance(error, SystemExit):
+        if isinstance(error.code, int):
+            return Outcome(RunStatus.FAILED, f"The script ended with exit code {int(error.code)}.")
+        return Outcome(RunStatus.FAILED, f"The script ended: {_said_by(error.code)[:300]}")
+    short = shortage(error)
+    if short is not None:
+        reason = f"{short}{asked_for(error)}. {_REMEDIES[short.name]}"
+        return Outcome(RunStatus.FAILED, reason, failure="oom")
+    first = _said_by(error).strip().split("\n")[0][:300]
+    reason = f"{type(error).__name__}: {first}" if first else type(error).__name__
+    return Outcome(RunStatus.FAILED, reason, failure="error")
+
+
+def _said_by(value: object) -> str:
+    """Return an exception's text without colors; one of the script's may fail at telling it."""
+    try:
+        return terminal_text(str(value))
+    except Exception as problem:  # noqa: BLE001 - it must not take the place of the script's error
+        return f"(its text cannot be told: {type(problem).__name__})"
+
+
+def shortage(error: BaseException) -> Shortage | None:
+    """Say which memory the exception found too small; None where it tells of something else."""
+    text = _said_by(error)
+    if _OUT_OF_CUDA_MEMORY in text:
+        return Shortage.PINNED if _was_pinning(error) else Shortage.GPU
+    if type(error).__name__ == "OutOfMemoryError" or any(w in text for w in _OUT_OF_GPU_MEMORY):
+        return Shortage.GPU
+    if isinstance(error, MemoryError) or any(word in text for word in _OUT_OF_HOST_MEMORY):
+        return Shortage.HOST
+    return None
+
+
+def asked_for(error: BaseException) -> str:
+    """Return " (tried to allocate 2.50 GiB)" where the exception names a size, else ""."""
+    found = re.search(r"[Tt](ried to allocate [0-9.]+ (bytes|[KMGT]?i?B))", _said_by(error))
+    return f" (t{found.group(1)})" if found else ""
+
+
+def _was_pinning(error: BaseException) -> bool:
+    """CUDA has one error for both memories: only the call that raised it tells them apart."""
+    if "in pin memory thread" in _said_by(error):  # the DataLoader's, with its own traceback
+        return True
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames or frames[-1].lineno is None:
+        return False
+    first, last = frames[-1].lineno, frames[-1].end_lineno or frames[-1].lineno
+    call = (linecache.getline(frames[-1].filename, number) for number in range(first, last + 1))
+    return any("pin_memory" in line for line in call)

@@ -1,0 +1,179 @@
+"""The formats of an export: a table becomes CSV, JSON or Parquet, batch by batch.
+
+A missing value is empty in CSV, null in JSON and Parquet. NaN and infinities are "nan" and "inf" in
+CSV; "NaN" and "Infinity" in JSON, which has no number for them.
+"""
+
+from __future__ import annotations
+
+import csv
+import errno
+import json
+import math
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import numpy as np
+
+from stepscope.store.frames import Floats, missing
+
+Kind = Literal["float", "int", "text", "json"]
+Column = Floats | Sequence[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Columns by name, and their values batch by batch: lists, or arrays in which a value may be
+    `frames.missing`."""
+
+    columns: Mapping[str, Kind]
+    batches: Iterator[Sequence[Column]]
+
+
+def write_csv(out: IO[str], table: Table) -> int:
+    """Write CSV with a header; return the rows written."""
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([_cell(name) for name in table.columns])
+    count = 0
+    for batch in table.batches:
+        columns = [
+            _csv_column(kind, column)
+            for kind, column in zip(table.columns.values(), batch, strict=True)
+        ]
+        count += len(columns[0])
+        writer.writerows(zip(*columns, strict=True))
+    return count
+
+
+def write_json(out: IO[str], table: Table) -> int:
+    """Write one array with an object a row and line; return the rows written."""
+    encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+    names = list(table.columns)
+    count = 0
+    out.write("[")
+    for batch in table.batches:
+        columns = [
+            _json_column(kind, column)
+            for kind, column in zip(table.columns.values(), batch, strict=True)
+        ]
+        for row in zip(*columns, strict=True):
+            out.write(("\n" if count == 0 else ",\n") + encode(dict(zip(names, row, strict=True))))
+            count += 1
+    out.write("\n]\n")
+    return count
+
+
+def write_parquet(path: Path, table: Table) -> int:
+    """Write a Parquet file, a row group a batch; return the rows written."""
+    import pyarrow as pa  # noqa: PLC0415 - 0.15 s, and only this format needs it
+    from pyarrow import parquet  # noqa: PLC0415
+
+    types = {"float": pa.float64(), "int": pa.int64(), "text": pa.string(), "json": pa.string()}
+    schema = pa.schema([(_utf8(name), types[kind]) for name, kind in table.columns.items()])
+    count = 0
+    with parquet.ParquetWriter(path, schema, compression="zstd") as writer:
+        for batch in table.batches:
+            arrays = []
+            for kind, column in zip(table.columns.values(), batch, strict=True):
+                mask = missing(np.asarray(column)) if kind == "float" else None
+                values = column if kind in ("float", "int") else _text_column(kind, column)
+                arrays.append(pa.array(values, type=types[kind], mask=mask))
+            writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
+            count += len(batch[0])
+    return count
+
+
+def _csv_column(kind: Kind, column: Column) -> Sequence[Any]:
+    if kind == "float":
+        return _with_none(np.asarray(column))
+    if kind == "int":
+        return list(column)
+    return [_cell(text) for text in _text_column(kind, column)]
+
+
+def _json_column(kind: Kind, column: Column) -> Sequence[Any]:
+    if kind == "float":
+        values = np.asarray(column)
+        cells = _with_none(values)
+        for index in np.flatnonzero(~np.isfinite(values)):
+            cells[index] = _valid_json(cells[index])
+        return cells
+    return [_valid_json(value) for value in column] if kind == "json" else list(column)
+
+
+def _text_column(kind: Kind, column: Column) -> list[str]:
+    if kind == "json":
+        return [json.dumps(_valid_json(value)) for value in column]
+    return [_utf8(text) for text in column]
+
+
+def _with_none(values: Floats) -> list[Any]:
+    """Return Python floats, None for what is missing."""
+    cells = values.astype(object)
+    cells[missing(values)] = None
+    return list(cells)
+
+
+def number_name(value: float) -> str:
+    """Return the name of a number that JSON does not have, as JavaScript writes it."""
+    return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+
+
+def _valid_json(value: Any) -> Any:
+    """Replace what JSON has no number for, NaN and infinities, by its name."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return number_name(value)
+    if isinstance(value, dict):
+        return {key: _valid_json(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_valid_json(entry) for entry in value]
+    return value
+
+
+def _cell(text: str) -> str:
+    """Return text that a spreadsheet shows and does not run as a formula: names are the user's."""
+    return "'" + text if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+
+
+def _utf8(text: str) -> str:
+    """Return text that UTF-8 can hold: a surrogate without its pair is written as its escape."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+@contextmanager
+def opened(output: Path | None) -> Iterator[IO[str]]:
+    """Give a text file for the export: standard output, or `output` once it is complete."""
+    if output is None:
+        yield sys.stdout
+        return
+    with (
+        replacing(output) as part,
+        part.open("w", encoding="utf-8", errors="backslashreplace", newline="") as out,
+    ):
+        yield out
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a path to write to that becomes `path` at the end; on an error `path` stays as it was.
+
+    What is no plain file, such as /dev/null or a pipe, is written directly.
+    """
+    path = path.resolve()  # a link stays a link
+    if path.exists() and not path.is_file():
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        yield path
+        return
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        yield part
+        os.replace(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,413 @@
+"""What a training loop calls: log a step, mark an event, take commands.
+
+A row of a step goes into a mapped ring and is safe there even if the process is killed; samples and
+events go into a queue. One writer thread moves both into the run folder twice a second, and
+at once for events. No call but the constructor raises, none waits for the disk.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from stepscope.metrics import Stream
+from stepscope.recording.plain import brief, clean, plain
+from stepscope.recording.ring import WIDTH
+from stepscope.recording.rows import RESTART
+from stepscope.recording.scalars import DeviceScalars, Row
+from stepscope.recording.writer_thread import (
+    Ended,
+    Event,
+    Item,
+    Sample,
+    Values,
+    WriterThread,
+    parse_args,
+)
+from stepscope.run import RunKind, RunStatus, process_identity
+
+log = logging.getLogger(__name__)
+
+NAME_LIMIT = 500
+"""Characters of a metric's name that are kept."""
+STEP_LIMIT = 2**53
+"""Steps beyond are no longer whole in the store, where they are 64-bit floats."""
+SETTLE_S = 2.0
+"""Longest wait for values on a GPU when a run is closed."""
+
+
+class CommandName(StrEnum):
+    """What a page may ask of a run."""
+
+    PAUSE = "pause"
+    RESUME = "resume"
+    STOP = "stop"
+    EMPTY_CACHE = "empty_cache"
+    RESET_PEAKS = "reset_peaks"
+    COLLECT_GARBAGE = "collect_garbage"
+    SAVE_CHECKPOINT = "save_checkpoint"
+    MARK = "mark"
+    MEMORY_SNAPSHOT = "memory_snapshot"
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command asked of this run; `args` is as the page gave it: check before use."""
+
+    id: int
+    name: CommandName
+    args: dict[str, Any]
+
+
+class _TimedRow(Row):
+    """A row that stands for one step: the writer works out its step time."""
+
+
+class Recorder:
+    """Records one rank of one run into `folder`; safe to call from several threads.
+
+    In a forked child it records nothing more; the parent goes on. `on_command` is told of each
+    command in the writer's thread, before the loop can take it. Raises StoreError or OSError if the
+    folder cannot be set up; no later call raises.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        name: str,
+        config: Mapping[str, Any] | None = None,
+        kind: RunKind = RunKind.TRAINER,
+        rank: int = 0,
+        on_command: Callable[[Command], None] | None = None,
+    ) -> None:
+        self.folder = folder
+        self.step = 0
+        self.epoch = 0
+        now = time.time()
+        facts = {
+            "schema": 1,
+            "name": name,
+            "kind": kind,
+            "created": now,
+            "status": RunStatus.PENDING,
+            "reason": None,
+            "heartbeat": now,
+            "problem": None,
+            "config": plain(config or {}),
+            "rank": rank,
+            "step": 0,
+            "epoch": 0,
+            "dropped": 0,
+            "dropped_values": 0,
+            **process_identity(),
+        }
+        self._on_command = on_command
+        self._commands: deque[Command] = deque()
+        # Looked at in every step of a script, where a property would cost as much as the rest.
+        self.command_waiting: Collection[Command] = self._commands
+        """Not empty when `take_commands` has something to return."""
+        self._command_came = threading.Event()
+        self.counts: dict[str, Any] = {}
+        """Samples and tokens of the step under way, by their keys; see `count`."""
+        self._late: DeviceScalars | None = None
+        self.also_dropped: Callable[[], int] = int
+        """Rows without some of their values that the owner brings from a GPU by itself."""
+        self._late_lock = threading.RLock()  # a signal handler may come in the middle
+        self._bad_values: set[str] = set()
+        self._closed = False
+        self._writer = WriterThread(folder, rank, facts, progress=self._progress, offer=self._offer)
+        self.ring = self._writer.ring
+        _open_recorders.add(self)
+
+    @property
+    def dropped(self) -> int:
+        """Rows and events lost because too many waited, or their thread died writing them."""
+        return self._writer.dropped + self.ring.dropped + self.ring.lost
+
+    @property
+    def dropped_values(self) -> int:
+        """Rows recorded without some of their values on a GPU."""
+        own = self._late.dropped if self._late is not None else 0
+        return own + self.also_dropped()
+
+    def log(self, step: int, values: Mapping[str, Any], ts: float | None = None) -> None:
+        """Record a step's metrics; `step` must not fall.
+
+        Values are numbers, tensors of one element, or None for no value. A tensor on a GPU is not
+        waited for: its row is recorded some steps later.
+        """
+        try:
+            if type(step) is not int or not -STEP_LIMIT < step < STEP_LIMIT:
+                step = _whole(step)  # such as numpy's
+            now, ring = time.time(), self.ring
+            if ts is not None and 0 < float(ts) < now:
+                now = float(ts)
+            self.step = step
+            if ring.last < ring.gate and values:
+                for value in values.values():
+                    if type(value) is not float:
+                        break
+                else:  # the common row, worth a shorter way: watched scripts log at every step
+                    layout = ring.layout(tuple(values), False)
+                    if layout is not None:
+                        ring.put(layout, now, step, values.values())
+                        return
+            self._record(step, now, values, Row())
+        except Exception as error:  # noqa: BLE001 - of the script, which may raise anything
+            self._refuse("step", error)
+
+    def log_step(self, values: Mapping[str, Any]) -> None:
+        """Count a step and record its metrics; its step time is worked out by the writer.
+
+        `perf/samples`, the samples of the step, becomes `perf/samples_per_sec`; tokens likewise.
+        """
+        self.step += 1
+        try:
+            self._record(self.step, time.time(), values, _TimedRow())
+        except Exception as error:  # noqa: BLE001 - of the script, which may raise anything
+            self._refuse("step", error)
+
+    def count(self, key: str, number: Any) -> None:
+        """Add to the samples or tokens of the step under way; `take_counts` returns them.
+
+        A tensor on a GPU is added there, and not waited for.
+        """
+        if number is None:
+            return
+        try:
+            on_gpu = getattr(number, "is_cuda", False) and number.numel() == 1
+            number = number.detach().double() if on_gpu else float(number)
+            self.counts[key] = self.counts.get(key, 0.0) + number
+        except Exception as error:  # noqa: BLE001 - of the script, which may raise anything
+            self._refuse(key, error)
+
+    def take_counts(self) -> dict[str, Any]:
+        """Return what was counted for the step that ends now."""
+        taken, self.counts = self.counts, {}
+        return taken
+
+    def restart_clock(self) -> None:
+        """Do not count the time since the last `log_step` as step time: after a pause."""
+        self._put_row(self.step, time.time(), _TimedRow({RESTART: 0.0}))
+
+    def settle(self, timeout_s: float | None = None) -> None:
+        """Wait for the tensors under way and record their rows; after `timeout_s` without them."""
+        late = self._late
+        if late is not None and self._late_lock.acquire(timeout=timeout_s or -1):
+            try:
+                late.flush(timeout_s)
+            finally:
+                self._late_lock.release()
+            self._open_gate()
+
+    def sample(self, values: Values) -> None:
+        """Record one sampler tick of process, host and allocator."""
+        self._put_sample(Stream.SAMPLES, "", values)
+
+    def device(self, uuid: str, values: Values) -> None:
+        """Record one sampler tick of a GPU."""
+        self._put_sample(Stream.DEVICES, clean(uuid), values)
+
+    def event(self, kind: str, text: str, /, **data: Any) -> None:
+        """Mark an event now; of `data` what JSON can hold is kept."""
+        kept = {name: plain(value) for name, value in data.items()}
+        self._put(Event(time.time(), self.step, self.epoch, clean(kind), clean(text), kept))
+        self._writer.wake.set()
+
+    def describe(self, **facts: Any) -> None:
+        """Add facts to run.json, such as total_steps or environment; none once it is closed."""
+        with self._writer.facts_lock:
+            if not self._closed:
+                self._describe(facts)
+        self._writer.wake.set()
+
+    def take_commands(self) -> list[Command]:
+        """Return the commands that came since the last call; costs about 50 ns when none did."""
+        if not self._commands:
+            return []
+        # Cleared before emptying: a command that comes in between sets it again.
+        self._command_came.clear()
+        taken = []
+        while self._commands:
+            taken.append(self._commands.popleft())
+        self._open_gate()
+        return taken
+
+    def want_boundary(self) -> None:
+        """Have the next step take the long way, which looks at what is asked of it; any thread."""
+        if self.ring.gate >= 0:
+            self.ring.gate = -1
+
+    def put_back(self, commands: Sequence[Command]) -> None:
+        """Keep commands for the next boundary: they need a whole step, or stand behind a stop."""
+        if commands:
+            self._commands.extendleft(reversed(commands))
+            self.ring.gate = -1
+
+    def wait_command(self, timeout_s: float) -> list[Command]:
+        """Wait for a command, at most `timeout_s`; for a paused loop."""
+        self._command_came.wait(timeout_s)
+        self._command_came.clear()
+        return self.take_commands()
+
+    def finish(self, command: Command, text: str, *, ok: bool = True, **data: Any) -> None:
+        """Acknowledge a command and mark what it did, such as before={...} and after={...}."""
+        state = "done" if ok else "refused"
+        self._put(Ended(command.id, state, time.time(), text))
+        self.event(command.name, text, ok=ok, command_id=command.id, **data)
+
+    def set_status(self, status: RunStatus, reason: str | None = None) -> None:
+        """Change the run's status; `reason` is one sentence for the page."""
+        self.describe(status=status, reason=reason)
+
+    def close(self, status: RunStatus, reason: str | None = None, timeout_s: float = 4.0) -> None:
+        """Write what is left and the final status; a second call does nothing."""
+        with self._writer.facts_lock:  # what another thread describes comes before, or not at all
+            if self._closed:
+                return
+            self._closed = True
+        self.settle(SETTLE_S)  # a GPU that hangs must not hang the end too
+        with self._writer.facts_lock:
+            self._describe({"status": status, "reason": reason, "ended": time.time()})
+        self._writer.close(timeout_s)
+
+    def leave(self) -> None:
+        """In a forked child: record nothing more, and leave the parent's files alone."""
+        self._closed = True
+        self._late = None
+        self._writer.leave()
+
+    def _describe(self, facts: Mapping[str, Any]) -> None:
+        self._writer.facts.update({name: plain(value) for name, value in facts.items()})
+
+    def _record(self, step: int, ts: float, values: Mapping[str, Any], row: Row) -> None:
+        """Sort plain numbers from tensors on a GPU and put the row into the ring, now or later."""
+        if self._closed:
+            return
+        tensors: dict[str, Any] = {}
+        for key, value in values.items():
+            if type(key) is not str or not key.isascii() or len(key) > NAME_LIMIT:
+                key = clean(key)[:NAME_LIMIT]
+            if type(value) is float:
+                row[key] = value
+            elif value is not None:
+                self._read(key, value, row, tensors)
+        if not tensors and not self._late:
+            self._put_row(step, ts, row)
+            if self.ring.gate < 0:
+                self._open_gate()
+            return
+        with self._late_lock:
+            if self._late is None:
+                self._late = DeviceScalars(self._put_row)
+            self._late.poll()
+            self._late.put(step, ts, row, tensors)
+        # What writes without a check of its own must not overtake the rows that wait.
+        self.ring.gate = -1
+
+    def _read(self, key: str, value: Any, row: Row, tensors: dict[str, Any]) -> None:
+        try:
+            if getattr(value, "is_cuda", False) and value.numel() == 1:
+                tensors[key] = value
+            else:
+                row[key] = float(value.item() if hasattr(value, "item") else value)
+        except Exception as error:  # noqa: BLE001 - of the script, which may raise anything
+            self._refuse(key, error)
+
+    def _refuse(self, key: str, error: Exception) -> None:
+        if key not in self._bad_values:
+            self._bad_values.add(key)
+            log.warning(
+                "stepscope: %s: must be a number or a tensor of one element (%s); "
+                "left out from here on without another word",
+                key[:100],
+                brief(error),
+            )
+
+    def _put_row(self, step: int, ts: float, row: Row) -> None:
+        timed = isinstance(row, _TimedRow)
+        if not row and not timed:
+            return  # nothing was known of it
+        keys = tuple(row)
+        layout = self.ring.layout(keys, timed) if len(keys) <= WIDTH else None
+        if layout is not None:
+            self.ring.put(layout, ts, step, row.values())
+            return
+        # Several slots for a wide row; one a metric where the header holds no more combinations.
+        size = WIDTH if len(keys) > WIDTH else 1
+        if size >= len(keys):
+            self._refuse(", ".join(keys), ValueError("too many different names"))
+            return
+        for start in range(0, len(keys), size):
+            part = {key: row[key] for key in keys[start : start + size]}
+            self._put_row(step, ts, type(row)(part))
+
+    def _open_gate(self) -> None:
+        if not self._commands and not self._late:
+            self.ring.gate = self.ring.end
+            if self._commands:  # one came since they were looked at
+                self.ring.gate = -1
+
+    def _put_sample(self, stream: str, source: str, values: Values) -> None:
+        row = Row()
+        try:
+            for key, value in values.items():
+                if type(value) is float or value is None:
+                    row[clean(key)] = value
+                else:
+                    self._read(clean(key), value, row, {})
+        except Exception as error:  # noqa: BLE001 - of the caller, which may raise anything
+            self._refuse("sample", error)
+        self._put(Sample(stream, source, time.time(), self.step, row))
+
+    def _put(self, item: Item) -> None:
+        if not self._closed:
+            self._writer.put(item)
+
+    def _progress(self) -> dict[str, Any]:
+        names = ("step", "epoch", "dropped", "dropped_values")
+        return {name: getattr(self, name) for name in names}
+
+    def _offer(self, command_id: int, name: str, args: str) -> None:
+        try:
+            command = Command(command_id, CommandName(name), parse_args(args))
+        except (ValueError, TypeError) as error:
+            self._put(Ended(command_id, "refused", time.time(), f"not a command: {error}"))
+            return
+        if self._on_command is not None:
+            try:
+                self._on_command(command)
+            except Exception:
+                log.exception("stepscope: a command could not be announced")
+        self._commands.append(command)
+        self._command_came.set()
+        self.ring.gate = -1
+
+
+def _whole(step: Any) -> int:
+    """Return a step as the store can hold it. Raises ValueError, or what the value raises."""
+    whole = int(step)
+    if not -STEP_LIMIT < whole < STEP_LIMIT:
+        raise ValueError("no step that the store can hold")
+    return whole
+
+
+_open_recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()
+
+
+def _leave_all() -> None:
+    for recorder in list(_open_recorders):
+        recorder.leave()
+
+
+os.register_at_fork(after_in_child=_leave_all)

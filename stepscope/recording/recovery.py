@@ -1,0 +1,82 @@
+"""Stores what a killed process had left in its ring. The next one to look at the run does it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sqlite3
+from pathlib import Path
+
+from stepscope.metrics import Stream
+from stepscope.recording.ring import RingError, abandoned
+from stepscope.recording.rows import StepRows
+from stepscope.run import RunInfo, read_only_reason
+from stepscope.store import RunWriter, StoreError, store_name
+
+log = logging.getLogger(__name__)
+
+_told: set[Path] = set()
+
+
+def recover_ended(run: RunInfo) -> int:
+    """Complete the stores of a run that was killed, or that ended on a full disk; return the rows
+    gained.
+
+    Leaves runs alone that live, or that belong to another host or user. A ring that cannot be read
+    stays where it is, and the log says why.
+    """
+    if run.status.live or read_only_reason(run) is not None:
+        return 0
+    gained = 0
+    for path in sorted(run.folder.glob("rank*.ring")):
+        rank = path.stem.removeprefix("rank")
+        if not rank.isdecimal():
+            continue
+        try:
+            gained += recover(run.folder, int(rank))
+        except (RingError, StoreError, OSError, sqlite3.Error) as error:
+            if path not in _told:  # a page asks twice a second
+                log.warning("%s: the last rows could not be stored: %s", run.id, error)
+            _told.add(path)
+    return gained
+
+
+def recover(folder: Path, rank: int = 0) -> int:
+    """Move the ring of a dead process into its store and delete it; return the rows gained.
+
+    Raises RingError while its process or another reader holds it, StoreError or OSError where the
+    store cannot be written.
+    """
+    path = folder / f"rank{rank}.ring"
+    if not path.exists():
+        return 0
+    with abandoned(path) as remains:
+        writer = RunWriter(folder / store_name(rank), reopen=True)
+        try:
+            left = remains(writer.stored_slots())
+            steps = StepRows()
+            block = steps.block(left.slots, left.layouts)
+            with writer.transaction():
+                if len(block):
+                    writer.append(Stream.STEPS, "", block)
+                for broken in steps.broken:
+                    writer.add_event(broken.ts, broken.step, 0, "nan", broken.text, {})
+                writer.store_slots(left.end)
+            path.unlink()
+        finally:
+            writer.close()
+    if len(block):
+        _note(folder / ("run.json" if rank == 0 else f"rank{rank}.json"), int(block.step[-1]))
+    return len(block)
+
+
+def _note(path: Path, step: int) -> None:
+    """Let run.json tell the last step that the store has now."""
+    try:
+        facts = json.loads(path.read_text())
+        facts["step"] = max(step, int(facts.get("step", 0)))
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(facts, indent=1))
+        part.replace(path)
+    except (OSError, ValueError, TypeError) as error:
+        log.warning("%s: could not be completed: %s", path, error)

@@ -1,0 +1,297 @@
+"""The ring in front of the store: a file mapped into memory, one fixed slot a row.
+
+The training thread packs a row into the next slot and goes on: no lock, no allocation, no system
+call. The writer thread moves rows into the store. A killed process loses nothing, because the
+kernel keeps the pages of a mapped file; `recovery.py` stores what the writer had not.
+
+The file is a header of 64 KiB (the magic word, then one JSON line a layout) and SLOTS slots of 128
+bytes: layout, epoch seconds, step, up to 12 values and, written last, the row's number plus one. A
+slot whose number is not the expected one is not written yet, or was torn by a kill.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import json
+import mmap
+import os
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAGIC = b"stepscope ring 1\n"
+HEADER_BYTES = 64 * 1024
+SLOTS = 1 << 17
+SLOT_BYTES = 128
+WIDTH = 12
+"""Values of a slot; a wider row takes several slots with the same time and step."""
+MARGIN = 64
+"""Slots never filled: as many threads may pass the check for room at the same moment."""
+HOLE_S = 1.0
+"""Age at which a claimed slot counts as lost: its thread was interrupted before writing."""
+SETTLE_S = 0.05
+"""What a thread may need from claiming to writing, waited for once at the end."""
+
+SLOT = np.dtype(
+    [("layout", "<i8"), ("ts", "<f8"), ("step", "<i8"), ("values", "<f8", WIDTH), ("number", "<i8")]
+)
+Slots = NDArray[np.void]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What the values of a slot are; of `timed` rows the writer works out the step time."""
+
+    number: int
+    keys: tuple[str, ...]
+    timed: bool
+    pack: Callable[..., None]
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """Rows that wait for the writer, the number behind them, and slots that nobody wrote."""
+
+    slots: Slots
+    upto: int
+    lost: int
+
+
+class RingError(Exception):
+    """A ring that cannot be used; the message is one sentence."""
+
+
+class Ring:
+    """The ring of one process; `put` from any thread, `pending` and `release` from one.
+
+    Without a file that can be made (no space, read-only) it lives in memory: `reason` says why.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.reason: str | None = None
+        self.dropped = 0
+        self.lost = 0
+        """Rows refused because the ring was full; slots claimed and never written."""
+        self.last = -1
+        """Number of the newest row; an estimate while several threads write."""
+        self.gate = self.end = SLOTS - MARGIN
+        """`end`: first row for which there is no room. `gate`: the same, or -1 while whoever writes
+        without a check of their own (`fast_step.py`) must take the long way."""
+        self.drained = 0
+        """Rows before this number are in the store."""
+        self._final: int | None = None
+        """The exact end, once there is one: `last` may fall back when two threads race."""
+        self._hole: tuple[int, float] | None = None
+        self._layouts: dict[tuple[tuple[str, ...], bool], Layout] = {}
+        self._layout_lock = threading.Lock()
+        self._header_used = len(MAGIC)
+        self.claim = itertools.count().__next__
+        self._lock: int | None = None
+        try:
+            self.memory = _map_file(path)
+            self._lock = _locked(path)
+        except OSError as error:
+            self.reason = f"no file for the ring: {error.strerror or error}"
+            self.memory = mmap.mmap(-1, HEADER_BYTES + SLOTS * SLOT_BYTES)
+        self.memory[: len(MAGIC)] = MAGIC
+        self._slots = np.frombuffer(self.memory, SLOT, SLOTS, HEADER_BYTES)
+
+    def layout(self, keys: tuple[str, ...], timed: bool) -> Layout | None:
+        """Return the layout of these keys (WIDTH at most); None when the header has no room."""
+        found = self._layouts.get((keys, timed))
+        return found if found is not None else self._new_layout(keys, timed)
+
+    def put(self, layout: Layout, ts: float, step: int, values: Iterable[float | None]) -> None:
+        """Write one row; when the ring is full it is counted in `dropped` instead."""
+        if self.last >= self.end:
+            self.dropped += 1
+            return
+        self.last = number = self.claim()
+        layout.pack(self.memory, offset(number), layout.number, ts, step, *values, number + 1)
+
+    def waiting(self) -> int:
+        """Return about how many rows wait for the writer."""
+        return (self.last + 1 if self._final is None else self._final) - self.drained
+
+    def pending(self, *, everything: bool = False) -> Pending:
+        """Return a copy of the rows that wait, up to the first slot claimed and not yet written.
+
+        `everything`: wait a moment for the threads that are writing, then go on behind such slots.
+        """
+        numbers = np.arange(self.drained, self.drained + self.waiting())
+        taken = self._slots[numbers % SLOTS]
+        written = taken["number"] == numbers + 1
+        if written.all():
+            self._hole = None
+            return Pending(taken, self.drained + len(taken), 0)
+        if everything:
+            time.sleep(SETTLE_S)
+            taken = self._slots[numbers % SLOTS]
+            written = taken["number"] == numbers + 1
+            return Pending(taken[written], self.drained + len(taken), int((~written).sum()))
+        first = int(np.argmin(written))
+        if first:
+            return Pending(taken[:first], self.drained + first, 0)
+        return self._at_hole(taken, written)
+
+    def release(self, pending: Pending) -> None:
+        """Free the slots of these rows: they are stored."""
+        self.drained = pending.upto
+        self.lost += pending.lost
+        if self._final is None:
+            self.end = pending.upto + SLOTS - MARGIN
+            if self.gate >= 0:
+                self.gate = self.end
+
+    def layouts(self) -> list[tuple[tuple[str, ...], bool]]:
+        """Return keys and `timed` of every layout by its number."""
+        return list(self._layouts)
+
+    def stop(self) -> None:
+        """Take no more rows; all claimed ones are `pending` now."""
+        self.gate = self.end = -1
+        if self._final is None:
+            self._final = self.claim()
+
+    def leave(self) -> None:
+        """In a forked child: touch the parent's ring no more, and do not keep its lock."""
+        self.gate = self.end = -1
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def close(self) -> None:
+        """Delete the file; `put` may still be called and changes nothing on disk."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+
+    def _at_hole(self, taken: Slots, written: NDArray[np.bool_]) -> Pending:
+        """Wait for the slot that the first row claimed; after HOLE_S go on behind it."""
+        now = time.monotonic()
+        if self._hole is None or self._hole[0] != self.drained:
+            self._hole = self.drained, now
+        if now - self._hole[1] < HOLE_S:
+            return Pending(taken[:0], self.drained, 0)
+        length = int(np.argmax(written)) or len(taken)
+        return Pending(taken[:0], self.drained + length, length)
+
+    def _new_layout(self, keys: tuple[str, ...], timed: bool) -> Layout | None:
+        if not all(type(key) is str for key in keys):
+            return None
+        line = json.dumps({"keys": keys, "timed": timed}).encode() + b"\n"
+        with self._layout_lock:
+            known = self._layouts.get((keys, timed))
+            if known is not None:
+                return known
+            begin, end = self._header_used, self._header_used + len(line)
+            # Half is kept for metrics by themselves: of those there are fewer than combinations.
+            room = HEADER_BYTES if len(keys) <= 1 else HEADER_BYTES // 2
+            if end >= room or len(keys) > WIDTH:
+                return None
+            # In the file before any row that needs it.
+            self.memory[begin:end] = line
+            self._header_used = end
+            pad = 8 * (WIDTH - len(keys))
+            pack = struct.Struct(f"<qdq{len(keys)}d{pad}xq").pack_into
+            layout = Layout(len(self._layouts), keys, timed, pack)
+            self._layouts[keys, timed] = layout
+            return layout
+
+
+def offset(number: int) -> int:
+    """Return where in the file the slot of a row is."""
+    return HEADER_BYTES + number % SLOTS * SLOT_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Remains:
+    """What a killed process left: slots in order, the number behind the last of them, and keys
+    and `timed` of their layouts."""
+
+    slots: Slots
+    end: int
+    layouts: list[tuple[tuple[str, ...], bool]]
+
+
+@contextlib.contextmanager
+def abandoned(path: Path) -> Iterator[Callable[[int], Remains]]:
+    """Give a reader of a dead process's ring: a function from rows already stored to Remains.
+
+    Raises RingError where the file is no ring, or its writer or another reader is at it.
+    """
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise RingError(f"{path.name}: in use by another process.") from error
+        yield lambda stored: _remains(path.name, file.read(), stored)
+
+
+def _remains(name: str, data: bytes, stored: int) -> Remains:
+    if len(data) != HEADER_BYTES + SLOTS * SLOT_BYTES or not data.startswith(MAGIC):
+        raise RingError(f"{name}: not a ring of this version.")
+    layouts = _read_layouts(data[len(MAGIC) : HEADER_BYTES])
+    slots = np.frombuffer(data, SLOT, SLOTS, HEADER_BYTES)
+    # A number stands in the one slot that is its own, or it is damage.
+    number = slots["number"] - 1
+    good = (
+        (number >= stored)
+        & (number % SLOTS == np.arange(SLOTS))
+        & (slots["layout"] >= 0)
+        & (slots["layout"] < len(layouts))
+    )
+    kept = slots[good][np.argsort(number[good])]
+    return Remains(kept, int(kept["number"][-1]) if len(kept) else stored, layouts)
+
+
+def _read_layouts(header: bytes) -> list[tuple[tuple[str, ...], bool]]:
+    layouts = []
+    for line in header.partition(b"\0")[0].splitlines():
+        try:
+            entry = json.loads(line)
+            layouts.append((tuple(map(str, entry["keys"]))[:WIDTH], bool(entry["timed"])))
+        except (ValueError, KeyError, TypeError):
+            break  # half written by a process killed there: no row of this layout exists
+    return layouts
+
+
+def _map_file(path: Path) -> mmap.mmap:
+    """Make and map the file with all its blocks: a page that the disk refuses kills the process.
+
+    Raises OSError, and leaves no file then.
+    """
+    size = HEADER_BYTES + SLOTS * SLOT_BYTES
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+    try:
+        os.posix_fallocate(file, 0, size)
+        return mmap.mmap(file, size)
+    except OSError:
+        path.unlink()
+        raise
+    finally:
+        os.close(file)
+
+
+def _locked(path: Path) -> int:
+    """Open the file once more and lock it: a forked child must be able to let go of the lock alone,
+    and a map keeps its own descriptor open."""
+    try:
+        file = os.open(path, os.O_RDONLY)
+    except OSError:  # too many open files
+        path.unlink()
+        raise
+    with contextlib.suppress(OSError):  # some network file systems know no locks
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return file

@@ -1,0 +1,46 @@
+"""The run folder: its name, its `run.json`, which process writes it, and how it stands."""
+
+from stepscope.run.folder import (
+    RUN_JSON,
+    RunError,
+    folder_name,
+    is_run_id,
+    new_run_folder,
+    rank_file,
+    run_folder,
+    run_folders,
+    write_run_json,
+)
+from stepscope.run.info import (
+    HEARTBEAT_S,
+    STALE_S,
+    RunInfo,
+    RunKind,
+    RunStatus,
+    read_only_reason,
+    read_run,
+)
+from stepscope.run.process import pid_namespace, process_identity, process_of, user_name
+
+__all__ = [
+    "HEARTBEAT_S",
+    "RUN_JSON",
+    "STALE_S",
+    "RunError",
+    "RunInfo",
+    "RunKind",
+    "RunStatus",
+    "folder_name",
+    "is_run_id",
+    "new_run_folder",
+    "pid_namespace",
+    "process_identity",
+    "process_of",
+    "rank_file",
+    "read_only_reason",
+    "read_run",
+    "run_folder",
+    "run_folders",
+    "user_name",
+    "write_run_json",
+]

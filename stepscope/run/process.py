@@ -1,0 +1,67 @@
+"""Which process writes a run: told in run.json, and looked up by readers."""
+
+from __future__ import annotations
+
+import functools
+import os
+import pwd
+import socket
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+
+def process_identity() -> dict[str, Any]:
+    """Return what tells this process from any other, and its user.
+
+    Containers may share a host's name and number their processes alike: `pid` counts only within
+    its `pid_namespace`, None where the system has no such thing.
+    """
+    return {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "pid_started": own_start(),
+        "pid_namespace": pid_namespace(),
+        "user": user_name(),
+    }
+
+
+@functools.cache
+def pid_namespace() -> str | None:
+    """Return what tells this process's numbering of processes from any other, on any machine."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
+    except OSError:  # not Linux, or a /proc that is hidden
+        return None
+
+
+@functools.cache
+def user_name() -> str:
+    """Return the login name of this process's user, or its number where it has no name."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a container may run under a number that no passwd file knows
+        return str(os.getuid())
+
+
+@functools.cache
+def _start_of(pid: int) -> float:
+    return float(psutil.Process(pid).create_time())
+
+
+def own_start() -> float:
+    """Return when this process began, in epoch seconds."""
+    return _start_of(os.getpid())  # by pid, so that a forked child asks for its own
+
+
+def process_of(facts: dict[str, Any]) -> psutil.Process | None:
+    """Return the process that writes a run of this host, if it still runs."""
+    try:
+        process = psutil.Process(int(facts["pid"]))
+        # A process number is used again; the same start time (10 ms clock) is the same process.
+        same = abs(process.create_time() - float(facts["pid_started"])) < 1.0
+        return process if same and process.status() != psutil.STATUS_ZOMBIE else None
+    except (psutil.Error, KeyError, ValueError, TypeError):
+        return None

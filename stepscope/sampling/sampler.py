@@ -1,0 +1,239 @@
+"""The 10 Hz thread that records memory, host and GPU values of a run.
+
+It makes no CUDA call. A source that fails costs its own values only, never the thread; the driver's
+answers at 10 Hz repeat where it refreshes less often (utilisation: about 6 Hz). The allocator's
+counters are read by the training thread at its boundaries (`allocator.Readings`).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from stepscope.recording.recorder import Recorder
+from stepscope.sampling import allocator
+from stepscope.sampling.host import HostSource
+from stepscope.sampling.nvml import DeviceSource, open_source
+from stepscope.sampling.nvml_fields import ALARMING_REASONS, Tier, throttle_words
+
+log = logging.getLogger(__name__)
+
+MEDIUM_S, SLOW_S = 0.5, 1.0
+COST_BUDGET = 0.05  # share of the period that the fast GPU reads may take: 5 ms at 10 Hz
+COST_WINDOW = 50  # ticks over which it is judged
+SLOWEST_S = 1.0  # longest period that the budget may lead to
+CALM_S = 2.0  # a throttle has ended after this long without its reason
+
+T = TypeVar("T")
+Event = tuple[str, str, dict[str, Any]]  # kind, text, data
+
+
+class Sampler:
+    """Samples into `recorder` from `start()` to `stop()`, each `period_s`, on one daemon thread.
+
+    `allocator_index` is the CUDA index whose allocator to read, None for a run without CUDA; it may
+    be told later, to `readings.begin`. `gpu_uuids` None means every GPU of `source`; `source` None
+    means this process's NVML. Of several processes on a machine one should sample the `host`.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        *,
+        allocator_index: int | None,
+        gpu_uuids: Sequence[str] | None = None,
+        host: bool = True,
+        source: DeviceSource | None = None,
+        period_s: float = 0.1,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if not 0.01 <= period_s <= 60:
+            raise ValueError(f"period_s: 0.01 to 60 s, got {period_s}. 0.1 is the default.")
+        self._recorder = recorder
+        self.readings = allocator.Readings(allocator_index, clock=clock)
+        self._source = open_source() if source is None else source
+        self._period_s = period_s
+        self._clock = clock
+        self._host = HostSource(clock=clock)
+        self._samples_host = host
+        self._watches = _watches(self._source, gpu_uuids)
+        self._due = {Tier.MEDIUM: -math.inf, Tier.SLOW: -math.inf}
+        self._failed: dict[tuple[Any, ...], str] = {}
+        self._told: set[str] = set()
+        self._capabilities: dict[str, Any] = {}
+        self._cost_s: float | None = None
+        self._fast_costs: list[float] | None = None  # None: the first tick wakes the driver
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="stepscope-sampler", daemon=True)
+
+    def start(self) -> None:
+        """Begin sampling; the first tick comes at once. A sampler starts only once."""
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 2.0) -> bool:
+        """End sampling; False if the thread is stuck in a driver call after `timeout_s`."""
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            log.warning("stepscope-sampler did not end within %.1f s", timeout_s)
+        return not self._thread.is_alive()
+
+    def reset_process_peak(self) -> tuple[float, float]:
+        """Start `process/peak_rss` anew, from any thread; return its bytes (before, after)."""
+        return self._host.reset_peak()
+
+    def watch(self, uuid: str, label: str) -> None:
+        """Read from now on this GPU alone, such as a MIG instance; from any thread."""
+        self._watches = {uuid: DeviceWatch(label)}
+
+    def tick(self) -> None:
+        """Take one sample of everything that is due; `start()` calls this each period."""
+        begun = self._clock()
+        tiers = self._due_tiers(begun)
+        self._sample_process(host=self._samples_host and Tier.SLOW in tiers)
+        fast_s = sum(self._sample_gpu(*one, tiers) for one in self._watches.items())
+        if Tier.SLOW in tiers:
+            self._describe()
+        self._judge_cost(fast_s)
+        self._cost_s = self._clock() - begun
+
+    def _run(self) -> None:
+        deadline = self._clock()
+        while not self._stop.wait(max(0.0, deadline - self._clock())):
+            self._guarded("tick", self.tick)
+            deadline = next_deadline(deadline, self._period_s, self._clock())
+
+    def _due_tiers(self, now: float) -> list[Tier]:
+        """Tiers to read besides the fast one; half a period of tolerance keeps them on its beat."""
+        due = [tier for tier, at in self._due.items() if now >= at - self._period_s / 2]
+        for tier in due:
+            self._due[tier] = now + (MEDIUM_S if tier is Tier.MEDIUM else SLOW_S)
+        return due
+
+    def _sample_process(self, *, host: bool) -> None:
+        values = self._guarded("process", self._host.process) or {}
+        if host:
+            values |= self._guarded("host", self._host.host) or {}
+        values |= self._guarded("allocator", self.readings.take) or {}
+        if self.readings.wanted:
+            self._recorder.want_boundary()
+        if self._cost_s is not None:
+            values["sampler/cost"] = self._cost_s
+        self._recorder.sample(values)
+
+    def _sample_gpu(self, uuid: str, watch: DeviceWatch, tiers: list[Tier]) -> float:
+        """Record one GPU and what happened to it; return the seconds that its fast tier took."""
+        begun = self._clock()
+        values = self._guarded(uuid, self._source.read, uuid, Tier.FAST) or {}
+        now = self._clock()
+        if tiers:
+            values |= self._guarded(uuid, self._source.read, uuid, *tiers) or {}
+        if values:
+            self._recorder.device(uuid, values)
+        mask = values.get("gpu/throttle_reasons")
+        lost = self._guarded(uuid, self._source.lost, uuid)
+        for kind, text, data in watch.events(now, mask, lost):
+            self._recorder.event(kind, text, uuid=uuid, **data)
+        return now - begun
+
+    def _judge_cost(self, fast_s: float) -> None:
+        """Halve the rate when reading the GPUs takes too much of it, and say so."""
+        if self._fast_costs is None:
+            self._fast_costs = []
+            return
+        self._fast_costs.append(fast_s)
+        if len(self._fast_costs) < COST_WINDOW:
+            return
+        mean_s, self._fast_costs = sum(self._fast_costs) / COST_WINDOW, []
+        if mean_s > COST_BUDGET * self._period_s and 2 * self._period_s <= SLOWEST_S:
+            self._period_s *= 2
+            text = (
+                f"Reading the GPUs took {1e3 * mean_s:.1f} ms a tick (a slow driver, or a thread "
+                f"that holds the GIL): sampling every {self._period_s:g} s from here on."
+            )
+            log.warning(text)
+            self._recorder.event("sampler_slowed", text, mean_s=mean_s, period_s=self._period_s)
+
+    def _describe(self) -> None:
+        """Record why metrics are missing: on the first tick, then when it changes."""
+        missing = {uuid: self._source.reasons(uuid) for uuid in self._watches}
+        no_cuda = "the run has used no CUDA device" if self.readings.index is None else None
+        capabilities = {
+            "nvml": self._source.reason,
+            "allocator": no_cuda or allocator.reason(),
+            "missing": missing,
+            "failed": {what: text for (what, *_), text in self._failed.items()},
+        }
+        if capabilities != self._capabilities:
+            self._capabilities = capabilities
+            self._recorder.describe(capabilities=capabilities)
+
+    def _guarded(self, what: str, call: Callable[..., T], *args: Any) -> T | None:
+        # One call of a source may fail while another of it answers: each clears only its own.
+        asked = (what, getattr(call, "__name__", ""), *args)
+        try:
+            answer = call(*args)
+        except Exception as error:  # whatever one source raises, the others go on
+            self._failed[asked] = f"{type(error).__name__}: {error}"
+            if what not in self._told:
+                self._told.add(what)
+                log.warning("sampling %s failed; its values may be missing", what, exc_info=True)
+            return None
+        self._failed.pop(asked, None)
+        return answer
+
+
+def next_deadline(deadline: float, period_s: float, now: float) -> float:
+    """Return the beat after `deadline` that is still to come: missed ticks are skipped."""
+    missed = max(0, math.floor((now - deadline) / period_s))
+    return deadline + (missed + 1) * period_s
+
+
+@dataclass(slots=True)
+class DeviceWatch:
+    """Turns one GPU's readings into events: lost and recovered, throttling begun and ended."""
+
+    label: str
+    _lost: bool = False
+    _words: list[str] = field(default_factory=list)  # of the throttling under way, if any
+    _begun: float = 0.0
+    _last_seen: float = 0.0
+
+    def events(self, now: float, mask: float | None, lost: str | None) -> list[Event]:
+        """Return what has happened by `now` (s); `mask` None means not known."""
+        events: list[Event] = []
+        if lost is not None and not self._lost:
+            events.append(("gpu_lost", f"{self.label}: {lost}", {}))
+        elif lost is None and self._lost:
+            events.append(("gpu_recovered", f"{self.label}: answers again", {}))
+        self._lost = lost is not None
+        if mask is not None:
+            events += self._throttle(now, throttle_words(int(mask) & ALARMING_REASONS))
+        return events
+
+    def _throttle(self, now: float, words: list[str]) -> list[Event]:
+        if words:
+            self._last_seen = now
+            if not self._words:
+                self._words, self._begun = words, now
+                text = f"{self.label}: clocks lowered by {', '.join(words)}"
+                return [("throttle_start", text, {"words": words})]
+            self._words = list(dict.fromkeys(self._words + words))
+        elif self._words and now - self._last_seen >= CALM_S:
+            ended, duration_s = self._words, self._last_seen - self._begun
+            self._words = []
+            text = f"{self.label}: clocks free again after {duration_s:.1f} s"
+            return [("throttle_end", text, {"words": ended, "duration_s": duration_s})]
+        return []
+
+
+def _watches(source: DeviceSource, uuids: Sequence[str] | None) -> dict[str, DeviceWatch]:
+    labels = {info.uuid: f"GPU {info.nvml_index} ({info.name})" for info in source.devices()}
+    wanted = labels if uuids is None else uuids
+    return {uuid: DeviceWatch(labels.get(uuid, uuid)) for uuid in wanted}

@@ -1,0 +1,188 @@
+"""Stop, asked on the page of a script that we do not control: as Ctrl-C, then harder.
+
+The first Stop acts as Ctrl-C at the next step boundary, or after GRACE_S where none comes. Each
+further one sends the next harder signal at once. What is about to happen is in the run folder
+before it happens, because a process killed by a signal says nothing any more.
+
+A script may hear nothing: a thread that keeps the GIL, as one that waits for a hung GPU may, keeps
+all others from running. Then `kill_unheard` in the page's process does what the last Stop asks.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import psutil
+
+from stepscope.recording.recorder import Command, Recorder
+from stepscope.run import (
+    STALE_S,
+    RunInfo,
+    RunKind,
+    RunStatus,
+    pid_namespace,
+    process_of,
+    read_only_reason,
+    write_run_json,
+)
+
+log = logging.getLogger(__name__)
+
+GRACE_S = 5.0
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
+REASON = "Stopped from the page."
+KILLED_S = 2.0
+"""What the system may need to end a killed process, unless it waits in a driver."""
+WRITTEN_S = 2.0
+"""Longest wait for the run folder: on a full disk the signal goes out unannounced."""
+
+
+class Stopper:
+    """Sends this process the signals that Stop on the page stands for.
+
+    `facts_file` is where the recorder keeps the facts of this run.
+    """
+
+    def __init__(self, facts_file: Path, *, grace_s: float = GRACE_S) -> None:
+        self._facts_file = facts_file
+        self._grace_s = grace_s
+        self._lock = threading.Lock()
+        self._waiting: list[Command] = []
+        self._sent = 0
+        self._acted = False
+        self._closed = False
+        self._grace: threading.Timer | None = None
+
+    @property
+    def asked(self) -> bool:
+        """True once a signal was sent that the script does not ignore: then it was stopped,
+        whatever ends it."""
+        return self._acted
+
+    def heard(self, recorder: Recorder, command: Command) -> None:
+        """Take note of a STOP as it arrives, in the writer's thread."""
+        with self._lock:
+            first = not self._waiting and not self._sent
+            self._waiting.append(command)
+            which = self._sent
+        # A thread of its own: the writer's thread has to write the reason meanwhile.
+        delay_s = self._grace_s if first else 0.0
+        timer = threading.Timer(delay_s, self._send, (recorder, command, which))
+        timer.name, timer.daemon = "stepscope-stop", True
+        if first:
+            self._grace = timer
+        timer.start()
+
+    def at_boundary(self, recorder: Recorder, command: Command) -> None:
+        """Act as Ctrl-C, in the training thread; raises what the script's own handler raises."""
+        if command in self._waiting:  # else the time was up before this boundary came
+            self._end_grace()
+            self._send(recorder, command, 0)
+
+    def close(self) -> None:
+        """Send nothing any more."""
+        with self._lock:
+            self._closed = True
+        self._end_grace()
+
+    def _end_grace(self) -> None:
+        if self._grace is not None:
+            self._grace.cancel()
+
+    def _send(self, recorder: Recorder, command: Command, which: int) -> None:
+        with self._lock:
+            if self._closed:
+                return  # the run is over, and what the script does now is its own
+            late = which != self._sent  # a boundary, or an impatient second click, was first
+            answered = [one for one in self._waiting if not late or one is command]
+            self._waiting = [one for one in self._waiting if one not in answered]
+            if not late:
+                self._sent = min(which + 1, len(SIGNALS) - 1)
+        number = SIGNALS[which]
+        self._acted = self._acted or not _ignored(number)
+        text = _text(number, recorder.step)
+        for one in answered:
+            recorder.finish(one, text, signal=number.name)
+        if not late:
+            self._announce(recorder, number)
+            if self._closed:
+                return  # while it was being announced
+            if threading.current_thread() is threading.main_thread():
+                signal.raise_signal(number)
+            else:
+                os.kill(os.getpid(), number)
+
+    def _announce(self, recorder: Recorder, number: signal.Signals) -> None:
+        """Write what is so now, and the status where the process ends here for certain."""
+        if number is signal.SIGKILL or signal.getsignal(number) is signal.SIG_DFL:
+            reason = f"Stopped from the page ({number.name})."
+            recorder.set_status(RunStatus.STOPPED, reason)
+        else:
+            goes_on = "ignores it and goes on" if _ignored(number) else "goes on"
+            reason = f"Stop asked: {number.name} sent; the script {goes_on}."
+            recorder.describe(reason=reason)
+        until = time.monotonic() + WRITTEN_S
+        while time.monotonic() < until and self._written_reason() != reason:
+            time.sleep(0.01)
+
+    def _written_reason(self) -> str | None:
+        """The reason in the run folder: the writer writes events first, then the facts."""
+        try:
+            reason = json.loads(self._facts_file.read_bytes()).get("reason")
+        except (OSError, ValueError):
+            return None
+        return None if reason is None else str(reason)
+
+
+def kill_unheard(run: RunInfo) -> str | None:
+    """Send SIGKILL to a script that gives no sign of life; return what came of it.
+
+    None, and nothing is done, unless its heartbeat is stale and it is certain that the process is
+    a script's, of this host and user. A training of a page's own server is never killed: the
+    process would be the server.
+    """
+    facts = run.facts
+    silent_s = run.heartbeat_age_s
+    certain = facts.get("pid_namespace") == pid_namespace() and read_only_reason(run) is None
+    a_script = facts.get("kind") in (RunKind.WATCH, RunKind.INIT) and facts["pid"] != os.getpid()
+    if not (run.status.live and certain and a_script) or silent_s < STALE_S:
+        return None
+    process = process_of(facts)
+    if process is None:
+        return None
+    try:
+        process.kill()
+    except psutil.Error as error:
+        return f"SIGKILL could not be sent: {error}."
+    until = time.monotonic() + KILLED_S
+    while process_of(facts) is not None:
+        if time.monotonic() > until:
+            return "SIGKILL sent. The process is still there: it waits in a driver, or for a disk."
+        time.sleep(0.01)
+    reason = f"Stopped from the page (SIGKILL): it had not answered for {silent_s:.0f} s."
+    try:
+        ended = {"status": RunStatus.STOPPED, "reason": reason, "ended": time.time()}
+        write_run_json(run.folder, facts | ended)
+    except OSError as error:
+        log.warning("stepscope: %s: the end could not be noted: %s", run.id, error)
+    return reason
+
+
+def _ignored(number: signal.Signals) -> bool:
+    return number is not signal.SIGKILL and signal.getsignal(number) is signal.SIG_IGN
+
+
+def _text(number: signal.Signals, step: int) -> str:
+    how = " as Ctrl-C does" if number is signal.SIGINT else ""
+    text = f"Stop: after step {step}, {number.name} sent to the script{how}"
+    if number is signal.SIGKILL:
+        return text
+    if _ignored(number):
+        text += ", which ignores it"
+    return f"{text}; if it goes on, press Stop again"

@@ -1,0 +1,106 @@
+"""Attaches every capture as soon as the script has imported torch."""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+from collections.abc import Callable
+from types import ModuleType
+
+from stepscope.watch.hooks import amp, data, gradient, loss, optimizer
+from stepscope.watch.hooks.after_import import AfterImport
+from stepscope.watch.hooks.patches import Guard, Patches
+from stepscope.watch.hooks.state import Live, State
+
+log = logging.getLogger(__name__)
+
+CHILDREN_S = 0.5
+"""CPU time of child processes that may have been spent on training."""
+
+Attach = Callable[[ModuleType, State, Patches], None]
+
+# Each capture with what is missing where it cannot attach.
+CAPTURES: tuple[tuple[str, Attach], ...] = (
+    ("all training metrics", optimizer.attach),
+    ("train/loss", loss.attach),
+    ("train/grad_norm", gradient.attach),
+    ("train/amp_scale and train/amp_skipped", amp.attach),
+    ("perf/data_wait, perf/samples_per_sec and train/epoch", data.attach),
+)
+
+
+class Hooks:
+    """The captures of one run, waiting for torch or attached to it."""
+
+    def __init__(self, live: Live) -> None:
+        self._state = State(live)
+        self._patches = Patches()
+        self._import = AfterImport("torch", self._attach)
+        self._has_torch = False
+        self._import.start()
+
+    def end(self) -> str | None:
+        """The script has ended: record what was held back; say why nothing was, if so."""
+        state = self._state
+        Guard("the steps of a script without an optimizer").call(state.by_hand.release)
+        if state.recorder.step or state.amp_skipped:
+            return None
+        return why_nothing(state, has_torch=self._has_torch)
+
+    def remove(self) -> None:
+        """Put torch back as it was; nothing is recorded any more."""
+        self.leave()
+        _installed[:] = [hooks for hooks in _installed if hooks is not self]
+        self._patches.undo()
+
+    def leave(self) -> None:
+        """In a forked child: record nothing."""
+        self._import.stop()
+        self._state.close()
+
+    def _attach(self, torch: ModuleType) -> None:
+        self._has_torch = True
+        for metrics, attach in CAPTURES:
+            try:
+                attach(torch, self._state, self._patches)
+            except Exception as error:  # noqa: BLE001 - another torch; the script must run on
+                log.warning(
+                    "stepscope: %s will be missing, torch %s has no place for it (%s)",
+                    metrics,
+                    getattr(torch, "__version__", "?"),
+                    error,
+                )
+
+
+def why_nothing(state: State, *, has_torch: bool) -> str:
+    """Return one sentence, or two: why no step was recorded of a script that has ended."""
+    if not has_torch:
+        why = "the script did not import torch"
+    elif state.parties.made:
+        why = "the script made an optimizer of torch, but its training thread never stepped one"
+    else:
+        why = "the script never called backward() in its training thread"
+    text = f"No training step was seen: {why}."
+    # Time of children that the script has waited for; the recorder starts none.
+    if resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime > CHILDREN_S:
+        text += " What the processes that it started train is not recorded (docs/watch.md)."
+    return text
+
+
+def install(live: Live) -> Hooks:
+    """Capture what the script trains, once it imports torch; see the package's docstring."""
+    hooks = Hooks(live)
+    _installed.append(hooks)
+    return hooks
+
+
+_installed: list[Hooks] = []
+
+
+def _leave_all() -> None:
+    while _installed:
+        _installed.pop().leave()
+
+
+os.register_at_fork(after_in_child=_leave_all)

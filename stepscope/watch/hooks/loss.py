@@ -1,0 +1,137 @@
+"""The loss: every scalar on which `backward()` is called, summed up to the optimizer step.
+
+That sum is the function whose gradient the step uses: with `loss / accumulation_steps` it is the
+mean over the micro-batches. `zero_grad()` starts it anew, as it does the gradients; so the closures
+of LBFGS and the two passes of SAM count once. Of several optimizers each has a sum of its own
+(`parties.py`).
+"""
+
+from __future__ import annotations
+
+from threading import get_ident
+from types import ModuleType
+from typing import Any
+
+from stepscope.watch.hooks.parties import Grads
+from stepscope.watch.hooks.patches import Function, Guard, Patches, opaque
+from stepscope.watch.hooks.state import State, reading
+
+UNSCALED = "_stepscope_unscaled"
+"""Attribute of a loss that a GradScaler has scaled: the loss itself, detached (`amp.py`)."""
+
+
+class Losses:
+    """Adds up what `backward()` is called on."""
+
+    def __init__(self, torch: ModuleType, state: State) -> None:
+        self._state = state
+        self._guard = Guard("train/loss")
+        self._tensor: type[Any] = torch.Tensor
+        self._disabled = torch._C._disabled_torch_dispatch_impl
+        opaque(self._add, with_callees=True)
+
+    def around_backward(self, original: Function) -> Function:
+        """Wrap `torch.autograd.backward`, which `Tensor.backward` calls too."""
+        state, guard, add, tensor = self._state, self._guard, self._add, self._tensor
+        parties, by_hand = state.parties, state.by_hand
+
+        def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
+            # Inside another backward it is reentrant checkpointing.
+            if state.in_backward or (get_ident() != state.thread and not state.claim()):
+                return original(tensors, grad_tensors, *args, **kwargs)
+            before = guard.call(parties.gradients) if parties.are_several else None
+            state.in_backward = True
+            try:
+                result = original(tensors, grad_tensors, *args, **kwargs)
+            finally:
+                state.in_backward = False
+            state.backwards += 1
+            if guard.works:
+                try:
+                    if (
+                        grad_tensors is None
+                        and state.loss is None
+                        and not state.uses_amp
+                        and before is None
+                        and type(tensors) is tensor
+                        and tensors.is_cpu
+                    ):
+                        # The common case. Without a gradient only scalars come this far.
+                        state.loss, state.loss_terms = tensors.item(), 1
+                    else:
+                        add(tensors, grad_tensors, before)
+                except Exception as error:  # noqa: BLE001 - a metric is never worth a training run
+                    guard.failed(error)
+            if not parties.made:
+                guard.call(by_hand.after_backward, tensors)
+                state.idle_s += by_hand.boundary()
+            return result
+
+        return backward
+
+    def around_zero_grad(self, original: Function) -> Function:
+        """Wrap `Optimizer.zero_grad`."""
+        state, guard = self._state, self._guard
+
+        def zero_grad(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if not state.parties.made:  # one that was copied, or made before we looked
+                guard.call(self._meet, optimizer)
+            if get_ident() == state.thread:
+                if state.parties.sums:
+                    guard.call(state.drop_loss, optimizer)
+                else:
+                    state.loss = None
+            return original(optimizer, *args, **kwargs)
+
+        return zero_grad
+
+    def around_making(self, original: Function) -> Function:
+        """Wrap `Optimizer.__init__`."""
+        guard = self._guard
+
+        def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            original(optimizer, *args, **kwargs)
+            guard.call(self._meet, optimizer)
+
+        return __init__
+
+    def _meet(self, optimizer: Any) -> None:
+        self._state.parties.meet(optimizer)
+        self._state.by_hand.drop()
+
+    def _add(self, tensors: Any, factor: Any, before: Grads | None) -> None:
+        if isinstance(tensors, (list, tuple)) and len(tensors) == 1:
+            tensors = tensors[0]
+        if not self._is_plain(tensors) or tensors.numel() != 1:
+            return
+        state = self._state
+        unscaled = getattr(tensors, UNSCALED, None) if state.uses_amp else None
+        value = reading(tensors if unscaled is None else unscaled)
+        if value is None:
+            return
+        if isinstance(factor, (list, tuple)) and len(factor) == 1:
+            factor = factor[0]
+        if type(value) is not float:
+            value = value.clone()  # a CUDA graph's next replay would overwrite it
+        if factor is not None:  # such as the -1 of a Wasserstein GAN
+            value = value * reading(factor)
+        if before is not None:
+            state.parties.add(before, value)
+        else:
+            state.add_loss(value)
+
+    def _is_plain(self, tensor: Any) -> bool:
+        """Say whether this is a tensor that holds its own data: no DTensor, no fake one."""
+        if type(tensor) is self._tensor:
+            return True
+        if not isinstance(tensor, self._tensor):
+            return False
+        return getattr(type(tensor), "__torch_dispatch__", None) is self._disabled
+
+
+def attach(torch: ModuleType, state: State, patches: Patches) -> None:
+    """Wrap `backward`, `zero_grad` and the construction of optimizers."""
+    losses = Losses(torch, state)
+    patches.replace(torch.autograd, "backward", losses.around_backward, traced=False)
+    patches.replace(torch.optim.Optimizer, "zero_grad", losses.around_zero_grad, traced=False)
+    patches.replace(torch.optim.Optimizer, "__init__", losses.around_making, traced=False)

@@ -1,0 +1,197 @@
+"""A row for every `optimizer.step()`: what was gathered since the last one, and its times."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+import time
+import weakref
+from importlib import import_module
+from threading import get_ident
+from types import FrameType, ModuleType
+from typing import Any
+
+from stepscope.watch.hooks import transfer
+from stepscope.watch.hooks.patches import Guard, Patches, opaque
+from stepscope.watch.hooks.state import State
+
+log = logging.getLogger(__name__)
+
+OPTIMIZERS_LIMIT = 8
+"""More at the same time are not recorded: an optimizer a parameter would make thousands of keys."""
+GROUPS_LIMIT = 8
+"""Parameter groups of an optimizer whose learning rate is recorded."""
+
+SUCCESSOR_STEPS = 10
+"""An optimizer that first steps later than this may be the next of a row of runs (folds, phases):
+then it is worth looking, for a tenth of a second, whether the one before it is gone."""
+
+
+class Track:
+    """What is known of one optimizer: its place in the order of first steps, its count, its keys.
+
+    Optimizer 0 has the plain keys, optimizer i the same with `.optimizer<i>`; the learning rate of
+    group 0 has the plain key, that of group j the same with `.group<j>`.
+    """
+
+    __slots__ = (
+        "backwards",
+        "count",
+        "grad_norm",
+        "index",
+        "learning_rate",
+        "loss",
+        "more_rates",
+        "name",
+        "optimizer",
+    )
+
+    def __init__(self, optimizer: Any, index: int, count: int) -> None:
+        self.optimizer = weakref.ref(optimizer)
+        self.name = type(optimizer).__name__
+        self.index = index
+        self.count = count
+        suffix = f".optimizer{index}" if index else ""
+        self.loss = f"train/loss{suffix}"
+        self.backwards = f"train/backwards{suffix}"
+        self.grad_norm = f"train/grad_norm{suffix}"
+        rate = f"train/lr{suffix}"
+        self.learning_rate = rate
+        self.more_rates = tuple(f"{rate}.group{j}" for j in range(1, GROUPS_LIMIT))
+
+
+UNKNOWN = Track.__new__(Track)
+"""Stands for an optimizer that was not met yet."""
+
+
+class OptimizerSteps:
+    """The post hook of all optimizers."""
+
+    def __init__(self, torch: ModuleType, state: State) -> None:
+        self._is_capturing = torch.cuda.is_current_stream_capturing
+        self._state = state
+        self._guard = Guard("all training metrics")
+        self._tracks: dict[int, Track | None] = {}
+        """By the id of a live optimizer; None for one that is not recorded."""
+        self._slots: list[Track] = []
+        self._told_of_more = False
+        self._boundary = state.live.boundary
+        self._log = state.recorder.log
+
+    def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Record a row, then let the page's commands act; raises only what stops the script."""
+        state = self._state
+        if get_ident() != state.thread and not state.claim(by_step=True):
+            return
+        if state.times.on_cuda and self._is_capturing():
+            return  # recorded into a CUDA graph, not run; and asking for events would break it
+        state.stepped += 1
+        if self._guard.works:
+            try:
+                self._record(optimizer, time.perf_counter())
+            except Exception as error:  # noqa: BLE001 - a metric is never worth a training run
+                self._guard.failed(error)
+        state.idle_s += self._boundary()
+
+    def _record(self, optimizer: Any, now_s: float) -> None:
+        """Log what was gathered since the last step."""
+        state = self._state
+        track = self._tracks.get(id(optimizer), UNKNOWN)
+        if track is UNKNOWN:
+            track = self._meet(optimizer)
+        if track is None:
+            return
+        row: dict[str, Any] = {}
+        if track.count == state.step:
+            state.step += 1
+            state.times.add(row, now_s)
+        track.count += 1
+        epoch = state.feed.epoch
+        if epoch is not None:
+            row["train/epoch"] = float(epoch)
+        loss, terms = state.take_loss(optimizer)
+        if loss is not None:
+            row[track.loss] = loss
+            if terms > 1:
+                row[track.backwards] = float(terms)
+        groups = optimizer.param_groups
+        row[track.learning_rate] = groups[0].get("lr")
+        if len(groups) > 1:
+            for key, group in zip(track.more_rates, groups[1:], strict=False):
+                row[key] = group.get("lr")
+        if state.clips:
+            norm = state.clips.take(optimizer, state.parties)
+            if norm is not None:
+                row[track.grad_norm] = norm
+        if state.uses_amp:
+            row["train/amp_scale"] = state.amp_scale
+            row["train/amp_skipped"] = float(state.amp_skipped)
+        self._log(state.step, row)
+
+    def _meet(self, optimizer: Any) -> Track | None:
+        """Give a new optimizer the first free place."""
+        self._state.parties.meet(optimizer)
+        self._state.by_hand.give_back()
+        if _steps_inside_another(optimizer):
+            return self._remember(optimizer, None)
+        places = self._free_places()
+        if not places and self._state.step > SUCCESSOR_STEPS:
+            gc.collect()  # a learning rate scheduler keeps the optimizer it is done with in a cycle
+            places = self._free_places()
+        index = places[0] if places else len(self._slots)
+        if index >= OPTIMIZERS_LIMIT:
+            if not self._told_of_more:
+                log.warning(
+                    "stepscope: more than %d optimizers at a time: the others are not recorded",
+                    OPTIMIZERS_LIMIT,
+                )
+            self._told_of_more = True
+            return self._remember(optimizer, None)
+        # A successor, of a later phase or fold, goes on where the one before it stopped; the second
+        # of a pair, as in a GAN, takes the step that the first has just taken.
+        count = self._state.step - (0 if places or not self._slots else 1)
+        track = Track(optimizer, index, count)
+        if not self._slots:
+            parameters = (p for group in optimizer.param_groups for p in group["params"])
+            self._state.times.begin(getattr(next(parameters, None), "device", None))
+        self._slots[index : index + 1] = [track]
+        self._state.recorder.describe(optimizers=[track.name for track in self._slots])
+        return self._remember(optimizer, track)
+
+    def _free_places(self) -> list[int]:
+        """Places whose optimizer is gone."""
+        return [i for i, track in enumerate(self._slots) if track.optimizer() is None]
+
+    def _remember(self, optimizer: Any, track: Track | None) -> Track | None:
+        key, tracks = id(optimizer), self._tracks
+        tracks[key] = track
+        weakref.finalize(optimizer, tracks.pop, key, None).atexit = False
+        return track
+
+
+def attach(torch: ModuleType, state: State, patches: Patches) -> None:
+    """Register the post hook that all optimizers share."""
+    steps = OptimizerSteps(torch, state)
+    # A frame that torch.compile traces calls the hook as it is, between two graphs.
+    OptimizerSteps.after_step._torchdynamo_disable = True  # type: ignore[attr-defined]
+    opaque(steps.after_step, with_callees=True)
+    state.times.time_copies = lambda: Guard("perf/h2d").call(transfer.attach, torch, state, patches)
+    module = import_module("torch.optim.optimizer")
+    patches.on_undo(module.register_optimizer_step_post_hook(steps.after_step).remove)
+
+
+def _steps_inside_another(optimizer: Any) -> bool:
+    """Say whether this optimizer is stepped by the `step` of one that wraps it (once for each)."""
+    frame: FrameType | None = sys._getframe(1)
+    wrapper = None
+    while frame is not None:
+        if frame.f_code.co_name == "wrapper" and frame.f_globals.get("__name__") == _OPTIMIZER:
+            if wrapper is not None and frame.f_locals.get("self") is not optimizer:
+                return True
+            wrapper = frame
+        frame = frame.f_back
+    return False
+
+
+_OPTIMIZER = "torch.optim.optimizer"

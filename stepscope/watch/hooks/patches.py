@@ -1,0 +1,119 @@
+"""Wraps functions of torch so that they can be unwrapped, never fail and never upset the compiler.
+
+A wrapper must be nothing to torch.compile. Where the compiler traces the original, `is_compiling()`
+is a constant and removes the wrapper; where the original runs between two graphs, so does the
+wrapper, and `opaque` keeps the compiler from compiling it (every step would be a recompilation).
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+Function = Callable[..., Any]
+
+
+class Patches:
+    """What was replaced, in order, with the way back."""
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], None]] = []
+
+    def replace(
+        self, owner: Any, name: str, make: Callable[[Function], Function], *, traced: bool
+    ) -> None:
+        """Put `make(original)` in the place of `owner.name`.
+
+        `traced` says that torch.compile can trace the original into a graph: then the wrapper asks
+        `is_compiling()`. Otherwise it is called between two graphs, like the original.
+        """
+        original = getattr(owner, name)
+        inherited = name not in vars(owner)
+        wrapper = functools.wraps(original)(opaque(make(original)))
+        if not traced:
+            wrapper._torchdynamo_disable = True  # type: ignore[attr-defined]
+        setattr(owner, name, wrapper)
+
+        def undo() -> None:
+            if getattr(owner, name, None) is not wrapper:
+                return  # someone wrapped ours; without it theirs would call nothing
+            if inherited:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, original)
+
+        self._undo.append(undo)
+
+    def on_undo(self, undo: Callable[[], None]) -> None:
+        """Remember another way back."""
+        self._undo.append(undo)
+
+    def undo(self) -> None:
+        """Put everything back, last first."""
+        while self._undo:
+            self._undo.pop()()
+
+
+class Guard:
+    """Says once that a capture failed, which is off from then on.
+
+    What runs at every step asks `works` and catches by itself; the rest uses `call`.
+    """
+
+    __slots__ = ("metrics", "works")
+
+    def __init__(self, metrics: str) -> None:
+        self.metrics = metrics
+        """What is missing where it fails."""
+        self.works = True
+
+    def failed(self, error: Exception) -> None:
+        """Switch off."""
+        self.works = False
+        log.warning(
+            "stepscope: %s will be missing from here on (%s: %s)",
+            self.metrics,
+            type(error).__name__,
+            error,
+        )
+
+    def call(self, function: Function, *args: Any) -> Any:
+        """Return what the function returns, None where it fails or is off."""
+        if self.works:
+            try:
+                return function(*args)
+            except Exception as error:  # noqa: BLE001 - a metric is never worth a training run
+                self.failed(error)
+        return None
+
+
+def opaque(function: Function, *, with_callees: bool = False) -> Function:
+    """Keep torch.compile from compiling the function's own code, and on request what it calls."""
+    function = getattr(function, "__func__", function)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        try:
+            # What torch._dynamo.disable does, without importing torch._dynamo: that takes a second.
+            frames = torch._C._dynamo.eval_frame
+            action, strategy = frames._FrameAction, frames._FrameExecStrategy
+            callees = action.SKIP if with_callees else action.DEFAULT
+            frames.set_code_exec_strategy(function.__code__, strategy(action.SKIP, callees))
+        except (AttributeError, TypeError) as error:
+            _no_place(torch.__version__, str(error))
+    return function
+
+
+@functools.cache
+def _no_place(version: str, error: str) -> None:
+    """Say it once."""
+    log.warning(
+        "stepscope: torch %s cannot keep its compiler off our code (%s): under "
+        "torch.compile steps may be slower than bare",
+        version,
+        error,
+    )

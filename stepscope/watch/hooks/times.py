@@ -1,0 +1,70 @@
+"""What belongs to a whole step, not to one of its optimizers: its times, samples and epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from stepscope.recording.rows import RATES, SAMPLES
+
+if TYPE_CHECKING:
+    from stepscope.watch.hooks.state import State
+    from stepscope.watch.hooks.transfer import Transfers
+
+
+class Times:
+    """The clock between two steps."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self.on_cuda = self._has_begun = False
+        self.time_copies: Callable[[], Transfers | None] = lambda: None
+        """Begins to time copies to the GPU, where the script trains on one."""
+        self._last_s: float | None = None
+        self._backwards = 0
+        """Calls of `backward()` up to the last step."""
+        self._epoch: int | None = None
+        self._transfers: Transfers | None = None
+
+    def begin(self, device: Any) -> None:
+        """At the first step: say on which device (None: on the CPU), time copies to it.
+
+        Steps by hand and those of an optimizer may both be the first. The GPU, once known, stays.
+        """
+        cuda_index = device.index if device is not None and device.type == "cuda" else None
+        if self.on_cuda or (self._has_begun and cuda_index is None):
+            return
+        self._has_begun = True
+        self._state.live.train_on(cuda_index)
+        if cuda_index is not None:
+            self.on_cuda = True
+            self._transfers = self.time_copies()
+
+    def forget(self) -> None:
+        """What was taken for a step was none."""
+        self._last_s = None
+
+    def add(self, row: dict[str, Any], now_s: float) -> None:
+        """Add the values of a step that ended now."""
+        state, feed = self._state, self._state.feed
+        if state.evaluation is not None:
+            state.close_evaluation()
+        samples = feed.take(state.backwards - self._backwards, now_s)
+        self._backwards = state.backwards
+        if feed.epoch != self._epoch:
+            self._epoch, state.recorder.epoch = feed.epoch, feed.epoch or 0
+        elapsed_s = now_s - self._last_s - state.idle_s if self._last_s is not None else 0.0
+        if elapsed_s > 0:
+            row["perf/step_time"] = elapsed_s
+            if feed.is_read:
+                row["perf/data_wait"] = state.data_wait_s
+            if samples:
+                row[RATES[SAMPLES]] = samples / elapsed_s
+        if state.recorder.counts:  # what the script gives itself goes before
+            for key, number in state.recorder.take_counts().items():
+                if elapsed_s > 0:
+                    row[RATES[key]] = number / elapsed_s
+        if self._transfers is not None:
+            row["perf/h2d"] = self._transfers.harvest()
+        self._last_s = now_s
+        state.idle_s = state.data_wait_s = 0.0

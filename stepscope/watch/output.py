@@ -1,0 +1,141 @@
+"""Keeps what a script prints, in `output.log` of its run folder, without changing what is printed.
+
+`sys.stdout` and `sys.stderr` stay the objects they are, with their encoding, buffering and file
+descriptor; only the `write` of the raw file at their bottom is replaced, on that one object. What C
+code and child processes write goes past it, to the terminal only.
+"""
+
+from __future__ import annotations
+
+import atexit
+import io
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from stepscope.run import rank_file
+
+LIMIT_BYTES = 8 * 2**20
+"""When `output.log` is full it becomes `output.1.log`: the last 8 to 16 MiB are kept."""
+
+BEGUN_S = 0.5
+
+
+class OutputLog:
+    """The log of one process; written at once, so that a killed process loses nothing.
+
+    Only the begun line of an unbuffered stream waits, for its end, a flush or BEGUN_S: `print`
+    writes a line in two parts there, and a write of ours between them would let lines of several
+    ranks that share a pipe merge more often. `failed` is told once when the log cannot be written;
+    it ends there, and the script goes on. Raises OSError where the file cannot be made.
+    """
+
+    def __init__(
+        self, path: Path, *, failed: Callable[[OSError], None], limit: int = LIMIT_BYTES
+    ) -> None:
+        self._path = path
+        self._older = path.with_suffix(f".1{path.suffix}")
+        self._failed = failed
+        self._limit = limit
+        self._file = self._open()
+        self._size = 0
+        self._waiting: deque[bytes] = deque()
+        self._writing = threading.Lock()
+        self._closed = threading.Event()
+        self._begun: threading.Thread | None = None
+        self._on = True
+        os.register_at_fork(after_in_child=self._leave)
+
+    def keep(self, stream: Any) -> str | None:
+        """Keep from now on what this text stream writes; return why it cannot be kept, or None."""
+        buffer = getattr(stream, "buffer", None)
+        raw = getattr(buffer, "raw", buffer)  # none below an unbuffered stream (python -u)
+        if not isinstance(raw, io.FileIO):
+            return f"it is no file of this process but {type(stream).__name__}"
+        write, in_parts = raw.write, raw is buffer
+
+        def kept(data: Any, /) -> int | None:
+            written = write(data)
+            if written and self._on:
+                some = bytes(memoryview(data).cast("B")[:written])
+                self._waiting.append(some)
+                if not in_parts or some[-1] in b"\r\n" or self._closed.is_set():
+                    self.flush()
+            return written
+
+        flush = raw.flush
+
+        def flushed() -> None:
+            flush()
+            if self._on:
+                self.flush()
+
+        raw.write = kept  # type: ignore[method-assign]
+        raw.flush = flushed  # type: ignore[method-assign]
+        if in_parts and self._begun is None:
+            self._begun = threading.Thread(target=self._work, name="stepscope-output", daemon=True)
+            self._begun.start()
+        return None
+
+    def flush(self) -> None:
+        """Write what waits; where another thread is writing, it takes that along."""
+        # Never waited for: a signal handler of this thread may print in the middle of it.
+        while self._waiting and self._writing.acquire(blocking=False):
+            try:
+                self._write(b"".join(self._waiting.popleft() for _ in range(len(self._waiting))))
+            finally:
+                self._writing.release()
+
+    def close(self) -> None:
+        """Write the begun line; what comes after it is written at once."""
+        self._closed.set()
+        if self._begun is not None:
+            self._begun.join()
+        self.flush()
+
+    def _open(self) -> int:
+        return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+
+    def _work(self) -> None:
+        while not self._closed.wait(BEGUN_S):
+            self.flush()
+
+    def _write(self, data: bytes) -> None:
+        try:
+            os.write(self._file, data)
+            self._size += len(data)
+            if self._size >= self._limit:
+                os.replace(self._path, self._older)
+                full, self._file = self._file, self._open()
+                os.close(full)
+                self._size = 0
+        except OSError as error:
+            self._on = False
+            self._failed(error)
+
+    def _leave(self) -> None:
+        """In a forked child, which has no thread but its own: two cannot rotate one file."""
+        self._on, self._begun = False, None
+        self._waiting.clear()
+        self._closed, self._writing = threading.Event(), threading.Lock()
+
+
+def keep_output(folder: Path, rank: int, failed: Callable[[str], None]) -> None:
+    """Keep stdout and stderr of this process in `folder`; `failed` is told what cannot be kept."""
+    try:
+        log = OutputLog(
+            folder / rank_file("output.log", rank),
+            failed=lambda error: failed(f"The output is kept no longer: {error}."),
+        )
+    except OSError as error:
+        failed(f"The output is not kept: {error}.")
+        return
+    atexit.register(log.close)
+    for stream in ("stdout", "stderr"):
+        reason = log.keep(getattr(sys, stream))
+        if reason is not None:
+            failed(f"The output on {stream} is not kept: {reason}.")

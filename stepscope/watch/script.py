@@ -1,0 +1,109 @@
+"""Makes a script, or a module, the `__main__` of this process, as `python script.py` does."""
+
+from __future__ import annotations
+
+import builtins
+import importlib.util
+import io
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from types import CodeType, ModuleType
+from typing import Any
+
+
+class NoScript(Exception):
+    """There is nothing to run; the message and the exit code are those of python."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(f"{sys.executable}: {message}")
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """Code, ready to be run as `__main__`; `path` is absolute."""
+
+    name: str
+    path: str
+    code: CodeType
+    facts: dict[str, Any]
+
+    def run(self) -> None:
+        """Run it in a new `__main__`. Raises what it raises."""
+        module = ModuleType("__main__")
+        module.__dict__.update(self.facts)
+        sys.modules["__main__"] = module
+        exec(self.code, module.__dict__)
+
+
+def from_file(path: str, arguments: Sequence[str]) -> Script:
+    """Load a file of Python and set `sys.argv` and `sys.path`. Raises NoScript, and SyntaxError."""
+    absolute = os.path.abspath(path)
+    sys.argv = [path, *arguments]
+    _set_first_path(os.path.dirname(os.path.realpath(absolute)))
+    try:
+        with io.open_code(absolute) as file:
+            source = file.read()
+    except OSError as error:
+        text = f"can't open file {absolute!r}: [Errno {error.errno}] {error.strerror}"
+        raise NoScript(text, 2) from error
+    # Without dont_inherit the script would get this file's __future__ imports.
+    code = compile(source, absolute, "exec", dont_inherit=True)
+    loader = SourceFileLoader("__main__", absolute)
+    name = os.path.splitext(os.path.basename(absolute))[0]
+    return Script(name, absolute, code, _facts(None, loader, None, absolute, None))
+
+
+def from_module(name: str, arguments: Sequence[str]) -> Script:
+    """Load a module by its name, as `python -m` does, with `sys.argv` and `sys.path`.
+
+    Raises NoScript, and what importing its packages raises.
+    """
+    _set_first_path(os.getcwd())
+    sys.argv = ["-m", *arguments]
+    spec, code = _find(name)
+    sys.argv[0] = path = str(spec.origin)
+    facts = _facts(spec.parent, spec.loader, spec, path, spec.cached)
+    return Script(name, path, code, facts)
+
+
+def _find(name: str) -> tuple[ModuleSpec, CodeType]:
+    try:
+        spec = importlib.util.find_spec(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        text = f"Error while finding module specification for {name!r} ({type(error).__name__}: "
+        raise NoScript(f"{text}{error})", 1) from error
+    if spec is None:
+        raise NoScript(f"No module named {name}", 1)
+    if spec.submodule_search_locations is not None:
+        try:
+            return _find(f"{name}.__main__")
+        except NoScript as error:
+            text = f"No module named {name}.__main__; {name!r} is a package and cannot be directly"
+            raise NoScript(f"{text} executed", 1) from error
+    get_code = getattr(spec.loader, "get_code", None)
+    code = get_code(name) if get_code is not None else None
+    if code is None:
+        raise NoScript(f"No code object available for {name}", 1)
+    return spec, code
+
+
+def _set_first_path(folder: str) -> None:
+    """Replace what python put first for us (its rules: nothing under -P and PYTHONSAFEPATH)."""
+    if not sys.flags.safe_path:
+        sys.path[0] = folder
+
+
+def _facts(
+    package: str | None, loader: Any, spec: ModuleSpec | None, path: str, cached: str | None
+) -> dict[str, Any]:
+    """Return what python itself puts into a `__main__`, in its order."""
+    facts: dict[str, Any] = {"__package__": package, "__loader__": loader, "__spec__": spec}
+    if sys.version_info < (3, 14):
+        facts["__annotations__"] = {}
+    return {**facts, "__builtins__": builtins, "__file__": path, "__cached__": cached}

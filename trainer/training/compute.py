@@ -1,0 +1,143 @@
+"""The device seam: everything that differs between a CPU and a CUDA device, in two classes.
+
+Only the training thread calls these. The allocator's counters that a run records come from
+`stepscope.sampling.allocator.Readings`: this thread reads them at its step boundaries, the sampler
+only inside long steps.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import psutil
+import torch
+
+from stepscope.diagnosis.outcome import shortage
+from stepscope.recording.scalars import DeviceScalars, RowSink
+from stepscope.sampling.allocator import COUNTS, read
+from trainer.training.loss_reader import HostReader
+
+RUN_AHEAD = 2
+"""Steps that the host may queue ahead of the GPU: enough to keep it busy, few enough that a
+button is served at once and the host's step time is the GPU's."""
+
+
+class CpuCompute:
+    """A CPU: values are there at once, and torch keeps no cache of its own."""
+
+    on_gpu = False
+    device = torch.device("cpu")
+
+    def memory(self) -> dict[str, int]:
+        """Bytes by metric key."""
+        return {"process/rss": psutil.Process().memory_info().rss}
+
+    def empty_cache(self) -> None:
+        """Do nothing: CPU tensors go back to the C allocator when they die."""
+
+    def release(self) -> None:
+        """Do nothing, as `empty_cache`."""
+
+    def reset_peaks(self) -> None:
+        """Do nothing: the process's peak belongs to the sampler."""
+
+    def synchronize(self) -> None:
+        """Do nothing: CPU work is done when the call returns."""
+
+    def pace(self) -> None:
+        """Do nothing: the host cannot run ahead of itself."""
+
+    def reader(self, sink: RowSink) -> HostReader:
+        """Return the reader of the loop's scalars."""
+        return HostReader(sink)
+
+    def rng_state(self) -> torch.Tensor | None:
+        """Return None: the default CPU generator is saved apart."""
+        return None
+
+    def set_rng_state(self, state: torch.Tensor) -> None:
+        """Ignore a GPU's generator state (a GPU checkpoint resumed on a CPU)."""
+
+
+class CudaCompute:
+    """One CUDA device, made the current one of this thread."""
+
+    on_gpu = True
+
+    def __init__(self, index: int) -> None:
+        self.device = torch.device("cuda", index)
+        torch.cuda.set_device(self.device)
+        self._steps: deque[torch.cuda.Event] = deque()
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of torch's caching allocator by metric key; about 5 µs, no CUDA call."""
+        counters = read(self.device.index)
+        return {key: int(value) for key, value in counters.items() if key not in COUNTS}
+
+    def empty_cache(self) -> None:
+        """Give unused cached blocks back to the driver; waits for the device."""
+        torch.cuda.empty_cache()
+
+    def release(self) -> None:
+        """Give back what a run leaves: step events, cuBLAS workspaces, both caches.
+
+        Page-locked buffers have a cache of their own: without this they stay taken from the host.
+        """
+        self._steps.clear()
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+        torch._C._host_emptyCache()
+
+    def reset_peaks(self) -> None:
+        """Start the allocator's peaks again from the current values."""
+        torch.cuda.reset_peak_memory_stats(self.device)
+
+    def synchronize(self) -> None:
+        """Wait for all queued work."""
+        torch.cuda.synchronize(self.device)
+
+    def pace(self) -> None:
+        """Mark a step boundary and wait for the one RUN_AHEAD steps back.
+
+        That step has nearly always ended: the GPU keeps RUN_AHEAD steps queued, so the wait
+        costs no throughput.
+        """
+        event = self._steps.popleft() if len(self._steps) > RUN_AHEAD else None
+        if event is None:
+            event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        event.record()
+        self._steps.append(event)
+        if len(self._steps) > RUN_AHEAD:
+            self._steps[0].synchronize()
+
+    def reader(self, sink: RowSink) -> DeviceScalars:
+        """Return the reader of the loop's scalars."""
+        return DeviceScalars(sink)
+
+    def rng_state(self) -> torch.Tensor | None:
+        """Return the state of this device's default generator."""
+        return torch.cuda.get_rng_state(self.device)
+
+    def set_rng_state(self, state: torch.Tensor) -> None:
+        """Set the state of this device's default generator."""
+        torch.cuda.set_rng_state(state, self.device)
+
+
+Compute = CpuCompute | CudaCompute
+
+
+def why_lost(index: int | None) -> str | None:
+    """Return what CUDA device `index` says where this process can no longer use it; None where it
+    can, and for the CPU.
+
+    Waits for the device: CUDA tells of a failed kernel at the next call, and from then on at every
+    one, whatever the first of them made of it.
+    """
+    if index is None:
+        return None
+    try:
+        torch.cuda.synchronize(index)
+    except RuntimeError as error:
+        # Without memory for a context there is nothing that could be lost.
+        return None if shortage(error) else str(error).strip().split("\n")[0].rstrip(".")
+    return None

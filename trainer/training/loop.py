@@ -1,0 +1,198 @@
+"""The training loop: epochs of steps, a validation after each, a row for every step.
+
+Nothing in it waits for a GPU: losses come back later (`stepscope/scalars.py`). The only waits
+are the end of an epoch, a served command and `Compute.pace`, which keeps the host two steps ahead.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from stepscope.formatting import binary
+from stepscope.recording.recorder import Recorder
+from stepscope.recording.scalars import Row
+from stepscope.run import RunStatus
+from trainer.config import NanPolicy, RunConfig
+from trainer.failures import NanLoss, nan_remedy
+from trainer.training.checkpoint import write_checkpoint
+from trainer.training.commands import Commands, RunStopped
+from trainer.training.data import Loader
+from trainer.training.loss_reader import Reader
+from trainer.training.state import Training
+from trainer.training.step import TrainStep
+from trainer.workloads.task import Task
+
+log = logging.getLogger(__name__)
+
+LAST_EVERY_S = 10.0
+"""Least time between two `last.pt`: epochs of a small model take a fraction of a second."""
+
+
+class Journal:
+    """Hands rows to the recorder, which marks a loss that is no finite number."""
+
+    def __init__(self, recorder: Recorder, config: RunConfig) -> None:
+        self._recorder = recorder
+        self._config = config
+        self._stops = config.nan_policy is NanPolicy.STOP
+
+    def __call__(self, step: int, ts: float, row: Row) -> None:
+        """Record a row. Raises NanLoss if the loss is not finite and the policy is to stop."""
+        loss = row.get("train/loss")
+        self._recorder.log(step, row, ts)
+        if loss is not None and not math.isfinite(loss) and self._stops:
+            raise NanLoss(f"The loss is {loss} at step {step}. {nan_remedy(self._config)}.")
+
+
+@dataclass(kw_only=True)
+class Loop:
+    """One run of the loop; `train` is its only entry."""
+
+    task: Task
+    training: Training
+    step: TrainStep
+    loader: Loader
+    validation_loader: Loader
+    reader: Reader
+    recorder: Recorder
+    commands: Commands
+    _last_saved: float = field(default_factory=time.monotonic)
+
+    def train(self) -> None:
+        """Train to the last epoch. Raises RunStopped after saving `last.pt`, and NanLoss."""
+        self._describe()
+        try:
+            while self.training.epoch <= self.training.config.epochs:
+                self.recorder.epoch = self.training.epoch
+                began = time.perf_counter()
+                self._train_epoch()
+                loss, accuracy = self._validate()
+                self._close_epoch(loss, accuracy, time.perf_counter() - began)
+        except RunStopped:
+            if self._is_sound():
+                self._save("last.pt")
+            raise
+        except NanLoss:
+            raise  # the rows up to this loss are recorded, and later ones are not wanted
+        except Exception:
+            self.reader.flush()  # the steps before the failure are whole
+            raise
+
+    def _train_epoch(self) -> None:
+        training, compute = self.training, self.training.compute
+        watched = {key: value.detach().view(()) for key, value in self.task.watched.items()}
+        learning_rate = training.learning_rate
+        batches = self.loader.batches(training.order(self.task.train.length))
+        boundary = began = time.perf_counter()
+        while (batch := next(batches, None)) is not None:
+            fetched = time.perf_counter()
+            loss, norm = self.step(*batch)
+            compute.pace()
+            samples = len(batch[1])
+            training.step += 1
+            training.offset += samples
+            now = time.perf_counter()
+            row: Row = {
+                "train/lr": learning_rate,
+                "train/epoch": training.epoch,
+                "perf/step_time": now - boundary,
+                "perf/samples_per_sec": samples / (now - boundary),
+                "perf/data_wait": fetched - began,
+            }
+            scalars = {"train/loss": loss, **watched}
+            if norm is not None:
+                scalars["train/grad_norm"] = norm
+            self.reader.put(training.step, time.time(), row, scalars)
+            self.reader.poll()
+            boundary = now + self.commands.serve(self.reader.flush)
+            began = time.perf_counter()
+
+    @torch.inference_mode()
+    def _validate(self) -> tuple[float, float | None]:
+        """Return the mean loss over the validation split and the accuracy in percent."""
+        self.reader.flush()
+        split, model = self.task.validation, self.training.model
+        device = self.training.compute.device
+        loss_sum, correct = torch.zeros((), device=device), torch.zeros((), device=device)
+        model.eval()
+        for inputs, targets in self.validation_loader.batches(torch.arange(split.length)):
+            with self.step.autocast:
+                outputs = model(inputs)
+                loss_sum += self.task.loss(outputs, targets) * len(targets)
+            if self.task.classifies:
+                correct += _hits(outputs, targets)
+            self.training.compute.pace()
+            self.commands.serve(self.reader.flush)
+        model.train()
+        total, hits = torch.stack([loss_sum, correct]).tolist()
+        accuracy = 100 * hits / split.length if self.task.classifies else None
+        return total / split.length, accuracy
+
+    def _close_epoch(self, loss: float, accuracy: float | None, seconds: float) -> None:
+        training = self.training
+        row: Row = {"val/loss": loss, "val/accuracy": accuracy}
+        if training.scaler.is_enabled():
+            row["train/amp_scale"] = training.scaler.get_scale()
+        self.recorder.log(training.step, row)
+        scored = "" if accuracy is None else f", accuracy {accuracy:.1f} %"
+        self.recorder.event(
+            "epoch",
+            f"Epoch {training.epoch}: validation loss {loss:.4g}{scored}, {seconds:.2f} s",
+            **{key: v for key, v in row.items() if v is not None and math.isfinite(v)},
+            seconds=seconds,
+        )
+        training.next_epoch(loss)
+        if loss < training.best_loss:
+            training.best_loss = loss
+            self._save("best.pt")
+        ended = training.epoch > training.config.epochs
+        # A model gone NaN must not overwrite the last good one.
+        if math.isfinite(loss) and (ended or self._last_is_due()):
+            self._save("last.pt")
+
+    def _is_sound(self) -> bool:
+        """Say whether all weights are finite; waits for the device."""
+        return all(bool(part.isfinite().all()) for part in self.training.model.parameters())
+
+    def _last_is_due(self) -> bool:
+        return time.monotonic() - self._last_saved >= LAST_EVERY_S
+
+    def _save(self, name: str) -> None:
+        """Write a checkpoint; where the disk refuses it the run goes on without."""
+        if name == "last.pt":
+            self._last_saved = time.monotonic()
+        try:
+            size = write_checkpoint(self.recorder.folder / name, self.training.state_dict())
+        except OSError as error:
+            log.warning("checkpoint %s: %s", name, error)
+            text = f"Checkpoint {name} failed ({error}). Training goes on; free disk space"
+            self.recorder.event("checkpoint", text, ok=False, path=name)
+            return
+        text = f"Checkpoint {name}, {binary(size)}"
+        self.recorder.event("checkpoint", text, ok=True, path=name, bytes=size)
+
+    def _describe(self) -> None:
+        training, config = self.training, self.training.config
+        samples = self.task.train.length
+        steps = math.ceil(samples / config.batch_size)
+        left = math.ceil((samples - training.offset) / config.batch_size)
+        reader = self.reader  # alone: in the recorder the loop would outlive the run, model and all
+        self.recorder.also_dropped = lambda: reader.dropped
+        self.recorder.describe(
+            total_steps=training.step + left + (config.epochs - training.epoch) * steps,
+            first_step=training.step,
+            epochs=config.epochs,
+            steps_per_epoch=steps,
+            batch_size=config.batch_size,
+        )
+        self.recorder.set_status(RunStatus.RUNNING)
+
+
+def _hits(scores: Tensor, targets: Tensor) -> Tensor:
+    return (scores.argmax(dim=1) == targets).sum()

@@ -1,0 +1,36 @@
+"""How the loop's scalars (loss, gradient norm, …) become numbers: at once on a CPU.
+
+On a GPU `stepscope.recording.scalars.DeviceScalars` brings them some steps later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from stepscope.recording.scalars import DeviceScalars, Row, RowSink
+
+
+class HostReader:
+    """On a CPU the values are there at once."""
+
+    def __init__(self, sink: RowSink) -> None:
+        self._sink = sink
+        self.dropped = 0
+        """As of DeviceScalars; nothing is dropped here."""
+
+    def put(self, step: int, ts: float, row: Row, scalars: Mapping[str, Tensor]) -> None:
+        """Log the row with the scalars (0-d tensors) read into it."""
+        for key, scalar in scalars.items():
+            row[key] = scalar.item()
+        self._sink(step, ts, row)
+
+    def poll(self) -> None:
+        """Do nothing: every row has been logged."""
+
+    def flush(self) -> None:
+        """Do nothing: every row has been logged."""
+
+
+Reader = HostReader | DeviceScalars
