@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from stepscope.cli import main
+from stepscope.export import rows as export_rows
 from stepscope.export.formats import Column, Table, opened, write_csv
 from stepscope.store import STORE_NAME, Block, RunReader, RunWriter, store_name
 from tests.unit.test_run import make_run
