@@ -25,7 +25,7 @@ def order(ways: Sequence[str], rounds: int, seed: int) -> list[str]:
     """Return the blocks of `rounds` rounds, a bare one at the end.
 
     A round is a bare block, half the ways, a block of the second bare process and the other half,
-    the ways in a new order each time: none has always the same neighbour.
+    the ways in a new order each time: none has always the same neighbor.
     """
     rng = np.random.default_rng(seed)
     blocks: list[str] = []

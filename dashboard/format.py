@@ -19,6 +19,6 @@ def format_bytes(value: float | None) -> str:
     return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
 
 
-def plain(text: str) -> str:
+def escape_markdown(text: str) -> str:
     """Return a text of others for a place that reads Markdown: nothing in it is a mark."""
     return re.sub(r"([\\`*_\[\]<>$:~#|!])", r"\\\1", text)

@@ -93,7 +93,7 @@ class RunIndex:
 
 def _shown(run: RunInfo) -> tuple[object, ...]:
     """Return what the list shows of a run and may change while it lives."""
-    return run.id, run.status.value, run.facts.get("name"), run.facts.get("script") is None
+    return run.id, run.status.value, run.run_json.get("name"), run.run_json.get("script") is None
 
 
 def _look_into(root: _Root) -> Iterator[RunInfo]:

@@ -9,7 +9,7 @@ _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-def binary(size: float) -> str:
+def format_bytes(size: float) -> str:
     """Bytes in the largest binary unit that keeps the number above 1: "2.10 GiB"."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1024 or unit == "GiB":

@@ -314,7 +314,7 @@ METRICS: tuple[Metric, ...] = (
         "gpu/util",
         _D,
         Unit.PERCENT,
-        "GPU utilisation",
+        "GPU utilization",
         "nvmlDeviceGetUtilizationRates.gpu",
         "Share of the driver's sample window in which at least one kernel ran; "
         "the driver refreshes it about 6 times a second. Not SM occupancy.",

@@ -285,7 +285,7 @@ def init(
             world_size=place.world_size,
             config=config,
             sample=sample,
-            facts={"rank": place.rank},
+            run_info={"rank": place.rank},
         )
     except Exception as error:  # noqa: BLE001 - whatever is wrong, the training has to run
         log.warning("stepscope: nothing is recorded, no run folder could be made: %s", error)

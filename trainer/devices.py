@@ -1,7 +1,7 @@
 """Finds the devices that torch can train on: the CPU and every CUDA device, best first.
 
 A GPU is known by its UUID, the same string that NVML prints; torch's index changes with
-CUDA_VISIBLE_DEVICES. Asking for CUDA devices initialises CUDA but makes no context.
+CUDA_VISIBLE_DEVICES. Asking for CUDA devices initializes CUDA but makes no context.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def page_token(listing: Listing, run: RunInfo | None) -> str:
     """Return the name of what a page that shows `run` is built from."""
     if run is None:
         return listing.version
-    facts = [run.facts.get(name) for name in _FACTS]
+    run_json = [run.run_json.get(name) for name in _FACTS]
     # A drawing of 200 points need not be compared point by point.
-    built_from = (run.id, run.status.value, facts, "fit" in run.facts, snapshots(run.folder))
+    built_from = (run.id, run.status.value, run_json, "fit" in run.run_json, snapshots(run.folder))
     return f"{listing.version}-{zlib.crc32(repr(built_from).encode()):x}"

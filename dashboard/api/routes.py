@@ -59,9 +59,9 @@ def _answering(handler: Callable[[Request], Answer]) -> Callable[[Request], Resp
 
 @_answering
 def get_series(request: Request) -> Answer:
-    """`/api/series?run=&since=&events=&more=`: how a run stands and what is new since the cursors.
+    """`/api/series?run=&since=&events=&optimizer=`: how a run stands and what is new since the cursors.
 
-    `page` names what the page around the charts is built from; `more` asks for the optimizer too.
+    `page` names what the page around the charts is built from; `optimizer` asks for its lines too.
     """
     query = request.query_params
     server = services.get()
@@ -77,7 +77,7 @@ def get_series(request: Request) -> Answer:
     if not (folder / STORE_NAME).exists():
         return series.state(run) | page
     with RunReader(folder) as reader:
-        return series.update(reader, run, cursors, int(after), bool(query.get("more"))) | page
+        return series.update(reader, run, cursors, int(after), bool(query.get("optimizer"))) | page
 
 
 @_answering
@@ -88,7 +88,7 @@ def get_runs(_request: Request) -> Answer:
 
 @_answering
 def get_window(request: Request) -> Answer:
-    """`/api/window?run=&axis=step|time&from=&to=&more=`: detail for a zoom."""
+    """`/api/window?run=&axis=step|time&from=&to=&optimizer=`: detail for a zoom."""
     query = request.query_params
     folder = services.get().folder(query.get("run", ""))
     axis = AXES.get(query.get("axis", "step"))
@@ -96,8 +96,8 @@ def get_window(request: Request) -> Answer:
         raise ValueError(f"axis: must be step or time, got {query['axis'][:40]!r}.")
     low, high = _finite(query.get("from", "")), _finite(query.get("to", ""))
     with RunReader(folder) as reader:
-        more = bool(query.get("more"))
-        return series.window(reader, read_run(folder), axis, low, high, more)
+        include_optimizer = bool(query.get("optimizer"))
+        return series.window(reader, read_run(folder), axis, low, high, include_optimizer)
 
 
 def get_plotly(_request: Request) -> Response:

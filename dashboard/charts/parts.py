@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from dashboard.charts.facts import Gpu, RunFacts
+from dashboard.charts.content import Gpu, RunContent
 from stepscope.metrics import BY_KEY, Metric, Stream, Unit
 
 Json = dict[str, Any]
 
-# One colour a metric, the same in every chart and tile; the component maps the names to a
-# colour-blind-safe palette for light and dark.
-COLOURS: dict[str, str] = {
+# One color a metric, the same in every chart and tile; the component maps the names to a
+# color-blind-safe palette for light and dark.
+COLORS: dict[str, str] = {
     "train/loss": "blue",
     "val/loss": "orange",
     "train/lr": "blue",
@@ -21,17 +21,17 @@ COLOURS: dict[str, str] = {
     "memory/reserved": "orange",
     "memory/peak_allocated": "pink",
     "gpu/mem_used": "green",
-    "gpu/mem_total": "grey",
+    "gpu/mem_total": "gray",
     "process/rss": "blue",
     "process/peak_rss": "pink",
     "host/mem_used": "green",
-    "host/mem_total": "grey",
+    "host/mem_total": "gray",
     "process/cpu": "blue",
     "host/cpu": "green",
     "gpu/util": "green",
     "gpu/mem_util": "amber",
     "gpu/power": "amber",
-    "gpu/power_limit": "grey",
+    "gpu/power_limit": "gray",
     "gpu/temp": "orange",
     "perf/samples_per_sec": "blue",
     "perf/tokens_per_sec": "orange",
@@ -39,8 +39,8 @@ COLOURS: dict[str, str] = {
     "perf/data_wait": "orange",
     "perf/h2d": "green",
 }
-GPU_COLOURS = tuple(f"gpu{place}" for place in range(8))
-"""Of a GPU among several; none is a colour of allocated, reserved, peak, used or total."""
+GPU_COLORS = tuple(f"gpu{place}" for place in range(8))
+"""Of a GPU among several; none is a color of allocated, reserved, peak, used or total."""
 
 
 def series_of(metric: Metric, gpu: Gpu | None = None) -> str:
@@ -58,7 +58,7 @@ def trace(
     *,
     gpu: Gpu | None = None,
     label: str | None = None,
-    colour: str | None = None,
+    color: str | None = None,
     axis: str = "y",
     dash: str = "solid",
     optional: bool = False,
@@ -73,7 +73,7 @@ def trace(
         "metric": key,
         "label": label or (metric.label if metric else key),
         "style": style,
-        "colour": colour or COLOURS.get(key, "blue"),
+        "color": color or COLORS.get(key, "blue"),
         "axis": axis,
         "dash": "dash" if style == "context" else dash,
         "optional": optional,
@@ -116,21 +116,21 @@ def chart(
     }
 
 
-def training_gpu(facts: RunFacts) -> Gpu | None:
+def training_gpu(content: RunContent) -> Gpu | None:
     """Return the GPU that the run trains on, else the first that is sampled."""
-    named = (gpu for gpu in facts.gpus if gpu.uuid == facts.training_gpu)
-    return next(named, facts.gpus[0] if facts.gpus else None)
+    named = (gpu for gpu in content.gpus if gpu.uuid == content.training_gpu)
+    return next(named, content.gpus[0] if content.gpus else None)
 
 
 def numbered(gpus: tuple[Gpu, ...]) -> list[tuple[Gpu, str, str | None]]:
-    """Each GPU with a label suffix and a colour; one GPU alone keeps the metrics' own colours."""
+    """Each GPU with a label suffix and a color; one GPU alone keeps the metrics' own colors."""
     if len(gpus) == 1:
         return [(gpus[0], "", None)]
     return [
-        (gpu, f" {index}", GPU_COLOURS[index % len(GPU_COLOURS)]) for index, gpu in enumerate(gpus)
+        (gpu, f" {index}", GPU_COLORS[index % len(GPU_COLORS)]) for index, gpu in enumerate(gpus)
     ]
 
 
-def colour_of(gpu: Gpu | None, facts: RunFacts) -> str | None:
-    """Return the colour that tells a GPU from the others of its run; None where it is alone."""
-    return next((colour for each, _, colour in numbered(facts.gpus) if each == gpu), None)
+def color_of(gpu: Gpu | None, content: RunContent) -> str | None:
+    """Return the color that tells a GPU from the others of its run; None where it is alone."""
+    return next((color for each, _, color in numbered(content.gpus) if each == gpu), None)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from dashboard.charts.facts import (
+from dashboard.charts.content import (
     custom_metrics,
     loss_keys,
     norm_keys,
@@ -73,20 +73,24 @@ class Keys:
     last: frozenset[str]
 
 
-def keys_of(run: RunInfo, more: bool) -> Keys:
+def keys_of(run: RunInfo, include_optimizer: bool) -> Keys:
     """Return the metrics to send of a run; with `more` also the lines of its optimizers."""
-    return _keys(custom_metrics(run.facts)[0], len(optimizer_names(run.facts)), more)
+    return _keys(
+        custom_metrics(run.run_json)[0], len(optimizer_names(run.run_json)), include_optimizer
+    )
 
 
 @functools.lru_cache(maxsize=64)
-def _keys(custom: tuple[str, ...], optimizers: int, more: bool) -> Keys:
+def _keys(custom: tuple[str, ...], optimizers: int, include_optimizer: bool) -> Keys:
     folded = {
         *norm_keys(optimizers),
         *(key for key, _, _ in rate_keys(optimizers)),
         "train/amp_scale",
         "train/amp_skipped",
     }
-    drawn = frozenset({*LIVE_KEYS, *custom, *loss_keys(optimizers), *(folded if more else ())})
+    drawn = frozenset(
+        {*LIVE_KEYS, *custom, *loss_keys(optimizers), *(folded if include_optimizer else ())}
+    )
     return Keys(drawn, drawn | folded | {"train/epoch"})
 
 
@@ -122,10 +126,10 @@ def update(
     run: RunInfo,
     cursors: Mapping[str, Cursor],
     after_event: int,
-    more: bool = False,
+    include_optimizer: bool = False,
 ) -> dict[str, Any]:
     """Return the run's state, the rows after the cursors and the events after `after_event`."""
-    part = _Answer(reader, run.created, keys_of(run, more))
+    part = _Answer(reader, run.created, keys_of(run, include_optimizer))
     series = {
         _name(info): {
             **part.delta(info, cursors.get(_name(info))),
@@ -146,10 +150,10 @@ def update(
 
 def state(run: RunInfo) -> dict[str, Any]:
     """Return how a run stands: the part of an answer that needs no store."""
-    facts = run.facts
-    ended = facts.get("ended")
+    run_json = run.run_json
+    ended = run_json.get("ended")
     progress = {
-        name: facts.get(name)
+        name: run_json.get(name)
         for name in ("step", "total_steps", "epoch", "epochs", "first_step", "paused_s")
     }
     progress["epoch"] = progress["epoch"] or None  # counted from 1; 0 is nobody counting
@@ -168,9 +172,9 @@ def state(run: RunInfo) -> dict[str, Any]:
 
 def warnings(run: RunInfo) -> list[str]:
     """Return what the reader must know about the recording itself, a sentence each."""
-    facts, age_s = run.facts, run.heartbeat_age_s
-    found = [str(facts["problem"])] if facts.get("problem") else []
-    late, dropped = facts.get("dropped_values"), facts.get("dropped")
+    run_json, age_s = run.run_json, run.heartbeat_age_s
+    found = [str(run_json["problem"])] if run_json.get("problem") else []
+    late, dropped = run_json.get("dropped_values"), run_json.get("dropped")
     if isinstance(late, int) and late > 0:
         step = "step lacks" if late == 1 else "steps lack"
         found.append(
@@ -204,12 +208,17 @@ def _duration(seconds: float) -> str:
 
 
 def window(
-    reader: RunReader, run: RunInfo, axis: Axis, low: float, high: float, more: bool = False
+    reader: RunReader,
+    run: RunInfo,
+    axis: Axis,
+    low: float,
+    high: float,
+    include_optimizer: bool = False,
 ) -> dict[str, Any]:
     """Return every series between two steps, or two times in seconds since the run's start."""
     if axis == "time":
         low, high = low + run.created, high + run.created
-    part = _Answer(reader, run.created, keys_of(run, more))
+    part = _Answer(reader, run.created, keys_of(run, include_optimizer))
     found = {}
     for info in reader.series():
         start, stop = reader.rows_between(info.id, axis, low, high)

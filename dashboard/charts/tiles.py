@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dashboard.charts.facts import Gpu, RunFacts
-from dashboard.charts.parts import COLOURS, Json, colour_of, numbered, series_of, training_gpu
+from dashboard.charts.content import Gpu, RunContent
+from dashboard.charts.parts import COLORS, Json, color_of, numbered, series_of, training_gpu
 from stepscope.metrics import BY_KEY, Stream
 from stepscope.run import RunKind
 
@@ -19,31 +19,31 @@ NO_EPOCH = {
 HOST_TOTAL = {"of": {"series": Stream.SAMPLES.value, "metric": "host/mem_total"}}
 
 
-def tiles(facts: RunFacts) -> list[Json]:
+def tiles(content: RunContent) -> list[Json]:
     """Return the tiles in their order on the page."""
-    if facts.kind is RunKind.RECORD:
-        return _machine(facts)
+    if content.kind is RunKind.RECORD:
+        return _machine(content)
     made: list[Json] = [
         {"id": "step", "label": "Step", "special": "step"},
-        {"id": "epoch", "label": "Epoch", "special": "epoch", "reason": NO_EPOCH.get(facts.kind)},
+        {"id": "epoch", "label": "Epoch", "special": "epoch", "reason": NO_EPOCH.get(content.kind)},
         _tile("loss", "Loss", "train/loss") | {"also": ["val/loss", "val/accuracy"]},
         _tile(
             "samples_per_sec",
             "Samples/s",
             "perf/samples_per_sec",
-            unknown=NO_SAMPLES.get(facts.kind),
+            unknown=NO_SAMPLES.get(content.kind),
         ),
-        *_memory(facts),
-        *_gpu(facts),
+        *_memory(content),
+        *_gpu(content),
     ]
-    if facts.has_total:
+    if content.has_total:
         made.append({"id": "eta", "label": "Time left", "special": "eta"})
     return made
 
 
-def _memory(facts: RunFacts) -> list[Json]:
-    if facts.has_cuda:
-        total = _device_total(training_gpu(facts))
+def _memory(content: RunContent) -> list[Json]:
+    if content.has_cuda:
+        total = _device_total(training_gpu(content))
         return [
             _tile("allocated", "Allocated", "memory/allocated") | total,
             _tile("reserved", "Reserved", "memory/reserved") | total,
@@ -55,33 +55,33 @@ def _memory(facts: RunFacts) -> list[Json]:
     ]
 
 
-def _gpu(facts: RunFacts) -> list[Json]:
-    gpu = training_gpu(facts)
-    reason = f"GPU values do not exist here: {facts.gpu_reason}"
+def _gpu(content: RunContent) -> list[Json]:
+    gpu = training_gpu(content)
+    reason = f"GPU values do not exist here: {content.gpu_reason}"
     return [
-        _tile(tile_id, label, key, gpu=gpu, colour=colour_of(gpu, facts), reason=reason)
+        _tile(tile_id, label, key, gpu=gpu, color=color_of(gpu, content), reason=reason)
         for tile_id, label, key in (
-            ("gpu_util", "GPU utilisation", "gpu/util"),
+            ("gpu_util", "GPU utilization", "gpu/util"),
             ("temperature", "Temperature", "gpu/temp"),
             ("power", "Power", "gpu/power"),
         )
     ]
 
 
-def _machine(facts: RunFacts) -> list[Json]:
+def _machine(content: RunContent) -> list[Json]:
     """The tiles of a recording: each GPU while they are few, and the host."""
     made: list[Json] = []
-    for gpu, suffix, colour in numbered(facts.gpus)[:GPUS_IN_TILES]:
+    for gpu, suffix, color in numbered(content.gpus)[:GPUS_IN_TILES]:
         tag = suffix.strip()
         made += [
-            _tile(f"gpu_util{tag}", f"GPU{suffix} utilisation", "gpu/util", gpu=gpu, colour=colour),
-            _tile(f"gpu_memory{tag}", f"GPU{suffix} memory", "gpu/mem_used", gpu=gpu, colour=colour)
+            _tile(f"gpu_util{tag}", f"GPU{suffix} utilization", "gpu/util", gpu=gpu, color=color),
+            _tile(f"gpu_memory{tag}", f"GPU{suffix} memory", "gpu/mem_used", gpu=gpu, color=color)
             | _device_total(gpu),
         ]
-    if len(facts.gpus) == 1:
-        made += _gpu(facts)[1:]
-    elif not facts.gpus:
-        made += _gpu(facts)[:1]
+    if len(content.gpus) == 1:
+        made += _gpu(content)[1:]
+    elif not content.gpus:
+        made += _gpu(content)[:1]
     return [
         *made,
         _tile("host_cpu", "Host CPU", "host/cpu"),
@@ -95,11 +95,11 @@ def _tile(
     key: str,
     *,
     gpu: Gpu | None = None,
-    colour: str | None = None,
+    color: str | None = None,
     reason: str | None = None,
     unknown: str | None = None,
 ) -> Json:
-    """A tile. `colour` is its GPU's among several; `reason` says why its GPU does not exist,
+    """A tile. `color` is its GPU's among several; `reason` says why its GPU does not exist,
     `unknown` why a value may never come."""
     metric = BY_KEY[key]
     exists = metric.stream is not Stream.DEVICES or gpu is not None
@@ -109,7 +109,7 @@ def _tile(
         "series": series_of(metric, gpu) if exists else None,
         "metric": key,
         "unit": metric.unit.value,
-        "colour": colour or COLOURS[key],
+        "color": color or COLORS[key],
         "title": metric.meaning,
         "reason": unknown if exists else reason,
     }

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dashboard.charts.facts import run_kind, training_device
-from dashboard.format import plain
+from dashboard.charts.content import run_kind, training_device
+from dashboard.format import escape_markdown
 from stepscope.recording.recorder import CommandName
 from stepscope.run import RunInfo, RunKind, RunStatus, read_only_reason
 
@@ -82,9 +82,9 @@ CAN_WAIT = {CommandName.STOP, CommandName.MARK}
 """What a script may be asked before its first step: it is done then, or when patience is over."""
 
 
-def answers(run: RunInfo) -> frozenset[str]:
+def supported_commands(run: RunInfo) -> frozenset[str]:
     """Return the commands that the run answers."""
-    listed = run.facts.get("commands")
+    listed = run.run_json.get("commands")
     if isinstance(listed, list):
         return frozenset(name for name in listed if isinstance(name, str))
     return frozenset(CommandName) - {CommandName.MEMORY_SNAPSHOT}
@@ -95,7 +95,7 @@ def help_of(action: Action, run: RunInfo | None) -> str:
     ours = run is None or run_kind(run) is RunKind.TRAINER
     text = action.help if ours else action.script_help or action.help
     reason = refusal(action.name, run)
-    return f"{text} Not now: {plain(reason)}" if reason else text
+    return f"{text} Not now: {escape_markdown(reason)}" if reason else text
 
 
 def refusal(name: CommandName, run: RunInfo | None) -> str | None:
@@ -107,7 +107,7 @@ def refusal(name: CommandName, run: RunInfo | None) -> str | None:
         return foreign
     if not run.status.live:
         return f"the run has ended ({run.status})."
-    if name not in answers(run):
+    if name not in supported_commands(run):
         return _not_offered(name, run)
     return _not_in(run.status, name, run_kind(run))
 

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import streamlit as st
 
 from dashboard.controls.actions import ACTIONS, MARK, Action, help_of, refusal
-from dashboard.format import plain
+from dashboard.format import escape_markdown
 from dashboard.services import Services
 from stepscope.recording.recorder import CommandName
 from stepscope.run import RunError, RunInfo, read_only_reason
 from stepscope.session.stopping import SIGNALS, kill_unheard
 from stepscope.store import StoreError
-from stepscope.store.reader import ask, new_command_id
+from stepscope.store.reader import new_command_id, send_command
 from trainer.config import Problem, RunConfig
 
 ERROR = "command_error"
@@ -25,33 +25,33 @@ STOPS = "stops_asked"
 
 
 def command_bar(
-    server: Services, config: RunConfig, wrong: Sequence[Problem], run: RunInfo | None
+    server: Services, config: RunConfig, problems: Sequence[Problem], run: RunInfo | None
 ) -> None:
     """Draw the buttons. A click's command id is then `st.session_state[PENDING]`."""
     with st.container(horizontal=True, key="commands", vertical_alignment="bottom", gap="small"):
-        _start_button(server, config, wrong)
+        _start_button(server, config, problems)
         for action in ACTIONS:
             _button(action, run)
         _mark_button(run)
     foreign = read_only_reason(run) if run is not None else None
     if foreign:
-        st.caption(f":material/visibility: {plain(foreign)}")
+        st.caption(f":material/visibility: {escape_markdown(foreign)}")
     error = st.session_state.pop(ERROR, None)
     if error:
         show_error(error)
 
 
 def show_error(sentence: str) -> None:
-    """Draw what went wrong."""
+    """Draw what went problems."""
     st.error(sentence, icon=":material/error:")
 
 
-def _start_button(server: Services, config: RunConfig, wrong: Sequence[Problem]) -> None:
+def _start_button(server: Services, config: RunConfig, problems: Sequence[Problem]) -> None:
     active = server.active_id()
     if active:
         text = f"One run at a time: {active} is active. Stop it first."
-    elif wrong:
-        text = "These settings cannot run. " + " ".join(map(str, wrong))
+    elif problems:
+        text = "These settings cannot run. " + " ".join(map(str, problems))
     else:
         text = "Train with the settings in the sidebar."
     st.button(
@@ -60,7 +60,7 @@ def _start_button(server: Services, config: RunConfig, wrong: Sequence[Problem])
         type="primary",
         key="start",
         help=text,
-        disabled=bool(active or wrong),
+        disabled=bool(active or problems),
         on_click=_start,
         args=(server, config),
     )
@@ -143,7 +143,7 @@ def send_asked(run: RunInfo | None) -> None:
             if reason is not None:
                 raise StoreError(f"{name.replace('_', ' ').capitalize()} was not sent: {reason}")
             if name is not CommandName.STOP or not _stopped_unheard(run):
-                ask(run.folder, name, args, command_id)
+                send_command(run.folder, name, args, command_id)
         except StoreError as error:
             st.session_state[PENDING] = None
             show_error(str(error))

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import PurePath
 
-from dashboard.charts.facts import run_kind
+from dashboard.charts.content import run_kind
 from stepscope.formatting import duration_text, printable
 from stepscope.run import RunInfo, RunKind, read_only_reason
 
@@ -41,8 +41,8 @@ def labels(runs: Iterable[RunInfo], now: float | None = None) -> dict[str, str]:
 
 def run_name(run: RunInfo) -> str:
     """Return what a person calls the run: its script with the ending, or the name it was given."""
-    name = str(run.facts.get("name") or run.id)
-    script = run.facts.get("script")
+    name = str(run.run_json.get("name") or run.id)
+    script = run.run_json.get("script")
     path = PurePath(str(script.get("path", ""))) if isinstance(script, dict) else PurePath()
     if path.stem == name:
         name = path.name
@@ -58,11 +58,13 @@ def _label(run: RunInfo, now: float) -> str:
         str(run.status),
         f"since {when}" if live else when,
     ]
-    ended = run.facts.get("ended")
+    ended = run.run_json.get("ended")
     if not live and isinstance(ended, int | float):
         parts.append(duration_text(max(0.0, ended - run.created)))
     if read_only_reason(run) is not None:
-        parts.append(printable(f"{run.facts.get('user')}@{run.facts.get('host')}")[:NAME_LENGTH])
+        parts.append(
+            printable(f"{run.run_json.get('user')}@{run.run_json.get('host')}")[:NAME_LENGTH]
+        )
     return " · ".join(parts)
 
 

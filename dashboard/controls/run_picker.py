@@ -57,7 +57,7 @@ def run_picker(server: Services, listing: Listing) -> str | None:
 
 def newest_live(runs: Sequence[RunInfo]) -> str | None:
     """Return the newest live run of this machine, those of this user first."""
-    here = [run for run in runs if run.status.live and run.facts.get("host") == _HOST]
+    here = [run for run in runs if run.status.live and run.run_json.get("host") == _HOST]
     here.sort(key=lambda run: (read_only_reason(run) is None, run.created), reverse=True)
     return here[0].id if here else None
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import streamlit as st
 
-from dashboard.format import format_bytes, plain
+from dashboard.format import escape_markdown, format_bytes
 from dashboard.services import Devices
 from trainer.config import (
     FIELDS,
@@ -89,7 +89,8 @@ def sidebar(
         st.markdown("#### New run")
         if shown is not None:
             st.caption(
-                f"These settings start a built-in workload. They are not those of {plain(shown)}."
+                "These settings start a built-in workload. "
+                f"They are not those of {escape_markdown(shown)}."
             )
         _device(config, found)
         _workload(config)
@@ -157,7 +158,7 @@ def _device(config: RunConfig, found: Devices) -> None:
     for device in found.devices:
         if device.id == config.device:
             memory = format_bytes(device.memory_total).replace(" ", "\N{NO-BREAK SPACE}")
-            st.caption(f"{plain(device.name)} · {memory}")
+            st.caption(f"{escape_markdown(device.name)} · {memory}")
     if config.device != "cpu":
         st.caption(f"`{config.device}`")
     if found.cuda_reason:

@@ -69,7 +69,7 @@ class Card {
     const key = `${this.spec.id}/${trace.label}`;
     const value = el("span", { class: "ss-chip-value" });
     const swatch = el("i", {
-      style: `border-color:var(--ss-${trace.colour})`,
+      style: `border-color:var(--ss-${trace.color})`,
       class: `ss-${trace.dash}`,
     });
     const hidden = this.scene.prefs.hidden;
@@ -189,7 +189,7 @@ class Card {
       const column = series?.v[trace.metric];
       if (!holds(column) || this.hidden(trace)) continue;
       const points = this.points(trace, series, column, factors[trace.axis]);
-      const colour = this.scene.theme.palette[trace.colour];
+      const color = this.scene.theme.palette[trace.color];
       points.forEach(({ x, y, faint }, i) =>
         all.push({
           type: "scatter",
@@ -199,10 +199,10 @@ class Card {
           showlegend: i === points.length - 1,
           hoverinfo: "skip",
           ...((trace.style === "points" && x.length <= MAX_DOTS) || x.length === 1
-            ? { mode: "lines+markers", marker: { size: 5, color: colour } }
+            ? { mode: "lines+markers", marker: { size: 5, color: color } }
             : { mode: "lines" }),
           line: {
-            color: faint ? withAlpha(colour, 0.28) : colour,
+            color: faint ? withAlpha(color, 0.28) : color,
             width: faint ? 1 : 1.5,
             dash: trace.dash,
           },

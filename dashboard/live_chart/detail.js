@@ -38,7 +38,7 @@ class Detail {
         axis,
         from: zoom[0],
         to: zoom[1],
-        ...(asksMore ? { more: 1 } : {}),
+        ...(asksMore ? { optimizer: 1 } : {}),
       });
       const answer = await ask(`/api/window?${query}`, abort.signal);
       this.series = {};

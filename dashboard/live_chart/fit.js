@@ -3,9 +3,9 @@
 class FitCard extends Card {
   constructor(spec, scene) {
     const { fit } = scene;
-    const entry = (label, colour, dash) => ({
+    const entry = (label, color, dash) => ({
       label,
-      colour,
+      color,
       dash,
       series: fit.series,
       metric: fit.weight,
@@ -15,7 +15,7 @@ class FitCard extends Card {
       {
         ...spec,
         y: { unit: "" },
-        traces: [entry("learnt", "orange", "solid"), entry("truth", "grey", "dash")],
+        traces: [entry("learnt", "orange", "solid"), entry("truth", "gray", "dash")],
       },
       scene,
     );
@@ -27,14 +27,14 @@ class FitCard extends Card {
     const { fit, theme } = scene;
     const { palette } = theme;
     const [weight, bias] = this.learnt();
-    const line = (slope, intercept, name, colour, dash) => ({
+    const line = (slope, intercept, name, color, dash) => ({
       type: "scatter",
       mode: "lines",
       name,
       x: ends,
       y: ends.map((x) => slope * x + intercept),
       hoverinfo: "skip",
-      line: { color: colour, width: 2, dash },
+      line: { color: color, width: 2, dash },
     });
     const marker = { size: 4, color: withAlpha(palette.blue, 0.5) };
     const dots = {
@@ -48,7 +48,7 @@ class FitCard extends Card {
     };
     const data = [dots];
     if (!this.hidden(this.spec.traces[1]))
-      data.push(line(fit.slope, fit.intercept, "truth", palette.grey, "dash"));
+      data.push(line(fit.slope, fit.intercept, "truth", palette.gray, "dash"));
     const known = weight !== null && bias !== null;
     if (known && !this.hidden(this.spec.traces[0]))
       data.push(line(weight, bias, "learnt", palette.orange, "solid"));

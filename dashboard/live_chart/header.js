@@ -28,7 +28,7 @@ class Tile {
       },
       this.line,
     );
-    spark.style.color = `var(--ss-${spec.colour || "grey"})`;
+    spark.style.color = `var(--ss-${spec.color || "gray"})`;
     // A total or a second number needs a line of its own, a unit does not.
     const layout = spec.of || spec.also || spec.special ? "ss-kpi-value ss-lines" : "ss-kpi-value";
     this.node = el(

@@ -93,10 +93,10 @@ class LiveView {
     });
   }
 
-  // `more` asks for the optimizer's lines too: from the beginning when they have just been unfolded.
+  // `optimizer` asks for the optimizer's lines too: from the beginning when they have just been unfolded.
   question() {
     const since = this.afresh ? "" : cursorText(this.live);
-    return { run: this.run, since, events: this.lastEvent, ...(this.asksMore ? { more: 1 } : {}) };
+    return { run: this.run, since, events: this.lastEvent, ...(this.asksMore ? { optimizer: 1 } : {}) };
   }
 
   // --- configuration from Python ---

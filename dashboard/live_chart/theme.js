@@ -1,4 +1,4 @@
-// DOM building and colours. Text always goes in as text, never as markup: run names, event texts
+// DOM building and colors. Text always goes in as text, never as markup: run names, event texts
 // and reasons are written by others.
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -30,7 +30,7 @@ function setAttribute(node, name, value) {
   else if (node.getAttribute(name) !== String(value)) node.setAttribute(name, value);
 }
 
-// After Okabe and Ito, who chose hues told apart with any colour vision; lightness fitted to each
+// After Okabe and Ito, who chose hues told apart with any color vision; lightness fitted to each
 // background. GPUs among several have the hues that memory's five leave (yellow, black, sky blue,
 // amber) and four more, those that differ most from the others first.
 const PALETTES = {
@@ -40,7 +40,7 @@ const PALETTES = {
     green: "#008a66",
     pink: "#b04e8b",
     amber: "#a87400",
-    grey: "#6b7280",
+    gray: "#6b7280",
     gpu0: "#7c2be4",
     gpu1: "#949c2c",
     gpu2: "#161616",
@@ -56,7 +56,7 @@ const PALETTES = {
     green: "#2fc49a",
     pink: "#e39ac9",
     amber: "#e6bd4a",
-    grey: "#98a1ae",
+    gray: "#98a1ae",
     gpu0: "#8d5df8",
     gpu1: "#c8ce2c",
     gpu2: "#f5f5f5",
@@ -68,9 +68,9 @@ const PALETTES = {
   },
 };
 
-// Any CSS colour as [r, g, b], by asking the browser.
-function channels(node, colour) {
-  const probe = el("span", { style: `color:${colour};display:none` });
+// Any CSS color as [r, g, b], by asking the browser.
+function channels(node, color) {
+  const probe = el("span", { style: `color:${color};display:none` });
   node.append(probe);
   const found = getComputedStyle(probe).color.match(/[\d.]+/g) || [0, 0, 0];
   probe.remove();

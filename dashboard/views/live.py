@@ -4,7 +4,7 @@ import streamlit as st
 
 from dashboard import services
 from dashboard.api.page_token import page_token
-from dashboard.charts.facts import run_kind
+from dashboard.charts.content import run_kind
 from dashboard.controls import sidebar as controls
 from dashboard.controls.command_bar import show_error
 from dashboard.controls.run_labels import run_name
@@ -31,7 +31,7 @@ except RunError as error:
     trouble = str(error)
 
 other = run is not None and run_kind(run) is not RunKind.TRAINER
-config, wrong = controls.sidebar(
+config, problems = controls.sidebar(
     found, checkpoints(server.runs), run_name(run) if run is not None and other else None
 )
 for problem in link_problems:
@@ -44,7 +44,7 @@ if picked:
 if params != st.query_params.to_dict():
     st.query_params.from_dict(params)
 
-live_panel(server, config, wrong, run.folder if run else None, page_token(listing, run))
+live_panel(server, config, problems, run.folder if run else None, page_token(listing, run))
 if run is None:
     empty_page(server, found)
 else:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import streamlit as st
 
-from dashboard.charts.facts import run_facts
+from dashboard.charts.content import run_content
 from dashboard.charts.layout import layout
 from dashboard.controls.command_bar import PENDING, STARTED, command_bar, send_asked, show_error
 from dashboard.live_chart import live_chart, runs_watch
@@ -18,7 +18,7 @@ from trainer.config import Problem, RunConfig
 
 @st.fragment
 def live_panel(
-    server: Services, config: RunConfig, wrong: Sequence[Problem], folder: Path | None, page: str
+    server: Services, config: RunConfig, problems: Sequence[Problem], folder: Path | None, page: str
 ) -> None:
     """Draw the buttons and, for a run, its charts; `page` names what stands around them.
 
@@ -32,7 +32,7 @@ def live_panel(
     if run is not None:
         result = live_chart(
             run.id,
-            layout(run_facts(run)),
+            layout(run_content(run)),
             key="live",
             page=page,
             pending_command=st.session_state.get(PENDING),
@@ -44,7 +44,7 @@ def live_panel(
         st.rerun()
     # After the charts, whose message holds the answer to the click.
     with buttons:
-        command_bar(server, config, wrong, run)
+        command_bar(server, config, problems, run)
     send_asked(run)
 
 

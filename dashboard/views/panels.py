@@ -20,7 +20,7 @@ def empty_page(server: Services, found: Devices) -> None:
             "#### Nothing is running yet\n"
             f"Training would run on **{best.name}** ({format_bytes(best.memory_total)}). "
             "Choose a workload and a precision on the left, then press **Start**: loss, memory "
-            "and utilisation appear here and move on while you watch."
+            "and utilization appear here and move on while you watch."
         )
         st.markdown("Or watch a training script of your own, unchanged, from a terminal:")
         folder = shlex.quote(str(server.runs.absolute()))

@@ -9,7 +9,7 @@ from typing import Any
 
 import streamlit as st
 
-from dashboard.charts.facts import run_kind
+from dashboard.charts.content import run_kind
 from dashboard.controls import sidebar as controls
 from dashboard.controls.run_labels import KINDS
 from dashboard.format import format_bytes
@@ -43,19 +43,19 @@ def details(server: Services, run: RunInfo) -> None:
         _checkpoints(server, run, [path.name for path in checkpoints])
     title = "Settings and environment of this run" if trainer else "Facts of this run"
     with st.expander(title, icon=":material/info:"):
-        st.json({name: value for name, value in run.facts.items() if name not in _HIDDEN})
+        st.json({name: value for name, value in run.run_json.items() if name not in _HIDDEN})
 
 
 def _script(run: RunInfo) -> None:
     """Draw what was run, where, and that other ranks are not on the page."""
     lines = []
-    script = run.facts.get("script")
+    script = run.run_json.get("script")
     if isinstance(script, dict):
         given = script.get("arguments")
         words = [str(script.get("path")), *map(str, given if isinstance(given, list) else [])]
         lines.append(("Script", shlex.join(words)))
         lines.append(("Working directory", str(script.get("cwd"))))
-    size = run.facts.get("world_size")
+    size = run.run_json.get("world_size")
     if lines:
         with st.expander(f"Script ({KINDS[run_kind(run)]})", icon=":material/description:"):
             for title, text in lines:
@@ -138,7 +138,7 @@ def _checkpoints(server: Services, run: RunInfo, names: list[str]) -> None:
 def _resume(run: RunInfo, names: list[str]) -> None:
     last = "last.pt" if "last.pt" in names else names[-1]
     try:
-        config = RunConfig.from_dict({**run.facts["config"], "resume": f"{run.id}/{last}"})
+        config = RunConfig.from_dict({**run.run_json["config"], "resume": f"{run.id}/{last}"})
     except (ConfigError, KeyError, TypeError) as error:
         st.session_state["command_error"] = f"This run's settings cannot be used: {error}"
         return

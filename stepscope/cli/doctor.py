@@ -15,7 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from stepscope.cli.survey import Facts, Gpu, gather
-from stepscope.formatting import binary
+from stepscope.formatting import format_bytes
 
 TORCH_TESTED = ((2, 11), (2, 15))
 """Oldest and newest version of torch that `watch`, `init` and the hooks are tested with."""
@@ -92,7 +92,7 @@ def findings(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             Mark.OK,
             "MPS",
-            "a pipe directory is there: with MPS, utilisation and power are of "
+            "a pipe directory is there: with MPS, utilization and power are of "
             "all its clients together",
         )
     yield from _limits(facts)
@@ -111,7 +111,7 @@ def _recording(facts: Facts) -> Finding:
         )
     detail = facts.runs
     if facts.free is not None:
-        detail += f", {binary(facts.free)} free"
+        detail += f", {format_bytes(facts.free)} free"
         if facts.free < LOW_SPACE:
             return Finding(
                 Mark.BROKEN,
@@ -143,7 +143,7 @@ def _nvml(facts: Facts) -> Finding:
             Mark.BROKEN,
             "NVIDIA driver",
             f"{facts.nvml_reason} Yet torch sees a GPU",
-            "Utilisation, power and temperature will be missing.",
+            "Utilization, power and temperature will be missing.",
         )
     if facts.pci_gpu:
         return Finding(
@@ -157,7 +157,7 @@ def _nvml(facts: Facts) -> Finding:
 
 def _gpu(gpu: Gpu) -> Finding:
     what = f"GPU {gpu.nvml_index}"
-    size = "" if gpu.memory_total is None else f", {binary(gpu.memory_total)}"
+    size = "" if gpu.memory_total is None else f", {format_bytes(gpu.memory_total)}"
     detail = f"{gpu.name}{size}, {gpu.uuid}, {gpu.read} metrics"
     if gpu.lost is not None:
         return Finding(
@@ -167,7 +167,7 @@ def _gpu(gpu: Gpu) -> Finding:
             "Look for 'Xid' in dmesg; the GPU may need a reset.",
         )
     if gpu.mig:
-        detail += "; MIG is on, so its utilisation is not given"
+        detail += "; MIG is on, so its utilization is not given"
     if not gpu.missing:
         return Finding(Mark.OK, what, detail)
     reasons: dict[str, list[str]] = {}
@@ -273,7 +273,7 @@ def _limits(facts: Facts) -> Iterator[Finding]:
     """What a container may use, where that is less than the host has."""
     limits = []
     if facts.memory_limit is not None:
-        limits.append(f"{binary(facts.memory_limit)} of memory")
+        limits.append(f"{format_bytes(facts.memory_limit)} of memory")
     if facts.cpu_limit is not None:
         limits.append(f"{facts.cpu_limit:g} CPUs")
     if limits:
@@ -286,7 +286,7 @@ def _limits(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             Mark.MISSING,
             "/dev/shm",
-            f"only {binary(facts.shared_memory)}: DataLoader workers pass batches through it",
+            f"only {format_bytes(facts.shared_memory)}: DataLoader workers pass batches through it",
             "In a container, start it with --shm-size=8g.",
         )
 

@@ -33,7 +33,7 @@ def print_runs(root: Path, *, as_json: bool = False) -> int:
             print(printable(str(error)), file=sys.stderr)
     runs.sort(key=lambda run: not run.status.live)
     if as_json:
-        print(json.dumps([as_facts(run) for run in runs], indent=1))
+        print(json.dumps([as_json_values(run) for run in runs], indent=1))
     elif not runs:
         print(f"No runs in {root.resolve()}. Start one on the page, or set STEPSCOPE_RUNS.")
     width = max((len(run.id) for run in runs), default=0)
@@ -44,43 +44,43 @@ def print_runs(root: Path, *, as_json: bool = False) -> int:
 
 def line(run: RunInfo, width: int) -> str:
     """Return a run's line: id, kind, status, step, start, duration, and whose it is if not ours."""
-    facts = as_facts(run)
+    values = as_json_values(run)
     cells = [
         f"{run.id:<{width}}",
-        f"{facts['kind']:<7}",
+        f"{values['kind']:<7}",
         f"{run.status:<8}",
-        f"step {facts['step']!s:>8}",
-        _when(facts["created"]),
-        f"{duration_text(facts['duration_s']):>12}",
+        f"step {values['step']!s:>8}",
+        _when(values["created"]),
+        f"{duration_text(values['duration_s']):>12}",
     ]
-    if facts["read_only"]:
-        cells.append(f"{facts['user']}@{facts['host']}")
+    if values["read_only"]:
+        cells.append(f"{values['user']}@{values['host']}")
     return printable("  ".join(cells).rstrip())
 
 
-def as_facts(run: RunInfo) -> dict[str, Any]:
+def as_json_values(run: RunInfo) -> dict[str, Any]:
     """Return a run as JSON values; times in epoch seconds, `ended` null while it is live.
 
     A crashed run ended, as far as anyone knows, with its last heartbeat.
     """
-    facts = run.facts
+    values = run.run_json
     live = run.status.live
     created = _number(run.created)
-    until = _number(time.time() if live else facts.get("ended", facts["heartbeat"]))
+    until = _number(time.time() if live else values.get("ended", values["heartbeat"]))
     duration = None if created is None or until is None else max(0.0, until - created)
     return {
         "id": run.id,
-        "name": facts.get("name"),
-        "kind": str(facts.get("kind", RunKind.TRAINER)),
+        "name": values.get("name"),
+        "kind": str(values.get("kind", RunKind.TRAINER)),
         "status": run.status,
         "reason": run.reason,
-        "step": _number(facts.get("step", 0)),
-        "epoch": _number(facts.get("epoch", 0)),
+        "step": _number(values.get("step", 0)),
+        "epoch": _number(values.get("epoch", 0)),
         "created": created,
         "ended": None if live else until,
         "duration_s": duration,
-        "user": facts.get("user"),
-        "host": facts.get("host"),
+        "user": values.get("user"),
+        "host": values.get("host"),
         "read_only": read_only_reason(run) is not None,
     }
 

@@ -28,7 +28,7 @@ class CallbackRun:
         self._owned = False
         self._stopped = False
 
-    def begin(self, config: Mapping[str, Any], step: int, **facts: Any) -> None:
+    def begin(self, config: Mapping[str, Any], step: int, **run_info: Any) -> None:
         """Start or join a run that goes on after `step`; `facts` are for run.json."""
         self.end(RunStatus.FAILED, "Training ended early: an exception left the trainer.")
         before = tracker.current()
@@ -37,7 +37,7 @@ class CallbackRun:
         self._stopped = False
         live = self._tracker.live
         if live is not None:
-            live.recorder.describe(**facts)
+            live.recorder.describe(**run_info)
             if self._owned:
                 live.recorder.step = step
                 live.recorder.describe(first_step=step)

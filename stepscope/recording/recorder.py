@@ -94,7 +94,7 @@ class Recorder:
         self.step = 0
         self.epoch = 0
         now = time.time()
-        facts = {
+        run_json = {
             "schema": 1,
             "name": name,
             "kind": kind,
@@ -125,7 +125,9 @@ class Recorder:
         self._late_lock = threading.RLock()  # a signal handler may come in the middle
         self._bad_values: set[str] = set()
         self._closed = False
-        self._writer = WriterThread(folder, rank, facts, progress=self._progress, offer=self._offer)
+        self._writer = WriterThread(
+            folder, rank, run_json, progress=self._progress, offer=self._offer
+        )
         self.ring = self._writer.ring
         _open_recorders.add(self)
 
@@ -224,11 +226,11 @@ class Recorder:
         self._put(Event(time.time(), self.step, self.epoch, clean(kind), clean(text), kept))
         self._writer.wake.set()
 
-    def describe(self, **facts: Any) -> None:
-        """Add facts to run.json, such as total_steps or environment; none once it is closed."""
-        with self._writer.facts_lock:
+    def describe(self, **run_json: Any) -> None:
+        """Add run_json to run.json, such as total_steps or environment; none once it is closed."""
+        with self._writer.run_json_lock:
             if not self._closed:
-                self._describe(facts)
+                self._describe(run_json)
         self._writer.wake.set()
 
     def take_commands(self) -> list[Command]:
@@ -272,12 +274,14 @@ class Recorder:
 
     def close(self, status: RunStatus, reason: str | None = None, timeout_s: float = 4.0) -> None:
         """Write what is left and the final status; a second call does nothing."""
-        with self._writer.facts_lock:  # what another thread describes comes before, or not at all
+        with (
+            self._writer.run_json_lock
+        ):  # what another thread describes comes before, or not at all
             if self._closed:
                 return
             self._closed = True
         self.settle(SETTLE_S)  # a GPU that hangs must not hang the end too
-        with self._writer.facts_lock:
+        with self._writer.run_json_lock:
             self._describe({"status": status, "reason": reason, "ended": time.time()})
         self._writer.close(timeout_s)
 
@@ -287,8 +291,8 @@ class Recorder:
         self._late = None
         self._writer.leave()
 
-    def _describe(self, facts: Mapping[str, Any]) -> None:
-        self._writer.facts.update({name: plain(value) for name, value in facts.items()})
+    def _describe(self, run_json: Mapping[str, Any]) -> None:
+        self._writer.run_json.update({name: plain(value) for name, value in run_json.items()})
 
     def _record(self, step: int, ts: float, values: Mapping[str, Any], row: Row) -> None:
         """Sort plain numbers from tensors on a GPU and put the row into the ring, now or later."""

@@ -73,10 +73,10 @@ def recover(folder: Path, rank: int = 0) -> int:
 def _note(path: Path, step: int) -> None:
     """Let run.json tell the last step that the store has now."""
     try:
-        facts = json.loads(path.read_text())
-        facts["step"] = max(step, int(facts.get("step", 0)))
+        run_json = json.loads(path.read_text())
+        run_json["step"] = max(step, int(run_json.get("step", 0)))
         part = path.with_suffix(".part")
-        part.write_text(json.dumps(facts, indent=1))
+        part.write_text(json.dumps(run_json, indent=1))
         part.replace(path)
     except (OSError, ValueError, TypeError) as error:
         log.warning("%s: could not be completed: %s", path, error)

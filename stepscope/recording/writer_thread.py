@@ -91,22 +91,23 @@ Offer = Callable[[int, str, str], None]
 class WriterThread:
     """Writes one rank's part of a run folder from `start` to `close`.
 
-    `facts` is what run.json says; the owner changes it under `facts_lock`. `progress` gives the
-    facts that change at every step. Raises StoreError or OSError where the folder cannot be set up.
+    `run_json` is the content of run.json; the owner changes it under `run_json_lock`. `progress`
+    returns the entries that change at every step. Raises StoreError or OSError where the folder
+    cannot be set up.
     """
 
     def __init__(
         self,
         folder: Path,
         rank: int,
-        facts: dict[str, Any],
+        run_json: dict[str, Any],
         *,
         progress: Callable[[], dict[str, Any]],
         offer: Offer,
     ) -> None:
         self.folder = folder
-        self.facts = facts
-        self.facts_lock = threading.RLock()  # a signal handler may come in the middle
+        self.run_json = run_json
+        self.run_json_lock = threading.RLock()  # a signal handler may come in the middle
         self.wake = threading.Event()
         self.dropped = 0
         self._json = "run.json" if rank == 0 else f"rank{rank}.json"
@@ -127,7 +128,7 @@ class WriterThread:
             self._fill_ballast()
             undo.callback((folder / BALLAST).unlink, missing_ok=True)
             undo.callback((folder / self._json).unlink, missing_ok=True)
-            write_run_json(folder, facts, self._json)
+            write_run_json(folder, run_json, self._json)
             self._thread = threading.Thread(target=self._work, name="stepscope-writer", daemon=True)
             try:
                 self._thread.start()
@@ -157,7 +158,7 @@ class WriterThread:
 
     def leave(self) -> None:
         """In a forked child, where this thread does not exist and its locks may be held."""
-        self.facts_lock = threading.RLock()
+        self.run_json_lock = threading.RLock()
         self.wake = threading.Event()
         self.ring.leave()
 
@@ -186,7 +187,7 @@ class WriterThread:
             woken = self.wake.wait(COMMAND_POLL_S)
             self.wake.clear()
             now = time.monotonic()
-            crowded = self.ring.waiting() > SLOTS // 4 and self.facts["problem"] is None
+            crowded = self.ring.waiting() > SLOTS // 4 and self.run_json["problem"] is None
             if woken or closing or crowded or now >= next_flush:
                 failed = self._flush(closing)
                 pause_s = min(pause_s * 2, RETRY_S[1]) if failed else RETRY_S[0]
@@ -287,19 +288,19 @@ class WriterThread:
         ]
         if fresh and len(self._custom) < CUSTOM_LISTED:
             self._custom.update(dict.fromkeys(fresh))
-            with self.facts_lock:
-                self.facts["custom"] = list(self._custom)[:CUSTOM_LISTED]
+            with self.run_json_lock:
+                self.run_json["custom"] = list(self._custom)[:CUSTOM_LISTED]
 
     def _note_problem(self, error: Exception) -> None:
         problem = (
             f"Recording is held up: {brief(error)}. Training goes on and the rows wait in memory; "
             "free disk space or repair the folder."
         )
-        if self.facts["problem"] is None:
+        if self.run_json["problem"] is None:
             log.warning("stepscope: %s", problem)
             with contextlib.suppress(OSError):
                 (self.folder / BALLAST).write_bytes(b"")
-        self.facts["problem"] = problem
+        self.run_json["problem"] = problem
 
     def _say_once(self, what: str, error: Exception, *, traceback: bool = False) -> None:
         told = f"{what}: {type(error).__name__}: {brief(error)}"
@@ -308,19 +309,19 @@ class WriterThread:
             log.error("stepscope: %s", told, exc_info=error if traceback else None)
 
     def _note_recovery(self) -> None:
-        if self.facts["problem"]:
+        if self.run_json["problem"]:
             log.warning("stepscope: the store can be written again")
-            self.facts["problem"] = None
+            self.run_json["problem"] = None
             self._fill_ballast()
 
     def _beat(self) -> None:
         """Write run.json; on a disk that takes no more, touch the old one as a sign of life."""
-        with self.facts_lock:
-            self.facts["heartbeat"] = time.time()
-            self.facts.update(self._progress())
-            facts = dict(self.facts)
+        with self.run_json_lock:
+            self.run_json["heartbeat"] = time.time()
+            self.run_json.update(self._progress())
+            run_json = dict(self.run_json)
         try:
-            write_run_json(self.folder, facts, self._json)
+            write_run_json(self.folder, run_json, self._json)
         except OSError as error:
             self._note_problem(error)
             with contextlib.suppress(OSError):

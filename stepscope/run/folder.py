@@ -69,11 +69,11 @@ def run_folders(root: Path) -> Iterator[Path]:
                 yield path
 
 
-def write_run_json(folder: Path, facts: dict[str, Any], name: str = RUN_JSON) -> None:
+def write_run_json(folder: Path, run_json: dict[str, Any], name: str = RUN_JSON) -> None:
     """Replace `run.json` in one step, so that no reader sees half a file. Raises OSError."""
     path = folder / name
     part = path.with_suffix(".part")
-    part.write_text(json.dumps(facts, indent=1))
+    part.write_text(json.dumps(run_json, indent=1))
     os.replace(part, path)
 
 

@@ -59,13 +59,13 @@ class RunKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """What `run.json` says, with the status judged now; `facts` is the whole file."""
+    """What `run.json` says, with the status judged now; `run_json` is the whole file."""
 
     folder: Path
     status: RunStatus
     reason: str | None
     heartbeat_age_s: float
-    facts: dict[str, Any]
+    run_json: dict[str, Any]
     cause: int = 0
     """Number in the folder of the rank that `reason` speaks of."""
     cause_rank: int = 0
@@ -79,12 +79,12 @@ class RunInfo:
     @property
     def created(self) -> float:
         """Start of the run in epoch seconds: time 0 of its charts."""
-        return float(self.facts["created"])
+        return float(self.run_json["created"])
 
 
 def read_only_reason(run: RunInfo) -> str | None:
     """Say why this process may only look at a run; None for one of its own host and user."""
-    host, user = run.facts.get("host"), run.facts.get("user", user_name())
+    host, user = run.run_json.get("host"), run.run_json.get("user", user_name())
     if host != socket.gethostname():
         return f"This run belongs to the host {host}: look only. Its buttons work on a page there."
     if user != user_name():
@@ -93,13 +93,13 @@ def read_only_reason(run: RunInfo) -> str | None:
 
 
 def read_run(folder: Path) -> RunInfo:
-    """Return a run's facts and its status as of now. Raises RunError for a corrupt file.
+    """Return a run's run_json and its status as of now. Raises RunError for a corrupt file.
 
     A run of several ranks has ended as the rank that caused its end; it lives as long as rank 0.
     """
     try:
         own = _read_rank(folder / RUN_JSON, 0)
-        float(own.facts["created"])
+        float(own.run_json["created"])
     except OSError as error:
         raise RunError(f"{folder.name}: cannot read run.json ({error.strerror}).") from error
     except (ValueError, KeyError, TypeError) as error:
@@ -107,20 +107,20 @@ def read_run(folder: Path) -> RunInfo:
             f"{folder.name}: run.json is not a Stepscope run ({error}). "
             "Delete the folder or restore the file."
         ) from error
-    status, reason, cause = own.status, own.facts.get("reason"), own
+    status, reason, cause = own.status, own.run_json.get("reason"), own
     if status is RunStatus.CRASHED:
         reason = f"The training process is {GONE}"
-    if not status.live and own.facts.get("world_size", 1) != 1:
+    if not status.live and own.run_json.get("world_size", 1) != 1:
         status, reason, cause = _end_of_all([own, *_other_ranks(folder)], reason)
-    return RunInfo(folder, status, reason, own.age_s, own.facts, cause.number, cause.rank)
+    return RunInfo(folder, status, reason, own.age_s, own.run_json, cause.number, cause.rank)
 
 
 @dataclass(frozen=True, slots=True)
 class _Rank:
-    """One rank's facts with its status judged now; `beat` is its last sign of life."""
+    """One rank's run_json with its status judged now; `beat` is its last sign of life."""
 
     number: int
-    facts: dict[str, Any]
+    run_json: dict[str, Any]
     status: RunStatus
     beat: float
     age_s: float
@@ -128,16 +128,16 @@ class _Rank:
     @property
     def rank(self) -> int:
         """torch's number of it: in the folder each machine may count from 0."""
-        rank = self.facts.get("rank")
+        rank = self.run_json.get("rank")
         return rank if type(rank) is int else self.number
 
     def end(self) -> RankEnd | None:
         """Return how it ended; None where it lives or has done its work."""
-        failure = self.facts.get("failure")
+        failure = self.run_json.get("failure")
         if isinstance(failure, dict) and self.status is not RunStatus.STOPPED:
             return self._said(failure.get("ts"), failure.get("reason"))
         if self.status in (RunStatus.FAILED, RunStatus.STOPPED):
-            return self._said(self.facts.get("ended"), self.facts.get("reason"))
+            return self._said(self.run_json.get("ended"), self.run_json.get("reason"))
         if self.status is RunStatus.CRASHED:
             return RankEnd(self.number, self.beat, self.beat + STALE_S, None)
         return None
@@ -149,13 +149,13 @@ class _Rank:
 
 def _read_rank(path: Path, number: int) -> _Rank:
     """Read the file of one rank. Raises OSError, ValueError, KeyError, TypeError."""
-    facts = json.loads(path.read_text())
+    run_json = json.loads(path.read_text())
     # A full disk keeps the old text, but the writer still touches the file.
-    beat = max(float(facts["heartbeat"]), path.stat().st_mtime)
-    status, age_s = RunStatus(facts["status"]), max(0.0, time.time() - beat)
-    if status.live and not _alive(facts, age_s):
+    beat = max(float(run_json["heartbeat"]), path.stat().st_mtime)
+    status, age_s = RunStatus(run_json["status"]), max(0.0, time.time() - beat)
+    if status.live and not _alive(run_json, age_s):
         status = RunStatus.CRASHED
-    return _Rank(number, facts, status, beat, age_s)
+    return _Rank(number, run_json, status, beat, age_s)
 
 
 def _other_ranks(folder: Path) -> Iterator[_Rank]:
@@ -182,18 +182,18 @@ def _end_of_all(ranks: list[_Rank], reason: str | None) -> tuple[RunStatus, str 
         return RunStatus.CRASHED, f"{who} {GONE}", first
     if first.status is RunStatus.STOPPED:
         return RunStatus.STOPPED, causes[0].reason, first
-    hosts = {str(rank.facts.get("host")) for rank in ranks}
-    where = f" ({first.facts.get('host')})" if len(hosts) > 1 else ""
+    hosts = {str(rank.run_json.get("host")) for rank in ranks}
+    where = f" ({first.run_json.get('host')})" if len(hosts) > 1 else ""
     return RunStatus.FAILED, f"Rank {numbers[0]}{where}: {causes[0].reason}", first
 
 
-def _alive(facts: dict[str, Any], heartbeat_age_s: float) -> bool:
-    if facts.get("host") != socket.gethostname():
+def _alive(run_json: dict[str, Any], heartbeat_age_s: float) -> bool:
+    if run_json.get("host") != socket.gethostname():
         return heartbeat_age_s < STALE_S
-    namespace = facts.get("pid_namespace")
+    namespace = run_json.get("pid_namespace")
     if namespace is not None and namespace != pid_namespace():
         return heartbeat_age_s < STALE_S
-    if facts.get("pid") == os.getpid() and facts.get("pid_started") == own_start():
+    if run_json.get("pid") == os.getpid() and run_json.get("pid_started") == own_start():
         return True  # asked at every poll and click; looking into /proc would cost more
     unsure = namespace is None and heartbeat_age_s < FRESH_S
-    return process_of(facts) is not None or unsure
+    return process_of(run_json) is not None or unsure

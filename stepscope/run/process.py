@@ -56,12 +56,12 @@ def own_start() -> float:
     return _start_of(os.getpid())  # by pid, so that a forked child asks for its own
 
 
-def process_of(facts: dict[str, Any]) -> psutil.Process | None:
+def process_of(run_json: dict[str, Any]) -> psutil.Process | None:
     """Return the process that writes a run of this host, if it still runs."""
     try:
-        process = psutil.Process(int(facts["pid"]))
+        process = psutil.Process(int(run_json["pid"]))
         # A process number is used again; the same start time (10 ms clock) is the same process.
-        same = abs(process.create_time() - float(facts["pid_started"])) < 1.0
+        same = abs(process.create_time() - float(run_json["pid_started"])) < 1.0
         return process if same and process.status() != psutil.STATUS_ZOMBIE else None
     except (psutil.Error, KeyError, ValueError, TypeError):
         return None

@@ -116,7 +116,7 @@ class _Gpu:
 
 
 class NvmlSource:
-    """Reads GPUs through an initialised NVML; handles come by UUID, a MIG instance's included.
+    """Reads GPUs through an initialized NVML; handles come by UUID, a MIG instance's included.
 
     Share one source between readers in turn; it holds no lock. It never shuts NVML down: repeated
     init cycles trouble some drivers, and a sick GPU can hang the call.
@@ -126,7 +126,7 @@ class NvmlSource:
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
-        self._initialised = True
+        self._initialized = True
         self._infos = _list_devices()
         self._gpus: dict[str, _Gpu] = {}
 
@@ -166,12 +166,12 @@ class NvmlSource:
             return False
         gpu.look_at = now + _LOOK_AGAIN_S
         try:
-            if not self._initialised:
+            if not self._initialized:
                 pynvml.nvmlInit()
-                self._initialised = True
+                self._initialized = True
             gpu.handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
         except pynvml.NVMLError as error:
-            self._initialised = self._initialised and error.value != _UNINITIALISED
+            self._initialized = self._initialized and error.value != _UNINITIALISED
             gpu.lost = gpu.lost or f"not found: {error}"
             return False
         gpu.states = [_FieldState() for _ in FIELDS]
@@ -208,7 +208,7 @@ class NvmlSource:
             gpu.look_at = self._clock() + _LOOK_AGAIN_S
             return False
         if code == _UNINITIALISED:  # somebody shut NVML down: the next read opens it again
-            self._initialised = False
+            self._initialized = False
             for known in self._gpus.values():
                 known.handle = None
             return False

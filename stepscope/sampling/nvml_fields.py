@@ -26,7 +26,7 @@ _POWER_INSTANT = 186  # field id, stable over drivers; scope 0 is the GPU
 _UNION_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")  # by valueType
 
 
-def _utilisation(handle: Any) -> tuple[float, ...]:
+def _utilization(handle: Any) -> tuple[float, ...]:
     rates = pynvml.nvmlDeviceGetUtilizationRates(handle)
     return rates.gpu, rates.memory
 
@@ -96,7 +96,7 @@ class Field:
 
 
 FIELDS: tuple[Field, ...] = (
-    Field(Tier.FAST, ("gpu/util", "gpu/mem_util"), (_utilisation,)),
+    Field(Tier.FAST, ("gpu/util", "gpu/mem_util"), (_utilization,)),
     Field(Tier.FAST, ("gpu/mem_used",), (_memory_used, _memory_used_v1)),
     Field(Tier.FAST, ("gpu/power",), (_power_instant, _power_average)),
     Field(Tier.FAST, ("gpu/sm_clock",), (_sm_clock,)),

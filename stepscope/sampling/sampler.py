@@ -1,7 +1,7 @@
 """The 10 Hz thread that records memory, host and GPU values of a run.
 
 It makes no CUDA call. A source that fails costs its own values only, never the thread; the driver's
-answers at 10 Hz repeat where it refreshes less often (utilisation: about 6 Hz). The allocator's
+answers at 10 Hz repeat where it refreshes less often (utilization: about 6 Hz). The allocator's
 counters are read by the training thread at its boundaries (`allocator.Readings`).
 """
 

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from stepscope.formatting import binary
+from stepscope.formatting import format_bytes
 from stepscope.recording.recorder import Command, CommandName, Recorder
 from stepscope.run import RunStatus
 from stepscope.sampling.allocator import Readings
@@ -82,7 +82,7 @@ class CommandServer:
             **own,
         }
 
-    def answers(self) -> list[CommandName]:
+    def supported_commands(self) -> list[CommandName]:
         """Return the commands that have an effect here, for run.json."""
         return [
             name
@@ -218,7 +218,7 @@ class CommandServer:
         steps = f"step {first}" if first == last else f"steps {first} to {last}"
         if last < first:
             steps = f"step {first}, which the run did not end"
-        text = f"Memory snapshot: {path.name}, {binary(size)}, all allocations of {steps}"
+        text = f"Memory snapshot: {path.name}, {format_bytes(size)}, all allocations of {steps}"
         self._recorder.finish(command, text, path=path.name, bytes=size, first=first, last=last)
 
 
@@ -260,9 +260,11 @@ def empty_cache_text(before: Bytes, after: Bytes) -> str:
     held = after["memory/allocated"]
     free = left - held
     # torch counts as allocated what it gives to cuBLAS, too: 32 MiB on an H100.
-    stays = f"{binary(left)} stay: {binary(held)} held by tensors and library workspaces"
+    stays = (
+        f"{format_bytes(left)} stay: {format_bytes(held)} held by tensors and library workspaces"
+    )
     if free > 0:
-        stays += f", {binary(free)} free parts of blocks in use (fragmentation)"
+        stays += f", {format_bytes(free)} free parts of blocks in use (fragmentation)"
     return f"{text}; {stays}"
 
 
@@ -277,7 +279,7 @@ def reset_peaks_text(before: Bytes, after: Bytes) -> str:
 
 
 def _change(before: Bytes, after: Bytes, key: str) -> str:
-    return f"{binary(before.get(key, 0))} → {binary(after[key])}"
+    return f"{format_bytes(before.get(key, 0))} → {format_bytes(after[key])}"
 
 
 def _label(command: Command) -> str:

@@ -86,7 +86,7 @@ class LiveRun:
         world_size: int = 1,
         sample: bool = True,
         allocator_index: int | None = None,
-        facts: Mapping[str, Any] | None = None,
+        run_info: Mapping[str, Any] | None = None,
     ) -> None:
         folder = (folder or new_run_folder(runs_root(runs), name)).absolute()
         self._stopper = Stopper(folder / ("run.json" if rank == 0 else f"rank{rank}.json"))
@@ -99,7 +99,7 @@ class LiveRun:
         self._closed = False
         try:
             self._set_up(sample, allocator_index)
-            self.recorder.describe(world_size=world_size, **(facts or {}))
+            self.recorder.describe(world_size=world_size, **(run_info or {}))
         except BaseException:
             self.recorder.close(RunStatus.FAILED, "Stepscope could not set up the recording.")
             raise
@@ -130,8 +130,8 @@ class LiveRun:
         )
         self.recorder.describe(
             environment=_environment(self._source),
-            devices=_facts(self._gpus),
-            commands=self._commands.answers(),
+            devices=_device_info(self._gpus),
+            commands=self._commands.supported_commands(),
         )
 
     def boundary(self) -> float:
@@ -155,13 +155,13 @@ class LiveRun:
         try:
             self._readings.begin(cuda_index)
             self.recorder.describe(
-                environment=_environment(self._source), commands=self._commands.answers()
+                environment=_environment(self._source), commands=self._commands.supported_commands()
             )
             if cuda_index is None:
                 self.recorder.describe(device="cpu")
             else:
                 self._found(_gpu(cuda_index))
-        except Exception as error:  # noqa: BLE001 - torch's own; facts are not worth a training
+        except Exception as error:  # noqa: BLE001 - torch's own; run_info are not worth a training
             log.warning("stepscope: the device could not be described: %s", error)
         self.recorder.set_status(RunStatus.RUNNING)
 
@@ -262,7 +262,7 @@ def _source(sample: bool, first_here: bool) -> DeviceSource:
     return open_source() if first_here else NullSource("Rank 0 of this machine samples its GPUs.")
 
 
-def _facts(gpus: Sequence[DeviceInfo]) -> list[dict[str, Any]]:
+def _device_info(gpus: Sequence[DeviceInfo]) -> list[dict[str, Any]]:
     return [{"uuid": gpu.uuid, "name": gpu.name, "memory_total": gpu.memory_total} for gpu in gpus]
 
 
@@ -283,7 +283,7 @@ def _environment(source: DeviceSource, gpu: str | None = None) -> dict[str, Any]
 
 
 def _gpu(cuda_index: int) -> dict[str, Any]:
-    """What torch says of a device, as the facts of a run have it; `memory_total` in bytes."""
+    """What torch says of a device, as the run_info of a run have it; `memory_total` in bytes."""
     properties = sys.modules["torch"].cuda.get_device_properties(cuda_index)
     uuid = nvml_uuid(str(properties.uuid), properties.name)
     return {"uuid": uuid, "name": properties.name, "memory_total": properties.total_memory}

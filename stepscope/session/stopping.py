@@ -46,11 +46,11 @@ WRITTEN_S = 2.0
 class Stopper:
     """Sends this process the signals that Stop on the page stands for.
 
-    `facts_file` is where the recorder keeps the facts of this run.
+    `run_json_file` is where the recorder keeps the run_json of this run.
     """
 
-    def __init__(self, facts_file: Path, *, grace_s: float = GRACE_S) -> None:
-        self._facts_file = facts_file
+    def __init__(self, run_json_file: Path, *, grace_s: float = GRACE_S) -> None:
+        self._facts_file = run_json_file
         self._grace_s = grace_s
         self._lock = threading.Lock()
         self._waiting: list[Command] = []
@@ -132,7 +132,7 @@ class Stopper:
             time.sleep(0.01)
 
     def _written_reason(self) -> str | None:
-        """The reason in the run folder: the writer writes events first, then the facts."""
+        """The reason in the run folder: the writer writes events first, then the run_json."""
         try:
             reason = json.loads(self._facts_file.read_bytes()).get("reason")
         except (OSError, ValueError):
@@ -147,13 +147,15 @@ def kill_unheard(run: RunInfo) -> str | None:
     a script's, of this host and user. A training of a page's own server is never killed: the
     process would be the server.
     """
-    facts = run.facts
+    run_json = run.run_json
     silent_s = run.heartbeat_age_s
-    certain = facts.get("pid_namespace") == pid_namespace() and read_only_reason(run) is None
-    a_script = facts.get("kind") in (RunKind.WATCH, RunKind.INIT) and facts["pid"] != os.getpid()
+    certain = run_json.get("pid_namespace") == pid_namespace() and read_only_reason(run) is None
+    a_script = (
+        run_json.get("kind") in (RunKind.WATCH, RunKind.INIT) and run_json["pid"] != os.getpid()
+    )
     if not (run.status.live and certain and a_script) or silent_s < STALE_S:
         return None
-    process = process_of(facts)
+    process = process_of(run_json)
     if process is None:
         return None
     try:
@@ -161,14 +163,14 @@ def kill_unheard(run: RunInfo) -> str | None:
     except psutil.Error as error:
         return f"SIGKILL could not be sent: {error}."
     until = time.monotonic() + KILLED_S
-    while process_of(facts) is not None:
+    while process_of(run_json) is not None:
         if time.monotonic() > until:
             return "SIGKILL sent. The process is still there: it waits in a driver, or for a disk."
         time.sleep(0.01)
     reason = f"Stopped from the page (SIGKILL): it had not answered for {silent_s:.0f} s."
     try:
         ended = {"status": RunStatus.STOPPED, "reason": reason, "ended": time.time()}
-        write_run_json(run.folder, facts | ended)
+        write_run_json(run.folder, run_json | ended)
     except OSError as error:
         log.warning("stepscope: %s: the end could not be noted: %s", run.id, error)
     return reason

@@ -184,7 +184,7 @@ def encode(block: Block, level: int) -> bytes:
 
     Those are four, and `odd` as a fifth where there is something odd.
 
-    The 8 bytes of the floats are stored plane by plane and deflated: neighbours share their
+    The 8 bytes of the floats are stored plane by plane and deflated: neighbors share their
     exponent bytes, so this packs memory counters and times to a fraction of their size.
     """
     parts = [block.mean] if level == 0 else [block.low, block.high, block.mean, block.count]

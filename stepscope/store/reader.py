@@ -175,11 +175,13 @@ class RunReader:
 
 
 def new_command_id() -> int:
-    """Return an id for `ask`: microseconds since the epoch, so that ids rise with time."""
+    """Return an id for `send_command`: microseconds since the epoch, so that ids rise with time."""
     return time.time_ns() // 1000
 
 
-def ask(folder: Path, name: str, args: dict[str, Any], command_id: int | None = None) -> int:
+def send_command(
+    folder: Path, name: str, args: dict[str, Any], command_id: int | None = None
+) -> int:
     """Ask the run in `folder` to do something; return the command's id.
 
     The training process takes it at its next step boundary. Raises StoreError where the store

@@ -137,7 +137,7 @@ def _start(script: Script, options: argparse.Namespace) -> _Run:
             folder=place.folder,
             rank=place.number,
             world_size=place.world_size,
-            facts={
+            run_info={
                 "rank": place.rank,
                 "script": {
                     "path": script.path,

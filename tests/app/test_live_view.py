@@ -41,11 +41,11 @@ def machine(server: services.Services, monkeypatch: pytest.MonkeyPatch) -> Machi
     return has
 
 
-def record(root: Path, name: str, status: RunStatus = RunStatus.FINISHED, **facts: Any) -> Path:
+def record(root: Path, name: str, status: RunStatus = RunStatus.FINISHED, **run_info: Any) -> Path:
     folder = root / name
     folder.mkdir()
     recorder = Recorder(folder, name="digits_cnn", config=RunConfig().to_dict())
-    recorder.describe(**facts)
+    recorder.describe(**run_info)
     recorder.log(1, {"train/loss": 1.0})
     recorder.close(status, "because" if status is RunStatus.FAILED else None)
     return folder

@@ -44,10 +44,10 @@ GPU = {"uuid": "GPU-1", "name": "NVIDIA H100", "memory_total": 80 * 2**30}
 def begin(server: services.Services) -> Callable[..., Recorder]:
     """Begin runs that count as live until a test writes otherwise."""
 
-    def start(name: str, status: RunStatus = RunStatus.RUNNING, **facts: Any) -> Recorder:
+    def start(name: str, status: RunStatus = RunStatus.RUNNING, **run_info: Any) -> Recorder:
         (server.runs / name).mkdir()
         recorder = Recorder(server.runs / name, name="train")
-        recorder.describe(**{**WATCHED, **facts})
+        recorder.describe(**{**WATCHED, **run_info})
         recorder.set_status(status)
         recorder.log(1, {"train/loss": 1.0})
         recorder.close(status)
@@ -57,10 +57,10 @@ def begin(server: services.Services) -> Callable[..., Recorder]:
     return start
 
 
-def write(folder: Path, **facts: Any) -> None:
+def write(folder: Path, **run_info: Any) -> None:
     """Change run.json as its writer would."""
     known = json.loads((folder / "run.json").read_text())
-    (folder / "run.json").write_text(json.dumps(known | facts))
+    (folder / "run.json").write_text(json.dumps(known | run_info))
 
 
 def commands(folder: Path) -> list[tuple[str, ...]]:
@@ -121,13 +121,13 @@ def test_the_third_stop_ends_a_script_that_hears_none(
 
 
 @pytest.mark.parametrize(
-    ("facts", "word"), [({"user": "eve"}, "user eve"), ({"host": "elsewhere"}, "host elsewhere")]
+    ("run_json", "word"), [({"user": "eve"}, "user eve"), ({"host": "elsewhere"}, "host elsewhere")]
 )
 def test_a_run_of_others_is_look_only_also_for_a_browser_that_enables_its_buttons(
-    page: OpenPage, begin: Callable[..., Recorder], facts: dict[str, str], word: str
+    page: OpenPage, begin: Callable[..., Recorder], run_json: dict[str, str], word: str
 ) -> None:
     folder = begin("theirs").folder
-    write(folder, **facts)
+    write(folder, **run_json)
     app = page(run="theirs")
     assert component(app)["run"] == "theirs"
     assert buttons(app) == set()
@@ -207,7 +207,7 @@ def test_a_recording_has_the_machines_charts_and_no_training(
     assert buttons(app) == {"Stop", "Mark event"}
     made = component(app)["layout"]
     assert [chart["id"] for chart in made["charts"]] == [
-        "utilisation",
+        "utilization",
         "memory",
         "power",
         "host_memory",
@@ -261,8 +261,8 @@ def test_the_traceback_is_that_of_the_rank_that_failed_first(
     rank: int, page: OpenPage, begin: Callable[..., Recorder]
 ) -> None:
     folder = begin("one", world_size=2).folder
-    facts = json.loads((folder / "run.json").read_text())
-    other = facts | {"status": "failed", "reason": "ValueError: no", "ended": 1e9, "rank": rank}
+    run_json = json.loads((folder / "run.json").read_text())
+    other = run_json | {"status": "failed", "reason": "ValueError: no", "ended": 1e9, "rank": rank}
     (folder / "rank1.json").write_text(json.dumps(other))
     (folder / "traceback.txt").write_text("Connection closed by peer")
     (folder / "traceback.rank1.txt").write_text("ValueError: no")

@@ -38,7 +38,7 @@ def newest(server: Server) -> Path:
     return max(server.runs.iterdir())
 
 
-def facts(server: Server) -> dict[str, Any]:
+def run_json(server: Server) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((newest(server) / "run.json").read_text())
     return found
 
@@ -67,7 +67,7 @@ def tile(page: Page, name: str) -> str:
     return page.get_by_test_id(f"kpi-{name}").locator(".ss-num").inner_text()
 
 
-def binary(size: float) -> str:
+def format_bytes(size: float) -> str:
     """Bytes as a tile shows them."""
     power = 0
     while size >= 1024 and power < 4:
@@ -109,9 +109,9 @@ def test_a_device_and_each_precision_are_chosen_and_train(
         before = len(list(server.runs.glob("*"))) if server.runs.exists() else 0
         button(page, "Start").click()
         wait_until(lambda n=before: len(list(server.runs.glob("*"))) > n, page, 30)
-        wait_until(lambda: facts(server)["status"] == "finished", page, 60)
+        wait_until(lambda: run_json(server)["status"] == "finished", page, 60)
         expect(page.get_by_test_id("status")).to_contain_text("Finished", timeout=TRAINS_MS)
-        config = facts(server)["config"]
+        config = run_json(server)["config"]
         assert (config["device"], config["precision"]) == (uuid, label)
         expect(page.get_by_test_id("kpi-loss")).to_contain_text("val")
         used.append(label)
@@ -140,13 +140,13 @@ def test_the_memory_chart_is_whole_and_the_memory_buttons_act_on_it(
     emptied = event(server, "empty_cache").data
     before, after = emptied["before"]["memory/reserved"], emptied["after"]["memory/reserved"]
     assert after < before
-    expect(page.get_by_test_id("kpi-reserved")).to_contain_text(binary(after))
+    expect(page.get_by_test_id("kpi-reserved")).to_contain_text(format_bytes(after))
     button(page, "Reset peak stats").click()
     expect(page.get_by_test_id("ack")).to_contain_text("Reset peak stats: peak allocated")
     reset = event(server, "reset_peaks").data
     peak = reset["after"]["memory/peak_allocated"]
     assert peak == reset["after"]["memory/allocated"] < reset["before"]["memory/peak_allocated"]
-    expect(page.get_by_test_id("kpi-peak")).to_contain_text(binary(peak))
+    expect(page.get_by_test_id("kpi-peak")).to_contain_text(format_bytes(peak))
     assert tile(page, "allocated") == tile(page, "peak")
     keep(page, "memory-buttons")
     button(page, "Resume").click()
@@ -170,6 +170,6 @@ def test_filling_the_gpu_is_explained_and_survived(open_page: OpenPage, server: 
     page.keyboard.press("Enter")
     expect(page).to_have_url(re.compile("epochs=2"))
     start(page, "Finished")
-    assert (facts(server)["status"], facts(server)["pid"]) == ("finished", pid)
+    assert (run_json(server)["status"], run_json(server)["pid"]) == ("finished", pid)
     expect(status).to_contain_text("Finished")
     expect(page.get_by_test_id("kpi-allocated")).to_contain_text("of")

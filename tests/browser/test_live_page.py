@@ -217,7 +217,7 @@ def test_a_signal_stops_the_run_and_flushes_it_with_tabs_open(
     assert run.status is RunStatus.STOPPED
     with RunReader(run.folder) as reader:
         (steps,) = [info for info in reader.series() if info.stream == "steps"]
-        assert reader.read(steps.id, 0, steps.rows, 1).step[-1] == run.facts["step"]
+        assert reader.read(steps.id, 0, steps.rows, 1).step[-1] == run.run_json["step"]
     page.goto("about:blank")
 
 
@@ -235,8 +235,8 @@ def test_a_failed_run_says_why_and_the_next_one_starts(open_page: OpenPage, serv
     expect(page.get_by_test_id("status")).to_contain_text("Failed", timeout=30_000)
     expect(page.get_by_test_id("status")).to_contain_text("Lower learning_rate")
     (failed,) = server.runs.iterdir()
-    facts = json.loads((failed / "run.json").read_text())
-    assert facts["status"] == "failed"
+    run_json = json.loads((failed / "run.json").read_text())
+    assert run_json["status"] == "failed"
     expect(button(page, "Start")).to_be_enabled()
     button(page, "Start").click()
     wait_until(lambda: len(list(server.runs.iterdir())) == 2, page)
@@ -247,7 +247,7 @@ def test_a_killed_child_reads_as_crashed_and_the_page_goes_on(
 ) -> None:
     page = open_page(f"{LONG}&runner=process")
     start(page)
-    pid = int(read_run(run_folder(server)).facts["pid"])
+    pid = int(read_run(run_folder(server)).run_json["pid"])
     assert pid != server.process.pid
     os.kill(pid, signal.SIGKILL)
     expect(page.get_by_test_id("status")).to_contain_text("Crashed", timeout=10_000)

@@ -55,9 +55,9 @@ def begin(server: Server) -> Iterator[Begin]:
         child.wait(10)
 
 
-def foreign(begin: Begin, server: Server, run: str, **facts: Any) -> subprocess.Popen[bytes]:
-    """Begin a run by the Recorder alone, with facts of one's own."""
-    return begin(str(SCRIPTS / "foreign_run.py"), str(server.runs / run), json.dumps(facts))
+def foreign(begin: Begin, server: Server, run: str, **run_info: Any) -> subprocess.Popen[bytes]:
+    """Begin a run by the Recorder alone, with run_json of one's own."""
+    return begin(str(SCRIPTS / "foreign_run.py"), str(server.runs / run), json.dumps(run_info))
 
 
 def picker(page: Page) -> Locator:
@@ -208,8 +208,8 @@ def test_what_is_wrong_with_the_recording_is_said(
     expect(page.get_by_test_id("warnings")).to_be_empty()
     child.send_signal(signal.SIGSTOP)  # it lives, and its heartbeat stands still
     expect(page.get_by_test_id("warnings")).to_contain_text("No news for 4 s")
-    facts = read_run(server.runs / "one").facts | {"dropped": 7}
-    (server.runs / "one" / "run.json").write_text(json.dumps(facts))
+    run_json = read_run(server.runs / "one").run_json | {"dropped": 7}
+    (server.runs / "one" / "run.json").write_text(json.dumps(run_json))
     expect(page.get_by_test_id("warnings")).to_contain_text("7 steps or events were not recorded")
     child.kill()
     expect(page.get_by_test_id("status")).to_contain_text("Crashed")

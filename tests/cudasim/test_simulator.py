@@ -192,7 +192,7 @@ def test_events_measure_and_streams_order() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
-def test_synchronisations_are_counted(cudasim: ModuleType) -> None:
+def test_synchronizations_are_counted(cudasim: ModuleType) -> None:
     x = torch.randn(64, 64, device="cuda")
     (x @ x).sum().item()
     with cudasim.counted() as none:
@@ -204,9 +204,9 @@ def test_synchronisations_are_counted(cudasim: ModuleType) -> None:
         x.nonzero()
         x.cpu()
         torch.cuda.synchronize()
-    assert cudasim.synchronisations(none) == 0, none
-    assert cudasim.synchronisations(one) == 1, one
-    assert cudasim.synchronisations(also) >= 3, also
+    assert cudasim.synchronizations(none) == 0, none
+    assert cudasim.synchronizations(one) == 1, one
+    assert cudasim.synchronizations(also) >= 3, also
     torch.cuda.set_sync_debug_mode("error")
     try:
         with pytest.raises(RuntimeError, match="synchronizing"):

@@ -14,7 +14,7 @@ import torch
 from stepscope.run import RunStatus
 from stepscope.sampling.nvml import open_source
 from tests.conftest import Need
-from tests.integration.test_training import events, facts, metric
+from tests.integration.test_training import events, metric, run_json
 from trainer.config import Optimizer, Precision, RunConfig, Workload, defaults
 from trainer.devices import list_devices
 from trainer.problems import TrainDevice, choice_problem
@@ -110,26 +110,26 @@ def test_every_optimizer_trains_in_fp16(
     )
     (tmp_path / "first").mkdir()
     status = session.run(config, tmp_path / "first")
-    assert status is RunStatus.FINISHED, facts(tmp_path / "first")["reason"]
+    assert status is RunStatus.FINISHED, run_json(tmp_path / "first")["reason"]
     loss = metric(tmp_path / "first", "train/loss")
     assert loss[-5:].mean() < 0.9 * loss[:5].mean()
     # The other kernel goes on from its checkpoint.
     (tmp_path / "second").mkdir()
     other = replace(config, fused=not fused, epochs=3, resume="first/last.pt")
     status = session.run(other, tmp_path / "second")
-    assert status is RunStatus.FINISHED, facts(tmp_path / "second")["reason"]
+    assert status is RunStatus.FINISHED, run_json(tmp_path / "second")["reason"]
 
 
 def test_workers_and_the_pinning_thread_feed_a_gpu(gpu: TrainDevice, tmp_path: Path) -> None:
     config = small(gpu, num_workers=2)
-    assert session.run(config, tmp_path) is RunStatus.FINISHED, facts(tmp_path)["reason"]
-    assert len(metric(tmp_path, "train/loss")) == facts(tmp_path)["total_steps"]
+    assert session.run(config, tmp_path) is RunStatus.FINISHED, run_json(tmp_path)["reason"]
+    assert len(metric(tmp_path, "train/loss")) == run_json(tmp_path)["total_steps"]
 
 
 def test_nan_is_found_a_few_steps_late_and_named_right(gpu: TrainDevice, tmp_path: Path) -> None:
     config = replace(defaults(Workload.LINEAR, gpu.id), epochs=50, learning_rate=100.0)
     assert session.run(config, tmp_path) is RunStatus.FAILED
-    assert "The loss is" in facts(tmp_path)["reason"]
+    assert "The loss is" in run_json(tmp_path)["reason"]
     nan = next(event for event in events(tmp_path) if event.kind == "nan")
     finite = int(torch.from_numpy(metric(tmp_path, "train/loss")).isfinite().sum())
     assert nan.text.endswith(f"at step {finite + 1}")
@@ -168,7 +168,7 @@ def test_an_error_that_stays_ends_the_run_and_not_the_process(
     said = child(STICKY, gpu.id, str(tmp_path), workload, str(workers))
     assert said.split() == ["failed", "failed"]
     for name in ("first", "second"):
-        assert "restart the server" in facts(tmp_path / name)["reason"]
+        assert "restart the server" in run_json(tmp_path / name)["reason"]
 
 
 LOOK = """

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from stepscope.run import RunStatus
-from tests.integration.test_training import events, facts, metric
+from tests.integration.test_training import events, metric, run_json
 from tests.integration.test_training_failures import ROOT, fails_at
 from trainer.config import Optimizer, Precision, RunConfig, Workload, defaults
 from trainer.devices import list_devices
@@ -98,7 +98,7 @@ def run(config: RunConfig, folder: Path) -> str:
     """Run into a new folder and return the reason of its end."""
     folder.mkdir()
     session.run(config, folder)
-    return str(facts(folder)["reason"])
+    return str(run_json(folder)["reason"])
 
 
 def test_the_peaks_are_the_runs_own(gpu: TrainDevice, tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_a_lost_gpu_ends_the_run_and_not_the_page(
     assert done.returncode == 0, done.stderr
     assert "the page lives" in done.stdout
     for name in ("lost", "next"):
-        reason = str(facts(tmp_path / name)["reason"])
+        reason = str(run_json(tmp_path / name)["reason"])
         assert reason.startswith("The GPU failed: CUDA error: device-side assert"), reason
         assert "restart the server" in reason
     assert (tmp_path / "lost" / "traceback.txt").is_file()

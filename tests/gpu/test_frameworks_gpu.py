@@ -144,7 +144,7 @@ def test_a_watched_framework_is_recorded_whole(package: str, workers: int, tmp_p
     (run,), (told,) = trained.runs, trained.losses
     assert metric(run, "train/loss").tolist() == pytest.approx(told, rel=1e-6)
     assert len(metric(run, "train/amp_scale")) == STEPS
-    assert read_run(run).facts["device"].startswith(("GPU-", "MIG-"))
+    assert read_run(run).run_json["device"].startswith(("GPU-", "MIG-"))
     assert len(metric(run, "memory/allocated", "samples")) > 0
 
 

@@ -22,7 +22,7 @@ from stepscope.sampling import allocator
 from stepscope.sampling.allocator import ABRUPT_S, Readings
 from stepscope.sampling.sampler import Sampler
 from stepscope.session.live_run import LiveRun
-from tests.integration.test_training import facts, metric
+from tests.integration.test_training import metric, run_json
 from trainer.config import Workload, defaults
 from trainer.devices import list_devices
 from trainer.training import run as session
@@ -133,7 +133,7 @@ def test_the_built_in_training_reads_at_its_boundaries(
     device = next(device for device in list_devices() if device.cuda_index == 0)
     config = defaults(Workload.LINEAR, device.id)
     status = session.run(replace(config, epochs=20), tmp_path)
-    assert status is RunStatus.FINISHED, facts(tmp_path)["reason"]
+    assert status is RunStatus.FINISHED, run_json(tmp_path)["reason"]
     assert metric(tmp_path, "memory/allocated", "samples").max() > 0
     begun = 1 + torch.cuda.device_count()  # the counts before the run, and its first reading
     assert readers[threading.current_thread().name] > begun

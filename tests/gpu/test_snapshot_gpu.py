@@ -36,6 +36,6 @@ def test_a_snapshot_holds_one_steps_allocations(tmp_path: Path) -> None:
     actions = [(entry["action"], entry["size"]) for trace in traces for entry in trace]
     assert ("alloc", kept.nbytes) in actions
     assert ("free_completed", 4 * 1024 * 1024) in actions
-    facts = read_run(live.recorder.folder).facts
-    assert "memory_snapshot" in facts["commands"]
-    assert facts["device"] in [gpu["uuid"] for gpu in facts["devices"]]
+    run_json = read_run(live.recorder.folder).run_json
+    assert "memory_snapshot" in run_json["commands"]
+    assert run_json["device"] in [gpu["uuid"] for gpu in run_json["devices"]]

@@ -14,14 +14,14 @@ import torch
 
 from stepscope.recording.scalars import Row
 from stepscope.run import RunStatus
-from stepscope.store.reader import ask
+from stepscope.store.reader import send_command
 from tests.gpu.conftest import waiting_raises
 from tests.integration.test_training import (
     background,
     event_of,
     events,
-    facts,
     metric,
+    run_json,
     wait_for,
 )
 from trainer.config import Precision, RunConfig, Workload, defaults
@@ -71,14 +71,14 @@ def test_each_precision_trains(
     if problem is not None:
         pytest.skip(str(problem))
     status = session.run(config, tmp_path)
-    assert status is RunStatus.FINISHED, facts(tmp_path)["reason"]
+    assert status is RunStatus.FINISHED, run_json(tmp_path)["reason"]
     loss = metric(tmp_path, "train/loss")
-    assert len(loss) == facts(tmp_path)["total_steps"]  # the ring dropped nothing
+    assert len(loss) == run_json(tmp_path)["total_steps"]  # the ring dropped nothing
     assert loss[-5:].mean() < 0.9 * loss[:5].mean()
     if clip_norm and precision is not Precision.FP16:
         assert len(metric(tmp_path, "train/grad_norm")) == len(loss)
     assert ("train/amp_scale" in _keys(tmp_path)) == (precision is Precision.FP16)
-    assert facts(tmp_path)["environment"]["gpu"] == gpu.name
+    assert run_json(tmp_path)["environment"]["gpu"] == gpu.name
 
 
 def _keys(folder: Path) -> set[str]:
@@ -105,27 +105,27 @@ def test_a_run_gives_its_memory_back(gpu: TrainDevice, tmp_path: Path) -> None:
 def test_buttons_and_sampler_during_a_cuda_run(gpu: TrainDevice, tmp_path: Path) -> None:
     config = replace(small(gpu, Workload.FILL, batch_size=256), epochs=10_000)
     with background(config, tmp_path):
-        wait_for(lambda: facts(tmp_path).get("step", 0) > 40, 60)
-        ask(tmp_path, "pause", {})
+        wait_for(lambda: run_json(tmp_path).get("step", 0) > 40, 60)
+        send_command(tmp_path, "pause", {})
         event_of(tmp_path, "pause")
-        ask(tmp_path, "empty_cache", {})
+        send_command(tmp_path, "empty_cache", {})
         emptied = event_of(tmp_path, "empty_cache")
         before, after = emptied.data["before"], emptied.data["after"]
         assert after["memory/reserved"] < before["memory/reserved"]
         assert after["memory/allocated"] == before["memory/allocated"]
         assert after["memory/reserved"] >= after["memory/allocated"]
-        ask(tmp_path, "reset_peaks", {})
+        send_command(tmp_path, "reset_peaks", {})
         reset = event_of(tmp_path, "reset_peaks").data
         assert reset["after"]["memory/peak_allocated"] == reset["after"]["memory/allocated"]
         assert reset["after"]["memory/peak_allocated"] < reset["before"]["memory/peak_allocated"]
-        ask(tmp_path, "resume", {})
+        send_command(tmp_path, "resume", {})
         event_of(tmp_path, "resume")
-        step = facts(tmp_path)["step"]
-        wait_for(lambda: facts(tmp_path)["step"] > step)
-        ask(tmp_path, "save_checkpoint", {})
+        step = run_json(tmp_path)["step"]
+        wait_for(lambda: run_json(tmp_path)["step"] > step)
+        send_command(tmp_path, "save_checkpoint", {})
         assert event_of(tmp_path, "save_checkpoint").data["ok"] is True
-        ask(tmp_path, "stop", {})
-        wait_for(lambda: facts(tmp_path)["status"] == "stopped")
+        send_command(tmp_path, "stop", {})
+        wait_for(lambda: run_json(tmp_path)["status"] == "stopped")
     for key in ("memory/allocated", "memory/reserved", "memory/peak_allocated"):
         assert len(metric(tmp_path, key, "samples")) > 5, key
 
@@ -140,7 +140,7 @@ def test_an_oom_leaves_memory_at_its_baseline_and_the_next_run_works(
     (tmp_path / "oom").mkdir()
     hungry = small(gpu, Workload.FILL, width=64, image_size=128, batch_size=256)
     assert session.run(hungry, tmp_path / "oom") is RunStatus.FAILED
-    assert "ran out of memory" in facts(tmp_path / "oom")["reason"]
+    assert "ran out of memory" in run_json(tmp_path / "oom")["reason"]
     assert (tmp_path / "oom" / "traceback.txt").is_file()
     oom = next(event for event in events(tmp_path / "oom") if event.kind == "oom")
     assert oom.data["before"]["memory/allocated"] > oom.data["after"]["memory/allocated"]
@@ -153,10 +153,10 @@ def test_an_oom_leaves_memory_at_its_baseline_and_the_next_run_works(
 
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16, Precision.FP16])
 @pytest.mark.parametrize("clip_norm", [0.0, 1.0])
-def test_a_steady_step_never_synchronises(
+def test_a_steady_step_never_synchronizes(
     gpu: TrainDevice, precision: Precision, clip_norm: float
 ) -> None:
-    """Load, step, pace and read losses with torch raising at every synchronising call."""
+    """Load, step, pace and read losses with torch raising at every synchronizing call."""
     assert gpu.cuda_index is not None
     config = small(gpu, Workload.DIGITS_CNN, precision=precision, clip_norm=clip_norm)
     if problem := choice_problem("precision", precision, config, [gpu]):

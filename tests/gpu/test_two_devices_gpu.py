@@ -92,9 +92,9 @@ def test_a_watched_script_on_the_second_device(tmp_path: Path) -> None:
     script.write_text(SCRIPT)
     said: dict[str, Any] = json.loads(run("-m", "stepscope.watch", str(script), runs=runs)[-1])
     (folder,) = run_folders(runs)
-    facts = read_run(folder).facts
-    assert facts["device"] == f"GPU-{said['uuid']}"
-    assert len(facts["devices"]) == 2
+    run_json = read_run(folder).run_json
+    assert run_json["device"] == f"GPU-{said['uuid']}"
+    assert len(run_json["devices"]) == 2
     assert metric(folder, "train/loss").tolist() == pytest.approx(said["losses"], rel=1e-6)
     allocated = metric(folder, "memory/allocated", "samples")
     assert USED_MIB * MIB <= allocated.max() < BESIDE_MIB * MIB
@@ -108,5 +108,5 @@ def test_the_trainer_on_the_second_device(tmp_path: Path) -> None:
     first, second = json.loads(peaks)
     uuid, index = json.loads(device)
     assert (index, first) == (1, 0), "nothing is allocated on the other device"
-    assert read_run(folder).facts["config"]["device"] == uuid
+    assert read_run(folder).run_json["config"]["device"] == uuid
     assert 0 < metric(folder, "memory/allocated", "samples").max() <= second

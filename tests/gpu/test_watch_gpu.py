@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from stepscope.recording.recorder import CommandName
 from stepscope.run import RunKind, RunStatus, read_run, run_folders
 from stepscope.session.live_run import LiveRun
-from stepscope.store.reader import ask
+from stepscope.store.reader import send_command
 from stepscope.watch import hooks
 from tests.gpu.conftest import waiting_raises
 from tests.integration.test_training import events, metric
@@ -103,9 +103,9 @@ def test_training_is_the_same_bit_for_bit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_nothing_waits_for_the_device(live: LiveRun, fused: bool) -> None:
-    """Torch raises at every synchronising call; GradScaler makes one itself unless fused."""
+    """Torch raises at every synchronizing call; GradScaler makes one itself unless fused."""
     script = Script(amp=fused, fused=fused)
-    script.epoch()  # first calls allocate, which may synchronise
+    script.epoch()  # first calls allocate, which may synchronize
     torch.cuda.synchronize()
     with waiting_raises():
         script.epoch()
@@ -145,7 +145,7 @@ def test_copies_allocator_and_device_are_recorded(live: LiveRun) -> None:
     copies = metric(folder, "perf/h2d")
     assert 0 < copies.sum() < metric(folder, "perf/step_time").sum()
     assert metric(folder, "memory/allocated", "samples")[-1] > 0
-    assert read_run(folder).facts["device"].startswith(("GPU-", "MIG-"))
+    assert read_run(folder).run_json["device"].startswith(("GPU-", "MIG-"))
 
 
 def test_a_skipped_step_is_seen(live: LiveRun) -> None:
@@ -233,11 +233,11 @@ def test_stop_and_memory_snapshot_act_on_a_watched_script(tmp_path: Path) -> Non
             assert child.poll() is None, child.stderr.read() if child.stderr else ""
             time.sleep(0.05)
         [folder] = found
-        ask(folder, CommandName.MEMORY_SNAPSHOT, {})
+        send_command(folder, CommandName.MEMORY_SNAPSHOT, {})
         while not any(event.kind == CommandName.MEMORY_SNAPSHOT for event in events(folder)):
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        ask(folder, CommandName.STOP, {})
+        send_command(folder, CommandName.STOP, {})
         child.communicate(timeout=30)
     finally:
         child.kill()

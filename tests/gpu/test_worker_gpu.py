@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.gpu.conftest import simulator_only
-from tests.integration.test_training import facts, metric
+from tests.integration.test_training import metric, run_json
 from tests.integration.test_worker import start
 from trainer.config import Workload, defaults
 from trainer.devices import list_devices
@@ -28,7 +28,7 @@ def test_after_a_lost_gpu_it_ends_without_an_abort(num_workers: int, tmp_path: P
     own = str(tmp_path / "shared")  # a device of its own, which no other test sees lost
     with start(config, tmp_path, CUDASIM_SHM=own, CUDASIM_FAULT=ASSERTED) as child:
         code = child.wait(100)
-    ended = facts(tmp_path)
+    ended = run_json(tmp_path)
     reason = str(ended["reason"])
     assert reason.startswith("The GPU failed: CUDA error: device-side assert"), reason
     assert code == 0

@@ -20,7 +20,7 @@ from stepscope.cli.record import record
 from stepscope.run import RunStatus, read_run, run_folders
 from stepscope.sampling.nvml import NullSource, open_source
 from stepscope.store import Block, RunReader
-from stepscope.store.reader import ask
+from stepscope.store.reader import send_command
 from tests.unit.fake_nvml import FakeGpu, FakeNvml, install
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,9 +63,9 @@ def test_it_records_every_gpu_and_the_host_without_any_training(
     (folder,) = run_folders(tmp_path)
     run = read_run(folder)
     assert (run.status, run.reason) == (RunStatus.FINISHED, None)
-    assert (run.facts["kind"], run.facts["name"]) == ("record", "rack 4")
-    assert run.facts["commands"] == ["mark", "stop"]
-    assert [device["uuid"] for device in run.facts["devices"]] == ["GPU-a", "GPU-b"]
+    assert (run.run_json["kind"], run.run_json["name"]) == ("record", "rack 4")
+    assert run.run_json["commands"] == ["mark", "stop"]
+    assert [device["uuid"] for device in run.run_json["devices"]] == ["GPU-a", "GPU-b"]
     devices = rows(folder, "devices")
     assert {
         uuid: set(block.mean[block.keys.index("gpu/util")]) for uuid, block in devices.items()
@@ -83,9 +83,9 @@ def test_the_page_can_mark_and_stop_it_and_is_told_what_it_cannot(
         (folder,) = run_folders(tmp_path)
         while read_run(folder).status is not RunStatus.RUNNING:
             time.sleep(0.01)
-        ask(folder, "mark", {"text": "fan swapped"})
-        ask(folder, "pause", {})
-        ask(folder, "stop", {})
+        send_command(folder, "mark", {"text": "fan swapped"})
+        send_command(folder, "pause", {})
+        send_command(folder, "stop", {})
 
     thread = threading.Thread(target=page)
     thread.start()

@@ -48,9 +48,9 @@ class Ask(TrainerCallback):
             raise ValueError("data ran out")
         if what == "stop" and state.global_step == 2:
             from stepscope import tracker
-            from stepscope.store.reader import ask
+            from stepscope.store.reader import send_command
             recorder = tracker.current().live.recorder
-            ask(recorder.folder, "stop", {})
+            send_command(recorder.folder, "stop", {})
             while not recorder.command_waiting:
                 pass
 
@@ -124,9 +124,13 @@ def logged(history: list[dict[str, float]], name: str) -> list[tuple[int, float]
 def test_the_run_holds_what_the_trainer_logged(tmp_path: Path) -> None:
     run, history, _ = train(tmp_path, "plain")
     assert (run.status, run.reason) == (RunStatus.FINISHED, None)
-    assert (run.facts["kind"], run.facts["name"]) == ("init", "tiny gpt2")
-    assert (run.facts["total_steps"], run.facts["epochs"], run.facts["step"]) == (12, 2, 12)
-    assert run.facts["config"]["learning_rate"] == 1e-3
+    assert (run.run_json["kind"], run.run_json["name"]) == ("init", "tiny gpt2")
+    assert (run.run_json["total_steps"], run.run_json["epochs"], run.run_json["step"]) == (
+        12,
+        2,
+        12,
+    )
+    assert run.run_json["config"]["learning_rate"] == 1e-3
     found = values(run)
     for name, key in [
         ("loss", "train/loss"),
@@ -156,7 +160,7 @@ def test_a_step_is_an_optimizer_step_under_accumulation(tmp_path: Path) -> None:
 def test_stop_ends_the_training_after_the_step_and_the_script_goes_on(tmp_path: Path) -> None:
     run, history, _ = train(tmp_path, "stop")
     assert (run.status, run.reason) == (RunStatus.STOPPED, "Stopped from the page.")
-    assert run.facts["step"] == 2
+    assert run.run_json["step"] == 2
     assert values(run)["train/loss"] == logged(history, "loss")
 
 
@@ -169,14 +173,14 @@ def test_an_exception_fails_the_run(tmp_path: Path) -> None:
 
 def test_a_run_of_the_script_is_joined_and_left_open(tmp_path: Path) -> None:
     run, history, _ = train(tmp_path, "joins")
-    assert (run.status, run.facts["name"]) == (RunStatus.FINISHED, "mine")
+    assert (run.status, run.run_json["name"]) == (RunStatus.FINISHED, "mine")
     assert values(run)["train/loss"] == logged(history, "loss")
     assert values(run)["val/after"] == [(12, 1.0)]
 
 
 def test_a_watched_run_keeps_the_loss_of_every_step_to_itself(tmp_path: Path) -> None:
     run, history, _ = train(tmp_path, "plain", watched=True)
-    assert (run.status, run.facts["kind"]) == (RunStatus.FINISHED, "watch")
+    assert (run.status, run.run_json["kind"]) == (RunStatus.FINISHED, "watch")
     found = values(run)
     assert [step for step, _ in found["train/loss"]] == list(range(1, 13))
     losses = [value for _, value in found["train/loss"]]

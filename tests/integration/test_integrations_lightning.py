@@ -63,9 +63,9 @@ class Ask(pl.Callback):
     def on_train_batch_end(self, trainer, *rest):
         if what == "stop" and trainer.global_step == 2:
             from stepscope import tracker
-            from stepscope.store.reader import ask
+            from stepscope.store.reader import send_command
             recorder = tracker.current().live.recorder
-            ask(recorder.folder, "stop", {})
+            send_command(recorder.folder, "stop", {})
             while not recorder.command_waiting:
                 pass
 
@@ -123,8 +123,12 @@ def numbers(found: dict[str, list[tuple[int, float]]], key: str) -> list[float]:
 def test_the_run_holds_what_lightning_logged(tmp_path: Path, package: str) -> None:
     run = train(tmp_path, "plain", package)
     assert (run.status, run.reason) == (RunStatus.FINISHED, None)
-    assert (run.facts["total_steps"], run.facts["epochs"], run.facts["step"]) == (12, 2, 12)
-    assert (run.facts["epoch"], run.facts["config"]) == (2, {"width": "3"})
+    assert (run.run_json["total_steps"], run.run_json["epochs"], run.run_json["step"]) == (
+        12,
+        2,
+        12,
+    )
+    assert (run.run_json["epoch"], run.run_json["config"]) == (2, {"width": "3"})
     found = values(run)
     assert [step for step, _ in found["train/loss"]] == list(range(1, 13))
     for name, key in [
@@ -164,11 +168,11 @@ def test_a_watched_run_gets_no_rows_without_values(tmp_path: Path) -> None:
 def test_stop_ends_the_training_after_the_step(tmp_path: Path) -> None:
     run = train(tmp_path, "stop")
     assert (run.status, run.reason) == (RunStatus.STOPPED, "Stopped from the page.")
-    assert run.facts["step"] == 2
+    assert run.run_json["step"] == 2
 
 
 def test_an_exception_fails_the_run(tmp_path: Path) -> None:
     run = train(tmp_path, "fails")
     assert (run.status, run.reason) == (RunStatus.FAILED, "ValueError: data ran out")
-    assert run.facts["step"] == 3
+    assert run.run_json["step"] == 3
     assert "data ran out" in (run.folder / "traceback.txt").read_text()

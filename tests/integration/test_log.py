@@ -77,8 +77,8 @@ def test_values_and_rates_of_the_script(tmp_path: Path, code: str) -> None:
     assert np.allclose(metric(folder, "perf/samples_per_sec"), 8 / times)
     assert metric(folder, "val/loss").tolist() == [0.5]
     assert metric(folder, "val/accuracy").tolist() == [90.0]
-    assert read_run(folder).facts.get("custom") in (None, [])
-    assert read_run(folder).facts["step"] == 6
+    assert read_run(folder).run_json.get("custom") in (None, [])
+    assert read_run(folder).run_json["step"] == 6
 
 
 def test_a_script_that_counts_its_steps_is_not_counted_by_its_backwards(tmp_path: Path) -> None:
@@ -93,4 +93,4 @@ print("done")
 """
     [folder] = run(tmp_path, code, "-m", "stepscope.watch")
     assert metric(folder, "train/loss").tolist() == [float(step) for step in range(20)]
-    assert read_run(folder).facts["step"] == 20
+    assert read_run(folder).run_json["step"] == 20

@@ -17,7 +17,7 @@ from stepscope.recording.recorder import CommandName, Recorder
 from stepscope.recording.writer_thread import BALLAST
 from stepscope.run import RunStatus, read_run
 from stepscope.store import RunReader
-from stepscope.store.reader import ask
+from stepscope.store.reader import send_command
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -50,8 +50,8 @@ def test_rows_events_and_status_reach_the_folder(tmp_path: Path) -> None:
 
     run = read_run(tmp_path)
     assert run.status is RunStatus.FINISHED
-    assert run.facts["config"] == {"seed": 3}
-    assert run.facts["step"] == 100
+    assert run.run_json["config"] == {"seed": 3}
+    assert run.run_json["step"] == 100
     assert not (tmp_path / BALLAST).exists()
     with RunReader(tmp_path) as reader:
         rows = {(info.stream, info.source): info.rows for info in reader.series()}
@@ -68,8 +68,8 @@ def test_a_command_of_another_process_arrives_and_is_acknowledged(tmp_path: Path
         [
             sys.executable,
             "-c",
-            "import sys; from pathlib import Path; from stepscope.store.reader import ask;"
-            "print(ask(Path(sys.argv[1]), 'mark', {'text': 'hello'}))",
+            "import sys; from pathlib import Path; from stepscope.store.reader import send_command;"
+            "print(send_command(Path(sys.argv[1]), 'mark', {'text': 'hello'}))",
             str(tmp_path),
         ],
         cwd=ROOT,
@@ -89,8 +89,8 @@ def test_a_command_of_another_process_arrives_and_is_acknowledged(tmp_path: Path
 
 def test_a_foreign_command_is_refused_and_harms_nothing(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path, name="test")
-    ask(tmp_path, "format_disk", {})
-    good = ask(tmp_path, "pause", {})
+    send_command(tmp_path, "format_disk", {})
+    good = send_command(tmp_path, "pause", {})
     assert [c.id for c in recorder.wait_command(5)] == [good]
     recorder.close(RunStatus.STOPPED)
 
@@ -126,7 +126,7 @@ def test_nothing_changes_the_end_of_a_run(tmp_path: Path, monkeypatch: pytest.Mo
     recorder.close(RunStatus.STOPPED, "cut off")
     ended = read_run(tmp_path)
     assert (ended.status, ended.reason) == (RunStatus.STOPPED, "cut off")
-    assert ended.facts["epochs"] == 3
+    assert ended.run_json["epochs"] == 3
 
 
 def test_kill_9_loses_less_than_a_second_and_reads_as_crashed(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_two_writers_and_three_readers_never_meet_a_lock(tmp_path: Path) -> None
         counted[0] += 1
 
     def command() -> None:
-        ask(tmp_path, "mark", {"text": "x"})
+        send_command(tmp_path, "mark", {"text": "x"})
         counted[1] += 1
         time.sleep(0.002)
 
@@ -198,7 +198,7 @@ def test_two_writers_and_three_readers_never_meet_a_lock(tmp_path: Path) -> None
     assert min(counted) > 20
     assert taken > 20
     assert recorder.dropped == 0
-    assert read_run(tmp_path).facts["problem"] is None
+    assert read_run(tmp_path).run_json["problem"] is None
     assert step_rows(tmp_path) == step
 
 
@@ -220,12 +220,12 @@ def test_a_full_disk_holds_rows_says_so_and_recovers(tmp_path: Path) -> None:
             hog.write_bytes(b"\0" * 2_000_000)
         for step in range(2, 20_002):
             recorder.log(step, {"train/loss": float(hash(step) % 9973)})
-        wait_until(lambda: read_run(tmp_path).facts["problem"] is not None)
+        wait_until(lambda: read_run(tmp_path).run_json["problem"] is not None)
         run = read_run(tmp_path)
-        assert "free disk space" in run.facts["problem"]
+        assert "free disk space" in run.run_json["problem"]
         assert run.status is RunStatus.RUNNING
         hog.unlink()
-        wait_until(lambda: read_run(tmp_path).facts["problem"] is None, 20)
+        wait_until(lambda: read_run(tmp_path).run_json["problem"] is None, 20)
         recorder.close(RunStatus.FINISHED)
         assert step_rows(tmp_path) == 20_001
         assert recorder.dropped == 0

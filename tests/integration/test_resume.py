@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from stepscope.run import RunStatus
-from tests.integration.test_training import events, facts, metric, small
+from tests.integration.test_training import events, metric, run_json, small
 from trainer.config import Optimizer, RunConfig, Schedule, Workload
 from trainer.training import run as session
 from trainer.training.checkpoint import read_checkpoint, write_checkpoint
@@ -20,7 +20,7 @@ from trainer.training.commands import Commands
 def train(root: Path, name: str, config: RunConfig) -> np.ndarray:
     """Run to the end in its own folder and return the losses."""
     (root / name).mkdir()
-    assert session.run(config, root / name) is RunStatus.FINISHED, facts(root / name)["reason"]
+    assert session.run(config, root / name) is RunStatus.FINISHED, run_json(root / name)["reason"]
     return metric(root / name, "train/loss")
 
 
@@ -66,7 +66,7 @@ def test_a_resumed_run_continues_the_curve_bitwise(
     assert np.array_equal(resumed, whole[step:])
     validated = metric(tmp_path / "resumed", "val/loss")
     assert np.array_equal(validated, metric(tmp_path / "whole", "val/loss")[-len(validated) :])
-    run = facts(tmp_path / "resumed")
+    run = run_json(tmp_path / "resumed")
     assert run["first_step"] == step
     assert run["total_steps"] == run["step"] == len(whole)
     assert events(tmp_path / "resumed")[0].kind == "resumed"
@@ -98,7 +98,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused_in_a_sentence(
     (tmp_path / "second").mkdir()
     again = replace(config, **{"epochs": 3, "resume": "first/last.pt", **changes})
     assert session.run(again, tmp_path / "second") is RunStatus.FAILED
-    assert words in facts(tmp_path / "second")["reason"]
+    assert words in run_json(tmp_path / "second")["reason"]
     assert not (tmp_path / "second" / "traceback.txt").exists()
 
 
@@ -111,7 +111,7 @@ def test_the_page_is_told_what_came_from_the_checkpoint(tmp_path: Path) -> None:
     text = events(tmp_path / "second")[0].text
     assert "with its weights, state of adam, random numbers" in text
     assert "changed since: epochs 3 (was 2), learning_rate 0.001 (was 0.0005)" in text
-    fact = facts(tmp_path / "second")["resumed"]
+    fact = run_json(tmp_path / "second")["resumed"]
     assert fact["checkpoint"] == "first/last.pt"
     assert fact["changed"]["learning_rate"] == [5e-4, 1e-3]
 

@@ -70,7 +70,7 @@ def test_kill_9_loses_no_step(tmp_path: Path) -> None:
     assert last >= told
     assert numbers == list(range(1, last + 1)), "none lost, none twice"
     assert losses == [number / 2 for number in numbers]
-    assert read_run(tmp_path).facts["step"] == last
+    assert read_run(tmp_path).run_json["step"] == last
     assert not (tmp_path / "rank0.ring").exists()
     assert recover_ended(read_run(tmp_path)) == 0
 
@@ -156,7 +156,7 @@ def test_a_forked_child_records_nothing_and_does_no_harm(tmp_path: Path) -> None
     subprocess.run([sys.executable, "-c", FORKING, str(tmp_path)], cwd=ROOT, check=True, timeout=60)
     run = read_run(tmp_path)
     assert run.status is RunStatus.FINISHED
-    assert "child" not in run.facts
+    assert "child" not in run.run_json
     assert steps(tmp_path) == ([1.0, 2.0], [1.0, 2.0])
     with RunReader(tmp_path) as reader:
         assert reader.events() == []
@@ -198,7 +198,7 @@ def test_wide_rows_and_ever_new_names_are_kept(tmp_path: Path) -> None:
     first = {key: block.mean[row][0] for row, key in enumerate(block.keys) if "wide" in key}
     assert first == wide
     assert (~np.isnan(block.mean[:, 1:])).sum() == 1498 * 3
-    custom = read_run(tmp_path).facts["custom"]
+    custom = read_run(tmp_path).run_json["custom"]
     assert len(custom) == 64
     assert "train/loss" not in custom
 
@@ -251,7 +251,7 @@ def test_what_no_store_can_hold_costs_nothing_else(tmp_path: Path) -> None:
     recorder.close(RunStatus.FINISHED)
     run = read_run(tmp_path)
     assert run.status is RunStatus.FINISHED
-    assert run.facts["config"]["out"] == str(tmp_path)
+    assert run.run_json["config"]["out"] == str(tmp_path)
     assert steps(tmp_path)[0] == [float(step) for step in range(1, 50)]
     with RunReader(tmp_path) as reader:
         told = {event.text: event.data for event in reader.events()}

@@ -43,13 +43,13 @@ def test_a_run_goes_from_pending_to_finished(tmp_path: Path, runner: Runner) -> 
     wait_until(lambda: not run.alive())
     found = read_run(run.folder)
     assert found.status is RunStatus.FINISHED, found.reason
-    assert found.facts["config"]["runner"] == runner
+    assert found.run_json["config"]["runner"] == runner
 
 
 @BOTH
 def test_stop_ends_at_a_step_and_keeps_the_data(tmp_path: Path, runner: Runner) -> None:
     run = runners.start(config(runner, LONG), tmp_path)
-    wait_until(lambda: read_run(run.folder).facts.get("step", 0) > 0)
+    wait_until(lambda: read_run(run.folder).run_json.get("step", 0) > 0)
     assert run.stop(10)
     found = read_run(run.folder)
     assert found.status is RunStatus.STOPPED
@@ -91,7 +91,7 @@ def test_a_thread_that_cannot_start_says_why(
 def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
     run = runners.start(config(Runner.PROCESS, LONG), tmp_path)
     assert isinstance(run, runners.ProcessRun)
-    wait_until(lambda: read_run(run.folder).facts.get("step", 0) > 0)
+    wait_until(lambda: read_run(run.folder).run_json.get("step", 0) > 0)
     assert run._process.stdin is not None
     run._process.stdin.close()  # what the kernel does when the parent dies
     wait_until(lambda: not run.alive())
@@ -117,8 +117,8 @@ def test_stopping_a_run_gone_nan_leaves_no_nan_weights(tmp_path: Path) -> None:
 
     wait_until(broken)
     # The loss overflows some steps before the weights do.
-    seen = read_run(run.folder).facts["step"]
-    wait_until(lambda: int(read_run(run.folder).facts["step"]) > seen + 50)
+    seen = read_run(run.folder).run_json["step"]
+    wait_until(lambda: int(read_run(run.folder).run_json["step"]) > seen + 50)
     assert run.stop(10)
     assert read_run(run.folder).status is RunStatus.STOPPED
     assert not (run.folder / "last.pt").exists()
@@ -172,7 +172,7 @@ def test_a_long_step_at_shutdown_ends_the_run_as_stopped(
         ended = read_run(run.folder)
         assert ended.status is RunStatus.STOPPED
         assert "server was shut down while the run was busy after step" in str(ended.reason)
-        assert len(metric(run.folder, "train/loss")) == ended.facts["step"]
+        assert len(metric(run.folder, "train/loss")) == ended.run_json["step"]
     finally:
         free.set()
         assert run.stop(20)
@@ -201,7 +201,7 @@ def test_a_thread_that_still_loads_torch_at_shutdown_reads_as_stopped(
 def test_a_child_killed_at_shutdown_reads_as_stopped_with_its_rows(tmp_path: Path) -> None:
     run = runners.start(config(Runner.PROCESS, LONG), tmp_path)
     assert isinstance(run, runners.ProcessRun)
-    wait_until(lambda: read_run(run.folder).facts.get("step", 0) > 0)
+    wait_until(lambda: read_run(run.folder).run_json.get("step", 0) > 0)
     os.kill(run._process.pid, signal.SIGSTOP)  # as a step that takes long
     assert not run.stop(0.01)
     run.end_with_server()
@@ -209,4 +209,4 @@ def test_a_child_killed_at_shutdown_reads_as_stopped_with_its_rows(tmp_path: Pat
     assert ended.status is RunStatus.STOPPED
     assert "server was shut down" in str(ended.reason)
     recover_ended(ended)
-    assert len(metric(run.folder, "train/loss")) >= ended.facts["step"]
+    assert len(metric(run.folder, "train/loss")) >= ended.run_json["step"]

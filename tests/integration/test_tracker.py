@@ -15,7 +15,7 @@ import pytest
 from stepscope.run import RunInfo, RunKind, RunStatus, read_run, run_folders
 from stepscope.store import RunReader
 from stepscope.store.frames import Block
-from stepscope.store.reader import ask
+from stepscope.store.reader import send_command
 from tests.integration.test_recorder import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,10 +70,10 @@ rec.event("half way", note=1)
 """
     script(tmp_path, code)
     run = only_run(tmp_path)
-    assert (run.status, run.facts["kind"]) == (RunStatus.FINISHED, RunKind.INIT)
-    assert (run.facts["step"], run.facts["epoch"], run.facts["device"]) == (100, 2, "cpu")
-    assert run.facts["config"] == {"depth": 2}
-    assert run.facts["custom"] == ["train/extra"]
+    assert (run.status, run.run_json["kind"]) == (RunStatus.FINISHED, RunKind.INIT)
+    assert (run.run_json["step"], run.run_json["epoch"], run.run_json["device"]) == (100, 2, "cpu")
+    assert run.run_json["config"] == {"depth": 2}
+    assert run.run_json["custom"] == ["train/extra"]
     rows = step_rows(run)
     assert values(rows, "train/loss") == [1.0 / (i + 1) for i in range(50)] * 2
     assert values(rows, "train/extra") == [7.0, 7.0]
@@ -98,7 +98,7 @@ stepscope.init("the same")
     assert f"to see it: STEPSCOPE_RUNS='{elsewhere}' stepscope ui\n" in done.stderr
     silent = "import sys; sys.stderr = None; import stepscope; stepscope.init('x').step(loss=1.0)"
     script(tmp_path / "silent", silent)
-    assert only_run(tmp_path / "silent").facts["step"] == 1
+    assert only_run(tmp_path / "silent").run_json["step"] == 1
 
 
 def test_a_notebooks_run_has_its_name(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ stepscope.init()
         "vs code": (vs_code, ""),
     }.items():
         done = script(tmp_path / name, text, JPY_SESSION_NAME=session)
-        found[name] = only_run(tmp_path / name).facts["name"]
+        found[name] = only_run(tmp_path / name).run_json["name"]
         assert f"STEPSCOPE_RUNS='{tmp_path / name}' stepscope ui".replace("'", "") in (
             done.stderr.replace("'", "")
         )
@@ -279,7 +279,7 @@ second = stepscope.init("c", sample=False)
 assert second is not first
 """
     script(tmp_path, code)
-    names = [read_run(folder).facts["name"] for folder in run_folders(tmp_path)]
+    names = [read_run(folder).run_json["name"] for folder in run_folders(tmp_path)]
     assert sorted(names) == ["a", "c"]
 
 
@@ -320,10 +320,10 @@ rec.step(mine=2.0)
     watch = f"from stepscope.watch.main import main; main([{str(path)!r}])"
     script(tmp_path / "runs", watch)
     run = only_run(tmp_path / "runs")
-    assert (run.facts["kind"], run.facts["name"]) == (RunKind.WATCH, "mine")
+    assert (run.run_json["kind"], run.run_json["name"]) == (RunKind.WATCH, "mine")
     assert values(step_rows(run), "train/mine") == [1.0, 2.0]
-    assert run.facts["step"] == 2, "without an optimizer the script's own steps count"
-    assert run.facts["status"] == "finished"
+    assert run.run_json["step"] == 2, "without an optimizer the script's own steps count"
+    assert run.run_json["status"] == "finished"
 
 
 def test_the_buttons_act_at_the_steps_of_a_script(tmp_path: Path) -> None:
@@ -345,17 +345,17 @@ while True:
             return [event.text for event in reader.events()]
 
     wait_until(lambda: bool(list(run_folders(tmp_path))) and only_run(tmp_path).status.live)
-    wait_until(lambda: only_run(tmp_path).facts["step"] > 5)
+    wait_until(lambda: only_run(tmp_path).run_json["step"] > 5)
     folder = only_run(tmp_path).folder
-    ask(folder, "mark", {"text": "seen"})
+    send_command(folder, "mark", {"text": "seen"})
     wait_until(lambda: "seen" in texts())
-    ask(folder, "pause", {})
+    send_command(folder, "pause", {})
     wait_until(lambda: only_run(tmp_path).status is RunStatus.PAUSED)
-    ask(folder, "empty_cache", {})
+    send_command(folder, "empty_cache", {})
     wait_until(lambda: any("Empty cache" in text for text in texts()))
-    ask(folder, "resume", {})
+    send_command(folder, "resume", {})
     wait_until(lambda: only_run(tmp_path).status is RunStatus.RUNNING)
-    ask(folder, "stop", {})
+    send_command(folder, "stop", {})
     assert child.wait(30) == -signal.SIGINT
     run = only_run(tmp_path)
     assert run.status is RunStatus.STOPPED
@@ -382,7 +382,7 @@ print("went on")
     run = only_run(tmp_path)
     assert run.status is RunStatus.FINISHED
     assert len(values(step_rows(run), "train/loss")) == 8
-    assert run.facts["step"] == 10
+    assert run.run_json["step"] == 10
 
 
 def test_many_runs_in_one_process_leave_nothing_open(tmp_path: Path) -> None:

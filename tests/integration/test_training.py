@@ -17,7 +17,7 @@ import torch
 
 from stepscope.run import RunStatus
 from stepscope.store import EventRow, RunReader, StoreError
-from stepscope.store.reader import ask
+from stepscope.store.reader import send_command
 from trainer.config import Precision, RunConfig, Schedule, Workload, defaults
 from trainer.training import run as session
 
@@ -44,7 +44,7 @@ def events(folder: Path) -> list[EventRow]:
         return reader.events(limit=10_000)
 
 
-def facts(folder: Path) -> dict[str, Any]:
+def run_json(folder: Path) -> dict[str, Any]:
     loaded: dict[str, Any] = json.loads((folder / "run.json").read_text())
     return loaded
 
@@ -56,7 +56,7 @@ def test_each_workload_trains_and_records_every_step(workload: Workload, tmp_pat
     epochs = 20 if workload is Workload.LINEAR else 2
     config = small(workload, epochs=epochs, clip_norm=10.0)
     assert session.run(config, tmp_path) is RunStatus.FINISHED
-    run = facts(tmp_path)
+    run = run_json(tmp_path)
     loss = metric(tmp_path, "train/loss")
     assert run["status"] == "finished"
     assert len(loss) == run["total_steps"] == epochs * run["steps_per_epoch"] == run["step"]
@@ -75,7 +75,7 @@ def test_each_workload_trains_and_records_every_step(workload: Workload, tmp_pat
 
 def test_linear_regression_finds_the_line(tmp_path: Path) -> None:
     assert session.run(small(Workload.LINEAR, epochs=200), tmp_path) is RunStatus.FINISHED
-    fit = facts(tmp_path)["fit"]
+    fit = run_json(tmp_path)["fit"]
     assert metric(tmp_path, "model/weight")[-1] == pytest.approx(fit["slope"], abs=0.03)
     assert metric(tmp_path, "model/bias")[-1] == pytest.approx(fit["intercept"], abs=0.03)
 
@@ -148,25 +148,25 @@ def event_of(folder: Path, kind: str) -> EventRow:
 
 def test_buttons_act_on_a_running_and_a_paused_run(tmp_path: Path) -> None:
     with background(small(Workload.DIGITS_CNN, epochs=10_000), tmp_path):
-        wait_for(lambda: facts(tmp_path).get("step", 0) > 5)
-        ask(tmp_path, "mark", {"text": "while running"})
+        wait_for(lambda: run_json(tmp_path).get("step", 0) > 5)
+        send_command(tmp_path, "mark", {"text": "while running"})
         assert event_of(tmp_path, "mark").text == "while running"
-        ask(tmp_path, "pause", {})
+        send_command(tmp_path, "pause", {})
         event_of(tmp_path, "pause")
-        wait_for(lambda: facts(tmp_path)["status"] == "paused")
-        step = facts(tmp_path)["step"]
+        wait_for(lambda: run_json(tmp_path)["status"] == "paused")
+        step = run_json(tmp_path)["step"]
         for name in ("empty_cache", "reset_peaks", "collect_garbage", "save_checkpoint"):
-            ask(tmp_path, name, {})
+            send_command(tmp_path, name, {})
             data = event_of(tmp_path, name).data
             assert data["ok"] is True
             assert name == "save_checkpoint" or set(data) >= {"before", "after"}
         assert (tmp_path / f"step-{step}.pt").is_file()
-        assert facts(tmp_path)["step"] == step
-        ask(tmp_path, "resume", {})
-        wait_for(lambda: facts(tmp_path).get("step", 0) > step)
-        ask(tmp_path, "stop", {})
-        wait_for(lambda: facts(tmp_path)["status"] == "stopped")
-    assert facts(tmp_path)["reason"] == "Stopped from the page."
+        assert run_json(tmp_path)["step"] == step
+        send_command(tmp_path, "resume", {})
+        wait_for(lambda: run_json(tmp_path).get("step", 0) > step)
+        send_command(tmp_path, "stop", {})
+        wait_for(lambda: run_json(tmp_path)["status"] == "stopped")
+    assert run_json(tmp_path)["reason"] == "Stopped from the page."
     assert (tmp_path / "last.pt").is_file()
     # A pause is no part of a step's time.
     assert metric(tmp_path, "perf/step_time").max() < 1.0
@@ -174,10 +174,10 @@ def test_buttons_act_on_a_running_and_a_paused_run(tmp_path: Path) -> None:
 
 def test_the_servers_end_stops_a_paused_run(tmp_path: Path) -> None:
     with background(small(Workload.DIGITS_CNN, epochs=10_000), tmp_path) as stop:
-        wait_for(lambda: facts(tmp_path).get("step", 0) > 5)
-        ask(tmp_path, "pause", {})
-        wait_for(lambda: facts(tmp_path)["status"] == "paused")
+        wait_for(lambda: run_json(tmp_path).get("step", 0) > 5)
+        send_command(tmp_path, "pause", {})
+        wait_for(lambda: run_json(tmp_path)["status"] == "paused")
         began = time.monotonic()
         stop.set()
-        wait_for(lambda: facts(tmp_path)["status"] == "stopped")
+        wait_for(lambda: run_json(tmp_path)["status"] == "stopped")
         assert time.monotonic() - began < 3

@@ -23,7 +23,7 @@ from torch import nn
 from stepscope.recording.scalars import Row, RowSink
 from stepscope.run import RunStatus
 from stepscope.store import RunReader
-from tests.integration.test_training import background, events, facts, metric, small, wait_for
+from tests.integration.test_training import background, events, metric, run_json, small, wait_for
 from trainer.config import NanPolicy, RunConfig, Workload
 from trainer.training import run as session
 from trainer.training.compute import CpuCompute
@@ -39,7 +39,7 @@ def run(config: RunConfig, folder: Path) -> dict[str, Any]:
     """Run, check that the status returned is the one recorded, and return run.json."""
     folder.mkdir(exist_ok=True)
     status = session.run(config, folder)
-    recorded = facts(folder)
+    recorded = run_json(folder)
     assert recorded["status"] == status
     return recorded
 
@@ -205,8 +205,8 @@ def test_an_interrupt_closes_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Loop, "_train_epoch", interrupt)
     with pytest.raises(KeyboardInterrupt):
         session.run(small(Workload.DIGITS_MLP), tmp_path)
-    assert facts(tmp_path)["status"] == "failed"
-    assert "interrupted" in facts(tmp_path)["reason"]
+    assert run_json(tmp_path)["status"] == "failed"
+    assert "interrupted" in run_json(tmp_path)["reason"]
 
 
 def test_impossible_settings_are_the_reason(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_workers_give_the_same_losses_as_none(tmp_path: Path) -> None:
     config = small(Workload.DIGITS_MLP, batch_size=512)
     run(config, tmp_path / "none")
     run(replace(config, num_workers=2), tmp_path / "two")
-    assert facts(tmp_path / "two")["status"] == "finished"
+    assert run_json(tmp_path / "two")["status"] == "finished"
     none, two = (metric(tmp_path / name, "train/loss").tolist() for name in ("none", "two"))
     assert none == two
     assert multiprocessing.active_children() == []
@@ -244,13 +244,13 @@ def test_a_killed_worker_ends_the_run_with_a_reason(tmp_path: Path) -> None:
     config = small(Workload.DIGITS_MLP, epochs=10_000, num_workers=1)
     # Not in the main thread, as in the page: there torch notices by asking every five seconds.
     with background(config, tmp_path):
-        wait_for(lambda: facts(tmp_path).get("step", 0) > 5)
+        wait_for(lambda: run_json(tmp_path).get("step", 0) > 5)
         for worker in multiprocessing.active_children():
             assert worker.pid is not None
             os.kill(worker.pid, signal.SIGKILL)
-        wait_for(lambda: facts(tmp_path)["status"] == "failed")
-    assert "A data-loading worker died" in facts(tmp_path)["reason"]
-    assert "num_workers to 0" in facts(tmp_path)["reason"]
+        wait_for(lambda: run_json(tmp_path)["status"] == "failed")
+    assert "A data-loading worker died" in run_json(tmp_path)["reason"]
+    assert "num_workers to 0" in run_json(tmp_path)["reason"]
 
 
 PAGE = """
@@ -300,7 +300,7 @@ def test_a_finished_run_leaves_no_thread(tmp_path: Path) -> None:
 def test_stop_ends_the_workers(tmp_path: Path) -> None:
     config = small(Workload.DIGITS_MLP, epochs=10_000, num_workers=2)
     with background(config, tmp_path) as stop:
-        wait_for(lambda: facts(tmp_path).get("step", 0) > 5)
+        wait_for(lambda: run_json(tmp_path).get("step", 0) > 5)
         stop.set()
-        wait_for(lambda: facts(tmp_path)["status"] == "stopped")
+        wait_for(lambda: run_json(tmp_path)["status"] == "stopped")
     wait_for(lambda: multiprocessing.active_children() == [])

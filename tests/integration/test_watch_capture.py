@@ -27,7 +27,7 @@ class Captured:
     said: list[dict[str, Any]]
     rows: list[dict[str, float]]
     events: list[EventRow]
-    facts: dict[str, Any]
+    run_json: dict[str, Any]
 
     def spoken(self, key: str) -> list[float]:
         return [line[key] for line in self.said if key in line]
@@ -65,7 +65,7 @@ def watch(runs: Path, script: str, *arguments: str) -> Captured:
         for step, values in zip(block.step, block.mean.T, strict=True)
     ]
     said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"')]
-    return Captured(said, rows, events, read_run(folder).facts)
+    return Captured(said, rows, events, read_run(folder).run_json)
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +80,8 @@ def test_every_loss_is_the_scripts_own_to_the_last_bit(loops: Captured) -> None:
 def test_every_optimizer_step_is_one_step(loops: Captured) -> None:
     with_loss = [row["step"] for row in loops.rows if "train/loss" in row]
     assert with_loss == [float(step) for step in range(1, len(loops.said) + 1)]
-    assert loops.facts["optimizers"] == ["LBFGS"], "each took the place of the one before"
-    assert loops.facts["device"] == "cpu"
+    assert loops.run_json["optimizers"] == ["LBFGS"], "each took the place of the one before"
+    assert loops.run_json["device"] == "cpu"
 
 
 def test_clipping_rates_and_epochs(loops: Captured) -> None:

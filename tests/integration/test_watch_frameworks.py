@@ -35,7 +35,7 @@ def test_loss_steps_epochs_and_samples(framework: str, request: pytest.FixtureRe
     assert captured.recorded("step") == [1, 2, 3, 4, 5, 6]
     assert captured.recorded("train/backwards") == [2.0] * 6
     assert captured.recorded("train/epoch") == [1, 1, 1, 2, 2, 2]
-    assert captured.facts["device"] == "cpu"
+    assert captured.run_json["device"] == "cpu"
     timed = captured.rows[1:]
     samples = [row["perf/samples_per_sec"] * row["perf/step_time"] for row in timed]
     assert sum(samples) <= 48 - 8, "evaluation's batches are not among them"
@@ -45,13 +45,13 @@ def test_loss_steps_epochs_and_samples(framework: str, request: pytest.FixtureRe
 def test_huggingface_rates_and_norms(huggingface: Captured) -> None:
     assert huggingface.recorded("train/lr") == huggingface.spoken("lr")
     assert huggingface.recorded("train/grad_norm") == pytest.approx(huggingface.spoken("norm"))
-    assert huggingface.facts["optimizers"] == ["AdamW"]
+    assert huggingface.run_json["optimizers"] == ["AdamW"]
 
 
 def test_lightning_rates_and_norms(lightning: Captured) -> None:
     assert lightning.recorded("train/lr") == [0.1] * 3 + [0.05] * 3
     assert len(lightning.recorded("train/grad_norm")) == 6
-    assert lightning.facts["optimizers"] == ["Adam"]
+    assert lightning.run_json["optimizers"] == ["Adam"]
 
 
 def test_the_scripts_folder_is_not_touched(lightning: Captured) -> None:
@@ -64,6 +64,6 @@ def test_epochs_and_samples_of_every_step(framework: str, tmp_path: Path) -> Non
     pytest.importorskip("transformers" if framework == "huggingface" else framework)
     captured = watch(tmp_path, "capture_epochs.py", framework)
     assert captured.recorded("train/epoch") == captured.spoken("epoch")
-    assert captured.facts["epoch"] == captured.spoken("epoch")[-1]
+    assert captured.run_json["epoch"] == captured.spoken("epoch")[-1]
     samples = [row["perf/samples_per_sec"] * row["perf/step_time"] for row in captured.rows[1:]]
     assert samples == pytest.approx(captured.spoken("samples")[1:])

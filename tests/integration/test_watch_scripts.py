@@ -17,7 +17,7 @@ import pytest
 from stepscope.run import RunInfo, RunStatus, read_run, run_folders
 from stepscope.session import stopping
 from stepscope.store import EventRow, RunReader, StoreError
-from stepscope.store.reader import ask
+from stepscope.store.reader import send_command
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 WATCH = [sys.executable, "-c", "from stepscope.cli import main; raise SystemExit(main())", "watch"]
@@ -108,8 +108,8 @@ def test_a_forked_child_leaves_the_run_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("watch", [AS_MODULE, WATCH], ids=["module", "command"])
 def test_a_script_sees_what_it_would_see_bare(tmp_path: Path, watch: list[str]) -> None:
     found = watched_like_bare(tmp_path, "beside/script.py", "--name", "x", "-m", watch=watch)
-    assert found.facts["script"]["arguments"] == ["--name", "x", "-m"]
-    assert found.facts["name"] == "script"
+    assert found.run_json["script"]["arguments"] == ["--name", "x", "-m"]
+    assert found.run_json["name"] == "script"
 
 
 def test_a_module_sees_what_it_would_see_bare(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_a_script_without_a_stderr_runs_all_the_same(tmp_path: Path) -> None:
 def test_whatever_fails_in_us_the_script_runs(tmp_path: Path, broken: str) -> None:
     program = f"""
 import sys
-from stepscope import watch
+from stepscope.watch import main as watch
 def fail(*_, **__):
     raise LookupError("odd")
 watch.{broken} = fail
@@ -231,9 +231,9 @@ def test_training_gives_the_same_losses_to_the_last_bit(tmp_path: Path) -> None:
     shapes = ["plain", "accumulate", "gan", "thread", "workers"]
     found = watched_like_bare(tmp_path, "training.py", *shapes, "--name", "x")
     assert found.status is RunStatus.FINISHED
-    assert found.facts["device"] == "cpu"
+    assert found.run_json["device"] == "cpu"
     # Plain 8, accumulation 4, GAN 8 of both optimizers, workers 8; of two threads one is recorded.
-    assert found.facts["step"] == 28
+    assert found.run_json["step"] == 28
     with RunReader(found.folder) as reader:
         [steps] = [info for info in reader.series() if info.stream == "steps"]
         keys = reader.keys(steps.id)
@@ -262,8 +262,8 @@ def test_every_rank_of_torchrun_has_a_store(tmp_path: Path) -> None:
     [folder] = run_folders(tmp_path)
     assert [steps_of(folder, rank) for rank in (0, 1)] == [20, 20]
     ranks = [json.loads((folder / name).read_text()) for name in ("run.json", "rank1.json")]
-    assert [(facts["rank"], facts["world_size"]) for facts in ranks] == [(0, 2), (1, 2)]
-    assert [facts["status"] for facts in ranks] == ["finished", "finished"]
+    assert [(run_json["rank"], run_json["world_size"]) for run_json in ranks] == [(0, 2), (1, 2)]
+    assert [run_json["status"] for run_json in ranks] == ["finished", "finished"]
     assert (folder / "output.rank1.log").read_bytes().startswith(b"1 ")
 
 
@@ -321,7 +321,7 @@ class Endless:
 
     def ask(self, name: str, **args: str) -> EventRow:
         """Ask for something and wait until it is done or refused."""
-        command_id = ask(self.folder, name, args)
+        command_id = send_command(self.folder, name, args)
         found: list[EventRow] = []
 
         def answered() -> bool:
@@ -355,10 +355,10 @@ def test_the_pages_buttons_act_on_a_script(tmp_path: Path) -> None:
     snapshot, checkpoint = script.ask("memory_snapshot"), script.ask("save_checkpoint")
     assert (snapshot.data["ok"], checkpoint.data["ok"]) == (False, False)
     assert "does not answer" in checkpoint.text
-    paused = read_run(script.folder).facts["step"]
+    paused = read_run(script.folder).run_json["step"]
     assert script.ask("mark").step == paused
     script.ask("resume")
-    script.wait(lambda: read_run(script.folder).facts["step"] > paused)
+    script.wait(lambda: read_run(script.folder).run_json["step"] > paused)
     assert script.ask("pause").data["ok"]
     assert "SIGINT sent" in script.ask("stop").text
     assert script.end() == (-2, b"cleaned up\n")
@@ -369,11 +369,11 @@ def test_the_pages_buttons_act_on_a_script(tmp_path: Path) -> None:
 def test_a_second_stop_ends_a_script_that_ignores_the_first(tmp_path: Path) -> None:
     script = Endless(tmp_path, "--ignore")
     assert "which ignores it" in script.ask("stop").text
-    step = read_run(script.folder).facts["step"]
-    script.wait(lambda: read_run(script.folder).facts["step"] > step)
+    step = read_run(script.folder).run_json["step"]
+    script.wait(lambda: read_run(script.folder).run_json["step"] > step)
     said = "Stop asked: SIGINT sent; the script ignores it and goes on."
     assert read_run(script.folder).reason == said
-    ask(script.folder, "stop", {})
+    send_command(script.folder, "stop", {})
     assert script.end() == (-15, b"")
     found = read_run(script.folder)
     assert (found.status, found.reason) == (
@@ -391,7 +391,7 @@ def test_a_script_that_hears_nothing_is_ended_from_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = Endless(tmp_path, "--hold-gil")
-    ask(script.folder, "stop", {})
+    send_command(script.folder, "stop", {})
     assert stopping.kill_unheard(read_run(script.folder)) is None  # it may only be slow
     monkeypatch.setattr(stopping, "STALE_S", 2.0)
     script.wait(lambda: read_run(script.folder).heartbeat_age_s > 2.0)
@@ -407,7 +407,7 @@ def test_a_script_that_hears_nothing_is_ended_from_the_page(
 
 def test_an_impatient_stop_reaches_a_script_that_never_steps(tmp_path: Path) -> None:
     script = Endless(tmp_path, "--no-torch")
-    ask(script.folder, "stop", {})
+    send_command(script.folder, "stop", {})
     assert "SIGINT sent" in script.ask("stop").text
     assert script.end()[0] == -2
     assert read_run(script.folder).status is RunStatus.STOPPED

@@ -16,7 +16,7 @@ def test_updates_by_hand_are_steps(tmp_path: Path) -> None:
     [folder] = run_folders(tmp_path)
     losses = [line for line in (folder / "output.log").read_text().splitlines() if line]
     assert [loss.hex() for loss in metric(folder, "train/loss").tolist()] == losses
-    assert found.facts["step"] == len(losses)
+    assert found.run_json["step"] == len(losses)
     assert found.reason is None
 
 
@@ -38,5 +38,5 @@ def test_a_forked_child_says_nothing_at_its_end(tmp_path: Path) -> None:
     seen = run([*AS_MODULE, "without_optimizer.py", "forked"], tmp_path)
     [folder] = run_folders(tmp_path)
     found = read_run(folder)
-    assert (found.status, found.facts["step"], found.reason) == (RunStatus.FINISHED, 1, None)
+    assert (found.status, found.run_json["step"], found.reason) == (RunStatus.FINISHED, 1, None)
     assert [line[:25] for line in seen.stderr.splitlines()] == [b"stepscope: recording into"]

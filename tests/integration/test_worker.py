@@ -9,7 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from tests.integration.test_training import facts, small, wait_for
+from tests.integration.test_training import run_json, small, wait_for
 from trainer.config import RunConfig, Workload
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,14 +31,14 @@ def start(config: RunConfig, folder: Path, **environment: str) -> subprocess.Pop
 def test_it_ends_by_itself_while_its_parent_lives(tmp_path: Path) -> None:
     with start(small(Workload.LINEAR), tmp_path) as child:
         assert child.wait(60) == 0
-    assert facts(tmp_path)["status"] == "finished"
+    assert run_json(tmp_path)["status"] == "finished"
 
 
 def test_it_stops_when_its_parent_is_gone(tmp_path: Path) -> None:
     config = replace(small(Workload.DIGITS_MLP), epochs=10_000)
     with start(config, tmp_path) as child:
-        wait_for(lambda: facts(tmp_path).get("step", 0) > 5, 60)
+        wait_for(lambda: run_json(tmp_path).get("step", 0) > 5, 60)
         assert child.stdin is not None
         child.stdin.close()
         assert child.wait(20) == 0
-    assert facts(tmp_path)["status"] == "stopped"
+    assert run_json(tmp_path)["status"] == "stopped"

@@ -17,7 +17,7 @@ from stepscope.recording.rows import StepRows
 from stepscope.recording.writer_thread import Sample, WriterThread
 from stepscope.run import RunStatus
 from stepscope.store import Block, RunReader, RunWriter, StoreError
-from stepscope.store.reader import ask
+from stepscope.store.reader import send_command
 from tests.integration.test_recorder import wait_until
 
 BAD_STEP = 13
@@ -53,7 +53,7 @@ def test_a_bad_row_costs_no_event_and_no_answer(
 ) -> None:
     go = hold(monkeypatch)
     recorder = Recorder(tmp_path, name="test")
-    asked = ask(tmp_path, "mark", {})
+    asked = send_command(tmp_path, "mark", {})
     wait_until(lambda: bool(recorder.command_waiting))
     (command,) = recorder.take_commands()
     for number in range(10):
@@ -152,7 +152,7 @@ def test_a_command_that_cannot_be_announced_is_still_offered(
 
     recorder = Recorder(tmp_path, name="test", on_command=fail)
     for name in ("mark", "stop"):
-        ask(tmp_path, name, {})
+        send_command(tmp_path, name, {})
     wait_until(lambda: len(recorder.command_waiting) == 2)
     recorder.close(RunStatus.FINISHED)
     assert "a command could not be announced" in caplog.text

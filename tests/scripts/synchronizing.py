@@ -78,7 +78,7 @@ def main(way):
     names = {
         name: number for name, number in calls.items() if "ync" in name and "Async" not in name
     }
-    print(json.dumps({"synchronizations": cudasim.synchronisations(calls), "calls": names}))
+    print(json.dumps({"synchronizations": cudasim.synchronizations(calls), "calls": names}))
     print(json.dumps({"losses": [loss.item().hex() for loss in script.losses]}))
 
 

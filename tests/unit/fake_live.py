@@ -15,14 +15,14 @@ from tests.fakes import FakeRecorder
 class FakeStepRecorder(FakeRecorder):
     """Takes tensors too; fair because the real one reads CPU tensors in `log`, as this does."""
 
-    facts: dict[str, Any] = field(default_factory=dict)
+    run_json: dict[str, Any] = field(default_factory=dict)
 
     def log(self, step: int, values: Mapping[str, Any], ts: float | None = None) -> None:
         read = {key: None if value is None else float(value) for key, value in values.items()}
         super().log(step, read, ts)
 
-    def describe(self, **facts: Any) -> None:
-        self.facts |= facts
+    def describe(self, **run_info: Any) -> None:
+        self.run_json |= run_info
 
 
 @dataclass

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dashboard.controls.actions import ACTIONS, answers, help_of, refusal
+from dashboard.controls.actions import ACTIONS, help_of, refusal, supported_commands
 from stepscope.recording.recorder import CommandName
 from stepscope.run import RunInfo, RunStatus, user_name
 
@@ -16,9 +16,9 @@ SCRIPT = [name for name in CommandName if name is not CommandName.SAVE_CHECKPOIN
 BY_NAME = {action.name: action for action in ACTIONS}
 
 
-def run(status: RunStatus = RunStatus.RUNNING, **facts: Any) -> RunInfo:
+def run(status: RunStatus = RunStatus.RUNNING, **run_info: Any) -> RunInfo:
     ours = {"created": 0.0, "host": socket.gethostname(), "user": user_name()}
-    return RunInfo(Path("run"), status, None, 0.0, {**ours, **facts})
+    return RunInfo(Path("run"), status, None, 0.0, {**ours, **run_info})
 
 
 def possible(info: RunInfo) -> set[CommandName]:
@@ -26,8 +26,8 @@ def possible(info: RunInfo) -> set[CommandName]:
 
 
 def test_a_run_that_lists_nothing_answers_all_but_the_snapshot() -> None:
-    assert answers(run()) == set(CommandName) - {CommandName.MEMORY_SNAPSHOT}
-    assert possible(run()) == answers(run()) - {CommandName.RESUME}
+    assert supported_commands(run()) == set(CommandName) - {CommandName.MEMORY_SNAPSHOT}
+    assert possible(run()) == supported_commands(run()) - {CommandName.RESUME}
 
 
 def test_only_what_a_run_answers_can_be_asked() -> None:
@@ -65,10 +65,10 @@ def test_an_ended_run_answers_nothing(status: RunStatus) -> None:
     assert str(status) in str(refusal(CommandName.STOP, run(status)))
 
 
-@pytest.mark.parametrize("facts", [{"user": "eve"}, {"host": "elsewhere"}])
-def test_a_run_of_others_can_only_be_looked_at(facts: dict[str, str]) -> None:
-    assert possible(run(**facts)) == set()
-    assert "look only" in str(refusal(CommandName.STOP, run(**facts)))
+@pytest.mark.parametrize("run_json", [{"user": "eve"}, {"host": "elsewhere"}])
+def test_a_run_of_others_can_only_be_looked_at(run_json: dict[str, str]) -> None:
+    assert possible(run(**run_json)) == set()
+    assert "look only" in str(refusal(CommandName.STOP, run(**run_json)))
 
 
 def test_help_says_what_happens_to_a_script_and_why_not_now() -> None:

@@ -11,7 +11,7 @@ import pytest
 from stepscope.metrics import METRICS
 from stepscope.sampling import allocator
 
-# The layout of torch 2.13's memory_stats_as_nested_dict, cut to what is read and its neighbours.
+# The layout of torch 2.13's memory_stats_as_nested_dict, cut to what is read and its neighbors.
 STATS: dict[str, Any] = {
     "allocated_bytes": {
         "all": {"current": 10, "peak": 30, "allocated": 99, "freed": 89},

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from dashboard.charts.facts import Fit, Gpu, RunFacts
+from dashboard.charts.content import Fit, Gpu, RunContent
 from dashboard.charts.layout import layout
-from dashboard.charts.parts import COLOURS, series_of
+from dashboard.charts.parts import COLORS, series_of
 from stepscope.metrics import BY_KEY, Stream
 from stepscope.run import RunKind
 
-CPU = RunFacts(has_cuda=False, gpu_reason="no NVIDIA driver is installed.")
+CPU = RunContent(has_cuda=False, gpu_reason="no NVIDIA driver is installed.")
 H100 = Gpu(uuid="GPU-1", name="NVIDIA H100", memory_bytes=80 * 2**30)
-CUDA = RunFacts(has_cuda=True, gpus=(H100,), training_gpu="GPU-1")
-WATCHED = RunFacts(
+CUDA = RunContent(has_cuda=True, gpus=(H100,), training_gpu="GPU-1")
+WATCHED = RunContent(
     has_cuda=True,
     gpus=(H100,),
     training_gpu="GPU-1",
@@ -27,7 +27,7 @@ WATCHED = RunFacts(
     custom=("train/d_real", "val/f1"),
     custom_left=3,
 )
-RECORD = RunFacts(has_cuda=False, gpus=(H100,), kind=RunKind.RECORD)
+RECORD = RunContent(has_cuda=False, gpus=(H100,), kind=RunKind.RECORD)
 FIT = Fit(x=(0.0, 1.0), y=(1.0, 3.0), slope=2.0, intercept=1.0)
 
 
@@ -39,9 +39,9 @@ def metrics(entry: dict[str, Any]) -> list[str]:
     return [trace["metric"] for trace in entry["traces"]]
 
 
-@pytest.mark.parametrize("facts", [CPU, CUDA, WATCHED, RECORD])
-def test_every_trace_and_tile_names_a_known_metric_in_its_stream(facts: RunFacts) -> None:
-    made = layout(facts)
+@pytest.mark.parametrize("content", [CPU, CUDA, WATCHED, RECORD])
+def test_every_trace_and_tile_names_a_known_metric_in_its_stream(content: RunContent) -> None:
+    made = layout(content)
     named = [trace for entry in made["charts"] for trace in entry["traces"]]
     named += [tile for tile in made["kpis"] if "special" not in tile and tile["series"]]
     for entry in named:
@@ -81,7 +81,7 @@ def test_a_cpu_run_says_why_allocated_and_gpu_values_do_not_exist() -> None:
     assert "memory/allocated" not in metrics(chart(made, "memory"))
     assert "CUDA allocator" in chart(made, "memory")["note"]
     assert "power" not in [entry["id"] for entry in made["charts"]]
-    assert "power or temperature: no NVIDIA driver" in chart(made, "utilisation")["note"]
+    assert "power or temperature: no NVIDIA driver" in chart(made, "utilization")["note"]
     tiles = {tile["id"]: tile for tile in made["kpis"]}
     assert tiles["gpu_util"]["series"] is None
     assert "no NVIDIA driver" in tiles["gpu_util"]["reason"]
@@ -90,56 +90,56 @@ def test_a_cpu_run_says_why_allocated_and_gpu_values_do_not_exist() -> None:
 
 
 def test_cuda_without_nvml_keeps_the_allocator_and_explains_the_rest() -> None:
-    made = layout(RunFacts(has_cuda=True, gpu_reason="NVML is not installed."))
+    made = layout(RunContent(has_cuda=True, gpu_reason="NVML is not installed."))
     memory = chart(made, "memory")
     assert metrics(memory)[0] == "memory/allocated"
     assert "NVML is not installed" in memory["note"]
-    assert "NVML is not installed" in chart(made, "utilisation")["note"]
+    assert "NVML is not installed" in chart(made, "utilization")["note"]
 
 
-def test_several_gpus_get_a_numbered_trace_and_a_colour_each() -> None:
+def test_several_gpus_get_a_numbered_trace_and_a_color_each() -> None:
     gpus = tuple(Gpu(uuid=f"GPU-{index}", name="A100") for index in range(3))
-    made = layout(RunFacts(has_cuda=True, gpus=gpus, training_gpu="GPU-2"))
-    util = [t for t in chart(made, "utilisation")["traces"] if t["metric"] == "gpu/util"]
+    made = layout(RunContent(has_cuda=True, gpus=gpus, training_gpu="GPU-2"))
+    util = [t for t in chart(made, "utilization")["traces"] if t["metric"] == "gpu/util"]
     assert [trace["label"] for trace in util] == ["GPU 0", "GPU 1", "GPU 2"]
-    assert len({trace["colour"] for trace in util}) == 3
+    assert len({trace["color"] for trace in util}) == 3
     tiles = {tile["id"]: tile for tile in made["kpis"]}
     assert tiles["power"]["series"] == "devices/GPU-2"
 
 
 @pytest.mark.parametrize("kind", [RunKind.WATCH, RunKind.RECORD])
-def test_the_colours_of_several_gpus_mean_nothing_else(kind: RunKind) -> None:
+def test_the_colors_of_several_gpus_mean_nothing_else(kind: RunKind) -> None:
     gpus = tuple(Gpu(uuid=f"GPU-{index}", name="A100") for index in range(8))
-    made = layout(RunFacts(has_cuda=True, gpus=gpus, training_gpu="GPU-2", kind=kind))
+    made = layout(RunContent(has_cuda=True, gpus=gpus, training_gpu="GPU-2", kind=kind))
     shown = [trace for entry in made["charts"] for trace in entry["traces"]]
-    shown += [tile for tile in made["kpis"] if "colour" in tile]
+    shown += [tile for tile in made["kpis"] if "color" in tile]
     of_gpus: dict[str, set[str]] = {gpu.uuid: set() for gpu in gpus}
     others = {
-        COLOURS["memory/allocated"],
-        COLOURS["memory/reserved"],
-        COLOURS["gpu/mem_used"],
-        COLOURS["memory/peak_allocated"],
-        COLOURS["gpu/mem_total"],
+        COLORS["memory/allocated"],
+        COLORS["memory/reserved"],
+        COLORS["gpu/mem_used"],
+        COLORS["memory/peak_allocated"],
+        COLORS["gpu/mem_total"],
     }
     for entry in shown:
         of_gpu = entry["series"].startswith("devices/") and entry.get("style") != "context"
         found = of_gpus[entry["series"].removeprefix("devices/")] if of_gpu else others
-        found.add(entry["colour"])
-    assert all(len(colours) == 1 for colours in of_gpus.values())  # in charts and tiles alike
+        found.add(entry["color"])
+    assert all(len(colors) == 1 for colors in of_gpus.values())  # in charts and tiles alike
     assert len(set.union(*of_gpus.values())) == 8
     assert not others & set.union(*of_gpus.values())
 
 
-def test_a_metric_has_one_colour_wherever_it_is_shown() -> None:
+def test_a_metric_has_one_color_wherever_it_is_shown() -> None:
     made = layout(CUDA)
     seen: dict[str, str] = {}
     shown = [trace for entry in made["charts"] for trace in entry["traces"]]
-    for entry in shown + [tile for tile in made["kpis"] if "colour" in tile]:
-        assert seen.setdefault(entry["metric"], entry["colour"]) == entry["colour"]
+    for entry in shown + [tile for tile in made["kpis"] if "color" in tile]:
+        assert seen.setdefault(entry["metric"], entry["color"]) == entry["color"]
 
 
 def test_the_linear_workload_adds_the_fit_chart() -> None:
-    made = layout(RunFacts(has_cuda=False, fit=FIT))
+    made = layout(RunContent(has_cuda=False, fit=FIT))
     assert chart(made, "fit")["kind"] == "fit"
     assert made["fit"]["slope"] == 2.0
     assert all(entry["id"] != "fit" for entry in layout(CPU)["charts"])
@@ -162,7 +162,7 @@ def test_each_optimizer_has_a_loss_of_its_own_and_one_alone_no_name() -> None:
     assert metrics(loss) == ["train/loss", "train/loss.optimizer1", "val/loss"]
     labels = [trace["label"] for trace in loss["traces"]]
     assert labels == ["train (Adam 0)", "train (SGD 1)", "validation"]
-    assert len({trace["colour"] for trace in loss["traces"]}) == 3
+    assert len({trace["color"] for trace in loss["traces"]}) == 3
     assert [trace["label"] for trace in chart(layout(CPU), "loss")["traces"]][0] == "train"
 
 
@@ -190,7 +190,7 @@ def test_what_the_optimizer_does_is_folded_away_and_shown_only_where_recorded() 
 def test_a_recording_has_the_machine_and_no_training() -> None:
     made = layout(RECORD)
     ids = [entry["id"] for entry in made["charts"]]
-    assert ids == ["utilisation", "memory", "power", "host_memory", "host_cpu"]
+    assert ids == ["utilization", "memory", "power", "host_memory", "host_cpu"]
     assert made["axis"] == "time"
     tiles = [tile["id"] for tile in made["kpis"]]
     assert not {"step", "epoch", "eta", "loss", "samples_per_sec"} & set(tiles)
@@ -199,11 +199,11 @@ def test_a_recording_has_the_machine_and_no_training() -> None:
 
 def test_a_recording_of_many_gpus_draws_them_all_and_one_without_any_says_why() -> None:
     gpus = tuple(Gpu(uuid=f"GPU-{n}", name="A100", memory_bytes=40 * 2**30) for n in range(8))
-    made = layout(RunFacts(has_cuda=False, gpus=gpus, kind=RunKind.RECORD))
+    made = layout(RunContent(has_cuda=False, gpus=gpus, kind=RunKind.RECORD))
     assert metrics(chart(made, "memory")).count("gpu/mem_used") == 8
     assert metrics(chart(made, "memory")).count("gpu/mem_total") == 1
     assert len([tile for tile in made["kpis"] if tile["metric"] == "gpu/util"]) == 4
-    bare = layout(RunFacts(has_cuda=False, kind=RunKind.RECORD, gpu_reason="no driver."))
+    bare = layout(RunContent(has_cuda=False, kind=RunKind.RECORD, gpu_reason="no driver."))
     assert "no driver." in chart(bare, "host_memory")["note"]
     assert "no driver." in bare["kpis"][0]["reason"]
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from stepscope.formatting import binary
+from stepscope.formatting import format_bytes
 from stepscope.recording.recorder import CommandName, Recorder
 from stepscope.run import RunStatus
 from stepscope.sampling.allocator import Readings
@@ -153,7 +153,7 @@ def test_a_command_that_only_others_answer_is_refused(bench: Bench) -> None:
         reset_process_peak=lambda: (0, 0),
         own={},
     )
-    assert CommandName.SAVE_CHECKPOINT not in server.answers()
+    assert CommandName.SAVE_CHECKPOINT not in server.supported_commands()
     bench.recorder.asked = [command(CommandName.SAVE_CHECKPOINT)]
     server.serve(bench.flush)
     _, text, data = bench.recorder.events[0]
@@ -173,7 +173,7 @@ def test_a_cpu_run_has_no_snapshot(bench: Bench) -> None:
         "Memory snapshot: a CPU run has no CUDA allocator to take it of",
         False,
     )
-    assert CommandName.MEMORY_SNAPSHOT not in bench.commands.answers()
+    assert CommandName.MEMORY_SNAPSHOT not in bench.commands.supported_commands()
 
 
 class History:
@@ -258,4 +258,4 @@ def test_reset_peaks_names_its_window() -> None:
     [(0, "0 B"), (1023, "1023 B"), (1536, "1.50 KiB"), (5 * 2**40, "5120.00 GiB")],
 )
 def test_bytes_in_binary_units(size: int, text: str) -> None:
-    assert binary(size) == text
+    assert format_bytes(size) == text

@@ -73,12 +73,12 @@ def test_many_ranks_are_named_in_few_words() -> None:
 
 
 class Job:
-    """A folder with the facts of several ranks."""
+    """A folder with the run_json of several ranks."""
 
     def __init__(self, root: Path) -> None:
         self.folder = new_run_folder(root, "job")
 
-    def rank(self, number: int, status: str, **facts: Any) -> None:
+    def rank(self, number: int, status: str, **run_info: Any) -> None:
         now = time.time()
         base = {
             "created": 1.0,
@@ -89,8 +89,8 @@ class Job:
             **process_identity(),
         }
         name = "run.json" if number == 0 else f"rank{number}.json"
-        write_run_json(self.folder, base | facts, name)
-        os.utime(self.folder / name, (facts.get("heartbeat", now),) * 2)
+        write_run_json(self.folder, base | run_info, name)
+        os.utime(self.folder / name, (run_info.get("heartbeat", now),) * 2)
 
     def read(self) -> tuple[RunStatus, str | None, int]:
         run: RunInfo = read_run(self.folder)

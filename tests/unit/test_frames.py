@@ -56,9 +56,9 @@ def test_a_bucket_without_a_value_stays_missing() -> None:
 
 def test_a_nan_that_was_recorded_is_not_missing_however_it_travels() -> None:
     block = rows(None, float("nan"))
-    travelled = join([block, rows(1.0, key="val/loss")]).with_keys(("val/loss", "train/loss"))
-    raw = Block.raw(travelled.keys, travelled.ts, travelled.step, travelled.mean.copy()[:, ::-1])
-    for found in (travelled.slice(0, 2), decode(encode(travelled, 0), travelled.keys, 3, 0)):
+    traveled = join([block, rows(1.0, key="val/loss")]).with_keys(("val/loss", "train/loss"))
+    raw = Block.raw(traveled.keys, traveled.ts, traveled.step, traveled.mean.copy()[:, ::-1])
+    for found in (traveled.slice(0, 2), decode(encode(traveled, 0), traveled.keys, 3, 0)):
         assert found.odd[1].tolist()[:2] == [0, 1]
     assert raw.odd[1].tolist() == [0, 1, 0]
     assert np.isnan(block.mean).all()

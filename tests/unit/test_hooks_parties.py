@@ -69,7 +69,7 @@ def test_a_gan_whose_generator_steps_last(live: FakeLive, set_to_none: bool) -> 
         (pair.critic * 3).backward()
         pair.critic_optimizer.step()
         pair.actor_optimizer.step()
-    assert live.recorder.facts["optimizers"] == ["SGD", "SGD"]
+    assert live.recorder.run_json["optimizers"] == ["SGD", "SGD"]
     assert live.values("train/loss") == [15.0] * 3, "the critic stepped first and is optimizer 0"
     assert live.values("train/loss.optimizer1") == [10.0] * 3
 

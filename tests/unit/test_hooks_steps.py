@@ -54,7 +54,7 @@ def test_each_step_is_a_row_with_its_loss_and_rate(live: FakeLive) -> None:
     assert "train/backwards" not in live.rows[0][1]
     assert live.devices == [None]
     assert live.boundaries == 3
-    assert live.recorder.facts["optimizers"] == ["SGD"]
+    assert live.recorder.run_json["optimizers"] == ["SGD"]
 
 
 def test_accumulated_micro_batches_add_up_to_one_loss(live: FakeLive) -> None:
@@ -162,7 +162,7 @@ def test_two_optimizers_share_the_counter_and_not_the_keys(live: FakeLive) -> No
         train(steps["critic"], critic * 1)
         train(steps["generator"], generator * 1)
     assert [step for step, _ in live.rows] == [1, 2, 2, 3, 4, 4]
-    assert live.recorder.facts["optimizers"] == ["SGD", "Adam"]
+    assert live.recorder.run_json["optimizers"] == ["SGD", "Adam"]
     assert live.values("train/loss.optimizer1")[0] == 5.0
     assert live.values("train/lr.optimizer1") == [0.001, 0.001]
     timed = ["perf/step_time" in row for _, row in live.rows]
@@ -190,7 +190,7 @@ def test_optimizers_beyond_the_limit_are_left_out(
         for optimizer in optimizers:
             optimizer.step()
     assert len(live.rows) == 2 * OPTIMIZERS_LIMIT
-    assert len(live.recorder.facts["optimizers"]) == OPTIMIZERS_LIMIT
+    assert len(live.recorder.run_json["optimizers"]) == OPTIMIZERS_LIMIT
     assert caplog.text.count("not recorded") == 1
 
 
@@ -208,7 +208,7 @@ def test_the_optimizer_inside_another_is_not_a_second_one(live: FakeLive) -> Non
     for _ in range(2):
         train(optimizer, w * 1)
     assert [step for step, _ in live.rows] == [1, 2]
-    assert live.recorder.facts["optimizers"] == ["Lookahead"]
+    assert live.recorder.run_json["optimizers"] == ["Lookahead"]
     assert live.values("train/loss")[0] == 1.0
 
 

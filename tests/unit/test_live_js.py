@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 import dashboard.live_chart
-from dashboard.charts.parts import COLOURS, GPU_COLOURS
+from dashboard.charts.parts import COLORS, GPU_COLORS
 
 PURE = tuple(
     f"{name}.js"
@@ -310,9 +310,9 @@ SIGHTS = {  # linear RGB as seen with all cones, then without one of them (Macha
 }
 
 
-def oklab(colour: str, sight: str) -> NDArray[np.float64]:
+def oklab(color: str, sight: str) -> NDArray[np.float64]:
     """Return #rrggbb as Oklab, in which distances are about as the eye sees them."""
-    shares = np.array([int(colour[at : at + 2], 16) for at in (1, 3, 5)]) / 255
+    shares = np.array([int(color[at : at + 2], 16) for at in (1, 3, 5)]) / 255
     linear = np.where(shares <= 0.04045, shares / 12.92, ((shares + 0.055) / 1.055) ** 2.4)
     seen = np.clip(np.array(SIGHTS[sight]) @ linear, 0, 1)
     cones = np.array([[0.4122, 0.5363, 0.0514], [0.2119, 0.6807, 0.1074], [0.0883, 0.2817, 0.63]])
@@ -329,7 +329,7 @@ def test_gpus_are_told_apart_from_each_other_and_from_the_memory_lines(
 ) -> None:
     palette = js(f"PALETTES.{theme}")
     memory = [
-        COLOURS[key]
+        COLORS[key]
         for key in (
             "memory/allocated",
             "memory/reserved",
@@ -338,8 +338,8 @@ def test_gpus_are_told_apart_from_each_other_and_from_the_memory_lines(
             "gpu/mem_total",
         )
     ]
-    for place, gpu in enumerate(GPU_COLOURS):
-        for other in [*memory, *GPU_COLOURS[:place]]:
+    for place, gpu in enumerate(GPU_COLORS):
+        for other in [*memory, *GPU_COLORS[:place]]:
             apart = oklab(palette[gpu], sight) - oklab(palette[other], sight)
             wanted = 0.1 if sight == "normal" else 0.05
             assert np.linalg.norm(apart) > wanted, (gpu, other)

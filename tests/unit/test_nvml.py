@@ -310,7 +310,7 @@ def test_a_foreign_shutdown_is_healed_by_one_init(
     assert source.lost(A) is None
 
 
-def test_mig_has_memory_but_no_utilisation(library: FakeNvml, clock: FakeClock) -> None:
+def test_mig_has_memory_but_no_utilization(library: FakeNvml, clock: FakeClock) -> None:
     slice_ = FakeGpu("MIG-1234", mig=1, total=10 * GIB)
     slice_.errors = {"nvmlDeviceGetUtilizationRates": 3, "nvmlDeviceGetTotalEnergyConsumption": 3}
     library.gpus[0].mig = 1

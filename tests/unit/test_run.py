@@ -31,11 +31,11 @@ from stepscope.run import (
 from stepscope.session.stopping import kill_unheard
 
 
-def make_run(root: Path, name: str = "r", *, old: bool = False, **facts: Any) -> Path:
+def make_run(root: Path, name: str = "r", *, old: bool = False, **run_info: Any) -> Path:
     folder = new_run_folder(root, name)
     beat = time.time() - 2 * STALE_S if old else time.time()
     base = {"created": 1.0, "status": "running", "heartbeat": beat, **process_identity()}
-    write_run_json(folder, base | facts)
+    write_run_json(folder, base | run_info)
     if old:
         os.utime(folder / "run.json", (beat, beat))
     return folder
@@ -186,7 +186,7 @@ def test_no_process_is_killed_that_may_be_another_or_alive(
     tmp_path: Path, script: subprocess.Popen[bytes], other: dict[str, Any]
 ) -> None:
     folder = make_run(tmp_path, **({"old": True, **facts_of(script)} | other))
-    before = read_run(folder).facts
+    before = read_run(folder).run_json
     assert kill_unheard(read_run(folder)) is None
     assert script.poll() is None
-    assert read_run(folder).facts == before
+    assert read_run(folder).run_json == before

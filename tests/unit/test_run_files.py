@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dashboard.format import plain
+from dashboard.format import escape_markdown
 from dashboard.run_files import Snapshot, snapshot_bytes, snapshots, tail
 
 
@@ -47,4 +47,4 @@ def test_neither_a_link_nor_a_pipe_is_read(tmp_path: Path) -> None:
 
 
 def test_plain_text_has_no_markdown() -> None:
-    assert plain("a_b [x](y)") == r"a\_b \[x\](y)"
+    assert escape_markdown("a_b [x](y)") == r"a\_b \[x\](y)"

@@ -21,12 +21,12 @@ from stepscope.run import RunStatus, process_identity, read_run
 LONG_AGO = 1_000.0
 
 
-def write(root: Path, name: str, status: str = "running", **facts: Any) -> Path:
+def write(root: Path, name: str, status: str = "running", **run_info: Any) -> Path:
     folder = root / name
     folder.mkdir(parents=True, exist_ok=True)
     now = time.time()
     known = {"name": name, "status": status, "created": now, "heartbeat": now}
-    (folder / "run.json").write_text(json.dumps(known | process_identity() | facts))
+    (folder / "run.json").write_text(json.dumps(known | process_identity() | run_info))
     return folder
 
 
@@ -168,7 +168,7 @@ def test_a_page_takes_the_newest_live_run_of_this_machine_ours_first(tmp_path: P
     write(tmp_path, "old", created=5.0)
     write(tmp_path, "new", created=6.0)
     assert newest_live(RunIndex([tmp_path]).fresh().runs) == "new"
-    assert read_run(tmp_path / "new").facts["host"] == socket.gethostname()
+    assert read_run(tmp_path / "new").run_json["host"] == socket.gethostname()
 
 
 def test_the_page_is_of_before_when_what_it_is_built_from_changes(tmp_path: Path) -> None:

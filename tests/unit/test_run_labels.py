@@ -13,9 +13,9 @@ from stepscope.run import RunInfo, RunStatus, user_name
 NOON = time.mktime((2026, 11, 21, 12, 0, 0, 0, 0, -1))
 
 
-def run(name: str, status: RunStatus = RunStatus.RUNNING, **facts: Any) -> RunInfo:
+def run(name: str, status: RunStatus = RunStatus.RUNNING, **run_info: Any) -> RunInfo:
     known = {"name": name, "created": NOON, "host": socket.gethostname(), "user": user_name()}
-    return RunInfo(Path(name), status, None, 0.0, {**known, **facts})
+    return RunInfo(Path(name), status, None, 0.0, {**known, **run_info})
 
 
 def label(info: RunInfo, later_s: float = 60.0) -> str:
@@ -52,7 +52,7 @@ def test_a_name_that_was_given_is_kept_and_others_cannot_spoil_the_list() -> Non
 
 def test_no_two_labels_are_alike() -> None:
     one, two = run("train"), run("train")
-    one = RunInfo(Path("id-1"), one.status, None, 0.0, one.facts)
+    one = RunInfo(Path("id-1"), one.status, None, 0.0, one.run_json)
     made = labels([one, two], NOON)
     assert len(set(made.values())) == 2
     assert made["id-1"].endswith(" · id-1")

@@ -26,7 +26,7 @@ class FakeRecorder:
         self.samples: list[dict[str, float]] = []
         self.devices: list[tuple[str, dict[str, float]]] = []
         self.events: list[tuple[str, str, dict[str, Any]]] = []
-        self.facts: list[dict[str, Any]] = []
+        self.run_json: list[dict[str, Any]] = []
         self.boundaries_wanted = 0
 
     def sample(self, values: Mapping[str, float]) -> None:
@@ -38,8 +38,8 @@ class FakeRecorder:
     def event(self, kind: str, text: str, **data: Any) -> None:
         self.events.append((kind, text, data))
 
-    def describe(self, **facts: Any) -> None:
-        self.facts.append(facts)
+    def describe(self, **run_info: Any) -> None:
+        self.run_json.append(run_info)
 
     def want_boundary(self) -> None:
         self.boundaries_wanted += 1
@@ -169,7 +169,7 @@ def test_without_gpus_only_the_process_is_sampled() -> None:
     bench.ticks(2)
     assert bench.recorder.devices == []
     assert bench.recorder.events == []
-    assert bench.recorder.facts[0]["capabilities"]["nvml"] == "No driver."
+    assert bench.recorder.run_json[0]["capabilities"]["nvml"] == "No driver."
 
 
 def test_the_process_peak_can_be_reset() -> None:
@@ -193,17 +193,17 @@ def test_a_failing_gpu_costs_its_own_values_and_one_log_line(
     assert [uuid for uuid, _ in bench.recorder.devices] == [B, B, B]
     assert len(bench.recorder.samples) == 3
     assert len(caplog.records) == 1
-    assert bench.recorder.facts[0]["capabilities"]["failed"] == {A: "RuntimeError: odd"}
+    assert bench.recorder.run_json[0]["capabilities"]["failed"] == {A: "RuntimeError: odd"}
 
 
 def test_a_source_that_answers_again_is_no_longer_called_failed() -> None:
     bench = Bench()
     bench.source.error = RuntimeError("odd")
     bench.ticks(11)
-    assert bench.recorder.facts[-1]["capabilities"]["failed"] == {A: "RuntimeError: odd"}
+    assert bench.recorder.run_json[-1]["capabilities"]["failed"] == {A: "RuntimeError: odd"}
     bench.source.error = None
     bench.ticks(11)
-    assert bench.recorder.facts[-1]["capabilities"]["failed"] == {}
+    assert bench.recorder.run_json[-1]["capabilities"]["failed"] == {}
 
 
 def test_a_call_that_goes_on_failing_is_told_beside_one_that_answers(
@@ -219,7 +219,7 @@ def test_a_call_that_goes_on_failing_is_told_beside_one_that_answers(
 
     monkeypatch.setattr(bench.source, "read", read_fast)
     bench.ticks(40)
-    assert [facts["capabilities"]["failed"] for facts in bench.recorder.facts] == [
+    assert [run_json["capabilities"]["failed"] for run_json in bench.recorder.run_json] == [
         {A: "RuntimeError: odd"}
     ]
     assert len(caplog.records) == 1
@@ -234,7 +234,7 @@ def test_the_allocator_may_be_told_later(monkeypatch: pytest.MonkeyPatch) -> Non
     bench.ticks(20)
     assert "memory/allocated" not in bench.recorder.samples[0]
     assert bench.recorder.samples[-1]["memory/allocated"] == 1.0
-    assert [facts["capabilities"]["allocator"] for facts in bench.recorder.facts] == [
+    assert [run_json["capabilities"]["allocator"] for run_json in bench.recorder.run_json] == [
         "the run has used no CUDA device",
         None,
     ]
@@ -256,14 +256,14 @@ def test_a_failing_allocator_costs_only_its_values(monkeypatch: pytest.MonkeyPat
     bench = Bench(allocator_index=9)
     bench.ticks(11)
     assert "process/rss" in bench.recorder.samples[-1]
-    assert "allocator" in bench.recorder.facts[-1]["capabilities"]["failed"]
+    assert "allocator" in bench.recorder.run_json[-1]["capabilities"]["failed"]
 
 
 def test_capabilities_are_recorded_once_and_again_when_they_change() -> None:
     bench = Bench()
     bench.ticks(30)
-    assert len(bench.recorder.facts) == 1
-    assert bench.recorder.facts[0]["capabilities"] == {
+    assert len(bench.recorder.run_json) == 1
+    assert bench.recorder.run_json[0]["capabilities"] == {
         "nvml": None,
         "allocator": "the run has used no CUDA device",
         "missing": {A: {}, B: {}},
@@ -271,8 +271,8 @@ def test_capabilities_are_recorded_once_and_again_when_they_change() -> None:
     }
     bench.source.missing = {"gpu/energy": "permission"}
     bench.ticks(30)
-    assert len(bench.recorder.facts) == 2
-    assert bench.recorder.facts[1]["capabilities"]["missing"][A] == {"gpu/energy": "permission"}
+    assert len(bench.recorder.run_json) == 2
+    assert bench.recorder.run_json[1]["capabilities"]["missing"][A] == {"gpu/energy": "permission"}
 
 
 def test_a_lost_gpu_is_one_event_and_its_return_another() -> None:

@@ -29,9 +29,9 @@ def fill(folder: Path, rows: int, keys: tuple[str, ...] = ("train/loss", "train/
 
 
 def answer(
-    folder: Path, cursors: dict[str, Cursor] | None = None, more: bool = False, **facts: Any
+    folder: Path, cursors: dict[str, Cursor] | None = None, more: bool = False, **run_info: Any
 ) -> dict[str, Any]:
-    run = RunInfo(folder, RunStatus.RUNNING, None, 0.0, {"created": 50.0, **facts})
+    run = RunInfo(folder, RunStatus.RUNNING, None, 0.0, {"created": 50.0, **run_info})
     with RunReader(folder) as reader:
         found = series.update(reader, run, cursors or {}, 0, more)
     json.dumps(found, allow_nan=False)
@@ -254,8 +254,8 @@ def test_many_metrics_of_a_scripts_own_do_not_swell_the_answer(tmp_path: Path) -
     assert len(found["series"]["steps"]["last"]) == 12
 
 
-def state(status: RunStatus, age_s: float = 0.0, **facts: Any) -> dict[str, Any]:
-    run = RunInfo(Path("run"), status, None, age_s, {"created": 50.0, **facts})
+def state(status: RunStatus, age_s: float = 0.0, **run_info: Any) -> dict[str, Any]:
+    run = RunInfo(Path("run"), status, None, age_s, {"created": 50.0, **run_info})
     return series.state(run)
 
 

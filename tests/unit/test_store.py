@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from stepscope.store import STORE_NAME, Block, RunReader, RunWriter, StoreError, schema
-from stepscope.store.reader import ask
+from stepscope.store.reader import send_command
 
 
 def make_rows(start: int, stop: int, keys: Sequence[str] = ("a",)) -> Block:
@@ -149,7 +149,7 @@ def test_events_come_after_an_id_newest_kept(tmp_path: Path, writer: RunWriter) 
 
 
 def test_commands_are_taken_once_and_end(tmp_path: Path, writer: RunWriter) -> None:
-    first = ask(tmp_path, "empty_cache", {})
+    first = send_command(tmp_path, "empty_cache", {})
     assert writer.take_commands() == [(first, "empty_cache", "{}")]
     assert writer.take_commands() == []
     with writer.transaction():

@@ -26,10 +26,10 @@ from tests.unit.fake_nvml import GIB, FakeGpu, FakeNvml, install
 
 
 class WritingRecorder(FakeRecorder):
-    """Writes the facts at once, where the real one's thread does it a moment later."""
+    """Writes the run_json at once, where the real one's thread does it a moment later."""
 
-    def describe(self, **facts: Any) -> None:
-        (self.folder / "run.json").write_text(json.dumps(facts))
+    def describe(self, **run_info: Any) -> None:
+        (self.folder / "run.json").write_text(json.dumps(run_info))
 
     def set_status(self, status: RunStatus, reason: str | None = None) -> None:
         super().set_status(status, reason)
@@ -143,11 +143,11 @@ def test_a_stop_raises_in_the_training_thread(live: LiveRun) -> None:
 def test_a_run_tells_what_it_runs_on(live: LiveRun) -> None:
     live.train_on(None)
     live.close(RunStatus.FINISHED)
-    facts = read_run(live.recorder.folder).facts
-    assert (facts["device"], facts["devices"], facts["world_size"]) == ("cpu", [], 1)
-    assert facts["environment"]["python"].startswith("3.")
-    assert CommandName.MEMORY_SNAPSHOT not in facts["commands"]
-    assert CommandName.SAVE_CHECKPOINT not in facts["commands"]
+    run_json = read_run(live.recorder.folder).run_json
+    assert (run_json["device"], run_json["devices"], run_json["world_size"]) == ("cpu", [], 1)
+    assert run_json["environment"]["python"].startswith("3.")
+    assert CommandName.MEMORY_SNAPSHOT not in run_json["commands"]
+    assert CommandName.SAVE_CHECKPOINT not in run_json["commands"]
 
 
 def test_a_failed_memory_reading_does_not_hide_the_failure(
@@ -204,11 +204,11 @@ def test_the_mig_instance_that_the_script_trains_on_is_sampled(
     live.sampler.stop()
     live.sampler.tick()
     live.close(RunStatus.FINISHED)
-    facts = read_run(live.recorder.folder).facts
-    assert facts["devices"] == [
+    run_json = read_run(live.recorder.folder).run_json
+    assert run_json["devices"] == [
         {"uuid": "MIG-b", "name": properties.name, "memory_total": 17 * GIB}
     ]
-    assert (facts["device"], facts["environment"]["driver"]) == ("MIG-b", "580.95.05")
+    assert (run_json["device"], run_json["environment"]["driver"]) == ("MIG-b", "580.95.05")
     with RunReader(live.recorder.folder) as reader:
         [series] = [info for info in reader.series() if info.stream == "devices"]
         used = dict(

@@ -60,7 +60,7 @@ def test_digits_are_the_same_for_every_seed() -> None:
 
 def test_the_line_is_drawn_against_the_truth() -> None:
     task = make(Workload.LINEAR)
-    fit = task.facts["fit"]
+    fit = task.run_info["fit"]
     assert len(fit["x"]) == len(fit["y"]) == linear.PICTURED
     residual = torch.tensor(fit["y"]) - fit["slope"] * torch.tensor(fit["x"]) - fit["intercept"]
     assert residual.std().item() == pytest.approx(linear.NOISE, rel=0.2)
@@ -71,7 +71,7 @@ def test_the_line_is_drawn_against_the_truth() -> None:
 def test_the_fill_pool_stays_small_at_any_size(size: int) -> None:
     task = make(Workload.FILL, image_size=size)
     assert task.train.inputs.nbytes <= fill.POOL_BYTES
-    assert task.facts["synthetic"] is True
+    assert task.run_info["synthetic"] is True
     assert task.train.length >= fill.EPOCH_SAMPLES
 
 

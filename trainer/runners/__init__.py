@@ -154,7 +154,7 @@ class ProcessRun:
         """Note it of the process that `stop` has killed."""
         step = 0
         with contextlib.suppress(RunError):
-            step = int(read_run(self.folder).facts.get("step", 0))
+            step = int(read_run(self.folder).run_json.get("step", 0))
         _mark(self.folder, RunStatus.STOPPED, _cut_off(step), instead_of=LIVE)
 
     def _wait(self) -> None:
@@ -204,9 +204,9 @@ def _mark(
 ) -> None:
     """Note how a run ended that has no recorder to say it: it never came, or was killed."""
     try:
-        facts = read_run(folder).facts
-        if facts["status"] in instead_of:
+        run_json = read_run(folder).run_json
+        if run_json["status"] in instead_of:
             ended = {"status": status, "reason": reason, "ended": time.time()}
-            write_run_json(folder, {**facts, **ended})
+            write_run_json(folder, {**run_json, **ended})
     except (RunError, OSError) as error:
         log.warning("the end of the run could not be noted: %s", error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from stepscope.formatting import binary
+from stepscope.formatting import format_bytes
 from stepscope.recording.recorder import Command, CommandName, Recorder
 from stepscope.sampling.allocator import Readings
 from stepscope.session.commands import CommandServer
@@ -71,5 +71,5 @@ class Commands(CommandServer):
             text = f"Save checkpoint: failed ({error}). Training goes on; free disk space"
             self._recorder.finish(command, text, ok=False)
             return
-        text = f"Save checkpoint: {path.name}, {binary(size)}"
+        text = f"Save checkpoint: {path.name}, {format_bytes(size)}"
         self._recorder.finish(command, text, path=path.name, bytes=size)

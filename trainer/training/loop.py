@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from stepscope.formatting import binary
+from stepscope.formatting import format_bytes
 from stepscope.recording.recorder import Recorder
 from stepscope.recording.scalars import Row
 from stepscope.run import RunStatus
@@ -174,7 +174,7 @@ class Loop:
             text = f"Checkpoint {name} failed ({error}). Training goes on; free disk space"
             self.recorder.event("checkpoint", text, ok=False, path=name)
             return
-        text = f"Checkpoint {name}, {binary(size)}"
+        text = f"Checkpoint {name}, {format_bytes(size)}"
         self.recorder.event("checkpoint", text, ok=True, path=name, bytes=size)
 
     def _describe(self) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from stepscope.formatting import binary
+from stepscope.formatting import format_bytes
 from stepscope.recording.recorder import Recorder
 from stepscope.recording.scalars import keep_for_good
 from stepscope.run import RunStatus
@@ -147,7 +147,7 @@ def _attempt(attempt: _Attempt) -> Outcome:
         _record_failure(failure, trace, recorder, before=at_failure, after=after)
     kept = after.get("memory/allocated", 0) - baseline.get("memory/allocated", 0)
     if kept > 0:
-        log.warning("%s stay allocated on the GPU after the run", binary(kept))
+        log.warning("%s stay allocated on the GPU after the run", format_bytes(kept))
     return outcome
 
 
@@ -161,7 +161,7 @@ def _train(attempt: _Attempt) -> None:
         task.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         training = Training(config, task.model.to(compute.device), compute)
         parameters = sum(weights.numel() for weights in task.model.parameters())
-        recorder.describe(parameters=parameters, **task.facts)
+        recorder.describe(parameters=parameters, **task.run_info)
         if config.resume:
             _resume(training, recorder)
         commands = Commands(
@@ -171,7 +171,7 @@ def _train(attempt: _Attempt) -> None:
             readings=attempt.sampler.readings,
             reset_process_peak=attempt.sampler.reset_process_peak,
         )
-        recorder.describe(commands=commands.answers())
+        recorder.describe(commands=commands.supported_commands())
         with (
             closing(commands),
             closing(make_loader(task.train, config, compute)) as loader,

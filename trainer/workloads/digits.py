@@ -48,7 +48,7 @@ def cnn_task(config: RunConfig) -> Task:
 
 def _task(model: nn.Module, train: Split, validation: Split) -> Task:
     return Task(
-        model=model, train=train, validation=validation, loss=nn.CrossEntropyLoss(), facts=FACTS
+        model=model, train=train, validation=validation, loss=nn.CrossEntropyLoss(), run_info=FACTS
     )
 
 

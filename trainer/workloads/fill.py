@@ -35,7 +35,7 @@ def task(config: RunConfig) -> Task:
         train=Split(images, labels, samples),
         validation=Split(unseen, unseen_labels, samples // 16),
         loss=nn.CrossEntropyLoss(),
-        facts={"data": f"synthetic {size}×{size} images of ten patterns", "synthetic": True},
+        run_info={"data": f"synthetic {size}×{size} images of ten patterns", "synthetic": True},
     )
 
 

@@ -27,7 +27,7 @@ def task(config: RunConfig) -> Task:
         loss=nn.MSELoss(),
         classifies=False,
         watched={"model/weight": model.weight, "model/bias": model.bias},
-        facts={
+        run_info={
             "data": f"{SAMPLES} points around a line, generated from the seed",
             "fit": {
                 "x": x[:PICTURED, 0].tolist(),

@@ -51,5 +51,5 @@ class Task:
     classifies: bool = True  # outputs are class scores, so accuracy means something
     watched: Mapping[str, Tensor] = field(default_factory=dict)
     """Parameters of one element recorded every step, by metric key."""
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    run_info: Mapping[str, Any] = field(default_factory=dict)
     """What the page should know about the data, for run.json."""

@@ -61,7 +61,7 @@ def answer(recorder: Recorder, command: Command) -> bool:
     return command.name is not CommandName.STOP
 
 
-def main(folder: Path, facts: dict[str, object]) -> None:
+def main(folder: Path, run_json: dict[str, object]) -> None:
     """Record until Stop."""
     folder.mkdir(parents=True)
     (folder / "output.log").write_text(
@@ -74,7 +74,7 @@ def main(folder: Path, facts: dict[str, object]) -> None:
         device="cpu",
         script={"path": "/home/me/gan/train.py", "arguments": ["--lr", "0.001"], "cwd": "/home/me"},
     )
-    recorder.describe(**facts)
+    recorder.describe(**run_json)
     recorder.set_status(RunStatus.RUNNING)
     step = 0
     while True:

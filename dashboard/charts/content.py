@@ -52,7 +52,7 @@ class Fit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunFacts:
+class RunContent:
     """What the layout depends on.
 
     `has_cuda`: the run trains on a CUDA device. `training_gpu` is its UUID, by default the first
@@ -75,54 +75,54 @@ class RunFacts:
     has_total: bool = True
 
 
-def run_facts(run: RunInfo) -> RunFacts:
+def run_content(run: RunInfo) -> RunContent:
     """Return the layout's inputs."""
-    facts, kind, device = run.facts, run_kind(run), training_device(run)
-    capabilities = _dict(facts.get("capabilities"))
+    run_json, kind, device = run.run_json, run_kind(run), training_device(run)
+    capabilities = _dict(run_json.get("capabilities"))
     on_cpu = device == "cpu" and kind is not RunKind.RECORD
-    custom, left = custom_metrics(facts)
-    return RunFacts(
+    custom, left = custom_metrics(run_json)
+    return RunContent(
         has_cuda=device not in ("cpu", None),
-        gpus=() if on_cpu else tuple(_gpus(facts.get("devices"))),
+        gpus=() if on_cpu else tuple(_gpus(run_json.get("devices"))),
         training_gpu=None if device in ("cpu", None) else device,
-        gpu_reason=_gpu_reason(facts, capabilities, on_cpu),
+        gpu_reason=_gpu_reason(run_json, capabilities, on_cpu),
         allocator_reason=NOT_BEGUN if device is None else NO_ALLOCATOR,
-        fit=_fit(_dict(facts.get("fit"))),
+        fit=_fit(_dict(run_json.get("fit"))),
         kind=kind,
-        optimizers=optimizer_names(facts),
+        optimizers=optimizer_names(run_json),
         custom=custom,
         custom_left=left,
-        has_total=kind is RunKind.TRAINER or isinstance(facts.get("total_steps"), int),
+        has_total=kind is RunKind.TRAINER or isinstance(run_json.get("total_steps"), int),
     )
 
 
 def run_kind(run: RunInfo) -> RunKind:
     """Return who writes the run; a kind that this version does not know is shown as a script."""
     try:
-        return RunKind(run.facts.get("kind", RunKind.TRAINER))
+        return RunKind(run.run_json.get("kind", RunKind.TRAINER))
     except ValueError:
         return RunKind.INIT
 
 
 def training_device(run: RunInfo) -> str | None:
     """Return "cpu", a GPU's UUID, or None where nothing is trained or nobody knows yet where."""
-    device = run.facts.get("device")
+    device = run.run_json.get("device")
     if device is None and run_kind(run) is RunKind.TRAINER:
-        device = _dict(run.facts.get("config")).get("device", "cpu")
+        device = _dict(run.run_json.get("config")).get("device", "cpu")
     return None if device is None else str(device)
 
 
-def custom_metrics(facts: Mapping[str, Any]) -> tuple[tuple[str, ...], int]:
+def custom_metrics(run_json: Mapping[str, Any]) -> tuple[tuple[str, ...], int]:
     """Return the metrics of the script's own that are drawn, and the number of the others."""
-    listed = _texts(facts.get("custom"))
+    listed = _texts(run_json.get("custom"))
     known = [key for key in listed if len(key) <= CUSTOM_LENGTH and key not in BY_KEY]
     drawn = tuple(known[:CUSTOM_CHARTS])
     return drawn, sum(key not in BY_KEY for key in listed) - len(drawn)
 
 
-def optimizer_names(facts: Mapping[str, Any]) -> tuple[str, ...]:
+def optimizer_names(run_json: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the class names of the script's optimizers, in the order of their first steps."""
-    return tuple(name[:40] for name in _texts(facts.get("optimizers"))[:OPTIMIZERS])
+    return tuple(name[:40] for name in _texts(run_json.get("optimizers"))[:OPTIMIZERS])
 
 
 def loss_keys(optimizers: int) -> tuple[str, ...]:
@@ -145,8 +145,8 @@ def norm_keys(optimizers: int) -> tuple[str, ...]:
     return ("train/grad_norm", *(f"train/grad_norm.optimizer{i}" for i in range(1, optimizers)))
 
 
-def _gpu_reason(facts: Mapping[str, Any], capabilities: Mapping[str, Any], on_cpu: bool) -> str:
-    if on_cpu and facts.get("devices"):
+def _gpu_reason(run_json: Mapping[str, Any], capabilities: Mapping[str, Any], on_cpu: bool) -> str:
+    if on_cpu and run_json.get("devices"):
         return CPU_TRAINS
     return str(capabilities.get("nvml") or NO_GPU)
 

@@ -7,46 +7,52 @@ from typing import Any
 
 import pytest
 
-from dashboard.charts.facts import CUSTOM_CHARTS, NOT_BEGUN, RunFacts, custom_metrics, run_facts
+from dashboard.charts.content import (
+    CUSTOM_CHARTS,
+    NOT_BEGUN,
+    RunContent,
+    custom_metrics,
+    run_content,
+)
 from dashboard.charts.layout import layout
 from stepscope.run import RunInfo, RunKind, RunStatus
 
 GPU = {"uuid": "GPU-1", "name": "NVIDIA H100", "memory_total": 80 * 2**30}
 
 
-def facts(status: RunStatus = RunStatus.RUNNING, **given: Any) -> RunFacts:
-    return run_facts(RunInfo(Path("run"), status, None, 0.0, {"created": 0.0, **given}))
+def content(status: RunStatus = RunStatus.RUNNING, **given: Any) -> RunContent:
+    return run_content(RunInfo(Path("run"), status, None, 0.0, {"created": 0.0, **given}))
 
 
 def test_a_trainer_run_trains_where_its_configuration_says() -> None:
-    found = facts(config={"device": "GPU-1"}, devices=[GPU])
+    found = content(config={"device": "GPU-1"}, devices=[GPU])
     assert (found.kind, found.has_cuda, found.training_gpu) == (RunKind.TRAINER, True, "GPU-1")
-    assert not facts(config={}).has_cuda
+    assert not content(config={}).has_cuda
     assert found.has_total
 
 
 def test_a_scripts_device_is_the_one_it_describes() -> None:
-    found = facts(kind="watch", device="GPU-1", devices=[GPU], config={"device": "cpu"})
+    found = content(kind="watch", device="GPU-1", devices=[GPU], config={"device": "cpu"})
     assert (found.has_cuda, found.training_gpu, found.gpus[0].uuid) == (True, "GPU-1", "GPU-1")
     assert not found.has_total
-    assert facts(kind="watch", total_steps=10).has_total
+    assert content(kind="watch", total_steps=10).has_total
 
 
 def test_before_its_first_step_nobody_knows_where_a_script_trains() -> None:
-    found = facts(RunStatus.PENDING, kind="watch", devices=[GPU])
+    found = content(RunStatus.PENDING, kind="watch", devices=[GPU])
     assert found.allocator_reason == NOT_BEGUN
     assert not found.has_cuda
     assert len(found.gpus) == 1  # what the machine does is of interest already
 
 
 def test_a_script_on_the_cpu_shows_no_gpu_of_others() -> None:
-    found = facts(kind="watch", device="cpu", devices=[GPU])
+    found = content(kind="watch", device="cpu", devices=[GPU])
     assert found.gpus == ()
     assert "trains on the CPU" in found.gpu_reason
 
 
 def test_a_recording_keeps_its_gpus() -> None:
-    found = facts(kind="record", devices=[GPU, {**GPU, "uuid": "GPU-2"}])
+    found = content(kind="record", devices=[GPU, {**GPU, "uuid": "GPU-2"}])
     assert [gpu.uuid for gpu in found.gpus] == ["GPU-1", "GPU-2"]
 
 
@@ -60,5 +66,5 @@ def test_metrics_of_the_scripts_own_are_bounded_and_those_of_the_table_are_none(
 @pytest.mark.parametrize("junk", [None, 1, "x", [1, None], {"a": 1}, [["x"]]])
 def test_what_others_wrote_cannot_break_the_page(junk: Any) -> None:
     names = ("kind", "config", "devices", "custom", "optimizers", "capabilities", "fit", "commands")
-    found = facts(**dict.fromkeys(names, junk))
+    found = content(**dict.fromkeys(names, junk))
     assert layout(found)["charts"]
