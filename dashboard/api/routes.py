@@ -59,7 +59,7 @@ def _answering(handler: Callable[[Request], Answer]) -> Callable[[Request], Resp
 
 @_answering
 def get_series(request: Request) -> Answer:
-    """`/api/series?run=&since=&events=&optimizer=`: how a run stands and what is new since the cursors.
+    """`/api/series?run=&since=&events=&optimizer=`: how a run stands, what is new since then.
 
     `page` names what the page around the charts is built from; `optimizer` asks for its lines too.
     """
