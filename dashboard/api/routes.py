@@ -59,9 +59,10 @@ def _answering(handler: Callable[[Request], Answer]) -> Callable[[Request], Resp
 
 @_answering
 def get_series(request: Request) -> Answer:
-    """`/api/series?run=&since=&events=&optimizer=`: how a run stands, what is new since then.
+    """`/api/series?run=&since=&events=&include_optimizer=`: how a run stands, what is new.
 
-    `page` names what the page around the charts is built from; `optimizer` asks for its lines too.
+    `page_token` names what the page around the charts is built from; `include_optimizer` asks for
+    the optimizer's lines too.
     """
     query = request.query_params
     server = services.get()
@@ -73,22 +74,23 @@ def get_series(request: Request) -> Answer:
     run = read_run(folder)
     if run.status is RunStatus.CRASHED or run.heartbeat_age_s > CLOSED_S:
         recover_ended(run)  # what a killed process had not stored yet
-    page = {"page": page_token(server.index.recent(), run)}
+    token = {"page_token": page_token(server.index.recent(), run)}
     if not (folder / STORE_NAME).exists():
-        return series.state(run) | page
+        return series.state(run) | token
     with RunReader(folder) as reader:
-        return series.update(reader, run, cursors, int(after), bool(query.get("optimizer"))) | page
+        include_optimizer = bool(query.get("include_optimizer"))
+        return series.update(reader, run, cursors, int(after), include_optimizer) | token
 
 
 @_answering
 def get_runs(_request: Request) -> Answer:
     """`/api/runs`: the name of the run list's state, for a page that shows no run."""
-    return {"page": page_token(services.get().index.recent(), None)}
+    return {"page_token": page_token(services.get().index.recent(), None)}
 
 
 @_answering
 def get_window(request: Request) -> Answer:
-    """`/api/window?run=&axis=step|time&from=&to=&optimizer=`: detail for a zoom."""
+    """`/api/window?run=&axis=step|time&from=&to=&include_optimizer=`: detail for a zoom."""
     query = request.query_params
     folder = services.get().folder(query.get("run", ""))
     axis = AXES.get(query.get("axis", "step"))
@@ -96,7 +98,7 @@ def get_window(request: Request) -> Answer:
         raise ValueError(f"axis: must be step or time, got {query['axis'][:40]!r}.")
     low, high = _finite(query.get("from", "")), _finite(query.get("to", ""))
     with RunReader(folder) as reader:
-        include_optimizer = bool(query.get("optimizer"))
+        include_optimizer = bool(query.get("include_optimizer"))
         return series.window(reader, read_run(folder), axis, low, high, include_optimizer)
 
 
@@ -107,9 +109,12 @@ def get_plotly(_request: Request) -> Response:
     )
 
 
-def get_live_script(_request: Request) -> Response:
-    """`/vendor/live.js`: the live chart component's source."""
-    return Response(live_chart.SOURCE, headers=FOREVER, media_type="text/javascript")
+def get_live_module(request: Request) -> Response:
+    """`/vendor/live/VERSION/NAME.js`: a module of the live chart component."""
+    source = live_chart.MODULES.get(request.path_params["name"])
+    if source is None or request.path_params["version"] != live_chart.VERSION:
+        return Response("No such module; reload the page.", 404, media_type="text/plain")
+    return Response(source, headers=FOREVER, media_type="text/javascript")
 
 
 @functools.cache
@@ -131,5 +136,5 @@ ROUTES = [
     Route("/api/window", get_window),
     Route("/api/runs", get_runs),
     Route("/vendor/plotly.min.js", get_plotly),
-    Route(live_chart.SOURCE_PATH, get_live_script),
+    Route(live_chart.MODULES_PATH, get_live_module),
 ]

@@ -18,43 +18,25 @@ import streamlit as st
 if TYPE_CHECKING:
     from streamlit.components.v2.bidi_component import ComponentResult
 
-# One module scope in the browser: concatenated in this order, the last two export.
-SCRIPTS = (
-    "format.js",
-    "store.js",
-    "odd.js",
-    "theme.js",
-    "header.js",
-    "events.js",
-    "card.js",
-    "fit.js",
-    "board.js",
-    "poll.js",
-    "detail.js",
-    "xaxis.js",
-    "runs.js",
-    "live.js",
-)
+_FOLDER = Path(__file__).parent
 PLOTLY_URL = f"/vendor/plotly.min.js?v={version('plotly')}"
 
-_FOLDER = Path(__file__).parent
+MODULES = {path.name: path.read_text(encoding="utf-8") for path in sorted(_FOLDER.glob("*.js"))}
+"""The component's JavaScript modules by file name, served at MODULES_PATH."""
+VERSION = hashlib.sha256("".join(MODULES.values()).encode()).hexdigest()[:16]
+"""Part of the modules' address, so that what they import has it as well."""
+MODULES_PATH = "/vendor/live/{version}/{name}"
 
 
-SOURCE = "\n".join((_FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS)
-"""The component's JavaScript as one module, served at SOURCE_PATH."""
-SOURCE_PATH = "/vendor/live.js"
-
-_ADDRESS = f"{SOURCE_PATH}?v={hashlib.sha256(SOURCE.encode()).hexdigest()[:16]}"
-
-
-def _loader(part: str) -> str:
-    """Return a module that stands in for an export of SOURCE until the browser has it."""
+def _loader(module: str, export: str) -> str:
+    """Return a module that stands in for an export of ours until the browser has it."""
+    address = MODULES_PATH.format(version=VERSION, name=module)
     return f"""
-const loaded = import(new URL("{_ADDRESS}", document.baseURI).href);
+const loaded = import(new URL("{address}", document.baseURI).href);
 export default function load(component) {{
   let closed = false;
   let close = () => {{}};
-  loaded.then((module) => {{ if (!closed) close = module.{part}(component); }});
+  loaded.then((module) => {{ if (!closed) close = module.{export}(component); }});
   return () => {{ closed = true; close(); }};
 }}
 """
@@ -62,12 +44,12 @@ export default function load(component) {{
 
 _mount = st.components.v2.component(
     "stepscope_live",
-    js=_loader("stepscopeLive"),
+    js=_loader("live.js", "stepscopeLive"),
     css=(_FOLDER / "live.css").read_text(encoding="utf-8"),
     isolate_styles=False,
 )
 _mount_watch = st.components.v2.component(
-    "stepscope_runs", js=_loader("watchRuns"), isolate_styles=False
+    "stepscope_runs", js=_loader("runs.js", "watchRuns"), isolate_styles=False
 )
 
 
@@ -80,19 +62,19 @@ def live_chart(
     layout: dict[str, Any],
     *,
     key: str,
-    page: str,
+    page_token: str,
     pending_command: int | None = None,
 ) -> ComponentResult:
     """Mount the live charts of a run and return the component's result.
 
-    `layout` comes from `dashboard.charts.layout`. `page` is the token of what the page was built
+    `layout` comes from `dashboard.charts.layout`. `page_token` names what the page was built
     from: the component sets `result.stale` (for one script run) once the server names another.
     `pending_command` is the id of a command just sent; the component then polls faster until the
     event with that `command_id` is there.
     """
     data = {
         "run": run_id,
-        "page": page,
+        "page_token": page_token,
         "pending_command": pending_command,
         "plotly": PLOTLY_URL,
         "layout": layout,
@@ -100,9 +82,9 @@ def live_chart(
     return _mount(key=key, data=data, on_stale_change=_rerun)
 
 
-def runs_watch(page: str, *, key: str) -> ComponentResult:
+def runs_watch(page_token: str, *, key: str) -> ComponentResult:
     """Mount what looks out for runs on a page that shows none; draws nothing.
 
-    It runs the page again once the server names another token than `page`.
+    It runs the page again once the server names another than `page_token`.
     """
-    return _mount_watch(key=key, data={"page": page}, on_stale_change=_rerun)
+    return _mount_watch(key=key, data={"page_token": page_token}, on_stale_change=_rerun)

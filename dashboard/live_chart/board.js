@@ -1,10 +1,16 @@
 // The charts of a run in their groups: those always there, the script's own metrics (small), and
 // what the optimizer does (folded away: its lines are fetched only while somebody looks).
 
-// A learning rate or scale in a line of text: 0.001, 0.00003, 65536.
-const brief = (value) => String(Number(value.toPrecision(Math.abs(value) >= 1000 ? 7 : 4)));
+import { Card } from "./card.js";
+import { el, setText } from "./dom.js";
+import { FitCard } from "./fit.js";
+import { oddNow, recorded } from "./odd.js";
+import { latest } from "./series.js";
 
-class Board {
+// A learning rate or scale in a line of text: 0.001, 0.00003, 65536.
+export const brief = (value) => String(Number(value.toPrecision(Math.abs(value) >= 1000 ? 7 : 4)));
+
+export class Board {
   // `unfolded(open)` is told when the optimizer's charts are opened or closed.
   constructor(scene, unfolded) {
     this.scene = scene;
@@ -117,6 +123,11 @@ class Board {
     }
     setText(this.summary, words.join("  ·  "));
     this.more.hidden = !words.length && !drawn;
+  }
+
+  // Opens or closes the optimizer's charts.
+  unfold(open) {
+    this.more.open = open;
   }
 
   clear() {

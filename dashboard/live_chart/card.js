@@ -1,7 +1,15 @@
 // One chart: a card with title, legend with values, Plotly's drawing, marks and crosshair.
 //
-// `scene` is what all cards share: {Plotly, theme, axis, range, hoverX, marks, metrics, fit, prefs,
-// source(name), zoomTo(range), reset(), hover(x, card), save(), redraw(card)}.
+// `scene` is what all cards share (painter.js); what the reader chooses goes into its store.
+
+import { el, setAttribute, setText } from "./dom.js";
+import { changesOf, wordOf } from "./events.js";
+import { MISSING, change, clock, isNumber, scaleFor, timeTicks, withUnit } from "./format.js";
+import { bisect, ema, envelopePoints, linePoints, oddSpans, visibleSpan, xsOf } from "./lines.js";
+import { MarkLayer } from "./marks.js";
+import { holds, oddNow, oddWord, recorded } from "./odd.js";
+import { latest, latestEver } from "./series.js";
+import { withAlpha } from "./theme.js";
 
 const PLOT_HEIGHT = 188; // px
 const SMALL_HEIGHT = 128;
@@ -11,7 +19,7 @@ const CONFIG = { displayModeBar: false, responsive: false, doubleClick: false, s
 const NEAR_MARK = 6; // px
 const MAX_DOTS = 60; // above it dots melt into a band
 
-class Card {
+export class Card {
   constructor(spec, scene) {
     this.spec = spec;
     this.scene = scene;
@@ -66,25 +74,21 @@ class Card {
   }
 
   chip(trace) {
-    const key = `${this.spec.id}/${trace.label}`;
     const value = el("span", { class: "ss-chip-value" });
     const swatch = el("i", {
       style: `border-color:var(--ss-${trace.color})`,
       class: `ss-${trace.dash}`,
     });
-    const hidden = this.scene.prefs.hidden;
     const node = el(
       "button",
       {
         type: "button",
         class: "ss-chip",
         title: "Show or hide this line",
-        "aria-pressed": !hidden.includes(key),
+        "aria-pressed": !this.hidden(trace),
         onclick: () => {
-          if (hidden.includes(key)) hidden.splice(hidden.indexOf(key), 1);
-          else hidden.push(key);
-          node.setAttribute("aria-pressed", !hidden.includes(key));
-          this.scene.save();
+          this.scene.store.toggleHidden(this.lineName(trace));
+          node.setAttribute("aria-pressed", !this.hidden(trace));
           this.scene.redraw(this);
         },
       },
@@ -92,22 +96,21 @@ class Card {
       el("span", {}, trace.label),
       value,
     );
-    return { node, value, trace, key };
+    return { node, value, trace };
   }
 
   toggle(name, label, title) {
-    const { prefs } = this.scene;
+    const { store } = this.scene;
     const node = el(
       "button",
       {
         type: "button",
         class: "ss-tool",
         title,
-        "aria-pressed": Boolean(prefs[name]),
+        "aria-pressed": Boolean(store.prefs[name]),
         onclick: () => {
-          prefs[name] = !prefs[name];
-          node.setAttribute("aria-pressed", prefs[name]);
-          this.scene.save();
+          store.set(name, !store.prefs[name]);
+          node.setAttribute("aria-pressed", store.prefs[name]);
           this.scene.redraw(this);
         },
       },
@@ -130,12 +133,11 @@ class Card {
         min: 0,
         max: 0.99,
         step: 0.01,
-        value: scene.prefs.smoothing,
+        value: scene.store.prefs.smoothing,
         "aria-label": "Smoothing",
         title: "Smoothing: exponential moving average over the points drawn",
         oninput: () => {
-          scene.prefs.smoothing = Number(slider.value);
-          scene.save();
+          scene.store.set("smoothing", Number(slider.value));
           scene.redraw(this);
         },
       });
@@ -153,8 +155,12 @@ class Card {
     return list;
   }
 
+  lineName(trace) {
+    return `${this.spec.id}/${trace.label}`;
+  }
+
   hidden(trace) {
-    return this.scene.prefs.hidden.includes(`${this.spec.id}/${trace.label}`);
+    return this.scene.store.prefs.hidden.includes(this.lineName(trace));
   }
 
   place(x) {
@@ -169,12 +175,12 @@ class Card {
   top(axis) {
     let top = 0;
     for (const trace of this.spec.traces) {
-      const outside = trace.style === "context" && !this.scene.prefs[`full-${this.spec.id}`];
+      const outside = trace.style === "context" && !this.scene.store.prefs[`full-${this.spec.id}`];
       if (trace.axis !== axis || outside || this.hidden(trace)) continue;
-      const series = this.scene.source(trace.series);
+      const series = this.scene.store.source(trace.series);
       const values = series?.v[trace.metric]?.max;
       if (!values) continue;
-      const [from, to] = visibleSpan(xsOf(series, this.scene.axis), this.scene.range);
+      const [from, to] = visibleSpan(xsOf(series, this.scene.store.axis), this.scene.store.range);
       const skipped = this.spec.warm_up || 0;
       for (let i = from; i < to; i += 1)
         if (values[i] > top && series.start[i] >= skipped) top = values[i];
@@ -185,7 +191,7 @@ class Card {
   traces(factors) {
     const all = [];
     for (const trace of this.spec.traces) {
-      const series = this.scene.source(trace.series);
+      const series = this.scene.store.source(trace.series);
       const column = series?.v[trace.metric];
       if (!holds(column) || this.hidden(trace)) continue;
       const points = this.points(trace, series, column, factors[trace.axis]);
@@ -215,7 +221,7 @@ class Card {
 
   // The lines of one trace, faint ones first.
   points(trace, series, column, factor) {
-    const { axis, range, prefs } = this.scene;
+    const { axis, range, prefs } = this.scene.store;
     const xs = xsOf(series, axis);
     const times = trace.series === "steps" ? null : series.t; // steps lack a metric by nature, samples by trouble
     const line = (values) => linePoints(xs, values, range, factor, times, column.odd);
@@ -229,7 +235,7 @@ class Card {
   }
 
   yAxis(spec, top, factor) {
-    const { theme, prefs } = this.scene;
+    const { theme, store } = this.scene;
     const axis = {
       fixedrange: true,
       gridcolor: theme.grid,
@@ -247,7 +253,7 @@ class Card {
     };
     if (spec.range) return { ...axis, range: [spec.range[0], spec.range[1] * 1.03] };
     if (spec.zero) return { ...axis, range: [0, top > 0 ? (top / factor) * 1.08 : 1] };
-    const log = this.spec.loss && prefs.log;
+    const log = this.spec.loss && store.prefs.log;
     return {
       ...axis,
       type: log ? "log" : "linear",
@@ -257,7 +263,8 @@ class Card {
   }
 
   xAxis() {
-    const { theme, axis, range } = this.scene;
+    const { theme, store } = this.scene;
+    const { axis, range } = store;
     const shared = {
       range: [...range], // Plotly writes into it while panning
       type: "linear",
@@ -283,7 +290,7 @@ class Card {
     const scales = { y: scaleFor(spec.y.unit, tops.y), y2: scaleFor(spec.y2?.unit || "", tops.y2) };
     const factors = { y: scales.y.factor, y2: scales.y2.factor };
     const bare = !spec.traces.some((trace) =>
-      holds(this.scene.source(trace.series)?.v[trace.metric]),
+      holds(this.scene.store.source(trace.series)?.v[trace.metric]),
     );
     setText(
       this.unit,
@@ -317,9 +324,9 @@ class Card {
   }
 
   draw() {
-    const { Plotly, range } = this.scene;
+    const { Plotly, store } = this.scene;
     const { data, layout } = this.figure();
-    this.range = range;
+    this.range = store.range;
     this.dirty = false;
     this.drawnAt = performance.now();
     layout.datarevision = this.drawnAt;
@@ -327,7 +334,7 @@ class Card {
     else this.first(data, layout);
     const first =
       this.spec.traces[0] &&
-      this.scene.source(this.spec.traces[0].series)?.v[this.spec.traces[0].metric];
+      this.scene.store.source(this.spec.traces[0].series)?.v[this.spec.traces[0].metric];
     setAttribute(
       this.node,
       "data-points",
@@ -340,10 +347,10 @@ class Card {
   // Where lines that are shown have values that are no finite numbers.
   oddSpans() {
     return this.spec.traces.flatMap((trace) => {
-      const series = this.scene.source(trace.series);
+      const series = this.scene.store.source(trace.series);
       const column = series?.v[trace.metric];
       if (!column || this.hidden(trace)) return [];
-      return oddSpans(xsOf(series, this.scene.axis), column, this.range);
+      return oddSpans(xsOf(series, this.scene.store.axis), column, this.range);
     });
   }
 
@@ -352,7 +359,7 @@ class Card {
     let some = this.spec.traces.length === 0;
     let odd = false;
     for (const { node, trace } of this.chips) {
-      const column = this.scene.source(trace.series)?.v[trace.metric];
+      const column = this.scene.store.source(trace.series)?.v[trace.metric];
       node.hidden = trace.optional && !recorded(column);
       some ||= holds(column);
       odd ||= recorded(column);
@@ -368,14 +375,14 @@ class Card {
     this.scene.Plotly.newPlot(this.plot, data, layout, CONFIG);
     this.plot.on("plotly_relayout", (change) => {
       const [from, to] = [change["xaxis.range[0]"], change["xaxis.range[1]"]];
-      if (isNumber(from) && isNumber(to)) this.scene.zoomTo([from, to]);
+      if (isNumber(from) && isNumber(to)) this.scene.store.zoomTo([from, to]);
     });
     this.plot.on("plotly_relayouting", (change) => {
       if (!isNumber(change["xaxis.range[0]"])) return;
       this.range = [change["xaxis.range[0]"], change["xaxis.range[1]"]];
       this.overlay();
     });
-    this.plot.on("plotly_doubleclick", () => this.scene.reset());
+    this.plot.on("plotly_doubleclick", () => this.scene.store.zoomTo(null));
   }
 
   overlay() {
@@ -406,7 +413,11 @@ class Card {
     this.cross.style.transform = `translateX(${left.toFixed(1)}px)`;
     setText(
       this.crossLabel,
-      source ? (this.scene.axis === "time" ? clock(x) : Math.round(x).toLocaleString("en-US")) : "",
+      source
+        ? this.scene.store.axis === "time"
+          ? clock(x)
+          : Math.round(x).toLocaleString("en-US")
+        : "",
     );
     if (source) this.showTip(left);
   }
@@ -417,7 +428,7 @@ class Card {
       .slice(-4);
     if (!near.length) return;
     const lines = near.map(({ event }) => {
-      const changes = changesOf(event, this.scene.metrics);
+      const changes = changesOf(event, this.scene.store.layout.metrics);
       return el(
         "div",
         {},
@@ -434,16 +445,16 @@ class Card {
 
   // At the crosshair, else the newest.
   valueText(trace, x) {
-    const series = this.scene.source(trace.series);
+    const series = this.scene.store.source(trace.series);
     const column = series?.v[trace.metric];
     if (!column) return MISSING;
-    const unit = this.scene.metrics[trace.metric]?.unit || "";
+    const unit = this.scene.store.layout.metrics[trace.metric]?.unit || "";
     const words = (value) => (typeof value === "string" ? value : withUnit(value, unit));
     if (x === null) {
       if (trace.style === "points") return words(latestEver(series, trace.metric));
       return oddNow(series, trace.metric) ?? words(latest(series, trace.metric));
     }
-    let at = Math.min(bisect(xsOf(series, this.scene.axis), x), column.mean.length - 1);
+    let at = Math.min(bisect(xsOf(series, this.scene.store.axis), x), column.mean.length - 1);
     const skips = trace.series === "steps"; // a row without this metric: the one before it counts
     while (skips && at > 0 && column.mean[at] === null && !column.odd[at]) at -= 1;
     return words(column.mean[at] ?? (column.odd[at] ? oddWord(column.odd[at]) : null));
@@ -455,11 +466,11 @@ class Card {
     const places = ["series", "metric", "unit", "first_row", "rows", "time_s", "step"];
     const rows = [[...places, "mean", "min", "max", "not_finite"]];
     for (const trace of this.spec.traces) {
-      const series = this.scene.source(trace.series);
+      const series = this.scene.store.source(trace.series);
       const column = series?.v[trace.metric];
       if (!column) continue;
-      const [from, to] = visibleSpan(xsOf(series, this.scene.axis), this.scene.range);
-      const unit = this.scene.metrics[trace.metric]?.unit || "";
+      const [from, to] = visibleSpan(xsOf(series, this.scene.store.axis), this.scene.store.range);
+      const unit = this.scene.store.layout.metrics[trace.metric]?.unit || "";
       for (let i = from; i < to; i += 1) {
         const odd = column.odd[i];
         if (column.mean[i] === null && !odd) continue;
@@ -478,7 +489,7 @@ class Card {
   }
 
   fileName() {
-    return `${this.scene.run}-${this.spec.id}`.replace(/[^\w.-]+/g, "-");
+    return `${this.scene.store.run}-${this.spec.id}`.replace(/[^\w.-]+/g, "-");
   }
 
   savePng() {

@@ -1,8 +1,14 @@
 // The linear workload's chart: its points, the line they were made from, the line learnt so far.
 
-class FitCard extends Card {
+import { Card } from "./card.js";
+import { setText } from "./dom.js";
+import { MISSING, short } from "./format.js";
+import { latest } from "./series.js";
+import { withAlpha } from "./theme.js";
+
+export class FitCard extends Card {
   constructor(spec, scene) {
-    const { fit } = scene;
+    const { fit } = scene.store.layout;
     const entry = (label, color, dash) => ({
       label,
       color,
@@ -24,7 +30,8 @@ class FitCard extends Card {
 
   figure() {
     const { scene, ends } = this;
-    const { fit, theme } = scene;
+    const { theme } = scene;
+    const { fit } = scene.store.layout;
     const { palette } = theme;
     const [weight, bias] = this.learnt();
     const line = (slope, intercept, name, color, dash) => ({
@@ -76,15 +83,15 @@ class FitCard extends Card {
   }
 
   learnt() {
-    const { fit } = this.scene;
-    const steps = this.scene.live.steps;
-    return [latest(steps, fit.weight), latest(steps, fit.bias)];
+    const { live, layout } = this.scene.store;
+    const { fit } = layout;
+    return [latest(live.steps, fit.weight), latest(live.steps, fit.bias)];
   }
 
   // Its x axis is the workload's input, so marks and crosshair of the others mean nothing here.
   overlay() {
     const [weight, bias] = this.learnt();
-    const { fit } = this.scene;
+    const { fit } = this.scene.store.layout;
     const text = (slope, intercept) => {
       if (slope === null || intercept === null) return MISSING;
       return `${short(slope)} x ${intercept < 0 ? "−" : "+"} ${short(Math.abs(intercept))}`;

@@ -1,12 +1,12 @@
 // Numbers to text. Pure: no DOM. Units are those of stepscope/metrics.py (bytes, seconds, percent).
 
-const MISSING = "n/a";
+export const MISSING = "n/a";
 const BYTE_UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
 
-const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
+export const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 
 // Three significant digits without exponent: 0, 2.10, 12.3, 812, 12,345.
-function short(value) {
+export function short(value) {
   const size = Math.abs(value);
   if (size === 0) return "0";
   if (size >= 1000) return Math.round(value).toLocaleString("en-US");
@@ -14,20 +14,20 @@ function short(value) {
 }
 
 // Four significant digits, for losses and weights; tiny and huge values get an exponent.
-function precise(value) {
+export function precise(value) {
   const size = Math.abs(value);
   if (value === 0) return "0";
   if (size >= 1e6 || size < 1e-4) return value.toExponential(2);
   return size >= 1000 ? short(value) : value.toPrecision(4);
 }
 
-function percent(value) {
+export function percent(value) {
   const digits = value === 0 || Math.abs(value) >= 1 ? 0 : Math.abs(value) >= 0.1 ? 1 : 2;
   return `${value.toFixed(digits)} %`;
 }
 
 // The unit in which `value` is drawn, and what to divide by.
-function scaleFor(unit, value) {
+export function scaleFor(unit, value) {
   const size = Math.abs(value || 0);
   if (unit === "B") {
     const power = Math.max(0, Math.min(4, Math.floor(Math.log2(Math.max(size, 1)) / 10)));
@@ -39,7 +39,7 @@ function scaleFor(unit, value) {
   return { unit: unit === "count" ? "" : unit, factor: 1 };
 }
 
-function withUnit(value, unit) {
+export function withUnit(value, unit) {
   if (!isNumber(value)) return MISSING;
   if (unit === "") return precise(value);
   if (unit === "%") return percent(value);
@@ -51,14 +51,14 @@ function withUnit(value, unit) {
 }
 
 // ["12.3 GiB", "of 80.0 GiB (15 %)"], the two lines of a tile.
-function bytesOf(value, total) {
+export function bytesOf(value, total) {
   const text = withUnit(value, "B");
   if (!isNumber(total) || total <= 0) return [text, ""];
   return [text, `of ${withUnit(total, "B")} (${percent((100 * value) / total)})`];
 }
 
 // "reserved 2.10 → 0.81 GiB": both in the unit of the larger, so that they compare at a glance.
-function change(label, unit, before, after) {
+export function change(label, unit, before, after) {
   if (!isNumber(before) || !isNumber(after)) {
     return `${label} ${withUnit(before, unit)} → ${withUnit(after, unit)}`;
   }
@@ -68,7 +68,7 @@ function change(label, unit, before, after) {
 }
 
 // 0:41, 12:05, 3:04:05.
-function clock(seconds) {
+export function clock(seconds) {
   const whole = Math.max(0, Math.round(seconds));
   const two = (value) => String(value).padStart(2, "0");
   const [hours, minutes] = [Math.floor(whole / 3600), Math.floor(whole / 60) % 60];
@@ -80,7 +80,7 @@ const TIME_STEPS = [
 ];
 
 // Round clock times inside [from, to]: at most `count` of them. Below a second, plain numbers.
-function timeTicks(from, to, count) {
+export function timeTicks(from, to, count) {
   const raw = (to - from) / count;
   const decimal = raw < 1 ? 10 ** Math.ceil(Math.log10(Math.max(raw, 1e-3))) : null;
   const step =

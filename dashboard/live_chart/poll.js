@@ -1,10 +1,12 @@
 // Asking the server: one request in flight, none while the tab is hidden, slower after errors.
 
+import { short } from "./format.js";
+
 const TIMEOUT_MS = 10_000;
 const MAX_BACKOFF_MS = 8_000;
 
 // The answer as JSON; throws an Error whose message is a sentence for the reader.
-async function ask(url, signal) {
+export async function ask(url, signal) {
   const timeout = AbortSignal.timeout(TIMEOUT_MS);
   let response;
   try {
@@ -21,7 +23,7 @@ async function ask(url, signal) {
   return body;
 }
 
-class Poller {
+export class Poller {
   // `url()` gives the next address, `pace()` the pause in ms, `take(answer)` gets each answer,
   // `trouble(sentence or null)` the state of the connection.
   constructor({ url, pace, take, trouble }) {
@@ -88,23 +90,4 @@ class Poller {
     this.abort = null;
     document.removeEventListener("visibilitychange", this.onVisible);
   }
-}
-
-// plotly.js once a page. Streamlit loads another version for its own charts, so the global name is
-// left as it was and our reference kept apart.
-function loadPlotly(url) {
-  return (globalThis.stepscopePlotly ??= new Promise((resolve, reject) => {
-    const before = globalThis.Plotly;
-    const script = el("script", { src: url });
-    script.onload = () => {
-      resolve(globalThis.Plotly);
-      if (before) globalThis.Plotly = before;
-    };
-    script.onerror = () => {
-      script.remove();
-      globalThis.stepscopePlotly = undefined;
-      reject(new Error("The chart library could not be loaded; reload the page."));
-    };
-    document.head.append(script);
-  }));
 }

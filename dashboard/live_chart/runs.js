@@ -1,6 +1,8 @@
 // A page that shows no run looks out for one: it draws nothing and runs the page again once the list
 // of runs is another.
 
+import { Poller } from "./poll.js";
+
 const RUNS_PACE_MS = 1_000;
 
 class RunsWatch {
@@ -9,10 +11,10 @@ class RunsWatch {
     this.poller = new Poller({
       url: () => "/api/runs",
       pace: () => RUNS_PACE_MS,
-      take: ({ page }) => {
-        if (page === this.data.page || page === this.told) return;
-        this.told = page;
-        this.setTriggerValue("stale", page);
+      take: ({ page_token: token }) => {
+        if (token === this.data.page_token || token === this.told) return;
+        this.told = token;
+        this.setTriggerValue("stale", token);
       },
       trouble: () => {},
     });

@@ -1,251 +1,195 @@
-// The client's copy of a run: buckets of rows per series, at most MAX_BUCKETS each. Pure: no DOM.
-// A series is {bucket, end, start[], t[], s[], v: {metric: {mean[], min[], max[], odd[]}}}; bucket i
-// holds rows start[i] .. start[i] + bucket - 1 and `end` is the number of rows consumed. `odd` tells
-// of values that are no finite numbers (odd.js), the others leave them out.
+// The state of the page: which run is shown, what is known of it, and what the reader chose. It is
+// changed by the functions below only. Pure: no DOM.
 
-const MAX_BUCKETS = 500;
-const STATS = ["mean", "min", "max", "odd"];
+import { convertX, xsOf } from "./lines.js";
+import { cursorText, mergeSeries } from "./series.js";
 
-const emptySeries = (bucket) => ({ bucket, end: 0, start: [], t: [], s: [], v: {} });
+const MAX_EVENTS = 2000;
+const ENDED = new Set(["finished", "stopped", "failed", "crashed"]);
+const MIN_SPAN = { step: 2, time: 0.05 };
+const DEFAULTS = {
+  axis: "step",
+  zoom: null,
+  zoomAxis: null,
+  log: false,
+  smoothing: 0.6,
+  optimizer: false,
+};
 
-// Index ranges [from, to) of the held buckets that fall into one bucket of the new size.
-function bucketGroups(start, bucket) {
-  const groups = [];
-  for (let i = 0; i < start.length; i += 1) {
-    const first = Math.floor(start[i] / bucket) * bucket;
-    const last = groups[groups.length - 1];
-    if (last && last.first === first) last.to = i + 1;
-    else groups.push({ first, from: i, to: i + 1 });
+export class Store {
+  // `moved()` is called when another part of the horizontal axis is shown.
+  constructor(moved) {
+    this.moved = moved;
+    this.open(null);
   }
-  return groups;
-}
 
-// One value of a group; null where all are missing. Means weigh equally: rows per bucket differ
-// only in the last one, which the server replaces.
-function reduceGroup(values, { from, to }, stat) {
-  let result = null;
-  let count = 0;
-  for (let i = from; i < to; i += 1) {
-    const value = values[i];
-    if (value === null) continue;
-    count += stat === "odd" && isNumber(value) ? value : 1;
-    if (result === null) result = value;
-    else if (stat === "mean") result += value;
-    else result = stat === "min" ? Math.min(result, value) : Math.max(result, value);
+  // Shows another run: nothing is known of it yet but what the reader chose for it before.
+  open(run) {
+    this.run = run;
+    this.layout = null;
+    this.live = {}; // the series as polled
+    this.detail = null; // finer series for the zoom
+    this.events = [];
+    this.answer = null; // the newest one
+    this.afresh = false; // the next poll asks for all rows
+    this.prefs = { ...DEFAULTS, hidden: [], ...stored(run) };
   }
-  if (stat === "odd") return count || null;
-  return stat === "mean" && count > 1 ? result / count : result;
-}
 
-// The same series in larger buckets (a new object), or itself if they are large enough.
-function coarsen(series, bucket) {
-  if (bucket <= series.bucket) return series;
-  const groups = bucketGroups(series.start, bucket);
-  const out = emptySeries(bucket);
-  out.end = series.end;
-  out.last = series.last;
-  out.since = series.since;
-  out.start = groups.map((group) => group.first);
-  out.t = groups.map((group) => series.t[group.to - 1]);
-  out.s = groups.map((group) => series.s[group.to - 1]);
-  for (const key of Object.keys(series.v)) {
-    out.v[key] = {};
-    for (const stat of STATS) {
-      out.v[key][stat] = groups.map((group) => reduceGroup(series.v[key][stat], group, stat));
+  setLayout(layout) {
+    this.layout = layout;
+    this.afresh = this.answer !== null; // of a metric that is new here, earlier rows were not sent
+  }
+
+  get ended() {
+    return ENDED.has(this.answer?.status);
+  }
+
+  // What the next poll asks for.
+  question() {
+    return {
+      run: this.run,
+      since: this.afresh ? "" : cursorText(this.live),
+      events: this.events.at(-1)?.id ?? 0,
+      ...this.extras(),
+    };
+  }
+
+  // The optimizer's lines are asked for only while they are shown.
+  extras() {
+    return this.prefs.optimizer ? { include_optimizer: 1 } : {};
+  }
+
+  // Takes an answer to a poll; returns the events that are new.
+  take(answer) {
+    this.afresh = false;
+    for (const [name, part] of Object.entries(answer.series))
+      this.live[name] = mergeSeries(this.live[name], part);
+    this.answer = answer;
+    const last = this.events.at(-1)?.id ?? 0;
+    const fresh = (answer.events || []).filter((event) => event.id > last);
+    this.events = [...this.events, ...fresh].slice(-MAX_EVENTS);
+    return fresh;
+  }
+
+  // Finer series for the zoom, or null for none.
+  setDetail(parts) {
+    this.detail =
+      parts &&
+      Object.fromEntries(
+        Object.entries(parts).map(([name, part]) => [name, mergeSeries(null, part)]),
+      );
+  }
+
+  // What a chart draws: the zoom's detail where there is some, else all that is held.
+  source(name) {
+    const finer = this.detail?.[name];
+    return finer?.start.length ? finer : this.live[name];
+  }
+
+  // --- the reader's choices, kept for the run until the tab is closed ---
+
+  set(name, value) {
+    this.prefs[name] = value;
+    this.save();
+  }
+
+  toggleHidden(line) {
+    const { hidden } = this.prefs;
+    const rest = hidden.filter((each) => each !== line);
+    this.set("hidden", rest.length < hidden.length ? rest : [...hidden, line]);
+  }
+
+  // Unfolds the optimizer's charts, whose rows come from the beginning, or folds them away.
+  showOptimizer(shown) {
+    this.set("optimizer", shown);
+    this.afresh ||= shown;
+  }
+
+  save() {
+    try {
+      sessionStorage.setItem(`stepscope:${this.run}`, JSON.stringify(this.prefs));
+    } catch {
+      // storage blocked or full: the choice lasts until the page is reloaded
     }
   }
-  return out;
-}
 
-// One series of an answer in the store's form; single rows come with `mean` only.
-function fromPart(part) {
-  const series = emptySeries(part.bucket);
-  series.end = part.end;
-  series.t = part.t;
-  series.s = part.s;
-  series.start = part.t.map((_, i) => part.first + i * part.bucket);
-  for (const [key, { mean, min, max, odd }] of Object.entries(part.v)) {
-    const none = () => new Array(mean.length).fill(null);
-    series.v[key] = { mean, min: min || mean, max: max || mean, odd: odd || none() };
+  // --- the one horizontal axis of all charts: steps or seconds, and the part of it that is shown ---
+
+  get onlyTime() {
+    return this.layout?.axis === "time";
   }
-  return series;
-}
 
-function appendColumn(held, fresh, kept, added) {
-  const column =
-    held || Object.fromEntries(STATS.map((stat) => [stat, new Array(kept).fill(null)]));
-  for (const stat of STATS) {
-    column[stat].length = kept;
-    for (let i = 0; i < added; i += 1) column[stat].push(fresh ? fresh[stat][i] : null);
+  get stepped() {
+    return !this.onlyTime && this.live.steps?.t.length > 0;
   }
-  return column;
-}
 
-// Merges one series of an answer: held buckets from its first row on are replaced, the rest is
-// appended. Idempotent. Changes `held` in place and returns the series to keep.
-function mergeSeries(held, part) {
-  let series = !held || part.reset ? emptySeries(part.bucket) : coarsen(held, part.bucket);
-  const fresh = coarsen(fromPart(part), series.bucket);
-  const cut = fresh.start.length ? fresh.start[0] : part.first;
-  let kept = series.start.length;
-  while (kept > 0 && series.start[kept - 1] >= cut) kept -= 1;
-  for (const name of ["start", "t", "s"]) {
-    series[name].length = kept;
-    series[name].push(...fresh[name]);
+  // Before the first step there is only time, and a recording never has a step.
+  get axis() {
+    return this.stepped ? this.prefs.axis : "time";
   }
-  for (const key of new Set([...Object.keys(series.v), ...Object.keys(fresh.v)])) {
-    series.v[key] = appendColumn(series.v[key], fresh.v[key], kept, fresh.start.length);
+
+  // The part that the reader chose, null for all of it.
+  get zoom() {
+    const { zoom, zoomAxis } = this.prefs;
+    return zoom && zoomAxis === this.axis ? zoom : null;
   }
-  series.end = part.end;
-  series.last = part.last || null;
-  series.since = part.since || null;
-  while (series.start.length > MAX_BUCKETS) series = coarsen(series, series.bucket * 2);
-  return series;
-}
 
-const cursorText = (all) =>
-  Object.entries(all)
-    .map(([name, series]) => `${name}~${series.end}~${series.bucket}`)
-    .join(",");
-
-// The newest value of a metric: the exact last one if the server sends it, else of the last bucket
-// that has one among the newest five (a metric that stopped is missing, not frozen). No number where
-// it is odd now.
-function latest(series, key, stat = "mean") {
-  if (!series || oddNow(series, key)) return null;
-  if (series.last && isNumber(series.last[key])) return series.last[key];
-  const values = series.v[key]?.[stat] || [];
-  for (let i = values.length - 1; i >= Math.max(0, values.length - 5); i -= 1) {
-    if (values[i] !== null) return values[i];
+  // [first, last] x over all series, null before any.
+  extent() {
+    const { live } = this;
+    let [low, high] = [Infinity, -Infinity];
+    // What is sampled before a resumed run's first step carries step 0.
+    for (const series of this.axis === "step" ? [live.steps] : Object.values(live)) {
+      const xs = xsOf(series, this.axis);
+      if (!xs.length) continue;
+      low = Math.min(low, xs[0]);
+      high = Math.max(high, xs[xs.length - 1]);
+    }
+    return low <= high ? [low, high] : null;
   }
-  return null;
-}
 
-// The newest value however long ago, for metrics logged once an epoch; a word where it is odd.
-function latestEver(series, key) {
-  const { mean = [], odd = [] } = series?.v[key] || {};
-  for (let i = mean.length - 1; i >= 0; i -= 1) {
-    if (mean[i] !== null) return mean[i];
-    if (odd[i]) return oddWord(odd[i]);
+  get range() {
+    if (this.zoom) return this.zoom;
+    const [low, high] = this.extent() || [0, 1];
+    const from = this.axis === "time" ? Math.min(0, low) : low;
+    return [from, Math.max(high, from + MIN_SPAN[this.axis])];
   }
-  return null;
-}
 
-// First index with xs[i] >= x; xs is non-decreasing.
-function bisect(xs, x) {
-  let [low, high] = [0, xs.length];
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (xs[middle] < x) low = middle + 1;
-    else high = middle;
+  // Shows this part of the axis, all of it for null.
+  zoomTo(range) {
+    const { zoom } = this;
+    if (zoom === range || (zoom && range && zoom[0] === range[0] && zoom[1] === range[1])) return;
+    this.prefs.zoom = range && widened(range, MIN_SPAN[this.axis]);
+    this.prefs.zoomAxis = this.axis;
+    this.move();
   }
-  return low;
-}
 
-// Exponential moving average without the start bias; missing values stay missing.
-function ema(values, weight) {
-  let [sum, norm] = [0, 0];
-  return values.map((value) => {
-    if (value === null) return null;
-    sum = weight * sum + (1 - weight) * value;
-    norm = weight * norm + (1 - weight);
-    return sum / norm;
-  });
-}
+  // Draws over steps or over time; a zoom stays on the same rows.
+  chooseAxis(name) {
+    const { zoom, axis, live } = this;
+    if (name === this.prefs.axis && name === axis) return;
+    this.prefs.axis = name;
+    if (zoom && this.axis !== axis)
+      this.zoomTo(zoom.map((x) => convertX(live.samples || live.steps, this.axis, x)));
+    else this.move();
+  }
 
-const xsOf = (series, axis) => (axis === "time" ? series.t : series.s);
-
-// Indices to draw for [from, to]: one more on each side, so that lines reach the edge.
-function visibleSpan(xs, range) {
-  if (!range) return [0, xs.length];
-  let to = bisect(xs, range[1]);
-  while (to < xs.length && xs[to] <= range[1]) to += 1; // a validation shares its step with a row before
-  return [Math.max(0, bisect(xs, range[0]) - 1), Math.min(xs.length, to + 1)];
-}
-
-// Drops points inside flat stretches: a constant line costs two points, not a thousand.
-function pushThin(out, x, y) {
-  const n = out.y.length;
-  if (n > 1 && out.y[n - 1] === y && out.y[n - 2] === y) out.x[n - 1] = x;
-  else {
-    out.x.push(x);
-    out.y.push(y);
+  move() {
+    this.detail = null;
+    this.save();
+    this.moved();
   }
 }
 
-// Says where a line must break: values further apart than slow sensors answer (once a second).
-const BRIDGE_S = 2.5;
-
-function breaks(times) {
-  if (!times) return () => false;
-  const spacing = times.length > 1 ? (times[times.length - 1] - times[0]) / (times.length - 1) : 0;
-  const limit = Math.max(BRIDGE_S, 3 * spacing);
-  return (from, to) => from >= 0 && times[to] - times[from] > limit;
+function widened([from, to], span) {
+  const missing = Math.max(0, span - (to - from)) / 2;
+  return [from - missing, to + missing];
 }
 
-// Points of a line through `values`; with `times` (s) it breaks where values are missing for long,
-// with `odd` where they were no finite numbers.
-function linePoints(xs, values, range, factor, times, odd) {
-  const out = { x: [], y: [] };
-  const [from, to] = visibleSpan(xs, range);
-  const broken = breaks(times);
-  let held = -1;
-  let wasOdd = false;
-  for (let i = from; i < to; i += 1) {
-    wasOdd ||= Boolean(odd?.[i]);
-    if (values[i] === null) continue;
-    if (held >= 0 && (wasOdd || broken(held, i))) pushThin(out, xs[held], null);
-    pushThin(out, xs[i], values[i] / factor);
-    wasOdd = false;
-    held = i;
+function stored(run) {
+  try {
+    return JSON.parse(sessionStorage.getItem(`stepscope:${run}`)) || {};
+  } catch {
+    return {}; // storage blocked or foreign content: start with defaults
   }
-  return out;
-}
-
-// Minimum and maximum of every bucket as one zigzag line, nearest end first: nothing that happened
-// inside a bucket is lost, at no more than two points each.
-function envelopePoints(xs, column, range, factor, times) {
-  const out = { x: [], y: [] };
-  const [from, to] = visibleSpan(xs, range);
-  const broken = breaks(times);
-  let held = -1;
-  let last = null;
-  let wasOdd = false;
-  for (let i = from; i < to; i += 1) {
-    const [low, high] = [column.min[i], column.max[i]];
-    wasOdd ||= Boolean(column.odd?.[i]);
-    if (low === null) continue;
-    if (held >= 0 && (wasOdd || broken(held, i))) pushThin(out, xs[held], null);
-    const ends =
-      last !== null && Math.abs(last - high) < Math.abs(last - low) ? [high, low] : [low, high];
-    pushThin(out, xs[i], ends[0] / factor);
-    if (low !== high) pushThin(out, xs[i], ends[1] / factor);
-    last = ends[1];
-    wasOdd = false;
-    held = i;
-  }
-  return out;
-}
-
-// Converts a step to a time or back along a series; the ends are held.
-function convertX(series, axis, x) {
-  if (!series || !series.t.length) return x;
-  const [from, to] = axis === "time" ? [series.s, series.t] : [series.t, series.s];
-  const i = bisect(from, x);
-  if (i === 0) return to[0];
-  if (i >= from.length) return to[from.length - 1];
-  const span = from[i] - from[i - 1];
-  return span > 0 ? to[i - 1] + ((x - from[i - 1]) / span) * (to[i] - to[i - 1]) : to[i];
-}
-
-// Seconds left by the mean step time of the newest buckets (pauses and validation are not in it);
-// null before it can be known. The very first steps (warm-up) are left out once others exist.
-function secondsLeft(steps, progress) {
-  const total = progress?.total_steps;
-  const values = steps?.v["perf/step_time"]?.mean;
-  if (!isNumber(total) || !values || values.length < 5) return null;
-  const recent = values.slice(Math.max(2, values.length - 50)).filter((value) => value !== null);
-  if (!recent.length) return null;
-  const mean = recent.reduce((sum, value) => sum + value, 0) / recent.length;
-  return Math.max(0, total - progress.step) * mean;
 }

@@ -1,39 +1,11 @@
-// DOM building and colors. Text always goes in as text, never as markup: run names, event texts
-// and reasons are written by others.
+// The colors of the data, for each background.
 
-const SVG = "http://www.w3.org/2000/svg";
-
-function el(tag, attributes = {}, ...children) {
-  const node = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
-    else if (value !== null && value !== undefined) node.setAttribute(name, value);
-  }
-  node.append(...children);
-  return node;
-}
-
-function svg(tag, attributes = {}, ...children) {
-  const node = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-  node.append(...children);
-  return node;
-}
-
-// Both write only what changed: an untouched node costs no style or layout work.
-function setText(node, text) {
-  if (node.textContent !== text) node.textContent = text;
-}
-
-function setAttribute(node, name, value) {
-  if (value === null) node.removeAttribute(name);
-  else if (node.getAttribute(name) !== String(value)) node.setAttribute(name, value);
-}
+import { el } from "./dom.js";
 
 // After Okabe and Ito, who chose hues told apart with any color vision; lightness fitted to each
 // background. GPUs among several have the hues that memory's five leave (yellow, black, sky blue,
 // amber) and four more, those that differ most from the others first.
-const PALETTES = {
+export const PALETTES = {
   light: {
     blue: "#0068a8",
     orange: "#cc5a00",
@@ -77,13 +49,13 @@ function channels(node, color) {
   return found.slice(0, 3).map(Number);
 }
 
-function withAlpha(hex, alpha) {
+export function withAlpha(hex, alpha) {
   const [r, g, b] = [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
   return `rgba(${r},${g},${b},${alpha})`;
 }
 
 // Reads Streamlit's variables, gives `root` the palette and returns what Plotly needs resolved.
-function readTheme(root) {
+export function readTheme(root) {
   const css = getComputedStyle(root);
   const read = (name, fallback) => css.getPropertyValue(name).trim() || fallback;
   const [r, g, b] = channels(root, read("--st-background-color", "#ffffff"));

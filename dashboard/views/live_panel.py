@@ -18,9 +18,13 @@ from trainer.config import Problem, RunConfig
 
 @st.fragment
 def live_panel(
-    server: Services, config: RunConfig, problems: Sequence[Problem], folder: Path | None, page: str
+    server: Services,
+    config: RunConfig,
+    problems: Sequence[Problem],
+    folder: Path | None,
+    page_token: str,
 ) -> None:
-    """Draw the buttons and, for a run, its charts; `page` names what stands around them.
+    """Draw the buttons and, for a run, its charts; `page_token` names what is around them.
 
     A fragment, because a click must be answered while training holds the interpreter most of the
     time: running the sidebar again would take five times as long.
@@ -34,11 +38,11 @@ def live_panel(
             run.id,
             layout(run_content(run)),
             key="live",
-            page=page,
+            page_token=page_token,
             pending_command=st.session_state.get(PENDING),
         )
     else:
-        result = runs_watch(page, key="runs")
+        result = runs_watch(page_token, key="runs")
     if result.stale:
         # A run began or ended, or this one has more to show: the whole page is of before.
         st.rerun()

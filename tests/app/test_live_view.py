@@ -83,7 +83,7 @@ def test_the_empty_page_says_what_to_do_and_why_there_is_no_gpu(
     app = page()
     assert "press **Start**" in text_of(app)
     assert f"{NO_GPU} Everything else works" in text_of(app)
-    assert set(component(app)) == {"page"}  # it looks out for runs, and draws no charts
+    assert set(component(app)) == {"page_token"}  # it looks out for runs, and draws no charts
     assert not label(app, "button", "Start").disabled
     assert label(app, "button", "Empty cache").disabled
 

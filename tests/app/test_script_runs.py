@@ -164,15 +164,15 @@ def test_an_empty_page_takes_the_run_that_begins_unless_emptied_by_hand(
     page: OpenPage, begin: Callable[..., Recorder]
 ) -> None:
     app = page()
-    first = component(app)["page"]
+    first = component(app)["page_token"]
     begin("one")
     app.run()  # what the component in the browser asks for, because `page` is another
     assert component(app)["run"] == "one"
-    assert component(app)["page"] != first
+    assert component(app)["page_token"] != first
     label(app, "selectbox", "Run").set_value(None).run()
-    assert set(component(app)) == {"page"}
+    assert set(component(app)) == {"page_token"}
     app.run()
-    assert set(component(app)) == {"page"}
+    assert set(component(app)) == {"page_token"}
 
 
 def test_the_selection_stays_when_its_run_ends_and_its_label_changes(
@@ -226,7 +226,7 @@ def test_new_metrics_and_optimizers_change_the_layout(
     write(folder, custom=["train/d_real"], optimizers=["Adam", "Adam"])
     app.run()
     after = component(app)
-    assert before["page"] != after["page"]
+    assert before["page_token"] != after["page_token"]
     charts = {chart["id"]: chart for chart in after["layout"]["charts"]}
     assert charts["custom:train/d_real"]["title"] == "d_real"
     labels = [trace["label"] for trace in charts["loss"]["traces"]]
@@ -282,10 +282,10 @@ def test_a_snapshot_is_offered_while_the_run_lives(
     app = page(run="one")
     assert buttons(app) == {"Memory snapshot"}
     assert app.get("download_button") == []
-    before = component(app)["page"]
+    before = component(app)["page_token"]
     (folder / "snapshot-step-2.pickle").write_bytes(b"x")
     app.run()
-    assert component(app)["page"] != before
+    assert component(app)["page_token"] != before
     assert len(app.get("download_button")) == 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import streamlit as st
 from starlette.testclient import TestClient
 
 from app import app
-from dashboard import services
+from dashboard import live_chart, services
 from stepscope.recording.recorder import Recorder
 from stepscope.run import RunStatus
 from tests.integration.test_ring_recovery import killed_run
@@ -104,8 +105,8 @@ def test_a_killed_run_is_served_to_its_last_step(client: TestClient, runs: Path)
 
 def test_the_page_is_told_when_it_has_to_change(client: TestClient, runs: Path) -> None:
     def pages() -> tuple[str, str]:
-        shown = client.get("/api/series", params={"run": "one"}).json()["page"]
-        return client.get("/api/runs").json()["page"], shown
+        shown = client.get("/api/series", params={"run": "one"}).json()["page_token"]
+        return client.get("/api/runs").json()["page_token"], shown
 
     before = pages()
     assert pages() == before
@@ -126,3 +127,20 @@ def test_plotly_comes_gzipped_from_the_installed_package(client: TestClient) -> 
     assert answer.headers["content-encoding"] == "gzip"
     assert b"plotly.js v" in answer.content[:200]
     assert int(answer.headers["content-length"]) < 2_000_000
+
+
+def test_a_module_of_the_live_chart_is_kept_by_its_version(client: TestClient) -> None:
+    folder = live_chart.MODULES_PATH.format(version=live_chart.VERSION, name="")
+    left, known = {"live.js"}, set[str]()
+    while left:  # all that it imports, by the same address
+        name = left.pop()
+        known.add(name)
+        answer = client.get(folder + name)
+        assert answer.status_code == 200, name
+        assert "immutable" in answer.headers["cache-control"]
+        assert answer.headers["content-type"].startswith("text/javascript")
+        left |= set(re.findall(r'from "\./([\w.]+)";', answer.text)) - known
+    assert len(known) > 10
+    assert client.get(f"{folder}absent.js").status_code == 404
+    assert client.get(f"{folder}__init__.py").status_code == 404
+    assert client.get("/vendor/live/0000/live.js").status_code == 404

