@@ -4,22 +4,41 @@ from __future__ import annotations
 
 import re
 
+_BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
 # What a terminal obeys and does not show: colors, cursor moves, window titles.
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-def format_bytes(size: float) -> str:
-    """Bytes in the largest binary unit that keeps the number above 1: "2.10 GiB"."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(size) < 1024 or unit == "GiB":
+def format_bytes(size: float | None) -> str:
+    """Return bytes in a binary unit with three digits, as the page's charts show them.
+
+    >>> format_bytes(2_254_857_830)
+    '2.10 GiB'
+    >>> format_bytes(768 * 2**20)
+    '768 MiB'
+    >>> format_bytes(None)
+    'n/a'
+    """
+    if size is None:
+        return "n/a"
+    for unit in _BYTE_UNITS:
+        if abs(size) < 1024 or unit == _BYTE_UNITS[-1]:
             break
         size /= 1024
-    return f"{size:.0f} B" if unit == "B" else f"{size:.2f} {unit}"
+    digits = 0 if unit == "B" or abs(size) >= 100 else 1 if abs(size) >= 10 else 2
+    return f"{size:.{digits}f} {unit}"
 
 
-def duration_text(seconds: float | None) -> str:
-    """Return a duration in its two largest units: "59 s", "2 min 05 s", "3 h 20 min"."""
+def format_duration(seconds: float | None) -> str:
+    """Return a duration in its two largest units, "?" where it is not known.
+
+    >>> format_duration(125)
+    '2 min 05 s'
+    >>> format_duration(12_000)
+    '3 h 20 min'
+    """
     if seconds is None:
         return "?"
     whole = int(seconds)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import PurePath
 
 from dashboard.charts.content import run_kind
-from stepscope.formatting import duration_text, printable
+from stepscope.formatting import format_duration, printable
 from stepscope.run import RunInfo, RunKind, read_only_reason
 
 KINDS = {
@@ -60,7 +60,7 @@ def _label(run: RunInfo, now: float) -> str:
     ]
     ended = run.run_json.get("ended")
     if not live and isinstance(ended, int | float):
-        parts.append(duration_text(max(0.0, ended - run.created)))
+        parts.append(format_duration(max(0.0, ended - run.created)))
     if read_only_reason(run) is not None:
         parts.append(
             printable(f"{run.run_json.get('user')}@{run.run_json.get('host')}")[:NAME_LENGTH]

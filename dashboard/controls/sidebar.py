@@ -12,8 +12,9 @@ from typing import Any
 
 import streamlit as st
 
-from dashboard.format import escape_markdown, format_bytes
+from dashboard.format import escape_markdown
 from dashboard.services import Devices
+from stepscope.formatting import format_bytes
 from trainer.config import (
     FIELDS,
     LIMITS,

@@ -6,8 +6,8 @@ import shlex
 
 import streamlit as st
 
-from dashboard.format import format_bytes
 from dashboard.services import Devices, Services
+from stepscope.formatting import format_bytes
 
 
 def empty_page(server: Services, found: Devices) -> None:

@@ -12,9 +12,9 @@ import streamlit as st
 from dashboard.charts.content import run_kind
 from dashboard.controls import sidebar as controls
 from dashboard.controls.run_labels import KINDS
-from dashboard.format import format_bytes
 from dashboard.run_files import Snapshot, snapshot_bytes, snapshots, tail
 from dashboard.services import Services
+from stepscope.formatting import format_bytes
 from stepscope.run import RunInfo, RunKind, rank_file
 from trainer.config import ConfigError, RunConfig
 

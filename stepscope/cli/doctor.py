@@ -1,11 +1,12 @@
 """`stepscope doctor`: what was found on this machine, what is missing, and why.
 
-`findings` is pure: facts in, judgement out. "broken" is what should work and does not; what is not
-there is only "missing". A machine without a GPU is in order.
+`findings` is pure: it judges a `Machine`. "broken" is what should work and does not; "missing" is
+what is not there, as a GPU on many machines.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import re
@@ -13,14 +14,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
-from stepscope.cli.survey import Facts, Gpu, gather
+from stepscope.cli.survey import Gpu, Machine, survey
 from stepscope.formatting import format_bytes
 
 TORCH_TESTED = ((2, 11), (2, 15))
 """Oldest and newest version of torch that `watch`, `init` and the hooks are tested with."""
+GET_TORCH = "Install a CUDA build for this driver: https://pytorch.org/get-started."
 LOW_SPACE = 2**30
 SMALL_SHARED_MEMORY = 2**30
+
+EXAMPLES = ("stepscope doctor", "stepscope doctor --json")
 
 
 class Mark(StrEnum):
@@ -48,261 +53,156 @@ class Finding:
         return f"{line} {self.remedy}" if self.remedy else line
 
 
-def main(root: Path, *, as_json: bool = False) -> int:
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add what `run` reads."""
+    parser.add_argument("--json", action="store_true", help="findings and facts as JSON")
+
+
+def run(options: argparse.Namespace, root: Path) -> int:
     """Print the report; return 1 where something that should work does not."""
-    facts = gather(root)
-    found = list(findings(facts))
+    machine = survey(root)
+    found = list(findings(machine))
     broken = sum(finding.mark is Mark.BROKEN for finding in found)
-    if as_json:
+    if options.json:
         report = {
             "ok": not broken,
             "findings": [dataclasses.asdict(one) for one in found],
-            "facts": dataclasses.asdict(facts),
+            "facts": dataclasses.asdict(machine),
         }
         print(json.dumps(report, indent=1))
-        return 1 if broken else 0
-    for finding in found:
-        print(finding)
-    print()
-    if broken:
-        print(f"{broken} thing{'s do' if broken > 1 else ' does'} not work; see ✗ above.")
     else:
-        print("Recording works here.")
+        print(*found, "", sep="\n")
+        does = "thing does" if broken == 1 else "things do"
+        print(f"{broken} {does} not work; see ✗ above." if broken else "Recording works here.")
     return 1 if broken else 0
 
 
-def findings(facts: Facts) -> Iterator[Finding]:
-    """Judge the facts, one part after another."""
-    yield Finding(Mark.OK, "Python", f"{facts.python} ({facts.executable})")
-    yield Finding(Mark.OK, "stepscope", facts.version)
-    yield _recording(facts)
-    yield Finding(Mark.OK, "SQLite", facts.sqlite)
-    yield _nvml(facts)
-    for gpu in facts.gpus:
+def findings(machine: Machine) -> Iterator[Finding]:
+    """Judge the machine, one part after another."""
+    yield Finding(Mark.OK, "Python", f"{machine.python} ({machine.executable})")
+    yield Finding(Mark.OK, "stepscope", machine.version)
+    yield _run_folder(machine)
+    yield Finding(Mark.OK, "SQLite", machine.sqlite)
+    yield _driver(machine)
+    for gpu in machine.gpus:
         yield _gpu(gpu)
-    yield _torch(facts)
-    yield from _torch_version(facts)
-    if facts.visible_devices is not None:
-        yield Finding(
-            Mark.OK,
-            "CUDA_VISIBLE_DEVICES",
-            f"{facts.visible_devices!r}: torch sees these only; Stepscope lists every GPU by UUID",
-        )
-    if facts.mps and facts.gpus:
-        yield Finding(
-            Mark.OK,
-            "MPS",
-            "a pipe directory is there: with MPS, utilization and power are of "
-            "all its clients together",
-        )
-    yield from _limits(facts)
-    yield _page(facts)
-    yield _export(facts, "pyarrow", "parquet")
-    yield _export(facts, "tensorboard", "tensorboard")
+    yield from _torch(machine)
+    if machine.visible_devices is not None:
+        detail = f"{machine.visible_devices!r}: torch sees these only; Stepscope lists every GPU"
+        yield Finding(Mark.OK, "CUDA_VISIBLE_DEVICES", detail)
+    yield from _limits(machine)
+    if machine.page is None:
+        versions = ", ".join(f"{name} {machine.packages[name]}" for name in ("streamlit", "plotly"))
+        yield Finding(Mark.OK, "page", f"'stepscope ui' opens it ({versions})")
+    else:
+        yield Finding(Mark.MISSING, "page", machine.page)
+    for package, name in (("pyarrow", "parquet"), ("tensorboard", "tensorboard")):
+        version, what = machine.packages[package], f"export to {name}"
+        if version is not None:
+            yield Finding(Mark.OK, what, f"{package} {version}")
+        else:
+            remedy = f"Run 'pip install {package}'."
+            yield Finding(Mark.MISSING, what, f"{package} is not installed", remedy)
 
 
-def _recording(facts: Facts) -> Finding:
-    if facts.recording_error is not None:
-        return Finding(
-            Mark.BROKEN,
-            "run folder",
-            f"{facts.runs} cannot hold a run: {facts.recording_error}",
-            "Set STEPSCOPE_RUNS to a folder that can be written.",
-        )
-    detail = facts.runs
-    if facts.free is not None:
-        detail += f", {format_bytes(facts.free)} free"
-        if facts.free < LOW_SPACE:
-            return Finding(
-                Mark.BROKEN,
-                "run folder",
-                detail,
-                "A run takes some 200 MB a day; free disk space, or set STEPSCOPE_RUNS.",
-            )
-    if facts.journal == "delete":
-        detail += f"; a network file system ({facts.file_system}), so with a rollback journal"
+def _run_folder(machine: Machine) -> Finding:
+    if machine.recording_error is not None:
+        detail = f"{machine.runs} cannot hold a run: {machine.recording_error}"
+        remedy = "Set STEPSCOPE_RUNS to a folder that can be written."
+        return Finding(Mark.BROKEN, "run folder", detail, remedy)
+    detail = f"{machine.runs}, {format_bytes(machine.free)} free"
+    if machine.free is not None and machine.free < LOW_SPACE:
+        remedy = "A run takes some 200 MB a day; free disk space, or set STEPSCOPE_RUNS."
+        return Finding(Mark.BROKEN, "run folder", detail, remedy)
+    if machine.journal == "delete":
+        detail += "; a network file system, so with a rollback journal"
     return Finding(Mark.OK, "run folder", detail)
 
 
-def _nvml(facts: Facts) -> Finding:
-    if facts.nvml_reason is None:
-        count = len(facts.gpus)
-        detail = f"driver {facts.driver}, {count} GPU{'s' if count > 1 else ''}"
+def _driver(machine: Machine) -> Finding:
+    if machine.nvml_reason is None:
+        detail = f"driver {machine.driver}, {_count(len(machine.gpus))}"
         return Finding(Mark.OK, "NVIDIA driver", detail)
-    if facts.nvml_broken:
-        return Finding(Mark.BROKEN, "NVIDIA driver", facts.nvml_reason)
-    if facts.device_nodes:
-        return Finding(
-            Mark.BROKEN,
-            "NVIDIA driver",
-            f"{facts.nvml_reason} Yet /dev/nvidiactl is there",
-            "Check that nvidia-smi works here.",
-        )
-    if _torch_sees_gpu(facts):
-        return Finding(
-            Mark.BROKEN,
-            "NVIDIA driver",
-            f"{facts.nvml_reason} Yet torch sees a GPU",
-            "Utilization, power and temperature will be missing.",
-        )
-    if facts.pci_gpu:
-        return Finding(
-            Mark.MISSING,
-            "NVIDIA driver",
-            f"{facts.nvml_reason} An NVIDIA GPU is on the PCI bus",
-            "Install its driver; in a container, start it with access to the GPU (--gpus all).",
-        )
-    return Finding(Mark.MISSING, "NVIDIA driver", f"{facts.nvml_reason} No GPU values then")
+    detail = machine.nvml_reason
+    if machine.device_nodes:
+        detail += " Yet /dev/nvidiactl is there"
+    elif machine.torch and machine.torch.get("available"):
+        detail += " Yet torch sees a GPU"
+    elif not machine.nvml_broken:
+        return Finding(Mark.MISSING, "NVIDIA driver", detail, "No GPU values then.")
+    remedy = "Check that nvidia-smi works here; utilization, power and temperature are missing."
+    return Finding(Mark.BROKEN, "NVIDIA driver", detail, remedy)
 
 
 def _gpu(gpu: Gpu) -> Finding:
     what = f"GPU {gpu.nvml_index}"
-    size = "" if gpu.memory_total is None else f", {format_bytes(gpu.memory_total)}"
-    detail = f"{gpu.name}{size}, {gpu.uuid}, {gpu.read} metrics"
     if gpu.lost is not None:
-        return Finding(
-            Mark.BROKEN,
-            what,
-            f"{gpu.name}, {gpu.uuid}: {gpu.lost}",
-            "Look for 'Xid' in dmesg; the GPU may need a reset.",
-        )
+        remedy = "Look for 'Xid' in dmesg; the GPU may need a reset."
+        return Finding(Mark.BROKEN, what, f"{gpu.name}, {gpu.uuid}: {gpu.lost}", remedy)
+    size = format_bytes(gpu.memory_total)
+    detail = f"{gpu.name}, {size}, {gpu.uuid}, {gpu.read} metrics"
     if gpu.mig:
         detail += "; MIG is on, so its utilization is not given"
-    if not gpu.missing:
-        return Finding(Mark.OK, what, detail)
-    reasons: dict[str, list[str]] = {}
-    for key, reason in gpu.missing.items():
-        reasons.setdefault(reason, []).append(key)
-    words = [f"{', '.join(keys)} ({reason})" for reason, keys in reasons.items()]
-    remedy = ""
-    if "permission" in reasons:
-        remedy = "Ask the administrator to let ordinary users read the GPU's counters."
-    mark = Mark.OK if gpu.read else Mark.BROKEN
-    return Finding(mark, what, f"{detail}; without {'; '.join(words)}", remedy)
+    missing = [f"{key} ({reason})" for key, reason in gpu.missing.items()]
+    if missing:
+        detail += f"; without {', '.join(missing)}"
+    rights = "permission" in gpu.missing.values()
+    remedy = "Ask the administrator to let users read the GPU's counters." if rights else ""
+    return Finding(Mark.OK if gpu.read else Mark.BROKEN, what, detail, remedy)
 
 
-def _torch_sees_gpu(facts: Facts) -> bool:
-    return bool(facts.torch and facts.torch.get("available") and facts.torch.get("devices"))
-
-
-def _torch(facts: Facts) -> Finding:
-    torch = facts.torch
+def _torch(machine: Machine) -> Iterator[Finding]:
+    torch = machine.torch
     if torch is None:
-        return Finding(
-            Mark.MISSING,
-            "torch",
-            "not installed in this environment",
-            "'stepscope record' works without it; a training script needs it.",
-        )
-    version = torch["version"]
-    if "error" in torch:
-        return Finding(
-            Mark.BROKEN,
-            "torch",
-            f"{version} cannot be imported: {torch['error']}",
-            "Install it again.",
-        )
-    if torch["cuda"] is None:
-        return _torch_without_cuda(facts, version)
-    built = f"{version}, built for CUDA {torch['cuda']}"
-    if torch["available"]:
-        return _torch_devices(facts, built, torch["devices"])
-    if not facts.gpus:
-        return Finding(Mark.MISSING, "torch", f"{built}; there is no GPU for it here")
-    if facts.visible_devices is not None and facts.visible_devices.strip() in ("", "-1"):
-        return Finding(
-            Mark.MISSING,
-            "torch",
-            f"{built}; CUDA_VISIBLE_DEVICES hides every GPU from it",
-            "Unset it to train on a GPU.",
-        )
-    said = next(iter(torch["warnings"]), "it gives no reason")
-    return Finding(
-        Mark.BROKEN,
-        "torch",
-        f"{built}, does not see the GPU: {said}",
-        "Install a build of torch for this driver: https://pytorch.org/get-started.",
-    )
-
-
-def _torch_version(facts: Facts) -> Iterator[Finding]:
-    """Say so where nobody has tried this version of torch."""
-    found = re.match(r"(\d+)\.(\d+)", facts.torch["version"]) if facts.torch else None
-    if found is None:
+        remedy = "'stepscope record' works without it; a training script needs it."
+        yield Finding(Mark.MISSING, "torch", "not installed in this environment", remedy)
         return
+    detail = torch["version"]
+    if "error" in torch:
+        detail += f" cannot be imported: {torch['error']}"
+        yield Finding(Mark.BROKEN, "torch", detail, "Install it again.")
+    elif torch["cuda"] is None:
+        mark = Mark.BROKEN if machine.gpus else Mark.OK
+        remedy = GET_TORCH if machine.gpus else ""
+        yield Finding(mark, "torch", f"{detail}, a build without CUDA", remedy)
+    else:
+        yield _torch_devices(machine, torch, f"{detail}, built for CUDA {torch['cuda']}")
+    found = re.match(r"(\d+)\.(\d+)", torch["version"])
     oldest, newest = TORCH_TESTED
-    if not oldest <= (int(found[1]), int(found[2])) <= newest:
+    if found and not oldest <= (int(found[1]), int(found[2])) <= newest:
         tested = " to ".join(f"{major}.{minor}" for major, minor in TORCH_TESTED)
-        yield Finding(
-            Mark.MISSING,
-            "torch's version",
-            f"{found[0]}; Stepscope is tested with {tested}",
-            "Training runs as without us; a value that cannot be captured is missing, and stderr "
-            "says which.",
-        )
+        detail = f"{found[0]}; Stepscope is tested with {tested}"
+        remedy = "Training is not changed; stderr says which values cannot be recorded."
+        yield Finding(Mark.MISSING, "torch's version", detail, remedy)
 
 
-def _torch_without_cuda(facts: Facts, version: str) -> Finding:
-    if facts.torch and facts.torch["hip"]:
-        return Finding(
-            Mark.MISSING,
-            "torch",
-            f"{version}, built for ROCm",
-            "Stepscope reads NVIDIA GPUs only; training and host values are recorded.",
-        )
-    if not facts.gpus:
-        return Finding(Mark.OK, "torch", f"{version}, a build without CUDA")
-    return Finding(
-        Mark.BROKEN,
-        "torch",
-        f"{version} is a build without CUDA, and there is a GPU",
-        "Install a CUDA build: https://pytorch.org/get-started.",
-    )
+def _torch_devices(machine: Machine, torch: dict[str, Any], built: str) -> Finding:
+    """Compare what a CUDA build of torch sees with what the driver has."""
+    have, visible = len(machine.gpus), machine.visible_devices
+    if torch["available"]:
+        seen = len(torch["devices"])
+        return Finding(Mark.OK, "torch", f"{built}; sees {seen} of {_count(max(seen, have))}")
+    if not have:
+        return Finding(Mark.MISSING, "torch", f"{built}; there is no GPU for it here")
+    if visible is not None and visible.strip() in ("", "-1"):
+        detail = f"{built}; CUDA_VISIBLE_DEVICES hides every GPU from it"
+        return Finding(Mark.MISSING, "torch", detail, "Unset it to train on a GPU.")
+    detail = f"{built}, does not see the GPU: {next(iter(torch['warnings']), 'it gives no reason')}"
+    return Finding(Mark.BROKEN, "torch", detail, GET_TORCH)
 
 
-def _torch_devices(facts: Facts, built: str, names: list[str]) -> Finding:
-    count = f"{len(names)} GPU{'s' if len(names) != 1 else ''}"
-    if facts.gpus and len(names) != len(facts.gpus) and facts.visible_devices is None:
-        why = "MIG" if any(gpu.mig for gpu in facts.gpus) else "an unsupported GPU, or its rights"
-        detail = f"{built}; sees {count} of the driver's {len(facts.gpus)} ({why})"
-        return Finding(Mark.OK, "torch", detail)
-    return Finding(Mark.OK, "torch", f"{built}; sees {count}")
-
-
-def _limits(facts: Facts) -> Iterator[Finding]:
-    """What a container may use, where that is less than the host has."""
-    limits = []
-    if facts.memory_limit is not None:
-        limits.append(f"{format_bytes(facts.memory_limit)} of memory")
-    if facts.cpu_limit is not None:
-        limits.append(f"{facts.cpu_limit:g} CPUs")
+def _limits(machine: Machine) -> Iterator[Finding]:
+    memory, cpus = machine.memory_limit, machine.cpu_limit
+    limits = [f"{format_bytes(memory)} of memory"] if memory is not None else []
+    limits += [f"{cpus:g} CPUs"] if cpus is not None else []
     if limits:
-        yield Finding(
-            Mark.OK,
-            "container",
-            f"limited to {' and '.join(limits)}; host/… metrics are those of the whole host",
-        )
-    if facts.shared_memory is not None and facts.shared_memory < SMALL_SHARED_MEMORY:
-        yield Finding(
-            Mark.MISSING,
-            "/dev/shm",
-            f"only {format_bytes(facts.shared_memory)}: DataLoader workers pass batches through it",
-            "In a container, start it with --shm-size=8g.",
-        )
+        detail = f"limited to {' and '.join(limits)}; host/… metrics are those of the whole host"
+        yield Finding(Mark.OK, "container", detail)
+    if machine.shared_memory is not None and machine.shared_memory < SMALL_SHARED_MEMORY:
+        detail = f"only {format_bytes(machine.shared_memory)}: DataLoader workers need more"
+        remedy = "In a container, start it with --shm-size=8g."
+        yield Finding(Mark.MISSING, "/dev/shm", detail, remedy)
 
 
-def _page(facts: Facts) -> Finding:
-    if facts.page is not None:
-        return Finding(Mark.MISSING, "page", facts.page)
-    versions = ", ".join(f"{name} {facts.packages.get(name)}" for name in ("streamlit", "plotly"))
-    return Finding(Mark.OK, "page", f"'stepscope ui' opens it ({versions})")
-
-
-def _export(facts: Facts, package: str, form: str) -> Finding:
-    what = f"export to {form}"
-    version = facts.packages.get(package)
-    if version is not None:
-        return Finding(Mark.OK, what, f"{package} {version}")
-    return Finding(
-        Mark.MISSING, what, f"{package} is not installed", f"Run 'pip install {package}'."
-    )
+def _count(gpus: int) -> str:
+    return f"{gpus} GPU{'s' if gpus != 1 else ''}"

@@ -6,6 +6,7 @@ it. At 10 Hz the host takes about 40 MB a day and each GPU 170; with a `period_s
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import platform
@@ -29,6 +30,67 @@ POLL_S = 0.2
 MARK_LENGTH = 200
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+EXAMPLES = (
+    "stepscope record                       until Ctrl-C",
+    "stepscope record --seconds 60 --name before-upgrade",
+    "stepscope record --period 1            once a second: a tenth of the disk space",
+    "stepscope record --host --seconds 10   a machine without a GPU",
+)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add what `run` reads."""
+    parser.add_argument(
+        "--seconds",
+        type=_seconds,
+        metavar="N",
+        help="end after N seconds (default: at Ctrl-C or SIGTERM)",
+    )
+    parser.add_argument("--name", default="record", help="name of the run (default: record)")
+    parser.add_argument(
+        "--period",
+        type=_period,
+        default=0.1,
+        metavar="S",
+        help="seconds between samples, 0.01 to 60 (default: 0.1)",
+    )
+    parser.add_argument("--host", action="store_true", help="the host alone, no GPU")
+
+
+def run(options: argparse.Namespace, root: Path) -> int:
+    """Record; return the exit code."""
+    return record(
+        root,
+        name=options.name,
+        seconds=options.seconds,
+        period_s=options.period,
+        host_alone=options.host,
+    )
+
+
+def _seconds(text: str) -> float:
+    value = _number(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(
+            f"must be above 0 s, got {text}. Leave it out to record until Ctrl-C."
+        )
+    return value
+
+
+def _period(text: str) -> float:
+    value = _number(text)
+    if not 0.01 <= value <= 60:
+        raise argparse.ArgumentTypeError(f"must be 0.01 to 60 s, got {text}. 0.1 is the default.")
+    return value
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number, got {text}.") from None
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import sys
@@ -9,21 +10,21 @@ import time
 from pathlib import Path
 from typing import Any
 
-from stepscope.formatting import duration_text, printable
-from stepscope.run import (
-    RunError,
-    RunInfo,
-    RunKind,
-    read_only_reason,
-    read_run,
-    run_folders,
-)
+from stepscope.formatting import format_duration, printable
+from stepscope.run import RunError, RunInfo, RunKind, read_only_reason, read_run, run_folders
+
+EXAMPLES = ("stepscope runs", "stepscope runs --json | jq '.[0].id'")
 
 
-def print_runs(root: Path, *, as_json: bool = False) -> int:
-    """Print the runs under `root`; a folder that cannot be read costs a line on stderr. Return 0.
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add what `run` reads."""
+    parser.add_argument("--json", action="store_true", help="a JSON array with more fields")
 
-    0.1 ms a run.
+
+def run(options: argparse.Namespace, root: Path) -> int:
+    """Print the runs under `root` (0.1 ms a run); return 0.
+
+    Each folder that cannot be read is one line on stderr.
     """
     runs = []
     for folder in run_folders(root):
@@ -32,36 +33,37 @@ def print_runs(root: Path, *, as_json: bool = False) -> int:
         except RunError as error:
             print(printable(str(error)), file=sys.stderr)
     runs.sort(key=lambda run: not run.status.live)
-    if as_json:
-        print(json.dumps([as_json_values(run) for run in runs], indent=1))
-    elif not runs:
+    if options.json:
+        print(json.dumps([json_values(run) for run in runs], indent=1))
+        return 0
+    if not runs:
         print(f"No runs in {root.resolve()}. Start one on the page, or set STEPSCOPE_RUNS.")
     width = max((len(run.id) for run in runs), default=0)
-    for run in runs if not as_json else ():
+    for run in runs:
         print(line(run, width))
     return 0
 
 
 def line(run: RunInfo, width: int) -> str:
-    """Return a run's line: id, kind, status, step, start, duration, and whose it is if not ours."""
-    values = as_json_values(run)
+    """Return a run's line: id, kind, status, step, start, duration, and an owner who is not us."""
+    values = json_values(run)
     cells = [
         f"{run.id:<{width}}",
         f"{values['kind']:<7}",
         f"{run.status:<8}",
         f"step {values['step']!s:>8}",
         _when(values["created"]),
-        f"{duration_text(values['duration_s']):>12}",
+        f"{format_duration(values['duration_s']):>12}",
     ]
     if values["read_only"]:
         cells.append(f"{values['user']}@{values['host']}")
     return printable("  ".join(cells).rstrip())
 
 
-def as_json_values(run: RunInfo) -> dict[str, Any]:
-    """Return a run as JSON values; times in epoch seconds, `ended` null while it is live.
+def json_values(run: RunInfo) -> dict[str, Any]:
+    """Return a run as JSON values; times in epoch seconds, `ended` is null while it is live.
 
-    A crashed run ended, as far as anyone knows, with its last heartbeat.
+    The end of a crashed run is its last heartbeat.
     """
     values = run.run_json
     live = run.status.live
@@ -88,10 +90,10 @@ def as_json_values(run: RunInfo) -> dict[str, Any]:
 def _when(created: float | None) -> str:
     try:
         return time.strftime("%Y-%m-%d %H:%M", time.localtime(created or 0))
-    except (OverflowError, ValueError, OSError):  # no year that this system can print
+    except (OverflowError, ValueError, OSError):  # a year that this system cannot print
         return "?".ljust(16)
 
 
 def _number(value: Any) -> float | None:
-    """The value where it is a finite number: others write run.json, and JSON knows no infinity."""
+    """Return a finite number, None for all else: run.json may be foreign, JSON has no infinity."""
     return value if isinstance(value, int | float) and math.isfinite(value) else None

@@ -1,7 +1,7 @@
-"""Gathers what `stepscope doctor` judges: facts about this machine, each at its own risk.
+"""What `stepscope doctor` looks at: software, GPUs and limits of this machine.
 
-Nothing here can hang or end the command: torch is asked in a process of its own, NVML in a thread
-that may stay behind, and what cannot be found out is None or carries the error as text.
+Nothing here can hang or end the command: torch is imported by another process, NVML is called in a
+thread that may be left behind, and a value that cannot be found out is None or an error's text.
 """
 
 from __future__ import annotations
@@ -18,16 +18,14 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from stepscope import __version__
 from stepscope.cli.ui import page_missing
-from stepscope.metrics import METRICS, Stream
+from stepscope.metrics import BY_KEY
 from stepscope.recording.recorder import Recorder
 from stepscope.run import RunKind, RunStatus
 from stepscope.sampling.nvml import DeviceInfo, DeviceSource, NullSource, open_source
@@ -36,7 +34,9 @@ from stepscope.store import STORE_NAME, RunReader, StoreError
 
 NVML_TIMEOUT_S = 15.0
 TORCH_TIMEOUT_S = 120.0
-"""Importing torch from a cold network disk has been seen to take a minute."""
+"""`import torch` from a cold network disk has been seen to take a minute."""
+
+PACKAGES = ("nvidia-ml-py", "streamlit", "plotly", "pyarrow", "tensorboard")
 
 _ASK_TORCH = """
 import json, warnings
@@ -46,16 +46,15 @@ with warnings.catch_warnings(record=True) as caught:
     available = torch.cuda.is_available()
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
 print(json.dumps({
-    "version": torch.__version__, "cuda": torch.version.cuda,
-    "hip": getattr(torch.version, "hip", None), "available": available, "devices": names,
-    "warnings": [str(entry.message).split(" (Triggered")[0] for entry in caught],
+    "version": torch.__version__, "cuda": torch.version.cuda, "available": available,
+    "devices": names, "warnings": [str(one.message).split(" (Triggered")[0] for one in caught],
 }))
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One GPU as NVML shows it; `missing` says of each metric that it does not give why."""
+    """One GPU as NVML shows it: `read` metrics have a value, `missing` has the others' reasons."""
 
     uuid: str
     name: str
@@ -68,8 +67,8 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """What was found; sizes in bytes, None where it does not apply or could not be found out."""
+class Machine:
+    """What was found; sizes in bytes, None for what does not apply or cannot be found out."""
 
     python: str
     executable: str
@@ -77,115 +76,96 @@ class Facts:
     runs: str
     recording_error: str | None
     journal: str | None
-    file_system: str | None
     free: int | None
     sqlite: str
     nvml_reason: str | None
     nvml_broken: bool
-    """The reason will not pass by itself: a wrong package, a driver updated while loaded."""
+    """The reason needs a repair: a wrong package, a driver that was updated while loaded."""
     device_nodes: bool
-    """/dev/nvidiactl is there: somebody meant this process to use a GPU."""
-    pci_gpu: bool
-    """An NVIDIA GPU is on the PCI bus, though perhaps not for this container."""
+    """/dev/nvidiactl exists, so this process was meant to have a GPU."""
     driver: str | None
     gpus: tuple[Gpu, ...]
     torch: dict[str, Any] | None
-    """None: not installed. Else what torch says, or {"error": …}."""
+    """The answer of `_ASK_TORCH`, or its version and "error"; None: not installed."""
     visible_devices: str | None
-    mps: bool
     page: str | None
     """Why the page cannot be opened."""
     packages: dict[str, str | None]
-    memory_limit: int | None
-    """Of the container, where it is below what the host has."""
+    memory_limit: float | None
+    """What the container may use."""
     cpu_limit: float | None
     shared_memory: int | None
 
 
-def gather(root: Path) -> Facts:
-    """Look at everything; takes as long as `import torch` does (seconds)."""
+def survey(root: Path) -> Machine:
+    """Look at everything; takes as long as `import torch` (seconds)."""
     recording_error, journal = try_recording(root)
-    nvml = ask_nvml()
-    return Facts(
+    return Machine(
         python=platform.python_version(),
         executable=sys.executable,
         version=__version__,
         runs=str(root.resolve()),
         recording_error=recording_error,
         journal=journal,
-        file_system=_file_system(root),
-        free=_free(root),
+        free=_disk(_existing(root), "free"),
         sqlite=sqlite3.sqlite_version,
-        **nvml,
+        **ask_nvml(),
         device_nodes=Path("/dev/nvidiactl").exists(),
-        pci_gpu=_pci_gpu(),
         torch=ask_torch(),
         visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
-        mps=Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")).exists(),
         page=page_missing(),
-        packages={
-            name: _installed(name)
-            for name in ("nvidia-ml-py", "streamlit", "plotly", "pyarrow", "tensorboard")
-        },
-        memory_limit=_memory_limit(),
-        cpu_limit=_cpu_limit(),
-        shared_memory=_shared_memory(),
+        packages={name: _installed(name) for name in PACKAGES},
+        memory_limit=_cgroup("memory.max"),
+        cpu_limit=_cgroup("cpu.max"),
+        shared_memory=_disk(Path("/dev/shm"), "total"),
     )
 
 
 def try_recording(root: Path) -> tuple[str | None, str | None]:
-    """Record a row where `root` is or would be, and read it; return what failed and the journal.
+    """Record and read one row in a hidden folder, which is removed; return (error, journal mode).
 
-    The run is made in a hidden folder that no list shows, and removed.
+    The folder is made where `root` is, or in the nearest parent that exists.
     """
+    scratch = None
     try:
         scratch = Path(tempfile.mkdtemp(prefix=".doctor-", dir=_existing(root)))
-    except OSError as error:
-        return error.strerror or str(error), None
-    try:
-        return None, _record_once(scratch)
+        recorder = Recorder(scratch, name="doctor", kind=RunKind.RECORD)
+        try:
+            recorder.log(1, {"train/loss": 1.0})
+            with closing(sqlite3.connect(scratch / STORE_NAME)) as connection:
+                journal = str(connection.execute("PRAGMA journal_mode").fetchone()[0])
+        finally:
+            recorder.close(RunStatus.FINISHED)
+        with RunReader(scratch) as reader:
+            if [series.rows for series in reader.series()] != [1]:
+                return "a row that was recorded could not be read again", None
     except (OSError, StoreError, sqlite3.Error) as error:
-        return str(error), None
+        return getattr(error, "strerror", None) or str(error), None
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _record_once(folder: Path) -> str:
-    """Record one row, read it and return the store's journal mode. Raises what fails."""
-    recorder = Recorder(folder, name="doctor", kind=RunKind.RECORD)
-    try:
-        recorder.log(1, {"train/loss": 1.0})
-        with closing(sqlite3.connect(folder / STORE_NAME)) as connection:
-            journal = str(connection.execute("PRAGMA journal_mode").fetchone()[0])
-    finally:
-        recorder.close(RunStatus.FINISHED)
-    with RunReader(folder) as reader:
-        if [series.rows for series in reader.series()] != [1]:
-            raise StoreError("a row that was recorded could not be read again")
-    return journal
+        if scratch is not None:
+            shutil.rmtree(scratch, ignore_errors=True)
+    return None, journal
 
 
 def ask_nvml(source: DeviceSource | None = None) -> dict[str, Any]:
-    """Return what NVML gives of every GPU; a driver that hangs costs NVML_TIMEOUT_S."""
+    """Return what NVML gives of every GPU, waiting NVML_TIMEOUT_S at most."""
+    silent = f"The NVIDIA driver did not answer within {NVML_TIMEOUT_S:g} s."
     answer: dict[str, Any] = {
-        "nvml_reason": f"The NVIDIA driver did not answer within {NVML_TIMEOUT_S:g} s.",
+        "nvml_reason": silent,
         "nvml_broken": True,
         "driver": None,
         "gpus": (),
     }
 
     def ask() -> None:
-        found = open_source() if source is None else source
+        found = source or open_source()
         infos = found.devices()
         gpus = tuple(_gpu(found, info) for info in infos)
-        answer.update(
-            nvml_reason=found.reason,
-            nvml_broken=isinstance(found, NullSource) and math.isinf(found.retry_at),
-            driver=infos[0].driver_version if infos else None,
-            gpus=gpus,
-        )
+        broken = isinstance(found, NullSource) and math.isinf(found.retry_at)
+        driver = infos[0].driver_version if infos else None
+        answer.update(nvml_reason=found.reason, nvml_broken=broken, driver=driver, gpus=gpus)
 
-    # A daemon: a sick GPU can hold a call for ever, and the command must end all the same.
+    # A broken GPU can block a call for ever; a daemon thread does not keep the command alive.
     thread = threading.Thread(target=ask, name="doctor-nvml", daemon=True)
     thread.start()
     thread.join(NVML_TIMEOUT_S)
@@ -197,7 +177,6 @@ def _gpu(source: DeviceSource, info: DeviceInfo) -> Gpu:
     if not values:  # the first read of a GPU that was asleep may give nothing
         time.sleep(0.1)
         values = source.read(info.uuid, *Tier)
-    known = {metric.key for metric in METRICS if metric.stream is Stream.DEVICES}
     missing = {key: why for key, why in source.reasons(info.uuid).items() if key not in values}
     return Gpu(
         uuid=info.uuid,
@@ -206,106 +185,48 @@ def _gpu(source: DeviceSource, info: DeviceInfo) -> Gpu:
         memory_total=info.memory_total,
         mig=info.mig,
         lost=source.lost(info.uuid),
-        read=len(known & values.keys()),
+        read=len(BY_KEY.keys() & values.keys()),
         missing=missing,
     )
 
 
 def ask_torch(python: str = sys.executable) -> dict[str, Any] | None:
     """Return what torch says of itself in a process of its own; None where it is not installed."""
-    installed = _installed("torch")
-    if installed is None:
+    version, command = _installed("torch"), [python, "-c", _ASK_TORCH]
+    if version is None:
         return None
-    said = ""
     try:
-        answer = subprocess.run(
-            [python, "-c", _ASK_TORCH],
-            capture_output=True,
-            text=True,
-            timeout=TORCH_TIMEOUT_S,
-            check=False,
-        )
-        said = answer.stderr.strip() or f"exit code {answer.returncode}"
-        found: dict[str, Any] = json.loads(answer.stdout.strip().splitlines()[-1])
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=TORCH_TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        said = f"no answer within {TORCH_TIMEOUT_S:g} s"
-    except (OSError, ValueError, IndexError) as error:
-        said = said or str(error)
-    else:
-        return found
-    return {"version": installed, "error": said.splitlines()[-1]}
+        return {"version": version, "error": f"no answer within {TORCH_TIMEOUT_S:g} s"}
+    if answer.returncode == 0:
+        return {"version": version, **json.loads(answer.stdout.splitlines()[-1])}
+    lines = answer.stderr.strip().splitlines() or [f"exit code {answer.returncode}"]
+    return {"version": version, "error": lines[-1]}
 
 
 def _installed(name: str) -> str | None:
-    try:
+    with suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    return None
 
 
 def _existing(path: Path) -> Path:
+    """Return the path, or its nearest parent that exists."""
     path = path.resolve()
-    while not path.exists():
-        path = path.parent
-    return path
+    return next(folder for folder in (path, *path.parents) if folder.exists())
 
 
-def _free(root: Path) -> int | None:
+def _disk(folder: Path, what: str) -> int | None:
+    with suppress(OSError):
+        return int(getattr(shutil.disk_usage(folder), what))
+    return None
+
+
+def _cgroup(name: str) -> float | None:
+    """Return a limit of this container (cgroup v2): bytes of memory, CPUs in use at once."""
     try:
-        return shutil.disk_usage(_existing(root)).free
-    except OSError:
-        return None
-
-
-def _file_system(root: Path) -> str | None:
-    """The type of the file system that holds `root`."""
-    folder = str(_existing(root)) + "/"
-    inside = [
-        (len(part.mountpoint), part.fstype)
-        for part in psutil.disk_partitions(all=True)
-        if folder.startswith(part.mountpoint.rstrip("/") + "/")
-    ]
-    return max(inside)[1] if inside else None
-
-
-def _pci_gpu() -> bool:
-    """Say whether a display or 3D controller of NVIDIA is on the PCI bus."""
-    for device in Path("/sys/bus/pci/devices").glob("*"):
-        try:
-            vendor = (device / "vendor").read_text().strip()
-            if vendor == "0x10de" and (device / "class").read_text().startswith("0x03"):
-                return True
-        except OSError:
-            continue
-    return False
-
-
-def _memory_limit() -> int | None:
-    text = _read("/sys/fs/cgroup/memory.max") or _read(
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes"
-    )
-    limit = int(text) if text and text.isdecimal() else None
-    return limit if limit is not None and limit < psutil.virtual_memory().total else None
-
-
-def _cpu_limit() -> float | None:
-    """CPUs that the container may use at once, where that is fewer than the host has."""
-    quota, _, period = (_read("/sys/fs/cgroup/cpu.max") or "").partition(" ")
-    if not quota.isdecimal() or not period.isdecimal():
-        return None
-    limit = int(quota) / int(period)
-    return limit if limit < (os.cpu_count() or 1) else None
-
-
-def _shared_memory() -> int | None:
-    try:
-        return shutil.disk_usage("/dev/shm").total
-    except OSError:
-        return None
-
-
-def _read(path: str) -> str | None:
-    try:
-        return Path(path).read_text().strip()
-    except OSError:
+        limit, *period = Path("/sys/fs/cgroup", name).read_text().split()
+        return int(limit) / int(period[0] if period else 1)
+    except (OSError, ValueError):  # no container, or the word "max" for no limit
         return None

@@ -1,7 +1,8 @@
-"""`stepscope ui`: turns this process into the dashboard of the caller's runs."""
+"""`stepscope ui`: this process becomes the dashboard of the caller's runs."""
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import os
 import sys
@@ -10,13 +11,27 @@ from pathlib import Path
 from typing import NoReturn
 
 PROJECT = Path(__file__).resolve().parents[2]
-"""Where the page lies in a checkout: app.py, dashboard/ and the .streamlit settings."""
+"""Folder of a checkout, which has app.py, dashboard/ and the .streamlit settings."""
+
+EXAMPLES = ("stepscope ui", "stepscope ui -- --server.port 8600 --server.headless true")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add what `run` reads."""
+    parser.add_argument(
+        "arguments", nargs="*", metavar="-- ARGUMENT", help="arguments for 'streamlit run'"
+    )
+
+
+def run(options: argparse.Namespace, root: Path) -> int:
+    """Open the page; return the exit code where there is none."""
+    return open_page(root, options.arguments)
 
 
 def open_page(runs: Path, arguments: Sequence[str] = (), project: Path = PROJECT) -> int:
     """Become `streamlit run app.py` for the runs under `runs`; return 1 where there is no page.
 
-    Signals and the exit code are Streamlit's own, since no process stands in between.
+    No process is left in between, so signals and the exit code are Streamlit's own.
     """
     missing = page_missing(project)
     if missing is None:
@@ -26,7 +41,7 @@ def open_page(runs: Path, arguments: Sequence[str] = (), project: Path = PROJECT
 
 
 def _become_streamlit(runs: Path, arguments: Sequence[str], project: Path) -> NoReturn:
-    # The page runs in its own folder: a relative path of the caller would mean another place.
+    # The page runs in the project's folder, where the caller's relative path would be wrong.
     environment = {**os.environ, "STEPSCOPE_RUNS": str(runs.resolve())}
     sys.stdout.flush()
     os.chdir(project)

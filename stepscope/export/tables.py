@@ -1,12 +1,11 @@
-"""`stepscope export`: a run's rows as CSV, JSON, Parquet or TensorBoard events.
+"""The rows of a run as CSV, JSON, Parquet or TensorBoard events.
 
-A run of any length streams through 64 frames at a time; the rows are those that the run had when
-the export began.
+A run of any length is read 64 frames at a time. The rows are those that the run had when the
+export began.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,12 +23,10 @@ from stepscope.export.formats import (
     write_parquet,
 )
 from stepscope.export.rows import Rows
-from stepscope.recording.recovery import recover_ended
-from stepscope.run import read_run, run_folder
-from stepscope.store import RunReader, StoreError
+from stepscope.store import RunReader
 
 EVERY = 2**62
-"""As a limit: events are few, thousands in a long run, so they are read at once."""
+"""Limit for reading all events: a long run has thousands, few enough to read at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,58 +38,17 @@ class Wanted:
     rank: int = 0
 
 
-def export(root: Path, run_id: str, wanted: Wanted, output: Path | None) -> int:
-    """Export a run; return the exit code. Raises RunError for an unknown run."""
-    folder = run_folder(root, run_id)
-    problem = _usage_problem(wanted, output)
-    if problem is not None:
-        print(problem, file=sys.stderr)
-        return 2
-    recover_ended(read_run(folder))
-    try:
-        written = _export(folder, wanted, output)
-    except BrokenPipeError:  # an OSError too, but of the reader's will
-        raise
-    except StoreError as error:
-        print(error, file=sys.stderr)
-        return 1
-    except OSError as error:
-        reason = error.strerror or error
-        print(f"--output: cannot be written ({reason}), got {output}.", file=sys.stderr)
-        return 1
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package not in ("pyarrow", "tensorboard"):
-            raise
-        print(
-            f"--format {wanted.format}: needs the package {package}, which is not installed. "
-            f"Run 'pip install {package}'.",
-            file=sys.stderr,
-        )
-        return 1
-    if output is not None:
-        print(written)
-    return 0
+def export(folder: Path, wanted: Wanted, output: Path | None) -> str:
+    """Write the export, to standard output without `output`; return a sentence that says so.
 
-
-def _usage_problem(wanted: Wanted, output: Path | None) -> str | None:
-    if wanted.format in ("parquet", "tensorboard") and output is None:
-        what = "a file" if wanted.format == "parquet" else "a log directory"
-        return f"--output: --format {wanted.format} needs {what}, got none. Add --output NAME."
-    if wanted.format == "tensorboard" and wanted.stream == "events":
-        return "--stream: TensorBoard holds numbers only, got events. Use csv, json or parquet."
-    return None
-
-
-def _export(folder: Path, wanted: Wanted, output: Path | None) -> str:
-    """Write the export; return the sentence that says so."""
+    Raises StoreError for a store that cannot be read, OSError for a file that cannot be written,
+    ModuleNotFoundError where the format needs a package that is not installed.
+    """
     rows = Rows(folder, wanted.stream, wanted.rank)
     if wanted.format == "tensorboard" and output is not None:
-        from stepscope.export.tensorboard import (  # noqa: PLC0415 - only here it is needed
-            write_events,
-        )
+        from stepscope.export import tensorboard  # noqa: PLC0415 - only this format needs it
 
-        place = write_events(rows, folder.name, output, rank=wanted.rank)
+        place = tensorboard.write_events(rows, folder.name, output, rank=wanted.rank)
         return f"{len(rows)} rows of {wanted.stream} written below {place}."
     table = event_table(folder, wanted.rank) if wanted.stream == "events" else series_table(rows)
     if wanted.format == "parquet" and output is not None:
@@ -126,7 +82,7 @@ def series_table(rows: Rows) -> Table:
 
 
 def _free_name(key: str, taken: Mapping[str, Kind]) -> str:
-    """Return a metric's column name: its key, or one with "_" behind where that is taken."""
+    """Return a metric's column name: its key, with "_" appended where another column has it."""
     while key in taken:
         key += "_"
     return key

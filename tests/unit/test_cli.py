@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.cli import BROKEN_PIPE, main, parser, ui
-from stepscope.formatting import duration_text
+from stepscope.cli import BROKEN_PIPE, COMMANDS, main, parser, ui
 from tests.unit.test_run import make_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -100,14 +99,6 @@ def test_a_name_from_a_shared_folder_cannot_steer_the_terminal(
     out = capsys.readouterr().out
     assert "\x1b" not in out
     assert len(out.splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.9, "0 s"), (61, "1 min 01 s"), (7260, "2 h 01 min"), (90000, "1 d 01 h"), (None, "?")],
-)
-def test_durations(seconds: float | None, text: str) -> None:
-    assert duration_text(seconds) == text
 
 
 # --- how it begins and ends -----------------------------------------------------------------------
@@ -210,11 +201,13 @@ def test_ui_without_the_page_is_a_sentence(
 # --- the document ---------------------------------------------------------------------------------
 
 
-def commands() -> dict[str, argparse.ArgumentParser]:
+def command_parser(name: str) -> argparse.ArgumentParser:
+    """Return the parser of one command, with its options."""
     (found,) = [
-        action for action in parser()._actions if isinstance(action, argparse._SubParsersAction)
+        action for action in parser(name)._actions if isinstance(action, argparse._SubParsersAction)
     ]
-    return dict(found.choices)
+    choice: argparse.ArgumentParser = found.choices[name]
+    return choice
 
 
 def sections() -> dict[str, str]:
@@ -225,9 +218,9 @@ def sections() -> dict[str, str]:
 
 def test_every_command_and_option_is_documented() -> None:
     documented = sections()
-    assert set(documented) == set(commands())
-    for name, command in commands().items():
-        for action in command._actions:
+    assert set(documented) == set(COMMANDS)
+    for name in COMMANDS:
+        for action in command_parser(name)._actions:
             long = [option for option in action.option_strings if option.startswith("--")]
             if long and long != ["--help"]:
                 assert f"`{long[0]}" in documented[name], f"{name} {long[0]}"
@@ -235,7 +228,8 @@ def test_every_command_and_option_is_documented() -> None:
 
 def test_every_documented_option_exists() -> None:
     for name, text in sections().items():
-        known = {word for action in commands()[name]._actions for word in action.option_strings}
+        actions = command_parser(name)._actions
+        known = {word for action in actions for word in action.option_strings}
         if name != "watch":
             assert set(re.findall(r"^\| `(--\w+)", text, flags=re.M)) <= known
 
@@ -249,6 +243,5 @@ def test_the_options_of_watch_are_documented(capsys: pytest.CaptureFixture[str])
 
 
 def test_every_command_has_examples_in_its_help() -> None:
-    for name, command in commands().items():
-        if name != "watch":
-            assert f"stepscope {name}" in str(command.epilog)
+    for name in COMMANDS.keys() - {"watch"}:
+        assert f"stepscope {name}" in str(command_parser(name).epilog)

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import nn
 
-from stepscope.formatting import format_bytes
 from stepscope.recording.recorder import CommandName, Recorder
 from stepscope.run import RunStatus
 from stepscope.sampling.allocator import Readings
@@ -237,8 +236,8 @@ def test_empty_cache_says_what_stays() -> None:
     before = {"memory/reserved": 2.1 * 2**30, "memory/allocated": 0.5 * 2**30}
     after = {"memory/reserved": 0.75 * 2**30, "memory/allocated": 0.5 * 2**30}
     assert empty_cache_text(before, after) == (
-        "Empty cache: reserved 2.10 GiB → 768.00 MiB; 768.00 MiB stay: 512.00 MiB held by "
-        "tensors and library workspaces, 256.00 MiB free parts of blocks in use (fragmentation)"
+        "Empty cache: reserved 2.10 GiB → 768 MiB; 768 MiB stay: 512 MiB held by "
+        "tensors and library workspaces, 256 MiB free parts of blocks in use (fragmentation)"
     )
     nothing = {"memory/reserved": 0, "memory/allocated": 0}
     assert empty_cache_text(before, nothing).endswith("→ 0 B; nothing stays")
@@ -251,11 +250,3 @@ def test_reset_peaks_names_its_window() -> None:
     text = reset_peaks_text(before, after)
     assert "peak allocated 2.00 GiB → 1.00 GiB" in text
     assert "peak reserved 4.00 GiB → 2.00 GiB" in text
-
-
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1536, "1.50 KiB"), (5 * 2**40, "5120.00 GiB")],
-)
-def test_bytes_in_binary_units(size: int, text: str) -> None:
-    assert format_bytes(size) == text
