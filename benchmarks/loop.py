@@ -25,9 +25,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from stepscope.run import RunStatus
+from stepscope.session.environment import cpu_name
 from trainer.config import RunConfig, Workload, defaults
-from trainer.devices import cpu_name, list_devices
-from trainer.training import run as session
+from trainer.devices import list_devices
+from trainer.training.run import run
 from trainer.workloads import WORKLOADS
 
 TARGET_ON_CPU = 1.5
@@ -37,7 +38,7 @@ def ours(config: RunConfig) -> float:
     """Train with Stepscope; return the seconds of the whole run."""
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
-        status = session.run(config, Path(folder))
+        status = run(config, Path(folder))
         seconds = time.perf_counter() - began
     if status is not RunStatus.FINISHED:
         raise SystemExit(f"The run {status}; nothing was measured.")

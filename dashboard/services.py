@@ -10,7 +10,6 @@ import atexit
 import gc
 import importlib
 import logging
-import os
 import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
@@ -22,7 +21,7 @@ import psutil
 import streamlit as st
 
 from dashboard.run_index import RunIndex
-from stepscope.run import RunError, RunInfo, read_run, run_folder
+from stepscope.run import RunError, RunInfo, read_run, run_folder, runs_root
 from trainer.config import RunConfig
 from trainer.problems import TrainDevice
 from trainer.runners import ActiveRun, start
@@ -145,7 +144,7 @@ class Services:
 @st.cache_resource(show_spinner=False)
 def get() -> Services:
     """Return the server's services, made on first use; run folders under STEPSCOPE_RUNS."""
-    services = Services(Path(os.environ.get("STEPSCOPE_RUNS", "runs")), PROJECT / "examples")
+    services = Services(runs_root(), PROJECT / "examples")
     atexit.register(services.close)
     return services
 

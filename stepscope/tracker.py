@@ -34,10 +34,10 @@ from stepscope.recording.fast_step import (
 )
 from stepscope.recording.recorder import Recorder
 from stepscope.recording.rows import RATES, SAMPLES
-from stepscope.run import RunKind, RunStatus
+from stepscope.run import RunKind, RunStatus, runs_root
 from stepscope.run.ranks import announce, find_place
-from stepscope.session.live_run import LiveRun, runs_root
 from stepscope.session.program import in_notebook, running_name
+from stepscope.session.script import ScriptSession
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class Tracker:
     which is the same as Ctrl-C.
     """
 
-    def __init__(self, live: LiveRun | None, *, watched: bool = False) -> None:
+    def __init__(self, live: ScriptSession | None, *, watched: bool = False) -> None:
         self.live = live
         self.watched = watched
         """True under `stepscope watch`, which counts the steps itself."""
@@ -193,7 +193,7 @@ class Tracker:
             self._failed = True
 
     def _record(
-        self, live: LiveRun, values: Mapping[str, Any] | None, metrics: Mapping[str, Any]
+        self, live: ScriptSession, values: Mapping[str, Any] | None, metrics: Mapping[str, Any]
     ) -> None:
         recorder, given = live.recorder, _named(values, metrics)
         if "train/epoch" in given:
@@ -222,7 +222,7 @@ class Tracker:
         self._measuring = True
         self.__dict__.pop("step", None)
 
-    def _begin(self, live: LiveRun, given: Mapping[str, Any]) -> None:
+    def _begin(self, live: ScriptSession, given: Mapping[str, Any]) -> None:
         """Tell the run which device the script trains on."""
         self._begun = True
         on_gpu = [value for value in given.values() if getattr(value, "is_cuda", False)]
@@ -234,7 +234,9 @@ class Tracker:
         else:
             live.train_on(None)
 
-    def _compile(self, live: LiveRun, metrics: Mapping[str, Any], keys: tuple[str, ...]) -> None:
+    def _compile(
+        self, live: ScriptSession, metrics: Mapping[str, Any], keys: tuple[str, ...]
+    ) -> None:
         """Put a function made for these names in place of `step`, once they come twice in a row.
 
         A row of other names now and then, such as one with a validation loss, changes nothing.
@@ -277,16 +279,7 @@ def init(
         name = name or running_name()
         root = runs_root(None if runs is None else Path(runs))
         place = find_place(root, name, os.environ)
-        live = LiveRun(
-            name=name,
-            kind=RunKind.INIT,
-            folder=place.folder,
-            rank=place.number,
-            world_size=place.world_size,
-            config=config,
-            sample=sample,
-            run_info={"rank": place.rank},
-        )
+        live = ScriptSession(place, name=name, kind=RunKind.INIT, config=config, sample=sample)
     except Exception as error:  # noqa: BLE001 - whatever is wrong, the training has to run
         log.warning("stepscope: nothing is recorded, no run folder could be made: %s", error)
         return Tracker(None)
@@ -299,7 +292,7 @@ def init(
     return _current
 
 
-def attach(live: LiveRun) -> Tracker:
+def attach(live: ScriptSession) -> Tracker:
     """Make `init` return a tracker of this run: `stepscope watch` calls it before the script."""
     global _current
     _current = Tracker(live, watched=True)

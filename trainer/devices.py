@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import warnings
-from pathlib import Path
 
 import psutil
 import torch
 
 from stepscope.sampling.nvml import nvml_uuid
+from stepscope.session.environment import cpu_name
 from trainer.problems import TrainDevice
 
 
@@ -104,13 +104,3 @@ def _cpu() -> TrainDevice:
         name=f"{cpu_name()} ({cores} core{'s' if cores > 1 else ''})",
         memory_total=psutil.virtual_memory().total,
     )
-
-
-def cpu_name() -> str:
-    """The CPU's model as the kernel names it; "CPU" where there is no /proc/cpuinfo."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return "CPU"
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else "CPU"

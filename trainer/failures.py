@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import replace
 
 import torch
 
-from stepscope.diagnosis.outcome import Shortage, asked_for, shortage
+from stepscope.diagnosis.outcome import Outcome, Shortage, failed, out_of_memory, shortage
 from trainer.config import LIMITS, Precision, RunConfig, Runner, Workload
 from trainer.problems import TrainDevice, choice_problem
 
@@ -20,20 +20,12 @@ class NanLoss(RunFailed):
     """The loss is no number any more."""
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """`kind` is the event's kind; a `fatal` one leaves this process unable to use the GPU."""
-
-    kind: str
-    reason: str
-    fatal: bool = False
-
-
 SHARED_MEMORY_REASON = (
     "A data-loading worker ran out of shared memory. "
     "Set num_workers to 0 or give the machine a larger /dev/shm."
 )
-_NO_WORKSPACE = "unable to find an engine"  # cuDNN, when no convolution's workspace fits
+_NO_WORKSPACE = "unable to find an engine"
+"""cuDNN says so when no convolution's workspace fits; in a script it may mean other things."""
 _GPU_CALL = ("CUDA error", "cuDNN error", "CUDNN_STATUS", "CUBLAS_STATUS", "cuBLAS error")
 _SHARED_MEMORY = ("/torch_", "shared memory", "bus error")
 _TAKES = {
@@ -49,36 +41,32 @@ def explain(
     config: RunConfig,
     device: TrainDevice | None = None,
     lost: str | None = None,
-) -> Failure:
+) -> Outcome:
     """Return what to tell the user about an exception of the training thread.
 
     `lost` is what the GPU says when it is asked after the failure and can no longer be used: no
     exception's own words tell that.
     """
     if lost is not None:
-        return Failure("error", f"The GPU failed: {lost}. {_after_loss(config)}.", fatal=True)
+        return replace(failed(f"The GPU failed: {lost}. {_after_loss(config)}."), fatal=True)
     text = str(error)
     first = text.strip().split("\n")[0].rstrip(".")
     short = Shortage.GPU if _NO_WORKSPACE in text else shortage(error)
     if isinstance(error, RuntimeError) and "DataLoader worker" in text:
         if any(word in text for word in _SHARED_MEMORY):
-            return Failure("error", SHARED_MEMORY_REASON)
+            return failed(SHARED_MEMORY_REASON)
         if text.startswith("DataLoader worker"):
-            return Failure("error", _worker_reason(text))
+            return failed(_worker_reason(text))
     if short is not None:
-        remedy = _less_memory(short, config, device)
-        return Failure("oom", f"{short}{asked_for(error)}. {remedy}.")
+        return out_of_memory(short, error, f"{_less_memory(short, config, device)}.")
     if isinstance(error, torch.AcceleratorError) or any(word in first for word in _GPU_CALL):
-        return Failure(
-            "error",
+        return failed(
             f"A call to the GPU failed: {first[:300]}. The GPU still answers: start again, and see "
-            "the traceback if it fails again.",
+            "the traceback if it fails again."
         )
     if isinstance(error, RunFailed):
-        return Failure("error", text)
-    return Failure(
-        "error", f"Training raised {type(error).__name__}: {first[:300]}. See the traceback."
-    )
+        return failed(text)
+    return failed(f"Training raised {type(error).__name__}: {first[:300]}. See the traceback.")
 
 
 def nan_remedy(config: RunConfig) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stepscope import __version__
-from stepscope.run import RunError
+from stepscope.run import RunError, runs_root
 
 BROKEN_PIPE = 141
 """What a shell reports of a command ended by SIGPIPE, as in `stepscope runs | head -1`."""
@@ -57,11 +57,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     return code
-
-
-def runs_root() -> Path:
-    """Return the folder that holds the run folders."""
-    return Path(os.environ.get("STEPSCOPE_RUNS") or "runs")
 
 
 def parser(command: str | None = None) -> argparse.ArgumentParser:

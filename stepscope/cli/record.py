@@ -8,26 +8,22 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
-import platform
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from stepscope.recording.recorder import Command, CommandName, Recorder
+from stepscope.diagnosis.outcome import Outcome
+from stepscope.recording.recorder import Command, CommandName
 from stepscope.run import RunKind, RunStatus, new_run_folder
-from stepscope.sampling.nvml import DeviceInfo, DeviceSource, open_source
-from stepscope.sampling.sampler import Sampler
+from stepscope.sampling.nvml import DeviceSource, open_source
+from stepscope.session.commands import CommandServer
+from stepscope.session.session import Session, listed
 from stepscope.store import StoreError
 
 POLL_S = 0.2
-"""How late a signal is noticed: a lock that is waited for is not given up for one."""
-MARK_LENGTH = 200
+"""How late a signal is noticed: Python runs its handler only once the wait for a lock is over."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -93,17 +89,19 @@ def _number(text: str) -> float:
         raise argparse.ArgumentTypeError(f"must be a number, got {text}.") from None
 
 
-@dataclass(slots=True)
-class Ended:
-    """Why a recording ended; `reason` None while it goes on."""
+class _End:
+    """Whether the recording was stopped, and by whom; the first reason counts."""
 
-    status: RunStatus = RunStatus.FINISHED
-    reason: str | None = None
+    def __init__(self) -> None:
+        self.outcome = Outcome()
 
-    def stop(self, reason: str) -> None:
-        """End it by somebody's will; the first reason counts."""
-        if self.reason is None:
-            self.status, self.reason = RunStatus.STOPPED, reason
+    @property
+    def asked(self) -> bool:
+        return self.outcome.reason is not None
+
+    def ask(self, reason: str) -> None:
+        if not self.asked:
+            self.outcome = Outcome(RunStatus.STOPPED, reason)
 
 
 def record(
@@ -125,54 +123,40 @@ def record(
         return 0
     devices = [] if host_alone else source.devices()
     try:
-        folder = new_run_folder(root, name)
-        recorder = Recorder(folder, name=name, kind=RunKind.RECORD)
+        session = Session(new_run_folder(root, name), name=name, kind=RunKind.RECORD)
     except (StoreError, OSError) as error:
         print(f"{root}: cannot hold a run ({error}). Set STEPSCOPE_RUNS.", file=sys.stderr)
         return 1
-    _describe(recorder, devices)
+    folder = session.recorder.folder
     what = f"{len(devices)} GPU{'s' if len(devices) != 1 else ''} and this host"
     until = "until Ctrl-C" if seconds is None else f"for {seconds:g} s; Ctrl-C ends it"
     print(f"Recording {'this host' if host_alone else what} {until}: {folder}", flush=True)
-    sampler = Sampler(
-        recorder,
-        allocator_index=None,
-        gpu_uuids=[info.uuid for info in devices],
-        source=source,
-        period_s=period_s,
-    )
-    ended = Ended(reason=None)
-    with _signals(ended.stop):
-        recorder.set_status(RunStatus.RUNNING)
-        sampler.start()
-        took_s = _serve(recorder, ended, seconds)
-        sampler.stop()
-        recorder.close(ended.status, ended.reason)
-    print(f"{ended.status.capitalize()} after {took_s:.1f} s: {folder.name}")
+    end = _End()
+
+    def stop(command: Command) -> None:
+        session.recorder.finish(command, "Stop")
+        end.ask("Stopped from the page.")
+
+    with _signals(end.ask):
+        names = ", ".join(dict.fromkeys(info.name for info in devices))
+        session.sample(source, map(listed, devices), trains_on=names or None, period_s=period_s)
+        commands = session.answer(None, {CommandName.STOP: stop})
+        session.recorder.set_status(RunStatus.RUNNING)
+        took_s = _serve(commands, end, seconds)
+        session.close(end.outcome.status, end.outcome.reason)
+    print(f"{end.outcome.status.capitalize()} after {took_s:.1f} s: {folder.name}")
     return 0
 
 
-def _serve(recorder: Recorder, ended: Ended, seconds: float | None) -> float:
+def _serve(commands: CommandServer, end: _End, seconds: float | None) -> float:
     """Answer the page until the recording ends; return how long that took."""
     began = time.monotonic()
-    while ended.reason is None:
+    while not end.asked:
         left_s = POLL_S if seconds is None else began + seconds - time.monotonic()
         if left_s <= 0:
             break
-        for command in recorder.wait_command(min(POLL_S, left_s)):
-            _answer(recorder, ended, command)
+        commands.wait(min(POLL_S, left_s))
     return time.monotonic() - began
-
-
-def _answer(recorder: Recorder, ended: Ended, command: Command) -> None:
-    if command.name is CommandName.MARK:
-        text = str(command.args.get("text", "")).strip()[:MARK_LENGTH]
-        recorder.finish(command, text or "Mark")
-    elif command.name is CommandName.STOP:
-        recorder.finish(command, "Stop")
-        ended.stop("Stopped from the page.")
-    else:
-        recorder.finish(command, f"{command.name}: a recording has no training to act on", ok=False)
 
 
 @contextlib.contextmanager
@@ -200,25 +184,3 @@ def _signals(stop: Callable[[str], None]) -> Iterator[None]:
     finally:
         for number in taken:
             signal.signal(number, former[number])
-
-
-def _describe(recorder: Recorder, devices: list[DeviceInfo]) -> None:
-    recorder.describe(
-        commands=[CommandName.MARK, CommandName.STOP],
-        devices=[
-            {"uuid": info.uuid, "name": info.name, "memory_total": info.memory_total}
-            for info in devices
-        ],
-        environment=_environment(devices),
-    )
-
-
-def _environment(devices: list[DeviceInfo]) -> dict[str, Any]:
-    return {
-        "python": platform.python_version(),
-        "driver": devices[0].driver_version if devices else None,
-        "gpu": ", ".join(dict.fromkeys(info.name for info in devices)) or None,
-        "cores": os.cpu_count(),
-        "host": socket.gethostname(),
-        "platform": platform.platform(),
-    }

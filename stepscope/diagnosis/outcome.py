@@ -1,4 +1,4 @@
-"""How a script ended, in a status and a sentence. Pure."""
+"""How a run ended, in a status and a sentence. Pure."""
 
 from __future__ import annotations
 
@@ -18,11 +18,6 @@ _OUT_OF_GPU_MEMORY = (
     "CUDNN_STATUS_ALLOC_FAILED",
 )
 _OUT_OF_HOST_MEMORY = ("DefaultCPUAllocator", "not enough memory", "Cannot allocate memory")
-_REMEDIES = {
-    "GPU": "A smaller batch, a lower precision or gradient checkpointing needs less.",
-    "HOST": "A smaller batch or fewer DataLoader workers need less.",
-    "PINNED": "Smaller or fewer pinned batches (pin_memory, prefetch_factor) need less.",
-}
 
 
 class Shortage(StrEnum):
@@ -33,13 +28,25 @@ class Shortage(StrEnum):
     PINNED = "The host could not page-lock more memory"
 
 
+_REMEDIES = {
+    Shortage.GPU: "A smaller batch, a lower precision or gradient checkpointing needs less.",
+    Shortage.HOST: "A smaller batch or fewer DataLoader workers need less.",
+    Shortage.PINNED: "Smaller or fewer pinned batches (pin_memory, prefetch_factor) need less.",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`failure` is the kind of the event that tells of it: "oom", "error", or None for none."""
+    """How a run ended; `reason` is the sentence shown on the page.
+
+    `failure` is the kind of the event that tells of it: "oom", "error", or None for none. After a
+    `fatal` one this process can no longer use the GPU.
+    """
 
     status: RunStatus = RunStatus.FINISHED
     reason: str | None = None
     failure: str | None = None
+    fatal: bool = False
 
 
 def outcome(error: BaseException | None) -> Outcome:
@@ -54,11 +61,21 @@ def outcome(error: BaseException | None) -> Outcome:
         return Outcome(RunStatus.FAILED, f"The script ended: {_said_by(error.code)[:300]}")
     short = shortage(error)
     if short is not None:
-        reason = f"{short}{asked_for(error)}. {_REMEDIES[short.name]}"
-        return Outcome(RunStatus.FAILED, reason, failure="oom")
+        return out_of_memory(short, error, _REMEDIES[short])
     first = _said_by(error).strip().split("\n")[0][:300]
-    reason = f"{type(error).__name__}: {first}" if first else type(error).__name__
+    return failed(f"{type(error).__name__}: {first}" if first else type(error).__name__)
+
+
+def failed(reason: str) -> Outcome:
+    """Return the outcome of a run that an error ended."""
     return Outcome(RunStatus.FAILED, reason, failure="error")
+
+
+def out_of_memory(short: Shortage, error: BaseException, remedy: str) -> Outcome:
+    """Return the outcome of a run that found too little memory, with the size where it is told."""
+    found = re.search(r"[Tt](ried to allocate [0-9.]+ (bytes|[KMGT]?i?B))", _said_by(error))
+    asked = f" (t{found.group(1)})" if found else ""
+    return Outcome(RunStatus.FAILED, f"{short}{asked}. {remedy}", failure="oom")
 
 
 def _said_by(value: object) -> str:
@@ -79,12 +96,6 @@ def shortage(error: BaseException) -> Shortage | None:
     if isinstance(error, MemoryError) or any(word in text for word in _OUT_OF_HOST_MEMORY):
         return Shortage.HOST
     return None
-
-
-def asked_for(error: BaseException) -> str:
-    """Return " (tried to allocate 2.50 GiB)" where the exception names a size, else ""."""
-    found = re.search(r"[Tt](ried to allocate [0-9.]+ (bytes|[KMGT]?i?B))", _said_by(error))
-    return f" (t{found.group(1)})" if found else ""
 
 
 def _was_pinning(error: BaseException) -> bool:

@@ -10,7 +10,6 @@ import csv
 import errno
 import json
 import math
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from typing import IO, Any, Literal
 
 import numpy as np
 
+from stepscope.run import replacing
 from stepscope.store.frames import Floats, missing
 
 Kind = Literal["float", "int", "text", "json"]
@@ -152,28 +152,23 @@ def opened(output: Path | None) -> Iterator[IO[str]]:
         yield sys.stdout
         return
     with (
-        replacing(output) as part,
+        output_file(output) as part,
         part.open("w", encoding="utf-8", errors="backslashreplace", newline="") as out,
     ):
         yield out
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def output_file(path: Path) -> Iterator[Path]:
     """Give a path to write to that becomes `path` at the end; on an error `path` stays as it was.
 
     What is no plain file, such as /dev/null or a pipe, is written directly.
     """
     path = path.resolve()  # a link stays a link
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "it is a folder")
     if path.exists() and not path.is_file():
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, "it is a folder")
         yield path
         return
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
+    with replacing(path) as part:
         yield part
-        os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise

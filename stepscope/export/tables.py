@@ -17,7 +17,7 @@ from stepscope.export.formats import (
     Kind,
     Table,
     opened,
-    replacing,
+    output_file,
     write_csv,
     write_json,
     write_parquet,
@@ -52,7 +52,7 @@ def export(folder: Path, wanted: Wanted, output: Path | None) -> str:
         return f"{len(rows)} rows of {wanted.stream} written below {place}."
     table = event_table(folder, wanted.rank) if wanted.stream == "events" else series_table(rows)
     if wanted.format == "parquet" and output is not None:
-        with replacing(output) as part:
+        with output_file(output) as part:
             count = write_parquet(part, table)
     else:
         write = write_csv if wanted.format == "csv" else write_json

@@ -1,19 +1,35 @@
-"""Stores what a killed process had left in its ring. The next one to look at the run does it."""
+"""Writes what a killed process could not: its last rows, and how it ended.
+
+Nowhere else does a process write into a run folder that another one records into. Whoever shows or
+exports an ended run calls `recover_ended`; whoever killed or started its process, `note_end`.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
 import sqlite3
+import time
+from collections.abc import Collection
 from pathlib import Path
 
 from stepscope.metrics import Stream
 from stepscope.recording.ring import RingError, abandoned
 from stepscope.recording.rows import StepRows
-from stepscope.run import RunInfo, read_only_reason
+from stepscope.run import (
+    RunError,
+    RunInfo,
+    RunStatus,
+    rank_json,
+    read_only_reason,
+    read_run,
+    write_run_json,
+)
 from stepscope.store import RunWriter, StoreError, store_name
 
 log = logging.getLogger(__name__)
+
+LIVE = tuple(status for status in RunStatus if status.live)
 
 _told: set[Path] = set()
 
@@ -66,17 +82,28 @@ def recover(folder: Path, rank: int = 0) -> int:
         finally:
             writer.close()
     if len(block):
-        _note(folder / ("run.json" if rank == 0 else f"rank{rank}.json"), int(block.step[-1]))
+        _note_step(folder, rank_json(rank), int(block.step[-1]))
     return len(block)
 
 
-def _note(path: Path, step: int) -> None:
+def note_end(
+    folder: Path, status: RunStatus, reason: str, instead_of: Collection[str] = LIVE
+) -> None:
+    """Write how a run ended that cannot say it itself; only over one of these statuses."""
+    try:
+        run_json = read_run(folder).run_json
+        if run_json["status"] in instead_of:
+            ended = {"status": status, "reason": reason, "ended": time.time()}
+            write_run_json(folder, run_json | ended)
+    except (RunError, OSError) as error:
+        log.warning("stepscope: %s: its end could not be noted: %s", folder.name, error)
+
+
+def _note_step(folder: Path, name: str, step: int) -> None:
     """Let run.json tell the last step that the store has now."""
     try:
-        run_json = json.loads(path.read_text())
+        run_json = json.loads((folder / name).read_text())
         run_json["step"] = max(step, int(run_json.get("step", 0)))
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(run_json, indent=1))
-        part.replace(path)
+        write_run_json(folder, run_json, name)
     except (OSError, ValueError, TypeError) as error:
-        log.warning("%s: could not be completed: %s", path, error)
+        log.warning("%s: could not be completed: %s", folder / name, error)

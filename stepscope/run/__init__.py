@@ -7,8 +7,11 @@ from stepscope.run.folder import (
     is_run_id,
     new_run_folder,
     rank_file,
+    rank_json,
+    replacing,
     run_folder,
     run_folders,
+    runs_root,
     write_run_json,
 )
 from stepscope.run.info import (
@@ -37,10 +40,13 @@ __all__ = [
     "process_identity",
     "process_of",
     "rank_file",
+    "rank_json",
     "read_only_reason",
     "read_run",
+    "replacing",
     "run_folder",
     "run_folders",
+    "runs_root",
     "user_name",
     "write_run_json",
 ]

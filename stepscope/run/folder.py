@@ -9,7 +9,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,12 +69,53 @@ def run_folders(root: Path) -> Iterator[Path]:
                 yield path
 
 
-def write_run_json(folder: Path, run_json: dict[str, Any], name: str = RUN_JSON) -> None:
-    """Replace `run.json` in one step, so that no reader sees half a file. Raises OSError."""
-    path = folder / name
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(run_json, indent=1))
-    os.replace(part, path)
+def runs_root(runs: Path | None = None) -> Path:
+    """Return the absolute folder of all runs: `runs`, else STEPSCOPE_RUNS, else ./runs.
+
+    An empty STEPSCOPE_RUNS counts as not set.
+    """
+    return (runs or Path(os.environ.get("STEPSCOPE_RUNS") or "runs")).absolute()
+
+
+@contextlib.contextmanager
+def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
+    """Give a file beside `path` to write to, which takes its place at the end.
+
+    A reader sees the former file or the whole new one. An error leaves the former one, and nothing
+    beside it. A `durable` file is on the disk before it takes the place, so that a power failure
+    cannot leave an empty one: that waits for the disk, some 5 ms on an SSD. Raises OSError.
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        yield part
+        if durable:
+            _wait_for_disk(part)
+        os.replace(part, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise
+
+
+def _wait_for_disk(path: Path) -> None:
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def write_run_json(
+    folder: Path, run_json: Mapping[str, Any], name: str = RUN_JSON, *, durable: bool = True
+) -> None:
+    """Replace the run.json of a run, or of one of its ranks. Raises OSError."""
+    with replacing(folder / name, durable=durable) as part:
+        part.write_text(json.dumps(run_json, indent=1))
+
+
+def rank_json(rank: int) -> str:
+    """Return the name of the file in which a rank keeps its own run.json."""
+    return RUN_JSON if rank == 0 else f"rank{rank}.json"
 
 
 def rank_file(name: str, rank: int) -> str:

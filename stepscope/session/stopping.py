@@ -11,7 +11,6 @@ all others from running. Then `kill_unheard` in the page's process does what the
 from __future__ import annotations
 
 import json
-import logging
 import os
 import signal
 import threading
@@ -21,6 +20,7 @@ from pathlib import Path
 import psutil
 
 from stepscope.recording.recorder import Command, Recorder
+from stepscope.recording.recovery import note_end
 from stepscope.run import (
     STALE_S,
     RunInfo,
@@ -29,10 +29,7 @@ from stepscope.run import (
     pid_namespace,
     process_of,
     read_only_reason,
-    write_run_json,
 )
-
-log = logging.getLogger(__name__)
 
 GRACE_S = 5.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
@@ -50,7 +47,7 @@ class Stopper:
     """
 
     def __init__(self, run_json_file: Path, *, grace_s: float = GRACE_S) -> None:
-        self._facts_file = run_json_file
+        self._run_json_file = run_json_file
         self._grace_s = grace_s
         self._lock = threading.Lock()
         self._waiting: list[Command] = []
@@ -134,7 +131,7 @@ class Stopper:
     def _written_reason(self) -> str | None:
         """The reason in the run folder: the writer writes events first, then the run_json."""
         try:
-            reason = json.loads(self._facts_file.read_bytes()).get("reason")
+            reason = json.loads(self._run_json_file.read_bytes()).get("reason")
         except (OSError, ValueError):
             return None
         return None if reason is None else str(reason)
@@ -168,11 +165,7 @@ def kill_unheard(run: RunInfo) -> str | None:
             return "SIGKILL sent. The process is still there: it waits in a driver, or for a disk."
         time.sleep(0.01)
     reason = f"Stopped from the page (SIGKILL): it had not answered for {silent_s:.0f} s."
-    try:
-        ended = {"status": RunStatus.STOPPED, "reason": reason, "ended": time.time()}
-        write_run_json(run.folder, run_json | ended)
-    except OSError as error:
-        log.warning("stepscope: %s: the end could not be noted: %s", run.id, error)
+    note_end(run.folder, RunStatus.STOPPED, reason)
     return reason
 
 

@@ -23,9 +23,9 @@ from types import TracebackType
 
 from stepscope import tracker
 from stepscope.diagnosis.outcome import Outcome, outcome
-from stepscope.run import RunKind, RunStatus
+from stepscope.run import RunKind, RunStatus, runs_root
 from stepscope.run.ranks import RankError, announce, find_place, say
-from stepscope.session.live_run import LiveRun, runs_root
+from stepscope.session.script import ScriptSession
 from stepscope.store import StoreError
 from stepscope.watch import hooks
 from stepscope.watch.hooks import Hooks
@@ -41,7 +41,7 @@ OUR_FOLDER = Path(__file__).parent
 class _Run:
     """What is recorded of the script, if anything could be; it ends with the process."""
 
-    live: LiveRun | None
+    live: ScriptSession | None
     hooks: Hooks | None = None
     tells: bool = True
     """Of several ranks of a machine one talks on the terminal."""
@@ -131,20 +131,9 @@ def _start(script: Script, options: argparse.Namespace) -> _Run:
     name = options.name or script.name
     try:
         place = find_place(runs_root(options.runs), name, os.environ)
-        live = LiveRun(
-            name=name,
-            kind=RunKind.WATCH,
-            folder=place.folder,
-            rank=place.number,
-            world_size=place.world_size,
-            run_info={
-                "rank": place.rank,
-                "script": {
-                    "path": script.path,
-                    "arguments": sys.argv[1:],
-                    "cwd": str(Path.cwd()),
-                },
-            },
+        live = ScriptSession(place, name=name, kind=RunKind.WATCH)
+        live.recorder.describe(
+            script={"path": script.path, "arguments": sys.argv[1:], "cwd": str(Path.cwd())}
         )
     except (OSError, StoreError, RankError) as error:
         say(f"stepscope: not watched, no run folder could be made: {error}")

@@ -14,7 +14,8 @@ import torch
 
 from stepscope import tracker
 from stepscope.run import RunKind, RunStatus
-from stepscope.session.live_run import LiveRun
+from stepscope.run.ranks import find_place
+from stepscope.session.script import ScriptSession
 from stepscope.tracker import Tracker
 from stepscope.watch import hooks
 from tests.gpu.conftest import waiting_raises
@@ -24,9 +25,9 @@ STEPS = 5
 
 
 @pytest.fixture
-def live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveRun]:
+def live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptSession]:
     monkeypatch.setattr(tracker, "_current", None)
-    live = LiveRun(name="amounts", kind=RunKind.WATCH, runs=tmp_path)
+    live = ScriptSession(find_place(tmp_path, "amounts", {}), name="amounts", kind=RunKind.WATCH)
     yield live
     live.close(RunStatus.FINISHED)
 
@@ -38,7 +39,7 @@ def amounts(folder: Path, key: str) -> list[float]:
     return found
 
 
-def test_a_step_waits_for_no_amount(live: LiveRun) -> None:
+def test_a_step_waits_for_no_amount(live: ScriptSession) -> None:
     rec, number = Tracker(live), torch.full((), 128, device="cuda")
     rec.step(loss=1.0, tokens=number)
     with waiting_raises():
@@ -55,7 +56,7 @@ def test_a_step_waits_for_no_amount(live: LiveRun) -> None:
     ]
 
 
-def test_under_watch_they_belong_to_the_step_under_way(live: LiveRun) -> None:
+def test_under_watch_they_belong_to_the_step_under_way(live: ScriptSession) -> None:
     attached = hooks.install(live)
     try:
         rec, number = Tracker(live, watched=True), torch.full((), 128, device="cuda")

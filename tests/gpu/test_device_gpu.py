@@ -18,10 +18,10 @@ from tests.integration.test_training import events, metric, run_json
 from trainer.config import Optimizer, Precision, RunConfig, Workload, defaults
 from trainer.devices import list_devices
 from trainer.problems import TrainDevice, choice_problem
-from trainer.training import run as session
 from trainer.training.compute import CudaCompute
 from trainer.training.data import MemoryLoader
 from trainer.training.precision import precision_flags
+from trainer.training.run import run as train
 from trainer.workloads.task import Split
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -109,26 +109,26 @@ def test_every_optimizer_trains_in_fp16(
         learning_rate=rate,
     )
     (tmp_path / "first").mkdir()
-    status = session.run(config, tmp_path / "first")
+    status = train(config, tmp_path / "first")
     assert status is RunStatus.FINISHED, run_json(tmp_path / "first")["reason"]
     loss = metric(tmp_path / "first", "train/loss")
     assert loss[-5:].mean() < 0.9 * loss[:5].mean()
     # The other kernel goes on from its checkpoint.
     (tmp_path / "second").mkdir()
     other = replace(config, fused=not fused, epochs=3, resume="first/last.pt")
-    status = session.run(other, tmp_path / "second")
+    status = train(other, tmp_path / "second")
     assert status is RunStatus.FINISHED, run_json(tmp_path / "second")["reason"]
 
 
 def test_workers_and_the_pinning_thread_feed_a_gpu(gpu: TrainDevice, tmp_path: Path) -> None:
     config = small(gpu, num_workers=2)
-    assert session.run(config, tmp_path) is RunStatus.FINISHED, run_json(tmp_path)["reason"]
+    assert train(config, tmp_path) is RunStatus.FINISHED, run_json(tmp_path)["reason"]
     assert len(metric(tmp_path, "train/loss")) == run_json(tmp_path)["total_steps"]
 
 
 def test_nan_is_found_a_few_steps_late_and_named_right(gpu: TrainDevice, tmp_path: Path) -> None:
     config = replace(defaults(Workload.LINEAR, gpu.id), epochs=50, learning_rate=100.0)
-    assert session.run(config, tmp_path) is RunStatus.FAILED
+    assert train(config, tmp_path) is RunStatus.FAILED
     assert "The loss is" in run_json(tmp_path)["reason"]
     nan = next(event for event in events(tmp_path) if event.kind == "nan")
     finite = int(torch.from_numpy(metric(tmp_path, "train/loss")).isfinite().sum())
@@ -140,7 +140,7 @@ import os, sys
 from dataclasses import replace
 from pathlib import Path
 import torch
-from trainer.training import run as session
+from trainer.training.run import run as train
 from trainer.config import Workload, defaults
 from trainer.workloads import WORKLOADS
 workload, workers = Workload(sys.argv[3]), int(sys.argv[4])
@@ -154,7 +154,7 @@ config = replace(defaults(workload, sys.argv[1]), num_workers=workers)
 for name in ("first", "second"):
     folder = Path(sys.argv[2]) / name
     folder.mkdir()
-    print(session.run(config, folder), flush=True)
+    print(train(config, folder), flush=True)
 os._exit(0)  # what torch does at the end of a process with a dead GPU is not ours
 """
 

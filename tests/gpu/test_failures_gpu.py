@@ -19,7 +19,7 @@ from tests.integration.test_training_failures import ROOT, fails_at
 from trainer.config import Optimizer, Precision, RunConfig, Workload, defaults
 from trainer.devices import list_devices
 from trainer.problems import TrainDevice
-from trainer.training import run as session
+from trainer.training import run as training_run
 from trainer.training.compute import CudaCompute
 from trainer.training.precision import autocast
 from trainer.training.state import Training
@@ -97,7 +97,7 @@ def small(gpu: TrainDevice, workload: Workload, **changes: Any) -> RunConfig:
 def run(config: RunConfig, folder: Path) -> str:
     """Run into a new folder and return the reason of its end."""
     folder.mkdir()
-    session.run(config, folder)
+    training_run.run(config, folder)
     return str(run_json(folder)["reason"])
 
 
@@ -119,14 +119,14 @@ def test_a_gpu_that_answers_takes_the_next_run(
 ) -> None:
     config = small(gpu, Workload.DIGITS_MLP)
     kept: list[object] = []
-    monkeypatch.setattr(session, "keep_for_good", kept.append)
+    monkeypatch.setattr(training_run, "keep_for_good", kept.append)
     fails_at(monkeypatch, 5, torch.AcceleratorError(words))
     assert f"{words}. The GPU still answers" in run(config, tmp_path / "refused")
     assert len(metric(tmp_path / "refused", "train/loss")) == 4
     assert kept == []
     monkeypatch.undo()
     (tmp_path / "next").mkdir()
-    assert session.run(config, tmp_path / "next") is RunStatus.FINISHED
+    assert training_run.run(config, tmp_path / "next") is RunStatus.FINISHED
 
 
 def test_host_memory_that_cannot_be_page_locked_is_named(gpu: TrainDevice, tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_host_memory_that_cannot_be_page_locked_is_named(gpu: TrainDevice, tmp_p
     assert events(tmp_path / "refused")[-1].kind == "oom"
     (tmp_path / "next").mkdir()
     config = small(gpu, Workload.DIGITS_MLP)
-    assert session.run(config, tmp_path / "next") is RunStatus.FINISHED
+    assert training_run.run(config, tmp_path / "next") is RunStatus.FINISHED
 
 
 LOST_GPU = """
@@ -146,7 +146,7 @@ import itertools, os, sys, threading
 from dataclasses import replace
 from pathlib import Path
 import torch
-from trainer.training import run as session
+from trainer.training import run as training_run
 from trainer.config import RunConfig
 from trainer.training.step import TrainStep
 
@@ -168,7 +168,7 @@ def step(self, inputs, targets):
 TrainStep.__call__ = step
 for name in ("lost", "next"):
     (folder / name).mkdir()
-    thread = threading.Thread(target=session.run, args=(config, folder / name))
+    thread = threading.Thread(target=training_run.run, args=(config, folder / name))
     thread.start()
     thread.join()
 print("the page lives", flush=True)

@@ -18,14 +18,15 @@ import torch
 
 from stepscope.recording.recorder import Recorder
 from stepscope.run import RunKind, RunStatus
+from stepscope.run.ranks import find_place
 from stepscope.sampling import allocator
 from stepscope.sampling.allocator import ABRUPT_S, Readings
 from stepscope.sampling.sampler import Sampler
-from stepscope.session.live_run import LiveRun
+from stepscope.session.script import ScriptSession
 from tests.integration.test_training import metric, run_json
 from trainer.config import Workload, defaults
 from trainer.devices import list_devices
-from trainer.training import run as session
+from trainer.training.run import run as train
 
 SHORT_STEPS = 50
 CYCLES_A_SECOND = 2_000_000_000
@@ -33,8 +34,8 @@ CYCLES_A_SECOND = 2_000_000_000
 
 
 @pytest.fixture
-def live(tmp_path: Path) -> Iterator[LiveRun]:
-    live = LiveRun(name="memory", kind=RunKind.WATCH, runs=tmp_path)
+def live(tmp_path: Path) -> Iterator[ScriptSession]:
+    live = ScriptSession(find_place(tmp_path, "memory", {}), name="memory", kind=RunKind.WATCH)
     yield live
     live.close(RunStatus.FINISHED)
     torch.cuda.empty_cache()
@@ -80,7 +81,7 @@ def retry_allocation() -> float:
     return took_s
 
 
-def train_short_steps(live: LiveRun, x: torch.Tensor) -> None:
+def train_short_steps(live: ScriptSession, x: torch.Tensor) -> None:
     live.train_on(0)
     for step in range(SHORT_STEPS):
         x.add_(1)
@@ -90,7 +91,7 @@ def train_short_steps(live: LiveRun, x: torch.Tensor) -> None:
         time.sleep(0.01)
 
 
-def test_no_thread_waits_while_torch_waits_for_memory(live: LiveRun) -> None:
+def test_no_thread_waits_while_torch_waits_for_memory(live: ScriptSession) -> None:
     train_short_steps(live, fill(0.01))
     with Beat() as beat:
         stalled_s = retry_allocation()
@@ -98,7 +99,7 @@ def test_no_thread_waits_while_torch_waits_for_memory(live: LiveRun) -> None:
     assert beat.longest_s < stalled_s / 2
 
 
-def test_short_steps_are_recorded(live: LiveRun) -> None:
+def test_short_steps_are_recorded(live: ScriptSession) -> None:
     x = fill(0.01)
     train_short_steps(live, x)
     live.close(RunStatus.FINISHED)
@@ -106,7 +107,7 @@ def test_short_steps_are_recorded(live: LiveRun) -> None:
     assert set(allocated[~(allocated != allocated)]) == {torch.cuda.memory_allocated()}
 
 
-def test_the_curve_inside_a_long_step_is_recorded(live: LiveRun) -> None:
+def test_the_curve_inside_a_long_step_is_recorded(live: ScriptSession) -> None:
     live.train_on(0)
     before, kept = torch.cuda.memory_allocated(), []
     for _ in range(5):
@@ -132,7 +133,7 @@ def test_the_built_in_training_reads_at_its_boundaries(
     monkeypatch.setattr(allocator, "read", noted)
     device = next(device for device in list_devices() if device.cuda_index == 0)
     config = defaults(Workload.LINEAR, device.id)
-    status = session.run(replace(config, epochs=20), tmp_path)
+    status = train(replace(config, epochs=20), tmp_path)
     assert status is RunStatus.FINISHED, run_json(tmp_path)["reason"]
     assert metric(tmp_path, "memory/allocated", "samples").max() > 0
     begun = 1 + torch.cuda.device_count()  # the counts before the run, and its first reading

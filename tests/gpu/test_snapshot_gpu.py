@@ -8,12 +8,13 @@ from pathlib import Path
 import torch
 
 from stepscope.run import RunKind, RunStatus, read_run
-from stepscope.session.live_run import LiveRun
+from stepscope.run.ranks import find_place
+from stepscope.session.script import ScriptSession
 from stepscope.store import RunReader
 
 
 def test_a_snapshot_holds_one_steps_allocations(tmp_path: Path) -> None:
-    live = LiveRun(name="test", kind=RunKind.WATCH, runs=tmp_path)
+    live = ScriptSession(find_place(tmp_path, "test", {}), name="test", kind=RunKind.WATCH)
     try:
         weights = torch.zeros(1024, 1024, device="cuda")
         live.train_on(weights.device.index)

@@ -27,10 +27,10 @@ from tests.integration.test_training import (
 from trainer.config import Precision, RunConfig, Workload, defaults
 from trainer.devices import list_devices
 from trainer.problems import TrainDevice, choice_problem
-from trainer.training import run as session
 from trainer.training.compute import CudaCompute
 from trainer.training.data import MemoryLoader
 from trainer.training.precision import autocast, precision_flags
+from trainer.training.run import run as train
 from trainer.training.state import Training
 from trainer.training.step import TrainStep
 from trainer.workloads import WORKLOADS
@@ -70,7 +70,7 @@ def test_each_precision_trains(
     problem = choice_problem("precision", precision, config, [gpu])
     if problem is not None:
         pytest.skip(str(problem))
-    status = session.run(config, tmp_path)
+    status = train(config, tmp_path)
     assert status is RunStatus.FINISHED, run_json(tmp_path)["reason"]
     loss = metric(tmp_path, "train/loss")
     assert len(loss) == run_json(tmp_path)["total_steps"]  # the ring dropped nothing
@@ -96,7 +96,7 @@ def test_a_run_gives_its_memory_back(gpu: TrainDevice, tmp_path: Path) -> None:
     for name in ("first", "second"):  # the first pays for what torch keeps for itself
         (tmp_path / name).mkdir()
         before = torch.cuda.memory_allocated(gpu.cuda_index)
-        session.run(small(gpu, Workload.FILL, batch_size=128, epochs=1), tmp_path / name)
+        train(small(gpu, Workload.FILL, batch_size=128, epochs=1), tmp_path / name)
     assert torch.cuda.memory_allocated(gpu.cuda_index) == before
     allocated = metric(tmp_path / "second", "memory/allocated", "samples")
     assert allocated.max() > before
@@ -134,12 +134,12 @@ def test_an_oom_leaves_memory_at_its_baseline_and_the_next_run_works(
     gpu: TrainDevice, no_limit: None, tmp_path: Path
 ) -> None:
     (tmp_path / "warm").mkdir()
-    session.run(small(gpu, Workload.FILL), tmp_path / "warm")
+    train(small(gpu, Workload.FILL), tmp_path / "warm")
     before = torch.cuda.memory_allocated(gpu.cuda_index)
     torch.cuda.set_per_process_memory_fraction(512 * MIB / gpu.memory_total, gpu.cuda_index)
     (tmp_path / "oom").mkdir()
     hungry = small(gpu, Workload.FILL, width=64, image_size=128, batch_size=256)
-    assert session.run(hungry, tmp_path / "oom") is RunStatus.FAILED
+    assert train(hungry, tmp_path / "oom") is RunStatus.FAILED
     assert "ran out of memory" in run_json(tmp_path / "oom")["reason"]
     assert (tmp_path / "oom" / "traceback.txt").is_file()
     oom = next(event for event in events(tmp_path / "oom") if event.kind == "oom")
@@ -148,7 +148,7 @@ def test_an_oom_leaves_memory_at_its_baseline_and_the_next_run_works(
     assert torch.cuda.memory_reserved(gpu.cuda_index) <= before + 64 * MIB
     torch.cuda.set_per_process_memory_fraction(1.0, gpu.cuda_index)
     (tmp_path / "next").mkdir()
-    assert session.run(small(gpu, Workload.FILL), tmp_path / "next") is RunStatus.FINISHED
+    assert train(small(gpu, Workload.FILL), tmp_path / "next") is RunStatus.FINISHED
 
 
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16, Precision.FP16])
@@ -195,13 +195,13 @@ def test_a_steady_step_never_synchronizes(
 def test_resume_goes_on_after_the_checkpoint(gpu: TrainDevice, tmp_path: Path) -> None:
     config = small(gpu, Workload.DIGITS_CNN, precision=Precision.FP16)
     (tmp_path / "first").mkdir()
-    session.run(config, tmp_path / "first")
+    train(config, tmp_path / "first")
     (tmp_path / "second").mkdir()
     again = replace(config, epochs=5, resume="first/last.pt")
-    assert session.run(again, tmp_path / "second") is RunStatus.FINISHED
+    assert train(again, tmp_path / "second") is RunStatus.FINISHED
     first, second = (metric(tmp_path / name, "train/loss") for name in ("first", "second"))
     assert second[:10].mean() < 1.2 * first[-10:].mean()
     # A GPU's checkpoint trains on on a CPU too.
     (tmp_path / "cpu").mkdir()
     on_cpu = replace(defaults(Workload.DIGITS_CNN), epochs=4, threads=1, resume="first/last.pt")
-    assert session.run(on_cpu, tmp_path / "cpu") is RunStatus.FINISHED
+    assert train(on_cpu, tmp_path / "cpu") is RunStatus.FINISHED

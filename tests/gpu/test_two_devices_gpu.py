@@ -48,14 +48,14 @@ TRAINER = """
 import json, sys
 from pathlib import Path
 from dataclasses import replace
-from trainer.training import run as session
+from trainer.training.run import run as train
 from trainer.config import Workload, defaults
 from trainer.devices import list_devices
 [first, second] = [device for device in list_devices() if device.cuda_index is not None]
 config = replace(defaults(Workload.DIGITS_MLP, second.id), epochs=2)
 folder = Path(sys.argv[1])
 folder.mkdir()
-print(session.run(config, folder))
+print(train(config, folder))
 import torch
 print(json.dumps([torch.cuda.max_memory_allocated(i) for i in range(2)]))
 print(json.dumps([second.id, second.cuda_index]))

@@ -22,7 +22,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from stepscope.recording.recorder import CommandName
 from stepscope.run import RunKind, RunStatus, read_run, run_folders
-from stepscope.session.live_run import LiveRun
+from stepscope.run.ranks import find_place
+from stepscope.session.script import ScriptSession
 from stepscope.store.reader import send_command
 from stepscope.watch import hooks
 from tests.gpu.conftest import waiting_raises
@@ -36,8 +37,8 @@ INITIAL_SCALE = 2.0**10  # torch's own, 2**16, overflows in the first step
 
 
 @pytest.fixture
-def live(tmp_path: Path) -> Iterator[LiveRun]:
-    live = LiveRun(name="gpu", kind=RunKind.WATCH, runs=tmp_path)
+def live(tmp_path: Path) -> Iterator[ScriptSession]:
+    live = ScriptSession(find_place(tmp_path, "gpu", {}), name="gpu", kind=RunKind.WATCH)
     attached = hooks.install(live)
     yield live
     attached.remove()
@@ -76,7 +77,7 @@ class Script:
 
 
 @pytest.mark.parametrize("amp", [False, True], ids=["fp32", "fp16"])
-def test_losses_are_the_same_and_arrive_whole(live: LiveRun, amp: bool) -> None:
+def test_losses_are_the_same_and_arrive_whole(live: ScriptSession, amp: bool) -> None:
     watched = Script(amp=amp)
     watched.epoch()
     live.close(RunStatus.FINISHED)
@@ -90,7 +91,7 @@ def test_losses_are_the_same_and_arrive_whole(live: LiveRun, amp: bool) -> None:
 def test_training_is_the_same_bit_for_bit(tmp_path: Path) -> None:
     bare = Script()
     bare.epoch()
-    live = LiveRun(name="gpu", kind=RunKind.WATCH, runs=tmp_path)
+    live = ScriptSession(find_place(tmp_path, "gpu", {}), name="gpu", kind=RunKind.WATCH)
     attached = hooks.install(live)
     try:
         watched = Script()
@@ -102,7 +103,7 @@ def test_training_is_the_same_bit_for_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_nothing_waits_for_the_device(live: LiveRun, fused: bool) -> None:
+def test_nothing_waits_for_the_device(live: ScriptSession, fused: bool) -> None:
     """Torch raises at every synchronizing call; GradScaler makes one itself unless fused."""
     script = Script(amp=fused, fused=fused)
     script.epoch()  # first calls allocate, which may synchronize
@@ -113,7 +114,7 @@ def test_nothing_waits_for_the_device(live: LiveRun, fused: bool) -> None:
     assert len(metric(live.recorder.folder, "train/loss")) == 2 * STEPS
 
 
-def test_the_host_runs_ahead_of_a_slow_device(live: LiveRun) -> None:
+def test_the_host_runs_ahead_of_a_slow_device(live: ScriptSession) -> None:
     """What torch's own check may miss: with the device busy for seconds, the loop is done first."""
     script = Script()
     pinned = torch.ones(32, 64, pin_memory=True)
@@ -134,7 +135,7 @@ def test_the_host_runs_ahead_of_a_slow_device(live: LiveRun) -> None:
     torch.cuda.synchronize()
 
 
-def test_copies_allocator_and_device_are_recorded(live: LiveRun) -> None:
+def test_copies_allocator_and_device_are_recorded(live: ScriptSession) -> None:
     script = Script()
     for _ in range(5):
         script.epoch()
@@ -148,7 +149,7 @@ def test_copies_allocator_and_device_are_recorded(live: LiveRun) -> None:
     assert read_run(folder).run_json["device"].startswith(("GPU-", "MIG-"))
 
 
-def test_a_skipped_step_is_seen(live: LiveRun) -> None:
+def test_a_skipped_step_is_seen(live: ScriptSession) -> None:
     script = Script(amp=True)
     w = next(script.net.parameters())
     for factor in (1.0, float("inf"), 1.0):
@@ -167,7 +168,7 @@ def test_a_skipped_step_is_seen(live: LiveRun) -> None:
 
 
 @pytest.mark.parametrize("mode", ["thread_local", "global"])
-def test_a_captured_graph_is_not_disturbed(live: LiveRun, mode: str) -> None:
+def test_a_captured_graph_is_not_disturbed(live: ScriptSession, mode: str) -> None:
     """`global` forbids every thread of the process what the capturing one may not do."""
     script = Script()
     script.epoch()
@@ -249,7 +250,7 @@ def test_stop_and_memory_snapshot_act_on_a_watched_script(tmp_path: Path) -> Non
 
 def test_the_cost_of_a_step(tmp_path: Path) -> None:
     """Blocks with and without hooks in turn; reported, as a limit would fail on a busy machine."""
-    live = LiveRun(name="cost", kind=RunKind.WATCH, runs=tmp_path)
+    live = ScriptSession(find_place(tmp_path, "cost", {}), name="cost", kind=RunKind.WATCH)
     seconds: dict[bool, list[float]] = {True: [], False: []}
     script = Script(width=1024)
     script.epoch()

@@ -16,7 +16,8 @@ import torch
 from stepscope import tracker
 from stepscope.recording.recorder import Recorder
 from stepscope.run import RunKind, RunStatus
-from stepscope.session.live_run import LiveRun
+from stepscope.run.ranks import find_place
+from stepscope.session.script import ScriptSession
 from stepscope.store import RunReader
 from stepscope.tracker import Tracker
 
@@ -195,7 +196,9 @@ def test_no_call_of_a_tracker_raises(
     request: pytest.FixtureRequest,
 ) -> None:
     monkeypatch.setattr(tracker, "_current", None)
-    live = LiveRun(name="hostile", kind=RunKind.INIT, runs=tmp_path, sample=False)
+    live = ScriptSession(
+        find_place(tmp_path, "hostile", {}), name="hostile", kind=RunKind.INIT, sample=False
+    )
     rec = Tracker(live)
     request.addfinalizer(rec.close)
     for _ in range(4):

@@ -12,15 +12,15 @@ import pytest
 from stepscope.run import RunStatus
 from tests.integration.test_training import events, metric, run_json, small
 from trainer.config import Optimizer, RunConfig, Schedule, Workload
-from trainer.training import run as session
 from trainer.training.checkpoint import read_checkpoint, write_checkpoint
-from trainer.training.commands import Commands
+from trainer.training.commands import OwnCommands
+from trainer.training.run import run
 
 
 def train(root: Path, name: str, config: RunConfig) -> np.ndarray:
     """Run to the end in its own folder and return the losses."""
     (root / name).mkdir()
-    assert session.run(config, root / name) is RunStatus.FINISHED, run_json(root / name)["reason"]
+    assert run(config, root / name) is RunStatus.FINISHED, run_json(root / name)["reason"]
     return metric(root / name, "train/loss")
 
 
@@ -29,15 +29,12 @@ def saving_at_step(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a function that makes the next run save a checkpoint after a step, as the button."""
 
     def arm(step: int) -> None:
-        serve = Commands.serve
-
-        def serve_and_save(self: Commands, flush: Any) -> float:
+        def save(self: OwnCommands) -> None:
             if self._training.step == step:
                 path = self._recorder.folder / f"step-{step}.pt"
                 write_checkpoint(path, self._training.state_dict())
-            return serve(self, flush)
 
-        monkeypatch.setattr(Commands, "serve", serve_and_save)
+        monkeypatch.setattr(OwnCommands, "check", save)
 
     return arm
 
@@ -97,7 +94,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused_in_a_sentence(
     train(tmp_path, "first", config)
     (tmp_path / "second").mkdir()
     again = replace(config, **{"epochs": 3, "resume": "first/last.pt", **changes})
-    assert session.run(again, tmp_path / "second") is RunStatus.FAILED
+    assert run(again, tmp_path / "second") is RunStatus.FAILED
     assert words in run_json(tmp_path / "second")["reason"]
     assert not (tmp_path / "second" / "traceback.txt").exists()
 

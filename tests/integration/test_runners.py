@@ -6,6 +6,7 @@ import importlib
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -144,7 +145,7 @@ def test_what_cannot_be_started_is_no_live_run(
 def test_a_child_that_is_gone_at_once_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runners.sys, "executable", "/bin/false")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
     run = runners.start(config(Runner.PROCESS, 1), tmp_path)
     wait_until(lambda: not run.alive())
     assert read_run(run.folder).status is RunStatus.FAILED

@@ -10,11 +10,12 @@ import pytest
 
 from dashboard import services
 from dashboard.services import Services
-from stepscope.recording.recorder import Recorder
+from stepscope.diagnosis.outcome import Outcome
 from stepscope.run import RunError, RunStatus, read_run
+from stepscope.session.session import Session
 from tests.integration.test_runners import wait_until
 from trainer.config import RunConfig, Workload
-from trainer.training import run as session
+from trainer.training import run as training_run
 
 CONFIG = RunConfig(workload=Workload.LINEAR, epochs=1)
 
@@ -33,14 +34,14 @@ def test_no_run_begins_while_the_last_ones_thread_lives(
 ) -> None:
     """It has written its end and does not let go, such as on a GPU that hangs."""
     free = threading.Event()
-    train = session.run
+    train = training_run.run
 
     def hang(*args: object, **options: object) -> object:
         ended = train(*args, **options)  # type: ignore[arg-type]
         free.wait()
         return ended
 
-    monkeypatch.setattr(session, "run", hang)
+    monkeypatch.setattr(training_run, "run", hang)
     folder = server.start(CONFIG)
     try:
         wait_until(lambda: read_run(folder).status is RunStatus.FINISHED)
@@ -60,13 +61,13 @@ def test_the_end_of_a_busy_run_is_written_with_the_servers(
 ) -> None:
     began, free = threading.Event(), threading.Event()
 
-    def busy(config: RunConfig, recorder: Recorder, stop: threading.Event) -> session.Outcome:
-        recorder.set_status(RunStatus.RUNNING)
+    def busy(config: RunConfig, session: Session, stop: threading.Event) -> Outcome:
+        session.recorder.set_status(RunStatus.RUNNING)
         began.set()
         free.wait()
-        return session.Outcome(RunStatus.FINISHED)
+        return Outcome()
 
-    monkeypatch.setattr(session, "_run", busy)
+    monkeypatch.setattr(training_run, "_run", busy)
     folder = server.start(CONFIG)
     try:
         assert began.wait(40)

@@ -1,4 +1,4 @@
-"""Whole runs on the CPU through `session.run`: what they learn, record and answer."""
+"""Whole runs on the CPU through `run`: what they learn, record and answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stepscope.run import RunStatus
 from stepscope.store import EventRow, RunReader, StoreError
 from stepscope.store.reader import send_command
 from trainer.config import Precision, RunConfig, Schedule, Workload, defaults
-from trainer.training import run as session
+from trainer.training.run import run as train
 
 
 def small(workload: Workload, **changes: Any) -> RunConfig:
@@ -55,7 +55,7 @@ def test_each_workload_trains_and_records_every_step(workload: Workload, tmp_pat
     threads = torch.get_num_threads()
     epochs = 20 if workload is Workload.LINEAR else 2
     config = small(workload, epochs=epochs, clip_norm=10.0)
-    assert session.run(config, tmp_path) is RunStatus.FINISHED
+    assert train(config, tmp_path) is RunStatus.FINISHED
     run = run_json(tmp_path)
     loss = metric(tmp_path, "train/loss")
     assert run["status"] == "finished"
@@ -74,7 +74,7 @@ def test_each_workload_trains_and_records_every_step(workload: Workload, tmp_pat
 
 
 def test_linear_regression_finds_the_line(tmp_path: Path) -> None:
-    assert session.run(small(Workload.LINEAR, epochs=200), tmp_path) is RunStatus.FINISHED
+    assert train(small(Workload.LINEAR, epochs=200), tmp_path) is RunStatus.FINISHED
     fit = run_json(tmp_path)["fit"]
     assert metric(tmp_path, "model/weight")[-1] == pytest.approx(fit["slope"], abs=0.03)
     assert metric(tmp_path, "model/bias")[-1] == pytest.approx(fit["intercept"], abs=0.03)
@@ -82,14 +82,14 @@ def test_linear_regression_finds_the_line(tmp_path: Path) -> None:
 
 def test_digits_are_learned_for_real(tmp_path: Path) -> None:
     config = small(Workload.DIGITS_CNN, epochs=6)
-    assert session.run(config, tmp_path) is RunStatus.FINISHED
+    assert train(config, tmp_path) is RunStatus.FINISHED
     assert metric(tmp_path, "val/accuracy")[-1] > 88
 
 
 @pytest.mark.parametrize("schedule", list(Schedule))
 def test_schedules_move_the_learning_rate(schedule: Schedule, tmp_path: Path) -> None:
     config = small(Workload.LINEAR, epochs=40, learning_rate=0.05, schedule=schedule)
-    session.run(config, tmp_path)
+    train(config, tmp_path)
     rates = metric(tmp_path, "train/lr")
     assert rates[0] == pytest.approx(0.05)
     assert (rates[-1] < 0.05) == (schedule is not Schedule.NONE)
@@ -97,7 +97,7 @@ def test_schedules_move_the_learning_rate(schedule: Schedule, tmp_path: Path) ->
 
 def test_bf16_trains_on_a_cpu(tmp_path: Path) -> None:
     config = small(Workload.DIGITS_MLP, precision=Precision.BF16, epochs=3)
-    assert session.run(config, tmp_path) is RunStatus.FINISHED
+    assert train(config, tmp_path) is RunStatus.FINISHED
     loss = metric(tmp_path, "train/loss")
     assert loss[-5:].mean() < 0.8 * loss[:5].mean()
 
@@ -106,7 +106,7 @@ def test_the_same_seed_gives_the_same_losses(tmp_path: Path) -> None:
     losses = []
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         (tmp_path / name).mkdir()
-        session.run(small(Workload.DIGITS_CNN, epochs=1, seed=seed), tmp_path / name)
+        train(small(Workload.DIGITS_CNN, epochs=1, seed=seed), tmp_path / name)
         losses.append(metric(tmp_path / name, "train/loss"))
     assert np.array_equal(losses[0], losses[1])
     assert not np.array_equal(losses[0], losses[2])
@@ -116,7 +116,7 @@ def test_the_same_seed_gives_the_same_losses(tmp_path: Path) -> None:
 def background(config: RunConfig, folder: Path) -> Iterator[threading.Event]:
     """A run in a thread, as the thread runner starts it; ends it if the test does not."""
     stop = threading.Event()
-    thread = threading.Thread(target=session.run, args=(config, folder), kwargs={"stop": stop})
+    thread = threading.Thread(target=train, args=(config, folder), kwargs={"stop": stop})
     thread.start()
     try:
         yield stop

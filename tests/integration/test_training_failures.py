@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -22,10 +23,11 @@ from torch import nn
 
 from stepscope.recording.scalars import Row, RowSink
 from stepscope.run import RunStatus
+from stepscope.session import session
 from stepscope.store import RunReader
 from tests.integration.test_training import background, events, metric, run_json, small, wait_for
 from trainer.config import NanPolicy, RunConfig, Workload
-from trainer.training import run as session
+from trainer.training import run as training_run
 from trainer.training.compute import CpuCompute
 from trainer.training.data import Loader, make_loader
 from trainer.training.loop import Loop
@@ -38,7 +40,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def run(config: RunConfig, folder: Path) -> dict[str, Any]:
     """Run, check that the status returned is the one recorded, and return run.json."""
     folder.mkdir(exist_ok=True)
-    status = session.run(config, folder)
+    status = training_run.run(config, folder)
     recorded = run_json(folder)
     assert recorded["status"] == status
     return recorded
@@ -136,14 +138,17 @@ def test_the_steps_before_a_failure_are_recorded(
     assert len(metric(tmp_path, "train/loss")) == 4
 
 
-@pytest.mark.parametrize("name", ["environment", "open_source", "Sampler"])
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [(session, "environment"), (training_run, "open_source"), (session, "Sampler")],
+)
 def test_what_fails_before_training_is_told_like_any_failure(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    module: ModuleType, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*args: object, **options: object) -> None:
         raise RuntimeError("the driver says no")
 
-    monkeypatch.setattr(session, name, refuse)
+    monkeypatch.setattr(module, name, refuse)
     ended = run(small(Workload.LINEAR), tmp_path)
     assert ended["status"] == "failed"
     assert ended["reason"] == "Training raised RuntimeError: the driver says no. See the traceback."
@@ -176,9 +181,9 @@ def test_after_a_cuda_error_the_buffers_are_kept_for_good(
         return loader
 
     kept: list[object] = []
-    monkeypatch.setattr(session, "keep_for_good", kept.append)
-    monkeypatch.setattr(session, "make_loader", remembered)
-    monkeypatch.setattr(session, "why_lost", lambda index: "an illegal memory access")
+    monkeypatch.setattr(training_run, "keep_for_good", kept.append)
+    monkeypatch.setattr(training_run, "make_loader", remembered)
+    monkeypatch.setattr(training_run, "why_lost", lambda index: "an illegal memory access")
     fails_at(monkeypatch, 3, RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"))
     assert "restart the server" in run(small(Workload.DIGITS_MLP), tmp_path)["reason"]
     gc.collect()
@@ -204,7 +209,7 @@ def test_an_interrupt_closes_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(Loop, "_train_epoch", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        session.run(small(Workload.DIGITS_MLP), tmp_path)
+        training_run.run(small(Workload.DIGITS_MLP), tmp_path)
     assert run_json(tmp_path)["status"] == "failed"
     assert "interrupted" in run_json(tmp_path)["reason"]
 
@@ -263,11 +268,11 @@ page = types.ModuleType("__main__")
 page.__file__ = __file__
 sys.modules["__main__"] = page
 from dataclasses import replace
-from trainer.training import run as session
+from trainer.training.run import run
 from trainer.config import RunConfig, Workload, defaults
 config = replace(defaults(Workload.DIGITS_MLP), epochs=1, num_workers=2, threads=1)
 statuses = []
-thread = threading.Thread(target=lambda: statuses.append(session.run(config, Path({folder!r}))))
+thread = threading.Thread(target=lambda: statuses.append(run(config, Path({folder!r}))))
 thread.start()
 thread.join()
 assert statuses == ["finished"], statuses
@@ -293,7 +298,7 @@ def test_workers_never_run_the_page_again(tmp_path: Path) -> None:
 
 def test_a_finished_run_leaves_no_thread(tmp_path: Path) -> None:
     before = set(threading.enumerate())
-    assert session.run(small(Workload.LINEAR), tmp_path) is RunStatus.FINISHED
+    assert training_run.run(small(Workload.LINEAR), tmp_path) is RunStatus.FINISHED
     assert {thread for thread in threading.enumerate() if thread not in before} == set()
 
 

@@ -211,7 +211,7 @@ def test_a_script_without_a_stderr_runs_all_the_same(tmp_path: Path) -> None:
     assert read_run(folder).reason == "The script ended with exit code 3."
 
 
-@pytest.mark.parametrize("broken", ["find_place", "LiveRun", "keep_output"])
+@pytest.mark.parametrize("broken", ["find_place", "ScriptSession", "keep_output"])
 def test_whatever_fails_in_us_the_script_runs(tmp_path: Path, broken: str) -> None:
     program = f"""
 import sys

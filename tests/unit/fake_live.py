@@ -27,7 +27,7 @@ class FakeStepRecorder(FakeRecorder):
 
 @dataclass
 class FakeLive:
-    """Stands for LiveRun; `serve` is what happens at each boundary."""
+    """Stands for ScriptSession; `serve` is what happens at each boundary."""
 
     recorder: FakeStepRecorder = field(default_factory=FakeStepRecorder)
     devices: list[int | None] = field(default_factory=list)

@@ -11,14 +11,15 @@ import pytest
 import torch
 from torch import nn
 
+from stepscope.diagnosis import command_results as results
 from stepscope.recording.recorder import CommandName, Recorder
 from stepscope.run import RunStatus
 from stepscope.sampling.allocator import Readings
-from stepscope.session.commands import CommandServer, empty_cache_text, reset_peaks_text
+from stepscope.session.commands import CommandServer
 from tests.fakes import FakeRecorder, command
 from trainer.config import RunConfig
 from trainer.training.checkpoint import read_checkpoint
-from trainer.training.commands import Commands, RunStopped
+from trainer.training.commands import OwnCommands, RunStopped
 from trainer.training.compute import CpuCompute
 from trainer.training.state import Training
 
@@ -41,12 +42,15 @@ class Bench:
     def __post_init__(self) -> None:
         training = Training(RunConfig(), nn.Linear(1, 1), CpuCompute())
         training.step = 12
-        self.commands = Commands(
-            cast("Recorder", self.recorder),
-            training,
-            stop=self.stop,
+        recorder = cast("Recorder", self.recorder)
+        own = OwnCommands(recorder, training, self.stop)
+        self.commands = CommandServer(
+            recorder,
+            training.compute,
             readings=Readings(),
             reset_process_peak=lambda: (3 * 2**30, 2**30),
+            own=own.handlers,
+            check=own.check,
         )
 
 
@@ -159,6 +163,26 @@ def test_a_command_that_only_others_answer_is_refused(bench: Bench) -> None:
     assert (text, data["ok"]) == ("Save checkpoint: this run does not answer it", False)
 
 
+def test_a_run_without_training_answers_marks_alone(bench: Bench) -> None:
+    server = CommandServer(
+        cast("Recorder", bench.recorder),
+        None,
+        readings=Readings(),
+        reset_process_peak=lambda: (0, 0),
+        own={},
+    )
+    assert server.supported_commands() == [CommandName.MARK]
+    bench.recorder.while_paused = [command(CommandName.MARK, text="here")]
+    server.wait(0.1)
+    bench.recorder.while_paused = [command(CommandName.PAUSE)]
+    server.wait(0.1)
+    server.close()
+    assert bench.recorder.events == [
+        ("mark", "here", {"ok": True}),
+        ("pause", "Pause: this run does not answer it", {"ok": False}),
+    ]
+
+
 def test_what_stands_behind_a_stop_is_kept(bench: Bench) -> None:
     with pytest.raises(RunStopped):
         bench.serve(CommandName.STOP, CommandName.MARK)
@@ -235,18 +259,18 @@ def test_a_run_that_ends_within_the_step_keeps_what_there_is(
 def test_empty_cache_says_what_stays() -> None:
     before = {"memory/reserved": 2.1 * 2**30, "memory/allocated": 0.5 * 2**30}
     after = {"memory/reserved": 0.75 * 2**30, "memory/allocated": 0.5 * 2**30}
-    assert empty_cache_text(before, after) == (
+    assert results.empty_cache(before, after) == (
         "Empty cache: reserved 2.10 GiB → 768 MiB; 768 MiB stay: 512 MiB held by "
         "tensors and library workspaces, 256 MiB free parts of blocks in use (fragmentation)"
     )
     nothing = {"memory/reserved": 0, "memory/allocated": 0}
-    assert empty_cache_text(before, nothing).endswith("→ 0 B; nothing stays")
-    assert "no CUDA cache" in empty_cache_text({"process/rss": 1}, {"process/rss": 1})
+    assert results.empty_cache(before, nothing).endswith("→ 0 B; nothing stays")
+    assert "no CUDA cache" in results.empty_cache({"process/rss": 1}, {"process/rss": 1})
 
 
 def test_reset_peaks_names_its_window() -> None:
     before = {"memory/peak_allocated": 2**31, "memory/peak_reserved": 2**32}
     after = {"memory/peak_allocated": 2**30, "memory/peak_reserved": 2**31}
-    text = reset_peaks_text(before, after)
+    text = results.reset_peaks(before, after)
     assert "peak allocated 2.00 GiB → 1.00 GiB" in text
     assert "peak reserved 4.00 GiB → 2.00 GiB" in text

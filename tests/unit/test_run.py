@@ -24,8 +24,10 @@ from stepscope.run import (
     new_run_folder,
     process_identity,
     read_run,
+    replacing,
     run_folder,
     run_folders,
+    runs_root,
     write_run_json,
 )
 from stepscope.session.stopping import kill_unheard
@@ -190,3 +192,45 @@ def test_no_process_is_killed_that_may_be_another_or_alive(
     assert kill_unheard(read_run(folder)) is None
     assert script.poll() is None
     assert read_run(folder).run_json == before
+
+
+def test_a_replaced_file_is_whole_or_the_former_one(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("former")
+
+    def fail() -> None:
+        with replacing(path) as part:
+            part.write_text("ha")
+            raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="disk is full"):
+        fail()
+    assert path.read_text() == "former"
+    with replacing(path) as part:
+        part.write_text("new")
+        assert path.read_text() == "former"
+    assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("file", "new")]
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_durable_file_is_on_the_disk_before_it_takes_the_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool
+) -> None:
+    synced: list[bool] = []
+    monkeypatch.setattr(os, "fsync", lambda _: synced.append((tmp_path / "run.json").exists()))
+    write_run_json(tmp_path, {"a": 1}, durable=durable)
+    assert synced == ([False] if durable else [])
+    assert json.loads((tmp_path / "run.json").read_text()) == {"a": 1}
+
+
+@pytest.mark.parametrize("value", [None, ""])
+def test_an_empty_root_of_runs_counts_as_not_set(
+    value: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("STEPSCOPE_RUNS", raising=False)
+    if value is not None:
+        monkeypatch.setenv("STEPSCOPE_RUNS", value)
+    assert runs_root() == tmp_path / "runs"
+    monkeypatch.setenv("STEPSCOPE_RUNS", "mine")
+    assert (runs_root(), runs_root(Path("theirs"))) == (tmp_path / "mine", tmp_path / "theirs")

@@ -16,7 +16,7 @@ from stepscope.formatting import terminal_text
 from stepscope.run import RunStatus
 from stepscope.run.ranks import RankError, find_place
 from stepscope.sampling.nvml import DeviceInfo
-from stepscope.session.live_run import visible_gpus
+from stepscope.session.script import visible_gpus
 from stepscope.watch import output
 from stepscope.watch.main import _parse, main
 from stepscope.watch.output import OutputLog

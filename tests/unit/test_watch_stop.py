@@ -18,7 +18,8 @@ import pytest
 from stepscope.diagnosis.outcome import outcome
 from stepscope.recording.recorder import Command, CommandName, Recorder
 from stepscope.run import RunKind, RunStatus, read_run, run_folders
-from stepscope.session.live_run import LiveRun
+from stepscope.run.ranks import find_place
+from stepscope.session.script import ScriptSession
 from stepscope.session.stopping import Stopper
 from stepscope.store import RunReader
 from tests.fakes import FakeRecorder
@@ -117,13 +118,15 @@ def test_a_second_click_does_not_wait_for_a_boundary(bench: Bench) -> None:
 
 
 @pytest.fixture
-def live(tmp_path: Path) -> Iterator[LiveRun]:
-    run = LiveRun(name="test", kind=RunKind.WATCH, runs=tmp_path, sample=False)
+def live(tmp_path: Path) -> Iterator[ScriptSession]:
+    run = ScriptSession(
+        find_place(tmp_path, "test", {}), name="test", kind=RunKind.WATCH, sample=False
+    )
     yield run
     run.close(RunStatus.FINISHED)
 
 
-def test_a_stop_raises_in_the_training_thread(live: LiveRun) -> None:
+def test_a_stop_raises_in_the_training_thread(live: ScriptSession) -> None:
     live.train_on(None)
     live.recorder._offer(1, "pause", "{}")
     live.recorder._offer(2, "stop", "{}")
@@ -140,7 +143,7 @@ def test_a_stop_raises_in_the_training_thread(live: LiveRun) -> None:
     assert kinds == ["pause", "stop", "mark"]
 
 
-def test_a_run_tells_what_it_runs_on(live: LiveRun) -> None:
+def test_a_run_tells_what_it_runs_on(live: ScriptSession) -> None:
     live.train_on(None)
     live.close(RunStatus.FINISHED)
     run_json = read_run(live.recorder.folder).run_json
@@ -151,7 +154,7 @@ def test_a_run_tells_what_it_runs_on(live: LiveRun) -> None:
 
 
 def test_a_failed_memory_reading_does_not_hide_the_failure(
-    live: LiveRun, monkeypatch: pytest.MonkeyPatch
+    live: ScriptSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lost() -> dict[str, float]:
         raise RuntimeError("CUDA error: unspecified launch failure")
@@ -166,7 +169,7 @@ def test_a_failed_memory_reading_does_not_hide_the_failure(
 
 
 def test_an_unknown_environment_does_not_stop_the_script(
-    live: LiveRun, monkeypatch: pytest.MonkeyPatch
+    live: ScriptSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
         raise OSError("no such thing")
@@ -184,7 +187,9 @@ def test_a_run_that_cannot_be_set_up_leaves_nothing_behind(
 
     monkeypatch.setattr(platform, "platform", fail)
     with pytest.raises(OSError, match="no such thing"):
-        LiveRun(name="test", kind=RunKind.WATCH, runs=tmp_path, sample=False)
+        ScriptSession(
+            find_place(tmp_path, "test", {}), name="test", kind=RunKind.WATCH, sample=False
+        )
     [folder] = run_folders(tmp_path)
     assert read_run(folder).status is RunStatus.FAILED
 
@@ -199,7 +204,7 @@ def test_the_mig_instance_that_the_script_trains_on_is_sampled(
     )
     cuda = SimpleNamespace(get_device_properties=lambda _: properties)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    live = LiveRun(name="test", kind=RunKind.WATCH, runs=tmp_path)
+    live = ScriptSession(find_place(tmp_path, "test", {}), name="test", kind=RunKind.WATCH)
     live.train_on(0)
     live.sampler.stop()
     live.sampler.tick()
@@ -221,7 +226,7 @@ def test_the_mig_instance_that_the_script_trains_on_is_sampled(
     assert (series.source, used["gpu/mem_used"]) == ("MIG-b", 2 * GIB)
 
 
-def test_a_failure_keeps_its_traceback(live: LiveRun) -> None:
+def test_a_failure_keeps_its_traceback(live: ScriptSession) -> None:
     error = ValueError("\x1b[31mé\x1b[0m")
     live.failed(outcome(error), error)
     live.close(RunStatus.FAILED, "ValueError: é")

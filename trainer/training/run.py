@@ -1,6 +1,6 @@
 """One run from its configuration to its final status, in whatever thread or process it is called.
 
-run ─> recorder, device, sampler ─> _attempt ─> _train: workload, training, loop
+run ─> session, device, sampler ─> _attempt ─> _train: workload, training, loop
 """
 
 from __future__ import annotations
@@ -10,26 +10,26 @@ import logging
 import os
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from stepscope.diagnosis.outcome import Outcome
 from stepscope.formatting import format_bytes
 from stepscope.recording.recorder import Recorder
 from stepscope.recording.scalars import keep_for_good
-from stepscope.run import RunStatus
+from stepscope.run import RunKind, RunStatus
 from stepscope.sampling.nvml import DeviceSource, open_source
-from stepscope.sampling.sampler import Sampler
+from stepscope.session.session import Gpu, Session, traceback_text
 from trainer.config import RunConfig
 from trainer.devices import list_devices
-from trainer.environment import environment
-from trainer.failures import Failure, RunFailed, explain
+from trainer.failures import RunFailed, explain
 from trainer.problems import TrainDevice, problems
 from trainer.training.checkpoint import read_checkpoint
-from trainer.training.commands import Commands, RunStopped
+from trainer.training.commands import OwnCommands, RunStopped
 from trainer.training.compute import Compute, CpuCompute, CudaCompute, why_lost
 from trainer.training.data import MemoryLoader, make_loader
 from trainer.training.loop import Journal, Loop
@@ -39,17 +39,6 @@ from trainer.training.step import TrainStep
 from trainer.workloads import WORKLOADS
 
 log = logging.getLogger(__name__)
-
-TRACEBACK_FILE = "traceback.txt"
-TRACEBACK_LIMIT = 20_000  # characters kept in the event
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a run ended; `reason` is the sentence shown on the page."""
-
-    status: RunStatus
-    reason: str | None = None
 
 
 def run(
@@ -61,90 +50,82 @@ def run(
 ) -> RunStatus:
     """Train into `folder`, which exists, and return the final status.
 
-    Setting `stop` ends the run at its next step boundary; where that does not come in time,
-    another thread may close the recorder, which `opened` is given. Whatever training raises
-    becomes the status and reason of the run; only OSError and StoreError of a folder that cannot
-    be written leave this function, and what is no Exception (KeyboardInterrupt).
+    Setting `stop` ends the run at its next step boundary. Where that takes too long, another
+    thread may close the recorder, which `opened` is given. An exception of the training becomes
+    the status and reason of the run. Only KeyboardInterrupt and the like leave this function, and
+    OSError and StoreError of a folder that cannot be written.
     """
-    recorder = Recorder(folder, name=config.workload, config=config.to_dict())
+    session = Session(
+        folder,
+        name=config.workload,
+        kind=RunKind.TRAINER,
+        config=config.to_dict(),
+        code=Path(__file__).parent,
+    )
     outcome = Outcome(RunStatus.FAILED, "The training process was interrupted.")
-    opened(recorder)
+    opened(session.recorder)
     try:
-        outcome = _run(config, recorder, stop or threading.Event())
+        with _cpu_threads(config.threads):
+            outcome = _run(config, session, stop or threading.Event())
     finally:
-        recorder.close(outcome.status, outcome.reason)
+        session.close(outcome.status, outcome.reason)
     return outcome.status
 
 
-def _run(config: RunConfig, recorder: Recorder, stop: threading.Event) -> Outcome:
-    """Find the device and sample it for as long as the attempt lasts."""
+def _run(config: RunConfig, session: Session, stop: threading.Event) -> Outcome:
+    """Find the device, begin to sample it, and train on it."""
     device: TrainDevice | None = None
-    with _cpu_threads(config.threads):
-        try:
-            device = _device(config)
-            compute = _compute(device)
-            compute.reset_peaks()  # in the server's process those of the run before still stand
-            sampler = _sampler(device, recorder)
-        except Exception as error:  # noqa: BLE001 - becomes the run's reason and an event
-            lost = why_lost(device.cuda_index) if device is not None else None
-            failure = explain(error, config, device, lost)
-            _record_failure(failure, _traceback(error), recorder)
-            return Outcome(RunStatus.FAILED, failure.reason)
-        try:
-            return _attempt(_Attempt(config, recorder, device, compute, sampler, stop))
-        finally:
-            sampler.stop()
-
-
-def _sampler(device: TrainDevice, recorder: Recorder) -> Sampler:
-    """Describe the device and begin to sample it."""
-    source = open_source()
-    sampler = Sampler(
-        recorder,
-        allocator_index=device.cuda_index,
-        gpu_uuids=[] if device.cuda_index is None else [device.id],
-        source=source,
-    )
-    driver = next((info.driver_version for info in source.devices()), None)
-    # Before the status turns to running: the page lays its charts out by it.
-    recorder.describe(environment=environment(device, driver), devices=_sampled(device, source))
-    sampler.start()
-    return sampler
+    try:
+        device = _device(config)
+        compute = _compute(device)
+        compute.reset_peaks()  # in the server's process those of the run before still stand
+        source = open_source()
+        # Before the status turns to running: the page lays its charts out by it.
+        session.sample(
+            source,
+            _sampled(device, source),
+            trains_on=None if device.cuda_index is None else device.name,
+            allocator_index=device.cuda_index,
+        )
+    except Exception as error:  # noqa: BLE001 - becomes the run's reason and an event
+        outcome = explain(error, config, device, why_lost(device.cuda_index if device else None))
+        session.note_failure(outcome, _traceback(error))
+        return outcome
+    return _attempt(_Attempt(config, session, device, compute, stop))
 
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
     config: RunConfig
-    recorder: Recorder
+    session: Session
     device: TrainDevice
     compute: Compute
-    sampler: Sampler
     stop: threading.Event
 
 
 def _attempt(attempt: _Attempt) -> Outcome:
     """Train, turn what happens into an outcome, and leave no memory behind."""
-    recorder, compute = attempt.recorder, attempt.compute
+    compute = attempt.compute
     baseline = compute.memory()
-    failure: Failure | None = None
-    outcome = Outcome(RunStatus.FINISHED)
+    at_failure: Mapping[str, float] = {}
+    trace: str | None = None
+    outcome = Outcome()
     try:
         _train(attempt)
     except RunStopped as stopped:
         outcome = Outcome(RunStatus.STOPPED, str(stopped))
     except Exception as error:  # noqa: BLE001 - becomes the run's reason and an event
         lost = why_lost(attempt.device.cuda_index)
-        failure = explain(error, attempt.config, attempt.device, lost)
+        outcome = explain(error, attempt.config, attempt.device, lost)
         trace, at_failure = _traceback(error), compute.memory()
-        outcome = Outcome(RunStatus.FAILED, failure.reason)
-        if failure.fatal:
+        if outcome.fatal:
             keep_for_good(error)  # with its frames, and so the run's page-locked buffers
         else:
             _clear_frames(error)
     # Out of the except block: a live exception holds its frames and so every tensor of the run.
-    after = compute.memory() if failure is not None and failure.fatal else _release(compute)
-    if failure is not None:
-        _record_failure(failure, trace, recorder, before=at_failure, after=after)
+    after = compute.memory() if outcome.fatal else _release(compute)
+    if outcome.failure is not None:
+        attempt.session.note_failure(outcome, trace, before=at_failure, after=after)
     kept = after.get("memory/allocated", 0) - baseline.get("memory/allocated", 0)
     if kept > 0:
         log.warning("%s stay allocated on the GPU after the run", format_bytes(kept))
@@ -153,7 +134,8 @@ def _attempt(attempt: _Attempt) -> Outcome:
 
 def _train(attempt: _Attempt) -> None:
     """Build everything in the order that matters (flags, seed, model, optimizer) and train."""
-    config, recorder, compute = attempt.config, attempt.recorder, attempt.compute
+    config, compute = attempt.config, attempt.compute
+    recorder = attempt.session.recorder
     with precision_flags(config.precision):
         torch.manual_seed(config.seed)
         task = WORKLOADS[config.workload](config)
@@ -164,16 +146,9 @@ def _train(attempt: _Attempt) -> None:
         recorder.describe(parameters=parameters, **task.run_info)
         if config.resume:
             _resume(training, recorder)
-        commands = Commands(
-            recorder,
-            training,
-            stop=attempt.stop,
-            readings=attempt.sampler.readings,
-            reset_process_peak=attempt.sampler.reset_process_peak,
-        )
-        recorder.describe(commands=commands.supported_commands())
+        own = OwnCommands(recorder, training, attempt.stop)
         with (
-            closing(commands),
+            closing(attempt.session.answer(compute, own.handlers, own.check)) as commands,
             closing(make_loader(task.train, config, compute)) as loader,
             closing(MemoryLoader(task.validation, config, compute)) as validation_loader,
         ):
@@ -232,8 +207,8 @@ def _compute(device: TrainDevice) -> Compute:
     return CpuCompute() if device.cuda_index is None else CudaCompute(device.cuda_index)
 
 
-def _sampled(device: TrainDevice, source: DeviceSource) -> list[dict[str, object]]:
-    """The GPU whose values are recorded; none on a CPU and without NVML."""
+def _sampled(device: TrainDevice, source: DeviceSource) -> list[Gpu]:
+    """Return the GPU whose values are recorded; none on a CPU and without NVML."""
     if device.cuda_index is None or source.reason is not None:
         return []
     totals = {info.uuid: info.memory_total for info in source.devices()}
@@ -261,8 +236,8 @@ def _release(compute: Compute) -> dict[str, int]:
 
 
 def _traceback(error: BaseException) -> str | None:
-    """The traceback as text; None where the failure's sentence says it all."""
-    return None if isinstance(error, RunFailed) else "".join(traceback.format_exception(error))
+    """Return the traceback as text; None where the failure's sentence says it all."""
+    return None if isinstance(error, RunFailed) else traceback_text(error)
 
 
 def _clear_frames(error: BaseException) -> None:
@@ -272,17 +247,3 @@ def _clear_frames(error: BaseException) -> None:
         if error.__context__ is None:
             return
         error = error.__context__
-
-
-def _record_failure(
-    failure: Failure, trace: str | None, recorder: Recorder, **memory: dict[str, int]
-) -> None:
-    """Mark the failure with the memory before and after, and keep its traceback."""
-    data: dict[str, object] = {**memory}
-    if trace is not None:
-        data["traceback"] = trace[-TRACEBACK_LIMIT:]
-        try:
-            (recorder.folder / TRACEBACK_FILE).write_text(trace, encoding="utf-8")
-        except OSError as error:
-            log.warning("the traceback could not be written: %s", error)
-    recorder.event(failure.kind, failure.reason, **data)

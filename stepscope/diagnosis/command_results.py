@@ -1,0 +1,59 @@
+"""What a command on memory did, in words: the text of its event, stored with its numbers. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from stepscope.formatting import format_bytes
+
+Bytes = Mapping[str, float]  # by metric key
+
+
+def empty_cache(before: Bytes, after: Bytes) -> str:
+    """Say what emptying the cache gave back, and what it could not."""
+    if "memory/reserved" not in after:
+        return (
+            "Empty cache: a CPU run has no CUDA cache to empty; "
+            f"process memory {_change(before, after, 'process/rss')}"
+        )
+    text = f"Empty cache: reserved {_change(before, after, 'memory/reserved')}"
+    left = after["memory/reserved"]
+    if left == 0:
+        return f"{text}; nothing stays"
+    held = after["memory/allocated"]
+    # torch counts as allocated what it gives to cuBLAS, too: 32 MiB on an H100.
+    text += (
+        f"; {format_bytes(left)} stay: {format_bytes(held)} held by tensors and library workspaces"
+    )
+    if left > held:
+        text += f", {format_bytes(left - held)} free parts of blocks in use (fragmentation)"
+    return text
+
+
+def reset_peaks(before: Bytes, after: Bytes) -> str:
+    """Say what the peaks were and are."""
+    if "memory/peak_allocated" not in after:
+        return f"Reset peak stats: peak process memory {_change(before, after, 'process/peak_rss')}"
+    return (
+        f"Reset peak stats: peak allocated {_change(before, after, 'memory/peak_allocated')}, "
+        f"peak reserved {_change(before, after, 'memory/peak_reserved')}"
+    )
+
+
+def collect_garbage(objects: int, before: Bytes, after: Bytes) -> str:
+    """Say how many objects were freed, and what memory with them."""
+    on_gpu = "memory/allocated" in after
+    word, key = ("allocated", "memory/allocated") if on_gpu else ("process memory", "process/rss")
+    return f"Collect garbage: {objects:,} objects freed; {word} {_change(before, after, key)}"
+
+
+def memory_snapshot(name: str, size: int, first: int, last: int) -> str:
+    """Say which steps a snapshot file covers; `last` is before `first` where no step has ended."""
+    steps = f"step {first}" if first == last else f"steps {first} to {last}"
+    if last < first:
+        steps = f"step {first}, which the run did not end"
+    return f"Memory snapshot: {name}, {format_bytes(size)}, all allocations of {steps}"
+
+
+def _change(before: Bytes, after: Bytes, key: str) -> str:
+    return f"{format_bytes(before.get(key, 0))} → {format_bytes(after[key])}"

@@ -1,0 +1,156 @@
+"""One run in one process, from its folder to its end.
+
+The built-in training, `stepscope.init`, `stepscope watch` and `stepscope record` each make one.
+What differs between them comes in as arguments: the GPUs to sample, how memory is read, which
+commands they answer themselves.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from stepscope.diagnosis.outcome import Outcome
+from stepscope.formatting import terminal_text
+from stepscope.recording.recorder import Command, CommandName, Recorder
+from stepscope.run import RunKind, RunStatus, rank_file
+from stepscope.sampling.nvml import DeviceInfo, DeviceSource
+from stepscope.sampling.sampler import Sampler
+from stepscope.session.commands import CommandServer
+from stepscope.session.environment import environment
+from stepscope.session.memory_commands import Handler, Memory
+
+log = logging.getLogger(__name__)
+
+TRACEBACK_FILE = "traceback.txt"
+TRACEBACK_LIMIT = 20_000  # characters kept in the event
+
+Gpu = Mapping[str, Any]
+"""A GPU as run.json lists it: `uuid`, `name`, and `memory_total` in bytes."""
+
+
+class Session:
+    """Makes the recorder at once, the sampler and the commands when asked; `close` ends them all.
+
+    `folder` exists. `rank` is the number of this process in it. `on_command` hears of each command
+    in the writer's thread. `code` is a folder of the code that trains: its git commit is recorded.
+    Raises OSError or StoreError where the folder cannot be written.
+    """
+
+    sampler: Sampler
+    """Set by `sample`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        name: str,
+        kind: RunKind,
+        config: Mapping[str, Any] | None = None,
+        rank: int = 0,
+        on_command: Callable[[Command], None] | None = None,
+        code: Path | None = None,
+    ) -> None:
+        folder = folder.absolute()  # a script may change its working directory
+        self.recorder = Recorder(
+            folder, name=name, config=config, kind=kind, rank=rank, on_command=on_command
+        )
+        self._traceback_file = folder / rank_file(TRACEBACK_FILE, rank)
+        self._code = code
+        self._pid = os.getpid()
+        self._at_close = ExitStack()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.recorder.folder} at step {self.recorder.step}>"
+
+    def sample(
+        self,
+        source: DeviceSource,
+        gpus: Iterable[Gpu],
+        *,
+        trains_on: str | None = None,
+        allocator_index: int | None = None,
+        host: bool = True,
+        period_s: float = 0.1,
+        start: bool = True,
+    ) -> None:
+        """Sample these GPUs of `source` until the end, and describe what the run runs on.
+
+        `trains_on` is the name of the GPU that trains, where it is known by now. Without `start`
+        nothing is sampled, but commands can still read memory.
+        """
+        gpus = list(gpus)
+        self._source = source
+        self.sampler = Sampler(
+            self.recorder,
+            allocator_index=allocator_index,
+            source=source,
+            host=host,
+            gpu_uuids=[gpu["uuid"] for gpu in gpus],
+            period_s=period_s,
+        )
+        self.recorder.describe(devices=gpus)
+        self.describe_environment(trains_on)
+        self._at_close.callback(self.sampler.stop)
+        if start:
+            self.sampler.start()
+
+    def describe_environment(self, gpu: str | None) -> None:
+        """Write what the run runs on, as known now; `gpu` is the name of the one that trains."""
+        driver = next((info.driver_version for info in self._source.devices()), None)
+        self.recorder.describe(environment=environment(driver, gpu, self._code))
+
+    def answer(
+        self,
+        memory: Memory | None,
+        own: Mapping[CommandName, Handler],
+        check: Callable[[], None] = lambda: None,
+    ) -> CommandServer:
+        """Return what answers the page's buttons, and list them in run.json. The caller closes it.
+
+        The arguments are those of `CommandServer`.
+        """
+        server = CommandServer(
+            self.recorder,
+            memory,
+            readings=self.sampler.readings,
+            reset_process_peak=self.sampler.reset_process_peak,
+            own=own,
+            check=check,
+        )
+        self.recorder.describe(commands=server.supported_commands())
+        return server
+
+    def note_failure(
+        self, outcome: Outcome, trace: str | None, **memory: Mapping[str, float]
+    ) -> None:
+        """Mark the failure with the memory around it, and keep its traceback; the run goes on."""
+        data: dict[str, Any] = {**memory}
+        if trace is not None:
+            data["traceback"] = trace[-TRACEBACK_LIMIT:]
+            try:
+                self._traceback_file.write_text(trace, "utf-8", "backslashreplace")
+            except OSError as error:
+                log.warning("stepscope: the traceback could not be written: %s", error)
+        self.recorder.event(outcome.failure or "error", outcome.reason or "", **data)
+
+    def close(self, status: RunStatus, reason: str | None = None) -> None:
+        """End the run; a second call, or one in a forked child, does nothing."""
+        if os.getpid() == self._pid:
+            self._at_close.close()
+            self.recorder.close(status, reason)
+
+
+def listed(gpu: DeviceInfo) -> Gpu:
+    """Return a GPU as run.json lists it."""
+    return {"uuid": gpu.uuid, "name": gpu.name, "memory_total": gpu.memory_total}
+
+
+def traceback_text(error: BaseException) -> str:
+    """Return the whole traceback without terminal colors."""
+    return terminal_text("".join(traceback.format_exception(error)))
