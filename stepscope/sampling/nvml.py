@@ -1,4 +1,4 @@
-"""GPU values from NVML, the driver's own interface: one call gate, one error policy, UUIDs only.
+"""GPU values from NVML, the driver's own interface, under one error policy; GPUs are known by UUID.
 
 `open_source()` gives a working `NvmlSource`, or a `NullSource` that says why there is none. A value
 that the driver does not give is left out of the reading and explained by `reasons()`. Nothing here
@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import pynvml
 
-from stepscope.sampling.nvml_fields import FIELDS, PLAUSIBLE, Field, Tier, memory_total, power_limit
+from stepscope.sampling.nvml_fields import FIELDS, PLAUSIBLE, Field, Tier, memory_total
 
 log = logging.getLogger(__name__)
 
@@ -26,20 +26,18 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceInfo:
-    """What does not change about a GPU; memory in bytes, power limit in watts."""
+    """What does not change about a GPU; memory in bytes."""
 
     uuid: str
     name: str
     nvml_index: int
     memory_total: int | None
-    compute_capability: tuple[int, int] | None
-    power_limit: float | None
     driver_version: str | None
     mig: bool
 
 
 class DeviceSource(Protocol):
-    """What the sampler and the pages ask of a source of GPU values."""
+    """A source of GPU values, for the sampler and the pages."""
 
     @property
     def reason(self) -> str | None:
@@ -60,7 +58,7 @@ class DeviceSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NullSource:
-    """No GPU to read, and the sentence that says why; `retry_at` is when to look again."""
+    """No GPU to read: `reason` is a sentence that says why, `retry_at` when to look again."""
 
     reason: str
     retry_at: float = math.inf
@@ -80,16 +78,7 @@ class NullSource:
 
 # --- the source -----------------------------------------------------------------------------------
 
-# NVML's return codes by what to do about them; every code not named here backs off.
-_UNSUPPORTED = {
-    3: "not supported on this GPU",
-    13: "not offered by this driver",
-    25: "not offered by this driver",
-    26: "not offered by this driver",
-}
-_UNINITIALISED, _INVALID_ARGUMENT, _NO_PERMISSION, _INSUFFICIENT_SIZE = 1, 2, 4, 7
-_NO_DATA = frozenset({0, 6, 10, 21})  # success with nothing, not found, timeout, no data
-_LOST = frozenset({9, 15, 16, 28})  # driver gone, GPU lost, reset required, GPU not found
+_NOT_BY_GPU, _NOT_BY_DRIVER = "not supported on this GPU", "not offered by this driver"
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _LOOK_AGAIN_S = 5.0  # for a lost GPU
 
@@ -118,8 +107,8 @@ class _Gpu:
 class NvmlSource:
     """Reads GPUs through an initialized NVML; handles come by UUID, a MIG instance's included.
 
-    Share one source between readers in turn; it holds no lock. It never shuts NVML down: repeated
-    init cycles trouble some drivers, and a sick GPU can hang the call.
+    It holds no lock, so only one thread at a time may read. It never shuts NVML down: some drivers
+    fail after repeated inits, and a broken GPU can hang the call.
     """
 
     reason: str | None = None
@@ -160,7 +149,7 @@ class NvmlSource:
         return self._gpus[uuid].lost if uuid in self._gpus else None
 
     def _find(self, uuid: str, gpu: _Gpu) -> bool:
-        """Look the handle up, at most every 5 s. A lost GPU counts as found once it answers."""
+        """Look the handle up, at most every 5 s. A lost GPU stays lost until a read succeeds."""
         now = self._clock()
         if now < gpu.look_at:
             return False
@@ -171,7 +160,8 @@ class NvmlSource:
                 self._initialized = True
             gpu.handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
         except pynvml.NVMLError as error:
-            self._initialized = self._initialized and error.value != _UNINITIALISED
+            if error.value == pynvml.NVML_ERROR_UNINITIALIZED:
+                self._initialized = False
             gpu.lost = gpu.lost or f"not found: {error}"
             return False
         gpu.states = [_FieldState() for _ in FIELDS]
@@ -184,7 +174,7 @@ class NvmlSource:
             try:
                 raw = entry.readers[state.reader](gpu.handle)
             except pynvml.NVMLLibraryMismatchError:  # not an NVMLError
-                repeat = self._unsupported(entry, state, _UNSUPPORTED[13])
+                repeat = self._unsupported(entry, state, _NOT_BY_DRIVER)
             except pynvml.NVMLError as error:
                 repeat = self._failed(gpu, entry, state, error)
             except (AttributeError, OSError, ValueError, LookupError) as error:
@@ -196,26 +186,46 @@ class NvmlSource:
         return {}
 
     def _failed(self, gpu: _Gpu, entry: Field, state: _FieldState, error: Any) -> bool:
-        """Apply the error policy; True asks for another try at once."""
-        code = error.value
-        # An unknown field id is an invalid argument too: only a call that once answered tells.
-        if code in _UNSUPPORTED or (code == _INVALID_ARGUMENT and not state.answered):
-            return self._unsupported(entry, state, _UNSUPPORTED.get(code, _UNSUPPORTED[3]))
-        if code == _NO_PERMISSION:
-            return _turn_off(entry, state, "permission")
-        if code in _LOST or code == _INVALID_ARGUMENT:
-            gpu.handle, gpu.lost = None, f"lost: {error}"
-            gpu.look_at = self._clock() + _LOOK_AGAIN_S
-            return False
-        if code == _UNINITIALISED:  # somebody shut NVML down: the next read opens it again
-            self._initialized = False
-            for known in self._gpus.values():
-                known.handle = None
-            return False
-        if code in _NO_DATA or code == _INSUFFICIENT_SIZE:
-            state.reason = "no data"
-            return bool(code == _INSUFFICIENT_SIZE)
-        return self._back_off(entry, state, str(error))
+        """Apply the error policy by NVML's return code; True asks for another try at once."""
+        match error.value:
+            case pynvml.NVML_ERROR_NOT_SUPPORTED:
+                return self._unsupported(entry, state, _NOT_BY_GPU)
+            case (
+                pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
+                | pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH
+                | pynvml.NVML_ERROR_DEPRECATED
+            ):
+                return self._unsupported(entry, state, _NOT_BY_DRIVER)
+            case pynvml.NVML_ERROR_INVALID_ARGUMENT if not state.answered:  # unknown to the driver
+                return self._unsupported(entry, state, _NOT_BY_GPU)
+            case pynvml.NVML_ERROR_NO_PERMISSION:
+                return _turn_off(entry, state, "permission")
+            case (
+                pynvml.NVML_ERROR_DRIVER_NOT_LOADED
+                | pynvml.NVML_ERROR_GPU_IS_LOST
+                | pynvml.NVML_ERROR_RESET_REQUIRED
+                | pynvml.NVML_ERROR_GPU_NOT_FOUND
+                | pynvml.NVML_ERROR_INVALID_ARGUMENT  # what was valid before: the handle is not now
+            ):
+                gpu.handle, gpu.lost = None, f"lost: {error}"
+                gpu.look_at = self._clock() + _LOOK_AGAIN_S
+            case pynvml.NVML_ERROR_UNINITIALIZED:  # shut down by other code: the next read opens it
+                self._initialized = False
+                for known in self._gpus.values():
+                    known.handle = None
+            case pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
+                state.reason = "no data"
+                return True
+            case (
+                pynvml.NVML_SUCCESS
+                | pynvml.NVML_ERROR_NOT_FOUND
+                | pynvml.NVML_ERROR_TIMEOUT
+                | pynvml.NVML_ERROR_NO_DATA
+            ):
+                state.reason = "no data"
+            case _:
+                self._back_off(entry, state, str(error))
+        return False
 
     def _unsupported(self, entry: Field, state: _FieldState, reason: str) -> bool:
         if state.reader + 1 < len(entry.readers):
@@ -246,7 +256,7 @@ def _accept(
     values: dict[str, float] = {}
     for key, value in zip(entry.keys, raw, strict=True):
         low, high = PLAUSIBLE[key]
-        falls = key == "gpu/energy" and value < state.last  # driver reloaded: a new baseline
+        falls = key == "gpu/energy" and value < state.last  # the driver was loaded again
         state.last = value
         if low <= value <= high and not falls:
             values[key] = float(value)
@@ -267,21 +277,20 @@ def _describe(index: int, driver: str | None) -> DeviceInfo | None:
     if uuid is None:
         log.warning("GPU %d of NVML cannot be reached and is left out", index)
         return None
-    total, limit = _static(memory_total, handle), _static(power_limit, handle)
+    total = _static(memory_total, handle)
+    mig, _pending = _static(pynvml.nvmlDeviceGetMigMode, handle) or (None, None)
     return DeviceInfo(
         uuid=uuid,
         name=_static(pynvml.nvmlDeviceGetName, handle) or "unknown GPU",
         nvml_index=index,
         memory_total=total[0] if total else None,
-        compute_capability=_static(pynvml.nvmlDeviceGetCudaComputeCapability, handle),
-        power_limit=limit[0] if limit else None,
         driver_version=driver,
-        mig=(_static(pynvml.nvmlDeviceGetMigMode, handle) or [0])[0] == 1,
+        mig=mig == pynvml.NVML_DEVICE_MIG_ENABLE,
     )
 
 
 def _static(call: Callable[..., Any], *args: Any) -> Any:
-    """Ask for a fact once; None if the driver does not give it."""
+    """Ask once for what does not change; None if the driver does not give it."""
     try:
         return call(*args)
     except (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError, OSError, ValueError) as error:
@@ -301,25 +310,23 @@ def nvml_uuid(uuid: str, name: str) -> str:
 
 # --- opening --------------------------------------------------------------------------------------
 
-_NO_SOURCE = {
-    9: "The NVIDIA driver is not loaded.",
-    12: "No NVIDIA driver library (libnvidia-ml.so.1) was found; in a container, "
-    "ask for the driver capability 'utility'.",
-    18: "The NVIDIA driver was updated while loaded: restart the machine.",
-}
+_NO_LIBRARY = (
+    "No NVIDIA driver library (libnvidia-ml.so.1) was found; in a container, "
+    "ask for the driver capability 'utility'."
+)
 _WRONG_PACKAGE = (
     "The installed pynvml module is not NVIDIA's: run 'pip uninstall pynvml', "
     "then 'pip install --force-reinstall nvidia-ml-py'."
 )
 _OPEN_AGAIN_S = 30.0
-_opened: dict[int, DeviceSource] = {}  # by process id: NVML does not survive a fork
+_opened: dict[int, DeviceSource] = {}  # by process id: a forked child has to open NVML again
 
 
 def open_source(clock: Clock = time.monotonic) -> DeviceSource:
     """Return this process's source, opened on the first call (tens of ms on a GPU machine).
 
-    Without a driver the answer is a `NullSource`, and a call 30 s later looks again. Two threads
-    that open at once do no harm (NVML counts its inits), so there is no lock to inherit by fork.
+    Without a driver it returns a `NullSource`, and a call 30 s later looks again. There is no lock,
+    which a fork could leave locked: two threads that open at once do no harm, NVML counts inits.
     """
     source = _opened.get(os.getpid())
     if source is None or (isinstance(source, NullSource) and clock() >= source.retry_at):
@@ -335,8 +342,16 @@ def _open(clock: Clock) -> DeviceSource:
         pynvml.nvmlInit()
         source = NvmlSource(clock)
     except pynvml.NVMLError as error:
-        reason = _NO_SOURCE.get(error.value, f"NVML did not start: {error}.")
-        return NullSource(reason, math.inf if error.value == 18 else retry_at)
+        match error.value:
+            case pynvml.NVML_ERROR_DRIVER_NOT_LOADED:
+                return NullSource("The NVIDIA driver is not loaded.", retry_at)
+            case pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
+                return NullSource(_NO_LIBRARY, retry_at)
+            case pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
+                return NullSource(
+                    "The NVIDIA driver was updated while loaded: restart the machine."
+                )
+        return NullSource(f"NVML did not start: {error}.", retry_at)
     if not source.devices():
         return NullSource("The NVIDIA driver reports no GPU.", retry_at)
     return source

@@ -1,7 +1,8 @@
 """The NVML calls that Stepscope makes: which metric each gives, how often, and what is plausible.
 
-`stepscope/nvml.py` makes these calls under one error policy. Each reader takes a device handle and
-returns the values of its field's keys in stored units, or raises what pynvml raises.
+`nvml.py` makes these calls under one error policy. Each reader takes a device handle and returns
+the values of its field's keys in stored units, or raises what pynvml raises. Names of pynvml are
+looked up when they are used, so that a wrong or old package does not break the import.
 """
 
 from __future__ import annotations
@@ -15,15 +16,11 @@ import pynvml
 
 
 class Tier(StrEnum):
-    """How often a value is worth asking for: about 10 Hz, 2 Hz and 1 Hz."""
+    """How often a value is read: about 10 Hz, 2 Hz and 1 Hz."""
 
     FAST = "fast"
     MEDIUM = "medium"
     SLOW = "slow"
-
-
-_POWER_INSTANT = 186  # field id, stable over drivers; scope 0 is the GPU
-_UNION_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")  # by valueType
 
 
 def _utilization(handle: Any) -> tuple[float, ...]:
@@ -44,10 +41,21 @@ def memory_total(handle: Any) -> tuple[float, ...]:
 
 
 def _power_instant(handle: Any) -> tuple[float, ...]:
-    (value,) = pynvml.nvmlDeviceGetFieldValues(handle, [(_POWER_INSTANT, 0)])
-    if value.nvmlReturn:  # the call succeeds while a single field fails
+    whole_gpu = 0  # the scope of the field
+    fields = [(pynvml.NVML_FI_DEV_POWER_INSTANT, whole_gpu)]
+    (value,) = pynvml.nvmlDeviceGetFieldValues(handle, fields)
+    if value.nvmlReturn != pynvml.NVML_SUCCESS:  # the call succeeds while a single field fails
         raise pynvml.NVMLError(value.nvmlReturn)
-    return (getattr(value.value, _UNION_MEMBERS[value.valueType]) / 1e3,)  # mW
+    members = {
+        pynvml.NVML_VALUE_TYPE_DOUBLE: "dVal",
+        pynvml.NVML_VALUE_TYPE_UNSIGNED_INT: "uiVal",
+        pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG: "ulVal",
+        pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG: "ullVal",
+        pynvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG: "sllVal",
+        pynvml.NVML_VALUE_TYPE_SIGNED_INT: "siVal",
+        pynvml.NVML_VALUE_TYPE_UNSIGNED_SHORT: "usVal",
+    }
+    return (getattr(value.value, members[value.valueType]) / 1e3,)  # mW
 
 
 def _power_average(handle: Any) -> tuple[float, ...]:
@@ -108,7 +116,7 @@ FIELDS: tuple[Field, ...] = (
     Field(Tier.SLOW, ("gpu/mem_total",), (memory_total,)),
 )
 
-# Sentinels and garbage lie outside these; a real 0 lies inside.
+# A value outside its range is a sentinel or garbage; 0 is inside where it can be real.
 PLAUSIBLE: dict[str, tuple[float, float]] = {
     "gpu/util": (0, 100),
     "gpu/mem_util": (0, 100),
@@ -123,21 +131,16 @@ PLAUSIBLE: dict[str, tuple[float, float]] = {
     "gpu/throttle_reasons": (0, 2**32 - 2),
 }
 
-_REASON_WORDS = {
-    0x1: "idle",
-    0x2: "application clocks",
-    0x4: "power cap",
-    0x8: "hardware slowdown",
-    0x10: "sync boost",
-    0x20: "software thermal slowdown",
-    0x40: "hardware thermal slowdown",
-    0x80: "power brake",
-    0x100: "display clocks",
-}
-ALARMING_REASONS = 0x8 | 0x20 | 0x40 | 0x80  # a power cap at full load is normal, these are not
-
 
 def throttle_words(mask: int) -> list[str]:
-    """Name the bits of `gpu/throttle_reasons`, lowest first."""
-    bits = [1 << place for place in range(mask.bit_length()) if mask >> place & 1]
-    return [_REASON_WORDS.get(bit, f"reason {bit:#x}") for bit in bits]
+    """Name the alarming bits of `gpu/throttle_reasons`.
+
+    An idle GPU, a power cap at full load and clocks that somebody has set are normal.
+    """
+    words = {
+        pynvml.nvmlClocksEventReasonHwSlowdown: "hardware slowdown",
+        pynvml.nvmlClocksEventReasonSwThermalSlowdown: "software thermal slowdown",
+        pynvml.nvmlClocksEventReasonHwThermalSlowdown: "hardware thermal slowdown",
+        pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown: "power brake",
+    }
+    return [word for bit, word in words.items() if mask & bit]

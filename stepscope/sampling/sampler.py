@@ -19,7 +19,7 @@ from stepscope.recording.recorder import Recorder
 from stepscope.sampling import allocator
 from stepscope.sampling.host import HostSource
 from stepscope.sampling.nvml import DeviceSource, open_source
-from stepscope.sampling.nvml_fields import ALARMING_REASONS, Tier, throttle_words
+from stepscope.sampling.nvml_fields import Tier, throttle_words
 
 log = logging.getLogger(__name__)
 
@@ -214,7 +214,7 @@ class DeviceWatch:
             events.append(("gpu_recovered", f"{self.label}: answers again", {}))
         self._lost = lost is not None
         if mask is not None:
-            events += self._throttle(now, throttle_words(int(mask) & ALARMING_REASONS))
+            events += self._throttle(now, throttle_words(int(mask)))
         return events
 
     def _throttle(self, now: float, words: list[str]) -> list[Event]:

@@ -1,4 +1,4 @@
-"""On a real GPU: torch's and NVML's bytes, energy told in two ways, and what each call costs.
+"""On a real GPU: torch's and NVML's bytes, and the time that each call takes.
 
 What was measured is written as JSON to the path in STEPSCOPE_GPU_REPORT, if that is set.
 """
@@ -17,24 +17,13 @@ import numpy as np
 import pynvml
 import pytest
 import torch
-from numpy.typing import NDArray
 
-from stepscope.metrics import Stream
-from stepscope.recording.recorder import Recorder
-from stepscope.run import RunStatus
 from stepscope.sampling import allocator
-from stepscope.sampling.energy import energy_joules
 from stepscope.sampling.nvml import DeviceSource, open_source
 from stepscope.sampling.nvml_fields import FIELDS, Tier
-from stepscope.sampling.sampler import Sampler
-from stepscope.store.reader import RunReader
-from tests.gpu.conftest import SIMULATED
 from trainer.devices import gpu_uuid
 
 MIB = 2**20
-WARM_S = 2.0  # over which drivers average the power
-MATMUL_S = 8.0
-QUEUED_S, MATMULS = 0.05, 20  # of work at a time
 CALLS = 300
 
 
@@ -97,81 +86,6 @@ def test_every_call_and_its_latency(gpu: Gpu, report: dict[str, Any]) -> None:
     assert answered, report["latency_us"]
 
 
-def test_energy_by_counter_and_by_power_agree(
-    gpu: Gpu, report: dict[str, Any], tmp_path: Path, need: Callable[[str | None], None]
-) -> None:
-    need(gpu.source.reasons(gpu.uuid).get("gpu/energy"))
-    series = sampled_matmul(gpu, tmp_path)
-    ts, missing = series["ts"], np.full(len(series["ts"]), np.nan)
-    by_counter, how = energy_joules(ts, series["gpu/power"], series["gpu/energy"])
-    by_power, how_power = energy_joules(ts, series["gpu/power"], missing)
-    seconds = float(ts[-1] - ts[0])
-    report["matmul"] = {
-        "seconds": seconds,
-        "ticks": len(ts),
-        "joules_by_counter": by_counter,
-        "joules_by_power": by_power,
-        "changes_per_second": {
-            key: changes(series[key]) / seconds for key in series if key != "ts"
-        },
-        "tick_gap_ms": summary(1e3 * np.diff(ts)),
-    }
-    assert (how, how_power) == ("counter", "power")
-    # The simulator's power moves with the load of the CPU that computes for it.
-    assert by_power == pytest.approx(by_counter, rel=0.2 if SIMULATED else 0.05)
-    assert np.nanmedian(series["gpu/util"]) > 50
-
-
-def sampled_matmul(gpu: Gpu, folder: Path) -> dict[str, NDArray[np.float64]]:
-    """Keep the GPU busy while it is sampled; return the series read from the store."""
-    recorder = Recorder(folder, name="matmul")
-    sampler = Sampler(recorder, allocator_index=0, gpu_uuids=[gpu.uuid], source=gpu.source)
-    matrix = lasting_matmul()
-    keep_busy(matrix, WARM_S)
-    sampler.start()
-    keep_busy(matrix, MATMUL_S)
-    sampler.stop()
-    recorder.close(RunStatus.FINISHED)
-    with RunReader(folder) as reader:
-        found = next(
-            i for i in reader.series() if (i.stream, i.source) == (Stream.DEVICES, gpu.uuid)
-        )
-        block = reader.read(found.id, 0, found.rows, 1)
-    return {"ts": block.ts} | dict(zip(block.keys, block.mean, strict=True))
-
-
-def lasting_matmul() -> torch.Tensor:
-    """Return a matrix, the larger the faster the GPU, whose MATMULS squares take QUEUED_S."""
-    for size in (2**power for power in range(7, 14)):
-        matrix = torch.randn(size, size, device="cuda:0", dtype=torch.bfloat16)
-        multiply(matrix).synchronize()  # the first of a size also loads its kernel
-        begun = time.perf_counter()
-        multiply(matrix).synchronize()
-        if time.perf_counter() - begun > QUEUED_S:
-            break
-    return matrix
-
-
-def multiply(matrix: torch.Tensor) -> torch.cuda.Event:
-    """Queue the work and return the event of its end."""
-    for _ in range(MATMULS):
-        matrix @ matrix
-    ended = torch.cuda.Event()
-    ended.record()
-    return ended
-
-
-def keep_busy(matrix: torch.Tensor, seconds: float) -> None:
-    """Have the next work in the queue before the last ends."""
-    end = time.monotonic() + seconds
-    ended = multiply(matrix)
-    while time.monotonic() < end:
-        following = multiply(matrix)
-        ended.synchronize()
-        ended = following
-    ended.synchronize()
-
-
 def latency_us(reader: Callable[[Any], Any], handle: Any) -> dict[str, float] | str:
     try:
         reader(handle)
@@ -189,8 +103,3 @@ def timed(call: Callable[[], Any]) -> float:
 def summary(values: Any) -> dict[str, float]:
     mean, p50, p99 = np.mean(values), np.percentile(values, 50), np.percentile(values, 99)
     return {"mean": float(mean), "p50": float(p50), "p99": float(p99), "max": float(max(values))}
-
-
-def changes(values: NDArray[np.float64]) -> int:
-    known = values[~np.isnan(values)]
-    return int(np.count_nonzero(np.diff(known)))

@@ -112,9 +112,6 @@ class FakeNvml:
     def _nvmlDeviceGetName(self, gpu: FakeGpu, text: Any, size: Any) -> None:
         text.value = gpu.name.encode()
 
-    def _nvmlDeviceGetCudaComputeCapability(self, gpu: FakeGpu, major: Any, minor: Any) -> None:
-        major._obj.value, minor._obj.value = 9, 0
-
     def _nvmlDeviceGetMigMode(self, gpu: FakeGpu, current: Any, pending: Any) -> None:
         current._obj.value = gpu.mig
 

@@ -98,17 +98,18 @@ def test_a_falling_energy_counter_is_a_new_baseline(source: NvmlSource, gpu: Fak
 def test_devices_say_what_is_known(source: NvmlSource, gpu: FakeGpu) -> None:
     first, second = source.devices()
     assert (first.uuid, first.nvml_index, first.name) == (A, 0, "NVIDIA Test 80GB")
-    assert (first.memory_total, first.compute_capability) == (80 * GIB, (9, 0))
-    assert (first.power_limit, first.driver_version, first.mig) == (700.0, "580.95.05", False)
+    assert first.memory_total == 80 * GIB
+    assert (first.driver_version, first.mig) == ("580.95.05", False)
     assert (second.uuid, second.nvml_index) == (B, 1)
 
 
-def test_an_unknown_fact_is_none(library: FakeNvml, gpu: FakeGpu, clock: FakeClock) -> None:
-    library.missing = {"nvmlDeviceGetMigMode", "nvmlDeviceGetEnforcedPowerLimit"}
-    gpu.errors = {"nvmlDeviceGetMemoryInfo": 3, "nvmlDeviceGetCudaComputeCapability": 999}
+def test_what_a_driver_does_not_tell_is_none(
+    library: FakeNvml, gpu: FakeGpu, clock: FakeClock
+) -> None:
+    library.missing = {"nvmlDeviceGetMigMode"}
+    gpu.errors = {"nvmlDeviceGetMemoryInfo": pynvml.NVML_ERROR_NOT_SUPPORTED}
     info = NvmlSource(clock).devices()[0]
-    assert (info.memory_total, info.compute_capability, info.power_limit) == (None, None, None)
-    assert not info.mig
+    assert (info.memory_total, info.mig) == (None, False)
 
 
 def test_a_gpu_lost_at_opening_is_left_out(
@@ -308,6 +309,23 @@ def test_a_foreign_shutdown_is_healed_by_one_init(
     assert library.calls["nvmlInitWithFlags"] == 1
     assert library.calls["nvmlDeviceGetHandleByUUID"] == 2  # handles do not outlive a shutdown
     assert source.lost(A) is None
+
+
+def test_an_init_that_fails_is_tried_again(
+    source: NvmlSource, library: FakeNvml, clock: FakeClock
+) -> None:
+    source.read(A, Tier.FAST)
+    library.gpus[0].errors = {"nvmlDeviceGetUtilizationRates": pynvml.NVML_ERROR_UNINITIALIZED}
+    library.errors = {"nvmlInitWithFlags": pynvml.NVML_ERROR_DRIVER_NOT_LOADED}
+    source.read(A, Tier.FAST)
+    library.calls.clear()
+    for _ in range(2):
+        clock.now += 10
+        assert source.read(A, Tier.FAST) == {}
+    library.errors, library.gpus[0].errors = {}, {}
+    clock.now += 10
+    assert source.read(A, Tier.FAST)["gpu/util"] == 37.0
+    assert library.calls["nvmlInitWithFlags"] == 3
 
 
 def test_mig_has_memory_but_no_utilization(library: FakeNvml, clock: FakeClock) -> None:

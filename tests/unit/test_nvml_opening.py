@@ -88,9 +88,9 @@ def test_a_driver_without_gpus_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     ("mask", "words"),
     [
         (0, []),
-        (0x1, ["idle"]),
-        (0x4 | 0x40, ["power cap", "hardware thermal slowdown"]),
-        (0x80 | 0x400, ["power brake", "reason 0x400"]),
+        (pynvml.nvmlClocksEventReasonGpuIdle | pynvml.nvmlClocksEventReasonSwPowerCap, []),
+        (0x4 | 0x8 | 0x40, ["hardware slowdown", "hardware thermal slowdown"]),
+        (0x20 | 0x80 | 0x400, ["software thermal slowdown", "power brake"]),
     ],
 )
 def test_throttle_words(mask: int, words: list[str]) -> None:

@@ -69,8 +69,6 @@ class FakeSource:
                 name="Test",
                 nvml_index=index,
                 memory_total=None,
-                compute_capability=None,
-                power_limit=None,
                 driver_version=None,
                 mig=False,
             )

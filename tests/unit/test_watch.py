@@ -237,8 +237,6 @@ def gpu(index: int, name: str = "NVIDIA H200") -> DeviceInfo:
         name=name,
         nvml_index=index,
         memory_total=None,
-        compute_capability=None,
-        power_limit=None,
         driver_version=None,
         mig=False,
     )
