@@ -1,26 +1,50 @@
-"""Stepscope's telemetry library: runs, metrics, the sampler and the store.
+"""Stepscope: records the training of a script, and reads what was recorded.
 
-It imports neither torch nor streamlit, so that a training script can import it at no cost.
+>>> import stepscope
+>>> with stepscope.init("example", config={"lr": 0.1}, sample=False) as rec:
+...     for batch in rec.batches([[1.0, 2.0], [3.0, 4.0], [5.0]]):
+...         rec.step(loss=sum(batch))        # one optimizer step
+...     stepscope.log(val_loss=4.5)          # beside the last step
+>>> run = stepscope.open(rec.folder)         # or by the name of its folder
+>>> run.status, run.config
+(<RunStatus.FINISHED: 'finished'>, {'lr': 0.1})
+>>> run.series("train/loss").value
+array([ 3.,  7.,  5., nan])
+
+The package imports neither torch nor streamlit; torch is found once the script has imported it.
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from stepscope.reading import Run
+    from stepscope.reading import open_run as open
+    from stepscope.run import RunError
     from stepscope.tracker import Tracker, init
 
 __version__ = "0.1.0"
-__all__ = ["Tracker", "__version__", "init", "log"]
+__all__ = ["Run", "RunError", "Tracker", "__version__", "init", "log", "open"]
+
+_PLACES = {
+    "init": ("stepscope.tracker", "init"),
+    "Tracker": ("stepscope.tracker", "Tracker"),
+    "open": ("stepscope.reading", "open_run"),
+    "Run": ("stepscope.reading", "Run"),
+    "RunError": ("stepscope.run", "RunError"),
+}
+"""Imported when they are first used: numpy and sqlite take 0.2 s, and commands need neither."""
 
 
 def log(values: Mapping[str, Any] | None = None, /, **metrics: Any) -> None:
-    """Record values of the script's own beside the last step, where something is recording.
+    """Record values beside the last step, where this process is recorded.
 
-    Under `stepscope watch`, or after `stepscope.init()`, it is `Tracker.log`; else it does nothing,
-    and costs nothing: the line may stay in the script. Never raises.
+    Under `stepscope watch`, or after `stepscope.init()`, this is `Tracker.log`. Elsewhere it does
+    nothing and costs nothing, so the line may stay in the script. Never raises.
     """
     tracker = sys.modules.get("stepscope.tracker")
     recording = tracker.current() if tracker is not None else None
@@ -29,9 +53,7 @@ def log(values: Mapping[str, Any] | None = None, /, **metrics: Any) -> None:
 
 
 def __getattr__(name: str) -> Any:
-    """Import `init` and `Tracker` when they are asked for: the command line needs neither."""
-    if name in ("init", "Tracker"):
-        from stepscope import tracker  # noqa: PLC0415 - numpy and sqlite take 0.2 s
-
-        return getattr(tracker, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, attribute = _PLACES[name]
+    return getattr(importlib.import_module(module), attribute)

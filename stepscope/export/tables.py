@@ -22,11 +22,9 @@ from stepscope.export.formats import (
     write_json,
     write_parquet,
 )
-from stepscope.export.rows import Rows
 from stepscope.store import RunReader
-
-EVERY = 2**62
-"""Limit for reading all events: a long run has thousands, few enough to read at once."""
+from stepscope.store.reader import EVERY
+from stepscope.store.rows import Rows
 
 
 @dataclass(frozen=True, slots=True)

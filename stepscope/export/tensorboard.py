@@ -22,9 +22,9 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from stepscope.export.rows import Rows
 from stepscope.store import Block
 from stepscope.store.frames import missing
+from stepscope.store.rows import Rows
 
 SUFFIX = ".stepscope"
 """Ends the names of our event files: a later export of the run replaces exactly these."""

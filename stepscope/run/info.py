@@ -57,7 +57,7 @@ class RunKind(StrEnum):
     """`stepscope record`: no training, the machine only."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class RunInfo:
     """What `run.json` says, with the status judged now; `run_json` is the whole file."""
 
@@ -80,6 +80,9 @@ class RunInfo:
     def created(self) -> float:
         """Start of the run in epoch seconds: time 0 of its charts."""
         return float(self.run_json["created"])
+
+    def __repr__(self) -> str:
+        return f"RunInfo({self.id!r}, {self.status}, step {self.run_json.get('step', 0)})"
 
 
 def read_only_reason(run: RunInfo) -> str | None:

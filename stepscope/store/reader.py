@@ -20,6 +20,9 @@ from stepscope.store.schema import StoreError
 
 Axis = Literal["step", "time"]
 
+EVERY = -1
+"""Limit for reading all events: a long run has thousands, few enough to read at once."""
+
 
 @dataclass(frozen=True, slots=True)
 class SeriesInfo:
@@ -62,6 +65,9 @@ class RunReader:
 
     def __exit__(self, *exc: object) -> None:
         self._connection.close()
+
+    def __repr__(self) -> str:
+        return f"RunReader({self._folder.name!r}, rank={self._rank})"
 
     def series(self) -> list[SeriesInfo]:
         """Return every series of the run with its row count."""
@@ -121,6 +127,11 @@ class RunReader:
                 EventRow(i, ts, step, epoch, kind, text, json.loads(data))
                 for i, ts, step, epoch, kind, text, data in reversed(rows)
             ]
+
+    def stored_slots(self) -> int:
+        """Return how many rows of the ring are in this store."""
+        with self._reading():
+            return int(self._connection.execute("SELECT stored FROM ring").fetchone()[0])
 
     def _row_at(self, series: int, axis: Axis, value: float, side: Literal["left", "right"]) -> int:
         column, compare = ("ts_end", "step_end")[axis == "step"], (">=", ">")[side == "right"]

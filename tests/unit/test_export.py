@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from stepscope.cli import main
-from stepscope.export import rows as export_rows
 from stepscope.export.formats import Column, Table, opened, write_csv
 from stepscope.store import STORE_NAME, Block, RunReader, RunWriter, store_name
+from stepscope.store import rows as store_rows
 from tests.unit.test_run import make_run
 
 Row = tuple[float, int, dict[str, float | None]]
@@ -153,7 +153,7 @@ def test_a_long_run_comes_in_slices_with_every_row_once(
         with writer.transaction():
             writer.append("steps", "", Block.from_rows(rows))
     writer.close()
-    monkeypatch.setattr(export_rows, "SLICE_ROWS", 1024)
+    monkeypatch.setattr(store_rows, "SLICE_ROWS", 1024)
     opened_stores: list[RunReader] = []
     enter = RunReader.__enter__
 

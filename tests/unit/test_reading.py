@@ -1,0 +1,131 @@
+"""`stepscope.open` gives a run's values in numpy, live or ended, and says what it does not find."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import stepscope
+from stepscope import RunError
+from stepscope.recording.recorder import Recorder
+from stepscope.run import RunStatus, read_run
+from stepscope.store import RunReader, StoreError
+from stepscope.store import rows as store_rows
+from tests.unit.test_run import make_run
+
+
+@pytest.fixture
+def recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
+    """A live run below STEPSCOPE_RUNS."""
+    monkeypatch.setenv("STEPSCOPE_RUNS", str(tmp_path))
+    (tmp_path / "first").mkdir()
+    recorder = Recorder(tmp_path / "first", name="first", config={"lr": 0.1})
+    recorder.set_status(RunStatus.RUNNING)
+    yield recorder
+    recorder.close(RunStatus.FINISHED)
+
+
+def test_values_of_an_ended_run_and_gaps(recorder: Recorder) -> None:
+    began = time.time()
+    recorder.log(1, {"train/loss": 2.0, "train/lr": 0.1})
+    recorder.log(2, {"train/lr": 0.2})
+    recorder.log(3, {"train/loss": math.inf})
+    recorder.event("mark", "here", value=1)
+    recorder.close(RunStatus.FINISHED)
+    run = stepscope.open("first")
+    assert (run.id, run.status, run.config) == ("first", "finished", {"lr": 0.1})
+    assert run.metrics == ("train/loss", "train/lr")
+    times, steps, loss = run.series("train/loss")
+    assert steps.tolist() == [1, 2, 3]
+    np.testing.assert_array_equal(loss, [2.0, np.nan, math.inf])
+    assert began - 1 < times[0] <= times[-1] < time.time() + 1
+    np.testing.assert_array_equal(run.series("train/lr").value, [0.1, 0.2, np.nan])
+    assert [(event.text, event.data) for event in run.events() if event.kind == "mark"] == [
+        ("here", {"value": 1})
+    ]
+
+
+def test_a_live_run_can_be_read_again_and_again(recorder: Recorder) -> None:
+    run = stepscope.open(recorder.folder)
+    assert (run.status.live, run.metrics, run.gpus) == (True, (), ())
+    with pytest.raises(RunError, match="no metric yet"):
+        run.series("train/loss")
+    for expected in (1, 2):
+        recorder.log(expected, {"train/loss": 0.0})
+        deadline = time.monotonic() + 10
+        while "train/loss" not in run.metrics or len(run.series("train/loss").step) < expected:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+
+def test_a_long_run_is_read_slice_by_slice(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in range(1, 2001):
+        recorder.log(step, {"train/loss": step / 2})
+    recorder.close(RunStatus.FINISHED)
+    monkeypatch.setattr(store_rows, "SLICE_ROWS", 512)
+    _, steps, loss = stepscope.open("first").series("train/loss")
+    assert steps.tolist() == list(range(1, 2001))
+    np.testing.assert_array_equal(loss, steps / 2)
+
+
+def test_a_gpu_is_chosen_by_its_uuid(recorder: Recorder) -> None:
+    recorder.device("GPU-a", {"gpu/util": 40.0})
+    recorder.sample({"host/cpu": 5.0})
+    recorder.close(RunStatus.FINISHED)
+    run = stepscope.open("first")
+    assert run.series("gpu/util").value.tolist() == [40.0]
+    assert run.series("host/cpu").value.tolist() == [5.0]
+
+
+def test_of_several_gpus_one_has_to_be_named(recorder: Recorder) -> None:
+    for uuid, value in (("GPU-a", 40.0), ("GPU-b", 60.0)):
+        recorder.device(uuid, {"gpu/util": value})
+    recorder.close(RunStatus.FINISHED)
+    run = stepscope.open("first")
+    assert run.gpus == ("GPU-a", "GPU-b")
+    assert run.series("gpu/util", gpu="GPU-b").value.tolist() == [60.0]
+    for gpu in (None, "GPU-c"):
+        with pytest.raises(RunError, match=f"GPU-a, GPU-b, got {gpu}. Name one"):
+            run.series("gpu/util", gpu=gpu)
+
+
+def test_an_unknown_metric_is_answered_with_those_of_near_names(recorder: Recorder) -> None:
+    recorder.log(1, {"train/loss": 2.0, "val/loss": 2.0, "perf/fps": 1.0})
+    recorder.close(RunStatus.FINISHED)
+    run = stepscope.open("first")
+    with pytest.raises(RunError, match="first has no 'loss'. Did you mean 'val/loss', 'train/loss"):
+        run.series("loss")
+    with pytest.raises(RunError, match="It has 'train/loss', 'val/loss', 'perf/fps'"):
+        run.series("xyz")
+
+
+def test_what_is_no_run_is_a_sentence(tmp_path: Path, recorder: Recorder) -> None:
+    with pytest.raises(RunError, match="no run 'second' in"):
+        stepscope.open("second")
+    with pytest.raises(RunError, match="must be the name of a run folder"):
+        stepscope.open("../first")
+    with pytest.raises(RunError, match="no run 'first' in .*elsewhere"):
+        stepscope.open("first", runs=tmp_path / "elsewhere")
+    empty = make_run(tmp_path, "empty")
+    with pytest.raises(StoreError, match="recorded nothing"):
+        stepscope.open(empty).series("train/loss")
+    with pytest.raises(StoreError, match=r"rank1.sqlite: missing"):
+        stepscope.open("first", rank=1).events()
+
+
+def test_it_reads_as_what_it_is_in_a_shell(recorder: Recorder) -> None:
+    recorder.log(7, {"train/loss": 2.0})
+    recorder.close(RunStatus.FINISHED)
+    run = stepscope.open("first")
+    assert repr(run) == "Run('first', finished, step 7)"
+    assert repr(read_run(recorder.folder)) == "RunInfo('first', finished, step 7)"
+    assert repr(RunReader(recorder.folder)) == "RunReader('first', rank=0)"
+    (recorder.folder / "run.json").unlink()
+    assert repr(run) == "Run('first', cannot be read)"
