@@ -1,14 +1,25 @@
-"""The script that Streamlit runs for each tab: page settings and the views."""
+"""The script that Streamlit runs for each tab: page settings, navigation and the views."""
 
 from pathlib import Path
 
 import streamlit as st
 
+from dashboard.controls.sidebar import keep_settings
+
+FOLDER = Path(__file__).parent
+
 st.set_page_config(
     page_title="Stepscope",
-    # A file of ours: Streamlit would fetch a named icon from the internet.
-    page_icon=str(Path(__file__).with_name("icon.svg")),
+    # Files of ours: Streamlit would fetch a named icon from the internet.
+    page_icon=str(FOLDER / "icon.svg"),
     layout="wide",
-    initial_sidebar_state="expanded",
+    initial_sidebar_state="auto",  # closed on a phone
 )
-st.navigation([st.Page("views/live.py", title="Live", default=True)], position="hidden").run()
+st.logo(str(FOLDER / "logo.svg"), icon_image=str(FOLDER / "icon.svg"))
+st.html(FOLDER / "page.css")
+keep_settings()
+pages = [
+    st.Page("views/live.py", title="Live", default=True),
+    st.Page("views/runs.py", title="Runs", url_path="runs"),
+]
+st.navigation(pages, position="top").run()

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from stepscope.run import (
 log = logging.getLogger(__name__)
 
 MAX_LISTED = 200
-"""Runs of each folder that are listed: the newest by name, and live ones that were once seen."""
+"""Runs that are listed: the newest by name, and live ones that were once seen."""
 SETTLED_S = 2.0
 """Age from which a time of change is trusted: file systems count it in ticks of up to a second."""
 
@@ -60,10 +60,10 @@ class _Root:
 
 
 class RunIndex:
-    """The runs under some folders; every method may be called from any thread."""
+    """The runs under a folder; every method may be called from any thread."""
 
-    def __init__(self, roots: Sequence[Path]) -> None:
-        self._roots = [_Root(folder) for folder in roots]
+    def __init__(self, folder: Path) -> None:
+        self._root = _Root(folder)
         self._lock = threading.Lock()
         self._listing = Listing()
         self._looked = -float("inf")
@@ -83,8 +83,7 @@ class RunIndex:
         return self._listing
 
     def _look(self) -> Listing:
-        found = [run for root in self._roots for run in _look_into(root)]
-        runs = tuple(sorted(found, key=lambda run: not run.status.live))
+        runs = tuple(sorted(_look_into(self._root), key=lambda run: not run.status.live))
         state = repr([_shown(run) for run in runs])
         self._listing = Listing(runs, f"{zlib.crc32(state.encode()):x}")
         self._looked = time.monotonic()

@@ -21,7 +21,8 @@ import psutil
 import streamlit as st
 
 from dashboard.run_index import RunIndex
-from stepscope.run import RunError, RunInfo, read_run, run_folder, runs_root
+from dashboard.run_summary import RunSummary, summarize
+from stepscope.run import RunError, RunInfo, read_run, run_folder, run_folders, runs_root
 from trainer.config import RunConfig
 from trainer.problems import TrainDevice
 from trainer.runners import ActiveRun, start
@@ -46,7 +47,8 @@ class Services:
     def __init__(self, runs: Path, examples: Path) -> None:
         self.runs = runs
         self.examples = examples
-        self.index = RunIndex([runs, examples])
+        self.index = RunIndex(runs)
+        self._summaries: dict[str, RunSummary] = {}
         self._lock = threading.Lock()
         self._active: ActiveRun | None = None
         self._devices: Future[Devices] = Future()
@@ -106,11 +108,22 @@ class Services:
             raise
 
     def list_runs(self) -> list[RunInfo]:
-        """Return the readable runs, live ones first, then newest first, then the examples.
+        """Return the readable runs, live ones first, then newest first.
 
         Older ones than the list holds open by their address.
         """
         return list(self.index.fresh().runs)
+
+    def list_examples(self) -> list[RunInfo]:
+        """Return the recorded examples, none in an installation without them."""
+        return [read_run(folder) for folder in reversed(list(run_folders(self.examples)))]
+
+    def summary(self, run: RunInfo) -> RunSummary:
+        """Return the run's best loss, rate and peaks; those of an ended run are read once."""
+        summary = self._summaries.get(run.id) or summarize(run)
+        if not run.status.live:
+            self._summaries[run.id] = summary
+        return summary
 
     def weights(self, run_id: str, name: str) -> bytes:
         """Return the weights alone of a checkpoint. Raises RunError or CheckpointError."""

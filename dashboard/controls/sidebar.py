@@ -67,6 +67,17 @@ def load(config: RunConfig) -> None:
         st.session_state[f"config_{name}"] = getattr(config, name)
 
 
+def keep_settings() -> None:
+    """Keep the settings while another page is shown; call it at the start of every script run.
+
+    Streamlit forgets the value of a widget that was not drawn, but not one that a script has set.
+    """
+    for name in FIELDS:
+        key = f"config_{name}"
+        if key in st.session_state:
+            st.session_state[key] = st.session_state[key]
+
+
 def load_link(found: Devices) -> list[Problem]:
     """Fill the sidebar from the URL, once a session; return what in the link could not be used."""
     if "config_device" not in st.session_state:

@@ -9,6 +9,7 @@ from dashboard.controls import sidebar as controls
 from dashboard.controls.command_bar import show_error
 from dashboard.controls.run_labels import run_name
 from dashboard.controls.run_picker import run_picker
+from dashboard.format import escape_markdown
 from dashboard.views.live_panel import live_panel
 from dashboard.views.panels import empty_page
 from dashboard.views.run_details import details
@@ -44,6 +45,9 @@ if picked:
 if params != st.query_params.to_dict():
     st.query_params.from_dict(params)
 
+note = run.run_json.get("note") if run else None
+if note:
+    st.caption(f":material/inventory_2: {escape_markdown(str(note))}")
 live_panel(server, config, problems, run.folder if run else None, page_token(listing, run))
 if run is None:
     empty_page(server, found)

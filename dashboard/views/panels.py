@@ -6,30 +6,33 @@ import shlex
 
 import streamlit as st
 
+from dashboard.controls.run_picker import RUN
+from dashboard.format import escape_markdown
 from dashboard.services import Devices, Services
 from stepscope.formatting import format_bytes
 
 
 def empty_page(server: Services, found: Devices) -> None:
-    """Say what to do: press Start, or watch a script of one's own."""
-    best = found.devices[0]
-    runs = server.list_runs()
-    recorded = " Recorded runs are in the list above." if runs else ""
+    """Say what to do: press Start, watch a script of one's own, or look at an example."""
+    best, folder = found.devices[0], server.runs.absolute()
     with st.container(border=True, key="empty"):
         st.markdown(
             "#### Nothing is running yet\n"
-            f"Training would run on **{best.name}** ({format_bytes(best.memory_total)}). "
+            f"Training would run on **{escape_markdown(best.name)}** "
+            f"({format_bytes(best.memory_total)}). "
             "Choose a workload and a precision on the left, then press **Start**: loss, memory "
             "and utilization appear here and move on while you watch."
         )
         st.markdown("Or watch a training script of your own, unchanged, from a terminal:")
-        folder = shlex.quote(str(server.runs.absolute()))
         st.code(
-            f"STEPSCOPE_RUNS={folder} stepscope watch train.py", language="bash", wrap_lines=True
+            f"STEPSCOPE_RUNS={shlex.quote(str(folder))} stepscope watch train.py",
+            language="bash",
+            wrap_lines=True,
         )
+        examples(server)
         st.caption(
-            f"This page reads the runs in `{server.runs.absolute()}`: what begins to record there "
-            f"appears here by itself.{recorded}"
+            f"This page reads the runs in `{folder}`: what begins to record there appears here by "
+            f"itself. {_earlier(server)}"
         )
         if found.cuda_reason:
             st.caption(
@@ -37,15 +40,27 @@ def empty_page(server: Services, found: Devices) -> None:
                 "the memory of the process, because torch keeps no allocated and reserved "
                 "counters for the CPU."
             )
-        examples = [run for run in runs if run.folder.parent == server.examples]
-        for run in examples:
-            st.button(
-                f"Open the recorded demonstration {run.id}",
+
+
+def examples(server: Services) -> None:
+    """Offer the recorded examples, each with what it is; nothing where none are installed."""
+    recorded = server.list_examples()
+    if recorded:
+        st.markdown("Or look at a recorded example:")
+    for run in recorded:
+        with st.container(horizontal=True, vertical_alignment="center", key=f"example_{run.id}"):
+            opened = st.button(
+                str(run.run_json["name"]),
                 key=f"open_{run.id}",
-                on_click=_open,
-                args=(run.id,),
+                icon=":material/play_circle:",
+                help="Open this recording. Nothing is trained.",
             )
+            st.caption(str(run.run_json["note"]), width="stretch")
+        if opened:
+            st.session_state[RUN] = run.id
+            st.switch_page("views/live.py", query_params={"run": run.id})
 
 
-def _open(run_id: str) -> None:
-    st.session_state["run"] = run_id
+def _earlier(server: Services) -> str:
+    count = len(server.list_runs())
+    return f"{count} recorded runs are on the page Runs." if count else ""

@@ -56,7 +56,7 @@ def ids(index: RunIndex) -> list[str]:
 def test_live_runs_come_first_then_the_newest(tmp_path: Path) -> None:
     for name, status in (("3", "finished"), ("2", "running"), ("1", "paused"), ("4", "failed")):
         write(tmp_path, name, status)
-    assert ids(RunIndex([tmp_path])) == ["2", "1", "4", "3"]
+    assert ids(RunIndex(tmp_path)) == ["2", "1", "4", "3"]
 
 
 def test_an_ended_run_is_read_once_and_a_live_one_each_time(
@@ -64,7 +64,7 @@ def test_an_ended_run_is_read_once_and_a_live_one_each_time(
 ) -> None:
     age(write(tmp_path, "ended", "finished") / "run.json")
     write(tmp_path, "live")
-    index = RunIndex([tmp_path])
+    index = RunIndex(tmp_path)
     for _ in range(3):
         index.fresh()
     assert reads.count("ended") == 1
@@ -73,7 +73,7 @@ def test_an_ended_run_is_read_once_and_a_live_one_each_time(
 
 def test_within_a_second_nothing_is_looked_at(tmp_path: Path, reads: list[str]) -> None:
     write(tmp_path, "live")
-    index = RunIndex([tmp_path])
+    index = RunIndex(tmp_path)
     index.fresh()
     for _ in range(100):  # polls of many tabs
         index.recent(max_age_s=3600)
@@ -89,7 +89,7 @@ def test_a_folder_is_listed_again_only_when_it_has_changed(
     listed: list[Path] = []
     listdir: Callable[[Path], list[str]] = os.listdir
     monkeypatch.setattr(run_index.os, "listdir", lambda path: listed.append(path) or listdir(path))
-    index = RunIndex([tmp_path])
+    index = RunIndex(tmp_path)
     for _ in range(3):
         assert ids(index) == ["one"]
     assert len(listed) == 1
@@ -98,7 +98,7 @@ def test_a_folder_is_listed_again_only_when_it_has_changed(
 
 
 def test_a_run_appears_ends_and_goes_and_the_version_tells(tmp_path: Path) -> None:
-    index = RunIndex([tmp_path / "runs"])
+    index = RunIndex(tmp_path / "runs")
     versions = [index.fresh().version]  # no such folder yet
     (tmp_path / "runs" / "a").mkdir(parents=True)  # nor a run.json
     assert index.fresh().version == versions[0]
@@ -116,7 +116,7 @@ def test_a_run_appears_ends_and_goes_and_the_version_tells(tmp_path: Path) -> No
 def test_another_run_under_an_old_name_is_read_anew(tmp_path: Path) -> None:
     folder = write(tmp_path, "a", "finished")
     age(folder / "run.json", tmp_path)
-    index = RunIndex([tmp_path])
+    index = RunIndex(tmp_path)
     assert index.fresh().runs[0].status is RunStatus.FINISHED
     (folder / "run.json").unlink()
     write(tmp_path, "a", "stopped")
@@ -132,7 +132,7 @@ def test_what_is_no_run_is_left_out_and_a_broken_one_said_once(
     (tmp_path / "folder").mkdir()
     (tmp_path / ".hidden").mkdir()
     write(tmp_path, "good")
-    index = RunIndex([tmp_path])
+    index = RunIndex(tmp_path)
     for _ in range(3):
         assert ids(index) == ["good"]
     assert len(caplog.records) == 1
@@ -143,7 +143,7 @@ def test_a_live_run_stays_listed_however_many_come_after(
 ) -> None:
     monkeypatch.setattr(run_index, "MAX_LISTED", 3)
     write(tmp_path, "a-long")
-    index = RunIndex([tmp_path])
+    index = RunIndex(tmp_path)
     assert ids(index) == ["a-long"]
     for n in range(5):
         write(tmp_path, f"b{n}", "finished")
@@ -153,7 +153,7 @@ def test_a_live_run_stays_listed_however_many_come_after(
 def test_a_silent_run_of_another_host_may_come_back(tmp_path: Path) -> None:
     folder = write(tmp_path, "far", host="elsewhere", heartbeat=LONG_AGO)
     age(folder / "run.json", tmp_path)
-    index = RunIndex([tmp_path])
+    index = RunIndex(tmp_path)
     assert index.fresh().runs[0].status is RunStatus.CRASHED
     write(tmp_path, "far", host="elsewhere")
     assert index.fresh().runs[0].status is RunStatus.RUNNING
@@ -162,18 +162,18 @@ def test_a_silent_run_of_another_host_may_come_back(tmp_path: Path) -> None:
 def test_a_page_takes_the_newest_live_run_of_this_machine_ours_first(tmp_path: Path) -> None:
     write(tmp_path, "ended", "finished")
     write(tmp_path, "far", host="elsewhere", created=time.time() + 9)
-    assert newest_live(RunIndex([tmp_path]).fresh().runs) is None
+    assert newest_live(RunIndex(tmp_path).fresh().runs) is None
     write(tmp_path, "eve", user="eve", created=time.time() + 5)
-    assert newest_live(RunIndex([tmp_path]).fresh().runs) == "eve"
+    assert newest_live(RunIndex(tmp_path).fresh().runs) == "eve"
     write(tmp_path, "old", created=5.0)
     write(tmp_path, "new", created=6.0)
-    assert newest_live(RunIndex([tmp_path]).fresh().runs) == "new"
+    assert newest_live(RunIndex(tmp_path).fresh().runs) == "new"
     assert read_run(tmp_path / "new").run_json["host"] == socket.gethostname()
 
 
 def test_the_page_is_of_before_when_what_it_is_built_from_changes(tmp_path: Path) -> None:
     folder = write(tmp_path, "a", step=1, heartbeat=time.time())
-    index = RunIndex([tmp_path])
+    index = RunIndex(tmp_path)
 
     def token() -> str:
         return page_token(index.fresh(), read_run(folder))

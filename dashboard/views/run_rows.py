@@ -1,0 +1,52 @@
+"""The rows of the runs page: a cell's value by its column's title; pure."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime, timedelta
+from typing import Any
+
+from dashboard.charts.content import run_content, run_kind, training_device
+from dashboard.controls.run_labels import KINDS, run_name
+from dashboard.run_summary import RunSummary
+from stepscope.run import RunInfo
+
+GIB = 2**30
+
+
+def row(run: RunInfo, summary: RunSummary) -> dict[str, Any]:
+    """Return the cells of a run by their column's title; None where there is no value."""
+    config = run.run_json.get("config")
+    ended = time.time() if run.status.live else run.run_json.get("ended")
+    return {
+        "Name": run_name(run),
+        "Status": run.status.value,
+        "Kind": KINDS[run_kind(run)],
+        "Device": device_name(run),
+        "Precision": config.get("precision") if isinstance(config, dict) else None,
+        "Steps": run.run_json.get("step"),
+        "Best loss": summary.best_loss,
+        "Samples/s": summary.samples_per_s,
+        "Peak allocated": _gib(summary.peak_allocated),
+        "Peak process": _gib(summary.peak_process),
+        "Started": datetime.fromtimestamp(run.created),
+        "Duration": _duration(run.created, ended),
+    }
+
+
+def device_name(run: RunInfo) -> str | None:
+    """Return "CPU" or the GPU's name; None where nothing is trained, or nobody knows yet where."""
+    device = training_device(run)
+    if device in (None, "cpu"):
+        return "CPU" if device else None
+    names = {gpu.uuid: gpu.name for gpu in run_content(run).gpus}
+    return names.get(device, device)
+
+
+def _gib(size: float | None) -> float | None:
+    return None if size is None else size / GIB
+
+
+def _duration(began: float, ended: object) -> timedelta | None:
+    seconds = ended - began if isinstance(ended, int | float) else None
+    return None if seconds is None else timedelta(seconds=max(0, round(seconds)))

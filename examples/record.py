@@ -1,0 +1,190 @@
+"""Records the two examples that an empty page offers, by the training code itself.
+
+    make examples        (python -m examples.record, with the simulator's Python for the second)
+
+A process of this machine trains while this script presses the page's buttons. What names the
+machine (host, user, processes, paths) is then replaced in run.json, and checkpoints are left out
+for their size. No recorded value is changed. There is no NaN in the first run: it would stay in the
+weights and end the training. The second one ends with a failure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import shutil
+import socket
+import sqlite3
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import TypeVar
+
+from stepscope.recording.recorder import CommandName
+from stepscope.run import RUN_JSON, RunStatus, read_run, write_run_json
+from stepscope.store import STORE_NAME, RunReader
+from stepscope.store.reader import send_command
+from trainer.config import RunConfig, Schedule, Workload
+from trainer.runners import start
+
+T = TypeVar("T")
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+CPU, SIMULATED = "cpu-training", "two-simulated-gpus"
+LARGEST = 1_000_000
+"""Bytes of all examples together."""
+PATIENCE_S = 300.0
+CPU_NOTE = (
+    "Recorded on a CPU with two cores: the digits CNN goes on from a checkpoint, and each button "
+    "is pressed once."
+)
+SIMULATED_NOTE = (
+    "Recorded on a simulator of two GPUs (tests/cudasim), not on real ones: memory is counted as "
+    "PyTorch's CUDA build does it; times, utilization, power and temperature are no GPU's. The "
+    "script examples/two_devices.py doubles its batch until the memory ends."
+)
+NEUTRAL = {
+    "host": "example",
+    "user": "example",
+    "pid": 0,
+    "pid_started": 0.0,
+    "pid_namespace": None,
+}
+
+
+def record_cpu(runs: Path) -> Path:
+    """Train twice on the CPU, the second time from the first one's checkpoint; return its run."""
+    base = RunConfig(workload=Workload.DIGITS_CNN, schedule=Schedule.COSINE, threads=1)
+    first = _train(RunConfig.from_dict({**base.to_dict(), "epochs": 2}), runs, press=False)
+    resume = f"{first.name}/last.pt"
+    config = RunConfig.from_dict({**base.to_dict(), "epochs": 60, "resume": resume})
+    return _train(config, runs, press=True)
+
+
+def record_simulated(runs: Path, python: Path) -> Path:
+    """Run `two_devices.py` under `stepscope watch` on two simulated GPUs; return its run."""
+    script = runs.parent / "two_devices.py"
+    shutil.copy(HERE / script.name, script)
+    simulator = {
+        "CUDASIM_DEVICES": "2",
+        "CUDASIM_MEMORY": "400M",
+        "CUDASIM_NAME": "Simulated GPU",
+        "CUDASIM_SHM": str(runs.parent / "gpus"),
+        "STEPSCOPE_RUNS": str(runs),
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+    }
+    process = subprocess.Popen(
+        [python, "-m", "stepscope.watch", script.name],
+        cwd=script.parent,
+        env=os.environ | simulator,
+        stderr=subprocess.DEVNULL,
+    )
+    folder = _wait_for(lambda: next(iter(runs.glob("*/run.json")), None)).parent
+    _press(folder, CommandName.MARK, CommandName.EMPTY_CACHE, CommandName.RESET_PEAKS)
+    process.wait(PATIENCE_S)
+    return folder
+
+
+def _train(config: RunConfig, runs: Path, *, press: bool) -> Path:
+    run = start(config, runs)
+    if press:
+        _press(
+            run.folder,
+            CommandName.MARK,
+            CommandName.RESET_PEAKS,
+            CommandName.COLLECT_GARBAGE,
+            CommandName.EMPTY_CACHE,
+            CommandName.SAVE_CHECKPOINT,
+        )
+    _wait_for(lambda: not run.alive())
+    assert read_run(run.folder).status is RunStatus.FINISHED
+    return run.folder
+
+
+def _press(folder: Path, *names: CommandName) -> None:
+    """Press these buttons some seconds apart, then pause the run for a while."""
+    _wait_for(lambda: read_run(folder).status is RunStatus.RUNNING)
+    for name in (*names, CommandName.PAUSE, CommandName.RESUME):
+        time.sleep(2.0)
+        _press_one(folder, name)
+
+
+def _press_one(folder: Path, name: CommandName) -> None:
+    args = {"text": "a note"} if name is CommandName.MARK else {}
+    asked = send_command(folder, name, args)
+
+    def answered() -> bool:
+        with RunReader(folder) as reader:
+            return any(event.data.get("command_id") == asked for event in reader.events())
+
+    _wait_for(answered)
+
+
+def _wait_for(condition: Callable[[], T]) -> T:
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := condition()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {PATIENCE_S:.0f} s")
+        time.sleep(0.05)
+    return found
+
+
+def keep(run: Path, name: str, title: str, note: str) -> None:
+    """Copy a run to `examples/NAME` without what names this machine, and check that."""
+    folder = HERE / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    work = str(run.parent.parent)
+    for file in ("output.log", "traceback.txt"):
+        if (run / file).exists():
+            (folder / file).write_text(neutral((run / file).read_text(), work))
+    run_json = json.loads(neutral((run / RUN_JSON).read_text(), work))
+    run_json |= NEUTRAL | {"name": title, "note": note}
+    run_json["environment"] |= {"host": NEUTRAL["host"], "platform": platform.system()}
+    write_run_json(folder, run_json)
+    shutil.copy(run / STORE_NAME, folder)
+    with closing(sqlite3.connect(folder / STORE_NAME, isolation_level=None)) as store:
+        for number, text, data in store.execute("SELECT id, text, data FROM events").fetchall():
+            values = (neutral(text, work), neutral(data, work), number)
+            store.execute("UPDATE events SET text = ?, data = ? WHERE id = ?", values)
+        store.execute("VACUUM")
+    for path in folder.iterdir():
+        content = path.read_bytes()
+        for word in (work, str(ROOT), str(Path.home()) + "/", f'"{socket.gethostname()}"'):
+            if word.encode() in content:
+                raise ValueError(f"{path}: names this machine ({word}). Replace it in `neutral`.")
+
+
+def neutral(text: str, work: str) -> str:
+    """Return a text with paths as they are below the folder of the packages or of the script."""
+    text = re.sub(r"/[^\s\"]*/(?=site-packages/|python3\.\d+/)", "", text)
+    return text.replace(f"{work}/", "").replace(work, ".")
+
+
+def main() -> None:
+    """Record both examples and put them in place of the old ones."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--simulator", type=Path, default=ROOT / ".venv-cudasim/bin/python")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as work:
+        runs = Path(work, "runs")
+        keep(record_cpu(runs), CPU, "Example: digits on a CPU", CPU_NOTE)
+    with tempfile.TemporaryDirectory() as work:
+        runs = Path(work, "runs")
+        run = record_simulated(runs, options.simulator)
+        keep(run, SIMULATED, "Example: two simulated GPUs", SIMULATED_NOTE)
+    size = sum(path.stat().st_size for path in HERE.rglob("*") if path.is_file())
+    print(f"examples: {size / 1024:.0f} KiB")
+    if size > LARGEST:
+        raise ValueError(f"examples: must be under {LARGEST} bytes together, got {size}.")
+
+
+if __name__ == "__main__":
+    main()
