@@ -15,7 +15,7 @@ st.set_page_config(
     layout="wide",
     initial_sidebar_state="auto",  # closed on a phone
 )
-st.logo(str(FOLDER / "logo.svg"), icon_image=str(FOLDER / "icon.svg"))
+st.logo(str(FOLDER / "logo.svg"))
 st.html(FOLDER / "page.css")
 keep_settings()
 pages = [

@@ -16,7 +16,7 @@ class RunSummary:
     best_loss: float | None = None
     """The lowest validation loss; the lowest training loss where nothing is validated."""
     samples_per_s: float | None = None
-    """Mean over all steps, the first ones included."""
+    """Mean of the steps' rates, the first ones included."""
     peak_allocated: float | None = None
     peak_process: float | None = None
 

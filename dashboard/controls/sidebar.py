@@ -216,20 +216,10 @@ def _precision(config: RunConfig, devices: Sequence[TrainDevice]) -> None:
         help="fp32 and tf32 compute in single precision; bf16 and fp16 are automatic mixed "
         "precision, fp16 with a gradient scaler that is unscaled before clipping.",
     )
-    missing = [p for p in Precision if refused[p] is not None]
-    if missing:
-        # Streamlit cannot disable single options: they stand here, disabled, with their reasons.
-        st.pills(
-            "Not on this device",
-            missing,
-            format_func=PRECISIONS.__getitem__,
-            disabled=True,
-            help="Precisions that the chosen device cannot do.",
-        )
-        for precision in missing:
-            problem = refused[precision]
-            if problem is not None:
-                _reason(problem, PRECISIONS[precision])
+    # Streamlit cannot disable single options: what is missing stands here with its reason.
+    for precision, problem in refused.items():
+        if problem is not None:
+            _reason(problem, PRECISIONS[precision])
 
 
 def _training() -> None:

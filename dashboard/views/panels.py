@@ -26,7 +26,7 @@ def empty_page(server: Services, found: Devices) -> None:
         st.markdown("Or watch a training script of your own, unchanged, from a terminal:")
         st.code(
             f"STEPSCOPE_RUNS={shlex.quote(str(folder))} stepscope watch train.py",
-            language="bash",
+            language=None,
             wrap_lines=True,
         )
         examples(server)
@@ -46,7 +46,7 @@ def examples(server: Services) -> None:
     """Offer the recorded examples, each with what it is; nothing where none are installed."""
     recorded = server.list_examples()
     if recorded:
-        st.markdown("Or look at a recorded example:")
+        st.markdown("Recorded examples, to look at before training anything:")
     for run in recorded:
         with st.container(horizontal=True, vertical_alignment="center", key=f"example_{run.id}"):
             opened = st.button(

@@ -95,7 +95,7 @@ def _output(folder: Path) -> None:
             with st.container(
                 height=OUTPUT_HEIGHT if long else "content", border=False, autoscroll=True
             ):
-                st.code(text, language=None)
+                st.code(text, language=None, wrap_lines=True)
 
 
 def _snapshots(run: RunInfo, kept: tuple[Snapshot, ...]) -> None:
@@ -149,4 +149,4 @@ def _text_file(run: RunInfo, name: str, title: str, **options: Any) -> None:
     text = tail(run.folder / name)
     if text and text.strip():
         with st.expander(title, icon=":material/terminal:", **options):
-            st.code(text, language=None)
+            st.code(text, language=None, wrap_lines=True)

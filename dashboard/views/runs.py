@@ -9,8 +9,7 @@ from dashboard.live_chart import runs_watch
 from dashboard.views.panels import examples
 from dashboard.views.run_rows import row
 
-LIVE_AGAIN = "5s"
-"""Rows of live runs are read again so often; there is no timer without one."""
+LIVE_AGAIN = "5s"  # how often rows of live runs are read again; there is no timer without one
 number, text = st.column_config.NumberColumn, st.column_config.TextColumn
 COLUMNS = {
     "Name": text(pinned=True, help="The script, or the built-in workload."),
@@ -22,7 +21,7 @@ COLUMNS = {
     "Best loss": number(
         format="%.4g", help="Lowest validation loss; training loss where nothing is validated."
     ),
-    "Samples/s": number(format="%,.0f", help="Mean over the whole run, its start included."),
+    "Samples/s": number(format="%,.0f", help="Mean of all steps' samples divided by their time."),
     "Peak allocated": number(
         format="%.2f GiB", help="Highest value of torch's CUDA allocator; none on a CPU."
     ),
