@@ -13,7 +13,6 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from stepscope import __version__
 from stepscope.run import RunError, runs_root

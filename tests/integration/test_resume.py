@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from stepscope.run import RunStatus
+from tests.integration.conftest import SaveAtStep
 from tests.integration.test_training import events, metric, run_json, small
 from trainer.config import Optimizer, RunConfig, Schedule, Workload
-from trainer.training.checkpoint import read_checkpoint, write_checkpoint
-from trainer.training.commands import OwnCommands
+from trainer.training.checkpoint import read_checkpoint
 from trainer.training.run import run
 
 
@@ -22,21 +22,6 @@ def train(root: Path, name: str, config: RunConfig) -> np.ndarray:
     (root / name).mkdir()
     assert run(config, root / name) is RunStatus.FINISHED, run_json(root / name)["reason"]
     return metric(root / name, "train/loss")
-
-
-@pytest.fixture
-def saving_at_step(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a function that makes the next run save a checkpoint after a step, as the button."""
-
-    def arm(step: int) -> None:
-        def save(self: OwnCommands) -> None:
-            if self._training.step == step:
-                path = self._recorder.folder / f"step-{step}.pt"
-                write_checkpoint(path, self._training.state_dict())
-
-        monkeypatch.setattr(OwnCommands, "check", save)
-
-    return arm
 
 
 @pytest.mark.parametrize(
@@ -50,7 +35,11 @@ def saving_at_step(monkeypatch: pytest.MonkeyPatch) -> Any:
 )
 @pytest.mark.parametrize("where", ["mid-epoch", "epoch end"])
 def test_a_resumed_run_continues_the_curve_bitwise(
-    workload: Workload, changes: dict[str, Any], where: str, tmp_path: Path, saving_at_step: Any
+    workload: Workload,
+    changes: dict[str, Any],
+    where: str,
+    tmp_path: Path,
+    saving_at_step: SaveAtStep,
 ) -> None:
     config = small(workload, epochs=3, batch_size=512, seed=3)
     config = replace(config, **changes)

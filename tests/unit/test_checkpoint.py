@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import pickle
 from pathlib import Path
 
@@ -44,11 +45,28 @@ def test_a_failed_write_keeps_the_former_file(
 
 
 class Bomb:
+    """Makes a folder in whatever process unpickles it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
     def __reduce__(self) -> tuple[object, tuple[str]]:
-        return Path.mkdir, ("exploded",)
+        return os.mkdir, (str(self.folder),)
 
 
-@pytest.mark.parametrize("kind", ["missing", "text", "empty", "truncated", "foreign", "bomb"])
+@pytest.mark.parametrize("form", ["plain pickle", "torch's file"])
+def test_a_hostile_file_runs_no_code(tmp_path: Path, form: str) -> None:
+    path, exploded = tmp_path / "best.pt", tmp_path / "exploded"
+    if form == "plain pickle":
+        path.write_bytes(pickle.dumps(Bomb(exploded), protocol=2))
+    else:
+        write_checkpoint(path, {"model": Bomb(exploded)})
+    with pytest.raises(CheckpointError, match="damaged or no checkpoint"):
+        read_checkpoint(path)
+    assert not exploded.exists()
+
+
+@pytest.mark.parametrize("kind", ["missing", "text", "empty", "truncated", "foreign"])
 def test_what_is_no_checkpoint_is_refused_in_a_sentence(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "best.pt"
     if kind == "text":
@@ -60,7 +78,5 @@ def test_what_is_no_checkpoint_is_refused_in_a_sentence(tmp_path: Path, kind: st
         path.write_bytes(path.read_bytes()[:2000])
     elif kind == "foreign":
         torch.save({"weights": torch.zeros(1)}, path)
-    elif kind == "bomb":
-        path.write_bytes(pickle.dumps(Bomb(), protocol=2))
     with pytest.raises(CheckpointError, match=r"resume: .*best\.pt .*Choose another checkpoint\."):
         read_checkpoint(path)

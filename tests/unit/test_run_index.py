@@ -181,15 +181,20 @@ def test_the_page_is_of_before_when_what_it_is_built_from_changes(tmp_path: Path
     seen = [token()]
     write(tmp_path, "a", step=2)
     assert token() == seen[0]  # a step and a heartbeat change no page
-    changes: list[dict[str, Any]] = [
-        {"custom": ["train/x"]},
-        {"optimizers": ["Adam"]},
-        {"device": "GPU-1"},
-        {"commands": ["stop"]},
-        {"status": "paused"},
-    ]
-    for change in changes:
-        write(tmp_path, "a", **change)
+    changes: dict[str, Any] = {
+        "kind": "script",
+        "device": "GPU-1",
+        "devices": [{"id": "GPU-1"}],
+        "optimizers": ["Adam"],
+        "custom": ["train/x"],
+        "commands": ["stop"],
+        "capabilities": {"energy": "not supported"},
+        "total_steps": 50,
+        "world_size": 2,
+        "status": "paused",
+    }
+    for name, value in changes.items():
+        write(tmp_path, "a", **{name: value})
         seen.append(token())
     (folder / "snapshot-step-3.pickle").write_bytes(b"xy")
     seen.append(token())

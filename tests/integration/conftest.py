@@ -1,0 +1,27 @@
+"""What several integration tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from trainer.training.checkpoint import write_checkpoint
+from trainer.training.commands import OwnCommands
+
+SaveAtStep = Callable[[int], None]
+
+
+@pytest.fixture
+def saving_at_step(monkeypatch: pytest.MonkeyPatch) -> SaveAtStep:
+    """Return a function that makes the next run save a checkpoint after a step, as the button."""
+
+    def arm(step: int) -> None:
+        def save(self: OwnCommands) -> None:
+            if self._training.step == step:
+                path = self._recorder.folder / f"step-{step}.pt"
+                write_checkpoint(path, self._training.state_dict())
+
+        monkeypatch.setattr(OwnCommands, "check", save)
+
+    return arm
