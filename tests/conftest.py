@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +31,35 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--require-gpu", action="store_true", help="fail, not skip, the tests that need a GPU"
     )
+
+
+def pytest_configure() -> None:
+    """Give each worker of pytest-xdist simulated GPUs of its own (tests/cudasim)."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker is not None:
+        shared = os.environ.get("CUDASIM_SHM") or f"/dev/shm/cudasim-{os.getuid()}"
+        os.environ["CUDASIM_SHM"] = f"{shared}-{worker}"
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # outside the timeout: a turn may be long in coming
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Let a test marked `alone` run while the other workers of pytest-xdist wait.
+
+    Each test holds a shared lock while it runs, and one marked `alone` an exclusive lock. The
+    lock `turn` makes the others queue behind a test that waits to be alone.
+    """
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return (yield)
+    kind = fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH
+    here = Path(__file__)
+    with here.open() as running, here.with_name("README.md").open() as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        fcntl.flock(running, kind)
+        fcntl.flock(turn, fcntl.LOCK_UN)
+        try:
+            return (yield)
+        finally:
+            fcntl.flock(running, fcntl.LOCK_UN)  # a forked child may still have the file open
 
 
 @pytest.fixture
