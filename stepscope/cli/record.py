@@ -140,7 +140,7 @@ def record(
     with _signals(end.ask):
         names = ", ".join(dict.fromkeys(info.name for info in devices))
         session.sample(source, map(listed, devices), trains_on=names or None, period_s=period_s)
-        commands = session.answer(None, {CommandName.STOP: stop})
+        commands = session.answer({CommandName.STOP: stop}, training=False)
         session.recorder.set_status(RunStatus.RUNNING)
         took_s = _serve(commands, end, seconds)
         session.close(end.outcome.status, end.outcome.reason)

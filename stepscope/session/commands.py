@@ -1,25 +1,67 @@
 """Serves the page's buttons at a step boundary: the only place where they touch a training.
 
-All kinds of runs share it. What differs between them comes in as `Memory`, as handlers of their own
-and as a check that may end the run.
+All kinds of runs share it. What differs between them comes in as handlers of their own, and as a
+check that may end the run.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from typing import Any
 
+import psutil
+
+from stepscope.diagnosis import command_results as results
 from stepscope.recording.recorder import Command, CommandName, Recorder
 from stepscope.run import RunStatus
+from stepscope.sampling import allocator
 from stepscope.sampling.allocator import Readings
-from stepscope.session.memory_commands import Handler, Memory, MemoryCommands
+from stepscope.sampling.sampler import Sampler
 
 log = logging.getLogger(__name__)
 
 PAUSED_POLL_S = 0.1  # how long a paused run may miss that it has to end
 MARK_LENGTH = 200  # characters of a mark's text that are kept
+SNAPSHOT_ENTRIES = 100_000
+"""Allocations kept of one step, some KB each; torch's own default has no bound."""
+
+Handler = Callable[[Command], None]
+
+
+class Memory:
+    """The memory that a training uses: torch's CUDA allocator, or on a CPU this process.
+
+    torch is found in `sys.modules`.
+    """
+
+    def __init__(self, readings: Readings) -> None:
+        self._readings = readings
+
+    @property
+    def on_gpu(self) -> bool:
+        """Say whether training has begun on a CUDA device."""
+        return self._readings.index is not None and allocator.reason() is None
+
+    def read(self) -> dict[str, float]:
+        """Return the bytes in use by metric key."""
+        if self.on_gpu:
+            return self._readings.read()
+        return {"process/rss": float(psutil.Process().memory_info().rss)}
+
+    def empty_cache(self) -> None:
+        """Give unused cached blocks back to the driver; waits for the device."""
+        if self.on_gpu:
+            sys.modules["torch"].cuda.empty_cache()
+
+    def reset_peaks(self) -> None:
+        """Start the allocator's peaks again from the current values."""
+        if self.on_gpu:
+            sys.modules["torch"].cuda.reset_peak_memory_stats(self._readings.index)
 
 
 class CommandServer:
@@ -27,38 +69,44 @@ class CommandServer:
 
     `own` holds the handlers that only this kind of run has, STOP among them. `check` is called at
     each boundary, and again and again while the run is paused: it may raise to end the run. A run
-    without training has no `memory`, and answers MARK and `own` alone.
+    that is no `training` answers MARK and `own` alone.
     """
 
     def __init__(
         self,
         recorder: Recorder,
-        memory: Memory | None,
-        *,
-        readings: Readings,
-        reset_process_peak: Callable[[], tuple[float, float]],
+        sampler: Sampler,
         own: Mapping[CommandName, Handler],
+        *,
         check: Callable[[], None] = lambda: None,
+        training: bool = True,
     ) -> None:
+        self.memory = Memory(sampler.readings)
         self._recorder = recorder
-        self._memory = memory
-        self._readings = readings
+        self._readings = sampler.readings
+        self._reset_process_peak = sampler.reset_process_peak
         self._check = check
+        self._training = training
         self._paused = False
+        self._snapshot: _Snapshot | None = None
         self._handlers: dict[CommandName, Handler] = {CommandName.MARK: self._mark, **own}
-        self._of_memory: MemoryCommands | None = None
-        if memory is not None:
-            self._of_memory = MemoryCommands(recorder, memory, reset_process_peak)
-            self._handlers |= self._of_memory.handlers
-            self._handlers |= {CommandName.PAUSE: self._pause, CommandName.RESUME: self._resume}
+        if training:
+            self._handlers |= {
+                CommandName.PAUSE: self._pause,
+                CommandName.RESUME: self._resume,
+                CommandName.EMPTY_CACHE: self._empty_cache,
+                CommandName.RESET_PEAKS: self._reset_peaks,
+                CommandName.COLLECT_GARBAGE: self._collect_garbage,
+                CommandName.MEMORY_SNAPSHOT: self._memory_snapshot,
+            }
 
     def supported_commands(self) -> list[CommandName]:
         """Return the commands that have an effect here, for run.json."""
-        on_gpu = self._memory is not None and self._memory.on_gpu
         return [
             name
             for name in CommandName
-            if name in self._handlers and (on_gpu or name is not CommandName.MEMORY_SNAPSHOT)
+            if name in self._handlers
+            and (self.memory.on_gpu or name is not CommandName.MEMORY_SNAPSHOT)
         ]
 
     def serve(self, flush: Callable[[], None]) -> float:
@@ -97,8 +145,8 @@ class CommandServer:
 
     def close(self) -> None:
         """End what needs another step: none will come. A second call does nothing."""
-        if self._of_memory is not None and self._of_memory.snapshot_command is not None:
-            self._guarded(self._of_memory.end_snapshot, self._of_memory.snapshot_command)
+        if self._snapshot is not None:
+            self._guarded(self._end_snapshot, self._snapshot.command)
 
     def _serve_one(self, command: Command) -> None:
         handler = self._handlers.get(command.name)
@@ -142,10 +190,83 @@ class CommandServer:
 
     def _mark(self, command: Command) -> None:
         text = str(command.args.get("text", "")).strip()[:MARK_LENGTH] or "Mark"
-        if self._memory is None:
-            self._recorder.finish(command, text)
+        if self._training:
+            self._recorder.finish(command, text, after=self.memory.read())
         else:
-            self._recorder.finish(command, text, after=self._memory.memory())
+            self._recorder.finish(command, text)
+
+    def _empty_cache(self, command: Command) -> None:
+        before = self.memory.read()
+        self.memory.empty_cache()
+        after = self.memory.read()
+        text = results.empty_cache(before, after)
+        self._recorder.finish(command, text, before=before, after=after)
+
+    def _reset_peaks(self, command: Command) -> None:
+        before = self.memory.read()
+        self.memory.reset_peaks()
+        after = self.memory.read()
+        before["process/peak_rss"], after["process/peak_rss"] = self._reset_process_peak()
+        text = results.reset_peaks(before, after)
+        self._recorder.finish(command, text, before=before, after=after)
+
+    def _collect_garbage(self, command: Command) -> None:
+        before = self.memory.read()
+        objects = gc.collect()
+        after = self.memory.read()
+        text = results.collect_garbage(objects, before, after)
+        self._recorder.finish(command, text, before=before, after=after, objects=objects)
+
+    def _memory_snapshot(self, command: Command) -> None:
+        """Begin a history at this boundary, and end it at one where a step has passed."""
+        if not self.memory.on_gpu:
+            text = "Memory snapshot: a CPU run has no CUDA allocator to take it of"
+            self._recorder.finish(command, text, ok=False)
+        elif self._snapshot is None:
+            self._snapshot = _Snapshot(command, self._recorder.step)
+            self._recorder.put_back([command])
+        elif self._snapshot.command is not command:
+            text = "Memory snapshot: one is being taken already"
+            self._recorder.finish(command, text, ok=False)
+        elif self._recorder.step > self._snapshot.after_step:
+            self._end_snapshot(command)
+        else:
+            self._recorder.put_back([command])
+
+    def _end_snapshot(self, command: Command) -> None:
+        snapshot, self._snapshot = self._snapshot, None
+        if snapshot is None:
+            return
+        first, last = snapshot.after_step + 1, self._recorder.step
+        path = self._recorder.folder / f"snapshot-step-{max(first, last)}.pickle"
+        snapshot.write(str(path))
+        size = path.stat().st_size
+        text = results.memory_snapshot(path.name, size, first, last)
+        self._recorder.finish(command, text, path=path.name, bytes=size, first=first, last=last)
+
+
+class _Snapshot:
+    """Torch's history of CUDA allocations, recorded from now until `write`."""
+
+    def __init__(self, command: Command, after_step: int) -> None:
+        self.command = command
+        self.after_step = after_step
+        torch = sys.modules["torch"]
+        self._memory: Any = torch.cuda.memory
+        # A script may record a history itself: it is written as it is, and goes on.
+        self._ours = not torch._C._cuda_isHistoryEnabled()
+        if self._ours:
+            self._memory._record_memory_history(
+                context="all", stacks="python", max_entries=SNAPSHOT_ENTRIES
+            )
+
+    def write(self, path: str) -> None:
+        """Write what was recorded, in the form of https://pytorch.org/memory_viz, and stop."""
+        try:
+            self._memory._dump_snapshot(path)
+        finally:
+            if self._ours:
+                self._memory._record_memory_history(enabled=None)
 
 
 def _label(command: Command) -> str:

@@ -13,47 +13,15 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import psutil
-
 from stepscope.diagnosis.outcome import Outcome
 from stepscope.recording.recorder import Command, CommandName
 from stepscope.run import RunKind, RunStatus, rank_json
 from stepscope.run.ranks import Place
-from stepscope.sampling import allocator
-from stepscope.sampling.allocator import Readings
 from stepscope.sampling.nvml import DeviceInfo, DeviceSource, NullSource, nvml_uuid, open_source
 from stepscope.session.session import Gpu, Session, listed, traceback_text
 from stepscope.session.stopping import REASON, Stopper
 
 log = logging.getLogger(__name__)
-
-
-class ScriptMemory:
-    """Memory of a training that somebody else set up; torch is found in `sys.modules`."""
-
-    def __init__(self, readings: Readings) -> None:
-        self._readings = readings
-
-    @property
-    def on_gpu(self) -> bool:
-        """Say whether training has begun on a CUDA device."""
-        return self._readings.index is not None and allocator.reason() is None
-
-    def memory(self) -> dict[str, float]:
-        """Bytes by metric key; those of the process where there is no CUDA allocator."""
-        if self.on_gpu:
-            return self._readings.read()
-        return {"process/rss": float(psutil.Process().memory_info().rss)}
-
-    def empty_cache(self) -> None:
-        """Give unused cached blocks back to the driver; waits for the device."""
-        if self.on_gpu:
-            sys.modules["torch"].cuda.empty_cache()
-
-    def reset_peaks(self) -> None:
-        """Start the allocator's peaks again from the current values."""
-        if self.on_gpu:
-            sys.modules["torch"].cuda.reset_peak_memory_stats(self._readings.index)
 
 
 class ScriptSession(Session):
@@ -96,8 +64,7 @@ class ScriptSession(Session):
         gpus = map(listed, visible_gpus(whole, os.environ))
         self.sample(source, gpus, host=first_here, start=sample)
         self._readings = self.sampler.readings
-        self._memory = ScriptMemory(self._readings)
-        self._commands = self.answer(self._memory, {CommandName.STOP: self._stop})
+        self._commands = self.answer({CommandName.STOP: self._stop})
         self._at_close.callback(self._commands.close)
         self._at_close.callback(self._stopper.close)
 
@@ -146,7 +113,7 @@ class ScriptSession(Session):
     def _memory_left(self) -> dict[str, float]:
         """Return the memory after a failure, which may be a failure of the device itself."""
         try:
-            return self._memory.memory()
+            return self._commands.memory.read()
         except Exception as error:  # noqa: BLE001 - it must not take the place of the script's own
             log.warning("stepscope: the memory after the failure could not be read: %s", error)
             return {}

@@ -21,9 +21,8 @@ from stepscope.recording.recorder import Command, CommandName, Recorder
 from stepscope.run import RunKind, RunStatus, rank_file
 from stepscope.sampling.nvml import DeviceInfo, DeviceSource
 from stepscope.sampling.sampler import Sampler
-from stepscope.session.commands import CommandServer
+from stepscope.session.commands import CommandServer, Handler
 from stepscope.session.environment import environment
-from stepscope.session.memory_commands import Handler, Memory
 
 log = logging.getLogger(__name__)
 
@@ -107,22 +106,16 @@ class Session:
 
     def answer(
         self,
-        memory: Memory | None,
         own: Mapping[CommandName, Handler],
+        *,
         check: Callable[[], None] = lambda: None,
+        training: bool = True,
     ) -> CommandServer:
-        """Return what answers the page's buttons, and list them in run.json. The caller closes it.
+        """Return the CommandServer with these arguments, and list its commands in run.json.
 
-        The arguments are those of `CommandServer`.
+        The caller closes it.
         """
-        server = CommandServer(
-            self.recorder,
-            memory,
-            readings=self.sampler.readings,
-            reset_process_peak=self.sampler.reset_process_peak,
-            own=own,
-            check=check,
-        )
+        server = CommandServer(self.recorder, self.sampler, own, check=check, training=training)
         self.recorder.describe(commands=server.supported_commands())
         return server
 

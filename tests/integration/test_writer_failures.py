@@ -126,7 +126,7 @@ def test_an_error_of_our_own_is_said_once_and_not_repeated_without_a_pause(
     monkeypatch.setattr(writer_thread, "RETRY_S", (3600.0, 3600.0))
     beats = []
 
-    def stumble(_self: WriterThread) -> None:
+    def stumble(_self: WriterThread, **_: object) -> None:
         beats.append(1)
         raise RuntimeError("a mistake")
 

@@ -14,8 +14,8 @@ from torch import nn
 from stepscope.diagnosis import command_results as results
 from stepscope.recording.recorder import CommandName, Recorder
 from stepscope.run import RunStatus
-from stepscope.sampling.allocator import Readings
-from stepscope.session.commands import CommandServer
+from stepscope.sampling.sampler import Sampler
+from stepscope.session.commands import CommandServer, Memory
 from tests.fakes import FakeRecorder, command
 from trainer.config import RunConfig
 from trainer.training.checkpoint import read_checkpoint
@@ -44,14 +44,9 @@ class Bench:
         training.step = 12
         recorder = cast("Recorder", self.recorder)
         own = OwnCommands(recorder, training, self.stop)
-        self.commands = CommandServer(
-            recorder,
-            training.compute,
-            readings=Readings(),
-            reset_process_peak=lambda: (3 * 2**30, 2**30),
-            own=own.handlers,
-            check=own.check,
-        )
+        sampler = Sampler(recorder, allocator_index=None)
+        sampler._host.reset_peak = lambda: (3 * 2**30, 2**30)  # type: ignore[method-assign]
+        self.commands = CommandServer(recorder, sampler, own.handlers, check=own.check)
 
 
 @pytest.fixture
@@ -139,7 +134,7 @@ def test_a_command_that_fails_is_refused_and_training_goes_on(
     def broken() -> None:
         raise RuntimeError("CUDA error: the launch timed out")
 
-    monkeypatch.setattr(bench.commands._memory, "empty_cache", broken)
+    monkeypatch.setattr(bench.commands.memory, "empty_cache", broken)
     assert bench.serve(CommandName.EMPTY_CACHE) > 0
     _, text, data = bench.recorder.events[0]
     assert (text, data["ok"]) == (
@@ -151,10 +146,8 @@ def test_a_command_that_fails_is_refused_and_training_goes_on(
 def test_a_command_that_only_others_answer_is_refused(bench: Bench) -> None:
     server = CommandServer(
         cast("Recorder", bench.recorder),
-        CpuCompute(),
-        readings=Readings(),
-        reset_process_peak=lambda: (0, 0),
-        own={},
+        Sampler(cast("Recorder", bench.recorder), allocator_index=None),
+        {},
     )
     assert CommandName.SAVE_CHECKPOINT not in server.supported_commands()
     bench.recorder.asked = [command(CommandName.SAVE_CHECKPOINT)]
@@ -166,10 +159,9 @@ def test_a_command_that_only_others_answer_is_refused(bench: Bench) -> None:
 def test_a_run_without_training_answers_marks_alone(bench: Bench) -> None:
     server = CommandServer(
         cast("Recorder", bench.recorder),
-        None,
-        readings=Readings(),
-        reset_process_peak=lambda: (0, 0),
-        own={},
+        Sampler(cast("Recorder", bench.recorder), allocator_index=None),
+        {},
+        training=False,
     )
     assert server.supported_commands() == [CommandName.MARK]
     bench.recorder.while_paused = [command(CommandName.MARK, text="here")]
@@ -208,7 +200,8 @@ class History:
         monkeypatch.setattr(memory, "_record_memory_history", self.record)
         monkeypatch.setattr(memory, "_dump_snapshot", self.dump)
         monkeypatch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: running, raising=False)
-        monkeypatch.setattr(CpuCompute, "on_gpu", True)
+        monkeypatch.setattr(Memory, "on_gpu", True)
+        monkeypatch.setattr(Memory, "read", lambda memory: {})
 
     def record(self, enabled: str | None = "all", **options: object) -> None:
         self.calls.append(("record", enabled, options.get("max_entries")))

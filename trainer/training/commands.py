@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from stepscope.formatting import format_bytes
 from stepscope.recording.recorder import Command, CommandName, Recorder
-from stepscope.session.memory_commands import Handler
+from stepscope.session.commands import Handler
 from trainer.training.checkpoint import write_checkpoint
 from trainer.training.state import Training
 

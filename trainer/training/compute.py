@@ -32,11 +32,8 @@ class CpuCompute:
         """Bytes by metric key."""
         return {"process/rss": psutil.Process().memory_info().rss}
 
-    def empty_cache(self) -> None:
-        """Do nothing: CPU tensors go back to the C allocator when they die."""
-
     def release(self) -> None:
-        """Do nothing, as `empty_cache`."""
+        """Do nothing: CPU tensors go back to the C allocator when they die."""
 
     def reset_peaks(self) -> None:
         """Do nothing: the process's peak belongs to the sampler."""
@@ -73,10 +70,6 @@ class CudaCompute:
         """Bytes of torch's caching allocator by metric key; about 5 µs, no CUDA call."""
         counters = read(self.device.index)
         return {key: int(value) for key, value in counters.items() if key not in COUNTS}
-
-    def empty_cache(self) -> None:
-        """Give unused cached blocks back to the driver; waits for the device."""
-        torch.cuda.empty_cache()
 
     def release(self) -> None:
         """Give back what a run leaves: step events, cuBLAS workspaces, both caches.

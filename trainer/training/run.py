@@ -148,7 +148,7 @@ def _train(attempt: _Attempt) -> None:
             _resume(training, recorder)
         own = OwnCommands(recorder, training, attempt.stop)
         with (
-            closing(attempt.session.answer(compute, own.handlers, own.check)) as commands,
+            closing(attempt.session.answer(own.handlers, check=own.check)) as commands,
             closing(make_loader(task.train, config, compute)) as loader,
             closing(MemoryLoader(task.validation, config, compute)) as validation_loader,
         ):
