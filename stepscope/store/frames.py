@@ -1,11 +1,11 @@
-"""Blocks of a series: rows or rolled-up buckets, and their bytes on disk.
+"""Blocks of a series: rows, or buckets of several rows, and their bytes on disk.
 
-A *row* is one logged step or one sampler tick: a time, a step and a value per metric. A *bucket*
-stands for several rows: last time, highest step, and per metric minimum, maximum, mean and count
-over the finite values, and the number of the others (NaN and the infinities).
+A *row* is one logged step or one tick of the sampler: a time, a step and a value per metric. A
+*bucket* summarizes several rows: last time, highest step, and per metric the minimum, maximum, mean
+and count of the finite values, and the number of the others (NaN and the infinities).
 
-In an array of values NaN means that there is none. A NaN that was recorded has bits of its own,
-those of RECORDED_NAN: a store keeps it apart in the same 8 bytes.
+In an array NaN means that there is no value. A NaN that was recorded has the bits of RECORDED_NAN,
+so the store keeps the two apart in the same 8 bytes.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ RECORDED_NAN = float(np.array(_NAN_BITS, dtype=np.uint64).view(np.float64))
 
 
 def missing(values: Floats) -> NDArray[np.bool_]:
-    """Say of each value whether there is none: a NaN, and not one that was recorded."""
+    """Say of each place whether it has no value: a NaN, but not a recorded one."""
     other: NDArray[np.bool_] = values.view(np.uint64) != _NAN_BITS
     return np.isnan(values) & other
 
 
 def recorded(values: Floats) -> Floats:
-    """Return values that are all there: each NaN among them is one that was recorded."""
+    """Return the values with each NaN marked as a recorded one."""
     return np.where(np.isnan(values), RECORDED_NAN, values)
 
 
@@ -48,9 +48,9 @@ def recorded(values: Floats) -> Floats:
 class Block:
     """`n` consecutive buckets of a series; raw rows are buckets of one.
 
-    `ts` (n,) in epoch seconds, `step` (n,); the others are (len(keys), n). `count` is the number of
-    finite values, of which `low`, `high` and `mean` are; `odd` that of NaN and infinite ones. Where
-    `count` is 0 the three are NaN, or in a raw row the odd value itself.
+    `ts` (n,) is in epoch seconds, `step` is (n,), the others are (len(keys), n). `low`, `high` and
+    `mean` are those of the finite values, `count` is their number, `odd` that of NaN and infinite
+    ones. Where `count` is 0 the three are NaN; in a raw row, the odd value itself.
     """
 
     keys: tuple[str, ...]
@@ -64,6 +64,10 @@ class Block:
 
     def __len__(self) -> int:
         return len(self.ts)
+
+    def arrays(self) -> tuple[Floats, ...]:
+        """Return the seven arrays in the order of the fields."""
+        return self.ts, self.step, self.low, self.high, self.mean, self.count, self.odd
 
     @classmethod
     def raw(cls, keys: Sequence[str], ts: Floats, step: Floats, values: Floats) -> Block:
@@ -88,17 +92,7 @@ class Block:
 
     def slice(self, start: int, stop: int) -> Block:
         """Return buckets start to stop."""
-        part = np.s_[:, start:stop]
-        return Block(
-            self.keys,
-            self.ts[start:stop],
-            self.step[start:stop],
-            self.low[part],
-            self.high[part],
-            self.mean[part],
-            self.count[part],
-            self.odd[part],
-        )
+        return Block(self.keys, *(part[..., start:stop] for part in self.arrays()))
 
     def with_keys(self, keys: Sequence[str]) -> Block:
         """Return the block with exactly these metrics, in this order; new ones are missing."""
@@ -114,78 +108,47 @@ class Block:
                 out[new] = values[old]
             return out
 
-        return Block(
-            keys,
-            self.ts,
-            self.step,
-            pick(self.low, np.nan),
-            pick(self.high, np.nan),
-            pick(self.mean, np.nan),
-            pick(self.count, 0.0),
-            pick(self.odd, 0.0),
-        )
+        ts, step, *statistics = self.arrays()
+        absent = (np.nan, np.nan, np.nan, 0.0, 0.0)
+        return Block(keys, ts, step, *map(pick, statistics, absent))
 
 
 def join(blocks: Iterable[Block]) -> Block:
-    """Return blocks one after another, with the union of their metrics."""
+    """Return one block of all blocks in order, with the union of their metrics."""
     blocks = [block for block in blocks if len(block)]
     keys = tuple(dict.fromkeys(key for block in blocks for key in block.keys))
-    aligned = [block.with_keys(keys) for block in blocks]
-
-    def stack(name: str) -> Floats:
-        return np.concatenate([getattr(block, name) for block in aligned], axis=-1)
-
+    aligned = [block.with_keys(keys).arrays() for block in blocks]
     if not aligned:
-        empty = np.empty((0, 0))
-        return Block((), np.empty(0), np.empty(0), empty, empty, empty, empty, empty)
-    return Block(
-        keys,
-        stack("ts"),
-        stack("step"),
-        stack("low"),
-        stack("high"),
-        stack("mean"),
-        stack("count"),
-        stack("odd"),
-    )
+        return Block((), np.empty(0), np.empty(0), *[np.empty((0, 0))] * 5)
+    return Block(keys, *(np.concatenate(parts, axis=-1) for parts in zip(*aligned, strict=True)))
 
 
 def merge(block: Block, starts: NDArray[np.intp]) -> Block:
     """Return one bucket per group of buckets; group i begins at `starts[i]` (rising from 0).
 
-    What is missing or odd is left out, the mean is weighted by count.
+    Missing and odd values are left out; the mean is weighted by count.
     """
     if len(block) == 0 or len(starts) == len(block):
         return block
     count = np.add.reduceat(block.count, starts, axis=1)
     odd = np.add.reduceat(block.odd, starts, axis=1)
     some = block.count > 0
-    # A sum of large values may overflow; buckets of a store of version 2 may be infinite.
+    # A sum of large values may overflow; buckets in a store of version 2 may be infinite.
     with np.errstate(invalid="ignore", over="ignore"):
         total = np.add.reduceat(np.where(some, block.mean, 0.0) * block.count, starts, axis=1)
         mean = np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
         low = np.fmin.reduceat(np.where(some, block.low, np.nan), starts, axis=1)
         high = np.fmax.reduceat(np.where(some, block.high, np.nan), starts, axis=1)
     ends = np.append(starts[1:], len(block)) - 1
-    return Block(
-        block.keys,
-        block.ts[ends],
-        np.maximum.reduceat(block.step, starts),
-        low,
-        high,
-        mean,
-        count,
-        odd,
-    )
+    step = np.maximum.reduceat(block.step, starts)
+    return Block(block.keys, block.ts[ends], step, low, high, mean, count, odd)
 
 
 def encode(block: Block, level: int) -> bytes:
-    """Return a block's bytes: values alone at level 0, the statistics above it.
+    """Return a block's bytes: the values at level 0; above it four statistics, and `odd` if any.
 
-    Those are four, and `odd` as a fifth where there is something odd.
-
-    The 8 bytes of the floats are stored plane by plane and deflated: neighbors share their
-    exponent bytes, so this packs memory counters and times to a fraction of their size.
+    First come the first bytes of all floats, then all second bytes, and so on, deflated. Neighbors
+    share their exponent bytes, so memory counters and times shrink to a fraction of their size.
     """
     parts = [block.mean] if level == 0 else [block.low, block.high, block.mean, block.count]
     if level > 0 and block.odd.any():
@@ -196,20 +159,17 @@ def encode(block: Block, level: int) -> bytes:
 
 
 def decode(data: bytes, keys: Sequence[str], rows: int, level: int) -> Block:
-    """Return the block that `encode` wrote.
-
-    Raises ValueError or zlib.error where the bytes are damaged.
-    """
+    """Return the block that `encode` wrote. Raises ValueError or zlib.error for damaged bytes."""
     size = len(keys)
-    plain = np.frombuffer(zlib.decompress(data), np.uint8)
-    with_odd = level > 0 and len(plain) == 8 * (AXES + 5 * size) * rows
+    inflated = np.frombuffer(zlib.decompress(data), np.uint8)
+    with_odd = level > 0 and len(inflated) == 8 * (AXES + 5 * size) * rows
     height = AXES + (1 if level == 0 else 5 if with_odd else 4) * size
-    planes = plain.reshape(8, height * rows)
+    planes = inflated.reshape(8, height * rows)
     matrix = np.ascontiguousarray(planes.T).view(np.float64).reshape(height, rows)
     ts, step = matrix[0], matrix[1]
     if level == 0:
         return Block.raw(keys, ts, step, matrix[AXES:])
-    low, high, mean, count, *odd = matrix[AXES:].reshape(-1, size, rows)
-    return Block(
-        tuple(keys), ts, step, low, high, mean, count, odd[0] if odd else np.zeros((size, rows))
-    )
+    statistics = [*matrix[AXES:].reshape(-1, size, rows)]
+    if not with_odd:
+        statistics.append(np.zeros((size, rows)))
+    return Block(tuple(keys), ts, step, *statistics)

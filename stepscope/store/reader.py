@@ -1,4 +1,4 @@
-"""Reads a store, live or finished, from any process: a few frames a call, never a whole run."""
+"""Reads a store, live or ended, from any process: a few frames a call, never a whole run."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class EventRow:
 
 
 class RunReader:
-    """A read-only view of one store at one moment; use as a context manager, keep it short.
+    """A read-only view of one store at one moment, as a context manager.
 
-    All calls inside see the same state: one read transaction, ended on exit, because a reader that
-    stays open makes the writer's WAL grow without end. Raises StoreError for an unreadable file.
+    All calls inside see the same state, that of one read transaction. Keep it short: while it is
+    open the writer's WAL grows. Raises StoreError for a file that cannot be read.
     """
 
     def __init__(self, folder: Path, rank: int = 0) -> None:
@@ -78,7 +78,7 @@ class RunReader:
     def keys(self, series: int) -> tuple[str, ...]:
         """Return every metric of a series, in the order in which they appeared.
 
-        Looks at every frame's head, not its data: about 20 ms per million rows.
+        Reads the head of every frame, not its data: about 20 ms per million rows.
         """
         with self._reading():
             rows = self._connection.execute(
@@ -91,8 +91,8 @@ class RunReader:
     def read(self, series: int, start: int, stop: int, bucket: int) -> Block:
         """Return rows start to stop, grouped in buckets of `bucket` rows aligned to its multiples.
 
-        `bucket` is a power of two. The highest rollup level that fits is read as far as it goes,
-        then the levels below for the rest: at most FACTOR rows a bucket, whatever the run's length.
+        `bucket` is a power of two. The coarsest level that fits is read as far as it goes, then the
+        levels below it for the rest: at most FACTOR rows a bucket, whatever the run's length.
         """
         start -= start % bucket
         level = (bucket.bit_length() - 1) // 4
@@ -186,14 +186,14 @@ class RunReader:
 
 
 def new_command_id() -> int:
-    """Return an id for `send_command`: microseconds since the epoch, so that ids rise with time."""
+    """Return an id for `send_command`: microseconds since the epoch, so ids rise with time."""
     return time.time_ns() // 1000
 
 
 def send_command(
     folder: Path, name: str, args: dict[str, Any], command_id: int | None = None
 ) -> int:
-    """Ask the run in `folder` to do something; return the command's id.
+    """Send a command to the run in `folder`; return the command's id.
 
     The training process takes it at its next step boundary. Raises StoreError where the store
     cannot be written.

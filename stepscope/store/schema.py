@@ -6,13 +6,13 @@ import sqlite3
 from pathlib import Path
 
 SCHEMA_VERSION = 3
-"""2 added the table `ring`, 3 values that are not finite; older stores are read as they are."""
+"""2 added the table `ring`, 3 values that are not finite. Older stores can be read."""
 FIRST_WITH_RING = 2
 BUSY_TIMEOUT_S = 5.0
 
 
 def store_name(rank: int) -> str:
-    """File name inside the run folder; one file a rank, so that no two processes share a writer."""
+    """Return the name of a rank's file in the run folder: each file has one process that writes."""
     return f"rank{rank}.sqlite"
 
 
@@ -42,19 +42,9 @@ CREATE TABLE ring (stored INTEGER NOT NULL);
 INSERT INTO ring VALUES (0);
 """
 
-_NETWORK_FILE_SYSTEMS = {
-    "nfs",
-    "nfs4",
-    "lustre",
-    "cifs",
-    "smb3",
-    "beegfs",
-    "gpfs",
-    "ceph",
-    "9p",
-    "fuse.sshfs",
-    "afs",
-}
+_NETWORK_FILE_SYSTEMS = frozenset(
+    ["nfs", "nfs4", "lustre", "cifs", "smb3", "beegfs", "gpfs", "ceph", "9p", "fuse.sshfs", "afs"]
+)
 
 
 class StoreError(Exception):
@@ -67,7 +57,7 @@ def create(path: Path) -> sqlite3.Connection:
     Raises StoreError where the file exists already or cannot be written.
     """
     try:
-        path.open("xb").close()  # of two processes at the same moment one gets the name
+        path.open("xb").close()  # only one of two processes can create the file
     except FileExistsError as error:
         raise StoreError(
             f"{path.name}: must be new, got an existing file. Start a new run folder."
@@ -79,7 +69,7 @@ def create(path: Path) -> sqlite3.Connection:
         connection = open_writable(path)
         mode = "DELETE" if _file_system(path) in _NETWORK_FILE_SYSTEMS else "WAL"
         connection.execute(f"PRAGMA journal_mode = {mode}")
-        # The writer thread checkpoints by itself: an automatic one lands inside a commit.
+        # The writer thread makes the checkpoints: an automatic one would make a commit slower.
         connection.execute("PRAGMA wal_autocheckpoint = 0")
         connection.executescript(TABLES)
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
@@ -94,7 +84,7 @@ def create(path: Path) -> sqlite3.Connection:
 
 
 def reopen(path: Path) -> sqlite3.Connection:
-    """Return a writer's connection to the store of a process that is gone.
+    """Return a writer's connection to the store of a process that has ended.
 
     Raises StoreError where it is missing, damaged or of another version.
     """
@@ -103,7 +93,7 @@ def reopen(path: Path) -> sqlite3.Connection:
         connection = open_writable(path)
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         if FIRST_WITH_RING <= version < SCHEMA_VERSION:
-            # What it has stays readable; what is added may be of the newer form.
+            # What the store has stays readable; rows added now may have the newer form.
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     except sqlite3.Error as error:
         raise StoreError(f"{path}: cannot be written ({error}).") from error
@@ -114,11 +104,11 @@ def reopen(path: Path) -> sqlite3.Connection:
 
 
 def open_writable(path: Path) -> sqlite3.Connection:
-    """Return an autocommit connection that any one thread at a time may use."""
+    """Return an autocommit connection; one thread at a time may use it."""
     connection = sqlite3.connect(
         path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
     )
-    # A power cut may lose the last commits, a killed process none; no commit waits for the disk.
+    # No commit waits for the disk: a power cut may lose the last ones, a killed process none.
     connection.execute("PRAGMA synchronous = NORMAL")
     return connection
 
@@ -130,7 +120,7 @@ def open_readonly(path: Path) -> sqlite3.Connection:
     """
     if not path.is_file():
         raise StoreError(f"{path.name}: missing in {path.parent.name}. The run recorded nothing.")
-    # A WAL file in a folder without write permission opens only as immutable.
+    # In a folder without write permission a store in WAL mode opens only as immutable.
     errors = []
     for query in ("mode=ro", "mode=ro&immutable=1"):
         connection = sqlite3.connect(
@@ -158,7 +148,7 @@ def open_readonly(path: Path) -> sqlite3.Connection:
 
 
 def _file_system(path: Path) -> str:
-    """Return the type of the file system under `path`, "" where /proc does not tell."""
+    """Return the type of the file system that holds `path`, "" where /proc does not say."""
     try:
         mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
     except OSError:

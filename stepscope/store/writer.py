@@ -1,4 +1,4 @@
-"""Appends rows, events and command results to a store, rolling series up as they arrive."""
+"""Appends rows, events and results of commands to a store, and summarizes rows into buckets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stepscope.store.frames import FACTOR, FRAME_ROWS, Block, decode, encode, jo
 
 CHECKPOINT_COMMITS = 20
 CLOSE_BUSY_MS = 500
-"""Longest wait for a reader at the end; the file is whole without it."""
+"""Longest wait for a reader when closing; the file is complete without the wait."""
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class RunWriter:
     def transaction(self) -> Iterator[None]:
         """Commit what is appended inside, all or nothing. Raises sqlite3.Error.
 
-        Frames are made before the file is locked: a page that asks for something waits a
+        Frames are encoded before the file is locked, so a page that sends a command waits a
         millisecond at most.
         """
         before = (self._copy_series(), dict(self._layouts))
@@ -76,7 +76,7 @@ class RunWriter:
             raise
         self._commits += 1
         if self._commits % CHECKPOINT_COMMITS == 0:
-            # PASSIVE waits for no reader. A full disk may refuse it, and the commit still stands.
+            # PASSIVE waits for no reader. It may fail on a full disk; the commit stays valid.
             with suppress(sqlite3.Error):
                 self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
@@ -89,7 +89,7 @@ class RunWriter:
     def add_event(
         self, ts: float, step: int, epoch: int, kind: str, text: str, data: dict[str, Any]
     ) -> None:
-        """Append one event; `data` must be JSON-able."""
+        """Append one event; JSON must be able to hold `data`."""
         self._add(
             "INSERT INTO events (ts, step, epoch, kind, text, data) VALUES (?, ?, ?, ?, ?, ?)",
             (ts, step, epoch, kind, text, json.dumps(data)),
@@ -117,7 +117,7 @@ class RunWriter:
         return int(self._connection.execute("SELECT stored FROM ring").fetchone()[0])
 
     def store_slots(self, stored: int) -> None:
-        """Note, with the rows themselves, up to where the ring is in this store."""
+        """Note how many rows of the ring are in this store, in the transaction that adds them."""
         self._add("UPDATE ring SET stored = ?", (stored,))
 
     def data_version(self) -> int:
@@ -131,13 +131,13 @@ class RunWriter:
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             self._connection.execute("PRAGMA journal_mode = DELETE").fetchall()
         except sqlite3.OperationalError:
-            # A reader holds the file; it stays in WAL mode, which every reader understands.
+            # A reader has the file open: it stays in WAL mode, which every reader can open.
             pass
         finally:
             self._connection.close()
 
     def _take_up(self) -> None:
-        """Find the unfinished frames of every level again."""
+        """Load the unfinished frames of every level from the file."""
         ask = self._connection.execute
         for number, keys in ask("SELECT id, keys FROM layouts").fetchall():
             self._layouts[tuple(json.loads(keys))] = number
@@ -171,7 +171,7 @@ class RunWriter:
         level = series.levels[number]
         before = len(level.tail)
         held = level.tail = join([level.tail, rows]).with_keys(series.keys)
-        # Buckets of FACTOR rows that these rows complete go one level up.
+        # Each FACTOR rows that are complete now become one bucket of the next level.
         fresh = held.slice(before - before % FACTOR, len(held) - len(held) % FACTOR)
         self._store_tail(series, number, held, before)
         if len(fresh):
@@ -179,7 +179,7 @@ class RunWriter:
             self._append_level(series, number + 1, merge(fresh, starts))
 
     def _store_tail(self, series: _Series, number: int, held: Block, before: int) -> None:
-        """Write the new rows as a small frame, or, once there are enough, all as full frames."""
+        """Write the new rows as a small frame; once FRAME_ROWS are there, all as full frames."""
         level = series.levels[number]
         full = len(held) - len(held) % FRAME_ROWS
         if full == 0:
@@ -195,18 +195,11 @@ class RunWriter:
         level.tail = held.slice(full, len(held))
 
     def _insert(self, series: _Series, number: int, first: int, rows: Block) -> None:
+        layout, ts_end, step_end = self._layout(rows.keys), float(rows.ts[-1]), float(rows.step[-1])
+        data = encode(rows, number)
         self._add(
             "INSERT INTO frames VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                series.id,
-                number,
-                first,
-                len(rows),
-                self._layout(rows.keys),
-                float(rows.ts[-1]),
-                float(rows.step[-1]),
-                encode(rows, number),
-            ),
+            (series.id, number, first, len(rows), layout, ts_end, step_end, data),
         )
 
     def _add_series(self, stream: str, source: str) -> _Series:
