@@ -6,7 +6,7 @@ import re
 
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
-# What a terminal obeys and does not show: colors, cursor moves, window titles.
+# Sequences that control a terminal: colors, cursor moves, window titles.
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -52,12 +52,12 @@ def format_duration(seconds: float | None) -> str:
 
 
 def printable(text: str) -> str:
-    """Return the text without control characters: a shared folder is written by others."""
+    """Return the text with its control characters replaced: run folders may be foreign."""
     return "".join(char if char.isprintable() else "�" for char in text)
 
 
 def terminal_text(text: str) -> str:
-    """Return what stays on a terminal after this text: progress bars rewrite their line."""
+    """Return what a terminal shows after this text: progress bars overwrite their line."""
     lines = _ESCAPES.sub("", text.replace("\r\n", "\n")).split("\n")
     kept = (line.rstrip("\r").rpartition("\r")[2] for line in lines)
     return "\n".join(_CONTROLS.sub("", line) for line in kept)

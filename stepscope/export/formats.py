@@ -28,8 +28,7 @@ Column = Floats | Sequence[Any]
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Columns by name, and their values batch by batch: lists, or arrays in which a value may be
-    `frames.missing`."""
+    """Columns by name, and their values in batches: lists, or arrays with missing values."""
 
     columns: Mapping[str, Kind]
     batches: Iterator[Sequence[Column]]
@@ -125,7 +124,7 @@ def number_name(value: float) -> str:
 
 
 def _valid_json(value: Any) -> Any:
-    """Replace what JSON has no number for, NaN and infinities, by its name."""
+    """Replace NaN and infinities, for which JSON has no number, by their names."""
     if isinstance(value, float) and not math.isfinite(value):
         return number_name(value)
     if isinstance(value, dict):
@@ -136,12 +135,12 @@ def _valid_json(value: Any) -> Any:
 
 
 def _cell(text: str) -> str:
-    """Return text that a spreadsheet shows and does not run as a formula: names are the user's."""
+    """Return text that a spreadsheet does not run as a formula: names come from users."""
     return "'" + text if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
 def _utf8(text: str) -> str:
-    """Return text that UTF-8 can hold: a surrogate without its pair is written as its escape."""
+    """Return text that UTF-8 can hold: a lone surrogate becomes its escape sequence."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -160,9 +159,9 @@ def opened(output: Path | None) -> Iterator[IO[str]]:
 
 @contextmanager
 def output_file(path: Path) -> Iterator[Path]:
-    """Give a path to write to that becomes `path` at the end; on an error `path` stays as it was.
+    """Give a path to write to that replaces `path` at the end; after an error `path` is unchanged.
 
-    What is no plain file, such as /dev/null or a pipe, is written directly.
+    What is not a regular file, such as /dev/null or a pipe, is written directly.
     """
     path = path.resolve()  # a link stays a link
     if path.is_dir():

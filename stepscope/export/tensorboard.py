@@ -1,10 +1,10 @@
 """A run as event files that TensorBoard reads: `stepscope export RUN --format tensorboard`.
 
 Each metric is a scalar, with the time and step of its row; TensorBoard keeps values as float32.
-Below the log directory a run has a folder of its name, with one folder more for the samples and
-one for each GPU, so that TensorBoard lists them as runs of their own. Rows of `samples` and
-`devices` have the step at which training stood, so several share one: read them over time
-("Wall" or "Relative" in TensorBoard). About 75 us a row of four metrics.
+In the log directory a run has a folder of its name, with a further folder for the samples and for
+each GPU, so that TensorBoard lists these as separate runs. Rows of `samples` and `devices` have the
+step that training had reached, so several rows share one: show them over time ("Wall" or "Relative"
+in TensorBoard). About 75 us a row of four metrics.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from stepscope.store.frames import missing
 from stepscope.store.rows import Rows
 
 SUFFIX = ".stepscope"
-"""Ends the names of our event files: a later export of the run replaces exactly these."""
+"""Ending of our event files: a later export of the run replaces only these."""
 
 
 def write_events(rows: Rows, run_id: str, logdir: Path, *, rank: int = 0) -> Path:
@@ -41,7 +41,7 @@ def write_events(rows: Rows, run_id: str, logdir: Path, *, rank: int = 0) -> Pat
     pending = next(blocks, None)
     while pending is not None:
         source = pending[0]
-        # A store may come from elsewhere: its source must not lead out of the folder.
+        # A store may be foreign: the name of a source must not lead out of the folder.
         name = re.sub(r"[^A-Za-z0-9-]", "_", source or rows.stream)
         folder = place if rows.stream == "steps" else place / name
         with _new_file(folder, logdir) as writer:
@@ -69,7 +69,7 @@ def _add(writer: EventFileWriter, block: Block) -> None:
 
 @contextmanager
 def _new_file(folder: Path, logdir: Path) -> Iterator[EventFileWriter]:
-    """Give a writer whose file replaces an earlier export's in `folder` at the end."""
+    """Give a writer; at the end its file replaces that of an earlier export in `folder`."""
     scratch = Path(tempfile.mkdtemp(prefix=".stepscope-", dir=logdir))
     try:
         writer = EventFileWriter(str(scratch), max_queue_size=1000, filename_suffix=SUFFIX)

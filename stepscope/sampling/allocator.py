@@ -1,8 +1,8 @@
 """Torch's CUDA caching allocator of this process, read without importing torch or calling CUDA.
 
-Torch is found in `sys.modules`; nothing is read before the program itself has started CUDA, so
-that no context is made here. A read takes about 5 us, and the allocator's lock while it holds the
-GIL: while the allocator waits for the driver or the device, it holds up every Python thread.
+Torch is found in `sys.modules`, and nothing is read before the program has started CUDA, so no
+context is made here. A read takes about 5 us. It holds the GIL while it waits for the allocator's
+lock, so while the allocator waits for the driver or the device, a read stops every Python thread.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from contextlib import contextmanager
 from typing import Any
 
 LONG_S = 0.15
-"""A step without a boundary for longer is a long one: a tick and a half of the sampler."""
+"""A step that takes longer is a long one: one and a half ticks of the sampler."""
 ABRUPT_S = 1.0
-"""Wait for a boundary among short steps: one that does not come may be held up in the allocator."""
+"""Wait for a boundary where steps are short: the thread may be waiting in the allocator."""
 BLOCKED_S = 0.05
-"""A read that took longer has waited for the allocator's lock, and all threads for it."""
+"""A read that took longer has waited for the allocator's lock and stopped all threads."""
 REST = 20
-"""After such a read none for this many times as long, so that threads wait 5 % of a step."""
+"""Pause after such a read, in multiples of its time: threads are stopped 5 % of the time."""
 
 _PATHS: dict[str, tuple[str, ...]] = {
     "memory/allocated": ("allocated_bytes", "all", "current"),
@@ -34,7 +34,7 @@ _PATHS: dict[str, tuple[str, ...]] = {
     "memory/ooms": ("num_ooms",),
 }
 COUNTS = ("memory/alloc_retries", "memory/ooms")
-"""Counters since the process began, which may have had runs before this one."""
+"""Counters of the whole process, which may have had runs before this one."""
 
 
 def read(device_index: int) -> dict[str, float]:
@@ -50,17 +50,17 @@ def read(device_index: int) -> dict[str, float]:
 
 
 class Readings:
-    """The counters of one run, read where it holds up nobody, for the sampler's `take`.
+    """The counters of one run, read where that stops no other thread; the sampler calls `take`.
 
-    While torch asks the driver for memory, gives some back or waits for the device to do so, it
-    holds the allocator's lock, and the training thread is the one that waits. So that thread reads
-    at its boundaries, when asked (`wanted`), at most once a tick. The sampler reads only inside a
-    step that is long where steps are long, or longer than ABRUPT_S; never while one of our own
-    commands runs; and seldom once it had to wait for the lock (REST). What remains: inside a long
-    step it may still wait, with all Python threads, as long as torch waits there.
+    Torch holds the allocator's lock while it gets memory from the driver or gives it back. It is
+    the training thread that waits inside torch then, so a read by that thread never waits for the
+    lock. It reads at its step boundaries when asked (`wanted`), at most once a tick. The sampler
+    itself reads only inside a long step where steps are long, or in a step longer than ABRUPT_S;
+    never during one of our own commands; and seldom once it had to wait for the lock (REST). What
+    remains: such a read may stop all Python threads while torch holds the lock inside that step.
 
     `index` is the CUDA index whose allocator to read, None for a run without CUDA or before it is
-    known. Made in the training thread: retries and failures of allocations count from then on.
+    known. Make it in the training thread: retries and failures of allocations count from then on.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Readings:
     ) -> None:
         self.index: int | None = None
         self.wanted = False
-        """The sampler asks for a reading: looked at at every boundary, which then calls `serve`."""
+        """The sampler asks for a reading. Every boundary looks at this, and calls `serve`."""
         self._clock = clock
         self._before = _counts()
         self._latest: dict[str, float] = {}
@@ -96,7 +96,7 @@ class Readings:
         return {key: value - before.get(key, 0.0) for key, value in values.items()}
 
     def serve(self) -> None:
-        """Read for the sampler, in the training thread, at a boundary; what fails `take` raises."""
+        """Read for the sampler, in the training thread, at a boundary; `take` raises its errors."""
         now = self._clock()
         self._steps_are_long = now - self._asked_at > LONG_S
         self._read_now(now)
@@ -105,7 +105,7 @@ class Readings:
         self.wanted, self._rests_until = False, -math.inf
         try:
             self._latest, self._read_at, self._error = self.read(), now, None
-        except Exception as error:  # noqa: BLE001 - torch's own; a training does not end by it
+        except Exception as error:  # noqa: BLE001 - of torch, and no reason to end a training
             self._error = error
 
     @contextmanager
@@ -119,10 +119,10 @@ class Readings:
             self.serve()
 
     def take(self) -> dict[str, float]:
-        """Return the counters as of a moment ago, in the sampler's thread, and ask for the next.
+        """Return the latest counters, in the sampler's thread, and ask for the next ones.
 
-        {} where there are none: in a step that takes far longer than those before it, for a while,
-        and during a command. Raises what reading them raised.
+        {} where the latest are too old: during a command, and at first in a step that takes far
+        longer than those before it. Raises the error of the latest reading.
         """
         if self.index is None:
             return {}

@@ -13,8 +13,8 @@ import psutil
 class HostSource:
     """Reads this process (about 10 us) and its host (about 100 us: ask once a second).
 
-    CPU shares are means since the previous reading of the same kind, so the first reading has none.
-    Worker processes (data loading) count for the host only.
+    CPU shares are means since the previous reading, so the first one has none. Worker processes of
+    data loading count for the host only.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class HostSource:
         self._cpu_clock = cpu_clock
         self._rss = rss if rss is not None else _process_rss()
         self._peak = 0.0
-        self._peak_lock = threading.Lock()  # the reset comes from the training thread
+        self._peak_lock = threading.Lock()  # the training thread resets it
         self._cpu_before: tuple[float, float] | None = None
         self._host_cpu_begun = False
 
@@ -52,13 +52,13 @@ class HostSource:
             "host/mem_used": float(memory.total - memory.available),
             "host/mem_total": float(memory.total),
         }
-        if self._host_cpu_begun:  # psutil's first answer in a thread is a meaningless 0
+        if self._host_cpu_begun:  # the first value of psutil in a thread is always 0
             values["host/cpu"] = cpu
         self._host_cpu_begun = True
         return values
 
     def reset_peak(self) -> tuple[float, float]:
-        """Start the peak anew from the memory in use now; return the peak (before, after)."""
+        """Set the peak to the memory in use now; return the peak (before, after)."""
         with self._peak_lock:
             before = self._peak
             self._peak = float(self._rss())

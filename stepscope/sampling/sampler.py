@@ -1,8 +1,9 @@
 """The 10 Hz thread that records memory, host and GPU values of a run.
 
-It makes no CUDA call. A source that fails costs its own values only, never the thread; the driver's
-answers at 10 Hz repeat where it refreshes less often (utilization: about 6 Hz). The allocator's
-counters are read by the training thread at its boundaries (`allocator.Readings`).
+It makes no CUDA call. A source that fails loses only its own values and does not end the thread.
+The driver refreshes some values less often than they are read (utilization about 6 times a second),
+so these repeat. The training thread reads the allocator's counters at its step boundaries
+(`allocator.Readings`).
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ MEDIUM_S, SLOW_S = 0.5, 1.0
 COST_BUDGET = 0.05  # share of the period that the fast GPU reads may take: 5 ms at 10 Hz
 COST_WINDOW = 50  # ticks over which it is judged
 SLOWEST_S = 1.0  # longest period that the budget may lead to
-CALM_S = 2.0  # a throttle has ended after this long without its reason
+CALM_S = 2.0  # throttling has ended when no reason for it was seen for this long
 
 T = TypeVar("T")
 Event = tuple[str, str, dict[str, Any]]  # kind, text, data
 
 
 class Sampler:
-    """Samples into `recorder` from `start()` to `stop()`, each `period_s`, on one daemon thread.
+    """Samples into `recorder` every `period_s` on one daemon thread, from `start()` to `stop()`.
 
-    `allocator_index` is the CUDA index whose allocator to read, None for a run without CUDA; it may
-    be told later, to `readings.begin`. `gpu_uuids` None means every GPU of `source`; `source` None
-    means this process's NVML. Of several processes on a machine one should sample the `host`.
+    `allocator_index` is the CUDA index whose allocator to read, None for a run without CUDA;
+    `readings.begin` sets it later. `gpu_uuids` None means every GPU of `source`; `source` None
+    means this process's NVML. Of several processes on a machine only one samples the `host`.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Sampler:
         self._thread = threading.Thread(target=self._run, name="stepscope-sampler", daemon=True)
 
     def start(self) -> None:
-        """Begin sampling; the first tick comes at once. A sampler starts only once."""
+        """Begin sampling with a tick at once. A sampler can be started only once."""
         self._thread.start()
 
     def stop(self, timeout_s: float = 2.0) -> bool:
@@ -85,11 +86,11 @@ class Sampler:
         return not self._thread.is_alive()
 
     def reset_process_peak(self) -> tuple[float, float]:
-        """Start `process/peak_rss` anew, from any thread; return its bytes (before, after)."""
+        """Reset `process/peak_rss`, from any thread; return its bytes (before, after)."""
         return self._host.reset_peak()
 
     def watch(self, uuid: str, label: str) -> None:
-        """Read from now on this GPU alone, such as a MIG instance; from any thread."""
+        """Sample only this GPU from now on, such as a MIG instance; from any thread."""
         self._watches = {uuid: DeviceWatch(label)}
 
     def tick(self) -> None:
@@ -110,7 +111,7 @@ class Sampler:
             deadline = next_deadline(deadline, self._period_s, self._clock())
 
     def _due_tiers(self, now: float) -> list[Tier]:
-        """Tiers to read besides the fast one; half a period of tolerance keeps them on its beat."""
+        """Return the tiers to read besides the fast one, at most half a period too early."""
         due = [tier for tier, at in self._due.items() if now >= at - self._period_s / 2]
         for tier in due:
             self._due[tier] = now + (MEDIUM_S if tier is Tier.MEDIUM else SLOW_S)
@@ -128,7 +129,7 @@ class Sampler:
         self._recorder.sample(values)
 
     def _sample_gpu(self, uuid: str, watch: DeviceWatch, tiers: list[Tier]) -> float:
-        """Record one GPU and what happened to it; return the seconds that its fast tier took."""
+        """Record one GPU and its events; return the seconds that reading its fast tier took."""
         begun = self._clock()
         values = self._guarded(uuid, self._source.read, uuid, Tier.FAST) or {}
         now = self._clock()
@@ -143,7 +144,7 @@ class Sampler:
         return now - begun
 
     def _judge_cost(self, fast_s: float) -> None:
-        """Halve the rate when reading the GPUs takes too much of it, and say so."""
+        """Double the period when reading the GPUs takes too large a share of it, and say so."""
         if self._fast_costs is None:
             self._fast_costs = []
             return
@@ -175,11 +176,11 @@ class Sampler:
             self._recorder.describe(capabilities=capabilities)
 
     def _guarded(self, what: str, call: Callable[..., T], *args: Any) -> T | None:
-        # One call of a source may fail while another of it answers: each clears only its own.
+        # Two calls of a source fail separately: one that succeeds clears only its own error.
         asked = (what, getattr(call, "__name__", ""), *args)
         try:
             answer = call(*args)
-        except Exception as error:  # whatever one source raises, the others go on
+        except Exception as error:  # an error of one source must not stop the others
             self._failed[asked] = f"{type(error).__name__}: {error}"
             if what not in self._told:
                 self._told.add(what)
@@ -190,7 +191,7 @@ class Sampler:
 
 
 def next_deadline(deadline: float, period_s: float, now: float) -> float:
-    """Return the beat after `deadline` that is still to come: missed ticks are skipped."""
+    """Return the next time of a tick after `now`; ticks that were missed are skipped."""
     missed = max(0, math.floor((now - deadline) / period_s))
     return deadline + (missed + 1) * period_s
 
@@ -201,7 +202,7 @@ class DeviceWatch:
 
     label: str
     _lost: bool = False
-    _words: list[str] = field(default_factory=list)  # of the throttling under way, if any
+    _words: list[str] = field(default_factory=list)  # reasons of the throttling that goes on now
     _begun: float = 0.0
     _last_seen: float = 0.0
 
