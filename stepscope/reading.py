@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 from stepscope.metrics import Stream
 from stepscope.recording.ring import RingError, abandoned
 from stepscope.recording.rows import StepRows
-from stepscope.run import RUN_JSON, RunError, RunInfo, RunStatus, read_run, run_folder
+from stepscope.run import RUN_JSON, RunError, RunInfo, RunStatus, read_run, run_folder, runs_root
 from stepscope.store import Block, EventRow, RunReader
 from stepscope.store.frames import Floats, join
 from stepscope.store.reader import EVERY
@@ -145,7 +144,7 @@ def open_run(run: str | Path, *, runs: str | Path | None = None, rank: int = 0) 
     """
     if (Path(run) / RUN_JSON).is_file():
         return Run(Path(run).resolve(), rank)
-    root = Path(runs or os.environ.get("STEPSCOPE_RUNS") or "runs")
+    root = runs_root(Path(runs) if runs is not None else None)
     return Run(run_folder(root, str(run)), rank)
 
 
