@@ -1,7 +1,7 @@
 """Every metric Stepscope records: its key, stream, unit, source and meaning.
 
-`docs/metrics.md` is written from this table (a test holds them equal). Keys carry no unit;
-values are stored in the unit given here (SI and bytes) and formatted only on the page.
+`docs/metrics.md` is written from this table; a test compares them. Keys have no unit: values are
+stored in the unit given here (SI and bytes), and only the page formats them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Unit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric: `key` is `group/name`; `source` names the call that the value comes from."""
+    """One metric: `key` is `group/name`, `source` the call that gives the value."""
 
     key: str
     stream: Stream
@@ -57,9 +57,9 @@ METRICS: tuple[Metric, ...] = (
         Unit.NONE,
         "train loss",
         "training loop",
-        "Loss of this optimizer step's batch, averaged over its samples. Of a watched script: "
+        "Loss of this optimizer step's batch, averaged over its samples. In a watched script: "
         "sum of the scalars on which backward() was called since the last step or zero_grad(), "
-        "as far as they changed gradients of the optimizer.",
+        "if they changed gradients of the optimizer.",
     ),
     Metric(
         "train/backwards",
@@ -67,7 +67,7 @@ METRICS: tuple[Metric, ...] = (
         Unit.COUNT,
         "backward calls",
         "torch.autograd.backward",
-        "Calls of backward() whose sum is the loss of this step; recorded where more than one.",
+        "Calls of backward() whose sum is the loss of this step; recorded if more than one.",
     ),
     Metric(
         "train/lr",
@@ -84,7 +84,7 @@ METRICS: tuple[Metric, ...] = (
         "gradient norm",
         "clip_grad_norm_",
         "Total norm of the gradients before clipping (the 2-norm unless the script asks for "
-        "another), over all calls before the step; recorded only while clipping is on.",
+        "another), over all calls before the step; recorded only with clipping.",
     ),
     Metric(
         "train/amp_scale",
@@ -93,7 +93,7 @@ METRICS: tuple[Metric, ...] = (
         "AMP scale",
         "GradScaler",
         "Loss scale of fp16 AMP; halves on inf gradients. The built-in loop reads it at the end "
-        "of each epoch; of a watched script it is the scale that this step used.",
+        "of each epoch; in a watched script it is the scale that this step used.",
     ),
     Metric(
         "train/amp_skipped",
@@ -102,7 +102,7 @@ METRICS: tuple[Metric, ...] = (
         "skipped steps",
         "GradScaler.step",
         "Optimizer steps skipped so far because a gradient was inf or NaN. A fused optimizer "
-        "skips on the device, which is not counted: there only the scale tells.",
+        "skips on the device; that is not counted, only the scale shows it.",
     ),
     Metric(
         "train/epoch",
@@ -110,8 +110,8 @@ METRICS: tuple[Metric, ...] = (
         Unit.COUNT,
         "epoch",
         "training loop",
-        "Epoch that the step belongs to, counted from 1. Of a watched script: passes of the "
-        "DataLoader that training reads; missing where it is not certain what an epoch is.",
+        "Epoch that the step belongs to, counted from 1. In a watched script: passes over the "
+        "DataLoader of the training; missing where it is not clear what an epoch is.",
     ),
     Metric(
         "val/loss",
@@ -167,7 +167,7 @@ METRICS: tuple[Metric, ...] = (
         Unit.PER_SECOND,
         "tokens/s",
         "the script: tokens=…",
-        "Tokens of this step, as the script gives them to stepscope.log or step, divided by its "
+        "Tokens of this step, which the script gives to stepscope.log or step, divided by its "
         "step time.",
     ),
     Metric(
@@ -184,8 +184,8 @@ METRICS: tuple[Metric, ...] = (
         Unit.SECOND,
         "copies to the GPU",
         "CUDA events around Tensor.to",
-        "Time that the device spent on copies from the host, as far as .to() and .cuda() made "
-        "them; a copy counts in the step in which it was seen to have ended.",
+        "Time that the device spent on copies from the host by .to() and .cuda(). A copy counts "
+        "for the step in which its end was noticed.",
     ),
     Metric(
         "memory/allocated",
@@ -194,8 +194,8 @@ METRICS: tuple[Metric, ...] = (
         "allocated",
         f"{_ALLOC}: allocated_bytes.all.current",
         "Bytes of live tensors in torch's CUDA caching allocator, this process, this device. "
-        "Read between two steps, and inside steps of more than a tick or two ten times a "
-        "second; where a step suddenly takes long, the first second of it is a gap.",
+        "Read between two steps, and ten times a second inside steps of more than two ticks; "
+        "where steps are short and one takes long, its first second is a gap.",
     ),
     Metric(
         "memory/reserved",
@@ -227,7 +227,7 @@ METRICS: tuple[Metric, ...] = (
         Unit.BYTES,
         "active",
         f"{_ALLOC}: active_bytes.all.current",
-        "Allocated plus blocks freed that another stream may still use.",
+        "Allocated, plus freed blocks that another stream may still use.",
     ),
     Metric(
         "memory/inactive_split",
@@ -333,7 +333,7 @@ METRICS: tuple[Metric, ...] = (
         Unit.BYTES,
         "device used",
         "nvmlDeviceGetMemoryInfo_v2.used",
-        "Device memory in use by all processes; an older driver counts its own reserve too.",
+        "Device memory in use by all processes; older drivers add their own reserve.",
     ),
     Metric(
         "gpu/mem_total",
@@ -356,8 +356,8 @@ METRICS: tuple[Metric, ...] = (
         _D,
         Unit.WATT,
         "power",
-        "NVML field 186 (instant), else PowerUsage",
-        "Board power now; where only the older call answers, a one-second average.",
+        "NVML_FI_DEV_POWER_INSTANT, else nvmlDeviceGetPowerUsage",
+        "Board power now; a one-second average where only the older call works.",
     ),
     Metric(
         "gpu/power_limit",
@@ -373,7 +373,7 @@ METRICS: tuple[Metric, ...] = (
         Unit.JOULE,
         "energy counter",
         "nvmlDeviceGetTotalEnergyConsumption",
-        "Energy since the driver was loaded; only differences mean something.",
+        "Energy since the driver was loaded; only differences are meaningful.",
     ),
     Metric(
         "gpu/sm_clock",
@@ -397,7 +397,7 @@ METRICS: tuple[Metric, ...] = (
         Unit.MASK,
         "throttle reasons",
         "nvmlDeviceGetCurrentClocksEventReasons",
-        "Why clocks are below their maximum now, as NVML's bit mask.",
+        "Why clocks are below their maximum now, as a bit mask of NVML.",
     ),
 )
 
@@ -410,8 +410,8 @@ def metrics_markdown() -> str:
         "# Metrics",
         "",
         "Written from `stepscope/metrics.py` by `python -m stepscope.metrics > docs/metrics.md`.",
-        "A value that its source does not give is missing, a gap in the chart, never 0.",
-        "Values that change slowly are read at 1 or 2 Hz and are missing from the rows between.",
+        "A value that its source does not give is missing: a gap in the chart, never 0.",
+        "Values that change slowly are read once or twice a second; rows between lack them.",
     ]
     for stream, heading in _HEADINGS.items():
         lines += ["", f"## {heading}", "", "| Metric | Unit | Source | Meaning |", "|-|-|-|-|"]
@@ -421,15 +421,14 @@ def metrics_markdown() -> str:
 
 
 _DERIVED = (
-    "A script may step several optimizers and have several parameter groups. The first optimizer",
-    "has the plain keys; the one that stepped second has `train/loss.optimizer1`,",
+    "A script may have several optimizers, with several parameter groups. The first optimizer has",
+    "the keys above; the one that stepped second has `train/loss.optimizer1`,",
     "`train/lr.optimizer1`, `train/grad_norm.optimizer1` and `train/backwards.optimizer1`, and so",
-    "on; `optimizers` in `run.json` names them in this order. The learning rate of a further group",
-    "is `train/lr.group1` (of optimizer 1: `train/lr.optimizer1.group1`). Their units and meanings",
-    "are those of the plain key. At most 8 optimizers and 8 groups of each are recorded.",
+    "on; `optimizers` in `run.json` names them in this order. The learning rate of a second group",
+    "is `train/lr.group1` (of optimizer 1: `train/lr.optimizer1.group1`). Units and meanings are",
+    "those of the keys above. At most 8 optimizers and 8 groups of each are recorded.",
     "",
-    "Any other key of this stream is one that a script logged by itself; `custom` in `run.json`",
-    "lists them.",
+    "Other keys of this stream were logged by the script; `custom` in `run.json` lists them.",
 )
 
 _HEADINGS = {
