@@ -114,8 +114,6 @@ def _run_folder(machine: Machine) -> Finding:
     if machine.free is not None and machine.free < LOW_SPACE:
         remedy = "A run takes some 200 MB a day; free disk space, or set STEPSCOPE_RUNS."
         return Finding(Mark.BROKEN, "run folder", detail, remedy)
-    if machine.journal == "delete":
-        detail += "; a network file system, so with a rollback journal"
     return Finding(Mark.OK, "run folder", detail)
 
 

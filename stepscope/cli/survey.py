@@ -18,19 +18,18 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from stepscope import __version__
 from stepscope.cli.ui import page_missing
-from stepscope.metrics import BY_KEY
 from stepscope.recording.recorder import Recorder
 from stepscope.run import RunKind, RunStatus
 from stepscope.sampling.nvml import DeviceInfo, DeviceSource, NullSource, open_source
 from stepscope.sampling.nvml_fields import Tier
-from stepscope.store import STORE_NAME, RunReader, StoreError
+from stepscope.store import RunReader, StoreError
 
 NVML_TIMEOUT_S = 15.0
 TORCH_TIMEOUT_S = 120.0
@@ -53,14 +52,9 @@ print(json.dumps({
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
+class Gpu(DeviceInfo):
     """One GPU as NVML shows it: `read` metrics have a value, `missing` has the others' reasons."""
 
-    uuid: str
-    name: str
-    nvml_index: int
-    memory_total: int | None
-    mig: bool
     lost: str | None = None
     read: int = 0
     missing: dict[str, str] = field(default_factory=dict)
@@ -75,7 +69,6 @@ class Machine:
     version: str
     runs: str
     recording_error: str | None
-    journal: str | None
     free: int | None
     sqlite: str
     nvml_reason: str | None
@@ -99,14 +92,12 @@ class Machine:
 
 def survey(root: Path) -> Machine:
     """Look at everything; takes as long as `import torch` (seconds)."""
-    recording_error, journal = try_recording(root)
     return Machine(
         python=platform.python_version(),
         executable=sys.executable,
         version=__version__,
         runs=str(root.resolve()),
-        recording_error=recording_error,
-        journal=journal,
+        recording_error=try_recording(root),
         free=_disk(_existing(root), "free"),
         sqlite=sqlite3.sqlite_version,
         **ask_nvml(),
@@ -121,30 +112,22 @@ def survey(root: Path) -> Machine:
     )
 
 
-def try_recording(root: Path) -> tuple[str | None, str | None]:
-    """Record and read one row in a hidden folder, which is removed; return (error, journal mode).
+def try_recording(root: Path) -> str | None:
+    """Record and read one row in a hidden folder, which is removed; return what failed.
 
     The folder is made where `root` is, or in the nearest parent that exists.
     """
-    scratch = None
     try:
-        scratch = Path(tempfile.mkdtemp(prefix=".doctor-", dir=_existing(root)))
-        recorder = Recorder(scratch, name="doctor", kind=RunKind.RECORD)
-        try:
+        with tempfile.TemporaryDirectory(prefix=".doctor-", dir=_existing(root)) as folder:
+            recorder = Recorder(Path(folder), name="doctor", kind=RunKind.RECORD)
             recorder.log(1, {"train/loss": 1.0})
-            with closing(sqlite3.connect(scratch / STORE_NAME)) as connection:
-                journal = str(connection.execute("PRAGMA journal_mode").fetchone()[0])
-        finally:
             recorder.close(RunStatus.FINISHED)
-        with RunReader(scratch) as reader:
-            if [series.rows for series in reader.series()] != [1]:
-                return "a row that was recorded could not be read again", None
-    except (OSError, StoreError, sqlite3.Error) as error:
-        return getattr(error, "strerror", None) or str(error), None
-    finally:
-        if scratch is not None:
-            shutil.rmtree(scratch, ignore_errors=True)
-    return None, journal
+            with RunReader(Path(folder)) as reader:
+                if [series.rows for series in reader.series()] != [1]:
+                    return "a row that was recorded could not be read again"
+    except (OSError, StoreError) as error:
+        return getattr(error, "strerror", None) or str(error)
+    return None
 
 
 def ask_nvml(source: DeviceSource | None = None) -> dict[str, Any]:
@@ -178,16 +161,8 @@ def _gpu(source: DeviceSource, info: DeviceInfo) -> Gpu:
         time.sleep(0.1)
         values = source.read(info.uuid, *Tier)
     missing = {key: why for key, why in source.reasons(info.uuid).items() if key not in values}
-    return Gpu(
-        uuid=info.uuid,
-        name=info.name,
-        nvml_index=info.nvml_index,
-        memory_total=info.memory_total,
-        mig=info.mig,
-        lost=source.lost(info.uuid),
-        read=len(BY_KEY.keys() & values.keys()),
-        missing=missing,
-    )
+    lost = source.lost(info.uuid)
+    return Gpu(**asdict(info), lost=lost, read=len(values), missing=missing)
 
 
 def ask_torch(python: str = sys.executable) -> dict[str, Any] | None:

@@ -6,9 +6,7 @@ import argparse
 import importlib.util
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 PROJECT = Path(__file__).resolve().parents[2]
 """Folder of a checkout, which has app.py, dashboard/ and the .streamlit settings."""
@@ -23,30 +21,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace, root: Path) -> int:
-    """Open the page; return the exit code where there is none."""
-    return open_page(root, options.arguments)
-
-
-def open_page(runs: Path, arguments: Sequence[str] = (), project: Path = PROJECT) -> int:
-    """Become `streamlit run app.py` for the runs under `runs`; return 1 where there is no page.
+def run(options: argparse.Namespace, root: Path, project: Path = PROJECT) -> int:
+    """Become `streamlit run app.py` for the runs under `root`; return 1 where there is no page.
 
     No process is left in between, so signals and the exit code are Streamlit's own.
     """
     missing = page_missing(project)
     if missing is None:
-        _become_streamlit(runs, arguments, project)
+        # The page runs in the project's folder, where the caller's relative path would be wrong.
+        environment = {**os.environ, "STEPSCOPE_RUNS": str(root.resolve())}
+        command = [sys.executable, "-m", "streamlit", "run", "app.py", *options.arguments]
+        sys.stdout.flush()
+        os.chdir(project)
+        os.execve(sys.executable, command, environment)  # does not return
     print(missing, file=sys.stderr)
     return 1
-
-
-def _become_streamlit(runs: Path, arguments: Sequence[str], project: Path) -> NoReturn:
-    # The page runs in the project's folder, where the caller's relative path would be wrong.
-    environment = {**os.environ, "STEPSCOPE_RUNS": str(runs.resolve())}
-    sys.stdout.flush()
-    os.chdir(project)
-    command = [sys.executable, "-m", "streamlit", "run", "app.py", *arguments]
-    os.execve(sys.executable, command, environment)
 
 
 def page_missing(project: Path = PROJECT) -> str | None:

@@ -191,10 +191,11 @@ def test_ui_becomes_streamlit_on_the_callers_runs(
 def test_ui_without_the_page_is_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert ui.open_page(tmp_path, project=tmp_path) == 1
+    nothing = argparse.Namespace(arguments=[])
+    assert ui.run(nothing, tmp_path, project=tmp_path) == 1
     assert "not part of this installation" in capsys.readouterr().err
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert ui.open_page(tmp_path) == 1
+    assert ui.run(nothing, tmp_path) == 1
     assert "requirements.txt" in capsys.readouterr().err
 
 

@@ -27,7 +27,15 @@ CPU_TORCH = {
 }
 CUDA_TORCH = {**CPU_TORCH, "cuda": "13.0", "available": True, "devices": ["H100"]}
 BLIND_TORCH = {**CUDA_TORCH, "available": False, "devices": [], "warnings": ["driver too old"]}
-H100 = Gpu(uuid="GPU-a", name="H100", nvml_index=0, memory_total=80 * GIB, mig=False, read=10)
+H100 = Gpu(
+    uuid="GPU-a",
+    name="H100",
+    nvml_index=0,
+    memory_total=80 * GIB,
+    driver_version="580.95",
+    mig=False,
+    read=10,
+)
 NO_DRIVER = "No NVIDIA driver library was found."
 
 BARE = Machine(
@@ -36,7 +44,6 @@ BARE = Machine(
     version="0.1.0",
     runs="/data/runs",
     recording_error=None,
-    journal="wal",
     free=50 * GIB,
     sqlite="3.40.1",
     nvml_reason=NO_DRIVER,
@@ -155,7 +162,6 @@ def test_each_missing_metric_is_said_with_its_reason() -> None:
 
 
 def test_what_limits_the_machine_is_noted() -> None:
-    assert "rollback journal" in judged(BARE, "run folder", journal="delete").detail
     assert (
         "8.00 GiB of memory and 2 CPUs"
         in judged(BARE, "container", memory_limit=8 * GIB, cpu_limit=2.0).detail
@@ -198,14 +204,12 @@ def test_the_exit_code_and_the_json_follow_the_findings(
 
 
 def test_recording_is_tried_and_leaves_nothing(tmp_path: Path) -> None:
-    error, journal = try_recording(tmp_path / "not" / "yet")
-    assert error is None
-    assert journal in ("wal", "delete")
+    assert try_recording(tmp_path / "not" / "yet") is None
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_takes_no_run_is_said() -> None:
-    assert try_recording(Path("/proc/stepscope"))[0]
+    assert try_recording(Path("/proc/stepscope"))
 
 
 def test_nvml_is_asked_for_every_metric_and_why_one_is_missing(
