@@ -11,17 +11,18 @@ import errno
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, TypeVar
 
 import numpy as np
 
 from stepscope.run import replacing
 from stepscope.store.frames import Floats, missing
 
+T = TypeVar("T")
 Kind = Literal["float", "int", "text", "json"]
 Column = Floats | Sequence[Any]
 
@@ -33,17 +34,19 @@ class Table:
     columns: Mapping[str, Kind]
     batches: Iterator[Sequence[Column]]
 
+    def converted(self, convert: Callable[[Kind, Column], T]) -> Iterator[list[T]]:
+        """Yield the columns of each batch as `convert` makes them."""
+        for batch in self.batches:
+            pairs = zip(self.columns.values(), batch, strict=True)
+            yield [convert(kind, column) for kind, column in pairs]
+
 
 def write_csv(out: IO[str], table: Table) -> int:
     """Write CSV with a header; return the rows written."""
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([_cell(name) for name in table.columns])
     count = 0
-    for batch in table.batches:
-        columns = [
-            _csv_column(kind, column)
-            for kind, column in zip(table.columns.values(), batch, strict=True)
-        ]
+    for columns in table.converted(_csv_column):
         count += len(columns[0])
         writer.writerows(zip(*columns, strict=True))
     return count
@@ -55,11 +58,7 @@ def write_json(out: IO[str], table: Table) -> int:
     names = list(table.columns)
     count = 0
     out.write("[")
-    for batch in table.batches:
-        columns = [
-            _json_column(kind, column)
-            for kind, column in zip(table.columns.values(), batch, strict=True)
-        ]
+    for columns in table.converted(_json_column):
         for row in zip(*columns, strict=True):
             out.write(("\n" if count == 0 else ",\n") + encode(dict(zip(names, row, strict=True))))
             count += 1
@@ -74,16 +73,17 @@ def write_parquet(path: Path, table: Table) -> int:
 
     types = {"float": pa.float64(), "int": pa.int64(), "text": pa.string(), "json": pa.string()}
     schema = pa.schema([(_utf8(name), types[kind]) for name, kind in table.columns.items()])
+
+    def array(kind: Kind, column: Column) -> Any:
+        mask = missing(np.asarray(column)) if kind == "float" else None
+        values = column if kind in ("float", "int") else _text_column(kind, column)
+        return pa.array(values, type=types[kind], mask=mask)
+
     count = 0
     with parquet.ParquetWriter(path, schema, compression="zstd") as writer:
-        for batch in table.batches:
-            arrays = []
-            for kind, column in zip(table.columns.values(), batch, strict=True):
-                mask = missing(np.asarray(column)) if kind == "float" else None
-                values = column if kind in ("float", "int") else _text_column(kind, column)
-                arrays.append(pa.array(values, type=types[kind], mask=mask))
+        for arrays in table.converted(array):
             writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
-            count += len(batch[0])
+            count += len(arrays[0])
     return count
 
 

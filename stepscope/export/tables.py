@@ -88,14 +88,8 @@ def _free_name(key: str, taken: Mapping[str, Kind]) -> str:
 
 def event_table(folder: Path, rank: int) -> Table:
     """Return the events of a run, oldest first."""
-    columns: dict[str, Kind] = {
-        "ts": "float",
-        "step": "int",
-        "epoch": "int",
-        "kind": "text",
-        "text": "text",
-        "data": "json",
-    }
+    columns: dict[str, Kind] = {"ts": "float", "step": "int", "epoch": "int"}
+    columns |= {"kind": "text", "text": "text", "data": "json"}
     with RunReader(folder, rank) as reader:
         events = reader.events(limit=EVERY)
     batch = [[getattr(event, name) for event in events] for name in columns]
