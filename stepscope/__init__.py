@@ -52,6 +52,10 @@ def log(values: Mapping[str, Any] | None = None, /, **metrics: Any) -> None:
         recording.log(values, **metrics)
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

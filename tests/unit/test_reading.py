@@ -120,6 +120,11 @@ def test_what_is_no_run_is_a_sentence(tmp_path: Path, recorder: Recorder) -> Non
         stepscope.open("first", rank=1).events()
 
 
+def test_a_shell_can_complete_the_public_names() -> None:
+    assert {"init", "log", "open"} <= set(dir(stepscope))
+    assert all(hasattr(stepscope, name) for name in dir(stepscope))
+
+
 def test_it_reads_as_what_it_is_in_a_shell(recorder: Recorder) -> None:
     recorder.log(7, {"train/loss": 2.0})
     recorder.close(RunStatus.FINISHED)
