@@ -6,6 +6,7 @@ stored in the unit given here (SI and bytes), and only the page formats them.
 
 from __future__ import annotations
 
+import functools
 import sys
 from dataclasses import dataclass
 from enum import StrEnum
@@ -39,21 +40,22 @@ class Unit(StrEnum):
 class Metric:
     """One metric: `key` is `group/name`, `source` the call that gives the value."""
 
-    key: str
     stream: Stream
+    key: str
     unit: Unit
     label: str
     source: str
     meaning: str
 
 
-_S, _T, _D = Stream.STEPS, Stream.SAMPLES, Stream.DEVICES
+_step = functools.partial(Metric, Stream.STEPS)
+_sample = functools.partial(Metric, Stream.SAMPLES)
+_device = functools.partial(Metric, Stream.DEVICES)
 _ALLOC = "torch.cuda.memory_stats_as_nested_dict"
 
 METRICS: tuple[Metric, ...] = (
-    Metric(
+    _step(
         "train/loss",
-        _S,
         Unit.NONE,
         "train loss",
         "training loop",
@@ -61,135 +63,119 @@ METRICS: tuple[Metric, ...] = (
         "sum of the scalars on which backward() was called since the last step or zero_grad(), "
         "if they changed gradients of the optimizer.",
     ),
-    Metric(
+    _step(
         "train/backwards",
-        _S,
         Unit.COUNT,
         "backward calls",
         "torch.autograd.backward",
         "Calls of backward() whose sum is the loss of this step; recorded if more than one.",
     ),
-    Metric(
+    _step(
         "train/lr",
-        _S,
         Unit.NONE,
         "learning rate",
         "optimizer.param_groups[0]['lr']",
         "Learning rate that this step used.",
     ),
-    Metric(
+    _step(
         "train/grad_norm",
-        _S,
         Unit.NONE,
         "gradient norm",
         "clip_grad_norm_",
         "Total norm of the gradients before clipping (the 2-norm unless the script asks for "
         "another), over all calls before the step; recorded only with clipping.",
     ),
-    Metric(
+    _step(
         "train/amp_scale",
-        _S,
         Unit.NONE,
         "AMP scale",
         "GradScaler",
         "Loss scale of fp16 AMP; halves on inf gradients. The built-in loop reads it at the end "
         "of each epoch; in a watched script it is the scale that this step used.",
     ),
-    Metric(
+    _step(
         "train/amp_skipped",
-        _S,
         Unit.COUNT,
         "skipped steps",
         "GradScaler.step",
         "Optimizer steps skipped so far because a gradient was inf or NaN. A fused optimizer "
         "skips on the device; that is not counted, only the scale shows it.",
     ),
-    Metric(
+    _step(
         "train/epoch",
-        _S,
         Unit.COUNT,
         "epoch",
         "training loop",
         "Epoch that the step belongs to, counted from 1. In a watched script: passes over the "
         "DataLoader of the training; missing where it is not clear what an epoch is.",
     ),
-    Metric(
+    _step(
         "val/loss",
-        _S,
         Unit.NONE,
         "validation loss",
         "training loop",
         "Mean loss over the validation split, once an epoch.",
     ),
-    Metric(
+    _step(
         "val/accuracy",
-        _S,
         Unit.PERCENT,
         "validation accuracy",
         "training loop",
         "Share of validation samples classified correctly, once an epoch.",
     ),
-    Metric(
+    _step(
         "model/weight",
-        _S,
         Unit.NONE,
         "weight",
         "linear workload",
         "Slope of the fitted line (linear regression only).",
     ),
-    Metric(
+    _step(
         "model/bias",
-        _S,
         Unit.NONE,
         "bias",
         "linear workload",
         "Intercept of the fitted line (linear regression only).",
     ),
-    Metric(
+    _step(
         "perf/step_time",
-        _S,
         Unit.SECOND,
         "step time",
         "host clock",
         "Wall time from one step boundary to the next; pauses and validation are left out.",
     ),
-    Metric(
+    _step(
         "perf/samples_per_sec",
-        _S,
         Unit.PER_SECOND,
         "samples/s",
         "host clock",
         "Samples of this step divided by its step time.",
     ),
-    Metric(
+    _step(
         "perf/tokens_per_sec",
-        _S,
         Unit.PER_SECOND,
         "tokens/s",
         "the script: tokens=…",
         "Tokens of this step, which the script gives to stepscope.log or step, divided by its "
         "step time.",
     ),
-    Metric(
+    _step(
         "perf/data_wait",
-        _S,
         Unit.SECOND,
         "data wait",
         "host clock",
         "Part of the step time spent waiting for the next batch.",
     ),
-    Metric(
+    _step(
         "perf/h2d",
-        _S,
         Unit.SECOND,
         "copies to the GPU",
         "CUDA events around Tensor.to",
         "Time that the device spent on copies from the host by .to() and .cuda(). A copy counts "
         "for the step in which its end was noticed.",
     ),
-    Metric(
+    _sample(
         "memory/allocated",
-        _T,
         Unit.BYTES,
         "allocated",
         f"{_ALLOC}: allocated_bytes.all.current",
@@ -197,203 +183,178 @@ METRICS: tuple[Metric, ...] = (
         "Read between two steps, and ten times a second inside steps of more than two ticks; "
         "where steps are short and one takes long, its first second is a gap.",
     ),
-    Metric(
+    _sample(
         "memory/reserved",
-        _T,
         Unit.BYTES,
         "reserved",
         f"{_ALLOC}: reserved_bytes.all.current",
         "Bytes that the caching allocator holds from the driver: allocated plus its cache.",
     ),
-    Metric(
+    _sample(
         "memory/peak_allocated",
-        _T,
         Unit.BYTES,
         "peak allocated",
         f"{_ALLOC}: allocated_bytes.all.peak",
         "Highest allocated since the run began or the last Reset peak stats.",
     ),
-    Metric(
+    _sample(
         "memory/peak_reserved",
-        _T,
         Unit.BYTES,
         "peak reserved",
         f"{_ALLOC}: reserved_bytes.all.peak",
         "Highest reserved since the run began or the last Reset peak stats.",
     ),
-    Metric(
+    _sample(
         "memory/active",
-        _T,
         Unit.BYTES,
         "active",
         f"{_ALLOC}: active_bytes.all.current",
         "Allocated, plus freed blocks that another stream may still use.",
     ),
-    Metric(
+    _sample(
         "memory/inactive_split",
-        _T,
         Unit.BYTES,
         "inactive split",
         f"{_ALLOC}: inactive_split_bytes.all.current",
         "Free parts of blocks in use: cache that empty_cache cannot return.",
     ),
-    Metric(
+    _sample(
         "memory/alloc_retries",
-        _T,
         Unit.COUNT,
         "allocation retries",
         f"{_ALLOC}: num_alloc_retries",
         "Allocations since the run began that failed first and succeeded after a cache flush.",
     ),
-    Metric(
+    _sample(
         "memory/ooms",
-        _T,
         Unit.COUNT,
         "out-of-memory errors",
         f"{_ALLOC}: num_ooms",
         "Out-of-memory errors that the allocator has raised since the run began.",
     ),
-    Metric(
+    _sample(
         "process/rss",
-        _T,
         Unit.BYTES,
         "process memory",
         "psutil.Process.memory_info().rss",
         "Resident memory of the training process.",
     ),
-    Metric(
+    _sample(
         "process/peak_rss",
-        _T,
         Unit.BYTES,
         "peak process memory",
         "sampler",
         "Highest process memory sampled since the run began or the last Reset peak stats.",
     ),
-    Metric(
+    _sample(
         "process/cpu",
-        _T,
         Unit.PERCENT,
         "process CPU",
         "time.process_time()",
         "CPU time of the training process per wall time, worker processes left out; "
         "100 % is one core.",
     ),
-    Metric(
+    _sample(
         "host/cpu",
-        _T,
         Unit.PERCENT,
         "host CPU",
         "psutil.cpu_percent()",
         "Busy share of all cores of the host.",
     ),
-    Metric(
+    _sample(
         "host/mem_used",
-        _T,
         Unit.BYTES,
         "host memory used",
         "psutil.virtual_memory()",
         "Host memory in use: total minus available.",
     ),
-    Metric(
+    _sample(
         "host/mem_total",
-        _T,
         Unit.BYTES,
         "host memory total",
         "psutil.virtual_memory()",
         "Host memory installed.",
     ),
-    Metric(
+    _sample(
         "sampler/cost",
-        _T,
         Unit.SECOND,
         "sampler cost",
         "host clock",
         "Wall time that the previous tick of the sampler took.",
     ),
-    Metric(
+    _device(
         "gpu/util",
-        _D,
         Unit.PERCENT,
         "GPU utilization",
         "nvmlDeviceGetUtilizationRates.gpu",
         "Share of the driver's sample window in which at least one kernel ran; "
         "the driver refreshes it about 6 times a second. Not SM occupancy.",
     ),
-    Metric(
+    _device(
         "gpu/mem_util",
-        _D,
         Unit.PERCENT,
         "memory controller",
         "nvmlDeviceGetUtilizationRates.memory",
         "Share of the sample window in which device memory was read or written.",
     ),
-    Metric(
+    _device(
         "gpu/mem_used",
-        _D,
         Unit.BYTES,
         "device used",
         "nvmlDeviceGetMemoryInfo_v2.used",
         "Device memory in use by all processes; older drivers add their own reserve.",
     ),
-    Metric(
+    _device(
         "gpu/mem_total",
-        _D,
         Unit.BYTES,
         "device total",
         "nvmlDeviceGetMemoryInfo.total",
         "Device memory installed.",
     ),
-    Metric(
+    _device(
         "gpu/temp",
-        _D,
         Unit.CELSIUS,
         "temperature",
         "nvmlDeviceGetTemperatureV",
         "GPU core temperature.",
     ),
-    Metric(
+    _device(
         "gpu/power",
-        _D,
         Unit.WATT,
         "power",
         "NVML_FI_DEV_POWER_INSTANT, else nvmlDeviceGetPowerUsage",
         "Board power now; a one-second average where only the older call works.",
     ),
-    Metric(
+    _device(
         "gpu/power_limit",
-        _D,
         Unit.WATT,
         "power limit",
         "nvmlDeviceGetEnforcedPowerLimit",
         "Power limit in force.",
     ),
-    Metric(
+    _device(
         "gpu/energy",
-        _D,
         Unit.JOULE,
         "energy counter",
         "nvmlDeviceGetTotalEnergyConsumption",
         "Energy since the driver was loaded; only differences are meaningful.",
     ),
-    Metric(
+    _device(
         "gpu/sm_clock",
-        _D,
         Unit.MEGAHERTZ,
         "SM clock",
         "nvmlDeviceGetClockInfo(SM)",
         "Clock of the streaming multiprocessors.",
     ),
-    Metric(
+    _device(
         "gpu/mem_clock",
-        _D,
         Unit.MEGAHERTZ,
         "memory clock",
         "nvmlDeviceGetClockInfo(MEM)",
         "Clock of the device memory.",
     ),
-    Metric(
+    _device(
         "gpu/throttle_reasons",
-        _D,
         Unit.MASK,
         "throttle reasons",
         "nvmlDeviceGetCurrentClocksEventReasons",
