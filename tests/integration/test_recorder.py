@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -16,7 +17,7 @@ import pytest
 from stepscope.recording.recorder import CommandName, Recorder
 from stepscope.recording.writer_thread import BALLAST
 from stepscope.run import RunStatus, read_run
-from stepscope.store import RunReader
+from stepscope.store import STORE_NAME, RunReader
 from stepscope.store.reader import send_command
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -109,6 +110,26 @@ while True:
     print(step, time.time(), flush=True)
     time.sleep(0.001)
 """
+
+
+def test_how_a_command_ended_is_in_the_store(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, name="test")
+    send_command(tmp_path, "pause", {})
+    send_command(tmp_path, "save_checkpoint", {})
+    send_command(tmp_path, "format_disk", {})
+    done, failed = recorder.wait_command(5)
+    recorder.finish(done, "Paused")
+    recorder.finish(failed, "Save checkpoint: the disk is full", ok=False)
+    recorder.close(RunStatus.STOPPED)
+    connection = sqlite3.connect(tmp_path / STORE_NAME)
+    rows = connection.execute("SELECT name, state, result FROM commands ORDER BY id").fetchall()
+    connection.close()
+    assert rows[:2] == [
+        ("pause", "done", "Paused"),
+        ("save_checkpoint", "refused", "Save checkpoint: the disk is full"),
+    ]
+    assert rows[2][:2] == ("format_disk", "refused")
+    assert "not a command" in rows[2][2]
 
 
 def test_nothing_changes_the_end_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

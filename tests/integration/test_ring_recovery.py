@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -15,9 +17,9 @@ import pytest
 
 from stepscope.recording.recorder import Recorder
 from stepscope.recording.recovery import recover, recover_ended
-from stepscope.recording.ring import RingError
+from stepscope.recording.ring import Ring, RingError
 from stepscope.run import RunStatus, read_run
-from stepscope.store import Block, RunReader, RunWriter
+from stepscope.store import STORE_NAME, Block, RunReader, RunWriter
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -73,6 +75,26 @@ def test_kill_9_loses_no_step(tmp_path: Path) -> None:
     assert read_run(tmp_path).run_json["step"] == last
     assert not (tmp_path / "rank0.ring").exists()
     assert recover_ended(read_run(tmp_path)) == 0
+
+
+def test_a_broken_loss_in_the_last_rows_becomes_its_event(tmp_path: Path) -> None:
+    folder = tmp_path / "killed"
+    folder.mkdir()
+    (folder / "run.json").write_text("{}")
+    RunWriter(folder / STORE_NAME).close()
+    ring = Ring(tmp_path / "rank0.ring")
+    layout = ring.layout(("train/loss",), True)
+    assert layout is not None
+    for step in range(1, 11):
+        ring.put(layout, float(step), step, [float("nan") if step > 4 else 1.0])
+    shutil.copy(tmp_path / "rank0.ring", folder)  # as a killed process leaves it
+    ring.close()
+    assert recover(folder) == 10
+    with RunReader(folder) as reader:
+        (event,) = reader.events()
+    assert (event.kind, event.step, event.ts) == ("nan", 5, 5.0)
+    assert "nan" in event.text
+    assert json.loads((folder / "run.json").read_text()) == {"step": 10}
 
 
 def test_rollups_of_a_recovered_run_are_those_of_its_rows(tmp_path: Path) -> None:

@@ -97,6 +97,16 @@ def test_the_url_holds_only_what_differs() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "value"), [("1", True), ("true", True), ("TRUE", True), ("0", False), ("False", False)]
+)
+def test_a_switch_in_a_url_is_a_number_or_a_word(text: str, value: bool) -> None:
+    for field in ("fused", "pin_memory"):
+        config, found = RunConfig.from_params({field: text})
+        assert getattr(config, field) is value
+        assert found == []
+
+
+@pytest.mark.parametrize(
     "text", ["", "-1", "1e9", "٣", "nan", "0x10", "9" * 5000, "<script>", "1;"]
 )
 @pytest.mark.parametrize("field", [name for name in FIELDS if name != "resume"])

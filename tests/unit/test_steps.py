@@ -79,6 +79,16 @@ def test_a_timed_row_gets_its_step_time_and_rate(ring: Ring) -> None:
     assert same(column(second, "perf/step_time"), [1.0]), "from the batch before"
 
 
+def test_what_a_row_says_of_its_own_step_time_and_rate_stays(ring: Ring) -> None:
+    put(ring, 1.0, 1, timed=True, **{"perf/samples": 8.0})
+    put(ring, 2.0, 2, timed=True, **{"perf/samples": 8.0})
+    own = {"perf/step_time": 0.25, "perf/samples_per_sec": 32.0}
+    put(ring, 4.0, 3, timed=True, **{"perf/samples": 8.0, **own})
+    found = block(ring)
+    assert same(column(found, "perf/step_time"), [NAN, 1.0, 0.25])
+    assert same(column(found, "perf/samples_per_sec"), [NAN, 8.0, 32.0])
+
+
 def test_a_pause_is_not_step_time(ring: Ring) -> None:
     put(ring, 1.0, 1, timed=True, a=1.0)
     put(ring, 60.0, 1, timed=True, **{RESTART: 0.0})
