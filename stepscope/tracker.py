@@ -25,14 +25,8 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from stepscope.diagnosis.outcome import outcome
-from stepscope.recording.fast_step import (
-    ABSENT,
-    Step,
-    can_be_compiled,
-    compile_step,
-    is_host_tensor,
-)
 from stepscope.recording.recorder import Recorder
+from stepscope.recording.ring import WIDTH, Layout
 from stepscope.recording.rows import RATES, SAMPLES
 from stepscope.run import RunKind, RunStatus, runs_root
 from stepscope.run.ranks import announce, find_place
@@ -43,8 +37,6 @@ log = logging.getLogger(__name__)
 
 Batch = TypeVar("Batch")
 
-COMPILED_LIMIT = 16
-"""Sets of names for which a `step` is made: a script that gives others each time gains nothing."""
 DATA_WAIT = "perf/data_wait"
 
 _current: Tracker | None = None
@@ -68,8 +60,9 @@ class Tracker:
         self._closed = live is None
         self._waited_s: float | None = None
         self._samples = 0
-        self._compiled: dict[tuple[tuple[str, ...], frozenset[str]], Step] = {}
-        self._before: tuple[tuple[str, ...], frozenset[str], int] | None = None
+        self._layouts: dict[tuple[str, ...], Layout] = {}
+        """By the names given to `step`: where their values go in the ring as they are."""
+        self._tensor: type[Any] | None = None
         self._pid = os.getpid()
         self._error_before = getattr(sys, "last_value", None)
         self._measuring = False
@@ -97,7 +90,26 @@ class Tracker:
         `val/loss`; full names such as `val/accuracy` go into the mapping `values`. `samples` and
         `tokens` are how many this step used: they are recorded as samples and tokens per second.
         """
-        self._long_way(values, **metrics)
+        live, layout = self.live, self._layouts.get(tuple(metrics))
+        if layout is None or live is None or values is not None:
+            return self._step(values, metrics)
+        recorder, numbers = live.recorder, []
+        # Below its gate the ring takes rows as they are: no command waits, no tensor on a GPU is
+        # under way, there is room, and this is no forked child.
+        if recorder.ring.last >= recorder.ring.gate:
+            return self._step(values, metrics)
+        try:
+            for value in metrics.values():
+                if type(value) is not float:
+                    if type(value) is not self._tensor or not value.is_cpu:
+                        return self._step(values, metrics)
+                    value = float(value.item())
+                numbers.append(value)
+        except (TypeError, ValueError, RuntimeError):  # of a tensor that is no number
+            return self._step(values, metrics)
+        recorder.step += 1
+        recorder.ring.put(layout, time.time(), recorder.step, numbers)
+        return None
 
     def log(self, values: Mapping[str, Any] | None = None, /, **metrics: Any) -> None:
         """Record values beside the last step, such as a validation loss; counts no step.
@@ -148,7 +160,6 @@ class Tracker:
         """
         if self.live is not None and not self._closed and not self.watched:
             self._closed = True
-            self.__dict__.pop("step", None)
             self.live.close(status, reason)
 
     def __enter__(self) -> Tracker:
@@ -172,7 +183,8 @@ class Tracker:
             self.live.failed(ended, error)
         self.close(ended.status, ended.reason)
 
-    def _long_way(self, values: Mapping[str, Any] | None = None, /, **metrics: Any) -> None:
+    def _step(self, values: Mapping[str, Any] | None, metrics: Mapping[str, Any]) -> None:
+        """Record a step of any values, and serve what the page asks."""
         if self.live is None or self._closed:
             return
         recorder = self.live.recorder
@@ -215,12 +227,12 @@ class Tracker:
         recorder.log_step(given)
         self._counted = recorder.step
         if values is None and not self._measuring and not self.watched:
-            self._compile(live, metrics, tuple(given))
+            self._remember_layout(recorder, tuple(metrics), tuple(given))
 
     def _measure(self) -> None:
         """From now on every step has to look for what was gathered since the one before."""
         self._measuring = True
-        self.__dict__.pop("step", None)
+        self._layouts.clear()
 
     def _begin(self, live: ScriptSession, given: Mapping[str, Any]) -> None:
         """Tell the run which device the script trains on."""
@@ -234,29 +246,17 @@ class Tracker:
         else:
             live.train_on(None)
 
-    def _compile(
-        self, live: ScriptSession, metrics: Mapping[str, Any], keys: tuple[str, ...]
+    def _remember_layout(
+        self, recorder: Recorder, names: tuple[str, ...], keys: tuple[str, ...]
     ) -> None:
-        """Put a function made for these names in place of `step`, once they come twice in a row.
-
-        A row of other names now and then, such as one with a validation loss, changes nothing.
-        """
-        names = tuple(metrics)
-        tensors = frozenset(name for name in names if is_host_tensor(metrics[name]))
-        step = live.recorder.step
-        twice = self._before == (names, tensors, step - 1)
-        self._before = (names, tensors, step)
-        plain = all(type(metrics[name]) is float for name in names if name not in tensors)
-        plain = plain and "epoch" not in names  # which is the run's as well
-        if not twice or not plain or not can_be_compiled(names) or len(keys) != len(names):
+        """Let `step` put the next values of these names into the ring by itself."""
+        # An epoch is the run's as well. A name with None for a value has no key.
+        if "epoch" in names or not 0 < len(keys) == len(names) <= WIDTH:
             return
-        made = self._compiled.get((names, tensors))
-        layout = live.recorder.ring.layout(keys, True)
-        if made is None and layout is not None and len(self._compiled) < COMPILED_LIMIT:
-            made = compile_step(names, tensors, layout, live.recorder, self._long_way)
-            self._compiled[names, tensors] = made
-        if made is not None:
-            self.__dict__["step"] = made
+        layout = recorder.ring.layout(keys, True)
+        if layout is not None:
+            self._layouts[names] = layout
+            self._tensor = getattr(sys.modules.get("torch"), "Tensor", None)
 
 
 def init(
@@ -344,12 +344,8 @@ def _epoch(epoch: Any, before: int) -> int:
 
 
 def _named(values: Mapping[str, Any] | None, metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values by metric key; a value of this step alone may be absent."""
-    named = dict(values) if values else {}
-    for name, value in metrics.items():
-        if value is not ABSENT:
-            named[_key(name)] = value
-    return named
+    """Return the values by metric key."""
+    return dict(values or {}) | {_key(name): value for name, value in metrics.items()}
 
 
 def _key(name: str) -> str:

@@ -224,14 +224,14 @@ class Recorder:
         """Mark an event now; of `data` what JSON can hold is kept."""
         kept = {name: plain(value) for name, value in data.items()}
         self._put(Event(time.time(), self.step, self.epoch, clean(kind), clean(text), kept))
-        self._writer.wake.set()
+        self._writer.wake()
 
     def describe(self, **run_json: Any) -> None:
         """Add run_json to run.json, such as total_steps or environment; none once it is closed."""
         with self._writer.run_json_lock:
             if not self._closed:
                 self._describe(run_json)
-        self._writer.wake.set()
+        self._writer.wake()
 
     def take_commands(self) -> list[Command]:
         """Return the commands that came since the last call; costs about 50 ns when none did."""
@@ -274,9 +274,7 @@ class Recorder:
 
     def close(self, status: RunStatus, reason: str | None = None, timeout_s: float = 4.0) -> None:
         """Write what is left and the final status; a second call does nothing."""
-        with (
-            self._writer.run_json_lock
-        ):  # what another thread describes comes before, or not at all
+        with self._writer.run_json_lock:  # what others describe comes before, or not at all
             if self._closed:
                 return
             self._closed = True
@@ -358,7 +356,7 @@ class Recorder:
 
     def _open_gate(self) -> None:
         if not self._commands and not self._late:
-            self.ring.gate = self.ring.end
+            self.ring.gate = self.ring.limit
             if self._commands:  # one came since they were looked at
                 self.ring.gate = -1
 
@@ -367,7 +365,7 @@ class Recorder:
         try:
             for key, value in values.items():
                 if type(value) is float or value is None:
-                    row[clean(key)] = value
+                    row[key if type(key) is str and key.isascii() else clean(key)] = value
                 else:
                     self._read(clean(key), value, row, {})
         except Exception as error:  # noqa: BLE001 - of the caller, which may raise anything

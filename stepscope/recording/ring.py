@@ -33,6 +33,8 @@ SLOTS = 1 << 17
 SLOT_BYTES = 128
 WIDTH = 12
 """Values of a slot; a wider row takes several slots with the same time and step."""
+CROWDED = SLOTS // 4
+"""Rows that wait when the writer is told not to sleep any longer."""
 MARGIN = 64
 """Slots never filled: as many threads may pass the check for room at the same moment."""
 HOLE_S = 1.0
@@ -73,9 +75,10 @@ class Ring:
     """The ring of one process; `put` from any thread, `pending` and `release` from one.
 
     Without a file that can be made (no space, read-only) it lives in memory: `reason` says why.
+    `crowded` is called when many rows wait, once until some are released.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, crowded: Callable[[], None] = lambda: None) -> None:
         self.path = path
         self.reason: str | None = None
         self.dropped = 0
@@ -83,9 +86,12 @@ class Ring:
         """Rows refused because the ring was full; slots claimed and never written."""
         self.last = -1
         """Number of the newest row; an estimate while several threads write."""
-        self.gate = self.end = SLOTS - MARGIN
-        """`end`: first row for which there is no room. `gate`: the same, or -1 while whoever writes
-        without a check of their own (`fast_step.py`) must take the long way."""
+        self.end = SLOTS - MARGIN
+        """First row for which there is no room."""
+        self.gate = self.limit = CROWDED
+        """`limit`: first row before which `put` looks whether there is room. `gate`: the same, or
+        -1 while a command, a tensor on a GPU or the end makes every row take the long way."""
+        self._tell_crowded = crowded
         self.drained = 0
         """Rows before this number are in the store."""
         self._final: int | None = None
@@ -112,11 +118,23 @@ class Ring:
 
     def put(self, layout: Layout, ts: float, step: int, values: Iterable[float | None]) -> None:
         """Write one row; when the ring is full it is counted in `dropped` instead."""
-        if self.last >= self.end:
-            self.dropped += 1
+        if self.last >= self.limit and not self._has_room():
             return
         self.last = number = self.claim()
         layout.pack(self.memory, offset(number), layout.number, ts, step, *values, number + 1)
+
+    def _has_room(self) -> bool:
+        if self.last >= self.end:
+            self.dropped += 1
+            return False
+        self._set_limit(self.end)
+        self._tell_crowded()
+        return True
+
+    def _set_limit(self, limit: int) -> None:
+        self.limit = limit
+        if self.gate >= 0:
+            self.gate = limit
 
     def waiting(self) -> int:
         """Return about how many rows wait for the writer."""
@@ -149,8 +167,7 @@ class Ring:
         self.lost += pending.lost
         if self._final is None:
             self.end = pending.upto + SLOTS - MARGIN
-            if self.gate >= 0:
-                self.gate = self.end
+            self._set_limit(pending.upto + CROWDED)
 
     def layouts(self) -> list[tuple[tuple[str, ...], bool]]:
         """Return keys and `timed` of every layout by its number."""
@@ -158,13 +175,13 @@ class Ring:
 
     def stop(self) -> None:
         """Take no more rows; all claimed ones are `pending` now."""
-        self.gate = self.end = -1
+        self.gate = self.limit = self.end = -1
         if self._final is None:
             self._final = self.claim()
 
     def leave(self) -> None:
         """In a forked child: touch the parent's ring no more, and do not keep its lock."""
-        self.gate = self.end = -1
+        self.gate = self.limit = self.end = -1
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None

@@ -23,14 +23,16 @@ from typing import Any
 
 from stepscope.metrics import BY_KEY, Stream
 from stepscope.recording.plain import brief
-from stepscope.recording.ring import SLOTS, Pending, Ring
+from stepscope.recording.ring import Pending, Ring
 from stepscope.recording.rows import StepRows
+from stepscope.recording.sleeper import Sleeper
 from stepscope.run import HEARTBEAT_S, rank_json, write_run_json
 from stepscope.store import Block, RunWriter, store_name
 
 log = logging.getLogger(__name__)
 
 COMMAND_POLL_S = 0.05
+"""Where the system cannot tell that a command was written; else it ends the sleep by itself."""
 FLUSH_S = 0.5
 """Rows of steps are safe in the ring before; the page asks twice a second."""
 RETRY_S = (0.5, 8.0)
@@ -108,7 +110,6 @@ class WriterThread:
         self.folder = folder
         self.run_json = run_json
         self.run_json_lock = threading.RLock()  # a signal handler may come in the middle
-        self.wake = threading.Event()
         self.dropped = 0
         self._json = rank_json(rank)
         self._progress = progress
@@ -123,7 +124,11 @@ class WriterThread:
             self._store = RunWriter(folder / store_name(rank))
             undo.callback((folder / store_name(rank)).unlink, missing_ok=True)
             undo.callback(self._store.close)
-            self.ring = Ring(folder / f"rank{rank}.ring")
+            # Commands are written into the WAL, or, without one (network disks), into the file.
+            wal = folder / f"{store_name(rank)}-wal"
+            self._sleeper = Sleeper(wal if wal.exists() else folder / store_name(rank))
+            self.wake = self._sleeper.wake
+            self.ring = Ring(folder / f"rank{rank}.ring", crowded=self.wake)
             undo.callback(self.ring.close)
             self._fill_ballast()
             undo.callback((folder / BALLAST).unlink, missing_ok=True)
@@ -151,7 +156,7 @@ class WriterThread:
         """Write what is left and end; a second call does nothing."""
         self.ring.stop()
         self._closing.set()
-        self.wake.set()
+        self.wake()
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             log.warning("stepscope-writer did not end within %.1f s", timeout_s)
@@ -159,7 +164,7 @@ class WriterThread:
     def leave(self) -> None:
         """In a forked child, where this thread does not exist and its locks may be held."""
         self.run_json_lock = threading.RLock()
-        self.wake = threading.Event()
+        self.wake = lambda: None  # the parent's thread must not hear of the child
         self.ring.leave()
 
     def _work(self) -> None:
@@ -181,14 +186,18 @@ class WriterThread:
         (self.folder / BALLAST).unlink(missing_ok=True)
 
     def _loop(self) -> None:
-        version, next_flush, next_beat, pause_s = -1, 0.0, 0.0, RETRY_S[0]
+        version, pause_s = -1, RETRY_S[0]
+        next_flush = next_beat = time.monotonic()
         while True:
+            timeout_s = min(next_flush, next_beat) - time.monotonic()
+            if self._closing.is_set():
+                timeout_s = 0.0
+            elif not self._sleeper.sees_changes:
+                timeout_s = min(timeout_s, COMMAND_POLL_S)
+            woken = self._sleeper.sleep(timeout_s)
             closing = self._closing.is_set()
-            woken = self.wake.wait(COMMAND_POLL_S)
-            self.wake.clear()
             now = time.monotonic()
-            crowded = self.ring.waiting() > SLOTS // 4 and self.run_json["problem"] is None
-            if woken or closing or crowded or now >= next_flush:
+            if woken or closing or now >= next_flush:
                 failed = self._flush(closing)
                 pause_s = min(pause_s * 2, RETRY_S[1]) if failed else RETRY_S[0]
                 next_flush = now + (pause_s if failed else FLUSH_S)
@@ -198,6 +207,8 @@ class WriterThread:
             if closing:
                 self._ended = True
                 return
+            # Our own commit changed the file too. Commands that came before are looked for now.
+            self._sleeper.forget_changes()
             version = self._poll_commands(version)
 
     def _flush(self, everything: bool) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
@@ -66,11 +67,21 @@ class HostSource:
 
 
 def _process_rss() -> Callable[[], int]:
-    """Return a reader of this process's resident bytes: 8 us, where psutil takes 30."""
+    """Return a reader of this process's resident bytes.
+
+    The file stays open: each of open, read and close gives the GIL away, and beside a training
+    the three take 90 us, one read 20.
+    """
     page = os.sysconf("SC_PAGE_SIZE")
+    statm = _statm(os.getpid())
 
     def read() -> int:
-        with open("/proc/self/statm", "rb", buffering=0) as statm:
-            return int(statm.read().split()[1]) * page
+        return int(os.pread(statm, 200, 0).split()[1]) * page
 
     return read
+
+
+@functools.cache
+def _statm(pid: int) -> int:
+    """Open the file of this process once; a forked child's `pid` is another."""
+    return os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)

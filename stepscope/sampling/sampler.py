@@ -69,7 +69,10 @@ class Sampler:
         self._capabilities: dict[str, Any] = {}
         self._cost_s: float | None = None
         self._fast_costs: list[float] | None = None  # None: the first tick wakes the driver
-        self._stop = threading.Event()
+        # Held while the thread runs: `acquire` with a timeout is a sleep that `release` ends, at
+        # half the cost of Event.wait (28 us against 59 beside a training).
+        self._ending = threading.Lock()
+        self._ending.acquire()
         self._thread = threading.Thread(target=self._run, name="stepscope-sampler", daemon=True)
 
     def start(self) -> None:
@@ -78,7 +81,8 @@ class Sampler:
 
     def stop(self, timeout_s: float = 2.0) -> bool:
         """End sampling; False if the thread is stuck in a driver call after `timeout_s`."""
-        self._stop.set()
+        if self._ending.locked():
+            self._ending.release()
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
         if self._thread.is_alive():
@@ -106,7 +110,7 @@ class Sampler:
 
     def _run(self) -> None:
         deadline = self._clock()
-        while not self._stop.wait(max(0.0, deadline - self._clock())):
+        while not self._ending.acquire(timeout=max(0.0, deadline - self._clock())):
             self._guarded("tick", self.tick)
             deadline = next_deadline(deadline, self._period_s, self._clock())
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.recording import writer_thread
 from stepscope.recording.recorder import CommandName, Recorder
 from stepscope.recording.writer_thread import BALLAST
 from stepscope.run import RunStatus, read_run
@@ -86,6 +87,20 @@ def test_a_command_of_another_process_arrives_and_is_acknowledged(tmp_path: Path
     with RunReader(tmp_path) as reader:
         (event,) = reader.events()
     assert event.data == {"ok": True, "command_id": command.id, "after": {"a": 2}}
+
+
+def test_a_command_wakes_the_writer_which_does_not_look_for_one_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("FLUSH_S", "HEARTBEAT_S", "COMMAND_POLL_S"):
+        monkeypatch.setattr(writer_thread, name, 60.0)
+    recorder = Recorder(tmp_path, name="test")
+    for text in ("first", "second"):
+        time.sleep(0.1)  # the writer sleeps
+        send_command(tmp_path, CommandName.MARK, {"text": text})
+        (command,) = recorder.wait_command(10)
+        assert command.args == {"text": text}
+    recorder.close(RunStatus.FINISHED)
 
 
 def test_a_foreign_command_is_refused_and_harms_nothing(tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ def no_thread(_self: threading.Thread) -> None:
     raise RuntimeError("can't start new thread")
 
 
-def no_file(*_: Any) -> None:
+def no_file(*_: Any, **__: Any) -> None:
     raise OSError("No space left on device")
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from stepscope.recording import ring as ring_module
 from stepscope.recording.ring import (
+    CROWDED,
     HEADER_BYTES,
     MARGIN,
     SLOTS,
@@ -177,3 +178,19 @@ def test_without_a_file_it_works_in_memory_and_says_why(tmp_path: Path) -> None:
     assert "no file for the ring" in ring.reason
     fill(ring, 1, 3)
     assert steps(ring) == [1, 2]
+
+
+def test_it_tells_the_writer_once_that_many_rows_wait(tmp_path: Path) -> None:
+    told: list[int] = []
+    ring = Ring(tmp_path / "rank0.ring", crowded=lambda: told.append(ring.waiting()))
+    fill(ring, 0, CROWDED + 1)
+    assert told == []
+    assert ring.last >= ring.gate, "a writer without a check of its own goes the long way now"
+    fill(ring, CROWDED + 1, CROWDED + 50)
+    assert told == [CROWDED + 1]
+    assert ring.gate == ring.end
+    ring.release(ring.pending())
+    fill(ring, 0, CROWDED + 10)
+    assert len(told) == 2
+    assert ring.dropped == 0
+    ring.close()

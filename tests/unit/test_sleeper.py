@@ -1,0 +1,79 @@
+"""The writer thread's sleep: it ends by `wake`, by a change of the file, or by time."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.recording import sleeper as sleeper_module
+from stepscope.recording.sleeper import Sleeper
+
+LONG_S = 20.0
+"""Longer than a test may take."""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "file"
+    path.write_bytes(b"before")
+    return path
+
+
+def test_wake_ends_the_sleep_also_when_it_came_before(file: Path) -> None:
+    sleeper = Sleeper(file)
+    sleeper.wake()
+    assert sleeper.sleep(LONG_S)
+    threading.Timer(0.05, sleeper.wake).start()
+    began = time.monotonic()
+    assert sleeper.sleep(LONG_S)
+    assert time.monotonic() - began < LONG_S / 2
+    assert not sleeper.sleep(0.0), "one wake ends one sleep"
+
+
+def test_a_change_of_the_file_ends_the_sleep_until_it_is_forgotten(file: Path) -> None:
+    sleeper = Sleeper(file)
+    assert sleeper.sees_changes
+    with file.open("ab") as opened:
+        opened.write(b"after")
+    began = time.monotonic()
+    assert not sleeper.sleep(LONG_S)
+    assert time.monotonic() - began < LONG_S / 2
+    sleeper.forget_changes()
+    sleeper.forget_changes()
+    began = time.monotonic()
+    assert not sleeper.sleep(0.05)
+    assert time.monotonic() - began >= 0.05
+
+
+class NoInotify:
+    """Stands for libc on a machine that has given out all its inotify instances."""
+
+    def inotify_init1(self, flags: int) -> int:
+        return -1
+
+
+def test_without_inotify_it_says_so_and_wakes_all_the_same(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def libc(name: Any) -> NoInotify:
+        return NoInotify()
+
+    monkeypatch.setattr(sleeper_module.ctypes, "CDLL", libc)
+    sleeper = Sleeper(file)
+    assert not sleeper.sees_changes
+    sleeper.forget_changes()
+    sleeper.wake()
+    assert sleeper.sleep(LONG_S)
+
+
+def test_its_files_are_closed_with_it(file: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    sleeper = Sleeper(file)
+    assert len(os.listdir("/proc/self/fd")) == before + 2
+    del sleeper
+    assert len(os.listdir("/proc/self/fd")) == before
