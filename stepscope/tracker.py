@@ -18,7 +18,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 
 from stepscope.diagnosis.outcome import outcome
 from stepscope.recording.recorder import Recorder
-from stepscope.recording.ring import WIDTH, Layout
+from stepscope.recording.ring import WIDTH, Layout, Ring
 from stepscope.recording.rows import RATES, SAMPLES
 from stepscope.run import RunKind, RunStatus, runs_root
 from stepscope.run.ranks import announce, find_place
@@ -63,6 +63,9 @@ class Tracker:
         self._layouts: dict[tuple[str, ...], Layout] = {}
         """By the names given to `step`: where their values go in the ring as they are."""
         self._tensor: type[Any] | None = None
+        # Looked at in every step, where each attribute of an attribute counts.
+        self._recorder: Any = live.recorder if live is not None else None
+        self._ring: Ring | None = None
         self._pid = os.getpid()
         self._error_before = getattr(sys, "last_value", None)
         self._measuring = False
@@ -90,25 +93,21 @@ class Tracker:
         `val/loss`; full names such as `val/accuracy` go into the mapping `values`. `samples` and
         `tokens` are how many this step used: they are recorded as samples and tokens per second.
         """
-        live, layout = self.live, self._layouts.get(tuple(metrics))
-        if layout is None or live is None or values is not None:
-            return self._step(values, metrics)
-        recorder, numbers = live.recorder, []
+        layout, ring = self._layouts.get(tuple(metrics)), self._ring
         # Below its gate the ring takes rows as they are: no command waits, no tensor on a GPU is
         # under way, there is room, and this is no forked child.
-        if recorder.ring.last >= recorder.ring.gate:
+        if layout is None or ring is None or ring.last >= ring.gate or values is not None:
             return self._step(values, metrics)
-        try:
-            for value in metrics.values():
-                if type(value) is not float:
-                    if type(value) is not self._tensor or not value.is_cpu:
-                        return self._step(values, metrics)
-                    value = float(value.item())
-                numbers.append(value)
-        except (TypeError, ValueError, RuntimeError):  # of a tensor that is no number
+        numbers: Collection[float] = metrics.values()
+        for value in numbers:
+            if type(value) is not float:
+                numbers = self._host_numbers(numbers)
+                break
+        if not numbers:
             return self._step(values, metrics)
-        recorder.step += 1
-        recorder.ring.put(layout, time.time(), recorder.step, numbers)
+        recorder = self._recorder
+        recorder.step = step = recorder.step + 1
+        ring.put(layout, time.time(), step, numbers)
         return None
 
     def log(self, values: Mapping[str, Any] | None = None, /, **metrics: Any) -> None:
@@ -246,6 +245,20 @@ class Tracker:
         else:
             live.train_on(None)
 
+    def _host_numbers(self, values: Collection[Any]) -> list[float]:
+        """Return floats and tensors on the CPU as numbers; nothing where another value is there."""
+        numbers = []
+        try:
+            for value in values:
+                if type(value) is not float:
+                    if type(value) is not self._tensor or not value.is_cpu:
+                        return []
+                    value = float(value.item())
+                numbers.append(value)
+        except (TypeError, ValueError, RuntimeError):  # of a tensor that is no number
+            return []
+        return numbers
+
     def _remember_layout(
         self, recorder: Recorder, names: tuple[str, ...], keys: tuple[str, ...]
     ) -> None:
@@ -255,7 +268,7 @@ class Tracker:
             return
         layout = recorder.ring.layout(keys, True)
         if layout is not None:
-            self._layouts[names] = layout
+            self._layouts[names], self._ring = layout, recorder.ring
             self._tensor = getattr(sys.modules.get("torch"), "Tensor", None)
 
 
