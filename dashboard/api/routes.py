@@ -1,5 +1,6 @@
-"""The app's own HTTP routes: read-only GET, answered from the run folder, no Streamlit session.
+"""The app's own HTTP routes, answered from the run folder, without a Streamlit session.
 
+All but `/api/command` only read.
 Handlers are plain functions, so that Starlette runs them in its worker threads: SQLite must not
 hold up the event loop that all sessions share.
 """
@@ -15,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import plotly
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from dashboard import live_chart, services
+from dashboard.api import commands
 from dashboard.api.page_token import page_token
 from dashboard.charts import series
 from stepscope.recording.recovery import recover_ended
@@ -40,19 +43,24 @@ def _json(content: Answer, status: int = 200) -> Response:
     return Response(text, status, {"Cache-Control": "no-store"}, "application/json")
 
 
-def _answering(handler: Callable[[Request], Answer]) -> Callable[[Request], Response]:
+def _tried(handler: Callable[[], Answer]) -> Response:
     """Turn an answer into JSON and an expected error into its sentence."""
+    try:
+        return _json(handler())
+    except RunError as error:
+        return _json({"error": str(error)}, 404)
+    except StoreError as error:
+        return _json({"error": str(error)}, 422)
+    except commands.NotAllowed as error:
+        return _json({"error": str(error)}, 403)
+    except ValueError as error:
+        return _json({"error": str(error)}, 400)
 
+
+def _answering(handler: Callable[[Request], Answer]) -> Callable[[Request], Response]:
     @functools.wraps(handler)
     def respond(request: Request) -> Response:
-        try:
-            return _json(handler(request))
-        except RunError as error:
-            return _json({"error": str(error)}, 404)
-        except StoreError as error:
-            return _json({"error": str(error)}, 422)
-        except ValueError as error:
-            return _json({"error": str(error)}, 400)
+        return _tried(functools.partial(handler, request))
 
     return respond
 
@@ -102,6 +110,21 @@ def get_window(request: Request) -> Answer:
         return series.window(reader, read_run(folder), axis, low, high, include_optimizer)
 
 
+async def post_command(request: Request) -> Response:
+    """`/api/command`: JSON of run, name, args and id, the id that the run's event will carry."""
+    try:
+        commands.check_origin(request)
+    except commands.NotAllowed as error:
+        return _json({"error": str(error)}, 403)
+    body = await request.body()
+    return await run_in_threadpool(_tried, functools.partial(commands.send, body))
+
+
+def no_such_route(request: Request) -> Response:
+    """Answer any other path under `/api/`, where Streamlit would give its page."""
+    return _json({"error": f"{request.url.path[:100]}: there is no such route."}, 404)
+
+
 def get_plotly(_request: Request) -> Response:
     """`/vendor/plotly.min.js`: the plotly.js that the installed plotly package brings."""
     return Response(
@@ -135,6 +158,8 @@ ROUTES = [
     Route("/api/series", get_series),
     Route("/api/window", get_window),
     Route("/api/runs", get_runs),
+    Route("/api/command", post_command, methods=["POST"]),
+    Route("/api/{path:path}", no_such_route, methods=["GET", "POST", "PUT", "PATCH", "DELETE"]),
     Route("/vendor/plotly.min.js", get_plotly),
     Route(live_chart.MODULES_PATH, get_live_module),
 ]

@@ -28,10 +28,10 @@ NO_LOSS = {
     RunKind.INIT: "No loss yet: give it to each step, as in rec.step(loss=loss).",
 }
 WAITING = {
-    RunKind.TRAINER: "Sent. Waiting for the training loop to reach the end of its step…",
-    RunKind.WATCH: "Sent. Waiting for the script's next optimizer step…",
-    RunKind.INIT: "Sent. Waiting for the script's next step…",
-    RunKind.RECORD: "Sent. Waiting for the recording…",
+    RunKind.TRAINER: "sent. Waiting for the training loop to reach the end of its step…",
+    RunKind.WATCH: "sent. Waiting for the script's next optimizer step…",
+    RunKind.INIT: "sent. Waiting for the script's next step…",
+    RunKind.RECORD: "sent. Waiting for the recording…",
 }
 
 

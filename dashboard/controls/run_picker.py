@@ -1,8 +1,4 @@
-"""The list of runs at the top of the page, and which one is shown.
-
-`st.session_state["run"]` is the shown run's id. The list box has a key of its own: Streamlit knows
-its options by their labels, and those change when a run ends.
-"""
+"""Which run the page shows; `st.session_state[RUN]` is its id."""
 
 from __future__ import annotations
 
@@ -17,13 +13,11 @@ from dashboard.services import Services
 from stepscope.run import RunInfo, is_run_id, read_only_reason
 
 RUN = "run"
-_BOX = "run_box"
-_DRAWN = "run_drawn"
 _CHOSEN = "run_chosen"
 
 
-def run_picker(server: Services, listing: Listing) -> str | None:
-    """Draw the title and the list of runs; return the picked run's id, None for none.
+def picked_run(server: Services, listing: Listing) -> str | None:
+    """Return the shown run's id, None for none.
 
     A run named in the URL wins, then the active one, then the newest live one of this machine; an
     empty page takes the next one that begins, unless somebody emptied it by hand.
@@ -34,25 +28,22 @@ def run_picker(server: Services, listing: Listing) -> str | None:
     if not state[RUN] and not state.get(_CHOSEN):
         state[RUN] = server.active_id() or newest_live(listing.runs)
     picked: str | None = state[RUN]
+    return picked
+
+
+def choices(picked: str | None, listing: Listing) -> list[tuple[str, str]]:
+    """Return the ids and labels to choose from: live runs first, then the newest."""
     names = labels(listing.runs)
     if picked and picked not in names:
         names = {picked: picked, **names}  # of an older run, or of one that is not there
-    title, picker = st.columns([1, 3], vertical_alignment="bottom")
-    title.markdown("### Stepscope")
-    if names:
-        _keep_selection(picked, names)
-        picker.selectbox(
-            "Run",
-            list(names),
-            key=_BOX,
-            index=None,
-            placeholder="Choose a recorded run",
-            format_func=lambda run_id: names.get(run_id, run_id),
-            on_change=_choose,
-            label_visibility="collapsed",
-            help="Live runs first, then the newest.",
-        )
-    return picked
+    return list(names.items())
+
+
+def choose(run_id: str | None) -> None:
+    """Show this run from now on, none for None or "": as somebody chose."""
+    if not run_id or is_run_id(run_id):
+        st.session_state[RUN] = run_id or None
+        st.session_state[_CHOSEN] = True
 
 
 def newest_live(runs: Sequence[RunInfo]) -> str | None:
@@ -60,22 +51,6 @@ def newest_live(runs: Sequence[RunInfo]) -> str | None:
     here = [run for run in runs if run.status.live and run.run_json.get("host") == _HOST]
     here.sort(key=lambda run: (read_only_reason(run) is None, run.created), reverse=True)
     return here[0].id if here else None
-
-
-def _keep_selection(picked: str | None, names: dict[str, str]) -> None:
-    """Tell the browser of the selection where it has another one, or knows it by an old label."""
-    drawn = (picked, names.get(picked or ""))
-    if st.session_state.get(_DRAWN) != drawn or st.session_state.get(_BOX) != picked:
-        st.session_state[_BOX] = picked
-        st.session_state[_DRAWN] = drawn
-
-
-def _choose() -> None:
-    chosen = st.session_state[_BOX]
-    # A label that has just changed is not found: Streamlit then gives the label for the value.
-    if chosen is None or is_run_id(chosen):
-        st.session_state[RUN] = chosen
-        st.session_state[_CHOSEN] = True
 
 
 _HOST = socket.gethostname()

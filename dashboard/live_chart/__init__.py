@@ -1,4 +1,4 @@
-"""The live page's one browser component: all live charts, numbers and events of a run.
+"""The live page's one browser component: header, numbers, charts and events of a run.
 
 It keeps its DOM for its life and polls `/api/series` for new points only, so a script run sends
 configuration, never samples. Streamlit sends a component's inline source with every message, so
@@ -9,6 +9,7 @@ component would need an installed package; Stepscope runs from a checkout.)
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,46 +46,43 @@ export default function load(component) {{
 _mount = st.components.v2.component(
     "stepscope_live",
     js=_loader("live.js", "stepscopeLive"),
-    css=(_FOLDER / "live.css").read_text(encoding="utf-8"),
+    css="".join((_FOLDER / name).read_text(encoding="utf-8") for name in ("live.css", "cards.css")),
     isolate_styles=False,
-)
-_mount_watch = st.components.v2.component(
-    "stepscope_runs", js=_loader("runs.js", "watchRuns"), isolate_styles=False
 )
 
 
 def _rerun() -> None:
-    """The callback: naming one makes `result.stale` exist; the rerun itself is enough."""
+    """The callback of `stale`: the script run that it brings is enough."""
 
 
 def live_chart(
-    run_id: str,
-    layout: dict[str, Any],
+    run_id: str | None,
+    layout: dict[str, Any] | None,
+    header: dict[str, Any],
     *,
     key: str,
     page_token: str,
-    pending_command: int | None = None,
+    on_start: Callable[[], None],
+    on_pick: Callable[[], None],
 ) -> ComponentResult:
-    """Mount the live charts of a run and return the component's result.
+    """Mount the header and, for a run, its live charts; return the component's result.
 
-    `layout` comes from `dashboard.charts.layout`. `page_token` names what the page was built
-    from: the component sets `result.stale` (for one script run) once the server names another.
-    `pending_command` is the id of a command just sent; the component then polls faster until the
-    event with that `command_id` is there.
+    `layout` comes from `dashboard.charts.layout`, `header` from `dashboard.views.live_panel`.
+    `page_token` names what the page was built from: the component runs the script again once the
+    server names another. `on_start` is called for a press on Start, `on_pick` when another run is
+    chosen, whose id is then the component's `run`.
     """
     data = {
         "run": run_id,
         "page_token": page_token,
-        "pending_command": pending_command,
         "plotly": PLOTLY_URL,
         "layout": layout,
+        "header": header,
     }
-    return _mount(key=key, data=data, on_stale_change=_rerun)
-
-
-def runs_watch(page_token: str, *, key: str) -> ComponentResult:
-    """Mount what looks out for runs on a page that shows none; draws nothing.
-
-    It runs the page again once the server names another than `page_token`.
-    """
-    return _mount_watch(key=key, data={"page_token": page_token}, on_stale_change=_rerun)
+    return _mount(
+        key=key,
+        data=data,
+        on_stale_change=_rerun,
+        on_start_change=on_start,
+        on_run_change=on_pick,
+    )

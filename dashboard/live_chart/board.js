@@ -11,9 +11,11 @@ import { latest } from "./series.js";
 export const brief = (value) => String(Number(value.toPrecision(Math.abs(value) >= 1000 ? 7 : 4)));
 
 export class Board {
-  // `unfolded(open)` is told when the optimizer's charts are opened or closed.
-  constructor(scene, unfolded) {
+  // `memoryButtons` is a node for the head of the memory chart; `unfolded(open)` is told when the
+  // optimizer's charts are opened or closed.
+  constructor(scene, memoryButtons, unfolded) {
     this.scene = scene;
+    this.memoryButtons = memoryButtons;
     this.cards = [];
     this.grids = {
       main: el("div", { class: "ss-grid ss-main" }),
@@ -87,6 +89,7 @@ export class Board {
         nodes.every((node, i) => grid.children[i] === node);
       if (!same) grid.replaceChildren(...nodes);
     }
+    this.cards.find((card) => card.spec.id === "memory")?.putInHead(this.memoryButtons);
     this.custom.hidden = !this.grids.custom.childElementCount;
     setText(this.note, layout.custom_note || "");
     this.note.hidden = !layout.custom_note;

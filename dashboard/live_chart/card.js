@@ -73,6 +73,11 @@ export class Card {
     this.stage.addEventListener("pointerleave", () => this.scene.hover(null, this));
   }
 
+  // Puts a node between the title and the chart's own tools.
+  putInHead(node) {
+    this.tools.before(node);
+  }
+
   chip(trace) {
     const value = el("span", { class: "ss-chip-value" });
     const swatch = el("i", {

@@ -1,5 +1,7 @@
-// What stands above the numbers: the status and how far the run is.
+// The row that stays in sight: which run, how it stands, how far it is, and the buttons; below it
+// what was last asked of the run, and what is wrong.
 
+import { ButtonGroup, RunPicker, StartButton } from "./commands.js";
 import { el, setAttribute, setText } from "./dom.js";
 import { clock, isNumber, withUnit } from "./format.js";
 import { latest, secondsLeft } from "./series.js";
@@ -14,79 +16,136 @@ const STATUSES = {
   crashed: ["!", "Crashed"],
 };
 
+const counted = (value) => value.toLocaleString("en-US");
+
+// "2,244 / 30,600 · 7 % · 3:03 left", as far as it is known; `share` is null where it is not.
+export function progressOf({ answer, live, ended }) {
+  const { step, total_steps: total } = answer.progress || {};
+  const share = isNumber(step) && total > 0 ? Math.min(1, step / total) : null;
+  const left = ended ? null : secondsLeft(live.steps, answer.progress);
+  const parts = [
+    isNumber(step) ? `step ${counted(step)}${isNumber(total) ? ` of ${counted(total)}` : ""}` : "",
+    share === null ? "" : `${Math.floor(100 * share)} %`,
+    left === null ? "" : `${clock(left)} left`,
+  ];
+  return { share, text: parts.filter(Boolean).join(" · ") };
+}
+
+// Epoch, time since the beginning, and what the sampler costs.
+export function detailsOf({ answer, live, ended }) {
+  const { epoch, epochs } = answer.progress || {};
+  const times = Object.values(live).map((series) => series.t.at(-1) ?? 0);
+  const elapsed = ended ? Math.max(...times, 0) : answer.now;
+  const cost = ended ? null : latest(live.samples, "sampler/cost");
+  const parts = [
+    isNumber(epoch)
+      ? `epoch ${counted(epoch)}${isNumber(epochs) ? ` of ${counted(epochs)}` : ""}`
+      : "",
+    isNumber(elapsed) ? `elapsed ${clock(elapsed)}` : "",
+    cost === null ? "" : `Stepscope: ${withUnit(cost, "s")} a sample`,
+  ];
+  return parts.filter(Boolean).join(" · ");
+}
+
 export class Header {
-  constructor() {
+  // `start()`, `pick(run)` and `send(button, args)` are called for what is pressed.
+  constructor({ start, pick, send }) {
     this.icon = el("span", { class: "ss-icon", "aria-hidden": "true" });
-    this.word = el("span", {}, "Connecting");
+    this.word = el("span", {});
     this.badge = el("span", { class: "ss-badge" }, this.icon, this.word);
     this.sentence = el("span", { class: "ss-sentence" });
-    this.cost = el("span", {
-      class: "ss-cost",
-      title: "What a reading of all counters costs the sampler.",
-    });
-    this.trouble = el("div", {
-      class: "ss-trouble",
-      role: "alert",
-      "data-testid": "trouble",
-      hidden: "",
-    });
+    this.picker = new RunPicker(pick);
+    this.progressText = el("span", { class: "ss-progress-text" });
+    this.start = new StartButton(start);
+    this.buttons = new ButtonGroup(false, send, "Run");
+    this.ack = el("span", { class: "ss-ack", role: "status", "data-testid": "ack" });
+    this.details = el("span", { class: "ss-details" });
+    this.lookOnly = el("p", { class: "ss-look-only" });
+    this.trouble = el("p", { class: "ss-trouble", role: "alert", "data-testid": "trouble" });
     this.warnings = el("div", { role: "status", "data-testid": "warnings" });
-    this.ack = el("div", { class: "ss-ack", role: "status", "data-testid": "ack", hidden: "" });
     this.fill = el("div", { class: "ss-fill" });
-    this.bar = el(
+    const progress = {
+      class: "ss-track",
+      role: "progressbar",
+      "aria-label": "Training progress",
+      "aria-valuemin": 0,
+      "aria-valuemax": 100,
+    };
+    this.bar = el("div", progress, this.fill);
+    this.node = this.build();
+    this.connection = null;
+  }
+
+  build() {
+    const status = { class: "ss-status", role: "status", "data-testid": "status" };
+    return el(
       "div",
-      {
-        class: "ss-track",
-        role: "progressbar",
-        "aria-label": "Training progress",
-        "aria-valuemin": 0,
-        "aria-valuemax": 100,
-      },
-      this.fill,
-    );
-    this.progressText = el("div", { class: "ss-progress-text" });
-    const status = el(
-      "div",
-      { class: "ss-status", role: "status", "data-testid": "status" },
-      this.badge,
-      this.sentence,
-    );
-    this.node = el(
-      "div",
-      { class: "ss-head" },
-      el("div", { class: "ss-top" }, status, this.cost),
+      { class: "ss-header", role: "region", "aria-label": "Run", "data-testid": "header" },
+      el(
+        "div",
+        { class: "ss-row" },
+        el("div", status, this.badge, this.sentence),
+        this.picker.node,
+        el("span", { "data-testid": "progress" }, this.progressText),
+        el("div", { class: "ss-actions" }, this.start.node, this.buttons.node),
+      ),
+      el("div", { class: "ss-row ss-second" }, this.ack, this.details),
+      this.lookOnly,
       this.trouble,
       this.warnings,
-      this.ack,
-      el("div", { class: "ss-progress", "data-testid": "progress" }, this.bar, this.progressText),
+      this.bar,
     );
   }
 
-  configure({ axis }) {
-    this.counts = axis === "step";
+  configure({ buttons }) {
+    this.buttons.configure(buttons);
   }
 
-  setTrouble(sentence) {
-    setText(this.trouble, sentence || "");
-    this.trouble.hidden = !sentence;
+  // Sticks below Streamlit's own bar, which lies over the page.
+  place() {
+    const bar = document.querySelector("[data-testid=stHeader]");
+    const height = bar ? bar.getBoundingClientRect().height : 0;
+    this.node.style.setProperty("--ss-top", `${height}px`);
   }
 
-  setAck(text, tone) {
-    setText(this.ack, text || "");
-    setAttribute(this.ack, "data-tone", tone || "done");
-    this.ack.hidden = !text;
+  // The sentence while the server does not answer, null once it does.
+  setConnection(sentence) {
+    this.connection = sentence;
+    this.say(this.trouble, sentence);
   }
 
-  update({ answer, live, ended }) {
-    const [icon, word] = STATUSES[answer.status] || ["?", answer.status];
+  say(node, sentence) {
+    setText(node, sentence || "");
+    node.hidden = !sentence;
+  }
+
+  update(store) {
+    const { header, answer, command } = store;
+    this.picker.update(header.runs, header.picked);
+    this.start.update(header.start, store.waitingFor === "start");
+    this.buttons.update(answer?.status, store.waitingFor);
+    setText(this.ack, command?.text || "");
+    setAttribute(this.ack, "data-tone", command?.tone || null);
+    this.say(this.lookOnly, header.look_only);
+    this.say(this.trouble, this.connection || store.unreadable);
+    this.updateStatus(store);
+    const { share, text } = answer ? progressOf(store) : { share: null, text: "" };
+    setText(this.progressText, text);
+    setText(this.details, answer ? detailsOf(store) : "");
+    this.fill.style.transform = `scaleX(${share ?? 0})`;
+    setAttribute(this.bar, "aria-valuenow", share === null ? null : Math.round(100 * share));
+    this.bar.hidden = share === null; // nobody knows how far there is to go
+  }
+
+  updateStatus({ run, answer, unreadable }) {
+    const unknown = unreadable ? ["!", "Not readable"] : ["○", "Connecting"];
+    const [icon, word] = answer ? STATUSES[answer.status] || ["?", answer.status] : unknown;
     setText(this.icon, icon);
     setText(this.word, word);
-    setAttribute(this.badge, "data-status", answer.status);
-    setText(this.sentence, answer.reason || "");
-    this.warn(answer.warnings || []);
-    const cost = ended ? null : latest(live.samples, "sampler/cost");
-    setText(this.cost, cost === null ? "" : `Stepscope: ${withUnit(cost, "s")} a sample`);
-    this.updateProgress(answer, live, ended);
+    setAttribute(this.badge, "data-status", answer?.status ?? (unreadable ? "failed" : null));
+    this.badge.hidden = !run && !unreadable;
+    setText(this.sentence, answer?.reason || "");
+    this.warn(answer?.warnings || []);
   }
 
   // Sentences that stay are left alone: a screen reader says only what is new.
@@ -97,30 +156,5 @@ export class Header {
       if (!this.warnings.children[i]) this.warnings.append(el("div", { class: "ss-warning" }));
       setText(this.warnings.children[i], sentence);
     });
-  }
-
-  updateProgress(answer, live, ended) {
-    const left = secondsLeft(live.steps, answer.progress);
-    const { step, total_steps: total, epoch, epochs } = answer.progress || {};
-    const share = isNumber(step) && total > 0 ? Math.min(1, step / total) : null;
-    this.fill.style.transform = `scaleX(${share ?? 0})`;
-    setAttribute(this.bar, "aria-valuenow", share === null ? null : Math.round(100 * share));
-    this.bar.hidden = share === null; // nobody knows how far there is to go
-    const count = (word, value, whole) => {
-      if (!isNumber(value) || !this.counts) return "";
-      const of = isNumber(whole) ? ` of ${whole.toLocaleString("en-US")}` : "";
-      return `${word} ${value.toLocaleString("en-US")}${of}`;
-    };
-    const elapsed = ended
-      ? Math.max(...Object.values(live).map((series) => series.t.at(-1) ?? 0), 0)
-      : answer.now;
-    const parts = [
-      count("step", step, total),
-      count("epoch", epoch, epochs),
-      share === null ? "" : `${Math.floor(100 * share)} %`,
-      isNumber(elapsed) ? `elapsed ${clock(elapsed)}` : "",
-      left === null || ended ? "" : `about ${clock(left)} left`,
-    ];
-    setText(this.progressText, parts.filter(Boolean).join("  ·  "));
   }
 }

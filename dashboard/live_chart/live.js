@@ -1,7 +1,8 @@
-// The view of a run: one per mounted component, from mount to unmount. It puts the parts together.
+// The view: one per mounted component, from mount to unmount. It puts the parts together.
 
 import { AxisBar } from "./axisbar.js";
 import { Board } from "./board.js";
+import { ButtonGroup, newCommandId, sendCommand } from "./commands.js";
 import { Detail } from "./detail.js";
 import { el, setAttribute } from "./dom.js";
 import { EventTable, ackText, commandOf } from "./events.js";
@@ -15,15 +16,21 @@ import { TileRow } from "./tiles.js";
 
 const PACE_MS = 500;
 const PENDING_PACE_MS = 80;
-const PENDING_MAX_MS = 5_000;
 const ENDED_PACE_MS = 1_500;
+const RUNS_PACE_MS = 1_000; // no run is shown: one may begin
 const TELL_AGAIN_MS = 5_000;
 
 class LiveView {
   constructor(parent) {
     this.polls = 0;
     this.store = new Store(() => this.moved());
-    this.header = new Header();
+    const send = (button, args) => this.send(button, args);
+    this.header = new Header({
+      start: () => this.start(),
+      pick: (run) => this.setTriggerValue("run", run),
+      send,
+    });
+    this.memoryButtons = new ButtonGroup(true, send, "Memory");
     this.tiles = new TileRow();
     this.bar = new AxisBar(this.store);
     this.table = new EventTable();
@@ -32,21 +39,24 @@ class LiveView {
       () => this.board.cards,
       () => setAttribute(this.root, "data-ready", 1),
     );
-    this.board = new Board(this.painter, (open) => this.unfold(open));
+    this.board = new Board(this.painter, this.memoryButtons.node, (open) => this.unfold(open));
     this.painter.restWhileDragging(this.board.node);
-    const trouble = (sentence) => this.header.setTrouble(sentence);
+    const trouble = (sentence) => this.header.setConnection(sentence);
     this.detail = new Detail(this.store, () => this.redraw(), trouble);
     this.poller = new Poller({
-      url: () => `/api/series?${new URLSearchParams(this.store.question())}`,
+      url: () => this.address(),
       pace: () => this.pace(),
       take: (answer) => this.take(answer),
+      refused: (sentence) => this.refused(sentence),
       trouble,
     });
-    const parts = [this.header, this.tiles, this.bar, this.board, this.table];
+    const parts = [this.tiles, this.bar, this.board, this.table];
+    this.body = el("div", { class: "ss-body" }, ...parts.map((part) => part.node));
     this.root = el(
       "div",
       { class: "ss-root", "data-testid": "stepscope-live", "data-polls": 0 },
-      ...parts.map((part) => part.node),
+      this.header.node,
+      this.body,
     );
     parent.append(this.root);
   }
@@ -57,17 +67,18 @@ class LiveView {
     this.setTriggerValue = setTriggerValue;
     this.data = data;
     this.painter.useTheme(readTheme(this.root));
-    const text = JSON.stringify(data.layout);
     const other = this.store.run !== data.run;
     if (other) this.openRun(data.run);
-    if (other || this.layoutText !== text) this.setLayout(data.layout, text);
-    if (!this.painter.Plotly) {
+    this.header.place();
+    this.setHeader(data.header);
+    const text = JSON.stringify(data.layout);
+    if (data.layout && (other || this.layoutText !== text)) this.setLayout(data.layout, text);
+    if (data.run && !this.painter.Plotly) {
       loadPlotly(data.plotly).then(
         (plotly) => this.painter.usePlotly(plotly),
-        (error) => this.header.setTrouble(error.message),
+        (error) => this.header.setConnection(error.message),
       );
     }
-    if (data.pending_command !== this.pending) this.expect(data.pending_command);
     this.redraw();
     if (other || this.store.afresh) this.poller.restart();
     else this.poller.now();
@@ -75,19 +86,28 @@ class LiveView {
 
   openRun(run) {
     this.store.open(run);
-    this.pending = null;
     this.board.clear();
     this.board.unfold(this.store.prefs.optimizer);
     this.table.clear();
-    this.header.setAck("");
     setAttribute(this.root, "data-ready", null);
+    setAttribute(this.root, "data-status", null);
     this.detail.plan();
+  }
+
+  setHeader(header) {
+    this.store.setHeader(header);
+    const text = JSON.stringify(header.buttons);
+    if (this.buttonsText !== text) {
+      this.buttonsText = text;
+      this.header.configure(header);
+      this.memoryButtons.configure(header.buttons);
+    }
+    this.showState();
   }
 
   setLayout(layout, text) {
     this.layoutText = text;
     this.store.setLayout(layout);
-    this.header.configure(layout);
     this.tiles.configure(layout.kpis);
     this.board.set(layout);
     if (this.store.answer) this.showAnswer();
@@ -101,36 +121,57 @@ class LiveView {
     this.detail.plan();
   }
 
+  // --- what is pressed: shown before anything else happens ---
+
+  start() {
+    this.store.ask(newCommandId(), "start", "Starting…");
+    this.showState();
+    this.setTriggerValue("start", newCommandId());
+  }
+
+  async send(button, args) {
+    const { store } = this;
+    const [id, run] = [newCommandId(), store.run];
+    store.ask(id, button.name, `${button.label}: ${store.layout.waiting}`);
+    this.showState();
+    this.poller.now();
+    try {
+      const { said } = await sendCommand(run, id, button.name, args);
+      if (said) store.settle(id, said, "done");
+    } catch (error) {
+      if (run === store.run) store.settle(id, error.message, "refused");
+    }
+    this.showState();
+  }
+
   // --- answers ---
 
+  address() {
+    const { store } = this;
+    if (!store.run || store.unreadable) return "/api/runs";
+    return `/api/series?${new URLSearchParams(store.question())}`;
+  }
+
   pace() {
-    if (this.pending !== null && performance.now() - this.pendingSince < PENDING_MAX_MS)
-      return PENDING_PACE_MS;
-    return this.store.ended ? ENDED_PACE_MS : PACE_MS;
-  }
-
-  expect(command) {
-    this.pending = command ?? null;
-    if (this.pending === null) return;
-    this.pendingSince = performance.now();
-    const done = this.store.events.findLast((event) => commandOf(event) === command);
-    if (done) this.acknowledge(done);
-    else this.header.setAck(this.data.layout.waiting, "waiting");
-  }
-
-  acknowledge(event) {
-    if (commandOf(event) === this.pending) this.pendingSince = -PENDING_MAX_MS;
-    this.header.setAck(ackText(event), event.data?.ok === false ? "refused" : "done");
+    const { store } = this;
+    if (store.waitingFor && store.run) return PENDING_PACE_MS;
+    if (!store.run || store.unreadable) return RUNS_PACE_MS;
+    return store.ended ? ENDED_PACE_MS : PACE_MS;
   }
 
   take(answer) {
+    if (answer.series) this.takeSeries(answer);
+    this.tellStale(answer.page_token);
+  }
+
+  takeSeries(answer) {
     const { store } = this;
     const [before, axis, first] = [store.extent(), store.axis, !store.answer];
     const fresh = store.take(answer);
     if (first) this.detail.plan(); // a zoom kept from before a reload
-    if (fresh.length) this.showEvents(fresh);
+    if (fresh.length) this.table.add(fresh, store.layout.metrics, store.events.length);
+    if (!first) this.acknowledge(fresh);
     this.showAnswer();
-    this.tellStale(answer.page_token);
     this.polls += 1;
     setAttribute(this.root, "data-polls", this.polls);
     setAttribute(this.root, "data-status", answer.status);
@@ -140,26 +181,39 @@ class LiveView {
     else this.painter.markStale(before, fresh.length > 0, new Set(Object.keys(answer.series)));
   }
 
+  // Shows what became of a command, also of one from another tab.
+  acknowledge(fresh) {
+    for (const event of fresh) {
+      const tone = event.data?.ok === false ? "refused" : "done";
+      if (commandOf(event) !== null) this.store.settle(commandOf(event), ackText(event), tone);
+    }
+  }
+
+  refused(sentence) {
+    this.store.setUnreadable(`${sentence} Choose another run, or start one.`);
+    this.showState();
+  }
+
   showAnswer() {
-    this.header.update(this.store);
+    this.showState();
     this.tiles.update(this.store);
     this.board.refresh(this.store.live.steps);
   }
 
-  showEvents(fresh) {
-    this.table.add(fresh, this.store.layout.metrics, this.store.events.length);
-    const answered = fresh.findLast((event) => commandOf(event) !== null);
-    if (answered) this.acknowledge(answered);
+  showState() {
+    const { store } = this;
+    this.header.update(store);
+    this.memoryButtons.update(store.answer?.status, store.waitingFor);
+    this.body.hidden = !store.run || Boolean(store.unreadable);
   }
 
   // The page around the charts is of before: it runs again. Said once, and again should it not hear.
   tellStale(token) {
     const now = performance.now();
-    if (
-      token === this.data.page_token ||
-      (token === this.told && now - this.toldAt < TELL_AGAIN_MS)
-    )
-      return;
+    const { run, unreadable } = this.store;
+    const listing = this.data.page_token.split("-")[0];
+    const known = run && !unreadable ? this.data.page_token : listing;
+    if (token === known || (token === this.told && now - this.toldAt < TELL_AGAIN_MS)) return;
     [this.told, this.toldAt] = [token, now];
     this.setTriggerValue("stale", token);
   }

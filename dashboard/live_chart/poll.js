@@ -5,29 +5,36 @@ import { short } from "./format.js";
 const TIMEOUT_MS = 10_000;
 const MAX_BACKOFF_MS = 8_000;
 
+// An answer that would be the same if asked again: there is no such run, or it cannot be read.
+export class Refusal extends Error {}
+
 // The answer as JSON; throws an Error whose message is a sentence for the reader.
-export async function ask(url, signal) {
+export async function ask(url, signal = null, options = {}) {
   const timeout = AbortSignal.timeout(TIMEOUT_MS);
   let response;
   try {
-    response = await fetch(url, { cache: "no-store", signal: AbortSignal.any([signal, timeout]) });
+    const any = signal ? AbortSignal.any([signal, timeout]) : timeout;
+    response = await fetch(url, { cache: "no-store", ...options, signal: any });
   } catch (error) {
-    if (signal.aborted) throw error;
+    if (signal?.aborted) throw error;
     throw new Error(
       "The dashboard's server does not answer; training and recording go on without it.",
     );
   }
   const body = await response.json().catch(() => null);
-  if (!response.ok || !body)
-    throw new Error(body?.error || `The server answered ${response.status}.`);
-  return body;
+  if (response.ok && body) return body;
+  const sentence = body?.error || `The server answered ${response.status}.`;
+  throw response.status >= 400 && response.status < 500
+    ? new Refusal(sentence)
+    : new Error(sentence);
 }
 
 export class Poller {
   // `url()` gives the next address, `pace()` the pause in ms, `take(answer)` gets each answer,
-  // `trouble(sentence or null)` the state of the connection.
-  constructor({ url, pace, take, trouble }) {
-    Object.assign(this, { url, pace, take, trouble });
+  // `refused(sentence)` an answer that stays so, `trouble(sentence or null)` the state of the
+  // connection.
+  constructor({ url, pace, take, refused, trouble }) {
+    Object.assign(this, { url, pace, take, refused, trouble });
     this.failures = 0;
     this.timer = 0;
     this.abort = null;
@@ -64,9 +71,14 @@ export class Poller {
       this.failures = 0;
     } catch (error) {
       if (abort.signal.aborted) return;
-      this.failures += 1;
-      const pause = this.backoff();
-      this.trouble(`${error.message} Trying again in ${short(pause / 1000)} s.`);
+      if (error instanceof Refusal) {
+        this.failures = 0;
+        this.trouble(null);
+        this.refused(error.message);
+      } else {
+        this.failures += 1;
+        this.trouble(`${error.message} Trying again in ${short(this.backoff() / 1000)} s.`);
+      }
     }
     if (this.abort !== abort) return;
     this.abort = null;

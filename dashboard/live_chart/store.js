@@ -6,6 +6,7 @@ import { cursorText, mergeSeries } from "./series.js";
 
 const MAX_EVENTS = 2000;
 const ENDED = new Set(["finished", "stopped", "failed", "crashed"]);
+const WAITING_MAX_MS = 5_000;
 const MIN_SPAN = { step: 2, time: 0.05 };
 const DEFAULTS = {
   axis: "step",
@@ -20,6 +21,8 @@ export class Store {
   // `moved()` is called when another part of the horizontal axis is shown.
   constructor(moved) {
     this.moved = moved;
+    this.header = null; // what the page's script knows: runs, buttons, what is in the way
+    this.shownError = null; // id of the script's last error
     this.open(null);
   }
 
@@ -32,7 +35,18 @@ export class Store {
     this.events = [];
     this.answer = null; // the newest one
     this.afresh = false; // the next poll asks for all rows
+    this.unreadable = null; // why the run cannot be shown
+    this.command = null; // the last button pressed: {id, name, text, tone, at}
     this.prefs = { ...DEFAULTS, hidden: [], ...stored(run) };
+  }
+
+  setHeader(header) {
+    this.header = header;
+    this.unreadable = header.trouble;
+    const { error } = header;
+    if (!error || error.id === this.shownError) return;
+    this.shownError = error.id;
+    this.command = { id: null, name: null, text: error.text, tone: "refused", at: 0 };
   }
 
   setLayout(layout) {
@@ -43,6 +57,32 @@ export class Store {
   get ended() {
     return ENDED.has(this.answer?.status);
   }
+
+  // The server has said that there is nothing to show, and why.
+  setUnreadable(sentence) {
+    this.unreadable = sentence;
+  }
+
+  // --- what was asked of the run: drawn at once, confirmed or refused later ---
+
+  ask(id, name, text) {
+    this.command = { id, name, text, tone: "waiting", at: performance.now() };
+  }
+
+  // The outcome of a command; of an older one than the last it is not shown.
+  settle(id, text, tone) {
+    if (this.command && this.command.id > id) return;
+    this.command = { id, name: null, text, tone, at: 0 };
+  }
+
+  // The name of the command that the run has not answered yet, for a while.
+  get waitingFor() {
+    const { command } = this;
+    const fresh = command?.tone === "waiting" && performance.now() - command.at < WAITING_MAX_MS;
+    return fresh ? command.name : null;
+  }
+
+  // --- polling ---
 
   // What the next poll asks for.
   question() {

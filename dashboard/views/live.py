@@ -3,12 +3,10 @@
 import streamlit as st
 
 from dashboard import services
-from dashboard.api.page_token import page_token
 from dashboard.charts.content import run_kind
 from dashboard.controls import sidebar as controls
-from dashboard.controls.command_bar import show_error
 from dashboard.controls.run_labels import run_name
-from dashboard.controls.run_picker import run_picker
+from dashboard.controls.run_picker import picked_run
 from dashboard.format import escape_markdown
 from dashboard.views.live_panel import live_panel
 from dashboard.views.panels import empty_page
@@ -24,7 +22,7 @@ found = server.devices()
 
 link_problems = controls.load_link(found)
 listing = server.index.fresh()
-picked = run_picker(server, listing)
+picked = picked_run(server, listing)
 run, trouble = None, None
 try:
     run = read_run(server.folder(picked)) if picked else None
@@ -37,8 +35,6 @@ config, problems = controls.sidebar(
 )
 for problem in link_problems:
     st.warning(f"The link could not be followed in full: {problem}", icon=":material/link_off:")
-if trouble:
-    show_error(trouble)
 params = controls.link_params(config, found.devices)
 if picked:
     params["run"] = picked
@@ -48,7 +44,7 @@ if params != st.query_params.to_dict():
 note = run.run_json.get("note") if run else None
 if note:
     st.caption(f":material/inventory_2: {escape_markdown(str(note))}")
-live_panel(server, config, problems, run.folder if run else None, page_token(listing, run))
+live_panel(server, config, problems, listing, run, trouble)
 if run is None:
     empty_page(server, found)
 else:

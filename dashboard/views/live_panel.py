@@ -1,60 +1,68 @@
-"""The buttons and the live charts: the part of the page that a click runs again."""
+"""The header and the live charts: one component in the browser, and what it asks of this page."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 
 import streamlit as st
 
+from dashboard.api.page_token import page_token
 from dashboard.charts.content import run_content
 from dashboard.charts.layout import layout
-from dashboard.controls.command_bar import PENDING, STARTED, command_bar, send_asked, show_error
-from dashboard.live_chart import live_chart, runs_watch
+from dashboard.controls.actions import buttons, start_button
+from dashboard.controls.run_picker import RUN, choices, choose
+from dashboard.live_chart import live_chart
+from dashboard.run_index import Listing
 from dashboard.services import Services
-from stepscope.run import RunError, RunInfo, read_run
+from stepscope.run import RunError, RunInfo, read_only_reason
 from trainer.config import Problem, RunConfig
 
+ERROR = "command_error"
+"""In the session's state: a sentence that the header shows once, as after a refused Start."""
+KEY = "live"
 
-@st.fragment
+
 def live_panel(
     server: Services,
     config: RunConfig,
     problems: Sequence[Problem],
-    folder: Path | None,
-    page_token: str,
+    listing: Listing,
+    run: RunInfo | None,
+    trouble: str | None = None,
 ) -> None:
-    """Draw the buttons and, for a run, its charts; `page_token` names what is around them.
-
-    A fragment, because a click must be answered while training holds the interpreter most of the
-    time: running the sidebar again would take five times as long.
-    """
-    if st.session_state.pop(STARTED, False):
-        st.rerun()  # the whole page: it has another run to show
-    run = _read(folder)
-    buttons = st.container()
-    if run is not None:
-        result = live_chart(
-            run.id,
-            layout(run_content(run)),
-            key="live",
-            page_token=page_token,
-            pending_command=st.session_state.get(PENDING),
-        )
-    else:
-        result = runs_watch(page_token, key="runs")
-    if result.stale:
-        # A run began or ended, or this one has more to show: the whole page is of before.
-        st.rerun()
-    # After the charts, whose message holds the answer to the click.
-    with buttons:
-        command_bar(server, config, problems, run)
-    send_asked(run)
+    """Draw the header row and, for a run, its charts; `trouble` says why the picked one is not
+    there."""
+    picked = st.session_state.get(RUN)
+    error = st.session_state.pop(ERROR, None)
+    header = {
+        "runs": choices(picked, listing),
+        "picked": picked,
+        "start": start_button(server.active_id(), problems),
+        "buttons": buttons(run),
+        "look_only": read_only_reason(run) if run is not None and run.status.live else None,
+        "trouble": trouble,
+        # Numbered, so that the same sentence is shown again.
+        "error": {"id": time.time_ns() // 1000, "text": error} if error else None,
+    }
+    live_chart(
+        run.id if run else None,
+        layout(run_content(run)) if run else None,
+        header,
+        key=KEY,
+        page_token=page_token(listing, run),
+        on_start=partial(_start, server, config),
+        on_pick=_pick,
+    )
 
 
-def _read(folder: Path | None) -> RunInfo | None:
+def _start(server: Services, config: RunConfig) -> None:
     try:
-        return read_run(folder) if folder else None
-    except RunError as error:
-        show_error(str(error))
-        return None
+        st.session_state[RUN] = server.start(config).name
+    except (RunError, OSError) as error:
+        st.session_state[ERROR] = f"The run could not start. {error}"
+
+
+def _pick() -> None:
+    choose(st.session_state[KEY].run)

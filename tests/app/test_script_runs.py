@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-import sqlite3
-import subprocess
-import sys
-import time
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from streamlit.testing.v1 import AppTest
 
 from dashboard import services
 from dashboard.controls import run_picker
-from dashboard.controls.command_bar import ASKED
 from stepscope.recording.recorder import CommandName, Recorder
-from stepscope.run import STALE_S, RunKind, RunStatus, read_run
-from stepscope.store import STORE_NAME
-from tests.app.test_live_view import component, label, text_of
+from stepscope.run import RunKind, RunStatus, read_run
+from tests.app.test_live_view import component, header, label, shown_run, text_of, trigger
 
 OpenPage = Callable[..., AppTest]
 WATCHED = {
@@ -63,91 +54,45 @@ def write(folder: Path, **run_info: Any) -> None:
     (folder / "run.json").write_text(json.dumps(known | run_info))
 
 
-def commands(folder: Path) -> list[tuple[str, ...]]:
-    """What was asked of a run."""
-    with closing(sqlite3.connect(folder / STORE_NAME)) as connection:
-        return connection.execute("SELECT name FROM commands").fetchall()
-
-
 def buttons(app: AppTest) -> set[str]:
-    """The labels of the command buttons that can be pressed."""
-    return {widget.label for widget in app.button if not widget.disabled} - {"Start"}
+    """The labels of the buttons that can be pressed now."""
+    folder = services.get().folder(component(app)["run"])
+    status = str(read_run(folder).status)
+    told = header(app)["buttons"]
+    return {each["label"] for each in told if each["when"].get(status, "not drawn") is None}
 
 
 def test_a_watched_run_is_picked_by_itself_and_its_buttons_are_those_it_answers(
     page: OpenPage, begin: Callable[..., Recorder]
 ) -> None:
-    folder = begin("one").folder
+    begin("one")
     app = page()
     assert component(app)["run"] == "one"
     assert app.query_params["run"] == "one"
-    assert label(app, "selectbox", "Run").options[0].startswith("● train.py · watched · running")
+    assert shown_run(app).startswith("● train.py · watched · running")
     assert buttons(app) == {
         "Pause",
         "Stop",
         "Empty cache",
         "Reset peak stats",
         "Collect garbage",
-        "Mark event",
+        "Mark",
     }
-    assert "saves its own checkpoints" in label(app, "button", "Save checkpoint").help
-    assert "needs CUDA" in label(app, "button", "Memory snapshot").help
-    assert "As Ctrl-C" in label(app, "button", "Stop").help
     assert "are not those of train.py" in text_of(app)
-    for _ in range(2):  # it stays enabled: the second press acts harder
-        label(app, "button", "Stop").click().run()
-        assert not app.exception
-    assert commands(folder) == [("stop",), ("stop",)]
-
-
-def test_the_third_stop_ends_a_script_that_hears_none(
-    page: OpenPage, begin: Callable[..., Recorder]
-) -> None:
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as script:
-        folder = begin("deaf").folder
-        started = psutil.Process(script.pid).create_time()
-        silent = time.time() - 2 * STALE_S
-        write(folder, pid=script.pid, pid_started=started, heartbeat=silent)
-        os.utime(folder / "run.json", (silent, silent))
-        app = page(run="deaf")
-        for clicks in range(1, 4):
-            assert script.poll() is None
-            label(app, "button", "Stop").click().run()
-            assert not app.exception
-            assert len(commands(folder)) == min(clicks, 2)
-        assert script.wait(10) == -9
-    assert "it had not answered for" in app.warning[0].value
-    assert read_run(folder).status is RunStatus.STOPPED
 
 
 @pytest.mark.parametrize(
     ("run_json", "word"), [({"user": "eve"}, "user eve"), ({"host": "elsewhere"}, "host elsewhere")]
 )
-def test_a_run_of_others_is_look_only_also_for_a_browser_that_enables_its_buttons(
+def test_a_run_of_others_is_look_only(
     page: OpenPage, begin: Callable[..., Recorder], run_json: dict[str, str], word: str
 ) -> None:
-    folder = begin("theirs").folder
-    write(folder, **run_json)
+    write(begin("theirs").folder, **run_json)
     app = page(run="theirs")
     assert component(app)["run"] == "theirs"
     assert buttons(app) == set()
-    assert f"belongs to the {word}" in text_of(app)
-    assert label(app, "selectbox", "Run").options[0].count("@") == 1
-    app.session_state[ASKED] = [(1, "theirs", CommandName.STOP, {})]
-    app.run()
-    assert "Stop was not sent: This run belongs" in app.error[0].value
-    assert commands(folder) == []
-
-
-def test_a_click_meant_for_another_run_is_not_sent(
-    page: OpenPage, begin: Callable[..., Recorder]
-) -> None:
-    folder = begin("one").folder
-    app = page(run="one")
-    app.session_state[ASKED] = [(1, "two", CommandName.STOP, {})]
-    app.run()
-    assert "meant for two" in app.error[0].value
-    assert commands(folder) == []
+    assert f"belongs to the {word}" in header(app)["look_only"]
+    assert shown_run(app).count("@") == 1
 
 
 def test_a_page_without_a_run_takes_ours_before_those_of_others(
@@ -169,10 +114,10 @@ def test_an_empty_page_takes_the_run_that_begins_unless_emptied_by_hand(
     app.run()  # what the component in the browser asks for, because `page` is another
     assert component(app)["run"] == "one"
     assert component(app)["page_token"] != first
-    label(app, "selectbox", "Run").set_value(None).run()
-    assert set(component(app)) == {"page_token"}
+    trigger(app, "run", "")
+    assert component(app)["run"] is None
     app.run()
-    assert set(component(app)) == {"page_token"}
+    assert component(app)["run"] is None
 
 
 def test_the_selection_stays_when_its_run_ends_and_its_label_changes(
@@ -182,12 +127,13 @@ def test_the_selection_stays_when_its_run_ends_and_its_label_changes(
     app = page(run="one")
     write(folders[0], status="finished", ended=2e9)
     app.run()
-    box = label(app, "selectbox", "Run")
-    assert component(app)["run"] == "one"
-    assert box.options[0].startswith("● train.py")  # what lives comes first
-    assert "finished" in box.options[1]
-    assert box.value == "one"
-    box.select("two").run()
+    (_, first), (last, second) = header(app)["runs"]
+    assert component(app)["run"] == last == "one"
+    assert first.startswith("● train.py")  # what lives comes first
+    assert "finished" in second
+    trigger(app, "run", "two")
+    assert component(app)["run"] == "two"
+    trigger(app, "run", "../etc")  # no choice of the list
     assert component(app)["run"] == "two"
     assert app.query_params["run"] == "two"
 
@@ -196,7 +142,7 @@ def test_before_its_first_step_a_script_can_be_stopped_and_marked(
     page: OpenPage, begin: Callable[..., Recorder]
 ) -> None:
     begin("one", RunStatus.PENDING)
-    assert buttons(page(run="one")) == {"Stop", "Mark event"}
+    assert buttons(page(run="one")) == {"Stop", "Mark"}
 
 
 def test_a_recording_has_the_machines_charts_and_no_training(
@@ -204,7 +150,7 @@ def test_a_recording_has_the_machines_charts_and_no_training(
 ) -> None:
     begin("rec", kind=RunKind.RECORD, commands=["mark", "stop"], devices=[GPU], script=None)
     app = page(run="rec")
-    assert buttons(app) == {"Stop", "Mark event"}
+    assert buttons(app) == {"Stop", "Mark"}
     made = component(app)["layout"]
     assert [chart["id"] for chart in made["charts"]] == [
         "utilization",

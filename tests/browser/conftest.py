@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, ConsoleMessage, Page
 
 ROOT = Path(__file__).resolve().parents[2]
 ARTIFACTS = ROOT / "test-artifacts"
@@ -93,10 +93,16 @@ def open_page(
     pages: list[Page] = []
     errors: list[str] = []
 
-    def open_one(path: str = "/") -> Page:
+    def note(message: ConsoleMessage, expected: str | None) -> None:
+        known = expected is not None and expected in message.text
+        if message.type == "error" and not known:
+            errors.append(message.text)
+
+    def open_one(path: str = "/", expected: str | None = None) -> Page:
+        """Open a page; `expected` is in the console's errors that the test is about."""
         page = context.new_page()
         page.set_default_timeout(20_000)
-        page.on("console", lambda m: errors.append(m.text) if m.type == "error" else None)
+        page.on("console", lambda m: note(m, expected))
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.goto(server.url + path)
         pages.append(page)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
+from stepscope.recording.recorder import Recorder
 from stepscope.run import RunStatus, read_run
 from stepscope.store import EventRow, RunReader
 from tests.browser.conftest import Server
@@ -69,8 +70,8 @@ def test_start_and_watch_the_loss_fall(open_page: OpenPage, server: Server) -> N
     choose(page, "Precision", "bf16")
     expect(page).to_have_url(re.compile("precision=bf16"))
     choose(page, "Precision", "fp32")
-    for name in ("Pause", "Resume", "Stop", "Empty cache", "Mark event"):
-        expect(button(page, name)).to_be_disabled()
+    for name in ("Pause", "Resume", "Stop", "Empty cache", "Mark"):
+        expect(button(page, name)).to_have_count(0)
     # What a CPU cannot do is disabled, and the reason stands beside it.
     expect(page.get_by_text("TF32 is a mode of NVIDIA tensor cores")).to_be_visible()
     start(page)
@@ -94,7 +95,7 @@ def test_start_and_watch_the_loss_fall(open_page: OpenPage, server: Server) -> N
         ("Reset peak stats", "reset_peaks", {"before", "after"}),
         ("Collect garbage", "collect_garbage", {"before", "after", "objects"}),
         ("Save checkpoint", "save_checkpoint", {"path", "bytes"}),
-        ("Mark event", "mark", {"after"}),
+        ("Mark", "mark", {"after"}),
     ],
 )
 def test_a_button_acts_and_leaves_a_marker_with_numbers(
@@ -102,8 +103,9 @@ def test_a_button_acts_and_leaves_a_marker_with_numbers(
 ) -> None:
     page = open_page(LONG)
     start(page)
-    expect(button(page, name)).to_be_enabled()
     button(page, name).click()
+    if kind == "mark":
+        page.keyboard.press("Enter")
     expect(page.get_by_test_id("ack")).to_contain_text("done at step")
     (event,) = [event for event in events(server) if event.kind == kind]
     assert event.data["ok"] is True
@@ -128,6 +130,77 @@ def test_pause_holds_serves_buttons_and_resumes(open_page: OpenPage, server: Ser
     button(page, "Resume").click()
     expect(page.get_by_test_id("status")).to_contain_text("Running")
     wait_until(lambda: number(page, "step") > held, page)
+
+
+def test_the_header_stays_in_sight_and_works_by_keyboard(
+    open_page: OpenPage, server: Server
+) -> None:
+    page = open_page(LONG)
+    start(page)
+    page.get_by_text("Settings and environment").scroll_into_view_if_needed()
+    expect(button(page, "Stop")).to_be_in_viewport()
+    expect(page.get_by_test_id("chart-loss")).not_to_be_in_viewport()
+    expect(button(page, "Start")).to_have_attribute("title", re.compile("One run at a time"))
+    button(page, "Pause").focus()
+    for _ in range(2):
+        page.keyboard.press("Tab")
+    page.keyboard.press("Enter")  # Mark: its box opens and takes the focus
+    page.keyboard.type("by hand")
+    page.keyboard.press("Enter")
+    expect(page.get_by_test_id("ack")).to_contain_text("by hand — done at step")
+    expect(button(page, "Mark")).to_be_focused()
+    page.keyboard.press("Enter")
+    page.keyboard.press("Escape")
+    expect(page.get_by_label("Event text")).to_be_hidden()
+
+
+def test_a_press_is_shown_before_the_server_answers(open_page: OpenPage, server: Server) -> None:
+    page = open_page(LONG)
+    start(page)
+    page.route("**/api/command", lambda route: None)  # which keeps it waiting
+    button(page, "Pause").click()
+    expect(page.get_by_test_id("ack")).to_contain_text("Pause: sent.", timeout=100)
+    expect(button(page, "Pause")).to_have_attribute("aria-busy", "true")
+    page.unroute("**/api/command")
+    refused = {"status": 403, "json": {"error": "Stop was not sent: because."}}
+    page.route("**/api/command", lambda route: route.fulfill(**refused))
+    button(page, "Stop").click()
+    expect(page.get_by_test_id("ack")).to_have_text("Stop was not sent: because.")
+    expect(page.get_by_test_id("status")).to_contain_text("Running")
+    page.unroute("**/api/command")
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_nothing_of_the_header_is_cut(open_page: OpenPage, server: Server, width: int) -> None:
+    page = open_page(LONG)
+    start(page)
+    page.set_viewport_size({"width": width, "height": 800})
+    header = page.get_by_test_id("header")
+    cut = """node => [...node.querySelectorAll("button, span, select")].filter((part) =>
+        part.checkVisibility() && (part.getBoundingClientRect().right > innerWidth ||
+        part.tagName !== "SELECT" && part.scrollWidth > part.clientWidth + 1 &&
+        getComputedStyle(part).display !== "inline")).map((part) => part.outerHTML)"""
+    assert header.evaluate(cut) == []
+
+
+def test_a_store_that_cannot_be_read_ends_in_what_to_do(
+    open_page: OpenPage, server: Server
+) -> None:
+    folder = server.runs / "damaged"
+    folder.mkdir(parents=True)
+    Recorder(folder, name="damaged").close(RunStatus.FINISHED)
+    (folder / "rank0.sqlite").write_bytes(b"x" * 5000)
+    page = open_page("/?run=damaged", expected="422")
+    trouble = page.get_by_test_id("trouble")
+    expect(trouble).to_contain_text("not a readable Stepscope store", timeout=30_000)
+    expect(trouble).to_contain_text("Choose another run, or start one")
+    expect(page.get_by_test_id("status")).to_contain_text("Not readable")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.wait_for_timeout(2500)
+    assert not [url for url in asked if "/api/series" in url]
+    start(page)  # another run is shown as ever
+    expect(trouble).to_be_hidden()
 
 
 def drag_zoom(page: Page, chart: str) -> None:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import sqlite3
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 import streamlit as st
 from starlette.testclient import TestClient
@@ -14,7 +22,8 @@ from starlette.testclient import TestClient
 from app import app
 from dashboard import live_chart, services
 from stepscope.recording.recorder import Recorder
-from stepscope.run import RunStatus
+from stepscope.run import STALE_S, RunKind, RunStatus, read_run
+from stepscope.store import STORE_NAME
 from tests.integration.test_ring_recovery import killed_run
 
 
@@ -127,6 +136,128 @@ def test_plotly_comes_gzipped_from_the_installed_package(client: TestClient) -> 
     assert answer.headers["content-encoding"] == "gzip"
     assert b"plotly.js v" in answer.content[:200]
     assert int(answer.headers["content-length"]) < 2_000_000
+
+
+def live_run(folder: Path, **run_info: Any) -> Path:
+    """A watched script's run that counts as live until something else is written."""
+    folder.mkdir()
+    recorder = Recorder(folder, name="train")
+    recorder.describe(kind=RunKind.WATCH, commands=["stop", "mark", "pause"])
+    recorder.set_status(RunStatus.RUNNING)
+    recorder.log(1, {"train/loss": 1.0})
+    recorder.close(RunStatus.RUNNING)
+    write(folder, status="running", ended=None, **run_info)
+    return folder
+
+
+def write(folder: Path, **run_info: Any) -> None:
+    known = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(known | run_info))
+
+
+def asked(folder: Path) -> list[tuple[int, str, str]]:
+    """The id, name and arguments of what was asked of a run."""
+    with closing(sqlite3.connect(folder / STORE_NAME)) as connection:
+        return connection.execute("SELECT id, name, args FROM commands").fetchall()
+
+
+def press(client: TestClient, run: str, name: str, number: int = 1, **more: Any) -> Any:
+    body = {"run": run, "name": name, "args": {}, "id": number} | more
+    return client.post("/api/command", json=body, headers={"X-Stepscope": "1"})
+
+
+def test_a_button_becomes_a_command_in_the_run_folder(client: TestClient, runs: Path) -> None:
+    folder = live_run(runs / "live")
+    assert press(client, "live", "pause", 7).json() == {"said": None}
+    assert press(client, "live", "mark", 8, args={"text": " <b> "}).status_code == 200
+    assert press(client, "live", "mark", 9, args={"text": ""}).status_code == 200
+    marks = [(8, "mark", '{"text": "<b>"}'), (9, "mark", '{"text": "marked"}')]
+    assert asked(folder) == [(7, "pause", "{}"), *marks]
+    again = press(client, "live", "pause", 7)  # the id is taken
+    assert (again.status_code, len(asked(folder))) == (422, 3)
+
+
+@pytest.mark.parametrize(
+    ("changed", "status", "word"),
+    [
+        ({"run": "absent"}, 404, "Pick one"),
+        ({"run": "../etc"}, 404, "name of a run folder"),
+        ({"run": 3}, 400, "run:"),
+        ({"name": "rm"}, 400, "name:"),
+        ({"name": ["stop"]}, 400, "name:"),
+        ({"id": "1"}, 400, "id:"),
+        ({"id": 2**60}, 400, "id:"),
+        ({"id": True}, 400, "id:"),
+        ({"args": {"text": "x"}}, 400, "args:"),
+        ({"name": "mark", "args": {"text": "x" * 201}}, 400, "at most 200"),
+        ({"name": "mark", "args": {"text": "x" * 9000}}, 400, "bytes"),
+        ({"run": "one"}, 403, "Stop was not sent: the run has ended"),
+        ({"run": "theirs"}, 403, "Stop was not sent: This run belongs to the user eve"),
+        ({"name": "save_checkpoint"}, 403, "Save checkpoint was not sent: this run does not"),
+        ({"name": "resume"}, 403, "does not answer it"),
+    ],
+)
+def test_a_command_that_cannot_be_sent_is_refused_in_a_sentence(
+    client: TestClient, runs: Path, changed: dict[str, Any], status: int, word: str
+) -> None:
+    for name, more in (("quiet", {}), ("theirs", {"user": "eve"})):
+        if not (runs / name).exists():
+            live_run(runs / name, **more)
+    answer = press(client, **{"run": "quiet", "name": "stop", **changed})
+    assert answer.status_code == status
+    assert word in answer.json()["error"]
+    assert asked(runs / "quiet") == asked(runs / "theirs") == []
+
+
+@pytest.mark.parametrize(
+    ("headers", "word"),
+    [
+        ({"content-type": "text/plain", "x-stepscope": "1"}, "Content-Type"),
+        ({"content-type": "application/x-www-form-urlencoded", "x-stepscope": "1"}, "Content-Type"),
+        ({"content-type": "application/json"}, "X-Stepscope"),
+        ({"origin": "http://evil.example"}, "Origin"),
+        ({"origin": "null"}, "Origin"),
+        ({"origin": "http://localhost:9"}, "Origin"),
+    ],
+)
+def test_a_foreign_page_cannot_press_a_button(
+    client: TestClient, runs: Path, headers: dict[str, str], word: str
+) -> None:
+    folder = runs / "guarded"
+    if not folder.exists():
+        live_run(folder)
+    ours = {"content-type": "application/json", "x-stepscope": "1"}
+    body = json.dumps({"run": "guarded", "name": "stop", "args": {}, "id": 1})
+    given = ours | headers if "origin" in headers else headers
+    answer = client.post("/api/command", content=body, headers=given)
+    assert answer.status_code == 403
+    assert word in answer.json()["error"]
+    assert asked(folder) == []
+    own = ours | {"origin": "http://localhost"}
+    assert client.post("/api/command", content="{", headers=own).status_code == 400
+
+
+def test_the_third_stop_ends_a_script_that_hears_none(client: TestClient, runs: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as script:
+        silent = time.time() - 2 * STALE_S
+        started = psutil.Process(script.pid).create_time()
+        folder = live_run(runs / "deaf", pid=script.pid, pid_started=started, heartbeat=silent)
+        os.utime(folder / "run.json", (silent, silent))
+        for clicks in range(1, 4):
+            assert script.poll() is None
+            said = press(client, "deaf", "stop", clicks).json()["said"]
+            assert len(asked(folder)) == min(clicks, 2)
+        assert script.wait(10) == -9
+    assert "it had not answered for" in said
+    assert read_run(folder).status is RunStatus.STOPPED
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+@pytest.mark.parametrize("path", ["/api/absent", "/api/", "/api/series/more"])
+def test_an_unknown_route_is_answered_404(client: TestClient, method: str, path: str) -> None:
+    answer = client.request(method, path)
+    assert answer.status_code == 404
+    assert path in answer.json()["error"]
 
 
 def test_a_module_of_the_live_chart_is_kept_by_its_version(client: TestClient) -> None:

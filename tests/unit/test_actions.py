@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from dashboard.controls.actions import ACTIONS, help_of, refusal, supported_commands
+from dashboard.controls.actions import buttons, refusal, start_button, supported_commands
 from stepscope.recording.recorder import CommandName
 from stepscope.run import RunInfo, RunStatus, user_name
+from trainer.config import Problem
 
 SCRIPT = [name for name in CommandName if name is not CommandName.SAVE_CHECKPOINT]
-BY_NAME = {action.name: action for action in ACTIONS}
 
 
 def run(status: RunStatus = RunStatus.RUNNING, **run_info: Any) -> RunInfo:
@@ -33,16 +33,9 @@ def test_a_run_that_lists_nothing_answers_all_but_the_snapshot() -> None:
 def test_only_what_a_run_answers_can_be_asked() -> None:
     watched = run(kind="watch", commands=[str(name) for name in SCRIPT], device="GPU-1")
     assert possible(watched) == set(SCRIPT) - {CommandName.RESUME}
-    assert "own checkpoints" in str(refusal(CommandName.SAVE_CHECKPOINT, watched))
     recording = run(kind="record", commands=["mark", "stop"])
     assert possible(recording) == {CommandName.MARK, CommandName.STOP}
-    assert "no training" in str(refusal(CommandName.PAUSE, recording))
-
-
-@pytest.mark.parametrize(("device", "word"), [("cpu", "CPU"), (None, "no optimizer step yet")])
-def test_a_snapshot_needs_cuda(device: str | None, word: str) -> None:
-    watched = run(kind="watch", commands=["stop"], **({"device": device} if device else {}))
-    assert word in str(refusal(CommandName.MEMORY_SNAPSHOT, watched))
+    assert "does not answer" in str(refusal(CommandName.PAUSE, recording))
 
 
 def test_a_paused_run_resumes_and_does_not_pause_again() -> None:
@@ -71,11 +64,43 @@ def test_a_run_of_others_can_only_be_looked_at(run_json: dict[str, str]) -> None
     assert "look only" in str(refusal(CommandName.STOP, run(**run_json)))
 
 
-def test_help_says_what_happens_to_a_script_and_why_not_now() -> None:
+def drawn(info: RunInfo | None, status: RunStatus) -> list[str]:
+    return [button["label"] for button in buttons(info) if status in button["when"]]
+
+
+def test_a_button_that_a_run_cannot_have_is_not_drawn() -> None:
+    recording = run(kind="record", commands=["mark", "stop"])
+    assert drawn(recording, RunStatus.RUNNING) == ["Stop", "Mark"]
+    assert buttons(None) == buttons(run(RunStatus.FINISHED)) == buttons(run(user="eve")) == []
+
+
+def test_pause_and_resume_share_a_place() -> None:
+    running, paused = drawn(run(), RunStatus.RUNNING), drawn(run(), RunStatus.PAUSED)
+    assert (running[0], paused[0], running[1:]) == ("Pause", "Resume", paused[1:])
+
+
+def test_a_button_that_is_possible_but_not_now_says_why() -> None:
+    (pause,) = [button for button in buttons(run()) if button["name"] == "pause"]
+    assert pause["when"] == {"pending": "the first step has not been made yet.", "running": None}
+
+
+def test_the_memory_buttons_are_told_from_the_others() -> None:
+    beside = {button["name"] for button in buttons(run()) if button["memory"]}
+    assert beside == {"empty_cache", "reset_peaks", "collect_garbage"}
+
+
+def test_help_says_what_happens_to_a_script() -> None:
+    def help_of(name: str, info: RunInfo) -> str:
+        return next(str(button["help"]) for button in buttons(info) if button["name"] == name)
+
     watched = run(kind="watch", commands=["pause", "stop"])
-    assert "next optimizer step" in help_of(BY_NAME[CommandName.PAUSE], watched)
-    assert "SIGTERM, then SIGKILL" in help_of(BY_NAME[CommandName.STOP], watched)
-    assert "SIGTERM" not in help_of(BY_NAME[CommandName.STOP], run())
-    assert "Not now: a watched" in help_of(BY_NAME[CommandName.SAVE_CHECKPOINT], watched)
-    foreign = run(user="[x](http://evil)")
-    assert "\\[x\\]" in help_of(BY_NAME[CommandName.STOP], foreign)  # no link of theirs
+    assert "next optimizer step" in help_of("pause", watched)
+    assert "SIGTERM, then SIGKILL" in help_of("stop", watched)
+    assert "SIGTERM" not in help_of("stop", run())
+
+
+def test_start_says_what_is_in_its_way() -> None:
+    wrong = Problem("precision", "fp16 needs CUDA", "Choose fp32")
+    assert start_button(None, ())["refused"] is None
+    assert "fp16 needs CUDA" in start_button(None, (wrong,))["refused"]
+    assert "run-1 is active" in start_button("run-1", (wrong,))["refused"]

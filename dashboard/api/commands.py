@@ -1,0 +1,96 @@
+"""`POST /api/command`: a button pressed in the browser, written into the run folder."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+from starlette.requests import Request
+
+from dashboard import services
+from dashboard.controls.actions import refusal
+from stepscope.recording.recorder import CommandName
+from stepscope.run import RunInfo, read_run
+from stepscope.session.stopping import SIGNALS, kill_unheard
+from stepscope.store.reader import send_command
+
+MAX_BYTES = 4000
+MARK_LENGTH = 200
+_MAX_ID = 2**53
+"""Above it a number in the browser is not exact."""
+
+_stops: Counter[str] = Counter()
+"""How often each run was asked to stop on this server's pages."""
+
+
+class NotAllowed(Exception):
+    """The request may come from a foreign page, or the run cannot be asked this."""
+
+
+def check_origin(request: Request) -> None:
+    """Raise NotAllowed unless the request comes from a page of this server.
+
+    A foreign page can make a browser send a form here, but no other content type and no header of
+    its own without asking this server first, which never allows it.
+    """
+    origin, headers = request.headers.get("origin"), request.headers
+    if headers.get("content-type", "").partition(";")[0] != "application/json":
+        raise NotAllowed("Content-Type: must be application/json.")
+    if "x-stepscope" not in headers:
+        raise NotAllowed("X-Stepscope: the header is missing.")
+    if origin is not None and origin.partition("://")[2] != headers.get("host"):
+        raise NotAllowed(f"Origin: must be this server's, got {origin[:100]!r}.")
+
+
+def send(body: bytes) -> dict[str, Any]:
+    """Send what `body` asks for; `said` is what came of it where no event will tell.
+
+    The button may have been drawn before the run ended, or by a browser that enables what it
+    likes: what the run cannot be asked now is refused here. Raises NotAllowed, ValueError, RunError
+    and StoreError.
+    """
+    run_id, name, args, command_id = _parse(body)
+    run = read_run(services.get().folder(run_id))
+    reason = refusal(name, run)
+    if reason is not None:
+        raise NotAllowed(f"{name.replace('_', ' ').capitalize()} was not sent: {reason}")
+    said = _stop_unheard(run) if name is CommandName.STOP else None
+    if said is None:
+        send_command(run.folder, name, args, command_id)
+    return {"said": said}
+
+
+def _parse(body: bytes) -> tuple[str, CommandName, dict[str, str], int]:
+    if len(body) > MAX_BYTES:
+        raise ValueError(f"The request must have at most {MAX_BYTES} bytes, got {len(body)}.")
+    asked = json.loads(body)
+    if not isinstance(asked, dict):
+        raise ValueError("The request must be a JSON object.")
+    run_id, name, args, command_id = map(asked.get, ("run", "name", "args", "id"))
+    if not isinstance(run_id, str):
+        raise ValueError("run: must be the name of a run folder.")
+    if name not in list(CommandName):
+        raise ValueError(f"name: must be a command, got {str(name)[:40]!r}.")
+    if type(command_id) is not int or not 0 < command_id < _MAX_ID:
+        raise ValueError(
+            f"id: must be a whole number from 1 to 2^53, got {str(command_id)[:40]!r}."
+        )
+    return run_id, CommandName(name), _arguments(CommandName(name), args), command_id
+
+
+def _arguments(name: CommandName, args: object) -> dict[str, str]:
+    if name is not CommandName.MARK:
+        if args:
+            raise ValueError(f"args: must be empty for {name}.")
+        return {}
+    text = args.get("text") if isinstance(args, dict) else None
+    if not isinstance(text, str) or len(text) > MARK_LENGTH:
+        raise ValueError(f"args: text must be at most {MARK_LENGTH} characters.")
+    return {"text": text.strip() or "marked"}
+
+
+def _stop_unheard(run: RunInfo) -> str | None:
+    """Do what the last of several Stops asks where the script hears none of them."""
+    _stops[run.id] += 1
+    return kill_unheard(run) if _stops[run.id] >= len(SIGNALS) else None

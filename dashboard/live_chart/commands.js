@@ -1,0 +1,146 @@
+// The buttons: drawn for what the run can be asked, in its status. A press is shown at once; the
+// answer comes from the run.
+
+import { el, setAttribute } from "./dom.js";
+import { ask } from "./poll.js";
+
+const TEXT_LENGTH = 200;
+
+// Sends a command to the run; throws an Error whose message is a sentence.
+export function sendCommand(run, id, name, args) {
+  return ask("/api/command", null, {
+    method: "POST",
+    headers: { "Content-Type": "application/json", "X-Stepscope": "1" },
+    body: JSON.stringify({ run, id, name, args }),
+  });
+}
+
+// Microseconds since 1970, as the server's own ids: they rise with time.
+export const newCommandId = () => Math.round((performance.timeOrigin + performance.now()) * 1000);
+
+// How a button is drawn: not at all (null), or with the reason why it cannot be pressed.
+export function buttonState({ help, when }, status) {
+  if (!(status in when)) return null;
+  const refused = when[status];
+  return { refused, title: refused ? `${help} Not now: ${refused}` : help };
+}
+
+// One that cannot be pressed keeps the focus and says why.
+class Button {
+  constructor(label, press, className = "") {
+    this.node = el("button", { type: "button", class: `ss-button ${className}` }, label);
+    this.refused = null;
+    this.node.addEventListener("click", () => this.refused === null && press());
+  }
+
+  show({ refused, title }, waiting) {
+    this.refused = refused;
+    setAttribute(this.node, "title", title);
+    setAttribute(this.node, "aria-disabled", refused === null ? null : "true");
+    setAttribute(this.node, "aria-busy", waiting ? "true" : null);
+    this.node.hidden = false;
+  }
+
+  hide() {
+    this.node.hidden = true;
+  }
+}
+
+// Mark opens a small box for the marker's text; Enter sends it.
+class MarkButton extends Button {
+  constructor(label, send) {
+    super(label, () => {}, "ss-opens");
+    const input = el("input", {
+      type: "text",
+      "aria-label": "Event text",
+      placeholder: "what happened",
+      maxlength: TEXT_LENGTH,
+      autofocus: "",
+    });
+    const form = el("form", {}, input, el("button", { class: "ss-button" }, "Add mark"));
+    this.box = el("div", { class: "ss-popover", popover: "auto" }, form);
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      send({ text: input.value });
+      input.value = "";
+      this.box.hidePopover();
+    });
+    this.box.addEventListener("beforetoggle", () => this.place());
+    this.part = el("span", { class: "ss-mark" }, this.node, this.box);
+  }
+
+  place() {
+    const { left, bottom } = this.node.getBoundingClientRect();
+    this.box.style.left = `min(${left}px, 100vw - 290px)`;
+    this.box.style.top = `${bottom + 4}px`;
+  }
+
+  show(state, waiting) {
+    super.show(state, waiting);
+    this.node.popoverTargetElement = this.refused === null ? this.box : null;
+  }
+}
+
+// A group of buttons, those beside the memory chart or the others.
+export class ButtonGroup {
+  // `send(spec, args)` is called for a press.
+  constructor(memory, send, label) {
+    Object.assign(this, { memory, send, made: [] });
+    this.node = el("div", { class: "ss-buttons", role: "group", "aria-label": label });
+  }
+
+  configure(specs) {
+    this.made = specs
+      .filter((spec) => spec.memory === this.memory)
+      .map((spec) => {
+        const send = (args = {}) => this.send(spec, args);
+        const button =
+          spec.name === "mark" ? new MarkButton(spec.label, send) : new Button(spec.label, send);
+        return { spec, button };
+      });
+    this.node.replaceChildren(...this.made.map(({ button }) => button.part || button.node));
+  }
+
+  update(status, waitingFor) {
+    for (const { spec, button } of this.made) {
+      const state = buttonState(spec, status);
+      if (state) button.show(state, waitingFor === spec.name);
+      else button.hide();
+    }
+  }
+}
+
+export class StartButton extends Button {
+  constructor(press) {
+    super("Start", press, "ss-primary");
+  }
+
+  update({ help, refused }, starting) {
+    this.show({ refused, title: refused || help }, starting);
+  }
+}
+
+// The list of runs; a native one, so that it works by keyboard and on a phone.
+export class RunPicker {
+  // `pick(run id or "")` is called for a choice.
+  constructor(pick) {
+    this.node = el("select", {
+      class: "ss-picker",
+      "aria-label": "Run",
+      title: "The run that is shown. Live runs first, then the newest.",
+      onchange: () => pick(this.node.value),
+    });
+    this.text = null;
+  }
+
+  update(runs, picked) {
+    const text = JSON.stringify(runs);
+    if (text !== this.text) {
+      this.text = text;
+      const option = ([id, label]) => el("option", { value: id }, label);
+      this.node.replaceChildren(option(["", "No run shown"]), ...runs.map(option));
+    }
+    this.node.value = picked || "";
+    this.node.hidden = !runs.length;
+  }
+}
