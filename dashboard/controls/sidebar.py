@@ -227,7 +227,9 @@ def _training() -> None:
     with columns[0]:
         _number("epochs", "Epochs", "Passes over the training data.")
         _number("learning_rate", "Learning rate", "The optimizer's initial learning rate.")
-        _number("clip_norm", "Gradient clipping", "Largest 2-norm of the gradients; 0 is off.")
+        _number(
+            "clip_norm", "Clip norm", "Largest 2-norm of all gradients together; 0 does not clip."
+        )
     with columns[1]:
         _number("batch_size", "Batch size", "Samples a step.")
         _select(

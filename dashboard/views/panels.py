@@ -36,9 +36,9 @@ def empty_page(server: Services, found: Devices) -> None:
         )
         if found.cuda_reason:
             st.caption(
-                f"{found.cuda_reason} Everything else works: on a CPU run the memory chart shows "
-                "the memory of the process, because torch keeps no allocated and reserved "
-                "counters for the CPU."
+                "Without a GPU everything else works: on a CPU run the memory chart shows the "
+                "memory of the process, because torch keeps no allocated and reserved counters for "
+                "the CPU."
             )
 
 
@@ -57,8 +57,13 @@ def examples(server: Services) -> None:
             )
             st.caption(str(run.run_json["note"]), width="stretch")
         if opened:
-            st.session_state[RUN] = run.id
-            st.switch_page("views/live.py", query_params={"run": run.id})
+            open_run(run.id)
+
+
+def open_run(run_id: str) -> None:
+    """Go to the live page and show this run."""
+    st.session_state[RUN] = run_id
+    st.switch_page("views/live.py", query_params={"run": run_id})
 
 
 def _earlier(server: Services) -> str:

@@ -3,13 +3,10 @@
 import streamlit as st
 
 from dashboard import services
-from dashboard.api.page_token import page_token
-from dashboard.controls.run_picker import RUN
-from dashboard.live_chart import runs_watch
-from dashboard.views.panels import examples
+from dashboard.views.panels import examples, open_run
 from dashboard.views.run_rows import row
 
-LIVE_AGAIN = "5s"  # how often rows of live runs are read again; there is no timer without one
+AGAIN = "5s"  # the rows are read again while the page is open: some milliseconds
 number, text = st.column_config.NumberColumn, st.column_config.TextColumn
 COLUMNS = {
     "Name": text(pinned=True, help="The script, or the built-in workload."),
@@ -33,12 +30,17 @@ COLUMNS = {
 }
 
 server = services.get()
-listing = server.index.fresh()
 
 
+@st.fragment(run_every=AGAIN)
 def table() -> None:
-    """Draw the rows; one that is chosen opens in Live."""
+    """Draw a row for each run; one that is chosen opens in Live."""
     runs = server.list_runs()
+    if not runs:
+        st.markdown(
+            f"#### No runs yet\nWhat is recorded in `{server.runs.absolute()}` stands here."
+        )
+        return
     with st.spinner("Reading the runs…", show_time=True):
         rows = [row(run, server.summary(run)) for run in runs]
     chosen = st.dataframe(
@@ -49,20 +51,12 @@ def table() -> None:
         on_select="rerun",
         selection_mode="single-row",
         key="runs_table",
-        alt="All runs, newest first",
+        alt="All runs, live ones first, then the newest",
     )["selection"]["rows"]
-    if chosen:
-        run_id = runs[chosen[0]].id
-        st.session_state[RUN] = run_id
-        st.switch_page("views/live.py", query_params={"run": run_id})
-
-
-if listing.runs:
-    live = any(run.status.live for run in listing.runs)
-    st.fragment(table, run_every=LIVE_AGAIN if live else None)()
     st.caption("Select a row to open the run. A click on a column's title sorts by it.")
-else:
-    st.markdown("#### No runs yet\nStart one on the Live page, or watch a script of your own.")
+    if chosen:
+        open_run(runs[chosen[0]].id)
+
+
+table()
 examples(server)
-if runs_watch(page_token(listing, None), key="runs_page").stale:
-    st.rerun()

@@ -193,7 +193,7 @@ def test_a_scripts_details(page: OpenPage, begin: Callable[..., Recorder]) -> No
     assert "/home/me" in codes
     assert "Rank 0 of 4 is shown" in text_of(app)
     names = [button.proto.label for button in app.get("download_button")]
-    assert names == ["snapshot-step-9.pickle (2.0 KiB)"]
+    assert names == ["snapshot-step-9.pickle (2.00 KiB)"]
     assert "Resume in a new run" not in {button.label for button in app.button}
     assert not any("red" in code for code in codes)  # folded away and so not read
     app.session_state["output"] = True

@@ -1,0 +1,84 @@
+"""The recorded examples: whole, small, from no machine in particular, readable without writing."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from stepscope.recording.recovery import recover_ended
+from stepscope.run import RunKind, RunStatus, read_only_reason, read_run
+from stepscope.store import STORE_NAME, RunReader
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+RUNS = {path.parent.name: path.parent for path in EXAMPLES.glob("*/run.json")}
+
+
+def kinds(folder: Path) -> set[str]:
+    with RunReader(folder) as reader:
+        return {event.kind for event in reader.events()}
+
+
+def test_there_are_two_and_they_are_small() -> None:
+    assert set(RUNS) == {"cpu-training", "two-simulated-gpus"}
+    size = sum(path.stat().st_size for path in EXAMPLES.rglob("*") if path.is_file())
+    assert size < 1_000_000
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_each_says_what_it_is_and_belongs_to_no_machine(name: str) -> None:
+    run = read_run(RUNS[name])
+    assert run.run_json["name"].startswith("Example: ")
+    assert run.run_json["note"].startswith("Recorded on a ")
+    assert ("simulat" in run.run_json["note"]) == ("simulat" in name)
+    assert read_only_reason(run) is not None
+    assert recover_ended(run) == 0
+    with closing(sqlite3.connect(run.folder / STORE_NAME)) as store:
+        events = str(store.execute("SELECT text, data FROM events").fetchall())
+    files = [path.read_text() for path in run.folder.iterdir() if path.name != STORE_NAME]
+    for text in (events, *files):
+        assert not re.search(r"/(home|root|work|tmp|Users)/", text)
+    assert {run.run_json["host"], run.run_json["user"]} == {"example"}
+    assert run.run_json["environment"]["host"] == "example"
+
+
+def test_the_cpu_example_has_every_kind_of_event() -> None:
+    run = read_run(RUNS["cpu-training"])
+    assert run.status is RunStatus.FINISHED
+    buttons = {"pause", "resume", "mark", "empty_cache", "reset_peaks", "collect_garbage"}
+    assert kinds(run.folder) >= buttons | {"save_checkpoint", "checkpoint", "epoch", "resumed"}
+
+
+def test_the_simulated_example_has_two_devices_and_runs_out_of_memory() -> None:
+    run = read_run(RUNS["two-simulated-gpus"])
+    assert (run.status, run.run_json["kind"]) == (RunStatus.FAILED, RunKind.WATCH)
+    assert [gpu["name"] for gpu in run.run_json["devices"]] == ["Simulated GPU"] * 2
+    assert "oom" in kinds(run.folder)
+    with RunReader(run.folder) as reader:
+        devices = [info for info in reader.series() if info.stream == "devices"]
+        assert len(devices) == 2
+        for info in devices:
+            assert "gpu/mem_used" in reader.keys(info.id)
+
+
+@pytest.mark.skipif(getpass.getuser() == "root", reason="root may write everywhere")
+def test_each_opens_from_a_folder_without_write_permission(tmp_path: Path) -> None:
+    for name, source in RUNS.items():
+        folder = shutil.copytree(source, tmp_path / name)
+        os.chmod(folder, 0o555)
+        try:
+            assert kinds(folder)
+        finally:
+            os.chmod(folder, 0o755)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_no_store_needs_a_journal_to_be_read(name: str) -> None:
+    """Bytes 18 and 19 of a SQLite file are 2 in WAL mode, which makes files beside it."""
+    assert (RUNS[name] / STORE_NAME).read_bytes()[18:20] == b"\x01\x01"
