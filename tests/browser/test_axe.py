@@ -1,0 +1,160 @@
+"""axe-core finds nothing on any page, in both themes and several states; all works by keyboard."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Locator, Page, expect
+
+from stepscope.run import RunStatus, read_run
+from tests.browser.conftest import ROOT, Server
+from tests.browser.test_live_page import OpenPage, button, run_folder, wait_until
+
+LONG = "/?epochs=5000"
+STREAMLITS: list[list[str]] = []
+"""Elements of Streamlit's own, as axe selects them, that no setting of ours can mend."""
+
+
+def violations(page: Page) -> list[str]:
+    """Return what axe finds, a line for each element."""
+    context: dict[str, Any] = {"exclude": STREAMLITS}
+    found = Axe().run(page, context=context).response["violations"]
+    return [
+        f"{rule['id']}: {node['target']} {node['html'][:200]} {node['failureSummary'][:300]}"
+        for rule in found
+        for node in rule["nodes"]
+    ]
+
+
+@pytest.fixture(params=["light", "dark"])
+def themed(request: pytest.FixtureRequest, browser: Browser, server: Server) -> Iterator[Page]:
+    """A tab of a browser that asks for this theme."""
+    scheme = request.param
+    context = browser.new_context(viewport={"width": 1400, "height": 1000}, color_scheme=scheme)
+    page = context.new_page()
+    page.set_default_timeout(30_000)
+    page.goto(server.url)
+    yield page
+    context.close()
+
+
+def show(page: Page, server: Server, run: str) -> None:
+    page.goto(f"{server.url}/?run={run}")
+    expect(page.get_by_test_id("stepscope-live")).to_have_attribute(
+        "data-ready", "1", timeout=60_000
+    )
+
+
+def unfold_all(page: Page) -> None:
+    for summary in page.locator("summary").all():
+        if summary.evaluate("node => !node.parentElement.open"):
+            summary.click()
+
+
+def test_no_page_has_a_violation(themed: Page, server: Server) -> None:
+    page = themed
+    expect(page.get_by_text("Nothing is running yet")).to_be_visible(timeout=60_000)
+    assert violations(page) == []
+    shutil.copytree(ROOT / "examples" / "cpu-training", server.runs / "one")
+    for run in ("one", "two-simulated-gpus"):  # finished with look-only buttons, and failed
+        show(page, server, run)
+        unfold_all(page)
+        assert violations(page) == []
+    page.get_by_test_id("stHeader").get_by_role("link", name="Runs").click()
+    expect(page.get_by_test_id("stDataFrame")).to_be_visible()
+    assert violations(page) == []
+
+
+def test_a_running_page_has_no_violation(themed: Page, server: Server) -> None:
+    page = themed
+    page.goto(f"{server.url}{LONG}")
+    button(page, "Start").click()
+    expect(page.get_by_test_id("status")).to_contain_text("Running", timeout=60_000)
+    wait_until(lambda: page.get_by_test_id("chart-loss").is_visible(), page)
+    assert violations(page) == []
+
+
+def press(page: Page, target: Locator, key: str = "Enter", most: int = 80) -> None:
+    """Walk to an element by Tab alone and press a key on it."""
+    for _ in range(most):
+        page.keyboard.press("Tab")
+        if target.evaluate("node => node === document.activeElement"):
+            page.keyboard.press(key)
+            return
+    pytest.fail(f"not reached by {most} tabs")
+
+
+def test_start_pause_and_stop_by_keyboard(open_page: OpenPage, server: Server) -> None:
+    page = open_page(LONG)
+    expect(button(page, "Start")).to_be_enabled(timeout=60_000)
+    press(page, button(page, "Start"))
+    status = page.get_by_test_id("status")
+    expect(status).to_contain_text("Running", timeout=60_000)
+    press(page, button(page, "Pause"))
+    expect(status).to_contain_text("Paused")
+    press(page, button(page, "Stop"))
+    expect(status).to_contain_text("Stopped")
+    assert read_run(run_folder(server)).status is RunStatus.STOPPED
+
+
+def test_an_example_opens_by_one_click_and_then_by_its_address(
+    open_page: OpenPage, server: Server
+) -> None:
+    page = open_page()
+    page.get_by_role("button", name="Example: digits on a CPU").click()
+    expect(page.get_by_test_id("status")).to_contain_text("Finished")
+    expect(page.get_by_text("Recorded on a CPU").first).to_be_visible()
+    other = open_page(page.url.removeprefix(server.url))
+    expect(other.get_by_test_id("status")).to_contain_text("Finished")
+    expect(button(other, "Start")).to_be_enabled()
+    assert not server.runs.exists() or list(server.runs.iterdir()) == []
+
+
+def test_a_row_of_the_runs_page_opens_its_run(open_page: OpenPage, server: Server) -> None:
+    for name in ("one", "two"):
+        shutil.copytree(ROOT / "examples" / "cpu-training", server.runs / name)
+    page = open_page()
+    page.get_by_test_id("stHeader").get_by_role("link", name="Runs").click()
+    table = page.get_by_test_id("stDataFrame")
+    expect(table).to_be_visible()
+    page.wait_for_timeout(500)  # the canvas answers once it is drawn
+    table.click(position={"x": 16, "y": 50})
+    expect(page.get_by_test_id("status")).to_contain_text("Finished")
+    assert "run=two" in page.url
+
+
+@pytest.mark.parametrize("width", [400, 800])
+def test_a_phone_starts_with_the_sidebar_closed_and_nothing_is_wider_than_it(
+    browser: Browser, server: Server, width: int
+) -> None:
+    context = browser.new_context(viewport={"width": width, "height": 800})
+    page = context.new_page()
+    show(page, server, "two-simulated-gpus")
+    main = page.get_by_test_id("stMain").bounding_box()
+    content = page.get_by_test_id("status").bounding_box()
+    assert main is not None
+    assert content is not None
+    sidebar = page.get_by_test_id("stSidebar")
+    edge = sidebar.bounding_box() if sidebar.count() else None
+    right = 0.0 if edge is None else edge["x"] + edge["width"]
+    assert right <= (0 if width < 800 else content["x"])
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    # What lies in a box that scrolls by itself may be wider.
+    wide = """nodes => nodes.filter(node => node.getBoundingClientRect().right > innerWidth
+            && !node.closest(".ss-scroll"))
+        .map(node => node.outerHTML.slice(0, 120))"""
+    shown = page.locator("[data-testid=stepscope-live] *, .stMain button")
+    assert shown.evaluate_all(wide) == []
+    context.close()
+
+
+def test_content_begins_within_100_px(open_page: OpenPage) -> None:
+    page = open_page()
+    first = page.locator("[data-testid=stMainBlockContainer] [data-testid=stElementContainer]")
+    expect(first.first).to_be_attached()
+    tops = [box["y"] for one in first.all() if (box := one.bounding_box()) and box["height"] > 5]
+    assert min(tops) < 100
