@@ -4,8 +4,6 @@ from pathlib import Path
 
 import streamlit as st
 
-from dashboard.controls.sidebar import keep_settings
-
 FOLDER = Path(__file__).parent
 
 st.set_page_config(
@@ -17,7 +15,6 @@ st.set_page_config(
 )
 st.logo(str(FOLDER / "logo.svg"))
 st.html(FOLDER / "page.css")
-keep_settings()
 pages = [
     st.Page("views/live.py", title="Live", default=True),
     st.Page("views/runs.py", title="Runs", url_path="runs"),

@@ -68,12 +68,11 @@ def load(config: RunConfig) -> None:
 
 
 def keep_settings() -> None:
-    """Keep the settings while another page is shown; call it at the start of every script run.
+    """Keep the settings while a page without the sidebar is shown.
 
     Streamlit forgets the value of a widget that was not drawn, but not one that a script has set.
     """
-    for name in FIELDS:
-        key = f"config_{name}"
+    for key in [f"config_{name}" for name in FIELDS]:
         if key in st.session_state:
             st.session_state[key] = st.session_state[key]
 
@@ -83,9 +82,9 @@ def load_link(found: Devices) -> list[Problem]:
     if "config_device" not in st.session_state:
         params = {name: str(value) for name, value in st.query_params.items()}
         params.setdefault("device", found.devices[0].id)
-        config, wrong = RunConfig.from_params(params)
+        config, unusable = RunConfig.from_params(params)
         load(config)
-        st.session_state.link_problems = wrong
+        st.session_state.link_problems = unusable
     return list(st.session_state.link_problems)
 
 

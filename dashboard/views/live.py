@@ -1,5 +1,7 @@
 """The live page: choose settings, start a run, watch it and act on it."""
 
+from dataclasses import replace
+
 import streamlit as st
 
 from dashboard import services
@@ -28,6 +30,8 @@ try:
     run = read_run(server.folder(picked)) if picked else None
 except RunError as error:
     trouble = str(error)
+if run is not None and run.folder.parent == server.examples:
+    listing = replace(listing, runs=(*listing.runs, run))
 
 other = run is not None and run_kind(run) is not RunKind.TRAINER
 config, problems = controls.sidebar(

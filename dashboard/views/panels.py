@@ -1,4 +1,4 @@
-"""What stands around the charts when there is nothing to show."""
+"""The page without a run, and the examples that it offers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def empty_page(server: Services, found: Devices) -> None:
             "#### Nothing is running yet\n"
             f"Training would run on **{escape_markdown(best.name)}** "
             f"({format_bytes(best.memory_total)}). "
-            "Choose a workload and a precision on the left, then press **Start**: loss, memory "
+            "Choose a workload and a precision in the sidebar, then press **Start**: loss, memory "
             "and utilization appear here and move on while you watch."
         )
         st.markdown("Or watch a training script of your own, unchanged, from a terminal:")
@@ -31,8 +31,8 @@ def empty_page(server: Services, found: Devices) -> None:
         )
         examples(server)
         st.caption(
-            f"This page reads the runs in `{folder}`: what begins to record there appears here by "
-            f"itself. {_earlier(server)}"
+            f"This page reads the runs in `{folder}`: a run that begins there is shown here by "
+            "itself. Recorded runs are on the page Runs."
         )
         if found.cuda_reason:
             st.caption(
@@ -64,8 +64,3 @@ def open_run(run_id: str) -> None:
     """Go to the live page and show this run."""
     st.session_state[RUN] = run_id
     st.switch_page("views/live.py", query_params={"run": run_id})
-
-
-def _earlier(server: Services) -> str:
-    count = len(server.list_runs())
-    return f"{count} recorded runs are on the page Runs." if count else ""

@@ -1,4 +1,4 @@
-"""Below the charts: what a run printed, what it left in its folder, and its facts."""
+"""Below the charts: what a run printed, the files in its folder, its settings and environment."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from dashboard.controls import sidebar as controls
 from dashboard.controls.run_labels import KINDS
 from dashboard.run_files import Snapshot, snapshot_bytes, snapshots, tail
 from dashboard.services import Services
+from dashboard.views.live_panel import ERROR
 from stepscope.formatting import format_bytes
 from stepscope.run import RunInfo, RunKind, rank_file
 from trainer.config import ConfigError, RunConfig
@@ -21,12 +22,12 @@ from trainer.config import ConfigError, RunConfig
 OUTPUT = "output.log"
 OUTPUT_HEIGHT = 320  # px
 OUTPUT_LINES = 12
-"""So many fit into that height."""
+"""Lines that fit into that height."""
 _HIDDEN = {"capabilities", "fit"}
 
 
 def details(server: Services, run: RunInfo) -> None:
-    """Draw what went wrong, the files of a run, and its facts."""
+    """Draw the traceback, the output and the files of a run, then its settings."""
     trainer = run_kind(run) is RunKind.TRAINER
     whose = f" of rank {run.cause_rank}" if run.cause_rank else ""
     _text_file(run, rank_file("traceback.txt", run.cause), f"Traceback{whose}", expanded=True)
@@ -41,13 +42,12 @@ def details(server: Services, run: RunInfo) -> None:
     checkpoints = sorted(run.folder.glob("*.pt")) if trainer else []
     if checkpoints and not run.status.live:
         _checkpoints(server, run, [path.name for path in checkpoints])
-    title = "Settings and environment of this run" if trainer else "Facts of this run"
-    with st.expander(title, icon=":material/info:"):
+    with st.expander("Settings and environment of this run", icon=":material/info:"):
         st.json({name: value for name, value in run.run_json.items() if name not in _HIDDEN})
 
 
 def _script(run: RunInfo) -> None:
-    """Draw what was run, where, and that other ranks are not on the page."""
+    """Draw which script ran, where, and which of its ranks is shown."""
     lines = []
     script = run.run_json.get("script")
     if isinstance(script, dict):
@@ -140,7 +140,7 @@ def _resume(run: RunInfo, names: list[str]) -> None:
     try:
         config = RunConfig.from_dict({**run.run_json["config"], "resume": f"{run.id}/{last}"})
     except (ConfigError, KeyError, TypeError) as error:
-        st.session_state["command_error"] = f"This run's settings cannot be used: {error}"
+        st.session_state[ERROR] = f"This run's settings cannot be used: {error}"
         return
     controls.load(config)
 

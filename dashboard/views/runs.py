@@ -3,6 +3,7 @@
 import streamlit as st
 
 from dashboard import services
+from dashboard.controls.sidebar import keep_settings
 from dashboard.views.panels import examples, open_run
 from dashboard.views.run_rows import row
 
@@ -30,6 +31,7 @@ COLUMNS = {
 }
 
 server = services.get()
+keep_settings()
 
 
 @st.fragment(run_every=AGAIN)
