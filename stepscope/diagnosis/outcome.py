@@ -21,7 +21,7 @@ _OUT_OF_HOST_MEMORY = ("DefaultCPUAllocator", "not enough memory", "Cannot alloc
 
 
 class Shortage(StrEnum):
-    """Which memory was not enough, as the sentence about it begins."""
+    """Which memory was not enough; the value begins the sentence about it."""
 
     GPU = "The GPU ran out of memory"
     HOST = "The host ran out of memory"
@@ -79,7 +79,7 @@ def out_of_memory(short: Shortage, error: BaseException, remedy: str) -> Outcome
 
 
 def _said_by(value: object) -> str:
-    """Return an exception's text without colors; one of the script's may fail at telling it."""
+    """Return an exception's text without colors; an exception of the script's may have none."""
     try:
         return terminal_text(str(value))
     except Exception as problem:  # noqa: BLE001 - it must not take the place of the script's error
@@ -87,7 +87,7 @@ def _said_by(value: object) -> str:
 
 
 def shortage(error: BaseException) -> Shortage | None:
-    """Say which memory the exception found too small; None where it tells of something else."""
+    """Return the memory that was too small by this exception; None if it is about another thing."""
     text = _said_by(error)
     if _OUT_OF_CUDA_MEMORY in text:
         return Shortage.PINNED if _was_pinning(error) else Shortage.GPU
@@ -99,7 +99,7 @@ def shortage(error: BaseException) -> Shortage | None:
 
 
 def _was_pinning(error: BaseException) -> bool:
-    """CUDA has one error for both memories: only the call that raised it tells them apart."""
+    """Say whether the call that raised this was page-locking: CUDA has one error for both."""
     if "in pin memory thread" in _said_by(error):  # the DataLoader's, with its own traceback
         return True
     frames = traceback.extract_tb(error.__traceback__)

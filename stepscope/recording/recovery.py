@@ -35,11 +35,11 @@ _told: set[Path] = set()
 
 
 def recover_ended(run: RunInfo) -> int:
-    """Complete the stores of a run that was killed, or that ended on a full disk; return the rows
-    gained.
+    """Move the last rows of an ended run from its rings into its stores; return how many.
 
-    Leaves runs alone that live, or that belong to another host or user. A ring that cannot be read
-    stays where it is, and the log says why.
+    There are such rows if its process was killed, or the disk was full. Does nothing to runs that
+    are live, or belong to another host or user. A ring that cannot be read is kept, and the log
+    says why.
     """
     if run.status.live or read_only_reason(run) is not None:
         return 0
@@ -100,7 +100,7 @@ def note_end(
 
 
 def _note_step(folder: Path, name: str, step: int) -> None:
-    """Let run.json tell the last step that the store has now."""
+    """Write into run.json the last step that the store has now."""
     try:
         run_json = json.loads((folder / name).read_text())
         run_json["step"] = max(step, int(run_json.get("step", 0)))

@@ -1,4 +1,4 @@
-"""Which rank of a distributed run ended first: what ends one rank ends all others with it. Pure."""
+"""Which rank of a distributed run ended first; its end then ends all other ranks. Pure."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _OF_A_PEER = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class RankEnd:
-    """How one rank ended: `reason` is its own word, None where it is gone without one.
+    """How one rank ended: `reason` is what it wrote itself, None if it wrote nothing.
 
-    It ended between `earliest` and `latest`, in epoch seconds; equal where it said when.
+    It ended between `earliest` and `latest`, in epoch seconds: they are equal if it wrote when.
     """
 
     number: int
@@ -38,9 +38,9 @@ class RankEnd:
 def first_cause(ends: Sequence[RankEnd], *, together_s: float) -> list[RankEnd]:
     """Return the end that caused the others; empty without ends.
 
-    An error that speaks of another rank is no cause where there is any other; elsewhere time
-    decides. Several ranks gone without a word within `together_s` cannot be told apart: all of them
-    are returned.
+    An error about the connection to another rank is a cause only if there is no other error. Among
+    the rest the earliest end counts. Ranks that ended without a reason within `together_s` of each
+    other are all returned: which was first is not known.
     """
     spoken = sorted((end for end in ends if end.reason is not None), key=lambda end: end.earliest)
     gone = sorted((end for end in ends if end.reason is None), key=lambda end: end.earliest)

@@ -1,4 +1,4 @@
-"""The run folder's `run.json`: what a run is, how it stands, when it last gave a sign of life."""
+"""The run folder's `run.json`: what a run is, its status, and when it last wrote its heartbeat."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ GONE = (
     "What was recorded is shown; resume from the last checkpoint."
 )
 FRESH_S = 3 * HEARTBEAT_S
-"""A sign of life this young outweighs a process not found, where it may have another number."""
+"""A heartbeat this young counts more than a process not found under its number.
+
+The number may be that of another container."""
 
 
 class RunStatus(StrEnum):
-    """States of a run: stopped is by the user, failed by an error, crashed without a word."""
+    """States of a run: stopped by the user, failed by an error, crashed without saying why."""
 
     PENDING = "pending"
     RUNNING = "running"

@@ -1,4 +1,4 @@
-"""Which process writes a run: told in run.json, and looked up by readers."""
+"""Which process writes a run: run.json names it, and readers look whether it still runs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import psutil
 
 
 def process_identity() -> dict[str, Any]:
-    """Return what tells this process from any other, and its user.
+    """Return the entries of run.json that identify this process and its user.
 
-    Containers may share a host's name and number their processes alike: `pid` counts only within
-    its `pid_namespace`, None where the system has no such thing.
+    Containers may have the same host name and the same process numbers. So `pid` identifies a
+    process only together with `pid_namespace`, which is None on systems without namespaces.
     """
     return {
         "host": socket.gethostname(),
@@ -29,7 +29,7 @@ def process_identity() -> dict[str, Any]:
 
 @functools.cache
 def pid_namespace() -> str | None:
-    """Return what tells this process's numbering of processes from any other, on any machine."""
+    """Return a name of this process's pid namespace that is unique among all machines."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"

@@ -1,4 +1,4 @@
-"""Where the processes of one distributed run meet: one folder, without a word between them.
+"""How the processes of one distributed run find one folder without talking to each other.
 
 torchrun and its like start the ranks and tell each its number in the environment. All ranks of a
 machine have the same parent, and so agree on a folder named after it.
@@ -25,7 +25,7 @@ RUN_ID = "STEPSCOPE_RUN_ID"
 
 
 class RankError(Exception):
-    """What the environment says of the run cannot be; the message is one sentence."""
+    """The environment variables of the run are wrong; the message is one sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,11 @@ class Place:
 
 
 def find_place(root: Path, name: str, environ: Mapping[str, str]) -> Place:
-    """Make this process's run folder under `root`, or find the one its fellow ranks have made.
+    """Make this process's run folder under `root`, or find the one that other ranks have made.
 
-    Ranks of several machines share a folder only where STEPSCOPE_RUN_ID names it: elsewhere each
-    machine has a folder, and its processes count from 0 there. A process without a parent that it
-    can see, as the first of a container, has one of its own. Raises OSError, and RankError.
+    Ranks of several machines share a folder only if STEPSCOPE_RUN_ID names it. Otherwise each
+    machine has a folder of its own, in which its processes count from 0. So has a process that
+    cannot see its parent, such as the first one in a container. Raises OSError and RankError.
     """
     rank, local_rank, world_size = (
         _number(environ, key, default)
@@ -66,9 +66,9 @@ def find_place(root: Path, name: str, environ: Mapping[str, str]) -> Place:
 
 
 def announce(place: Place, runs: Path | None) -> None:
-    """Say on stderr, once a machine, where the run is recorded and what shows it.
+    """Say on stderr, once a machine, where the run is recorded and which command shows it.
 
-    `runs` is the folder of all runs where the page has to be told of it.
+    `runs` is the folder of all runs if that command needs it.
     """
     if place.local_rank == 0:
         see = f"STEPSCOPE_RUNS={shlex.quote(str(runs))} " if runs else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import os
 import platform
@@ -36,6 +37,7 @@ def environment(driver: str | None, gpu: str | None, code: Path | None) -> dict[
     }
 
 
+@functools.cache  # on a machine of many cores the kernel takes some 10 ms to write this file
 def cpu_name() -> str:
     """Return the CPU's model as the kernel names it; "CPU" where there is no /proc/cpuinfo."""
     try:

@@ -122,7 +122,7 @@ class Session:
     def note_failure(
         self, outcome: Outcome, trace: str | None, **memory: Mapping[str, float]
     ) -> None:
-        """Mark the failure with the memory around it, and keep its traceback; the run goes on."""
+        """Mark the failure with the memory around it, and keep its traceback; closes nothing."""
         data: dict[str, Any] = {**memory}
         if trace is not None:
             data["traceback"] = trace[-TRACEBACK_LIMIT:]

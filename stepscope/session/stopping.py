@@ -1,11 +1,11 @@
-"""Stop, asked on the page of a script that we do not control: as Ctrl-C, then harder.
+"""Stop on the page, for a script that we do not control: it is sent signals, each harder.
 
-The first Stop acts as Ctrl-C at the next step boundary, or after GRACE_S where none comes. Each
-further one sends the next harder signal at once. What is about to happen is in the run folder
-before it happens, because a process killed by a signal says nothing any more.
+The first Stop acts as Ctrl-C at the next step boundary, or after GRACE_S if none comes. Each
+further Stop sends the next harder signal at once. The run folder says what is about to happen
+before the signal is sent, because a killed process can write nothing any more.
 
-A script may hear nothing: a thread that keeps the GIL, as one that waits for a hung GPU may, keeps
-all others from running. Then `kill_unheard` in the page's process does what the last Stop asks.
+A thread that waits for a hung GPU may keep the GIL, and then no thread of the script can serve a
+Stop. In that case the page's process sends the last signal itself, by `kill_unheard`.
 """
 
 from __future__ import annotations
@@ -35,16 +35,13 @@ GRACE_S = 5.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 REASON = "Stopped from the page."
 KILLED_S = 2.0
-"""What the system may need to end a killed process, unless it waits in a driver."""
+"""Time that the system may need to end a killed process, unless it waits in a driver."""
 WRITTEN_S = 2.0
-"""Longest wait for the run folder: on a full disk the signal goes out unannounced."""
+"""Longest wait for run.json to be written: on a full disk the signal is sent all the same."""
 
 
 class Stopper:
-    """Sends this process the signals that Stop on the page stands for.
-
-    `run_json_file` is where the recorder keeps the run_json of this run.
-    """
+    """Sends this process the signals; `run_json_file` is the run.json that its recorder writes."""
 
     def __init__(self, run_json_file: Path, *, grace_s: float = GRACE_S) -> None:
         self._run_json_file = run_json_file
@@ -58,12 +55,11 @@ class Stopper:
 
     @property
     def asked(self) -> bool:
-        """True once a signal was sent that the script does not ignore: then it was stopped,
-        whatever ends it."""
+        """True once a signal was sent that the script does not ignore: the run was stopped."""
         return self._acted
 
     def heard(self, recorder: Recorder, command: Command) -> None:
-        """Take note of a STOP as it arrives, in the writer's thread."""
+        """Take a STOP as it arrives, in the writer's thread."""
         with self._lock:
             first = not self._waiting and not self._sent
             self._waiting.append(command)
@@ -83,7 +79,7 @@ class Stopper:
             self._send(recorder, command, 0)
 
     def close(self) -> None:
-        """Send nothing any more."""
+        """Send no signal from now on."""
         with self._lock:
             self._closed = True
         self._end_grace()
@@ -116,7 +112,7 @@ class Stopper:
                 os.kill(os.getpid(), number)
 
     def _announce(self, recorder: Recorder, number: signal.Signals) -> None:
-        """Write what is so now, and the status where the process ends here for certain."""
+        """Write what was asked, and the final status if the signal surely ends the process."""
         if number is signal.SIGKILL or signal.getsignal(number) is signal.SIG_DFL:
             reason = f"Stopped from the page ({number.name})."
             recorder.set_status(RunStatus.STOPPED, reason)
@@ -138,11 +134,11 @@ class Stopper:
 
 
 def kill_unheard(run: RunInfo) -> str | None:
-    """Send SIGKILL to a script that gives no sign of life; return what came of it.
+    """Send SIGKILL to a script that gives no sign of life; return a sentence on what came of it.
 
-    None, and nothing is done, unless its heartbeat is stale and it is certain that the process is
-    a script's, of this host and user. A training of a page's own server is never killed: the
-    process would be the server.
+    Does nothing, and returns None, unless the heartbeat is stale and the process is certainly a
+    script of this host and user. A built-in training is never killed: its process may be the
+    server.
     """
     run_json = run.run_json
     silent_s = run.heartbeat_age_s

@@ -26,8 +26,9 @@ from trainer.workloads.task import Batch, Split
 class PinnedRing:
     """Page-locked buffers for the batches under way, used again and again.
 
-    Freeing one records a CUDA event, which ends the process where the GPU has failed unnoticed: so
-    none is freed before the run's end is known. Without `pin_memory`, and on a CPU, it is empty.
+    Freeing one records a CUDA event. That ends the process if the GPU has failed and nobody has
+    noticed yet, so none is freed before the run's end is known. Without `pin_memory`, and on a CPU,
+    there are none.
     """
 
     def __init__(self, split: Split, config: RunConfig, compute: Compute) -> None:
@@ -59,15 +60,15 @@ class MemoryLoader:
     def batches(self, order: Tensor) -> Iterator[Batch]:
         """Yield the samples of `order` in batches on the device; the last may be smaller.
 
-        The caller paces every batch, and waits for the device before it asks for a second order,
-        which begins with the first buffer again.
+        The caller paces every batch. Before it asks for a second order it waits for the device,
+        because that order begins with the first buffer again.
         """
         for turn, indices in enumerate(_batches(order, self._batch_size)):
             batch = self._split.take(indices, out=self._ring.slot(turn, len(indices)))
             yield _to(batch, self._compute, self._non_blocking)
 
     def close(self) -> None:
-        """Do nothing: the buffers go with the loader, and stay where a failure keeps it."""
+        """Do nothing: the buffers are freed with the loader, which a failure may keep alive."""
 
 
 class WorkerLoader:
@@ -99,8 +100,8 @@ class WorkerLoader:
     def batches(self, order: Tensor) -> Iterator[Batch]:
         """Yield the samples of `order` in batches on the device; the last may be smaller.
 
-        Raises RuntimeError, at most five seconds later, when a worker has died. For the caller as
-        with MemoryLoader.
+        Raises RuntimeError at most five seconds after a worker has died. The caller paces and waits
+        as with MemoryLoader.
         """
         assert self._loader is not None
         self._order.indices = order
@@ -116,10 +117,10 @@ class WorkerLoader:
             yield _to(batch, self._compute, self._non_blocking)
 
     def close(self) -> None:
-        """End the workers; the buffers stay, as with MemoryLoader."""
+        """End the workers; the buffers are freed with the loader, as with MemoryLoader."""
         loader, self._loader = self._loader, None
         if loader is not None and loader._iterator is not None:
-            # Not left to its garbage: a failure that is kept keeps the iterator as well.
+            # Not left to the garbage collector: a failure that is kept keeps the iterator as well.
             loader._iterator._shutdown_workers()  # type: ignore[attr-defined]
 
 
@@ -146,7 +147,7 @@ class _SplitDataset(Dataset[Batch]):
 
 
 class _BatchOrder(Sampler[list[int]]):
-    """The batches of the epoch at hand, as lists of indices."""
+    """The batches of the current epoch, as lists of indices."""
 
     def __init__(self, batch_size: int) -> None:
         self._batch_size = batch_size

@@ -21,9 +21,9 @@ SAME = ("workload", "width", "optimizer", "schedule")
 
 
 class Training:
-    """All that changes while training; `state_dict` and `load` are inverse of each other.
+    """All that changes while training; `load` restores what `state_dict` returned.
 
-    `epoch` counts from 1 and is the one under way, of which `offset` samples are done.
+    `epoch` is the current one, counted from 1; `offset` of its samples are done.
     """
 
     def __init__(self, config: RunConfig, model: nn.Module, compute: Compute) -> None:
@@ -40,7 +40,7 @@ class Training:
         self._epoch_state = self._generator.get_state()
 
     def order(self, samples: int) -> Tensor:
-        """Draw the sample order of the epoch at hand and return what is left of it."""
+        """Draw the sample order of the current epoch and return what is left of it."""
         self._epoch_state = self._generator.get_state()
         return torch.randperm(samples, generator=self._generator)[self.offset :]
 
@@ -76,10 +76,7 @@ class Training:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Continue from a checkpoint; `from_checkpoint` names what that takes from it.
-
-        Raises CheckpointError where it does not fit this run.
-        """
+        """Continue from a checkpoint. Raises CheckpointError if it does not fit this run."""
         for name in SAME:
             theirs, ours = state["config"].get(name), getattr(self.config, name)
             if theirs != ours:
@@ -149,9 +146,9 @@ class Training:
     def _begin_momentum(self) -> None:
         """Start a fused SGD's momentum from zeros, which gives the same first step.
 
-        torch's fused SGD makes its buffers without setting them and leaves that to its kernel. In
-        fp16 the kernel returns before where a step overflows, as the first ones do, and what lay
-        in that memory counts as momentum. Adam and AdamW begin with zeros and count a step back.
+        torch's fused SGD allocates its buffers and leaves it to its kernel to fill them. In fp16
+        the kernel returns early if a step overflows, as the first ones do, and then old contents
+        of that memory count as momentum. Adam and AdamW fill their buffers with zeros.
         """
         if isinstance(self.optimizer, torch.optim.SGD) and self.config.fused:
             for weights in self.model.parameters():
@@ -160,7 +157,7 @@ class Training:
                 )
 
     def _scale_rate(self, factor: float) -> None:
-        """Honor a learning rate that was changed, at the place that the schedule has reached."""
+        """Apply a changed learning rate to the rates that the schedule has reached."""
         if factor == 1:
             return
         for group in self.optimizer.param_groups:
@@ -171,7 +168,7 @@ class Training:
             self.schedule.base_lrs = [rate * factor for rate in self.schedule.base_lrs]
 
     def _stretch(self, schedule: CosineAnnealingLR) -> None:
-        """Move the schedule's end to this run's: at its old end the rate is 0, and then rises."""
+        """Move the schedule's end to this run's: past its old end the rate would rise from 0."""
         epochs = self.config.epochs
         if schedule.T_max == epochs:
             return
