@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.adapters import OURS, PROJECT
+from benchmarks.peers.adapters import OURS, PROJECT
 from stepscope.metrics import Stream
 from stepscope.run import RunStatus, process_identity, write_run_json
 from stepscope.store import STORE_NAME, Block, RunWriter

@@ -26,9 +26,9 @@ from statistics import median
 from typing import Any
 
 from benchmarks import report
-from benchmarks.adapters import OURS
 from benchmarks.pairs import AGAIN, BARE, interval, order, ratios
-from benchmarks.peers import Peers, prepare, without
+from benchmarks.peers.adapters import OURS
+from benchmarks.peers.environment import Peers, prepare, without
 from benchmarks.report import at_most, say
 from benchmarks.trainees import WATCH, Cores, Trainee, take_turns, trainees
 

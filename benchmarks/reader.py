@@ -22,8 +22,8 @@ from statistics import median
 from typing import Any
 
 from benchmarks import report
-from benchmarks.adapters import OURS
-from benchmarks.peers import Peers, environment, last_line, prepare, without
+from benchmarks.peers.adapters import OURS
+from benchmarks.peers.environment import Peers, environment, last_line, prepare, without
 from benchmarks.report import at_most, say
 
 READS = ("page", "page_zoom", "chart", "zoom")

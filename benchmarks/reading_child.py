@@ -21,8 +21,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from benchmarks.adapters import OURS, PROJECT
 from benchmarks.long_runs import KEYS, write_tensorboard, write_trackio
+from benchmarks.peers.adapters import OURS, PROJECT
 from dashboard.charts import series
 from stepscope.metrics import Stream
 from stepscope.run import read_run

@@ -2,7 +2,7 @@
 
     python -m benchmarks.recorder [--quick] [--no-peers] [--rounds 5] [--wait-quiet SECONDS]
 
-Stepscope beside trackio, TensorBoard's SummaryWriter, wandb offline, aim and mlflow (see peers.py),
+Stepscope beside trackio, TensorBoard's SummaryWriter, wandb offline, aim and mlflow (see peers/),
 four metrics a step, as fast as the loop can: µs a call (median, p99), CPU seconds per 10^5 steps,
 bytes a point. Rounds are interleaved, a fresh process each. Then each logs 1000 steps/s and is
 killed with SIGKILL after two seconds; what its own reader then finds is compared to what was
@@ -30,8 +30,8 @@ from typing import Any
 import psutil
 
 from benchmarks import report
-from benchmarks.adapters import METRICS, NOTHING, OURS
-from benchmarks.peers import Peers, environment, last_line, prepare, without
+from benchmarks.peers.adapters import METRICS, NOTHING, OURS
+from benchmarks.peers.environment import Peers, environment, last_line, prepare, without
 from benchmarks.recording_child import adopt_orphans
 from benchmarks.report import at_most, say
 

@@ -28,7 +28,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.adapters import START, STORED, Log
+from benchmarks.peers.adapters import START, STORED, Log
 
 RATE = 1000.0
 """Steps a second before the kill."""

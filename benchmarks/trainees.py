@@ -14,9 +14,9 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.adapters import OURS
 from benchmarks.pairs import AGAIN, BARE
-from benchmarks.peers import ROOT, environment, last_line
+from benchmarks.peers.adapters import OURS
+from benchmarks.peers.environment import ROOT, environment, last_line
 from benchmarks.report import say
 from stepscope.metrics import Stream
 from stepscope.store import RunReader

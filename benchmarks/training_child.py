@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from benchmarks.adapters import OURS, START, Log
+from benchmarks.peers.adapters import OURS, START, Log
 
 STEP_S = 0.8e-3
 BATCH = 32

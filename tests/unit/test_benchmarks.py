@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks import adapters, overhead, pairs, peers, reader, recorder, recording_child, report
+from benchmarks import overhead, pairs, reader, recorder, recording_child, report
+from benchmarks.peers import adapters
+from benchmarks.peers import environment as peers
 
 
 def test_a_ratio_is_to_the_line_between_the_bare_blocks_around() -> None:

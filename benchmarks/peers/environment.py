@@ -1,8 +1,8 @@
 """The other recorders, in a virtual environment of their own.
 
-    python -m benchmarks.peers
+    python -m benchmarks.peers.environment
 
-makes `benchmarks/.venv-peers` from `requirements-peers.txt` (some minutes and about 1.5 GB, once)
+makes `benchmarks/.venv-peers` from `requirements.txt` (some minutes and about 1.5 GB, once)
 and says which of them can be used. All recorders, ours too, are then measured with its Python. It
 sees this project's packages, torch among them, after its own. A recorder that cannot be installed
 or imported is `missing` with the reason, and the benchmarks go on without it.
@@ -20,9 +20,9 @@ from pathlib import Path
 
 from benchmarks.report import say
 
-ROOT = Path(__file__).resolve().parents[1]
-VENV = Path(__file__).with_name(".venv-peers")
-REQUIREMENTS = Path(__file__).with_name("requirements-peers.txt")
+ROOT = Path(__file__).resolve().parents[2]
+VENV = ROOT / "benchmarks" / ".venv-peers"
+REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 INSTALL_TIMEOUT_S = 1200
 PROBE_TIMEOUT_S = 120
 IMPORTED = {"tensorboard": "torch.utils.tensorboard"}
