@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.metrics import Stream
-from stepscope.recording.plain import brief, clean, plain
 from stepscope.recording.ring import WIDTH
 from stepscope.recording.rows import RESTART
 from stepscope.recording.scalars import DeviceScalars, Row
+from stepscope.recording.to_json import first_line, to_json, to_text
 from stepscope.recording.writer_thread import (
     Ended,
     Event,
@@ -103,7 +103,7 @@ class Recorder:
             "reason": None,
             "heartbeat": now,
             "problem": None,
-            "config": plain(config or {}),
+            "config": to_json(config or {}),
             "rank": rank,
             "step": 0,
             "epoch": 0,
@@ -218,12 +218,12 @@ class Recorder:
 
     def device(self, uuid: str, values: Values) -> None:
         """Record one sampler tick of a GPU."""
-        self._put_sample(Stream.DEVICES, clean(uuid), values)
+        self._put_sample(Stream.DEVICES, to_text(uuid), values)
 
     def event(self, kind: str, text: str, /, **data: Any) -> None:
         """Mark an event now; of `data` what JSON can hold is kept."""
-        kept = {name: plain(value) for name, value in data.items()}
-        self._put(Event(time.time(), self.step, self.epoch, clean(kind), clean(text), kept))
+        kept = {name: to_json(value) for name, value in data.items()}
+        self._put(Event(time.time(), self.step, self.epoch, to_text(kind), to_text(text), kept))
         self._writer.wake()
 
     def describe(self, **run_json: Any) -> None:
@@ -290,7 +290,7 @@ class Recorder:
         self._writer.leave()
 
     def _describe(self, run_json: Mapping[str, Any]) -> None:
-        self._writer.run_json.update({name: plain(value) for name, value in run_json.items()})
+        self._writer.run_json.update({name: to_json(value) for name, value in run_json.items()})
 
     def _record(self, step: int, ts: float, values: Mapping[str, Any], row: Row) -> None:
         """Sort plain numbers from tensors on a GPU and put the row into the ring, now or later."""
@@ -299,7 +299,7 @@ class Recorder:
         tensors: dict[str, Any] = {}
         for key, value in values.items():
             if type(key) is not str or not key.isascii() or len(key) > NAME_LIMIT:
-                key = clean(key)[:NAME_LIMIT]
+                key = to_text(key)[:NAME_LIMIT]
             if type(value) is float:
                 row[key] = value
             elif value is not None:
@@ -333,7 +333,7 @@ class Recorder:
                 "stepscope: %s: must be a number or a tensor of one element (%s); "
                 "left out from here on without another word",
                 key[:100],
-                brief(error),
+                first_line(error),
             )
 
     def _put_row(self, step: int, ts: float, row: Row) -> None:
@@ -365,9 +365,9 @@ class Recorder:
         try:
             for key, value in values.items():
                 if type(value) is float or value is None:
-                    row[key if type(key) is str and key.isascii() else clean(key)] = value
+                    row[key if type(key) is str and key.isascii() else to_text(key)] = value
                 else:
-                    self._read(clean(key), value, row, {})
+                    self._read(to_text(key), value, row, {})
         except Exception as error:  # noqa: BLE001 - of the caller, which may raise anything
             self._refuse("sample", error)
         self._put(Sample(stream, source, time.time(), self.step, row))

@@ -77,7 +77,7 @@ class StepRows:
             bare[row_of[chosen]] |= RESTART in names
         for key in keys:
             if key == LOSS or key.startswith(f"{LOSS}."):
-                self._watch_loss(key, slots, layouts)
+                self._note_broken_loss(key, slots, layouts)
         ts = slots["ts"][starts]
         if timed.any():
             keys, values = self._with_times(keys, values, ts, timed, bare)
@@ -111,7 +111,7 @@ class StepRows:
             self._ts, self._step = float(ts[-1]), float(step[-1])
         return ts, step
 
-    def _watch_loss(self, key: str, slots: Slots, layouts: Layouts) -> None:
+    def _note_broken_loss(self, key: str, slots: Slots, layouts: Layouts) -> None:
         """Note each time that a loss turned from a number to NaN or infinity."""
         columns = [names.index(key) if key in names else -1 for names, _ in layouts]
         column = np.array(columns, dtype=np.intp)[slots["layout"]]

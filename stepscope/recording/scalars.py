@@ -19,8 +19,8 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from stepscope.recording.plain import brief
 from stepscope.recording.ring import WIDTH
+from stepscope.recording.to_json import first_line
 
 log = logging.getLogger(__name__)
 
@@ -165,7 +165,7 @@ class DeviceScalars:
 
     def _tell(self, error: Exception) -> None:
         if not self._told:
-            log.warning("stepscope: values on the GPU could not be read: %s", brief(error))
+            log.warning("stepscope: values on the GPU could not be read: %s", first_line(error))
         self._told = True
 
 

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.metrics import BY_KEY, Stream
-from stepscope.recording.plain import brief
 from stepscope.recording.ring import Pending, Ring
 from stepscope.recording.rows import StepRows
 from stepscope.recording.sleeper import Sleeper
+from stepscope.recording.to_json import first_line
 from stepscope.run import HEARTBEAT_S, rank_json, write_run_json
 from stepscope.store import Block, RunWriter, store_name
 
@@ -304,8 +304,8 @@ class WriterThread:
 
     def _note_problem(self, error: Exception) -> None:
         problem = (
-            f"Recording is held up: {brief(error)}. Training goes on and the rows wait in memory; "
-            "free disk space or repair the folder."
+            f"Recording is held up: {first_line(error)}. Training goes on and the rows wait in "
+            "memory; free disk space or repair the folder."
         )
         if self.run_json["problem"] is None:
             log.warning("stepscope: %s", problem)
@@ -314,7 +314,7 @@ class WriterThread:
         self.run_json["problem"] = problem
 
     def _say_once(self, what: str, error: Exception, *, traceback: bool = False) -> None:
-        told = f"{what}: {type(error).__name__}: {brief(error)}"
+        told = f"{what}: {type(error).__name__}: {first_line(error)}"
         if told not in self._told and len(self._told) < TOLD_LIMIT:
             self._told.add(told)
             log.error("stepscope: %s", told, exc_info=error if traceback else None)

@@ -29,12 +29,12 @@ class Script:
     name: str
     path: str
     code: CodeType
-    facts: dict[str, Any]
+    main_globals: dict[str, Any]
 
     def run(self) -> None:
         """Run it in a new `__main__`. Raises what it raises."""
         module = ModuleType("__main__")
-        module.__dict__.update(self.facts)
+        module.__dict__.update(self.main_globals)
         sys.modules["__main__"] = module
         exec(self.code, module.__dict__)
 
@@ -54,7 +54,7 @@ def from_file(path: str, arguments: Sequence[str]) -> Script:
     code = compile(source, absolute, "exec", dont_inherit=True)
     loader = SourceFileLoader("__main__", absolute)
     name = os.path.splitext(os.path.basename(absolute))[0]
-    return Script(name, absolute, code, _facts(None, loader, None, absolute, None))
+    return Script(name, absolute, code, _main_globals(None, loader, None, absolute, None))
 
 
 def from_module(name: str, arguments: Sequence[str]) -> Script:
@@ -66,8 +66,8 @@ def from_module(name: str, arguments: Sequence[str]) -> Script:
     sys.argv = ["-m", *arguments]
     spec, code = _find(name)
     sys.argv[0] = path = str(spec.origin)
-    facts = _facts(spec.parent, spec.loader, spec, path, spec.cached)
-    return Script(name, path, code, facts)
+    main_globals = _main_globals(spec.parent, spec.loader, spec, path, spec.cached)
+    return Script(name, path, code, main_globals)
 
 
 def _find(name: str) -> tuple[ModuleSpec, CodeType]:
@@ -99,11 +99,11 @@ def _set_first_path(folder: str) -> None:
         sys.path[0] = folder
 
 
-def _facts(
+def _main_globals(
     package: str | None, loader: Any, spec: ModuleSpec | None, path: str, cached: str | None
 ) -> dict[str, Any]:
     """Return what python itself puts into a `__main__`, in its order."""
-    facts: dict[str, Any] = {"__package__": package, "__loader__": loader, "__spec__": spec}
+    entries: dict[str, Any] = {"__package__": package, "__loader__": loader, "__spec__": spec}
     if sys.version_info < (3, 14):
-        facts["__annotations__"] = {}
-    return {**facts, "__builtins__": builtins, "__file__": path, "__cached__": cached}
+        entries["__annotations__"] = {}
+    return {**entries, "__builtins__": builtins, "__file__": path, "__cached__": cached}

@@ -169,7 +169,7 @@ class Feed:
         if source is not before:
             self._turn_to(source)
         if len(self._used) > 1 or self._partners:
-            self._watch_partners(source, goes_on=source is before)
+            self._compare_partners(source, goes_on=source is before)
         source.steps += 1
         is_known = self._is_certain and (self._number > 1 or source.is_finite)
         self.epoch = self._number if is_known else None
@@ -192,7 +192,7 @@ class Feed:
         else:
             self._is_certain = False
 
-    def _watch_partners(self, source: Pass, *, goes_on: bool) -> None:
+    def _compare_partners(self, source: Pass, *, goes_on: bool) -> None:
         """Loaders read side by side make epochs only where they begin again together."""
         before = self._partners
         self._partners = {batch[0].dataset: batch[0] for batch in self._used}

@@ -60,7 +60,7 @@ class Transfers:
         return None if missed or (self._under_way and not found) else total_s
 
 
-class CopyWatch:
+class CopyTimes:
     """Puts a pair around every copy from the CPU to the current CUDA device."""
 
     def __init__(self, torch: ModuleType, state: State, transfers: Transfers) -> None:
@@ -108,7 +108,7 @@ class CopyWatch:
 def attach(torch: ModuleType, state: State, patches: Patches) -> Transfers:
     """Wrap `Tensor.to` and `Tensor.cuda`; CUDA is in use already."""
     transfers = Transfers(lambda: torch.cuda.Event(enable_timing=True))
-    watch = CopyWatch(torch, state, transfers)
-    patches.replace(torch.Tensor, "to", lambda f: watch.around(f, default=None), traced=True)
-    patches.replace(torch.Tensor, "cuda", lambda f: watch.around(f, default="cuda"), traced=True)
+    times = CopyTimes(torch, state, transfers)
+    patches.replace(torch.Tensor, "to", lambda f: times.around(f, default=None), traced=True)
+    patches.replace(torch.Tensor, "cuda", lambda f: times.around(f, default="cuda"), traced=True)
     return transfers
