@@ -53,7 +53,7 @@ class Scaling:
                 result = original(scaler, optimizer, *args, **kwargs)
                 if state.stepped == stepped:
                     guard.call(self._skipped, optimizer)
-                    state.idle_s += state.live.boundary()
+                    state.idle_s += state.session.boundary()
             finally:
                 state.amp_scale = None
             return result

@@ -1,8 +1,8 @@
-"""Scripts without an optimizer (`w -= lr * w.grad`): every outermost `backward()` is a step.
+"""Steps of scripts without an optimizer (`w -= lr * w.grad`): every outermost `backward()`.
 
-Whether there will be an optimizer is not known at the first `backward()`. Its steps are held back
-until so many came that none is to be expected, or the script has ended; where an optimizer is
-constructed before, they are dropped.
+At the first `backward()` it is not known whether an optimizer will be made. So the first steps are
+held back until there are HELD of them, or the script ends. They are dropped where an optimizer is
+made before.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class ByHand:
 
     def boundary(self) -> float:
         """Let the page's commands act, where it is certain that this is a step."""
-        return self._state.live.boundary() if self._is_certain else 0.0
+        return self._state.session.boundary() if self._is_certain else 0.0
 
     def release(self) -> None:
-        """There is no optimizer: record what was held back."""
+        """Record what was held back: no optimizer is expected any more."""
         state = self._state
         if state.parties.made or state.recorder.step != state.step:
             self._held = []
@@ -69,7 +69,7 @@ class ByHand:
             state.recorder.log(state.step, row, ts)
 
     def _add_norm(self) -> None:
-        """What was clipped after a `backward()` belongs to its row, which was made before."""
+        """Add the norm to the row of the `backward()` before it, which may be recorded already."""
         state = self._state
         norm = state.clips.take(None, state.parties)
         if norm is None:
@@ -80,13 +80,13 @@ class ByHand:
             state.recorder.log(state.step, {"train/grad_norm": norm})
 
     def drop(self) -> None:
-        """There is an optimizer: these were no steps."""
+        """Forget what was held back: an optimizer was made, so these were no steps."""
         if self._held:
             self._state.times.forget()
         self._held = []
 
     def give_back(self) -> None:
-        """An optimizer steps that was not seen before: these losses are of its first step."""
+        """Add the losses held back to the first step of an optimizer whose making was not seen."""
         for _, row in self._held:
             if "train/loss" in row:
                 self._state.add_loss(row["train/loss"])

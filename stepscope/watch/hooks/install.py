@@ -7,11 +7,15 @@ import os
 import resource
 from collections.abc import Callable
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from stepscope.watch.hooks import amp, data, gradient, loss, optimizer
 from stepscope.watch.hooks.after_import import AfterImport
 from stepscope.watch.hooks.patches import Guard, Patches
-from stepscope.watch.hooks.state import Live, State
+from stepscope.watch.hooks.state import State
+
+if TYPE_CHECKING:
+    from stepscope.session.script import ScriptSession
 
 log = logging.getLogger(__name__)
 
@@ -33,15 +37,15 @@ CAPTURES: tuple[tuple[str, Attach], ...] = (
 class Hooks:
     """The captures of one run, waiting for torch or attached to it."""
 
-    def __init__(self, live: Live) -> None:
-        self._state = State(live)
+    def __init__(self, session: ScriptSession) -> None:
+        self._state = State(session)
         self._patches = Patches()
         self._import = AfterImport("torch", self._attach)
         self._has_torch = False
         self._import.start()
 
     def end(self) -> str | None:
-        """The script has ended: record what was held back; say why nothing was, if so."""
+        """Record what was held back at the script's end; where there are no steps return why."""
         state = self._state
         Guard("the steps of a script without an optimizer").call(state.by_hand.release)
         if state.recorder.step or state.amp_skipped:
@@ -88,9 +92,9 @@ def why_nothing(state: State, *, has_torch: bool) -> str:
     return text
 
 
-def install(live: Live) -> Hooks:
+def install(session: ScriptSession) -> Hooks:
     """Capture what the script trains, once it imports torch; see the package's docstring."""
-    hooks = Hooks(live)
+    hooks = Hooks(session)
     _installed.append(hooks)
     return hooks
 

@@ -12,9 +12,9 @@ from threading import get_ident
 from types import ModuleType
 from typing import Any
 
-from stepscope.watch.hooks.parties import Grads
+from stepscope.watch.hooks.parties import Grads, reading
 from stepscope.watch.hooks.patches import Function, Guard, Patches, opaque
-from stepscope.watch.hooks.state import State, reading
+from stepscope.watch.hooks.state import State
 
 UNSCALED = "_stepscope_unscaled"
 """Attribute of a loss that a GradScaler has scaled: the loss itself, detached (`amp.py`)."""

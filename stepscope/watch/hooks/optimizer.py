@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import sys
 import time
@@ -22,10 +21,6 @@ OPTIMIZERS_LIMIT = 8
 """More at the same time are not recorded: an optimizer a parameter would make thousands of keys."""
 GROUPS_LIMIT = 8
 """Parameter groups of an optimizer whose learning rate is recorded."""
-
-SUCCESSOR_STEPS = 10
-"""An optimizer that first steps later than this may be the next of a row of runs (folds, phases):
-then it is worth looking, for a tenth of a second, whether the one before it is gone."""
 
 
 class Track:
@@ -62,7 +57,7 @@ class Track:
 
 
 UNKNOWN = Track.__new__(Track)
-"""Stands for an optimizer that was not met yet."""
+"""Stands for an optimizer that has not stepped before."""
 
 
 class OptimizerSteps:
@@ -76,7 +71,7 @@ class OptimizerSteps:
         """By the id of a live optimizer; None for one that is not recorded."""
         self._slots: list[Track] = []
         self._told_of_more = False
-        self._boundary = state.live.boundary
+        self._boundary = state.session.boundary
         self._log = state.recorder.log
 
     def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -110,7 +105,10 @@ class OptimizerSteps:
         epoch = state.feed.epoch
         if epoch is not None:
             row["train/epoch"] = float(epoch)
-        loss, terms = state.take_loss(optimizer)
+        if state.parties.sums:
+            loss, terms = state.take_loss(optimizer)
+        else:  # one optimizer: the common case, without a call
+            loss, terms, state.loss = state.loss, state.loss_terms, None
         if loss is not None:
             row[track.loss] = loss
             if terms > 1:
@@ -120,7 +118,7 @@ class OptimizerSteps:
         if len(groups) > 1:
             for key, group in zip(track.more_rates, groups[1:], strict=False):
                 row[key] = group.get("lr")
-        if state.clips:
+        if state.clips.calls:
             norm = state.clips.take(optimizer, state.parties)
             if norm is not None:
                 row[track.grad_norm] = norm
@@ -135,10 +133,9 @@ class OptimizerSteps:
         self._state.by_hand.give_back()
         if _steps_inside_another(optimizer):
             return self._remember(optimizer, None)
-        places = self._free_places()
-        if not places and self._state.step > SUCCESSOR_STEPS:
-            gc.collect()  # a learning rate scheduler keeps the optimizer it is done with in a cycle
-            places = self._free_places()
+        # It may replace a deleted optimizer, as in k-fold training. Torch's schedulers keep none
+        # alive; one that the script keeps in a cycle has its place until Python collects it.
+        places = [i for i, track in enumerate(self._slots) if track.optimizer() is None]
         index = places[0] if places else len(self._slots)
         if index >= OPTIMIZERS_LIMIT:
             if not self._told_of_more:
@@ -148,8 +145,8 @@ class OptimizerSteps:
                 )
             self._told_of_more = True
             return self._remember(optimizer, None)
-        # A successor, of a later phase or fold, goes on where the one before it stopped; the second
-        # of a pair, as in a GAN, takes the step that the first has just taken.
+        # A replacement goes on counting where the deleted one stopped. The second optimizer of a
+        # pair, as in a GAN, takes the step that the first has just taken.
         count = self._state.step - (0 if places or not self._slots else 1)
         track = Track(optimizer, index, count)
         if not self._slots:
@@ -158,10 +155,6 @@ class OptimizerSteps:
         self._slots[index : index + 1] = [track]
         self._state.recorder.describe(optimizers=[track.name for track in self._slots])
         return self._remember(optimizer, track)
-
-    def _free_places(self) -> list[int]:
-        """Places whose optimizer is gone."""
-        return [i for i, track in enumerate(self._slots) if track.optimizer() is None]
 
     def _remember(self, optimizer: Any, track: Track | None) -> Track | None:
         key, tracks = id(optimizer), self._tracks

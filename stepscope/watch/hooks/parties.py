@@ -1,12 +1,13 @@
-"""Several optimizers at a time: whose loss is it, and whose gradients were clipped?
+"""Which of several optimizers a loss belongs to.
 
 A loss belongs to the optimizers whose gradients its `backward()` changed, until one of them steps
-or clears its gradients by `zero_grad()`. Whether they changed is asked of a few of an optimizer's
-parameters, before and after. With one optimizer nothing of this is done.
+or clears its gradients by `zero_grad()`. To see whether they changed, a few parameters of each
+optimizer are compared before and after. With one optimizer nothing of this is done.
 """
 
 from __future__ import annotations
 
+import sys
 import weakref
 from typing import Any
 
@@ -17,7 +18,7 @@ LIMIT = 8
 """More optimizers at a time, such as one a parameter, are not told apart."""
 
 Owners = frozenset[int] | None
-"""Keys of optimizers; None where nobody knows, which is then all of them."""
+"""Keys of optimizers; None where it is not known: then the loss counts for all of them."""
 Grads = dict[int, list[tuple[Any, Any, int]]]
 
 
@@ -39,7 +40,7 @@ class Parties:
         """How many were alive when their keys were counted."""
 
     def meet(self, optimizer: Any) -> None:
-        """An optimizer has been constructed, or steps; one that was copied is met only then."""
+        """Note an optimizer that was constructed, or that steps: a copied one is only seen then."""
         if id(optimizer) in self._alive:
             return
         self.made += 1
@@ -47,7 +48,7 @@ class Parties:
         self._count()
 
     def gradients(self) -> Grads:
-        """Return how some gradients of every optimizer are now, for `changed`."""
+        """Return some gradients of every optimizer as they are now, for `add`."""
         now: Grads = {}
         alive = list(self._alive.values())
         for optimizer in alive:
@@ -76,7 +77,7 @@ class Parties:
         self.sums[owners] = value, terms
 
     def take(self, optimizer: Any) -> tuple[Reading, int]:
-        """This optimizer steps, or has lost its gradients: return its loss, and its terms."""
+        """Return, and forget, the loss of this optimizer and the number of its terms."""
         mine, total, terms = key(optimizer), None, 0
         for owners in [owners for owners in self.sums if owners is None or mine in owners]:
             value, count = self.sums.pop(owners)
@@ -84,7 +85,7 @@ class Parties:
         return total, terms
 
     def clear(self, optimizer: Any) -> None:
-        """Its gradients are gone; what the others wait for stays."""
+        """Forget the losses of this optimizer alone: its gradients were cleared."""
         mine, before, self.sums = key(optimizer), self.sums, {}
         for owners, (value, terms) in before.items():
             left = owners - {mine} if owners else None
@@ -95,9 +96,22 @@ class Parties:
         self._counted, keys = len(self._alive), set()
         for optimizer in self._alive.values():
             keys.add(key(optimizer))
-            if len(keys) > LIMIT:  # whatever more there are: a look at all for each is quadratic
+            if len(keys) > LIMIT:  # to look at all for each new one would be quadratic
                 break
         self.are_several = 1 < len(keys) <= LIMIT
+
+
+def reading(tensor: Any) -> Reading:
+    """Return the value of a one-element tensor if it is on the CPU, else itself, detached.
+
+    Nothing waits. A CPU value is read at once because the script may change it in place; a CUDA
+    tensor inside a graph's capture, or on any other device, is None.
+    """
+    if tensor.is_cpu:
+        return float(tensor.item())
+    if tensor.is_cuda and not sys.modules["torch"].cuda.is_current_stream_capturing():
+        return tensor.detach()
+    return None
 
 
 def key(optimizer: Any) -> int:
@@ -121,7 +135,7 @@ def summed(total: Reading, value: Reading) -> Reading:
 
 
 def _some_parameters(optimizer: Any) -> list[Any]:
-    """The outer and the middle ones: a loss that reaches none of them is rare."""
+    """Return the first, the middle and the last: a loss rarely reaches none of them."""
     groups = [group["params"] for group in optimizer.param_groups if group["params"]]
     if not groups:
         return []

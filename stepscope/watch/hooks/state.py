@@ -1,41 +1,30 @@
-"""What the captures gather between two optimizer steps, and which thread they listen to."""
+"""What all wrappers share: the training thread, and what was gathered since the last step."""
 
 from __future__ import annotations
 
-import sys
 import threading
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from stepscope.watch.hooks.by_hand import ByHand
-from stepscope.watch.hooks.clips import Clips
+from stepscope.watch.hooks.gradient import Clips
 from stepscope.watch.hooks.parties import Parties, Reading, summed
 from stepscope.watch.hooks.passes import Feed
 from stepscope.watch.hooks.times import Times
 
-
-class Live(Protocol):
-    """What the hooks need of a run under way (`stepscope/live_run.py`)."""
-
-    @property
-    def recorder(self) -> Any:
-        """The run's Recorder."""
-
-    def boundary(self) -> float:
-        """Serve commands; return the seconds that took. Raises what stops the script."""
-
-    def train_on(self, cuda_index: int | None) -> None:
-        """Hear on which device the script trains."""
+if TYPE_CHECKING:
+    from stepscope.session.script import ScriptSession
 
 
 class State:
-    """Written by one thread, the one that steps the optimizers; others are ignored.
+    """Written by the training thread alone, the one that steps the optimizers.
 
-    The first thread seen is a guess; the first optimizer step settles it, until that thread ends.
+    Until the first optimizer step it is the first thread that fetches a batch or calls
+    `backward()`. When the training thread has ended, another may take its place.
     """
 
-    def __init__(self, live: Live) -> None:
-        self.live = live
-        self.recorder = live.recorder
+    def __init__(self, session: ScriptSession) -> None:
+        self.session = session
+        self.recorder: Any = session.recorder
         self.thread = 0
         """Identity of the training thread; 0 while there is none."""
         self._owner: threading.Thread | None = None
@@ -70,7 +59,7 @@ class State:
         """Begin, end so far, and `backwards` at that time, of an evaluation not yet in `idle_s`."""
 
     def claim(self, *, by_step: bool = False) -> bool:
-        """Say whether the calling thread, which is not the training thread, is so from now on."""
+        """Try to make the calling thread the training thread; say whether it is now."""
         if self._closed or (by_step and self.in_backward):
             return False
         moves = by_step and self.stepped == 0
@@ -80,7 +69,7 @@ class State:
         return True
 
     def exclude(self, began_s: float, ended_s: float) -> None:
-        """This was evaluation, not part of the step."""
+        """Take this time as evaluation, which is no step time."""
         if self.evaluation is not None and self.evaluation[2] == self.backwards:
             began_s = min(began_s, self.evaluation[0])
         else:
@@ -88,13 +77,13 @@ class State:
         self.evaluation = began_s, ended_s, self.backwards
 
     def end_evaluation(self, now_s: float) -> None:
-        """Training fetches a batch: what came since the evaluation's last one belonged to it."""
+        """Training fetches a batch: the time since the evaluation's last one belongs to it too."""
         if self.evaluation is not None and self.evaluation[2] == self.backwards:
             self.evaluation = self.evaluation[0], now_s, self.backwards
         self.close_evaluation()
 
     def close_evaluation(self) -> None:
-        """Count the evaluation, as far as it is known, as no step time."""
+        """Leave the evaluation, as far as it is known, out of the step time."""
         if self.evaluation is not None:
             self.idle_s += self.evaluation[1] - self.evaluation[0]
             self.evaluation = None
@@ -111,7 +100,7 @@ class State:
             self.loss, self.loss_terms = summed(self.loss, value), self.loss_terms + 1
 
     def take_loss(self, optimizer: Any) -> tuple[Reading, int]:
-        """The optimizer uses its gradients, or drops them: return the loss that they are of."""
+        """Return the loss whose gradients the optimizer uses now, or drops, and its terms."""
         loss, terms = self.loss, self.loss_terms
         self.loss = None
         if self.parties.sums:
@@ -121,20 +110,7 @@ class State:
         return loss, terms
 
     def drop_loss(self, optimizer: Any) -> None:
-        """The optimizer's gradients are cleared; those of others stay."""
+        """Forget the loss of an optimizer whose gradients are cleared; those of others stay."""
         self.loss = None
         if self.parties.sums:
             self.parties.clear(optimizer)
-
-
-def reading(tensor: Any) -> Reading:
-    """Return the value of a one-element tensor if it is on the CPU, else itself, detached.
-
-    Nothing waits. A CPU value is read at once because the script may change it in place; a CUDA
-    tensor inside a graph's capture, or on any other device, is None.
-    """
-    if tensor.is_cpu:
-        return float(tensor.item())
-    if tensor.is_cuda and not sys.modules["torch"].cuda.is_current_stream_capturing():
-        return tensor.detach()
-    return None

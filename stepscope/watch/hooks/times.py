@@ -19,7 +19,7 @@ class Times:
         self._state = state
         self.on_cuda = self._has_begun = False
         self.time_copies: Callable[[], Transfers | None] = lambda: None
-        """Begins to time copies to the GPU, where the script trains on one."""
+        """Starts the timing of copies to the GPU; set by `optimizer.attach`."""
         self._last_s: float | None = None
         self._backwards = 0
         """Calls of `backward()` up to the last step."""
@@ -27,21 +27,22 @@ class Times:
         self._transfers: Transfers | None = None
 
     def begin(self, device: Any) -> None:
-        """At the first step: say on which device (None: on the CPU), time copies to it.
+        """Tell the session, at the first step, on which device the script trains (None: the CPU).
 
-        Steps by hand and those of an optimizer may both be the first. The GPU, once known, stays.
+        May be called again where steps by hand came before those of an optimizer: a GPU, once
+        known, stays.
         """
         cuda_index = device.index if device is not None and device.type == "cuda" else None
         if self.on_cuda or (self._has_begun and cuda_index is None):
             return
         self._has_begun = True
-        self._state.live.train_on(cuda_index)
+        self._state.session.train_on(cuda_index)
         if cuda_index is not None:
             self.on_cuda = True
             self._transfers = self.time_copies()
 
     def forget(self) -> None:
-        """What was taken for a step was none."""
+        """Let the next step have no step time: what was taken for a step was none."""
         self._last_s = None
 
     def add(self, row: dict[str, Any], now_s: float) -> None:
@@ -60,7 +61,7 @@ class Times:
                 row["perf/data_wait"] = state.data_wait_s
             if samples:
                 row[RATES[SAMPLES]] = samples / elapsed_s
-        if state.recorder.counts:  # what the script gives itself goes before
+        if state.recorder.counts:  # what the script counts itself replaces ours
             for key, number in state.recorder.take_counts().items():
                 if elapsed_s > 0:
                     row[RATES[key]] = number / elapsed_s
