@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import runpy
+import sys
+import types
 
 import pynvml
 import pytest
 
-from stepscope.sampling import nvml
+from stepscope.sampling import nvml, nvml_fields
 from stepscope.sampling.nvml import NullSource, NvmlSource, open_source
 from stepscope.sampling.nvml_fields import Tier, throttle_words
 from tests.unit.fake_nvml import FakeClock, FakeGpu, FakeNvml, install
@@ -77,6 +80,14 @@ def test_a_foreign_pynvml_package_is_told(
 ) -> None:
     monkeypatch.delattr(pynvml, "_nvmlGetFunctionPointer")
     assert "nvidia-ml-py" in (open_source().reason or "")
+
+
+def test_a_foreign_pynvml_package_without_any_of_the_names_can_be_imported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", types.ModuleType("pynvml"))
+    runpy.run_path(nvml_fields.__file__)
+    assert "nvidia-ml-py" in runpy.run_path(nvml.__file__)["open_source"]().reason
 
 
 def test_a_driver_without_gpus_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
