@@ -154,9 +154,9 @@ class LiveView {
 
   pace() {
     const { store } = this;
-    if (store.waitingFor && store.run) return PENDING_PACE_MS;
     if (!store.run || store.unreadable) return RUNS_PACE_MS;
-    return store.ended ? ENDED_PACE_MS : PACE_MS;
+    if (store.ended) return ENDED_PACE_MS;
+    return store.waitingFor ? PENDING_PACE_MS : PACE_MS;
   }
 
   take(answer) {

@@ -323,6 +323,58 @@ def test_a_zoom_counts_on_the_axis_on_which_it_was_made(js: Script) -> None:
     assert js(chosen, prefs={}, live=live) == [0, 10]
 
 
+PAUSE = {"help": "Hold.", "when": {"pending": "no step yet.", "running": None}}
+
+
+@pytest.mark.parametrize(
+    ("status", "state"),
+    [
+        ("running", {"refused": None, "title": "Hold."}),
+        ("pending", {"refused": "no step yet.", "title": "Hold. Not now: no step yet."}),
+        ("paused", None),
+    ],
+)
+def test_a_button_is_drawn_for_the_status(js: Script, status: str, state: Any) -> None:
+    assert js("buttonState(spec, status)", spec=PAUSE, status=status) == state
+
+
+def commands(js: Script, *calls: str) -> Any:
+    """What the header shows after these calls of the store's functions."""
+    script = "; ".join(f"store.{call}" for call in calls)
+    shown = "[store.command?.text, store.command?.tone, store.waitingFor]"
+    return js(f"(() => {{ const store = new Store(() => {{}}); {script}; return {shown}; }})()")
+
+
+def test_a_press_waits_until_its_own_answer(js: Script) -> None:
+    press = "ask(5, 'pause', 'Pause: sent.')"
+    assert commands(js, press) == ["Pause: sent.", "waiting", "pause"]
+    assert commands(js, press, "settle(4, 'of before', 'done')")[1] == "waiting"
+    assert commands(js, press, "settle(5, 'done', 'done')") == ["done", "done", None]
+    assert commands(js, press, "settle(6, 'of another tab', 'done')")[0] == "of another tab"
+    assert commands(js, press, "open('other')") == [None, None, None]
+
+
+def test_an_error_of_the_script_is_shown_once(js: Script) -> None:
+    told = "setHeader({error: {id: 1, text: 'no'}, trouble: null})"
+    assert commands(js, "ask(5, 'start', 'Starting')", told) == ["no", "refused", None]
+    assert commands(js, told, "settle(7, 'later', 'done')", told)[0] == "later"
+
+
+def test_the_header_says_how_far_the_run_is(js: Script) -> None:
+    steps = {"t": [83.0], "s": [2244], "v": {"perf/step_time": {"mean": [0.5] * 10}}}
+    progress = {"step": 2244, "total_steps": 30600, "epoch": 3, "epochs": 40}
+    answer = {"answer": {"progress": progress, "now": 90}, "live": {"steps": steps}}
+    text = "step 2,244 of 30,600 · 7 % · 3:56:18 left"
+    assert js("progressOf(known).text", known={**answer, "ended": False}) == text
+    assert js("progressOf(known).text", known={**answer, "ended": True}) == text[:26]
+    details = "epoch 3 of 40 · elapsed 1:30"
+    assert js("detailsOf(known)", known={**answer, "ended": False}) == details
+    # An ended run lasted as long as it recorded.
+    assert js("detailsOf(known)", known={**answer, "ended": True})[-4:] == "1:23"
+    unknown = {"answer": {"progress": {}, "now": 5}, "live": {}, "ended": False}
+    assert js("progressOf(known)", known=unknown) == {"share": None, "text": ""}
+
+
 @pytest.mark.parametrize(
     ("value", "text"), [(0.001, "0.001"), (3e-5, "0.00003"), (65536, "65536"), (0.95714, "0.9571")]
 )
