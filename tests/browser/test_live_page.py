@@ -275,6 +275,7 @@ def test_closing_all_tabs_stops_nothing(open_page: OpenPage, server: Server) -> 
     wait_until(lambda: number(again, "step") > step, again)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("runner", ["thread", "process"])
 @pytest.mark.parametrize("number_of_signal", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_the_run_and_flushes_it_with_tabs_open(

@@ -91,6 +91,7 @@ def train_short_steps(live: ScriptSession, x: torch.Tensor) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.alone
 def test_no_thread_waits_while_torch_waits_for_memory(live: ScriptSession) -> None:
     train_short_steps(live, fill(0.01))
     with Beat() as beat:

@@ -75,6 +75,7 @@ def test_a_known_tensor_shows_in_allocated_and_in_used(gpu: Gpu) -> None:
     assert used_after - used_before >= tensor.nbytes
 
 
+@pytest.mark.alone
 def test_every_call_and_its_latency(gpu: Gpu, report: dict[str, Any]) -> None:
     handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
     report["latency_us"] = {

@@ -248,6 +248,7 @@ def test_stop_and_memory_snapshot_act_on_a_watched_script(tmp_path: Path) -> Non
     assert any(path.suffix in {".pickle", ".pkl"} for path in folder.rglob("*")), event.text
 
 
+@pytest.mark.alone
 def test_the_cost_of_a_step(tmp_path: Path) -> None:
     """Blocks with and without hooks in turn; reported, as a limit would fail on a busy machine."""
     live = ScriptSession(find_place(tmp_path, "cost", {}), name="cost", kind=RunKind.WATCH)

@@ -165,6 +165,7 @@ def test_nothing_changes_the_end_of_a_run(tmp_path: Path, monkeypatch: pytest.Mo
     assert ended.run_json["epochs"] == 3
 
 
+@pytest.mark.alone
 def test_kill_9_loses_less_than_a_second_and_reads_as_crashed(tmp_path: Path) -> None:
     child = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True

@@ -101,6 +101,7 @@ def test_its_values_arrive_in_the_store(recorder: Recorder) -> None:
     assert set(block.mean[0]) == {5.0}
 
 
+@pytest.mark.alone
 def test_a_long_period_does_not_delay_the_stop(recorder: Recorder) -> None:
     sampler = sampler_for(recorder, "GPU-fine", period_s=60.0)
     sampler.start()

@@ -146,6 +146,7 @@ def event_of(folder: Path, kind: str) -> EventRow:
     return found
 
 
+@pytest.mark.alone
 def test_buttons_act_on_a_running_and_a_paused_run(tmp_path: Path) -> None:
     with background(small(Workload.DIGITS_CNN, epochs=10_000), tmp_path):
         wait_for(lambda: run_json(tmp_path).get("step", 0) > 5)
@@ -172,6 +173,7 @@ def test_buttons_act_on_a_running_and_a_paused_run(tmp_path: Path) -> None:
     assert metric(tmp_path, "perf/step_time").max() < 1.0
 
 
+@pytest.mark.alone
 def test_the_servers_end_stops_a_paused_run(tmp_path: Path) -> None:
     with background(small(Workload.DIGITS_CNN, epochs=10_000), tmp_path) as stop:
         wait_for(lambda: run_json(tmp_path).get("step", 0) > 5)
