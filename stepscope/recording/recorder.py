@@ -134,7 +134,7 @@ class Recorder:
     @property
     def dropped(self) -> int:
         """Rows and events lost because too many waited, or their thread died writing them."""
-        return self._writer.dropped + self.ring.dropped + self.ring.lost
+        return self._writer.dropped
 
     @property
     def dropped_values(self) -> int:
@@ -377,8 +377,7 @@ class Recorder:
             self._writer.put(item)
 
     def _progress(self) -> dict[str, Any]:
-        names = ("step", "epoch", "dropped", "dropped_values")
-        return {name: getattr(self, name) for name in names}
+        return {"step": self.step, "epoch": self.epoch, "dropped_values": self.dropped_values}
 
     def _offer(self, command_id: int, name: str, args: str) -> None:
         try:

@@ -110,7 +110,7 @@ class WriterThread:
         self.folder = folder
         self.run_json = run_json
         self.run_json_lock = threading.RLock()  # a signal handler may come in the middle
-        self.dropped = 0
+        self._lost = 0
         self._json = rank_json(rank)
         self._progress = progress
         self._offer = offer
@@ -145,10 +145,15 @@ class WriterThread:
                 "stepscope: %s; a killed process may lose its last half second", self.ring.reason
             )
 
+    @property
+    def dropped(self) -> int:
+        """Rows and events lost because too many waited, or this thread died writing them."""
+        return self._lost + self.ring.dropped + self.ring.lost
+
     def put(self, item: Item) -> None:
         """Queue an item; when too many wait it is counted as dropped."""
         if len(self._queue) >= QUEUE_LIMIT:
-            self.dropped += 1
+            self._lost += 1
         else:
             self._queue.append(item)
 
@@ -258,7 +263,7 @@ class WriterThread:
                     continue
                 self.ring.release(rows)
                 self._forget(batch)
-                self.dropped += len(rows.slots) + len(batch)
+                self._lost += len(rows.slots) + len(batch)
                 self._say_once("a row could not be stored and is lost", error)
         return not waiting
 
@@ -333,7 +338,7 @@ class WriterThread:
         """
         with self.run_json_lock:
             self.run_json["heartbeat"] = time.time()
-            self.run_json.update(self._progress())
+            self.run_json.update(self._progress(), dropped=self.dropped)
             run_json = dict(self.run_json)
         try:
             write_run_json(self.folder, run_json, self._json, durable=durable)

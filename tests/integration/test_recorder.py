@@ -20,6 +20,7 @@ from stepscope.recording.writer_thread import BALLAST
 from stepscope.run import RunStatus, read_run
 from stepscope.store import STORE_NAME, RunReader
 from stepscope.store.reader import send_command
+from tests.integration.test_training import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -268,3 +269,19 @@ def test_a_full_disk_holds_rows_says_so_and_recovers(tmp_path: Path) -> None:
         assert recorder.dropped == 0
     finally:
         subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+
+
+def test_the_writer_may_begin_before_the_recorder_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    start = threading.Thread.start
+
+    def begin_and_let_it_run(self: threading.Thread) -> None:
+        start(self)
+        if self.name == "stepscope-writer":
+            written = (tmp_path / "run.json").stat().st_mtime_ns
+            wait_for(lambda: (tmp_path / "run.json").stat().st_mtime_ns > written, 5)
+
+    monkeypatch.setattr(threading.Thread, "start", begin_and_let_it_run)
+    Recorder(tmp_path, name="slow").close(RunStatus.FINISHED)
+    assert not caplog.records
