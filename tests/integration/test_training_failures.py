@@ -138,6 +138,23 @@ def test_the_steps_before_a_failure_are_recorded(
     assert len(metric(tmp_path, "train/loss")) == 4
 
 
+def test_the_steps_before_the_servers_end_are_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop, calls, train = threading.Event(), itertools.count(1), TrainStep.__call__
+
+    def step(self: TrainStep, *batch: torch.Tensor) -> Any:
+        if next(calls) == 5:
+            stop.set()
+        return train(self, *batch)
+
+    monkeypatch.setattr(CpuCompute, "reader", lambda self, sink: LateReader(sink))
+    monkeypatch.setattr(TrainStep, "__call__", step)
+    status = training_run.run(small(Workload.DIGITS_MLP), tmp_path, stop=stop)
+    assert status is RunStatus.STOPPED
+    assert len(metric(tmp_path, "train/loss")) == 5
+
+
 @pytest.mark.parametrize(
     ("module", "name"),
     [(session, "environment"), (training_run, "open_source"), (session, "Sampler")],

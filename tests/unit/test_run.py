@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
+from stepscope.recording.recovery import note_end
 from stepscope.run import (
     STALE_S,
     RunError,
@@ -234,3 +235,11 @@ def test_an_empty_root_of_runs_counts_as_not_set(
     assert runs_root() == tmp_path / "runs"
     monkeypatch.setenv("STEPSCOPE_RUNS", "mine")
     assert (runs_root(), runs_root(Path("theirs"))) == (tmp_path / "mine", tmp_path / "theirs")
+
+
+def test_an_end_is_noted_only_of_a_run_that_has_not_said_its_own(tmp_path: Path) -> None:
+    pending, finished = make_run(tmp_path, status="pending"), make_run(tmp_path, status="finished")
+    for folder in (pending, finished):
+        note_end(folder, RunStatus.STOPPED, "It never began.")
+    assert (read_run(pending).status, read_run(pending).reason) == ("stopped", "It never began.")
+    assert (read_run(finished).status, read_run(finished).reason) == ("finished", None)
