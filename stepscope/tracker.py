@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -45,26 +46,26 @@ _current: Tracker | None = None
 class Tracker:
     """Records the steps of one script; made by `init`, or by `stepscope watch` for the script.
 
-    Without a run (`live` None) every call does nothing. A run that is `watched` counts the steps of
-    its optimizers itself: `step` then adds values to the last one, and counts only in a script
-    without optimizers of torch. Nothing here raises into training but what Stop on the page does,
-    which is the same as Ctrl-C.
+    Without a `session` every call does nothing. Under `stepscope watch` (`watched`) the steps of
+    the optimizers are counted already: `step` then adds values to the last one, and counts only in
+    a script without optimizers of torch. Of what happens here only Stop on the page is raised into
+    the training, as Ctrl-C is.
     """
 
-    def __init__(self, live: ScriptSession | None, *, watched: bool = False) -> None:
-        self.live = live
+    def __init__(self, session: ScriptSession | None, *, watched: bool = False) -> None:
+        self.session = session
         self.watched = watched
         """True under `stepscope watch`, which counts the steps itself."""
         self._counted = 0
         self._begun = False
-        self._closed = live is None
+        self._closed = session is None
         self._waited_s: float | None = None
         self._samples = 0
         self._layouts: dict[tuple[str, ...], Layout] = {}
         """By the names given to `step`: where their values go in the ring as they are."""
         self._tensor: type[Any] | None = None
         # Looked at in every step, where each attribute of an attribute counts.
-        self._recorder: Any = live.recorder if live is not None else None
+        self._recorder: Any = session.recorder if session is not None else None
         self._ring: Ring | None = None
         self._pid = os.getpid()
         self._error_before = getattr(sys, "last_value", None)
@@ -74,17 +75,17 @@ class Tracker:
     @property
     def folder(self) -> Path | None:
         """The run's folder; None where none could be made."""
-        return self.live.recorder.folder if self.live else None
+        return self.session.recorder.folder if self.session else None
 
     @property
     def epoch(self) -> int:
         """The epoch under way, as the script sets it."""
-        return self.live.recorder.epoch if self.live else 0
+        return self.session.recorder.epoch if self.session else 0
 
     @epoch.setter
     def epoch(self, epoch: int) -> None:
-        if self.live:
-            self.live.recorder.epoch = _epoch(epoch, self.live.recorder.epoch)
+        if self.session:
+            self.session.recorder.epoch = _epoch(epoch, self.session.recorder.epoch)
 
     def step(self, values: Mapping[str, Any] | None = None, /, **metrics: Any) -> None:
         """Record one optimizer step.
@@ -116,8 +117,8 @@ class Tracker:
         `samples` and `tokens` are added to those of the step under way, which ends with the next
         `step` (under `stepscope watch`: of an optimizer), and are shown as rates.
         """
-        if self.live and not self._closed:
-            recorder = self.live.recorder
+        if self.session and not self._closed:
+            recorder = self.session.recorder
             with self._guarded():
                 given = _named(values, metrics)
                 _count(recorder, given)
@@ -128,8 +129,8 @@ class Tracker:
 
     def event(self, text: str, /, **data: Any) -> None:
         """Put a marker with this text on all charts; of `data` what JSON can hold is kept."""
-        if self.live and not self._closed:
-            self.live.recorder.event("mark", text, **data)
+        if self.session and not self._closed:
+            self.session.recorder.event("mark", text, **data)
 
     def batches(self, loader: Iterable[Batch], *, count: bool = False) -> Iterator[Batch]:
         """Yield the loader's batches; the wait for them, and their samples, go to the next step.
@@ -146,7 +147,7 @@ class Tracker:
                 return
             self._waited_s = (self._waited_s or 0.0) + time.perf_counter() - began
             with self._guarded():
-                self._samples += batch_length(batch)
+                self._samples += batch_length(batch) or 0
             yield batch
             if count:
                 self.step()
@@ -157,9 +158,9 @@ class Tracker:
         At the script's end it happens by itself. Outside a `with` block a script that ends by
         `sys.exit(3)` reads as finished: the interpreter does not tell that to anyone.
         """
-        if self.live is not None and not self._closed and not self.watched:
+        if self.session is not None and not self._closed and not self.watched:
             self._closed = True
-            self.live.close(status, reason)
+            self.session.close(status, reason)
 
     def __enter__(self) -> Tracker:
         return self
@@ -175,22 +176,22 @@ class Tracker:
 
     def _end(self, error: BaseException | None) -> None:
         """Close with what ended the script, if anything did."""
-        if self.live is None or self._closed:
+        if self.session is None or self._closed:
             return
         ended = outcome(error)
         if error is not None:
-            self.live.failed(ended, error)
+            self.session.failed(ended, error)
         self.close(ended.status, ended.reason)
 
     def _step(self, values: Mapping[str, Any] | None, metrics: Mapping[str, Any]) -> None:
         """Record a step of any values, and serve what the page asks."""
-        if self.live is None or self._closed:
+        if self.session is None or self._closed:
             return
-        recorder = self.live.recorder
+        recorder = self.session.recorder
         with self._guarded():
-            self._record(self.live, values, metrics)
+            self._record(self.session, values, metrics)
         counts = not self.watched or recorder.step == self._counted
-        if counts and self.live.boundary() > 0:
+        if counts and self.session.boundary() > 0:
             recorder.restart_clock()
 
     @contextmanager
@@ -204,9 +205,9 @@ class Tracker:
             self._failed = True
 
     def _record(
-        self, live: ScriptSession, values: Mapping[str, Any] | None, metrics: Mapping[str, Any]
+        self, session: ScriptSession, values: Mapping[str, Any] | None, metrics: Mapping[str, Any]
     ) -> None:
-        recorder, given = live.recorder, _named(values, metrics)
+        recorder, given = session.recorder, _named(values, metrics)
         if "train/epoch" in given:
             recorder.epoch = _epoch(given["train/epoch"], recorder.epoch)
         if self.watched and recorder.step != self._counted:
@@ -222,7 +223,7 @@ class Tracker:
                 given.setdefault(SAMPLES, self._samples)  # the script's own go before
             self._waited_s, self._samples = None, 0
         if not self._begun:
-            self._begin(live, given)
+            self._begin(session, given)
         recorder.log_step(given)
         self._counted = recorder.step
         if values is None and not self._measuring and not self.watched:
@@ -233,17 +234,17 @@ class Tracker:
         self._measuring = True
         self._layouts.clear()
 
-    def _begin(self, live: ScriptSession, given: Mapping[str, Any]) -> None:
+    def _begin(self, session: ScriptSession, given: Mapping[str, Any]) -> None:
         """Tell the run which device the script trains on."""
         self._begun = True
         on_gpu = [value for value in given.values() if getattr(value, "is_cuda", False)]
         torch = sys.modules.get("torch")
         if on_gpu:
-            live.train_on(on_gpu[0].device.index)
+            session.train_on(on_gpu[0].device.index)
         elif torch is not None and torch.cuda.is_initialized():
-            live.train_on(torch.cuda.current_device())
+            session.train_on(torch.cuda.current_device())
         else:
-            live.train_on(None)
+            session.train_on(None)
 
     def _host_numbers(self, values: Collection[Any]) -> list[float]:
         """Return floats and tensors on the CPU as numbers; nothing where another value is there."""
@@ -292,23 +293,23 @@ def init(
         name = name or running_name()
         root = runs_root(None if runs is None else Path(runs))
         place = find_place(root, name, os.environ)
-        live = ScriptSession(place, name=name, kind=RunKind.INIT, config=config, sample=sample)
+        session = ScriptSession(place, name=name, kind=RunKind.INIT, config=config, sample=sample)
     except Exception as error:  # noqa: BLE001 - whatever is wrong, the training has to run
         log.warning("stepscope: nothing is recorded, no run folder could be made: %s", error)
         return Tracker(None)
     # A terminal is rarely in the folder of a notebook's kernel.
     announce(place, root if runs is not None or in_notebook() else None)
-    _current = Tracker(live)
+    _current = Tracker(session)
     # One for all runs of the process: registering each would keep their rings for ever.
     atexit.unregister(_close_at_exit)
     atexit.register(_close_at_exit)
     return _current
 
 
-def attach(live: ScriptSession) -> Tracker:
+def attach(session: ScriptSession) -> Tracker:
     """Make `init` return a tracker of this run: `stepscope watch` calls it before the script."""
     global _current
-    _current = Tracker(live, watched=True)
+    _current = Tracker(session, watched=True)
     return _current
 
 
@@ -317,19 +318,25 @@ def current() -> Tracker | None:
     return _current
 
 
-def batch_length(batch: Any) -> int:
-    """Return the samples of a batch: the length of its first tensor or array, 0 if it has none."""
-    for _ in range(4):
-        shape = getattr(batch, "shape", None)
-        if isinstance(shape, tuple):  # as torch.Size is
-            return int(shape[0]) if shape else 0
-        if isinstance(batch, Mapping) and batch:
-            batch = next(iter(batch.values()))
-        elif isinstance(batch, list | tuple) and batch:
-            batch = batch[0]
-        else:
-            break
-    return 0
+def batch_length(batch: Any, depth: int = 4) -> int | None:
+    """Return the samples of a batch: the first dimension of the first tensor or array in it.
+
+    None where none is found in the first 8 parts of each level.
+    """
+    shape = getattr(batch, "shape", None)
+    if isinstance(shape, tuple):  # as torch.Size is
+        return int(shape[0]) if shape else None
+    if depth == 0:
+        return None
+    parts: Iterable[Any]
+    if isinstance(batch, list | tuple):
+        parts = batch
+    elif isinstance(batch, Mapping):
+        parts = batch.values()
+    else:
+        parts = getattr(batch, "__dict__", {}).values()
+    lengths = (batch_length(part, depth - 1) for part in islice(parts, 8))
+    return next((length for length in lengths if length is not None), None)
 
 
 def _close_at_exit() -> None:

@@ -15,7 +15,7 @@ from stepscope import tracker
 from stepscope.diagnosis.outcome import outcome
 from stepscope.run import RunStatus
 
-_WATCHED = ("train/loss", "train/lr", "train/grad_norm")
+_HOOKED = ("train/loss", "train/lr", "train/grad_norm")
 
 
 class CallbackRun:
@@ -29,18 +29,18 @@ class CallbackRun:
         self._stopped = False
 
     def begin(self, config: Mapping[str, Any], step: int, **run_info: Any) -> None:
-        """Start or join a run that goes on after `step`; `facts` are for run.json."""
+        """Start or join a run that goes on after `step`; `run_info` goes into run.json."""
         self.end(RunStatus.FAILED, "Training ended early: an exception left the trainer.")
         before = tracker.current()
         self._tracker = tracker.init(self._name, runs=self._runs, config=config)
         self._owned = self._tracker is not before
         self._stopped = False
-        live = self._tracker.live
-        if live is not None:
-            live.recorder.describe(**run_info)
+        session = self._tracker.session
+        if session is not None:
+            session.recorder.describe(**run_info)
             if self._owned:
-                live.recorder.step = step
-                live.recorder.describe(first_step=step)
+                session.recorder.step = step
+                session.recorder.describe(first_step=step)
 
     def step(self, values: Mapping[str, Any], *, may_catch: bool) -> bool:
         """Record one optimizer step and serve the page's buttons; True asks the trainer to stop.
@@ -70,8 +70,8 @@ class CallbackRun:
 
     def pass_over(self) -> None:
         """Leave the time since the last step out of the next one's: it went into validation."""
-        if self._tracker is not None and self._tracker.live is not None:
-            self._tracker.live.recorder.restart_clock()
+        if self._tracker is not None and self._tracker.session is not None:
+            self._tracker.session.recorder.restart_clock()
 
     def end(self, status: RunStatus = RunStatus.FINISHED, reason: str | None = None) -> None:
         """End the run, unless it belongs to the script."""
@@ -84,12 +84,12 @@ class CallbackRun:
     def fail(self, error: BaseException) -> None:
         """End the run with what ended the training; keep its traceback."""
         ended = outcome(error)
-        if self._owned and self._tracker is not None and self._tracker.live is not None:
-            self._tracker.live.failed(ended, error)
+        if self._owned and self._tracker is not None and self._tracker.session is not None:
+            self._tracker.session.failed(ended, error)
         self.end(ended.status, ended.reason)
 
     def _ours(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the values that the run does not have from elsewhere."""
         if self._tracker is None or not self._tracker.watched:
             return values
-        return {key: value for key, value in values.items() if key not in _WATCHED}
+        return {key: value for key, value in values.items() if key not in _HOOKED}

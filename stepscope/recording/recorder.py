@@ -131,6 +131,9 @@ class Recorder:
         self.ring = self._writer.ring
         _open_recorders.add(self)
 
+    def __repr__(self) -> str:
+        return f"Recorder({str(self.folder)!r}, step={self.step})"
+
     @property
     def dropped(self) -> int:
         """Rows and events lost because too many waited, or their thread died writing them."""

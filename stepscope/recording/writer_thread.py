@@ -192,7 +192,8 @@ class WriterThread:
 
     def _loop(self) -> None:
         version, pause_s = -1, RETRY_S[0]
-        next_flush = next_beat = time.monotonic()
+        next_flush = time.monotonic() + FLUSH_S
+        next_beat = time.monotonic() + HEARTBEAT_S  # run.json has just been written
         while True:
             timeout_s = min(next_flush, next_beat) - time.monotonic()
             if self._closing.is_set():

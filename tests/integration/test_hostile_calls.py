@@ -202,7 +202,7 @@ def test_no_call_of_a_tracker_raises(
     rec = Tracker(live)
     request.addfinalizer(rec.close)
     for _ in range(4):
-        rec.step(loss=0.5)  # the compiled way
+        rec.step(loss=0.5)  # the short way
     raised = []
     for place, value in enumerate(HOSTILE):
         raised += [(place, said) for said in attempt(tracker_calls(rec, value))]

@@ -49,7 +49,7 @@ class Ask(TrainerCallback):
         if what == "stop" and state.global_step == 2:
             from stepscope import tracker
             from stepscope.store.reader import send_command
-            recorder = tracker.current().live.recorder
+            recorder = tracker.current().session.recorder
             send_command(recorder.folder, "stop", {})
             while not recorder.command_waiting:
                 pass

@@ -64,7 +64,7 @@ class Ask(pl.Callback):
         if what == "stop" and trainer.global_step == 2:
             from stepscope import tracker
             from stepscope.store.reader import send_command
-            recorder = tracker.current().live.recorder
+            recorder = tracker.current().session.recorder
             send_command(recorder.folder, "stop", {})
             while not recorder.command_waiting:
                 pass

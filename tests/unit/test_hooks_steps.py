@@ -169,16 +169,33 @@ def test_two_optimizers_share_the_counter_and_not_the_keys(live: FakeLive) -> No
     assert timed == [False, True, False, True, True, False]
 
 
-def test_a_successor_goes_on_where_the_first_stopped(live: FakeLive) -> None:
-    for _ in range(2):  # two folds of a cross-validation
-        w = weight()
-        optimizer = sgd(w)
-        for _ in range(3):
-            train(optimizer, w * 1)
-        del optimizer
-        gc.collect()
-    assert [step for step, _ in live.rows] == [1, 2, 3, 4, 5, 6]
-    assert len(live.values("train/loss")) == 6
+def test_an_optimizer_that_replaces_a_deleted_one_goes_on_counting_without_a_collection(
+    live: FakeLive,
+) -> None:
+    collections: list[str] = []
+
+    def collected(phase: str, info: dict[str, int]) -> None:
+        collections.append(phase)
+
+    train(sgd(w := weight()), w * 1)  # torch's own first step leaves cycles
+    gc.collect()
+    gc.callbacks.append(collected)
+    gc.disable()
+    try:
+        for _ in range(3):  # folds of a cross-validation
+            w = weight()
+            optimizer = sgd(w)
+            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5)
+            for _ in range(15):
+                train(optimizer, w * 1)
+                scheduler.step()
+            del optimizer, scheduler
+    finally:
+        gc.enable()
+        gc.callbacks.remove(collected)
+    assert collections == []
+    assert [step for step, _ in live.rows] == list(range(1, 47))
+    assert len(live.values("train/loss")) == 46
 
 
 def test_optimizers_beyond_the_limit_are_left_out(

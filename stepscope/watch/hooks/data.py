@@ -12,21 +12,18 @@ from __future__ import annotations
 import math
 import time
 import weakref
-from collections.abc import Iterable, Mapping
 from importlib import import_module
-from itertools import islice
 from threading import get_ident
 from types import ModuleType
 from typing import Any
 
+from stepscope.tracker import batch_length
 from stepscope.watch.hooks.passes import Feed, Pass
 from stepscope.watch.hooks.patches import Function, Guard, Patches, opaque
 from stepscope.watch.hooks.state import State
 
 PASS = "_stepscope_pass"
 LOADER = "_stepscope_loader"
-SEARCH_DEPTH, SEARCH_WIDTH = 4, 8
-"""How far a batch is searched for its first tensor."""
 EVENTS_AT_ONCE, EVENT_EVERY_S = 50, 1.0
 """Epochs that all get an event; after them at most one event in this time."""
 
@@ -98,7 +95,7 @@ class Batches:
         if type(first) is self._tensor and first.ndim:
             state.feed.put(current, first.size(0))
         else:
-            state.feed.put(current, self._length(batch, SEARCH_DEPTH) or 0)
+            state.feed.put(current, batch_length(batch) or 0)
 
     def _turn_to(self, iterator: Any, began_s: float) -> Pass:
         """Another iterator than before, or a new pass of the same."""
@@ -187,25 +184,6 @@ class Batches:
         seconds = ended_s - ended.began_s
         text = f"Epoch {number}: {ended.batches} batches, {seconds:.3g} s"
         self._state.recorder.event("epoch", text, seconds=seconds, batches=ended.batches)
-
-    def _length(self, batch: Any, depth: int) -> int | None:
-        """The first dimension of the first tensor in the batch."""
-        if isinstance(batch, self._tensor):
-            return int(batch.shape[0]) if batch.ndim else None
-        if depth == 0 or isinstance(batch, (str, bytes)):
-            return None
-        parts: Iterable[Any]
-        if isinstance(batch, (list, tuple)):
-            parts = batch
-        elif isinstance(batch, Mapping):
-            parts = batch.values()
-        else:
-            parts = getattr(batch, "__dict__", {}).values()
-        for part in islice(parts, SEARCH_WIDTH):
-            length = self._length(part, depth - 1)
-            if length is not None:
-                return length
-        return None
 
 
 def _length_of_pass(iterator: Any) -> tuple[float, bool]:
