@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Locator, Page, Route, expect
 
 from stepscope.recording.recorder import Recorder
 from stepscope.run import RunStatus, read_run
@@ -137,6 +137,7 @@ def test_the_header_stays_in_sight_and_works_by_keyboard(
 ) -> None:
     page = open_page(LONG)
     start(page)
+    page.set_viewport_size({"width": 1400, "height": 450})
     page.get_by_text("Settings and environment").scroll_into_view_if_needed()
     expect(button(page, "Stop")).to_be_in_viewport()
     expect(page.get_by_test_id("chart-loss")).not_to_be_in_viewport()
@@ -155,19 +156,17 @@ def test_the_header_stays_in_sight_and_works_by_keyboard(
 
 
 def test_a_press_is_shown_before_the_server_answers(open_page: OpenPage, server: Server) -> None:
-    page = open_page(LONG)
+    page = open_page(LONG, expected="403")
     start(page)
-    page.route("**/api/command", lambda route: None)  # which keeps it waiting
+    held: list[Route] = []
+    page.route("**/api/command", lambda route: held.append(route))
     button(page, "Pause").click()
-    expect(page.get_by_test_id("ack")).to_contain_text("Pause: sent.", timeout=100)
-    expect(button(page, "Pause")).to_have_attribute("aria-busy", "true")
-    page.unroute("**/api/command")
-    refused = {"status": 403, "json": {"error": "Stop was not sent: because."}}
-    page.route("**/api/command", lambda route: route.fulfill(**refused))
-    button(page, "Stop").click()
-    expect(page.get_by_test_id("ack")).to_have_text("Stop was not sent: because.")
-    expect(page.get_by_test_id("status")).to_contain_text("Running")
-    page.unroute("**/api/command")
+    expect(page.get_by_test_id("ack")).to_contain_text("Pause: sent.", timeout=1000)
+    expect(button(page, "Pause")).to_have_attribute("aria-busy", "true", timeout=1000)
+    wait_until(lambda: bool(held), page)
+    held[0].fulfill(status=403, json={"error": "Pause was not sent: because."})
+    expect(page.get_by_test_id("ack")).to_have_text("Pause was not sent: because.")
+    expect(button(page, "Pause")).not_to_have_attribute("aria-busy", "true")
 
 
 @pytest.mark.parametrize("width", [1280, 400])
