@@ -67,10 +67,10 @@ def _answering(handler: Callable[[Request], Answer]) -> Callable[[Request], Resp
 
 @_answering
 def get_series(request: Request) -> Answer:
-    """`/api/series?run=&since=&events=&include_optimizer=`: how a run stands, what is new.
+    """`/api/series?run=&since=&events=&include_folded=`: how a run stands, what is new.
 
-    `page_token` names what the page around the charts is built from; `include_optimizer` asks for
-    the optimizer's lines too.
+    `page_token` names what the page around the charts is built from; `include_folded` asks for
+    what only folded charts show too.
     """
     query = request.query_params
     server = services.get()
@@ -86,8 +86,8 @@ def get_series(request: Request) -> Answer:
     if not (folder / STORE_NAME).exists():
         return series.state(run) | token
     with RunReader(folder) as reader:
-        include_optimizer = bool(query.get("include_optimizer"))
-        return series.update(reader, run, cursors, int(after), include_optimizer) | token
+        include_folded = bool(query.get("include_folded"))
+        return series.update(reader, run, cursors, int(after), include_folded) | token
 
 
 @_answering
@@ -98,7 +98,7 @@ def get_runs(_request: Request) -> Answer:
 
 @_answering
 def get_window(request: Request) -> Answer:
-    """`/api/window?run=&axis=step|time&from=&to=&include_optimizer=`: detail for a zoom."""
+    """`/api/window?run=&axis=step|time&from=&to=&include_folded=`: detail for a zoom."""
     query = request.query_params
     folder = services.get().folder(query.get("run", ""))
     axis = AXES.get(query.get("axis", "step"))
@@ -106,8 +106,8 @@ def get_window(request: Request) -> Answer:
         raise ValueError(f"axis: must be step or time, got {query['axis'][:40]!r}.")
     low, high = _finite(query.get("from", "")), _finite(query.get("to", ""))
     with RunReader(folder) as reader:
-        include_optimizer = bool(query.get("include_optimizer"))
-        return series.window(reader, read_run(folder), axis, low, high, include_optimizer)
+        include_folded = bool(query.get("include_folded"))
+        return series.window(reader, read_run(folder), axis, low, high, include_folded)
 
 
 async def post_command(request: Request) -> Response:

@@ -6,22 +6,24 @@ Others may have written that file: what it lacks or holds in another form is lef
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from stepscope.metrics import BY_KEY
 from stepscope.run import RunInfo, RunKind
 
 NO_ALLOCATOR = (
-    "On the CPU: allocated and reserved are counters of torch's CUDA allocator; on the CPU torch "
-    "keeps none, so process memory is shown instead."
+    "torch counts allocated and reserved memory on CUDA devices only, so process memory is shown."
 )
 NO_GPU = "no GPU was sampled in this run."
 NOT_BEGUN = (
-    "On which device the script trains is known from its first optimizer step on; "
-    "process memory is shown."
+    "The device of the script is known from its first optimizer step on; until then process "
+    "memory is shown."
 )
 CPU_TRAINS = "this run trains on the CPU."
+NOT_SUPPORTED = "not supported on this GPU"
+"""NVML's answer for a metric that a GPU does not have, as the sampler records it."""
+WITH_MIG = "not available with MIG enabled"
 
 CUSTOM_CHARTS = 12
 """Metrics of the script's own that get a chart; the rest is recorded all the same."""
@@ -34,11 +36,17 @@ GROUPS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """A GPU that the run's sampler watches; `memory_bytes` is its installed memory if known."""
+    """A GPU that the run's sampler watches.
+
+    `index` is its place in the run's list; `memory_bytes` is its installed memory if known;
+    `missing` says for each metric that it does not give why.
+    """
 
     uuid: str
     name: str
+    index: int = 0
     memory_bytes: int | None = None
+    missing: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +91,7 @@ def run_content(run: RunInfo) -> RunContent:
     custom, left = custom_metrics(run_json)
     return RunContent(
         has_cuda=device not in ("cpu", None),
-        gpus=() if on_cpu else tuple(_gpus(run_json.get("devices"))),
+        gpus=() if on_cpu else tuple(_gpus(run_json.get("devices"), capabilities)),
         training_gpu=None if device in ("cpu", None) else device,
         gpu_reason=_gpu_reason(run_json, capabilities, on_cpu),
         allocator_reason=NOT_BEGUN if device is None else NO_ALLOCATOR,
@@ -151,17 +159,29 @@ def _gpu_reason(run_json: Mapping[str, Any], capabilities: Mapping[str, Any], on
     return str(capabilities.get("nvml") or NO_GPU)
 
 
-def _gpus(devices: Any) -> list[Gpu]:
-    entries = devices if isinstance(devices, list) else []
+def _gpus(devices: Any, capabilities: Mapping[str, Any]) -> list[Gpu]:
+    listed = devices if isinstance(devices, list) else []
+    entries = [entry for entry in map(_dict, listed) if "uuid" in entry]
+    missing = _dict(capabilities.get("missing"))
     return [
         Gpu(
             uuid=str(entry["uuid"]),
             name=str(entry.get("name")),
-            memory_bytes=entry.get("memory_total"),
+            index=index,
+            memory_bytes=memory if isinstance(memory := entry.get("memory_total"), int) else None,
+            missing=_missing(entry, _dict(missing.get(str(entry["uuid"])))),
         )
-        for entry in map(_dict, entries)
-        if "uuid" in entry
+        for index, entry in enumerate(entries)
     ]
+
+
+def _missing(entry: Mapping[str, Any], reasons: Mapping[str, Any]) -> dict[str, str]:
+    """Return why a GPU lacks metrics; NVML calls all that a MIG instance lacks "not supported"."""
+    mig = str(entry["uuid"]).startswith("MIG-") or " MIG " in str(entry.get("name"))
+    return {
+        key: WITH_MIG if mig and reason == NOT_SUPPORTED else str(reason)
+        for key, reason in reasons.items()
+    }
 
 
 def _fit(fit: Mapping[str, Any]) -> Fit | None:

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from dashboard.charts.content import Fit, RunContent, loss_keys, norm_keys, rate_keys
 from dashboard.charts.parts import (
+    LINES,
     Json,
     chart,
-    numbered,
+    gpu_kind,
+    gpu_traces,
     trace,
     training_gpu,
     y_axis,
 )
-from dashboard.charts.tiles import NO_SAMPLES, tiles
-from stepscope.metrics import BY_KEY, METRICS, Stream, Unit
+from dashboard.charts.tiles import NO_EPOCH, NO_SAMPLES, tiles
+from stepscope.metrics import METRICS, Stream, Unit
 from stepscope.run import RunKind
 
-NORMS = ("blue", "orange", "pink", "amber", "gray", "green")
-"""Colors of the gradient norms, an optimizer each."""
 WARM_UP_ROWS = 3
 """First steps of a run, slow by nature: drawn, but they do not set the scale of step time."""
 NO_LOSS = {
@@ -33,20 +33,18 @@ WAITING = {
     RunKind.INIT: "sent. Waiting for the script's next step…",
     RunKind.RECORD: "sent. Waiting for the recording…",
 }
+SHARE = y_axis(Unit.PERCENT, fixed=(0.0, 100.0))
 
 
 def layout(content: RunContent) -> Json:
     """Return the component's layout: `charts`, `kpis`, `metrics` (unit, label by key), `fit`.
 
     `axis` is "time" where a run has no steps; `waiting` is said until a command is answered;
+    `absent` says once what this run does not have and why, `no_epoch` why an epoch may be missing;
     `custom_note` says what of the script's own metrics has no chart.
     """
     recording = content.kind is RunKind.RECORD
-    charts = (
-        _machine(content)
-        if recording
-        else [*_training(content), *_custom(content), *_more(content)]
-    )
+    charts = _recording(content) if recording else _training(content)
     known = {m.key: {"unit": m.unit.value, "label": m.label} for m in METRICS}
     drawn = {line["metric"] for made in charts for line in made["traces"]}
     own = {key: {"unit": "", "label": key} for key in sorted(drawn - known.keys())}
@@ -57,48 +55,61 @@ def layout(content: RunContent) -> Json:
         "fit": _fit(content.fit),
         "axis": "time" if recording else "step",
         "waiting": WAITING[content.kind],
+        "absent": _absent(content, drawn),
+        "no_epoch": NO_EPOCH.get(content.kind),
         "custom_note": _custom_note(content),
     }
 
 
 def _training(content: RunContent) -> list[Json]:
-    charts = [_loss(content), _memory(content), _utilization(content), _throughput(content)]
-    if content.gpus:
-        charts.insert(3, _power(content))
+    charts = [_loss(content), _memory(content), _utilization(content), _step_time(content)]
     if content.fit is not None:
-        charts.insert(1, chart("fit", "Fit", [], kind="fit"))
-    return [*charts, _step_time(content)]
+        charts.append(chart("fit", "Fit", [], kind="fit"))
+    charts += _custom(content)
+    if content.gpus:
+        charts.append(_power(content, "more"))
+    if gpu_kind(content) == "heat":
+        charts.append(_memory_used(content, "more"))
+    return [*charts, _throughput(content), *_optimizer(content)]
 
 
-def _machine(content: RunContent) -> list[Json]:
+def _recording(content: RunContent) -> list[Json]:
     """The charts of a recording: all GPUs and the host, no training."""
-    host_memory = [trace("host/mem_used", "envelope"), trace("host/mem_total", "context")]
-    host = [
+    gpus: list[Json] = []
+    if content.gpus:
+        gpus = [_utilization(content), _memory_used(content, "main"), _power(content, "main")]
+    host_memory = [trace("host/mem_used", "peak"), trace("host/mem_total", "context")]
+    return [
+        *gpus,
         chart("host_memory", "Host memory", host_memory, y=y_axis(Unit.BYTES)),
-        chart(
-            "host_cpu",
-            "Host CPU",
-            [trace("host/cpu", "mean")],
-            y=y_axis(Unit.PERCENT, fixed=(0.0, 100.0)),
-        ),
+        chart("host_cpu", "Host CPU", [trace("host/cpu")], y=SHARE),
     ]
+
+
+def _absent(content: RunContent, drawn: set[str]) -> str | None:
+    """Say what this run does not have, and why; None where nothing is missing."""
+    said = []
     if not content.gpus:
-        host[0]["note"] = f"No GPU charts: {content.gpu_reason}"
-        return host
-    sizes = {gpu.memory_bytes for gpu in content.gpus}
-    used = [
-        trace("gpu/mem_used", "envelope", gpu=gpu, label=f"used{suffix}", color=color)
-        for gpu, suffix, color in numbered(content.gpus)
-    ]
-    if len(sizes) == 1:  # else one line would be the total of some of them only
-        used.append(trace("gpu/mem_total", "context", gpu=content.gpus[0], label="total"))
-    memory = chart("memory", "GPU memory", used, y=y_axis(Unit.BYTES))
-    return [_utilization(content), memory, _power(content), *host]
+        said.append(f"No GPU utilization, power or temperature: {content.gpu_reason}")
+    if not content.has_cuda and content.kind is not RunKind.RECORD:
+        said.append(content.allocator_reason)
+    missing: dict[tuple[str, str], list[str]] = {}
+    for metric in METRICS:
+        if metric.key in drawn:
+            reasons = {gpu.index: gpu.missing.get(metric.key) for gpu in content.gpus}
+            for reason in filter(None, dict.fromkeys(reasons.values())):
+                lacking = [str(index) for index, why in reasons.items() if why == reason]
+                whose = "" if len(lacking) == len(reasons) else f" of GPU {', '.join(lacking)}"
+                missing.setdefault((reason, whose), []).append(metric.label)
+    for (reason, whose), labels in missing.items():
+        names = ", ".join(labels)
+        said.append(f"{names[0].upper()}{names[1:]}{whose}: {reason.removesuffix('.')}.")
+    return " ".join(said) or None
 
 
 def _loss(content: RunContent) -> Json:
     names, keys = content.optimizers, loss_keys(len(content.optimizers))
-    lines = ("blue", "green", "pink", "amber", "gray")
+    lines = [color for color in LINES if color != "orange"]  # the validation's
     traces = [
         trace(
             key,
@@ -114,83 +125,72 @@ def _loss(content: RunContent) -> Json:
 
 
 def _memory(content: RunContent) -> Json:
+    """What the training holds; of many GPUs only the one that it trains on."""
     if not content.has_cuda:
-        traces = [trace(key, "envelope") for key in ("process/rss", "process/peak_rss")]
+        traces = [trace(key, "peak") for key in ("process/rss", "process/peak_rss")]
         traces.append(trace("host/mem_used", "context"))
-        return chart(
-            "memory", "Memory", traces, y=y_axis(Unit.BYTES), note=content.allocator_reason
-        )
+        return chart("memory", "Memory", traces, y=y_axis(Unit.BYTES))
     keys = ("memory/allocated", "memory/reserved", "memory/peak_allocated")
-    traces = [trace(key, "envelope") for key in keys]
-    for gpu, suffix, color in numbered(content.gpus):
-        used = trace("gpu/mem_used", "envelope", gpu=gpu, label=f"device used{suffix}", color=color)
-        traces.append(used)
+    traces = [trace(key, "peak") for key in keys]
+    used = gpu_traces(content, "gpu/mem_used", "device used", style="peak")
     training = training_gpu(content)
     if training is not None:
+        many = gpu_kind(content) == "heat"
+        traces += [used[training.index]] if many else used
         traces.append(trace("gpu/mem_total", "context", gpu=training, label="total"))
-    note = None if content.gpus else f"Device used and total are not known: {content.gpu_reason}"
-    return chart("memory", "Memory", traces, y=y_axis(Unit.BYTES), note=note)
+    return chart("memory", "Memory", traces, y=y_axis(Unit.BYTES))
+
+
+def _memory_used(content: RunContent, group: str) -> Json:
+    traces = gpu_traces(content, "gpu/mem_used", "used", style="peak")
+    if len({gpu.memory_bytes for gpu in content.gpus}) == 1:  # else a total of some of them only
+        traces.append(trace("gpu/mem_total", "context", gpu=content.gpus[0], label="total"))
+    y, kind = y_axis(Unit.BYTES), gpu_kind(content)
+    chart_id = "memory" if group == "main" else "gpu_memory"
+    return chart(chart_id, "GPU memory", traces, y=y, kind=kind, group=group)
 
 
 def _utilization(content: RunContent) -> Json:
-    traces: list[Json] = []
-    for gpu, suffix, color in numbered(content.gpus):
-        traces.append(trace("gpu/util", "mean", gpu=gpu, label=f"GPU{suffix}", color=color))
-        if len(content.gpus) == 1:  # one line a GPU stays readable with eight of them
-            traces.append(trace("gpu/mem_util", "mean", gpu=gpu, dash="dot"))
-    if traces:
-        y = y_axis(Unit.PERCENT, fixed=(0.0, 100.0))
-        return chart("utilization", "Utilization", traces, y=y)
-    traces = [trace("process/cpu", "mean"), trace("host/cpu", "mean")]
-    note = (
-        "Process CPU: 100 % is one core. No GPU utilization, power or temperature: "
-        f"{content.gpu_reason}"
-    )
-    return chart("utilization", "Utilization", traces, y=y_axis(Unit.PERCENT), note=note)
+    if not content.gpus:
+        note = "Process CPU: 100 % is one core."
+        traces = [trace("process/cpu"), trace("host/cpu")]
+        return chart("utilization", "Utilization", traces, y=y_axis(Unit.PERCENT), note=note)
+    traces = gpu_traces(content, "gpu/util", "GPU")
+    if len(content.gpus) == 1:  # one line a GPU stays readable with several of them
+        traces += gpu_traces(content, "gpu/mem_util", "memory controller", dash="dot")
+    return chart("utilization", "Utilization", traces, y=SHARE, kind=gpu_kind(content))
 
 
-def _power(content: RunContent) -> Json:
-    traces: list[Json] = []
-    for gpu, suffix, color in numbered(content.gpus):
-        traces.append(trace("gpu/power", "mean", gpu=gpu, label=f"power{suffix}", color=color))
-        temperature = trace(
-            "gpu/temp",
-            "mean",
-            gpu=gpu,
-            label=f"temperature{suffix}",
-            color=color,
-            axis="y2",
-            dash="dot",
-        )
-        traces.append(temperature)
-    training = training_gpu(content)
-    if training is not None:
-        traces.append(trace("gpu/power_limit", "context", gpu=training, label="limit"))
-    y2 = y_axis(Unit.CELSIUS, zero=False)
-    return chart("power", "Power and temperature", traces, y=y_axis(Unit.WATT), y2=y2)
+def _power(content: RunContent, group: str) -> Json:
+    traces = [
+        *gpu_traces(content, "gpu/power", "power"),
+        *gpu_traces(content, "gpu/temp", "temperature", axis="y2", dash="dot"),
+        trace("gpu/power_limit", "context", gpu=training_gpu(content), label="limit"),
+    ]
+    y, y2, kind = y_axis(Unit.WATT), y_axis(Unit.CELSIUS, zero=False), gpu_kind(content)
+    return chart("power", "Power and temperature", traces, y=y, y2=y2, kind=kind, group=group)
 
 
 def _throughput(content: RunContent) -> Json:
-    traces = [trace("perf/samples_per_sec", "mean")]
-    y, y2 = y_axis(Unit.PER_SECOND), None
+    traces, y2 = [trace("perf/samples_per_sec")], None
     if content.kind is not RunKind.TRAINER:  # only a script can say what its tokens are
-        traces.append(trace("perf/tokens_per_sec", "mean", optional=True, axis="y2", dash="dot"))
+        traces.append(trace("perf/tokens_per_sec", optional=True, axis="y2", dash="dot"))
         y2 = y_axis(Unit.PER_SECOND)
-    return chart("throughput", "Throughput", traces, y=y, y2=y2, empty=NO_SAMPLES.get(content.kind))
+    y, empty = y_axis(Unit.PER_SECOND), NO_SAMPLES.get(content.kind)
+    return chart("throughput", "Throughput", traces, y=y, y2=y2, empty=empty, group="more")
 
 
 def _step_time(content: RunContent) -> Json:
     scripted = content.kind is not RunKind.TRAINER  # whose wait may not be seen
-    waits = trace("perf/data_wait", "mean", optional=scripted)
-    traces = [trace("perf/step_time", "mean"), waits]
-    if content.has_cuda and "perf/h2d" in BY_KEY:
-        traces.append(trace("perf/h2d", "mean", optional=True))
+    traces = [trace("perf/step_time"), trace("perf/data_wait", optional=scripted)]
+    if content.has_cuda:
+        traces.append(trace("perf/h2d", optional=True))
     return chart("step_time", "Step time", traces, y=y_axis(Unit.SECOND), warm_up=WARM_UP_ROWS)
 
 
 def _custom(content: RunContent) -> list[Json]:
     return [
-        chart(f"custom:{key}", key.removeprefix("train/"), [trace(key, "mean")], group="custom")
+        chart(f"custom:{key}", key.removeprefix("train/"), [trace(key)], group="custom")
         for key in content.custom
     ]
 
@@ -203,7 +203,7 @@ def _custom_note(content: RunContent) -> str | None:
     return f"{more} recorded without a chart; `stepscope export` gives all of them."
 
 
-def _more(content: RunContent) -> list[Json]:
+def _optimizer(content: RunContent) -> list[Json]:
     """What the optimizer does; each chart and line shows only where the run records it."""
     names, count = content.optimizers, len(content.optimizers)
     several = count > 1
@@ -211,26 +211,27 @@ def _more(content: RunContent) -> list[Json]:
     for place, (key, i, j) in enumerate(rate_keys(count)):
         owner = f"{names[i]} {i}" if several else ""
         label = ", ".join(filter(None, [owner, f"group {j}" if j else ""]))
-        color = ("blue", "green", "orange", "pink", "amber", "gray")[place % 6]
-        rates.append(trace(key, "mean", label=label or None, color=color, optional=True))
+        color = LINES[place % len(LINES)]
+        rates.append(trace(key, label=label or None, color=color, optional=True))
     norms = [
         trace(
             key,
             "ema",
             label=f"{names[i]} {i}" if several else None,
-            color=NORMS[i % len(NORMS)],
+            color=LINES[i % len(LINES)],
             optional=True,
         )
         for i, key in enumerate(norm_keys(count))
     ]
-    scale, skipped = [trace("train/amp_scale", "mean", optional=True)], None
-    if "train/amp_skipped" in BY_KEY:
-        scale.append(trace("train/amp_skipped", "mean", optional=True, axis="y2", dash="dot"))
-        skipped = y_axis(Unit.COUNT)
+    scale = [
+        trace("train/amp_scale", optional=True),
+        trace("train/amp_skipped", optional=True, axis="y2", dash="dot"),
+    ]
+    zero, count_axis = y_axis(Unit.NONE), y_axis(Unit.COUNT)
     return [
-        chart("learning_rate", "Learning rate", rates, group="optimizer"),
-        chart("grad_norm", "Gradient norm", norms, group="optimizer", y=y_axis(Unit.NONE)),
-        chart("amp_scale", "AMP scale", scale, group="optimizer", y=y_axis(Unit.NONE), y2=skipped),
+        chart("learning_rate", "Learning rate", rates, group="more"),
+        chart("grad_norm", "Gradient norm", norms, group="more", y=zero),
+        chart("amp_scale", "AMP scale", scale, group="more", y=zero, y2=count_axis),
     ]
 
 

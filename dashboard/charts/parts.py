@@ -39,8 +39,12 @@ COLORS: dict[str, str] = {
     "perf/data_wait": "orange",
     "perf/h2d": "green",
 }
+LINES = ("blue", "green", "orange", "pink", "amber", "gray")
+"""Colors of lines that share a metric, such as the losses of several optimizers."""
 GPU_COLORS = tuple(f"gpu{place}" for place in range(8))
 """Of a GPU among several; none is a color of allocated, reserved, peak, used or total."""
+HEAT_FROM = 4
+"""Number of GPUs from which a strip of heat takes the place of lines that would overlap."""
 
 
 def series_of(metric: Metric, gpu: Gpu | None = None) -> str:
@@ -54,7 +58,7 @@ def series_of(metric: Metric, gpu: Gpu | None = None) -> str:
 
 def trace(
     key: str,
-    style: str,
+    style: str = "mean",
     *,
     gpu: Gpu | None = None,
     label: str | None = None,
@@ -63,10 +67,11 @@ def trace(
     dash: str = "solid",
     optional: bool = False,
 ) -> Json:
-    """One line. Styles: ema (smoothed over faint raw), mean (over a faint envelope), envelope
-    (minimum to maximum, for memory: a short peak must stay visible), points, context (dashed;
-    it counts for the axis only at full scale). A key that the metric table lacks is of the steps;
-    an `optional` line has no legend entry until it has values."""
+    """One line. Styles: mean (over a faint band from minimum to maximum), ema (smoothed, over the
+    same band), peak (the maximum over the band: a short peak of memory must stay visible), points,
+    context (dashed; it counts for the axis only at full scale). A key that the metric table lacks
+    is of the steps; an `optional` line, or one of a metric that its GPU does not give, has no
+    legend entry until it has values."""
     metric = BY_KEY.get(key)
     return {
         "series": series_of(metric, gpu) if metric else Stream.STEPS.value,
@@ -76,8 +81,29 @@ def trace(
         "color": color or COLORS.get(key, "blue"),
         "axis": axis,
         "dash": "dash" if style == "context" else dash,
-        "optional": optional,
+        "optional": optional or (gpu is not None and key in gpu.missing),
+        "gpu": None if gpu is None else gpu.index,
     }
+
+
+def gpu_traces(content: RunContent, key: str, label: str, **options: Any) -> list[Json]:
+    """A line for each GPU: among several they are numbered and have colors of their own."""
+    if len(content.gpus) == 1:
+        return [trace(key, gpu=content.gpus[0], label=label, **options)]
+    return [
+        trace(key, gpu=gpu, label=f"{label} {gpu.index}", color=gpu_color(gpu), **options)
+        for gpu in content.gpus
+    ]
+
+
+def gpu_color(gpu: Gpu) -> str:
+    """Return the color of a GPU among several."""
+    return GPU_COLORS[gpu.index % len(GPU_COLORS)]
+
+
+def gpu_kind(content: RunContent) -> str:
+    """Return the kind of a chart with a line for each GPU: of many it is a strip of heat."""
+    return "heat" if len(content.gpus) >= HEAT_FROM else "lines"
 
 
 def y_axis(unit: Unit, *, fixed: tuple[float, float] | None = None, zero: bool = True) -> Json:
@@ -99,8 +125,9 @@ def chart(
     loss: bool = False,
     warm_up: int = 0,
 ) -> Json:
-    """One chart. Groups: main, custom (small), optimizer (folded away, each chart only where it
-    has values). `empty` is what stands in its place while no line has a value."""
+    """One chart. Kinds: lines, heat (a row of heat a GPU; the lines of one GPU where the reader
+    has chosen it), fit. Groups: main, custom (small), more (folded away). `empty` is what stands
+    in its place while no line has a value."""
     return {
         "id": chart_id,
         "title": title,
@@ -113,6 +140,7 @@ def chart(
         "empty": empty,
         "loss": loss,
         "warm_up": warm_up,
+        "heat": COLORS[traces[0]["metric"]] if kind == "heat" else None,
     }
 
 
@@ -120,17 +148,3 @@ def training_gpu(content: RunContent) -> Gpu | None:
     """Return the GPU that the run trains on, else the first that is sampled."""
     named = (gpu for gpu in content.gpus if gpu.uuid == content.training_gpu)
     return next(named, content.gpus[0] if content.gpus else None)
-
-
-def numbered(gpus: tuple[Gpu, ...]) -> list[tuple[Gpu, str, str | None]]:
-    """Each GPU with a label suffix and a color; one GPU alone keeps the metrics' own colors."""
-    if len(gpus) == 1:
-        return [(gpus[0], "", None)]
-    return [
-        (gpu, f" {index}", GPU_COLORS[index % len(GPU_COLORS)]) for index, gpu in enumerate(gpus)
-    ]
-
-
-def color_of(gpu: Gpu | None, content: RunContent) -> str | None:
-    """Return the color that tells a GPU from the others of its run; None where it is alone."""
-    return next((color for each, _, color in numbered(content.gpus) if each == gpu), None)

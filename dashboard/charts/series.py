@@ -35,18 +35,25 @@ TARGET = 500
 """Buckets a chart shows at most."""
 MAX_NEW = 250
 """New buckets beyond which the client is better served a fresh overview."""
-EVENTS = 200
+EVENTS = 1000
+"""Newest events sent at first: epochs must not crowd out what somebody did."""
 RECENT = 24
 """Rows in which the newest value is looked for: 2.4 s of samples, more than the slowest tier."""
 RATE_S = 1.0
 """Seconds over which the rate is averaged: one step may be an epoch's short last batch."""
 RATE_ROWS = 512
 """Rows of them that are looked at, at most: two frames of the store."""
+FOLDED = {
+    "train/amp_scale",
+    "train/amp_skipped",
+    "perf/tokens_per_sec",
+    "gpu/temp",
+    "gpu/power_limit",
+}
+"""In folded charts only, as are learning rates and gradient norms: sent while they are open."""
 NOT_DRAWN = {
     "train/lr",
     "train/grad_norm",
-    "train/amp_scale",
-    "train/amp_skipped",
     "train/backwards",
     "train/epoch",
     "memory/active",
@@ -56,11 +63,11 @@ NOT_DRAWN = {
     "memory/peak_reserved",
     "gpu/energy",
     "gpu/mem_clock",
+    "gpu/sm_clock",
     "gpu/throttle_reasons",
 }
-"""Recorded, but in none of the charts that are always open: not worth their bytes twice a second.
-Those of the optimizer are sent while the reader has its charts unfolded."""
-LIVE_KEYS = {metric.key for metric in METRICS} - NOT_DRAWN
+"""Recorded, but in no chart: not worth their bytes twice a second."""
+LIVE_KEYS = {metric.key for metric in METRICS} - NOT_DRAWN - FOLDED
 QUIET_S = 3.0
 """Age of the heartbeat from which the page says so; a healthy run writes it every second."""
 
@@ -73,25 +80,19 @@ class Keys:
     last: frozenset[str]
 
 
-def keys_of(run: RunInfo, include_optimizer: bool) -> Keys:
-    """Return the metrics to send of a run; with `more` also the lines of its optimizers."""
-    return _keys(
-        custom_metrics(run.run_json)[0], len(optimizer_names(run.run_json)), include_optimizer
-    )
+def keys_of(run: RunInfo, include_folded: bool) -> Keys:
+    """Return the metrics to send of a run; those of its folded charts only where asked for."""
+    include_folded |= run_kind(run) is RunKind.RECORD  # which folds nothing
+    optimizers = len(optimizer_names(run.run_json))
+    return _keys(custom_metrics(run.run_json)[0], optimizers, include_folded)
 
 
 @functools.lru_cache(maxsize=64)
-def _keys(custom: tuple[str, ...], optimizers: int, include_optimizer: bool) -> Keys:
-    folded = {
-        *norm_keys(optimizers),
-        *(key for key, _, _ in rate_keys(optimizers)),
-        "train/amp_scale",
-        "train/amp_skipped",
-    }
-    drawn = frozenset(
-        {*LIVE_KEYS, *custom, *loss_keys(optimizers), *(folded if include_optimizer else ())}
-    )
-    return Keys(drawn, drawn | folded | {"train/epoch"})
+def _keys(custom: tuple[str, ...], optimizers: int, include_folded: bool) -> Keys:
+    rates = (key for key, _, _ in rate_keys(optimizers))
+    folded = {*FOLDED, *norm_keys(optimizers), *rates}
+    drawn = {*LIVE_KEYS, *custom, *loss_keys(optimizers), *(folded if include_folded else ())}
+    return Keys(frozenset(drawn), frozenset({*drawn, *folded, "train/epoch"}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +127,10 @@ def update(
     run: RunInfo,
     cursors: Mapping[str, Cursor],
     after_event: int,
-    include_optimizer: bool = False,
+    include_folded: bool = False,
 ) -> dict[str, Any]:
     """Return the run's state, the rows after the cursors and the events after `after_event`."""
-    part = _Answer(reader, run.created, keys_of(run, include_optimizer))
+    part = _Answer(reader, run.created, keys_of(run, include_folded))
     series = {
         _name(info): {
             **part.delta(info, cursors.get(_name(info))),
@@ -157,6 +158,8 @@ def state(run: RunInfo) -> dict[str, Any]:
         for name in ("step", "total_steps", "epoch", "epochs", "first_step", "paused_s")
     }
     progress["epoch"] = progress["epoch"] or None  # counted from 1; 0 is nobody counting
+    if run_kind(run) is RunKind.RECORD:
+        progress["step"] = None  # it has none, although every recorder counts
     return {
         "run": run.id,
         "status": run.status,
@@ -191,7 +194,7 @@ def warnings(run: RunInfo) -> list[str]:
         found.append(
             f"No news for {_duration(age_s)}. The run has not ended, but its folder does not "
             "change: the disk may be full, the folder read-only, or the process held up. "
-            "What stands here is of then."
+            "Values shown may be stale."
         )
     return found
 
@@ -213,12 +216,12 @@ def window(
     axis: Axis,
     low: float,
     high: float,
-    include_optimizer: bool = False,
+    include_folded: bool = False,
 ) -> dict[str, Any]:
     """Return every series between two steps, or two times in seconds since the run's start."""
     if axis == "time":
         low, high = low + run.created, high + run.created
-    part = _Answer(reader, run.created, keys_of(run, include_optimizer))
+    part = _Answer(reader, run.created, keys_of(run, include_folded))
     found = {}
     for info in reader.series():
         start, stop = reader.rows_between(info.id, axis, low, high)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dashboard.charts.content import Gpu, RunContent
-from dashboard.charts.parts import COLORS, Json, color_of, numbered, series_of, training_gpu
+from dashboard.charts.parts import COLORS, Json, series_of, training_gpu
 from stepscope.metrics import BY_KEY, Stream
 from stepscope.run import RunKind
 
-GPUS_IN_TILES = 4
 NO_SAMPLES = {
     RunKind.WATCH: "Not known: samples are counted where batches come from a torch DataLoader.",
     RunKind.INIT: "Not known: give each step its samples=, or take batches from rec.batches().",
@@ -16,107 +15,93 @@ NO_EPOCH = {
     RunKind.WATCH: "Not known: epochs are counted where batches come from a torch DataLoader.",
     RunKind.INIT: "Not known: the script has not set rec.epoch.",
 }
-HOST_TOTAL = {"of": {"series": Stream.SAMPLES.value, "metric": "host/mem_total"}}
+
+
+# The name of a tile, and its label for one GPU and for several.
+GPU_TILES = {
+    "gpu/util": ("gpu_util", "Utilization", "Mean utilization"),
+    "gpu/mem_used": ("gpu_memory", "GPU memory", "Mean GPU memory"),
+    "gpu/power": ("power", "Power", "Mean power"),
+    "gpu/temp": ("temperature", "Temperature", "Mean temperature"),
+}
 
 
 def tiles(content: RunContent) -> list[Json]:
-    """Return the tiles in their order on the page."""
+    """Return the tiles in their order on the page: one row of it. Step, epoch and time left stand
+    beside the progress bar."""
     if content.kind is RunKind.RECORD:
-        return _machine(content)
-    made: list[Json] = [
-        {"id": "step", "label": "Step", "special": "step"},
-        {"id": "epoch", "label": "Epoch", "special": "epoch", "reason": NO_EPOCH.get(content.kind)},
+        return [*_gpus(content, *GPU_TILES), *_host()]
+    no_samples = {"reason": NO_SAMPLES.get(content.kind)}
+    return [
         _tile("loss", "Loss", "train/loss") | {"also": ["val/loss", "val/accuracy"]},
-        _tile(
-            "samples_per_sec",
-            "Samples/s",
-            "perf/samples_per_sec",
-            unknown=NO_SAMPLES.get(content.kind),
-        ),
-        *_memory(content),
-        *_gpu(content),
+        _tile("samples_per_sec", "Samples/s", "perf/samples_per_sec") | no_samples,
+        _tile("step_time", "Step time", "perf/step_time"),
+        *(_allocator(content) if content.has_cuda else _process()),
+        *_gpus(content, "gpu/util", "gpu/power"),
     ]
-    if content.has_total:
-        made.append({"id": "eta", "label": "Time left", "special": "eta"})
+
+
+def _allocator(content: RunContent) -> list[Json]:
+    gpu = training_gpu(content)
+    total = {} if gpu is None else _device_total(gpu)
+    return [
+        _tile("allocated", "Allocated", "memory/allocated") | total,
+        _tile("reserved", "Reserved", "memory/reserved") | total,
+        _tile("peak", "Peak allocated", "memory/peak_allocated") | total,
+    ]
+
+
+def _process() -> list[Json]:
+    return [
+        _tile("process_memory", "Process memory", "process/rss") | _host_total(),
+        _tile("peak_process_memory", "Peak memory", "process/peak_rss") | _host_total(),
+        _tile("process_cpu", "Process CPU", "process/cpu"),
+    ]
+
+
+def _host() -> list[Json]:
+    return [
+        _tile("host_cpu", "Host CPU", "host/cpu"),
+        _tile("host_memory", "Host memory", "host/mem_used") | _host_total(),
+    ]
+
+
+def _gpus(content: RunContent, *keys: str) -> list[Json]:
+    """Tiles of all GPUs together: their mean and range."""
+    if not content.gpus:
+        return []
+    made = []
+    for key in keys:
+        tile_id, one, several = GPU_TILES[key]
+        label = one if len(content.gpus) == 1 else several
+        made.append(_tile(tile_id, label, key, content.gpus))
+        if key == "gpu/mem_used" and len({gpu.memory_bytes for gpu in content.gpus}) == 1:
+            made[-1] |= _device_total(content.gpus[0])
     return made
 
 
-def _memory(content: RunContent) -> list[Json]:
-    if content.has_cuda:
-        total = _device_total(training_gpu(content))
-        return [
-            _tile("allocated", "Allocated", "memory/allocated") | total,
-            _tile("reserved", "Reserved", "memory/reserved") | total,
-            _tile("peak", "Peak allocated", "memory/peak_allocated") | total,
-        ]
-    return [
-        _tile("process_memory", "Process memory", "process/rss") | HOST_TOTAL,
-        _tile("peak_process_memory", "Peak process memory", "process/peak_rss") | HOST_TOTAL,
-    ]
-
-
-def _gpu(content: RunContent) -> list[Json]:
-    gpu = training_gpu(content)
-    reason = f"GPU values do not exist here: {content.gpu_reason}"
-    return [
-        _tile(tile_id, label, key, gpu=gpu, color=color_of(gpu, content), reason=reason)
-        for tile_id, label, key in (
-            ("gpu_util", "GPU utilization", "gpu/util"),
-            ("temperature", "Temperature", "gpu/temp"),
-            ("power", "Power", "gpu/power"),
-        )
-    ]
-
-
-def _machine(content: RunContent) -> list[Json]:
-    """The tiles of a recording: each GPU while they are few, and the host."""
-    made: list[Json] = []
-    for gpu, suffix, color in numbered(content.gpus)[:GPUS_IN_TILES]:
-        tag = suffix.strip()
-        made += [
-            _tile(f"gpu_util{tag}", f"GPU{suffix} utilization", "gpu/util", gpu=gpu, color=color),
-            _tile(f"gpu_memory{tag}", f"GPU{suffix} memory", "gpu/mem_used", gpu=gpu, color=color)
-            | _device_total(gpu),
-        ]
-    if len(content.gpus) == 1:
-        made += _gpu(content)[1:]
-    elif not content.gpus:
-        made += _gpu(content)[:1]
-    return [
-        *made,
-        _tile("host_cpu", "Host CPU", "host/cpu"),
-        _tile("host_memory", "Host memory", "host/mem_used") | HOST_TOTAL,
-    ]
-
-
-def _tile(
-    tile_id: str,
-    label: str,
-    key: str,
-    *,
-    gpu: Gpu | None = None,
-    color: str | None = None,
-    reason: str | None = None,
-    unknown: str | None = None,
-) -> Json:
-    """A tile. `color` is its GPU's among several; `reason` says why its GPU does not exist,
-    `unknown` why a value may never come."""
+def _tile(tile_id: str, label: str, key: str, gpus: tuple[Gpu, ...] = ()) -> Json:
+    """A tile: the newest value of its series; of several their mean, and their range below it.
+    `reason` says why a value may never come; `hide` leaves the tile out until one has come."""
     metric = BY_KEY[key]
-    exists = metric.stream is not Stream.DEVICES or gpu is not None
+    many = metric.stream is Stream.DEVICES
     return {
         "id": tile_id,
         "label": label,
-        "series": series_of(metric, gpu) if exists else None,
+        "series": [series_of(metric, gpu) for gpu in gpus] if many else [series_of(metric)],
         "metric": key,
         "unit": metric.unit.value,
-        "color": color or COLORS[key],
+        "color": COLORS[key],
         "title": metric.meaning,
-        "reason": unknown if exists else reason,
+        "reason": None,
+        "hide": many and all(key in gpu.missing for gpu in gpus),
     }
 
 
-def _device_total(gpu: Gpu | None) -> Json:
-    if gpu is None:
-        return {}
+def _device_total(gpu: Gpu) -> Json:
     series = series_of(BY_KEY["gpu/mem_total"], gpu)
     return {"of": {"series": series, "metric": "gpu/mem_total", "value": gpu.memory_bytes}}
+
+
+def _host_total() -> Json:
+    return {"of": {"series": Stream.SAMPLES.value, "metric": "host/mem_total"}}

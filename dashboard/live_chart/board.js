@@ -1,18 +1,37 @@
 // The charts of a run in their groups: those always there, the script's own metrics (small), and
-// what the optimizer does (folded away: its lines are fetched only while somebody looks).
+// those that are folded away (what only they show is fetched only while somebody looks).
 
 import { Card } from "./card.js";
 import { el, setText } from "./dom.js";
 import { FitCard } from "./fit.js";
+import { withUnit } from "./format.js";
+import { HeatCard } from "./heat.js";
 import { oddNow, recorded } from "./odd.js";
-import { latest } from "./series.js";
+import { latestOf } from "./series.js";
 
 // A learning rate or scale in a line of text: 0.001, 0.00003, 65536.
 export const brief = (value) => String(Number(value.toPrecision(Math.abs(value) >= 1000 ? 7 : 4)));
 
+const KINDS = { fit: FitCard, heat: HeatCard };
+
+// The newest value of each metric in a chart, of several GPUs their mean: "power 312 W".
+export function newestWords(lines, live, metrics) {
+  const keys = new Set(lines.filter(({ style }) => style !== "context").map((line) => line.metric));
+  return [...keys].flatMap((key) => {
+    const { label, unit } = metrics[key];
+    const names = lines.filter((line) => line.metric === key).map((line) => line.series);
+    const odd = oddNow(live[names[0]], key);
+    const values = latestOf(live, names, key);
+    if (odd !== null) return [`${label} ${odd}`];
+    if (!values.length) return [];
+    const mean = values.reduce((sum, value) => sum + value, 0) / values.length;
+    return [`${label} ${unit ? withUnit(mean, unit) : brief(mean)}`];
+  });
+}
+
 export class Board {
   // `memoryButtons` is a node for the head of the memory chart; `unfolded(open)` is told when the
-  // optimizer's charts are opened or closed.
+  // folded charts are opened or closed.
   constructor(scene, memoryButtons, unfolded) {
     this.scene = scene;
     this.memoryButtons = memoryButtons;
@@ -20,7 +39,7 @@ export class Board {
     this.grids = {
       main: el("div", { class: "ss-grid ss-main" }),
       custom: el("div", { class: "ss-grid ss-small" }),
-      optimizer: el("div", { class: "ss-grid" }),
+      more: el("div", { class: "ss-grid" }),
     };
     this.note = el("p", { class: "ss-muted", hidden: "" });
     this.custom = el(
@@ -38,9 +57,9 @@ export class Board {
     this.summary = el("span", { class: "ss-muted" });
     this.more = el(
       "details",
-      { class: "ss-group ss-more", "data-testid": "optimizer", hidden: "" },
-      el("summary", {}, el("span", { class: "ss-more-title" }, "Optimizer"), this.summary),
-      this.grids.optimizer,
+      { class: "ss-group ss-more", "data-testid": "more", hidden: "" },
+      el("summary", {}, el("span", { class: "ss-more-title" }, "More charts"), this.summary),
+      this.grids.more,
     );
     this.more.addEventListener("toggle", () => unfolded(this.more.open));
     this.node = el("div", {}, this.grids.main, this.custom, this.more);
@@ -96,7 +115,7 @@ export class Board {
   }
 
   make(spec, described) {
-    const card = spec.kind === "fit" ? new FitCard(spec, this.scene) : new Card(spec, this.scene);
+    const card = new (KINDS[spec.kind] || Card)(spec, this.scene);
     card.described = described;
     this.seen.observe(card.node);
     this.sized.observe(card.stage);
@@ -110,25 +129,25 @@ export class Board {
     card.node.remove();
   }
 
-  // Shows of the optimizer what the run records, its newest values also while folded away.
-  refresh(steps) {
+  // Hides charts of what the run does not record, and shows the newest values of those that are
+  // folded away.
+  refresh({ live, layout }) {
     const words = [];
-    let drawn = false;
-    for (const card of this.cards) {
-      if (card.spec.group !== "optimizer") continue;
-      const lines = card.spec.traces;
-      card.node.hidden = !lines.some((trace) => recorded(steps?.v[trace.metric]));
-      drawn ||= !card.node.hidden;
-      const value = latest(steps, lines[0].metric);
-      const text = value === null ? oddNow(steps, lines[0].metric) : brief(value);
-      const name = card.spec.title.toLowerCase().replace("amp", "AMP");
-      if (text !== null) words.push(`${name} ${text}`);
+    for (const { node, spec } of this.cards) {
+      const lines = spec.traces;
+      const absent = (line) => line.optional && !recorded(live[line.series]?.v[line.metric]);
+      node.hidden = lines.length > 0 && lines.every(absent);
+      if (spec.group === "more") words.push(...newestWords(lines, live, layout.metrics));
     }
+    const main = this.cards.filter(({ node, spec }) => spec.group === "main" && !node.hidden);
+    main.forEach(({ node }, i) =>
+      node.classList.toggle("ss-wide", main.length % 2 === 1 && i === main.length - 1),
+    );
     setText(this.summary, words.join("  ·  "));
-    this.more.hidden = !words.length && !drawn;
+    this.more.hidden = !this.grids.more.childElementCount;
   }
 
-  // Opens or closes the optimizer's charts.
+  // Opens or closes the folded charts.
   unfold(open) {
     this.more.open = open;
   }

@@ -5,10 +5,10 @@
 import { el, setAttribute, setText } from "./dom.js";
 import { changesOf, wordOf } from "./events.js";
 import { MISSING, change, clock, isNumber, scaleFor, timeTicks, withUnit } from "./format.js";
-import { bisect, ema, envelopePoints, linePoints, oddSpans, visibleSpan, xsOf } from "./lines.js";
+import { bandPoints, bisect, ema, linePoints, oddSpans, visibleSpan, xsOf } from "./lines.js";
 import { MarkLayer } from "./marks.js";
 import { holds, oddNow, oddWord, recorded } from "./odd.js";
-import { latest, latestEver } from "./series.js";
+import { coarsen, latest, latestEver } from "./series.js";
 import { withAlpha } from "./theme.js";
 
 const PLOT_HEIGHT = 188; // px
@@ -18,6 +18,8 @@ const MARGIN_Y2 = 40;
 const CONFIG = { displayModeBar: false, responsive: false, doubleClick: false, showTips: false };
 const NEAR_MARK = 6; // px
 const MAX_DOTS = 60; // above it dots melt into a band
+const POINT_WIDTH = 3; // px, at least, from one point of a line to the next
+const BAND_OPACITY = 0.13; // of the area between minimum and maximum
 
 export class Card {
   constructor(spec, scene) {
@@ -84,6 +86,7 @@ export class Card {
       style: `border-color:var(--ss-${trace.color})`,
       class: `ss-${trace.dash}`,
     });
+    const label = el("span", {}, trace.label);
     const node = el(
       "button",
       {
@@ -91,17 +94,21 @@ export class Card {
         class: "ss-chip",
         title: "Show or hide this line",
         "aria-pressed": !this.hidden(trace),
-        onclick: () => {
-          this.scene.store.toggleHidden(this.lineName(trace));
-          node.setAttribute("aria-pressed", !this.hidden(trace));
-          this.scene.redraw(this);
-        },
+        onclick: () => this.pick(trace),
       },
       swatch,
-      el("span", {}, trace.label),
+      label,
       value,
     );
-    return { node, value, trace };
+    return { node, label, value, trace };
+  }
+
+  // Its chip was pressed: shows or hides a line.
+  pick(trace) {
+    this.scene.store.toggleHidden(this.lineName(trace));
+    const { node } = this.chips.find((chip) => chip.trace === trace);
+    node.setAttribute("aria-pressed", !this.hidden(trace));
+    this.scene.redraw(this);
   }
 
   toggle(name, label, title) {
@@ -168,6 +175,15 @@ export class Card {
     return this.scene.store.prefs.hidden.includes(this.lineName(trace));
   }
 
+  // The traces that are drawn now.
+  get lines() {
+    return this.spec.traces;
+  }
+
+  column(trace) {
+    return this.scene.store.source(trace.series)?.v[trace.metric];
+  }
+
   place(x) {
     const [from, to] = this.range;
     return this.box.l + ((x - from) / (to - from)) * (this.width - this.box.l - this.box.r);
@@ -179,7 +195,7 @@ export class Card {
   // rows of a run not where they are warm-up.
   top(axis) {
     let top = 0;
-    for (const trace of this.spec.traces) {
+    for (const trace of this.lines) {
       const outside = trace.style === "context" && !this.scene.store.prefs[`full-${this.spec.id}`];
       if (trace.axis !== axis || outside || this.hidden(trace)) continue;
       const series = this.scene.store.source(trace.series);
@@ -194,49 +210,51 @@ export class Card {
   }
 
   traces(factors) {
-    const all = [];
-    for (const trace of this.spec.traces) {
-      const series = this.scene.store.source(trace.series);
-      const column = series?.v[trace.metric];
-      if (!holds(column) || this.hidden(trace)) continue;
-      const points = this.points(trace, series, column, factors[trace.axis]);
+    return this.lines.flatMap((trace) => {
+      if (!holds(this.column(trace)) || this.hidden(trace)) return [];
+      const { band, x, y } = this.points(trace, factors[trace.axis]);
       const color = this.scene.theme.palette[trace.color];
-      points.forEach(({ x, y, faint }, i) =>
-        all.push({
-          type: "scatter",
-          x,
-          y,
-          name: trace.label,
-          showlegend: i === points.length - 1,
-          hoverinfo: "skip",
-          ...((trace.style === "points" && x.length <= MAX_DOTS) || x.length === 1
-            ? { mode: "lines+markers", marker: { size: 5, color: color } }
-            : { mode: "lines" }),
-          line: {
-            color: faint ? withAlpha(color, 0.28) : color,
-            width: faint ? 1 : 1.5,
-            dash: trace.dash,
-          },
-          yaxis: trace.axis,
-        }),
-      );
-    }
-    return all;
+      const shared = { type: "scatter", name: trace.label, hoverinfo: "skip", yaxis: trace.axis };
+      const dots = (trace.style === "points" && x.length <= MAX_DOTS) || x.length === 1;
+      const area = {
+        ...{ ...shared, ...band, mode: "lines", showlegend: false },
+        ...{ fill: "toself", fillcolor: withAlpha(color, BAND_OPACITY), line: { width: 0 } },
+      };
+      const line = {
+        ...{ ...shared, x, y, showlegend: true, mode: dots ? "lines+markers" : "lines" },
+        ...{ marker: { size: 5, color }, line: { color, width: 1.5, dash: trace.dash } },
+      };
+      return band ? [area, line] : [line];
+    });
   }
 
-  // The lines of one trace, faint ones first.
-  points(trace, series, column, factor) {
+  // The line of one trace as {x, y}; and the `band` around it, where a point is of several values.
+  points(trace, factor) {
     const { axis, range, prefs } = this.scene.store;
+    const whole = trace.style === "points" || trace.style === "context";
+    const smooth = trace.style === "ema" ? prefs.smoothing : 0;
+    const series = whole ? this.scene.store.source(trace.series) : this.fitting(trace, smooth);
+    const column = series.v[trace.metric];
     const xs = xsOf(series, axis);
     const times = trace.series === "steps" ? null : series.t; // steps lack a metric by nature, samples by trouble
-    const line = (values) => linePoints(xs, values, range, factor, times, column.odd);
-    const envelope = () => envelopePoints(xs, column, range, factor, times);
-    if (trace.style === "envelope") return [envelope()];
-    const smooth = trace.style === "ema" && prefs.smoothing > 0;
-    if (trace.style === "points" || trace.style === "context") return [line(column.mean)];
-    if (!smooth && series.bucket === 1) return [line(column.mean)];
-    const middle = smooth ? ema(column.mean, prefs.smoothing) : column.mean;
-    return [{ ...envelope(), faint: true }, line(middle)];
+    const values = trace.style === "peak" ? column.max : column.mean;
+    const line = linePoints(xs, values, range, factor, times, column.odd);
+    if (whole || (!smooth && series.bucket === 1)) return line;
+    return { ...line, band: bandPoints(xs, column, range, factor, times) };
+  }
+
+  // A trace's series at no more points than can be told apart: a line that moves up and down from
+  // pixel to pixel would be a solid block.
+  fitting(trace, smooth) {
+    const { axis, range } = this.scene.store;
+    const series = this.scene.store.source(trace.series);
+    const [from, to] = visibleSpan(xsOf(series, axis), range);
+    const most = (this.width - this.box.l - this.box.r) / POINT_WIDTH;
+    const size = 2 ** Math.max(0, Math.ceil(Math.log2((to - from) / most)));
+    const column = this.column(trace);
+    const mean = smooth ? ema(column.mean, smooth) : column.mean;
+    const alone = { ...series, v: { [trace.metric]: { ...column, mean } } };
+    return coarsen(alone, series.bucket * size);
   }
 
   yAxis(spec, top, factor) {
@@ -294,13 +312,10 @@ export class Card {
     const tops = { y: this.top("y"), y2: spec.y2 ? this.top("y2") : 0 };
     const scales = { y: scaleFor(spec.y.unit, tops.y), y2: scaleFor(spec.y2?.unit || "", tops.y2) };
     const factors = { y: scales.y.factor, y2: scales.y2.factor };
-    const bare = !spec.traces.some((trace) =>
-      holds(this.scene.store.source(trace.series)?.v[trace.metric]),
-    );
-    setText(
-      this.unit,
-      bare ? "" : [scales.y.unit, spec.y2 && scales.y2.unit].filter(Boolean).join(" · "),
-    );
+    const bare = (name) =>
+      !this.lines.some((line) => line.axis === name && holds(this.column(line)));
+    const units = Object.keys(scales).map((name) => (bare(name) ? "" : scales[name].unit));
+    setText(this.unit, units.filter(Boolean).join(" · "));
     const layout = {
       width: this.width,
       height: this.height,
@@ -322,9 +337,8 @@ export class Card {
         showgrid: false,
       };
     // Without a value the numbers and their unit would be made up.
-    if (bare)
-      for (const y of [layout.yaxis, layout.yaxis2])
-        if (y) Object.assign(y, { showticklabels: false, showgrid: false });
+    for (const [name, axis] of Object.entries({ y: layout.yaxis, y2: layout.yaxis2 }))
+      if (axis && bare(name)) Object.assign(axis, { showticklabels: false, showgrid: false });
     return { data: this.traces(factors), layout };
   }
 
@@ -337,23 +351,17 @@ export class Card {
     layout.datarevision = this.drawnAt;
     if (this.plotted) Plotly.react(this.plot, data, layout, CONFIG);
     else this.first(data, layout);
-    const first =
-      this.spec.traces[0] &&
-      this.scene.store.source(this.spec.traces[0].series)?.v[this.spec.traces[0].metric];
-    setAttribute(
-      this.node,
-      "data-points",
-      first ? first.mean.filter((value) => value !== null).length : 0,
-    );
+    const { mean = [] } = (this.lines.length && this.column(this.lines[0])) || {};
+    setAttribute(this.node, "data-points", mean.filter((value) => value !== null).length);
     this.showHeld();
     this.overlay();
   }
 
   // Where lines that are shown have values that are no finite numbers.
   oddSpans() {
-    return this.spec.traces.flatMap((trace) => {
+    return this.lines.flatMap((trace) => {
       const series = this.scene.store.source(trace.series);
-      const column = series?.v[trace.metric];
+      const column = this.column(trace);
       if (!column || this.hidden(trace)) return [];
       return oddSpans(xsOf(series, this.scene.store.axis), column, this.range);
     });
@@ -364,8 +372,8 @@ export class Card {
     let some = this.spec.traces.length === 0;
     let odd = false;
     for (const { node, trace } of this.chips) {
-      const column = this.scene.store.source(trace.series)?.v[trace.metric];
-      node.hidden = trace.optional && !recorded(column);
+      const column = this.column(trace);
+      node.hidden = !this.lines.includes(trace) || (trace.optional && !recorded(column));
       some ||= holds(column);
       odd ||= recorded(column);
     }
@@ -459,10 +467,11 @@ export class Card {
       if (trace.style === "points") return words(latestEver(series, trace.metric));
       return oddNow(series, trace.metric) ?? words(latest(series, trace.metric));
     }
+    const values = trace.style === "peak" ? column.max : column.mean;
     let at = Math.min(bisect(xsOf(series, this.scene.store.axis), x), column.mean.length - 1);
     const skips = trace.series === "steps"; // a row without this metric: the one before it counts
     while (skips && at > 0 && column.mean[at] === null && !column.odd[at]) at -= 1;
-    return words(column.mean[at] ?? (column.odd[at] ? oddWord(column.odd[at]) : null));
+    return words(values[at] ?? (column.odd[at] ? oddWord(column.odd[at]) : null));
   }
 
   // --- export ---

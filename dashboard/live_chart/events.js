@@ -59,10 +59,73 @@ export function ackText(event) {
 
 export const commandOf = (event) => event.data?.command_id ?? null;
 
+const GROUPS = {
+  all: "All",
+  commands: "Commands",
+  failures: "Failures",
+  epochs: "Epochs, checkpoints",
+  other: "Other",
+};
+const COMMANDS = new Set(
+  "mark pause resume stop empty_cache reset_peaks collect_garbage".split(" "),
+);
+const FAILURES = new Set([...BAD, "hook_failed", "output_lost", "amp_skipped", "sampler_slowed"]);
+const REPEATED = ["epoch", "checkpoint", "amp_skipped"]; // with the progress of training
+const FOLD_FROM = 4; // events of such a kind
+
+export function groupOf(event) {
+  if (FAILURES.has(event.kind)) return "failures";
+  if (commandOf(event) !== null || COMMANDS.has(event.kind)) return "commands";
+  if (event.data?.ok === false) return "failures";
+  return event.kind === "epoch" || event.kind === "checkpoint" ? "epochs" : "other";
+}
+
+// How much an event stands out: "bad", "action" of somebody, or "routine".
+export function toneOf(event) {
+  if (BAD.has(event.kind)) return "bad";
+  return groupOf(event) === "commands" ? "action" : "routine";
+}
+
+// The events of a group as the table shows them, newest first: {event, word, text}. Among all,
+// those of a repeated kind are one row once they are many; it stands where the newest is.
+export function rowsOf(events, group) {
+  const shown = events.filter((event) => group === "all" || groupOf(event) === group);
+  const folds = new Map();
+  if (group === "all")
+    for (const kind of REPEATED) {
+      const same = shown.filter((event) => event.kind === kind && event.data?.ok !== false);
+      if (same.length >= FOLD_FROM) folds.set(same.at(-1), same);
+    }
+  const folded = new Set([...folds.values()].flat());
+  const row = (event) => ({ event, word: wordOf(event), text: event.text || "" });
+  const kept = shown.filter((event) => folds.has(event) || !folded.has(event));
+  return kept.reverse().map((event) => (folds.has(event) ? foldOf(folds.get(event)) : row(event)));
+}
+
+// One row for many events: "Epochs 1–480", "last: validation loss 0.031".
+function foldOf(same) {
+  const [first, event] = [same[0], same.at(-1)];
+  const many = event.kind === "epoch" && isNumber(first.epoch) && isNumber(event.epoch);
+  const word = many
+    ? `Epochs ${first.epoch}–${event.epoch}`
+    : `${wordOf(event)} × ${same.length.toLocaleString("en-US")}`;
+  const text = (event.text || "").replace(/^Epoch \d+: /, "");
+  return { event, word, text: `last: ${text}`, fold: true };
+}
+
 export class EventTable {
   constructor() {
     this.body = el("tbody");
     this.count = el("span", { class: "ss-muted" });
+    this.events = [];
+    this.metrics = {};
+    this.group = "all";
+    const options = Object.entries(GROUPS).map(([value, text]) => el("option", { value }, text));
+    this.select = el(
+      "select",
+      { "aria-label": "Events to show", onchange: () => this.choose(this.select.value) },
+      ...options,
+    );
     const nothing =
       "Nothing has happened yet: epochs, checkpoints, button presses and problems appear here.";
     this.empty = el("p", { class: "ss-muted ss-empty" }, nothing);
@@ -73,50 +136,44 @@ export class EventTable {
     this.node = el(
       "section",
       { class: "ss-events ss-card", "data-testid": "events", "aria-label": "Events" },
-      el("header", { class: "ss-card-head" }, el("h3", {}, "Events"), this.count),
+      el("header", { class: "ss-card-head" }, el("h3", {}, "Events"), this.select, this.count),
       this.empty,
       el("div", { class: "ss-scroll" }, this.table),
     );
   }
 
   clear() {
-    this.body.replaceChildren();
-    this.show(0);
+    this.show([], {});
   }
 
-  show(total) {
-    this.table.hidden = total === 0;
-    this.empty.hidden = total !== 0;
-    setText(
-      this.count,
-      total > MAX_ROWS ? `newest ${MAX_ROWS} of ${total}` : total ? String(total) : "",
-    );
+  choose(group) {
+    this.group = this.select.value = group;
+    this.show(this.events, this.metrics);
   }
 
-  add(events, metrics, total) {
-    const rows = events
-      .slice(-MAX_ROWS)
-      .map((event) => this.row(event, metrics))
-      .reverse();
-    this.body.prepend(...rows);
-    while (this.body.childElementCount > MAX_ROWS) this.body.lastElementChild.remove();
-    this.show(total);
+  show(events, metrics) {
+    Object.assign(this, { events, metrics });
+    const rows = rowsOf(events, this.group);
+    this.body.replaceChildren(...rows.slice(0, MAX_ROWS).map((row) => this.row(row)));
+    this.table.hidden = rows.length === 0;
+    this.select.hidden = events.length === 0;
+    this.empty.hidden = events.length > 0;
+    const newest = rows.length > MAX_ROWS ? `newest ${MAX_ROWS} of ${rows.length}` : "";
+    setText(this.count, newest || (events.length ? String(events.length) : ""));
   }
 
-  row(event, metrics) {
-    const tone = BAD.has(event.kind) ? "bad" : ROUTINE.has(event.kind) ? "routine" : "action";
+  row({ event, word, text, fold }) {
+    const tone = toneOf(event);
+    const step = isNumber(event.step) ? event.step.toLocaleString("en-US") : MISSING;
+    const unfold = { type: "button", class: "ss-link", onclick: () => this.choose(groupOf(event)) };
     return el(
       "tr",
       { "data-kind": event.kind, "data-tone": tone },
       el("td", { class: "ss-figure" }, isNumber(event.t) ? clock(event.t) : MISSING),
-      el(
-        "td",
-        { class: "ss-figure" },
-        isNumber(event.step) ? event.step.toLocaleString("en-US") : MISSING,
-      ),
-      el("td", { class: "ss-kind" }, wordOf(event)),
-      el("td", {}, event.text || ""),
-      el("td", { class: "ss-figures" }, changesOf(event, metrics)),
+      el("td", { class: "ss-figure" }, step),
+      el("td", { class: "ss-kind" }, fold ? el("button", unfold, word) : word),
+      el("td", {}, text),
+      el("td", { class: "ss-figures" }, changesOf(event, this.metrics)),
     );
   }
 }

@@ -50,11 +50,12 @@ export function withUnit(value, unit) {
   return unit === "1/s" ? `${number} /s` : `${number} ${scale.unit}`;
 }
 
-// ["12.3 GiB", "of 80.0 GiB (15 %)"], the two lines of a tile.
+// ["12.3", "GiB of 80.0 (15 %)"], the two lines of a tile; the total's unit only where it is another.
 export function bytesOf(value, total) {
-  const text = withUnit(value, "B");
-  if (!isNumber(total) || total <= 0) return [text, ""];
-  return [text, `of ${withUnit(total, "B")} (${percent((100 * value) / total)})`];
+  const [number, unit] = withUnit(value, "B").split(" ");
+  if (!isNumber(total) || total <= 0) return [number, unit];
+  const whole = withUnit(total, "B").replace(` ${unit}`, "");
+  return [number, `${unit} of ${whole} (${percent((100 * value) / total)})`];
 }
 
 // "reserved 2.10 → 0.81 GiB": both in the unit of the larger, so that they compare at a glance.

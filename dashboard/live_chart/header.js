@@ -132,6 +132,8 @@ export class Header {
     const { share, text } = answer ? progressOf(store) : { share: null, text: "" };
     setText(this.progressText, text);
     setText(this.details, answer ? detailsOf(store) : "");
+    const noEpoch = isNumber(answer?.progress?.epoch) ? null : store.layout?.no_epoch;
+    setAttribute(this.details, "title", noEpoch ?? null);
     this.fill.style.transform = `scaleX(${share ?? 0})`;
     setAttribute(this.bar, "aria-valuenow", share === null ? null : Math.round(100 * share));
     this.bar.hidden = share === null; // nobody knows how far there is to go

@@ -47,17 +47,46 @@ function pushThin(out, x, y) {
 // Says where a line must break: values further apart than slow sensors answer (once a second).
 const BRIDGE_S = 2.5;
 
-function breaks(times) {
+export function breaks(times) {
   if (!times) return () => false;
   const spacing = times.length > 1 ? (times[times.length - 1] - times[0]) / (times.length - 1) : 0;
   const limit = Math.max(BRIDGE_S, 3 * spacing);
   return (from, to) => from >= 0 && times[to] - times[from] > limit;
 }
 
-// Points of a line through `values`; with `times` (s) it breaks where values are missing for long,
-// with `odd` where they were no finite numbers.
+// Points of a line through `values`, with a null between two stretches.
 export function linePoints(xs, values, range, factor, times, odd) {
   const out = { x: [], y: [] };
+  let held = null;
+  for (const stretch of stretches(xs, values, range, times, odd)) {
+    if (held !== null) pushThin(out, xs[held], null);
+    for (const i of stretch) pushThin(out, xs[i], values[i] / factor);
+    held = stretch.at(-1);
+  }
+  return out;
+}
+
+// The area between minimum and maximum as closed outlines, one for each unbroken stretch.
+export function bandPoints(xs, column, range, factor, times) {
+  const out = { x: [], y: [] };
+  for (const stretch of stretches(xs, column.min, range, times, column.odd)) {
+    const [top, bottom] = [
+      { x: [], y: [] },
+      { x: [], y: [] },
+    ];
+    for (const i of stretch) pushThin(top, xs[i], column.max[i] / factor);
+    for (const i of stretch.reverse()) pushThin(bottom, xs[i], column.min[i] / factor);
+    if (out.x.length) pushThin(out, top.x[0], null);
+    out.x.push(...top.x, ...bottom.x);
+    out.y.push(...top.y, ...bottom.y);
+  }
+  return out;
+}
+
+// Indices of the buckets with values, in stretches between which a line breaks: with `times` (s)
+// where values are missing for long, with `odd` where they were no finite numbers.
+function stretches(xs, values, range, times, odd) {
+  const found = [];
   const [from, to] = visibleSpan(xs, range);
   const broken = breaks(times);
   let held = -1;
@@ -65,37 +94,12 @@ export function linePoints(xs, values, range, factor, times, odd) {
   for (let i = from; i < to; i += 1) {
     wasOdd ||= Boolean(odd?.[i]);
     if (values[i] === null) continue;
-    if (held >= 0 && (wasOdd || broken(held, i))) pushThin(out, xs[held], null);
-    pushThin(out, xs[i], values[i] / factor);
+    if (held < 0 || wasOdd || broken(held, i)) found.push([]);
+    found.at(-1).push(i);
     wasOdd = false;
     held = i;
   }
-  return out;
-}
-
-// Minimum and maximum of every bucket as one zigzag line, nearest end first: nothing that happened
-// inside a bucket is lost, at no more than two points each.
-export function envelopePoints(xs, column, range, factor, times) {
-  const out = { x: [], y: [] };
-  const [from, to] = visibleSpan(xs, range);
-  const broken = breaks(times);
-  let held = -1;
-  let last = null;
-  let wasOdd = false;
-  for (let i = from; i < to; i += 1) {
-    const [low, high] = [column.min[i], column.max[i]];
-    wasOdd ||= Boolean(column.odd?.[i]);
-    if (low === null) continue;
-    if (held >= 0 && (wasOdd || broken(held, i))) pushThin(out, xs[held], null);
-    const ends =
-      last !== null && Math.abs(last - high) < Math.abs(last - low) ? [high, low] : [low, high];
-    pushThin(out, xs[i], ends[0] / factor);
-    if (low !== high) pushThin(out, xs[i], ends[1] / factor);
-    last = ends[1];
-    wasOdd = false;
-    held = i;
-  }
-  return out;
+  return found;
 }
 
 // Converts a step to a time or back along a series; the ends are held.

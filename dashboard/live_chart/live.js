@@ -87,7 +87,7 @@ class LiveView {
   openRun(run) {
     this.store.open(run);
     this.board.clear();
-    this.board.unfold(this.store.prefs.optimizer);
+    this.board.unfold(this.store.prefs.unfolded);
     this.table.clear();
     setAttribute(this.root, "data-ready", null);
     setAttribute(this.root, "data-status", null);
@@ -108,14 +108,14 @@ class LiveView {
   setLayout(layout, text) {
     this.layoutText = text;
     this.store.setLayout(layout);
-    this.tiles.configure(layout.kpis);
+    this.tiles.configure(layout);
     this.board.set(layout);
     if (this.store.answer) this.showAnswer();
   }
 
   unfold(open) {
-    if (open === this.store.prefs.optimizer) return; // it was us who opened it
-    this.store.showOptimizer(open);
+    if (open === this.store.prefs.unfolded) return; // it was us who opened it
+    this.store.showFolded(open);
     if (!open) return;
     this.poller.restart();
     this.detail.plan();
@@ -167,9 +167,10 @@ class LiveView {
   takeSeries(answer) {
     const { store } = this;
     const [before, axis, first] = [store.extent(), store.axis, !store.answer];
+    const { afresh } = store;
     const fresh = store.take(answer);
     if (first) this.detail.plan(); // a zoom kept from before a reload
-    if (fresh.length) this.table.add(fresh, store.layout.metrics, store.events.length);
+    if (fresh.length) this.table.show(store.events, store.layout.metrics);
     if (!first) this.acknowledge(fresh);
     this.showAnswer();
     this.polls += 1;
@@ -178,6 +179,7 @@ class LiveView {
     this.detail.follow();
     if (store.axis !== axis)
       this.moved(); // the first step has come
+    else if (afresh) this.redraw();
     else this.painter.markStale(before, fresh.length > 0, new Set(Object.keys(answer.series)));
   }
 
@@ -197,7 +199,7 @@ class LiveView {
   showAnswer() {
     this.showState();
     this.tiles.update(this.store);
-    this.board.refresh(this.store.live.steps);
+    this.board.refresh(this.store);
   }
 
   showState() {

@@ -1,7 +1,7 @@
 // Events as vertical lines with a short label on the charts.
 
 import { setAttribute, svg } from "./dom.js";
-import { BAD, ROUTINE } from "./events.js";
+import { ROUTINE, toneOf } from "./events.js";
 import { isNumber } from "./format.js";
 
 const MARK_LABELS = {
@@ -31,6 +31,8 @@ const MARK_LABELS = {
 };
 const MAX_MARKS = 60;
 const MAX_EPOCH_MARKS = 12;
+// Parts of the range, at least, between two marks of a kind.
+const MARKS_APART = { bad: 1 / 80, action: 1 / 80, routine: 1 / 12 };
 const LABEL_CHARACTER = 5.5; // px, at most
 const LABEL_GAP = 3; // px from the line
 
@@ -41,7 +43,8 @@ function epochStride(epochs) {
   return stride;
 }
 
-// Events to mark within a range: the newest MAX_MARKS, routine ones only of every few epochs.
+// Events to mark within a range: the newest MAX_MARKS, routine ones only of every few epochs, and
+// of several of a kind in one place the newest.
 export function marksIn(events, axis, range) {
   const place = (event) => (axis === "time" ? event.t : event.step);
   const inside = events.filter(
@@ -54,8 +57,16 @@ export function marksIn(events, axis, range) {
   const kept = inside.filter(
     (event) => !ROUTINE.has(event.kind) || (event.epoch || 0) % stride === 0,
   );
-  return kept.slice(-MAX_MARKS).map((event) => {
-    const tone = BAD.has(event.kind) ? "bad" : ROUTINE.has(event.kind) ? "routine" : "action";
+  const newest = {};
+  const apart = kept.reverse().filter((event) => {
+    const near = (range[1] - range[0]) * MARKS_APART[toneOf(event)];
+    const close = event.kind !== "epoch" && newest[event.kind] - place(event) < near;
+    if (!close) newest[event.kind] = place(event);
+    return !close;
+  });
+  const marked = apart.slice(0, MAX_MARKS).reverse();
+  return marked.map((event) => {
+    const tone = toneOf(event);
     const label =
       event.kind === "epoch" ? `e${event.epoch ?? ""}` : (MARK_LABELS[event.kind] ?? event.kind);
     return { x: place(event), tone, label, event };

@@ -4,6 +4,7 @@
 // of values that are no finite numbers (odd.js), the others leave them out.
 
 import { isNumber } from "./format.js";
+import { bisect } from "./lines.js";
 import { oddNow, oddWord } from "./odd.js";
 
 const MAX_BUCKETS = 500;
@@ -121,6 +122,21 @@ export function latest(series, key, stat = "mean") {
   for (let i = values.length - 1; i >= Math.max(0, values.length - 5); i -= 1) {
     if (values[i] !== null) return values[i];
   }
+  return null;
+}
+
+// The newest values of a metric in several series, those that have none left out; of a peak the
+// highest of the newest bucket.
+export function latestOf(live, names, key) {
+  const stat = key.includes("peak") ? "max" : "mean";
+  return names.map((name) => latest(live[name], key, stat)).filter(isNumber);
+}
+
+// The value of a metric at a time, or before it where a slow sensor left that row out; else null.
+export function valueAt(series, key, time) {
+  const values = series.v[key].mean;
+  const at = Math.min(bisect(series.t, time), values.length - 1);
+  for (let i = at; i >= Math.max(0, at - 10); i -= 1) if (values[i] !== null) return values[i];
   return null;
 }
 

@@ -14,7 +14,7 @@ const DEFAULTS = {
   zoomAxis: null,
   log: false,
   smoothing: 0.6,
-  optimizer: false,
+  unfolded: false,
 };
 
 export class Store {
@@ -94,9 +94,9 @@ export class Store {
     };
   }
 
-  // The optimizer's lines are asked for only while they are shown.
+  // What only the folded charts show is asked for while they are open.
   extras() {
-    return this.prefs.optimizer ? { include_optimizer: 1 } : {};
+    return this.prefs.unfolded ? { include_folded: 1 } : {};
   }
 
   // Takes an answer to a poll; returns the events that are new.
@@ -139,9 +139,9 @@ export class Store {
     this.set("hidden", rest.length < hidden.length ? rest : [...hidden, line]);
   }
 
-  // Unfolds the optimizer's charts, whose rows come from the beginning, or folds them away.
-  showOptimizer(shown) {
-    this.set("optimizer", shown);
+  // Unfolds the charts below, whose rows come from the beginning, or folds them away.
+  showFolded(shown) {
+    this.set("unfolded", shown);
     this.afresh ||= shown;
   }
 

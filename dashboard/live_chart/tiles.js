@@ -1,141 +1,131 @@
-// The number tiles.
+// The number tiles, and the line that says once what this run does not have.
 
 import { el, setAttribute, setText, svg } from "./dom.js";
-import { MISSING, bytesOf, clock, isNumber, percent, precise, short, withUnit } from "./format.js";
+import { MISSING, bytesOf, isNumber, percent, precise, withUnit } from "./format.js";
 import { linePoints } from "./lines.js";
 import { oddNow, oddText } from "./odd.js";
-import { latest, latestEver, secondsLeft } from "./series.js";
+import { latest, latestEver, latestOf, valueAt } from "./series.js";
 
 const SPARK_POINTS = 60;
 
 class Tile {
   constructor(spec) {
     this.spec = spec;
-    this.number = el("span", { class: "ss-num" }, "–");
-    this.detail = el("span", { class: "ss-detail" });
+    this.number = el("div", { class: "ss-num" }, "–");
+    this.detail = el("div", { class: "ss-detail" });
     this.line = svg("path", { "vector-effect": "non-scaling-stroke" });
-    const spark = svg(
-      "svg",
-      {
-        class: "ss-spark",
-        viewBox: "0 0 100 20",
-        preserveAspectRatio: "none",
-        "aria-hidden": "true",
-      },
-      this.line,
-    );
-    spark.style.color = `var(--ss-${spec.color || "gray"})`;
-    // A total or a second number needs a line of its own, a unit does not.
-    const layout = spec.of || spec.also || spec.special ? "ss-kpi-value ss-lines" : "ss-kpi-value";
+    const box = { viewBox: "0 0 100 20", preserveAspectRatio: "none", "aria-hidden": "true" };
+    const spark = svg("svg", { class: "ss-spark", ...box }, this.line);
+    spark.style.color = `var(--ss-${spec.color})`;
+    const label = el("div", { class: "ss-kpi-label" }, spec.label);
+    // The spaces are for who reads the text, such as a screen reader.
     this.node = el(
       "div",
-      { class: "ss-kpi", "data-testid": `kpi-${spec.id}`, title: spec.title || "" },
-      el("div", { class: "ss-kpi-label" }, spec.label),
-      el("div", { class: layout }, this.number, this.detail),
-      ...(spec.special ? [] : [spark]),
+      { class: "ss-kpi", "data-testid": `kpi-${spec.id}`, title: spec.title },
+      ...[label, " ", this.number, " ", this.detail, spark],
     );
   }
 
-  show([number, detail], reason) {
+  update(live) {
+    const { text, reason, odd, drawn } = tileContent(this.spec, live);
+    const [number, detail] = text;
+    this.node.hidden = this.spec.hide && !drawn;
+    this.node.classList.toggle("ss-odd", odd);
+    this.node.classList.toggle("ss-missing", number === MISSING);
     setText(this.number, number);
     setText(this.detail, detail);
-    setAttribute(this.node, "title", reason || this.spec.title || "");
-    this.node.classList.toggle("ss-missing", number === MISSING);
-  }
-
-  update(live, progress, left) {
-    const { text, reason, odd, drawn } = tileContent(this.spec, live, progress, left);
-    this.node.classList.toggle("ss-odd", odd);
-    if (drawn) this.spark(live[this.spec.series]);
-    this.show(text, reason);
-  }
-
-  // The newest values over their places; like a chart's line it spans what a slow sensor leaves out.
-  spark(series) {
-    const { mean = [], odd = [] } = series.v[this.spec.metric] || {};
-    const values = mean.slice(-SPARK_POINTS);
-    const times = this.spec.series === "steps" ? null : series.t.slice(-SPARK_POINTS);
-    const breaks = odd.slice(-SPARK_POINTS);
-    const { x, y } = linePoints(
-      values.map((_, i) => i),
-      values,
-      null,
-      1,
-      times,
-      breaks,
-    );
-    const known = y.filter((value) => value !== null);
-    const [low, high] = [Math.min(...known), Math.max(...known)];
-    const height = (value) => (high > low ? 18 - (16 * (value - low)) / (high - low) : 18);
-    const place = (i) => ((100 * i) / Math.max(1, values.length - 1)).toFixed(1);
-    const pen = (i) => (i === 0 || y[i - 1] === null ? "M" : "L");
-    const parts = y.map((value, i) =>
-      value === null ? "" : `${pen(i)}${place(x[i])} ${height(value).toFixed(1)}`,
-    );
-    setAttribute(this.line, "d", parts.join(""));
+    setAttribute(this.node, "title", reason || this.spec.title);
+    if (drawn) setAttribute(this.line, "d", sparkPath(this.spec, live));
   }
 }
 
 // What a tile shows: its two lines, why a value is missing, whether it is no finite number, and
 // whether there is a line to draw.
-export function tileContent(spec, live, progress, left) {
-  const shown = { reason: null, odd: false, drawn: false };
-  if (spec.special) {
-    const [text, reason = null] = specialTile(spec, progress, left);
-    return { ...shown, text, reason };
-  }
-  const series = live[spec.series];
-  if (oddNow(series, spec.metric) !== null)
-    return { ...shown, text: oddText(series, spec.metric), odd: true, drawn: true };
-  const value = latest(series, spec.metric, spec.metric.includes("peak") ? "max" : "mean");
-  if (value === null)
-    return { ...shown, text: [MISSING, ""], reason: spec.reason || "No value recorded lately." };
-  return { ...shown, text: tileText(spec, value, live), drawn: true };
+export function tileContent(spec, live) {
+  const { series, metric } = spec;
+  const shown = { reason: null, odd: false, drawn: true };
+  if (series.length === 1 && oddNow(live[series[0]], metric) !== null)
+    return { ...shown, text: oddText(live[series[0]], metric), odd: true };
+  const values = latestOf(live, series, metric);
+  if (values.length) return { ...shown, text: tileText(spec, values, live) };
+  const reason = spec.reason || "No value recorded lately.";
+  return { ...shown, text: [MISSING, ""], reason, drawn: false };
 }
 
-function specialTile({ special: kind, reason }, progress, left) {
-  if (kind === "eta") {
-    return left === null
-      ? [[MISSING, ""], "Not known yet: it needs a few steps and a total number of steps."]
-      : [[clock(left), ""]];
-  }
-  const total = progress?.[kind === "step" ? "total_steps" : "epochs"];
-  const value = progress?.[kind];
-  if (!isNumber(value)) return [[MISSING, ""], reason || "No step recorded yet."];
-  const of = isNumber(total) ? `of ${total.toLocaleString("en-US")}` : "";
-  return [[value.toLocaleString("en-US"), of]];
+// The number alone and, for the smaller line, its unit and what belongs to it.
+function tileText(spec, values, live) {
+  const value = values.reduce((sum, each) => sum + each, 0) / values.length;
+  const [number, unit] = numberAndUnit(value, spec, live);
+  if (spec.also) return [number, alsoText(spec.also, live.steps)];
+  if (spec.series.length === 1) return [number, unit];
+  const ends = [Math.min(...values), Math.max(...values)].map((end) => withUnit(end, spec.unit));
+  const units = new Set(ends.map((text) => text.split(" ")[1]));
+  const [low, high] = units.size === 1 ? ends.map((text) => text.split(" ")[0]) : ends;
+  const some = values.length < spec.series.length;
+  const of = some ? ` on ${values.length} of ${spec.series.length} GPUs` : "";
+  return [number, `${unit} · ${low}–${high}${of}`];
 }
 
-function tileText(spec, value, live) {
+function numberAndUnit(value, spec, live) {
   if (spec.unit === "B") {
     const total = spec.of && (latest(live[spec.of.series], spec.of.metric) ?? spec.of.value);
     return bytesOf(value, total);
   }
-  if (spec.also) {
-    const [loss, accuracy] = spec.also.map((key) => latestEver(live.steps, key));
-    const text = isNumber(loss) ? loss.toPrecision(3) : loss;
-    const parts = [loss === null ? "" : `val ${text}`, isNumber(accuracy) ? percent(accuracy) : ""];
-    return [precise(value), parts.filter(Boolean).join(" · ")];
-  }
-  if (spec.unit === "1/s") return [short(value), ""];
-  const text = withUnit(value, spec.unit);
-  const at = text.indexOf(" ");
-  return at < 0 ? [text, ""] : [text.slice(0, at), text.slice(at + 1)];
+  if (spec.unit === "") return [precise(value), ""];
+  const [number, unit] = withUnit(value, spec.unit).split(" ");
+  return [number, spec.unit === "1/s" ? "" : unit]; // its label says so
+}
+
+// The newest validation, however long ago: "val 0.123 · 98 %".
+function alsoText(keys, steps) {
+  const [loss, accuracy] = keys.map((key) => latestEver(steps, key));
+  const text = isNumber(loss) ? loss.toPrecision(3) : loss;
+  const parts = [loss === null ? "" : `val ${text}`, isNumber(accuracy) ? percent(accuracy) : ""];
+  return parts.filter(Boolean).join(" · ");
+}
+
+// The newest values (of several GPUs their mean) over their places as an SVG path; like a chart's
+// line it spans what a slow sensor leaves out.
+export function sparkPath({ series: names, metric }, live) {
+  const held = names.map((name) => live[name]).filter((series) => series?.v[metric]);
+  const times = held[0].t.slice(-SPARK_POINTS);
+  const one = held.length === 1 ? held[0].v[metric] : null;
+  const values = one ? one.mean.slice(-SPARK_POINTS) : times.map((t) => meanAt(held, metric, t));
+  const places = values.map((_, i) => i);
+  const bridged = names[0] === "steps" ? null : times;
+  const { x, y } = linePoints(places, values, null, 1, bridged, one?.odd.slice(-SPARK_POINTS));
+  const known = y.filter((value) => value !== null);
+  const [low, high] = [Math.min(...known), Math.max(...known)];
+  const height = (value) => (high > low ? 18 - (16 * (value - low)) / (high - low) : 18);
+  const place = (i) => ((100 * i) / Math.max(1, values.length - 1)).toFixed(1);
+  const pen = (i) => (i === 0 || y[i - 1] === null ? "M" : "L");
+  const points = y.map((value, i) =>
+    value === null ? "" : `${pen(i)}${place(x[i])} ${height(value).toFixed(1)}`,
+  );
+  return points.join("");
+}
+
+function meanAt(held, metric, time) {
+  const values = held.map((series) => valueAt(series, metric, time)).filter(isNumber);
+  return values.length ? values.reduce((sum, each) => sum + each, 0) / values.length : null;
 }
 
 export class TileRow {
   constructor() {
-    this.node = el("div", { class: "ss-kpis" });
+    this.row = el("div", { class: "ss-kpis" });
+    this.absent = el("p", { class: "ss-absent", "data-testid": "absent", hidden: "" });
+    this.node = el("div", {}, this.row, this.absent);
     this.tiles = [];
   }
 
-  configure(specs) {
-    this.tiles = specs.map((spec) => new Tile(spec));
-    this.node.replaceChildren(...this.tiles.map((tile) => tile.node));
+  configure({ kpis, absent }) {
+    this.tiles = kpis.map((spec) => new Tile(spec));
+    this.row.replaceChildren(...this.tiles.map((tile) => tile.node));
+    setText(this.absent, absent || "");
+    this.absent.hidden = !absent;
   }
 
-  update({ answer, live, ended }) {
-    const left = ended ? null : secondsLeft(live.steps, answer.progress);
-    for (const tile of this.tiles) tile.update(live, answer.progress, left);
+  update({ live }) {
+    for (const tile of this.tiles) tile.update(live);
   }
 }

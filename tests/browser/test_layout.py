@@ -15,7 +15,7 @@ from tests.browser.test_live_page import OpenPage
 GIB = 2**30
 GPUS = [
     {"uuid": f"GPU-{n}", "name": "NVIDIA H100 80GB HBM3", "memory_total": 80 * GIB}
-    for n in range(2)
+    for n in range(8)
 ]
 CUT = """nodes => nodes.filter((node) => node.scrollWidth > node.clientWidth)
     .map((node) => node.value ?? node.textContent)"""
@@ -29,13 +29,13 @@ def cut(page: Page, selector: str) -> list[str]:
     return found
 
 
-@pytest.fixture
-def run(server: Server) -> str:
-    """A finished run on two large GPUs, whose numbers are as long as they get."""
-    folder = server.runs / "cuda"
+def record(server: Server, gpus: list[dict[str, Any]], epochs: int = 0) -> str:
+    """Write a finished run on these large GPUs, whose numbers are as long as they get."""
+    folder = server.runs / f"gpus{len(gpus)}"
     folder.mkdir(parents=True)
     recorder = Recorder(folder, name="train")
-    recorder.describe(device="GPU-0", devices=GPUS, total_steps=1_000_000, epochs=1000)
+    device = gpus[0]["uuid"] if gpus else "cpu"
+    recorder.describe(config={"device": device}, devices=gpus, total_steps=1_000_000, epochs=1000)
     recorder.set_status(RunStatus.RUNNING)
     recorder.epoch = 999
     for step in range(999_700, 1_000_000):
@@ -44,17 +44,20 @@ def run(server: Server) -> str:
             {
                 "train/loss": 1.5 / step,
                 "perf/samples_per_sec": 123_456.0,
-                "perf/step_time": 0.01,
+                "perf/step_time": 0.01 + 0.001 * (step % 7),
                 "train/epoch": 999.0,
             },
         )
+    for epoch in range(1, epochs + 1):
+        recorder.epoch = epoch
+        recorder.event("epoch", f"Epoch {epoch}: validation loss {1 / epoch:.4g}")
+    recorder.epoch = 999
     recorder.log(1_000_000, {"val/loss": 0.1234, "val/accuracy": 97.53})
-    recorder.sample(
-        {f"memory/{name}": 1023.4 * 2**20 for name in ("allocated", "reserved", "peak_allocated")}
-    )
-    for gpu in GPUS:
+    names = ("memory/allocated", "memory/reserved", "memory/peak_allocated", "process/rss")
+    recorder.sample(dict.fromkeys(names, 1023.4 * 2**20))
+    for place, gpu in enumerate(gpus):
         values: dict[str, Any] = {
-            "gpu/util": 100.0,
+            "gpu/util": 100.0 - 10 * place,
             "gpu/mem_used": 70.5 * GIB,
             "gpu/temp": 77.0,
             "gpu/mem_total": 80.0 * GIB,
@@ -67,25 +70,105 @@ def run(server: Server) -> str:
     return folder.name
 
 
+@pytest.fixture
+def run(server: Server) -> str:
+    """A run on two GPUs."""
+    return record(server, GPUS[:2], epochs=40)
+
+
 @pytest.mark.parametrize(("width", "workload"), [(1400, "fill"), (1280, "linear")])
 def test_numbers_and_choices_are_whole(
     open_page: OpenPage, server: Server, run: str, width: int, workload: str
 ) -> None:
     page = open_page(f"/?run={run}&workload={workload}")
     page.set_viewport_size({"width": width, "height": 1000})
-    expect(page.get_by_test_id("kpi-allocated")).to_contain_text("80.0 GiB", timeout=30_000)
+    allocated = page.get_by_test_id("kpi-allocated")
+    expect(allocated).to_contain_text("MiB of 80.0 GiB", timeout=30_000)
     expect(page.get_by_test_id("kpi-loss")).to_contain_text("val 0.123 · 98 %")
-    assert cut(page, ".ss-kpi-label, .ss-num, .ss-detail") == []
+    expect(page.get_by_test_id("kpi-gpu_util")).to_contain_text("% · 90–100")
+    assert cut(page, ".ss-kpi, .ss-kpi-label, .ss-num, .ss-detail") == []
     assert cut(page, "[data-testid=stSidebar] [role=combobox]") == []
+    if width == 1400:
+        tops = page.locator(".ss-kpi").evaluate_all("nodes => nodes.map((node) => node.offsetTop)")
+        assert len(tops) > 5
+        assert len(set(tops)) == 1, "one row"
+
+
+def bottom(page: Page, chart: str) -> float:
+    box = page.get_by_test_id(f"chart-{chart}").bounding_box()
+    assert box is not None
+    return box["y"] + box["height"]
+
+
+def test_the_first_screen_has_the_first_four_charts(open_page: OpenPage, run: str) -> None:
+    page = open_page(f"/?run={run}")
+    expect(page.get_by_test_id("stepscope-live")).to_have_attribute(
+        "data-ready", "1", timeout=30_000
+    )
+    for chart in ("loss", "memory", "utilization", "step_time"):
+        assert bottom(page, chart) <= 1000
+    lines = page.get_by_test_id("chart-step_time").locator(".js-plotly-plot")
+    bands = lines.evaluate("node => node.data.map((line) => line.fillcolor).filter(Boolean)")
+    assert bands, "several steps in a point"
+    assert all(0.1 <= float(band.rstrip(")").split(",")[-1]) <= 0.15 for band in bands)
+
+
+def test_epochs_are_one_line_of_the_events_until_asked_for(open_page: OpenPage, run: str) -> None:
+    page = open_page(f"/?run={run}")
+    rows = page.get_by_test_id("events").locator("tbody tr")
+    expect(rows).to_have_count(2, timeout=30_000)
+    expect(rows.last).to_contain_text("Epochs 1–40", use_inner_text=True)
+    expect(rows.last).to_contain_text("last: validation loss 0.025")
+    rows.last.get_by_role("button").click()
+    expect(rows).to_have_count(40)
+    expect(rows.first).to_contain_text("Epoch 40")
+    page.get_by_label("Events to show").select_option("Commands")
+    expect(rows).to_have_count(1)
+
+
+def test_a_row_of_heat_leads_to_the_lines_of_its_gpu(open_page: OpenPage, server: Server) -> None:
+    page = open_page(f"/?run={record(server, GPUS)}")
+    chart = page.get_by_test_id("chart-utilization")
+    drawn = chart.locator(".js-plotly-plot")
+    kinds = "node => node.data.map((trace) => `${trace.type} ${trace.name ?? trace.z.length}`)"
+    expect(chart.locator(".xtick text").first).to_be_visible(timeout=30_000)
+    assert drawn.evaluate(kinds) == ["heatmap 8"]
+    legend, plot = chart.locator(".ss-legend").bounding_box(), chart.locator(".ss-stage")
+    box = plot.bounding_box()
+    assert legend is not None
+    assert box is not None
+    assert legend["height"] <= 44
+    row = chart.locator(".ytick text", has_text="5").bounding_box()
+    assert row is not None
+    plot.click(position={"x": 200, "y": row["y"] + row["height"] / 2 - box["y"]})
+    expect(chart.locator(".ss-chip:visible")).to_have_text("GPU 550 %")
+    assert drawn.evaluate(kinds) == ["scatter GPU 5"]
+    chart.get_by_role("button", name="All GPUs").click()
+    expect(chart.locator(".ss-chip:visible")).to_have_count(8)
+    chart.get_by_role("button", name="GPU 3").press("Enter")  # without a mouse
+    expect(chart.locator(".ss-chip:visible")).to_have_text("GPU 370 %")
+
+
+def test_without_a_gpu_its_tiles_are_not_drawn_and_one_line_says_why(
+    open_page: OpenPage, server: Server
+) -> None:
+    page = open_page(f"/?run={record(server, [])}")
+    live = page.get_by_test_id("stepscope-live")
+    expect(page.get_by_test_id("kpi-process_memory")).to_contain_text("MiB", timeout=30_000)
+    expect(page.get_by_test_id("absent")).to_contain_text("no GPU was sampled in this run")
+    assert live.inner_text().count("no GPU was sampled") == 1
+    for tile in ("gpu_util", "power", "allocated"):
+        expect(page.get_by_test_id(f"kpi-{tile}")).to_have_count(0)
 
 
 def test_a_mark_at_the_end_of_the_run_keeps_off_the_right_axis(
     open_page: OpenPage, run: str
 ) -> None:
     page = open_page(f"/?run={run}")
+    page.get_by_test_id("more").locator("summary").click(timeout=30_000)
     power = page.get_by_test_id("chart-power")
     power.scroll_into_view_if_needed(timeout=30_000)
-    label = power.locator(".ss-marks text")
+    label = power.locator(".ss-marks text").last
     expect(label).to_have_text("cache", timeout=30_000)
     plot = power.locator(".nsewdrag").first
     marks, box = power.locator(".ss-marks").bounding_box(), plot.bounding_box()

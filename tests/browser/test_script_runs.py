@@ -24,6 +24,7 @@ from tests.browser.test_live_page import (
     drag_zoom,
     number,
     points,
+    step_of,
     wait_until,
 )
 
@@ -75,7 +76,7 @@ def shown(page: Page) -> str:
 
 def whole(page: Page, chart: str) -> bool:
     """Whether a chart is drawn from the first step on, but for those of the last two seconds."""
-    return points(page, chart) >= min(number(page, "step"), 250) - 40 > 0
+    return points(page, chart) >= min(step_of(page), 250) - 40 > 0
 
 
 def test_a_run_appears_by_itself_and_the_list_follows(
@@ -169,7 +170,7 @@ def test_the_optimizers_charts_are_fetched_when_they_are_unfolded(
 ) -> None:
     foreign(begin, server, "one")
     page = open_page()
-    folded = page.get_by_test_id("optimizer")
+    folded = page.get_by_test_id("more")
     expect(folded).to_contain_text("learning rate 0.000", timeout=30_000)
     expect(page.get_by_test_id("chart-learning_rate")).to_be_hidden()
     folded.locator("summary").click()
@@ -258,7 +259,7 @@ def test_a_script_under_watch_is_shown_and_stopped(
     wait_until(lambda: points(page) > 5, page)
     wait_until(lambda: "● plain_loop.py · watched · running" in shown(page), page)
     assert number(page, "samples_per_sec") > 0
-    expect(page.get_by_test_id("optimizer")).to_contain_text("learning rate 0.01")
+    expect(page.get_by_test_id("more")).to_contain_text("learning rate 0.01")
     button(page, "Collect garbage").click()
     expect(page.get_by_test_id("ack")).to_contain_text("objects freed")
     button(page, "Stop").click()

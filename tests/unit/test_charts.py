@@ -10,7 +10,7 @@ import pytest
 
 from dashboard.charts.content import Fit, Gpu, RunContent
 from dashboard.charts.layout import layout
-from dashboard.charts.parts import COLORS, series_of
+from dashboard.charts.parts import COLORS, GPU_COLORS, series_of
 from stepscope.metrics import BY_KEY, Stream
 from stepscope.run import RunKind
 
@@ -28,6 +28,7 @@ WATCHED = RunContent(
     custom_left=3,
 )
 RECORD = RunContent(has_cuda=False, gpus=(H100,), kind=RunKind.RECORD)
+EIGHT = tuple(Gpu(uuid=f"GPU-{n}", name="A100", index=n, memory_bytes=40 * 2**30) for n in range(8))
 FIT = Fit(x=(0.0, 1.0), y=(1.0, 3.0), slope=2.0, intercept=1.0)
 
 
@@ -43,7 +44,9 @@ def metrics(entry: dict[str, Any]) -> list[str]:
 def test_every_trace_and_tile_names_a_known_metric_in_its_stream(content: RunContent) -> None:
     made = layout(content)
     named = [trace for entry in made["charts"] for trace in entry["traces"]]
-    named += [tile for tile in made["kpis"] if "special" not in tile and tile["series"]]
+    for tile in made["kpis"]:
+        named += [tile | {"series": name} for name in tile["series"]]
+    assert len(named) > len(made["kpis"])
     for entry in named:
         metric = BY_KEY.get(entry["metric"])
         # What only this run has comes from its steps.
@@ -62,10 +65,13 @@ def test_a_cuda_run_shows_the_allocator_and_the_device_total() -> None:
         "gpu/mem_used",
         "gpu/mem_total",
     ]
-    assert memory["note"] is None
+    assert layout(CUDA)["absent"] is None
     tiles = {tile["id"]: tile for tile in layout(CUDA)["kpis"]}
     assert tiles["allocated"]["of"]["value"] == 80 * 2**30
-    assert tiles["gpu_util"]["series"] == "devices/GPU-1"
+    assert tiles["gpu_util"]["series"] == ["devices/GPU-1"]
+    wanted = {"loss", "samples_per_sec", "step_time", "allocated", "gpu_util", "power"}
+    assert wanted <= set(tiles)
+    assert len(tiles) <= 8, "one row at 1400 px"
 
 
 def test_a_script_may_give_tokens_and_the_built_in_training_has_none() -> None:
@@ -76,44 +82,79 @@ def test_a_script_may_give_tokens_and_the_built_in_training_has_none() -> None:
     assert metrics(chart(layout(CUDA), "throughput")) == ["perf/samples_per_sec"]
 
 
-def test_a_cpu_run_says_why_allocated_and_gpu_values_do_not_exist() -> None:
+def test_a_cpu_run_draws_no_gpu_and_says_once_why() -> None:
     made = layout(CPU)
     assert "memory/allocated" not in metrics(chart(made, "memory"))
-    assert "CUDA allocator" in chart(made, "memory")["note"]
     assert "power" not in [entry["id"] for entry in made["charts"]]
-    assert "power or temperature: no NVIDIA driver" in chart(made, "utilization")["note"]
-    tiles = {tile["id"]: tile for tile in made["kpis"]}
-    assert tiles["gpu_util"]["series"] is None
-    assert "no NVIDIA driver" in tiles["gpu_util"]["reason"]
-    assert "process_memory" in tiles
-    assert "allocated" not in tiles
+    tiles = {tile["id"] for tile in made["kpis"]}
+    assert {"process_memory", "process_cpu"} <= tiles
+    assert not {"allocated", "gpu_util", "power"} & tiles
+    text = json.dumps(made)
+    for said in ("no NVIDIA driver", "allocated and reserved memory on CUDA devices only"):
+        assert said in made["absent"]
+        assert text.count(said) == 1
 
 
 def test_cuda_without_nvml_keeps_the_allocator_and_explains_the_rest() -> None:
     made = layout(RunContent(has_cuda=True, gpu_reason="NVML is not installed."))
-    memory = chart(made, "memory")
-    assert metrics(memory)[0] == "memory/allocated"
-    assert "NVML is not installed" in memory["note"]
-    assert "NVML is not installed" in chart(made, "utilization")["note"]
+    assert metrics(chart(made, "memory"))[0] == "memory/allocated"
+    assert "allocated" in {tile["id"] for tile in made["kpis"]}
+    assert made["absent"] == ("No GPU utilization, power or temperature: NVML is not installed.")
+
+
+def test_what_a_gpu_does_not_give_is_said_once_with_its_reason() -> None:
+    lacks = {"gpu/util": "not available with MIG enabled", "gpu/energy": "permission"}
+    gpu = Gpu(uuid="MIG-1", name="H100", missing=lacks | {"gpu/mem_util": lacks["gpu/util"]})
+    made = layout(RunContent(has_cuda=True, gpus=(gpu,), training_gpu="MIG-1"))
+    assert made["absent"] == (
+        "GPU utilization, memory controller: not available with MIG enabled."
+    )  # the energy counter is in no chart
+    hidden = {tile["id"]: tile["hide"] for tile in made["kpis"]}
+    assert (hidden["gpu_util"], hidden["power"], hidden["loss"]) == (True, False, False)
+    assert all(trace["optional"] for trace in chart(made, "utilization")["traces"])
+
+
+def test_a_reason_that_only_some_gpus_have_names_them() -> None:
+    gpus = (EIGHT[0], Gpu(uuid="GPU-x", name="A100", index=1, missing={"gpu/power": "lost."}))
+    made = layout(RunContent(has_cuda=True, gpus=gpus, training_gpu="GPU-0"))
+    assert made["absent"] == "Power of GPU 1: lost."
+    assert not next(tile for tile in made["kpis"] if tile["id"] == "power")["hide"]
 
 
 def test_several_gpus_get_a_numbered_trace_and_a_color_each() -> None:
-    gpus = tuple(Gpu(uuid=f"GPU-{index}", name="A100") for index in range(3))
-    made = layout(RunContent(has_cuda=True, gpus=gpus, training_gpu="GPU-2"))
-    util = [t for t in chart(made, "utilization")["traces"] if t["metric"] == "gpu/util"]
-    assert [trace["label"] for trace in util] == ["GPU 0", "GPU 1", "GPU 2"]
-    assert len({trace["color"] for trace in util}) == 3
+    made = layout(RunContent(has_cuda=True, gpus=EIGHT[:3], training_gpu="GPU-2"))
+    utilization = chart(made, "utilization")
+    assert utilization["kind"] == "lines"
+    assert [trace["label"] for trace in utilization["traces"]] == ["GPU 0", "GPU 1", "GPU 2"]
+    assert len({trace["color"] for trace in utilization["traces"]}) == 3
+
+
+def test_a_tile_is_of_all_gpus() -> None:
+    made = layout(RunContent(has_cuda=True, gpus=EIGHT, training_gpu="GPU-2"))
     tiles = {tile["id"]: tile for tile in made["kpis"]}
-    assert tiles["power"]["series"] == "devices/GPU-2"
+    every = [f"devices/GPU-{n}" for n in range(8)]
+    assert tiles["gpu_util"]["series"] == tiles["power"]["series"] == every
+
+
+@pytest.mark.parametrize("kind", [RunKind.WATCH, RunKind.RECORD])
+def test_from_four_gpus_on_a_strip_of_heat_takes_the_place_of_lines(kind: RunKind) -> None:
+    for count, wanted in ((3, "lines"), (4, "heat"), (8, "heat")):
+        gpus = EIGHT[:count]
+        made = layout(RunContent(has_cuda=True, gpus=gpus, training_gpu="GPU-1", kind=kind))
+        assert {chart(made, name)["kind"] for name in ("utilization", "power")} == {wanted}
+        for entry in made["charts"]:
+            used = [trace["gpu"] for trace in entry["traces"] if trace["metric"] == "gpu/mem_used"]
+            if entry["kind"] == "heat" and used:
+                assert used == list(range(count))
+            elif used and wanted == "heat":
+                assert used == [1], "beside the allocator's lines, the GPU that it trains on"
 
 
 @pytest.mark.parametrize("kind", [RunKind.WATCH, RunKind.RECORD])
 def test_the_colors_of_several_gpus_mean_nothing_else(kind: RunKind) -> None:
-    gpus = tuple(Gpu(uuid=f"GPU-{index}", name="A100") for index in range(8))
-    made = layout(RunContent(has_cuda=True, gpus=gpus, training_gpu="GPU-2", kind=kind))
+    made = layout(RunContent(has_cuda=True, gpus=EIGHT, training_gpu="GPU-2", kind=kind))
     shown = [trace for entry in made["charts"] for trace in entry["traces"]]
-    shown += [tile for tile in made["kpis"] if "color" in tile]
-    of_gpus: dict[str, set[str]] = {gpu.uuid: set() for gpu in gpus}
+    of_gpus: dict[str, set[str]] = {gpu.uuid: set() for gpu in EIGHT}
     others = {
         COLORS["memory/allocated"],
         COLORS["memory/reserved"],
@@ -125,8 +166,7 @@ def test_the_colors_of_several_gpus_mean_nothing_else(kind: RunKind) -> None:
         of_gpu = entry["series"].startswith("devices/") and entry.get("style") != "context"
         found = of_gpus[entry["series"].removeprefix("devices/")] if of_gpu else others
         found.add(entry["color"])
-    assert all(len(colors) == 1 for colors in of_gpus.values())  # in charts and tiles alike
-    assert len(set.union(*of_gpus.values())) == 8
+    assert [of_gpus[gpu.uuid] for gpu in EIGHT] == [{color} for color in GPU_COLORS]
     assert not others & set.union(*of_gpus.values())
 
 
@@ -134,7 +174,7 @@ def test_a_metric_has_one_color_wherever_it_is_shown() -> None:
     made = layout(CUDA)
     seen: dict[str, str] = {}
     shown = [trace for entry in made["charts"] for trace in entry["traces"]]
-    for entry in shown + [tile for tile in made["kpis"] if "color" in tile]:
+    for entry in shown + made["kpis"]:
         assert seen.setdefault(entry["metric"], entry["color"]) == entry["color"]
 
 
@@ -171,16 +211,25 @@ def test_the_scripts_own_metrics_get_small_charts_after_the_others() -> None:
     own = [entry for entry in made["charts"] if entry["group"] == "custom"]
     assert [entry["title"] for entry in own] == ["d_real", "val/f1"]
     groups = [entry["group"] for entry in made["charts"]]
-    assert groups == sorted(groups, key=["main", "custom", "optimizer"].index)
+    assert groups == sorted(groups, key=["main", "custom", "more"].index)
     assert made["custom_note"].startswith("3 more metrics are recorded without a chart")
     assert layout(CPU)["custom_note"] is None
 
 
-def test_what_the_optimizer_does_is_folded_away_and_shown_only_where_recorded() -> None:
-    folded = [entry for entry in layout(WATCHED)["charts"] if entry["group"] == "optimizer"]
-    assert [entry["id"] for entry in folded] == ["learning_rate", "grad_norm", "amp_scale"]
-    assert all(trace["optional"] for entry in folded for trace in entry["traces"])
-    rates = {trace["metric"]: trace["label"] for trace in folded[0]["traces"]}
+def test_the_first_screen_has_four_charts_and_the_others_are_folded_away() -> None:
+    charts = layout(CUDA)["charts"]
+    first = [entry["id"] for entry in charts if entry["group"] == "main"]
+    assert first == ["loss", "memory", "utilization", "step_time"]
+    folded = [entry["id"] for entry in charts if entry["group"] == "more"]
+    assert folded == ["power", "throughput", "learning_rate", "grad_norm", "amp_scale"]
+
+
+def test_what_the_optimizer_does_is_shown_only_where_recorded() -> None:
+    made = layout(WATCHED)
+    for name in ("learning_rate", "grad_norm", "amp_scale"):
+        assert all(trace["optional"] for trace in chart(made, name)["traces"])
+    traces = chart(made, "learning_rate")["traces"]
+    rates = {trace["metric"]: trace["label"] for trace in traces}
     assert rates["train/lr.optimizer1"] == "SGD 1"
     assert rates["train/lr.group1"] == "Adam 0, group 1"
     assert len(rates) == 16
@@ -192,26 +241,26 @@ def test_a_recording_has_the_machine_and_no_training() -> None:
     ids = [entry["id"] for entry in made["charts"]]
     assert ids == ["utilization", "memory", "power", "host_memory", "host_cpu"]
     assert made["axis"] == "time"
-    tiles = [tile["id"] for tile in made["kpis"]]
-    assert not {"step", "epoch", "eta", "loss", "samples_per_sec"} & set(tiles)
-    assert {"gpu_util", "gpu_memory", "power", "temperature", "host_cpu"} <= set(tiles)
+    assert {entry["group"] for entry in made["charts"]} == {"main"}
+    tiles = {tile["id"] for tile in made["kpis"]}
+    wanted = {"gpu_util", "gpu_memory", "power", "temperature", "host_cpu", "host_memory"}
+    assert tiles == wanted
 
 
 def test_a_recording_of_many_gpus_draws_them_all_and_one_without_any_says_why() -> None:
-    gpus = tuple(Gpu(uuid=f"GPU-{n}", name="A100", memory_bytes=40 * 2**30) for n in range(8))
-    made = layout(RunContent(has_cuda=False, gpus=gpus, kind=RunKind.RECORD))
+    made = layout(RunContent(has_cuda=False, gpus=EIGHT, kind=RunKind.RECORD))
     assert metrics(chart(made, "memory")).count("gpu/mem_used") == 8
     assert metrics(chart(made, "memory")).count("gpu/mem_total") == 1
-    assert len([tile for tile in made["kpis"] if tile["metric"] == "gpu/util"]) == 4
+    tile = next(tile for tile in made["kpis"] if tile["metric"] == "gpu/mem_used")
+    assert len(tile["series"]) == 8
+    assert tile["of"]["value"] == 40 * 2**30
     bare = layout(RunContent(has_cuda=False, kind=RunKind.RECORD, gpu_reason="no driver."))
-    assert "no driver." in chart(bare, "host_memory")["note"]
-    assert "no driver." in bare["kpis"][0]["reason"]
+    assert bare["absent"] == "No GPU utilization, power or temperature: no driver."
+    assert {tile["id"] for tile in bare["kpis"]} == {"host_cpu", "host_memory"}
 
 
-def test_a_script_has_no_time_left_and_says_why_others_may_be_missing() -> None:
+def test_a_script_is_told_why_values_may_be_missing() -> None:
     tiles = {tile["id"]: tile for tile in layout(WATCHED)["kpis"]}
-    assert "eta" not in tiles
     assert "DataLoader" in tiles["samples_per_sec"]["reason"]
-    assert "DataLoader" in tiles["epoch"]["reason"]
+    assert "DataLoader" in layout(WATCHED)["no_epoch"]
     assert "backward()" in chart(layout(WATCHED), "loss")["empty"]
-    assert "eta" in {tile["id"] for tile in layout(CUDA)["kpis"]}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -179,8 +180,8 @@ def test_a_line_breaks_where_a_value_was_not_finite(js: Script) -> None:
     column = f"{MERGE}.v.a"
     line = f"linePoints([0, 1, 2, 3], {column}.mean, null, 1, null, {column}.odd)"
     assert js(line, parts=parts) == {"x": [0, 0, 3], "y": [1, None, 4]}
-    envelope = f"envelopePoints([0, 1, 2, 3], {column}, null, 1, null)"
-    assert js(envelope, parts=parts) == {"x": [0, 0, 3], "y": [1, None, 4]}
+    band = f"bandPoints([0, 1, 2, 3], {column}, null, 1, null)"
+    assert js(band, parts=parts) == {"x": [0, 0, 3, 3, 3], "y": [1, 1, None, 4, 4]}
 
 
 def test_stretches_that_are_not_finite_end_at_the_next_finite_value(js: Script) -> None:
@@ -194,8 +195,8 @@ def test_stretches_that_are_not_finite_end_at_the_next_finite_value(js: Script) 
 def tile(js: Script, last: Any, since: dict[str, int], spec: dict[str, Any] | None = None) -> Any:
     """The words of a tile for the loss whose newest value is `last`, after finite ones."""
     series = {**part(0, [3.0, 2.0]), "last": {"a": last}, "since": since}
-    spec = {"id": "loss", "series": "steps", "metric": "a", "unit": "", **(spec or {})}
-    shown = "tileContent(spec, {steps: mergeSeries(null, series)}, {}, null).text"
+    spec = {"id": "loss", "series": ["steps"], "metric": "a", "unit": "", **(spec or {})}
+    shown = "tileContent(spec, {steps: mergeSeries(null, series)}).text"
     return js(shown, series=series, spec=spec)
 
 
@@ -222,10 +223,97 @@ def test_marks_are_thinned_to_a_few_epochs_but_actions_stay(js: Script) -> None:
     assert [mark["label"] for mark in near] == [f"e{n}" for n in range(41, 51)]
 
 
-def test_the_envelope_holds_both_ends_of_every_bucket(js: Script) -> None:
+def test_marks_of_a_kind_in_one_place_are_one(js: Script) -> None:
+    events = [{"id": n, "step": n, "kind": "amp_skipped"} for n in range(500)]
+    events.append({"id": 500, "step": 499, "kind": "oom"})
+    steps = [mark["x"] for mark in js("marksIn(events, 'step', [0, 1000])", events=events)]
+    assert steps[-2:] == [499, 499]
+    assert len(steps) == 7
+    assert min(b - a for a, b in pairwise(steps[:-1])) > 80
+
+
+def many_epochs(count: int, kind: str = "epoch") -> list[dict[str, Any]]:
+    return [
+        {"id": n, "epoch": n, "kind": kind, "text": f"Epoch {n}: validation loss 0.0{n}"}
+        for n in range(1, count + 1)
+    ]
+
+
+def test_many_epochs_are_one_line_of_the_table_and_their_own_group_lists_them(js: Script) -> None:
+    done = {"id": 900, "kind": "empty_cache", "text": "Empty cache", "data": {"command_id": 3}}
+    events = [*many_epochs(31), done]
+    rows = js("rowsOf(events, 'all')", events=events)
+    assert [row["word"] for row in rows] == ["Empty cache", "Epochs 1–31"]
+    assert rows[1]["text"] == "last: validation loss 0.031"
+    newest, *others = js("rowsOf(events, 'epochs')", events=events)
+    assert (newest["word"], newest["text"]) == ("Epoch", "Epoch 31: validation loss 0.031")
+    assert len(others) == 30
+    assert len(js("rowsOf(events, 'all')", events=many_epochs(3))) == 3, "few stay as they are"
+    saved = js("rowsOf(events, 'all')", events=many_epochs(7, "checkpoint"))
+    assert [row["word"] for row in saved] == ["Checkpoint × 7"]
+
+
+@pytest.mark.parametrize(
+    ("event", "group"),
+    [
+        ({"kind": "mark"}, "commands"),
+        ({"kind": "save_checkpoint", "data": {"command_id": 1}}, "commands"),
+        ({"kind": "oom"}, "failures"),
+        ({"kind": "checkpoint", "data": {"ok": False}}, "failures"),
+        ({"kind": "checkpoint", "data": {"ok": True}}, "epochs"),
+        ({"kind": "gpu_recovered"}, "other"),
+    ],
+)
+def test_each_event_is_in_one_group(js: Script, event: dict[str, Any], group: str) -> None:
+    for name in js("['commands', 'failures', 'epochs', 'other']"):
+        assert len(js("rowsOf([event], name)", event=event, name=name)) == (name == group)
+
+
+def gpu_part(values: list[float | None], **more: Any) -> dict[str, Any]:
+    made = part(0, values, **more)
+    return {**made, "last": {"a": values[-1]}, "odd": {}}
+
+
+def test_a_tile_of_several_gpus_has_their_mean_and_range(js: Script) -> None:
+    parts = {"d/0": gpu_part([10.0, 37.0]), "d/1": gpu_part([30.0, 98.0]), "d/2": gpu_part([None])}
+    live = "Object.fromEntries(Object.entries(parts).map(([k, p]) => [k, mergeSeries(null, p)]))"
+    spec = {"series": list(parts), "metric": "a", "unit": "%", "hide": False}
+    shown = js(f"tileContent(spec, {live})", spec=spec, parts=parts)
+    assert shown["text"] == ["68", "% · 37–98 on 2 of 3 GPUs"]
+    both = {**spec, "series": ["d/0", "d/1"], "unit": "W"}
+    assert js(f"tileContent(spec, {live})", spec=both, parts=parts)["text"] == ["68", "W · 37–98"]
+    ends = js(f"sparkPath(spec, {live})", spec=spec, parts=parts)
+    assert ends == "M0.0 18.0L100.0 2.0"  # from a mean of 20 to one of 67.5
+    none = js(f"tileContent(spec, {live})", spec={**spec, "metric": "b", "reason": "why"}, parts={})
+    assert (none["text"], none["reason"], none["drawn"]) == (["n/a", ""], "why", False)
+
+
+def test_a_row_of_heat_has_the_mean_of_each_cell_and_no_heat_in_a_gap(js: Script) -> None:
+    row = "heatRow(xs, values, [0, 8], cells, times)"
+    xs = [0, 1, 2, 3, 8]
+    values = [10, 30, None, 50, 90]
+    assert js(row, xs=xs, values=values, cells=4, times=[0, 1, 2, 3, 4]) == [20, 50, 50, 90]
+    assert js(row, xs=xs, values=values, cells=4, times=[0, 1, 2, 3, 99]) == [20, 50, None, 90]
+    # Zoomed in between two values the earlier one counts.
+    part = "heatRow([0, 10], [7, 9], [2, 6], 4, null)"
+    assert js(part) == [7, 7, 7, 7]
+
+
+def test_the_newest_values_of_folded_charts_are_said(js: Script) -> None:
+    lines = [{"series": f"d/{n}", "metric": "gpu/power", "style": "mean"} for n in range(2)] + [
+        {"series": "d/0", "metric": "gpu/power_limit", "style": "context"}
+    ]
+    live = {f"d/{n}": {"last": {"gpu/power": 300 + n * 100}, "v": {}} for n in range(2)}
+    metrics = {"gpu/power": {"label": "power", "unit": "W"}}
+    assert js("newestWords(lines, live, metrics)", lines=lines, live=live, metrics=metrics) == [
+        "power 350 W"
+    ]
+
+
+def test_a_band_goes_round_the_minimum_and_the_maximum_of_every_bucket(js: Script) -> None:
     column = {"min": [0, 1, 4], "max": [2, 2, 4]}
-    points = js("envelopePoints([0, 1, 2], column, null, 1, null)", column=column)
-    assert points == {"x": [0, 0, 1, 1, 2], "y": [0, 2, 2, 1, 4]}
+    points = js("bandPoints([0, 1, 2], column, null, 1, null)", column=column)
+    assert points == {"x": [0, 1, 2, 2, 1, 0], "y": [2, 2, 4, 4, 1, 0]}
 
 
 def test_a_constant_line_costs_two_points(js: Script) -> None:
@@ -265,10 +353,10 @@ def test_the_time_left_follows_the_mean_step_time(js: Script) -> None:
 @pytest.mark.parametrize(
     ("expression", "text"),
     [
-        ("bytesOf(12.3 * 2 ** 30, 80 * 2 ** 30).join(' ')", "12.3 GiB of 80.0 GiB (15 %)"),
+        ("bytesOf(12.3 * 2 ** 30, 80 * 2 ** 30).join(' ')", "12.3 GiB of 80.0 (15 %)"),
         ("bytesOf(40 * 2 ** 20, 80 * 2 ** 30).join(' ')", "40.0 MiB of 80.0 GiB (0.05 %)"),
         ("bytesOf(0, 80 * 2 ** 30).join(' ')", "0 B of 80.0 GiB (0 %)"),
-        ("bytesOf(2 ** 30, null).join('|')", "1.00 GiB|"),
+        ("bytesOf(2 ** 30, null).join('|')", "1.00|GiB"),
         ("change('reserved', 'B', 2.1 * 2 ** 30, .81 * 2 ** 30)", "reserved 2.10 → 0.81 GiB"),
         ("change('a', 'B', null, 2 ** 20)", "a n/a → 1.00 MiB"),
         ("withUnit(0, '%')", "0 %"),

@@ -10,12 +10,14 @@ import pytest
 from dashboard.charts.content import (
     CUSTOM_CHARTS,
     NOT_BEGUN,
+    NOT_SUPPORTED,
     RunContent,
     custom_metrics,
     run_content,
 )
 from dashboard.charts.layout import layout
 from stepscope.run import RunInfo, RunKind, RunStatus
+from stepscope.sampling import nvml
 
 GPU = {"uuid": "GPU-1", "name": "NVIDIA H100", "memory_total": 80 * 2**30}
 
@@ -56,6 +58,24 @@ def test_a_recording_keeps_its_gpus() -> None:
     assert [gpu.uuid for gpu in found.gpus] == ["GPU-1", "GPU-2"]
 
 
+def test_each_gpu_says_what_it_does_not_give() -> None:
+    mig = {"uuid": "MIG-1", "name": "NVIDIA H200 MIG 1g.18gb"}
+    lacks = {"gpu/util": "not supported on this GPU", "gpu/power": "permission"}
+    missing = {"GPU-1": {"gpu/temp": "not supported on this GPU"}, "MIG-1": lacks}
+    found = content(kind="record", devices=[GPU, mig], capabilities={"missing": missing})
+    whole, instance = found.gpus
+    assert (whole.index, instance.index) == (0, 1)
+    assert whole.missing == {"gpu/temp": "not supported on this GPU"}
+    assert instance.missing == {
+        "gpu/util": "not available with MIG enabled",
+        "gpu/power": "permission",
+    }
+
+
+def test_the_words_for_a_metric_that_a_gpu_does_not_have_are_the_samplers() -> None:
+    assert NOT_SUPPORTED == nvml._NOT_BY_GPU
+
+
 def test_metrics_of_the_scripts_own_are_bounded_and_those_of_the_table_are_none() -> None:
     keys = [f"train/m{n}" for n in range(30)]
     drawn, left = custom_metrics({"custom": ["perf/step_time", *keys, "x" * 500]})
@@ -68,3 +88,6 @@ def test_what_others_wrote_cannot_break_the_page(junk: Any) -> None:
     names = ("kind", "config", "devices", "custom", "optimizers", "capabilities", "fit", "commands")
     found = content(**dict.fromkeys(names, junk))
     assert layout(found)["charts"]
+    gpu = {**GPU, "memory_total": junk}
+    odd = content(kind="record", devices=[gpu], capabilities={"missing": {"GPU-1": junk}})
+    assert layout(odd)["charts"]

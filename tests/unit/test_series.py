@@ -282,3 +282,4 @@ def test_a_script_that_has_not_stepped_yet_says_so_and_an_epoch_of_0_is_none() -
     assert found["progress"]["epoch"] is None
     assert found["progress"]["step"] == 0
     assert state(RunStatus.PENDING)["reason"] is None
+    assert state(RunStatus.RUNNING, kind="record", step=0)["progress"]["step"] is None
