@@ -138,7 +138,7 @@ export class EventTable {
       { class: "ss-events ss-card", "data-testid": "events", "aria-label": "Events" },
       el("header", { class: "ss-card-head" }, el("h3", {}, "Events"), this.select, this.count),
       this.empty,
-      el("div", { class: "ss-scroll" }, this.table),
+      el("div", { class: "ss-scroll", tabindex: "0" }, this.table),
     );
   }
 
