@@ -8,6 +8,7 @@ of LBFGS and the two passes of SAM count once. Of several optimizers each has a 
 
 from __future__ import annotations
 
+import gc
 from threading import get_ident
 from types import ModuleType
 from typing import Any
@@ -16,6 +17,9 @@ from stepscope.watch.hooks.parties import Grads, reading
 from stepscope.watch.hooks.patches import Function, Guard, Patches, opaque
 from stepscope.watch.hooks.state import State
 
+LATE_STEPS = 10
+"""An optimizer made after so many steps is rarely the partner of an earlier one (a GAN's are made
+together)."""
 UNSCALED = "_stepscope_unscaled"
 """Attribute of a loss that a GradScaler has scaled: the loss itself, detached (`amp.py`)."""
 
@@ -90,6 +94,11 @@ class Losses:
         guard = self._guard
 
         def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            if self._state.step > LATE_STEPS:
+                # It may replace a deleted optimizer, as in k-fold training. Torch's first step of
+                # a process leaves a cycle that keeps its optimizer alive: about 0.1 s, once for
+                # each late optimizer, and here rather than inside a step of the script.
+                gc.collect()
             original(optimizer, *args, **kwargs)
             guard.call(self._meet, optimizer)
 

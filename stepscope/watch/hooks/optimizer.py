@@ -133,8 +133,7 @@ class OptimizerSteps:
         self._state.by_hand.give_back()
         if _steps_inside_another(optimizer):
             return self._remember(optimizer, None)
-        # It may replace a deleted optimizer, as in k-fold training. Torch's schedulers keep none
-        # alive; one that the script keeps in a cycle has its place until Python collects it.
+        # It may replace a deleted optimizer, as in k-fold training.
         places = [i for i, track in enumerate(self._slots) if track.optimizer() is None]
         index = places[0] if places else len(self._slots)
         if index >= OPTIMIZERS_LIMIT:
