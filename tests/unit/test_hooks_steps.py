@@ -182,14 +182,16 @@ def test_an_optimizer_may_replace_a_deleted_one_and_no_step_collects_garbage(
     try:
         for _ in range(3):  # folds of a cross-validation
             w = weight()
+            # The names stand for the former pair, which is a cycle, until here.
             optimizer = sgd(w)
-            stepping = True
+            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5)
             for _ in range(15):
-                train(optimizer, w * 1)
-            stepping = False
-            cycle = [optimizer]
-            cycle.append(cycle)
-            del optimizer, cycle
+                (w * 1).sum().backward()
+                stepping = True
+                optimizer.step()
+                stepping = False
+                optimizer.zero_grad()
+                scheduler.step()
     finally:
         gc.enable()
         gc.callbacks.remove(collected)

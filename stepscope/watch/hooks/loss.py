@@ -31,6 +31,8 @@ class Losses:
         self._state = state
         self._guard = Guard("train/loss")
         self._tensor: type[Any] = torch.Tensor
+        self._made_late = False
+        """True from the making of a late optimizer to the next `backward()`."""
         self._disabled = torch._C._disabled_torch_dispatch_impl
         opaque(self._add, with_callees=True)
 
@@ -43,6 +45,8 @@ class Losses:
             # Inside another backward it is reentrant checkpointing.
             if state.in_backward or (get_ident() != state.thread and not state.claim()):
                 return original(tensors, grad_tensors, *args, **kwargs)
+            if self._made_late:
+                self._collect_former()
             before = guard.call(parties.gradients) if parties.are_several else None
             state.in_backward = True
             try:
@@ -94,15 +98,21 @@ class Losses:
         guard = self._guard
 
         def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-            if self._state.step > LATE_STEPS:
-                # It may replace a deleted optimizer, as in k-fold training. Torch's first step of
-                # a process leaves a cycle that keeps its optimizer alive: about 0.1 s, once for
-                # each late optimizer, and here rather than inside a step of the script.
-                gc.collect()
             original(optimizer, *args, **kwargs)
             guard.call(self._meet, optimizer)
+            self._made_late = self._state.step > LATE_STEPS
 
         return __init__
+
+    def _collect_former(self) -> None:
+        """Free the optimizer that a late one replaces, as in k-fold training.
+
+        Its scheduler, and torch's first step of a process, keep it alive in a cycle. By now the
+        script's own names stand for the new one. About 0.1 s, once for each late optimizer, and
+        before its first step.
+        """
+        self._made_late = False
+        gc.collect()
 
     def _meet(self, optimizer: Any) -> None:
         self._state.parties.meet(optimizer)
