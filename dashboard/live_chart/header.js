@@ -73,7 +73,6 @@ export class Header {
     };
     this.bar = el("div", progress, this.fill);
     this.node = this.build();
-    this.connection = null;
   }
 
   build() {
@@ -108,12 +107,6 @@ export class Header {
     this.node.style.setProperty("--ss-top", `${height}px`);
   }
 
-  // The sentence while the server does not answer, null once it does.
-  setConnection(sentence) {
-    this.connection = sentence;
-    this.say(this.trouble, sentence);
-  }
-
   say(node, sentence) {
     setText(node, sentence || "");
     node.hidden = !sentence;
@@ -127,7 +120,7 @@ export class Header {
     setText(this.ack, command?.text || "");
     setAttribute(this.ack, "data-tone", command?.tone || null);
     this.say(this.lookOnly, header.look_only);
-    this.say(this.trouble, this.connection || store.unreadable);
+    this.say(this.trouble, store.connection || store.unreadable);
     this.updateStatus(store);
     const { share, text } = answer ? progressOf(store) : { share: null, text: "" };
     setText(this.progressText, text);

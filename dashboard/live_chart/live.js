@@ -41,7 +41,7 @@ class LiveView {
     );
     this.board = new Board(this.painter, this.memoryButtons.node, (open) => this.unfold(open));
     this.painter.restWhileDragging(this.board.node);
-    const trouble = (sentence) => this.header.setConnection(sentence);
+    const trouble = (sentence) => this.setTrouble(sentence);
     this.detail = new Detail(this.store, () => this.redraw(), trouble);
     this.poller = new Poller({
       url: () => this.address(),
@@ -76,7 +76,7 @@ class LiveView {
     if (data.run && !this.painter.Plotly) {
       loadPlotly(data.plotly).then(
         (plotly) => this.painter.usePlotly(plotly),
-        (error) => this.header.setConnection(error.message),
+        (error) => this.setTrouble(error.message),
       );
     }
     this.redraw();
@@ -189,6 +189,13 @@ class LiveView {
       const tone = event.data?.ok === false ? "refused" : "done";
       if (commandOf(event) !== null) this.store.settle(commandOf(event), ackText(event), tone);
     }
+  }
+
+  // The sentence while the server does not answer, null once it does.
+  setTrouble(sentence) {
+    if (sentence === this.store.connection) return;
+    this.store.setConnection(sentence);
+    this.showState();
   }
 
   refused(sentence) {

@@ -23,6 +23,7 @@ export class Store {
     this.moved = moved;
     this.header = null; // what the page's script knows: runs, buttons, what is in the way
     this.shownError = null; // id of the script's last error
+    this.connection = null; // why the server's answer is not there
     this.open(null);
   }
 
@@ -56,6 +57,10 @@ export class Store {
 
   get ended() {
     return ENDED.has(this.answer?.status);
+  }
+
+  setConnection(sentence) {
+    this.connection = sentence;
   }
 
   // The server has said that there is nothing to show, and why.
