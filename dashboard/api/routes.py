@@ -85,9 +85,14 @@ def get_series(request: Request) -> Answer:
     token = {"page_token": page_token(server.index.recent(), run)}
     if not (folder / STORE_NAME).exists():
         return series.state(run) | token
-    with RunReader(folder) as reader:
-        include_folded = bool(query.get("include_folded"))
-        return series.update(reader, run, cursors, int(after), include_folded) | token
+    include_folded = bool(query.get("include_folded"))
+    try:
+        with RunReader(folder) as reader:
+            return series.update(reader, run, cursors, int(after), include_folded) | token
+    except StoreError:
+        if run.status is not RunStatus.PENDING:
+            raise
+        return series.state(run) | token  # its process is just making the store
 
 
 @_answering

@@ -138,6 +138,18 @@ def test_plotly_comes_gzipped_from_the_installed_package(client: TestClient) -> 
     assert int(answer.headers["content-length"]) < 2_000_000
 
 
+@pytest.mark.parametrize("status", [RunStatus.PENDING, RunStatus.RUNNING])
+def test_a_store_that_is_being_made_is_no_damaged_one(
+    client: TestClient, runs: Path, status: RunStatus
+) -> None:
+    folder = live_run(runs / f"new-{status}")
+    write(folder, status=status)
+    (folder / STORE_NAME).write_bytes(b"")  # as SQLite leaves it before the first write
+    answer = client.get("/api/series", params={"run": folder.name})
+    assert answer.status_code == (200 if status is RunStatus.PENDING else 422)
+    assert "status" in answer.json() or "store" in answer.json()["error"]
+
+
 def live_run(folder: Path, **run_info: Any) -> Path:
     """A watched script's run that counts as live until something else is written."""
     folder.mkdir()
