@@ -6,6 +6,8 @@ browser fetches them by the series and metric names that the layout gives.
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from dashboard.charts.content import Fit, RunContent, loss_keys, norm_keys, rate_keys
 from dashboard.charts.parts import (
     LINES,
@@ -238,12 +240,5 @@ def _optimizer(content: RunContent) -> list[Json]:
 def _fit(fit: Fit | None) -> Json | None:
     if fit is None:
         return None
-    return {
-        "x": list(fit.x),
-        "y": list(fit.y),
-        "slope": fit.slope,
-        "intercept": fit.intercept,
-        "series": Stream.STEPS.value,
-        "weight": "model/weight",
-        "bias": "model/bias",
-    }
+    names = {"series": Stream.STEPS.value, "weight": "model/weight", "bias": "model/bias"}
+    return asdict(fit) | names

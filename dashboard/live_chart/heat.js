@@ -66,7 +66,7 @@ export class HeatCard extends Card {
 
   choose(gpu) {
     this.scene.store.set("gpu", gpu);
-    this.scene.redrawAll();
+    for (const card of this.scene.cards()) if (card instanceof HeatCard) this.scene.redraw(card);
   }
 
   // While heat is shown, a chip chooses its GPU.
