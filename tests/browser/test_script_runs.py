@@ -150,7 +150,9 @@ def test_new_metrics_and_a_second_optimizer_appear_without_losing_the_zoom(
     foreign(begin, server, "gan")
     page = open_page()
     expect(page.get_by_test_id("status")).to_contain_text("Running", timeout=30_000)
-    expect(page.get_by_test_id("stepscope-live")).to_have_attribute("data-ready", "1")
+    expect(page.get_by_test_id("stepscope-live")).to_have_attribute(
+        "data-ready", "1", timeout=20_000
+    )
     drag_zoom(page, "memory")
     zoomed = axis_range(page, "memory")
     page.get_by_test_id("chart-memory").evaluate("node => (node.dataset.kept = 1)")
