@@ -64,23 +64,22 @@ class RunContent:
     """What the layout depends on.
 
     `has_cuda`: the run trains on a CUDA device. `training_gpu` is its UUID, by default the first
-    of `gpus`. `gpu_reason` and `allocator_reason` say why GPU or allocator values do not exist.
+    of `gpus`. `gpu_reason` and `allocator_reason` say why GPU or allocator values do not exist;
+    the latter is None on a CUDA device whose allocator answers.
     `optimizers` are the class names, in the order of their first steps. `custom` are the metrics
-    that only this run has, those with a chart; `custom_left` counts the others. `has_total`: it is
-    known how many steps the run will make.
+    that only this run has, those with a chart; `custom_left` counts the others.
     """
 
     has_cuda: bool
     gpus: tuple[Gpu, ...] = ()
     training_gpu: str | None = None
     gpu_reason: str = NO_GPU
-    allocator_reason: str = NO_ALLOCATOR
+    allocator_reason: str | None = None
     fit: Fit | None = None
     kind: RunKind = RunKind.TRAINER
     optimizers: tuple[str, ...] = ()
     custom: tuple[str, ...] = ()
     custom_left: int = 0
-    has_total: bool = True
 
 
 def run_content(run: RunInfo) -> RunContent:
@@ -94,13 +93,12 @@ def run_content(run: RunInfo) -> RunContent:
         gpus=() if on_cpu else tuple(_gpus(run_json.get("devices"), capabilities)),
         training_gpu=None if device in ("cpu", None) else device,
         gpu_reason=_gpu_reason(run_json, capabilities, on_cpu),
-        allocator_reason=NOT_BEGUN if device is None else NO_ALLOCATOR,
+        allocator_reason=_allocator_reason(device, capabilities),
         fit=_fit(_dict(run_json.get("fit"))),
         kind=kind,
         optimizers=optimizer_names(run_json),
         custom=custom,
         custom_left=left,
-        has_total=kind is RunKind.TRAINER or isinstance(run_json.get("total_steps"), int),
     )
 
 
@@ -151,6 +149,15 @@ def rate_keys(optimizers: int) -> tuple[tuple[str, int, int], ...]:
 def norm_keys(optimizers: int) -> tuple[str, ...]:
     """Return the gradient norm metric of each optimizer."""
     return ("train/grad_norm", *(f"train/grad_norm.optimizer{i}" for i in range(1, optimizers)))
+
+
+def _allocator_reason(device: str | None, capabilities: Mapping[str, Any]) -> str | None:
+    if device is None:
+        return NOT_BEGUN
+    if device == "cpu":
+        return NO_ALLOCATOR
+    reason = capabilities.get("allocator")
+    return None if reason is None else f"No allocated and reserved memory: {reason}."
 
 
 def _gpu_reason(run_json: Mapping[str, Any], capabilities: Mapping[str, Any], on_cpu: bool) -> str:

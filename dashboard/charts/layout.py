@@ -93,7 +93,7 @@ def _absent(content: RunContent, drawn: set[str]) -> str | None:
     said = []
     if not content.gpus:
         said.append(f"No GPU utilization, power or temperature: {content.gpu_reason}")
-    if not content.has_cuda and content.kind is not RunKind.RECORD:
+    if content.allocator_reason and content.kind is not RunKind.RECORD:
         said.append(content.allocator_reason)
     missing: dict[tuple[str, str], list[str]] = {}
     for metric in METRICS:

@@ -8,13 +8,17 @@ from typing import Any
 
 import pytest
 
-from dashboard.charts.content import Fit, Gpu, RunContent
+from dashboard.charts.content import NO_ALLOCATOR, Fit, Gpu, RunContent
 from dashboard.charts.layout import layout
 from dashboard.charts.parts import COLORS, GPU_COLORS, series_of
 from stepscope.metrics import BY_KEY, Stream
 from stepscope.run import RunKind
 
-CPU = RunContent(has_cuda=False, gpu_reason="no NVIDIA driver is installed.")
+CPU = RunContent(
+    has_cuda=False,
+    gpu_reason="no NVIDIA driver is installed.",
+    allocator_reason=NO_ALLOCATOR,
+)
 H100 = Gpu(uuid="GPU-1", name="NVIDIA H100", memory_bytes=80 * 2**30)
 CUDA = RunContent(has_cuda=True, gpus=(H100,), training_gpu="GPU-1")
 WATCHED = RunContent(
@@ -22,7 +26,6 @@ WATCHED = RunContent(
     gpus=(H100,),
     training_gpu="GPU-1",
     kind=RunKind.WATCH,
-    has_total=False,
     optimizers=("Adam", "SGD"),
     custom=("train/d_real", "val/f1"),
     custom_left=3,

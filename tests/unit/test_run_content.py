@@ -30,14 +30,11 @@ def test_a_trainer_run_trains_where_its_configuration_says() -> None:
     found = content(config={"device": "GPU-1"}, devices=[GPU])
     assert (found.kind, found.has_cuda, found.training_gpu) == (RunKind.TRAINER, True, "GPU-1")
     assert not content(config={}).has_cuda
-    assert found.has_total
 
 
 def test_a_scripts_device_is_the_one_it_describes() -> None:
     found = content(kind="watch", device="GPU-1", devices=[GPU], config={"device": "cpu"})
     assert (found.has_cuda, found.training_gpu, found.gpus[0].uuid) == (True, "GPU-1", "GPU-1")
-    assert not found.has_total
-    assert content(kind="watch", total_steps=10).has_total
 
 
 def test_before_its_first_step_nobody_knows_where_a_script_trains() -> None:
@@ -45,6 +42,16 @@ def test_before_its_first_step_nobody_knows_where_a_script_trains() -> None:
     assert found.allocator_reason == NOT_BEGUN
     assert not found.has_cuda
     assert len(found.gpus) == 1  # what the machine does is of interest already
+
+
+def test_a_cuda_run_without_an_allocator_says_why() -> None:
+    given: dict[str, Any] = {"kind": "watch", "device": "GPU-1", "devices": [GPU]}
+    assert content(**given).allocator_reason is None
+    why = {"allocator": "CUDA has not been started in this process"}
+    found = content(**given, capabilities=why)
+    assert layout(found)["absent"] == (
+        "No allocated and reserved memory: CUDA has not been started in this process."
+    )
 
 
 def test_a_script_on_the_cpu_shows_no_gpu_of_others() -> None:
