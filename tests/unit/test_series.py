@@ -234,6 +234,21 @@ def test_the_optimizers_lines_are_sent_while_somebody_looks(tmp_path: Path) -> N
     assert set(both) == set(keys)
 
 
+def test_what_only_folded_charts_show_is_sent_when_asked_for_and_a_recording_folds_nothing() -> (
+    None
+):
+    for kind, asked, drawn in (
+        ("init", False, False),
+        ("init", True, True),
+        ("record", False, True),
+    ):
+        run = RunInfo(Path("run"), RunStatus.RUNNING, None, 0.0, {"created": 0.0, "kind": kind})
+        keys = series.keys_of(run, asked)
+        assert ("gpu/temp" in keys.drawn) is drawn
+        assert "gpu/temp" in keys.last, "the newest value stands beside the folded charts"
+        assert "gpu/power" in keys.drawn
+
+
 def test_a_scripts_own_metrics_and_the_losses_of_its_optimizers_are_sent(tmp_path: Path) -> None:
     fill(tmp_path, 100, ("train/loss", "train/loss.optimizer1", "train/own", "train/other")).close()
     assert set(answer(tmp_path)["series"]["steps"]["v"]) == {"train/loss"}
