@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -87,7 +88,7 @@ def record_simulated(runs: Path, python: Path) -> Path:
         stderr=subprocess.DEVNULL,
     )
     folder = _wait_for(lambda: next(iter(runs.glob("*/run.json")), None)).parent
-    _press(folder, CommandName.MARK, CommandName.EMPTY_CACHE, CommandName.RESET_PEAKS)
+    _press(folder, 40, CommandName.MARK, CommandName.EMPTY_CACHE, CommandName.RESET_PEAKS)
     process.wait(PATIENCE_S)
     return folder
 
@@ -97,6 +98,7 @@ def _train(config: RunConfig, runs: Path, *, press: bool) -> Path:
     if press:
         _press(
             run.folder,
+            700,
             CommandName.MARK,
             CommandName.RESET_PEAKS,
             CommandName.COLLECT_GARBAGE,
@@ -108,12 +110,22 @@ def _train(config: RunConfig, runs: Path, *, press: bool) -> Path:
     return run.folder
 
 
-def _press(folder: Path, *names: CommandName) -> None:
-    """Press these buttons some seconds apart, then pause the run for a while."""
+def _press(folder: Path, every: int, *names: CommandName) -> None:
+    """Press a button every so many steps, then pause the run for two seconds."""
     _wait_for(lambda: read_run(folder).status is RunStatus.RUNNING)
-    for name in (*names, CommandName.PAUSE, CommandName.RESUME):
-        time.sleep(2.0)
+    for name in (*names, CommandName.PAUSE):
+        _wait_for(partial(_is_past, folder, _step(folder) + every))
         _press_one(folder, name)
+    time.sleep(2.0)
+    _press_one(folder, CommandName.RESUME)
+
+
+def _step(folder: Path) -> int:
+    return int(read_run(folder).run_json.get("step", 0))
+
+
+def _is_past(folder: Path, step: int) -> bool:
+    return _step(folder) >= step
 
 
 def _press_one(folder: Path, name: CommandName) -> None:
@@ -127,7 +139,7 @@ def _press_one(folder: Path, name: CommandName) -> None:
     _wait_for(answered)
 
 
-def _wait_for(condition: Callable[[], T]) -> T:
+def _wait_for(condition: Callable[[], T | None]) -> T:
     deadline = time.monotonic() + PATIENCE_S
     while not (found := condition()):
         if time.monotonic() > deadline:

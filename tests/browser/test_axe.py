@@ -65,7 +65,7 @@ def test_no_page_has_a_violation(themed: Page, server: Server) -> None:
         unfold_all(page)
         assert violations(page) == []
     page.get_by_test_id("stHeader").get_by_role("link", name="Runs").click()
-    expect(page.get_by_test_id("stDataFrame")).to_be_visible()
+    expect(page.get_by_test_id("stDataFrame")).to_be_visible(timeout=60_000)
     assert violations(page) == []
 
 
@@ -122,7 +122,7 @@ def test_a_row_of_the_runs_page_opens_its_run(open_page: OpenPage, server: Serve
     page = open_page()
     page.get_by_test_id("stHeader").get_by_role("link", name="Runs").click()
     table = page.get_by_test_id("stDataFrame")
-    expect(table).to_be_visible()
+    expect(table).to_be_visible(timeout=60_000)
     page.wait_for_timeout(500)  # the canvas answers once it is drawn
     table.click(position={"x": 16, "y": 50})
     expect(page.get_by_test_id("status")).to_contain_text("Finished")
