@@ -115,6 +115,7 @@ def test_the_settings_outlive_a_look_at_the_runs(runs_page: Callable[[], AppTest
     app = runs_page()
     app.switch_page("views/live.py").run()
     next(box for box in app.number_input if box.label == "Seed").set_value(7).run()
+    app.query_params.clear()  # as a browser does on the way to another page
     app.switch_page("views/runs.py").run()
     app.switch_page("views/live.py").run()
     assert next(box for box in app.number_input if box.label == "Seed").value == 7
