@@ -72,7 +72,7 @@ def test_a_child_that_cannot_start_says_why(
     wait_until(lambda: not run.alive())
     found = read_run(run.folder)
     assert found.status is RunStatus.FAILED
-    assert "libtorch is broken" in str(found.reason)
+    assert str(found.reason).endswith("(exit code 1): ImportError: libtorch is broken")
 
 
 def test_a_thread_that_cannot_start_says_why(
