@@ -9,7 +9,7 @@ ARGS   ?=
 # pytest arguments for `make test`, such as TESTS=tests/unit
 TESTS  ?= tests
 
-.PHONY: run install install-test test test-cuda test-torch lint bench clean
+.PHONY: run install install-test test test-cuda test-torch lint bench examples screenshots mutate clean
 
 run: install
 	$(BIN)/streamlit run app.py $(ARGS)
@@ -59,6 +59,19 @@ bench: install-test
 	$(BIN)/python -m benchmarks.loop
 	$(BIN)/python -m benchmarks.interference
 	$(BIN)/python -m benchmarks.live_page
+
+# The two runs that an empty page offers, recorded again; the second one on the simulator.
+examples: install-test $(CUDASIM)/.installed-test
+	$(BIN)/python -m examples.record
+
+# docs/images from those examples, in light and dark; needs chromium.
+screenshots: install-test
+	$(BIN)/python -m docs.screenshots
+
+# Which changes of the code no test notices; takes an hour.
+mutate: install-test
+	$(BIN)/pip install --quiet --disable-pip-version-check mutmut==3.8.1
+	tests/mutate.sh
 
 clean:
 	rm -rf $(VENV) $(CUDASIM) .venv-torch-* tests/cudasim/build benchmarks/.venv-peers .pytest_cache .mypy_cache .ruff_cache
