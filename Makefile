@@ -8,6 +8,9 @@ BIN    := $(VENV)/bin
 ARGS   ?=
 # pytest arguments for `make test`, such as TESTS=tests/unit
 TESTS  ?= tests
+# Test processes at a time; JOBS=0 runs all tests in one.
+JOBS   ?= 2
+XDIST  := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: run install install-test test test-cuda test-torch lint bench examples screenshots mutate clean
 
@@ -36,7 +39,7 @@ lint: install-test
 	PATH=$(CURDIR)/$(BIN):$$PATH npx --yes prettier@$(PRETTIER) --check 'dashboard/**/*.{js,css}'
 
 test: lint
-	$(BIN)/python -m pytest $(TESTS)
+	$(BIN)/python -m pytest $(XDIST) $(TESTS)
 
 # The CUDA build of torch on simulated NVIDIA libraries (tests/cudasim/README.md); needs gcc and g++.
 $(CUDASIM)/.installed-test: requirements.txt requirements-test.txt pyproject.toml \
@@ -46,7 +49,7 @@ $(CUDASIM)/.installed-test: requirements.txt requirements-test.txt pyproject.tom
 	touch $@
 
 test-cuda: $(CUDASIM)/.installed-test
-	$(CUDASIM)/bin/python -m pytest --require-gpu $(or $(TESTS_CUDA),tests/cudasim tests/gpu tests/browser/test_cuda_page.py)
+	$(CUDASIM)/bin/python -m pytest $(XDIST) --require-gpu $(or $(TESTS_CUDA),tests/cudasim tests/gpu tests/browser/test_cuda_page.py)
 
 # What concerns torch under another version of it, on the simulator: make test-torch VERSION=2.11.0
 test-torch:
@@ -71,7 +74,7 @@ screenshots: install-test
 # Which changes of the code no test notices; takes an hour.
 mutate: install-test
 	$(BIN)/pip install --quiet --disable-pip-version-check mutmut==3.8.1
-	tests/mutate.sh
+	tests/mutate.sh $(MUTANTS)
 
 clean:
 	rm -rf $(VENV) $(CUDASIM) .venv-torch-* tests/cudasim/build benchmarks/.venv-peers .pytest_cache .mypy_cache .ruff_cache
