@@ -118,7 +118,7 @@ def sidebar(
 def link_params(config: RunConfig, devices: Sequence[TrainDevice]) -> dict[str, str]:
     """Return the URL parameters that bring this configuration back."""
     params = config.to_params()
-    # The best device is what a bare URL gives; any other must be named, the CPU as well.
+    # A URL without a device means the best one; any other must be named, the CPU as well.
     params.pop("device", None)
     if config.device != devices[0].id:
         params["device"] = config.device
@@ -215,7 +215,7 @@ def _precision(config: RunConfig, devices: Sequence[TrainDevice]) -> None:
         help="fp32 and tf32 compute in single precision; bf16 and fp16 are automatic mixed "
         "precision, fp16 with a gradient scaler that is unscaled before clipping.",
     )
-    # Streamlit cannot disable single options: what is missing stands here with its reason.
+    # Streamlit cannot disable one option of a list: what the device lacks is named here.
     for precision, problem in refused.items():
         if problem is not None:
             _reason(problem, PRECISIONS[precision])
@@ -329,7 +329,7 @@ def _toggle(
     name: str, label: str, config: RunConfig, devices: Sequence[TrainDevice], text: str
 ) -> None:
     refused = choice_problem(name, True, config, devices)
-    # Left usable while on, so that it can be switched off.
+    # It stays usable while it is on, so that it can be switched off.
     stuck = bool(getattr(config, name))
     st.toggle(label, key=f"config_{name}", help=text, disabled=refused is not None and not stuck)
     if refused is not None:
