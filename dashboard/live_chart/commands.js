@@ -49,7 +49,7 @@ class Button {
 // Mark opens a small box for the marker's text; Enter sends it.
 class MarkButton extends Button {
   constructor(label, send) {
-    super(label, () => {}, "ss-opens");
+    super(label, () => {});
     const input = el("input", {
       type: "text",
       "aria-label": "Event text",

@@ -6,7 +6,7 @@ const TIMEOUT_MS = 10_000;
 const MAX_BACKOFF_MS = 8_000;
 
 // An answer that would be the same if asked again: there is no such run, or it cannot be read.
-export class Refusal extends Error {}
+class Refusal extends Error {}
 
 // The answer as JSON; throws an Error whose message is a sentence for the reader.
 export async function ask(url, signal = null, options = {}) {
