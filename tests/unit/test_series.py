@@ -234,9 +234,7 @@ def test_the_optimizers_lines_are_sent_while_somebody_looks(tmp_path: Path) -> N
     assert set(both) == set(keys)
 
 
-def test_what_only_folded_charts_show_is_sent_when_asked_for_and_a_recording_folds_nothing() -> (
-    None
-):
+def test_folded_charts_are_sent_when_asked_for_and_a_recording_folds_nothing() -> None:
     for kind, asked, drawn in (
         ("init", False, False),
         ("init", True, True),
