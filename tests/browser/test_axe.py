@@ -11,8 +11,8 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from stepscope.run import RunStatus, read_run
-from tests.browser.conftest import ROOT, Server
-from tests.browser.test_live_page import OpenPage, button, run_folder
+from tests.browser.conftest import ROOT, Server, start_server, stop_server
+from tests.browser.test_live_page import OpenPage, button
 
 LONG = "/?epochs=5000"
 STREAMLITS: list[list[str]] = []
@@ -30,14 +30,24 @@ def violations(page: Page) -> list[str]:
     ]
 
 
+@pytest.fixture(scope="module")
+def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One server for all tests here, with two recorded runs; a test stops what it starts."""
+    folder = tmp_path_factory.mktemp("server")
+    for name in ("one", "two"):
+        shutil.copytree(ROOT / "examples" / "cpu-training", folder / "runs" / name)
+    server = start_server(folder, CUDA_VISIBLE_DEVICES="")
+    yield server
+    stop_server(server)
+
+
 @pytest.fixture(params=["light", "dark"])
-def themed(request: pytest.FixtureRequest, browser: Browser, server: Server) -> Iterator[Page]:
+def themed(request: pytest.FixtureRequest, browser: Browser) -> Iterator[Page]:
     """A tab of a browser that asks for this theme."""
     scheme = request.param
     context = browser.new_context(viewport={"width": 1400, "height": 1000}, color_scheme=scheme)
     page = context.new_page()
     page.set_default_timeout(30_000)
-    page.goto(server.url)
     yield page
     context.close()
 
@@ -57,9 +67,9 @@ def unfold_all(page: Page) -> None:
 
 def test_no_page_has_a_violation(themed: Page, server: Server) -> None:
     page = themed
+    page.goto(server.url)
     expect(page.get_by_text("Nothing is running yet")).to_be_visible(timeout=60_000)
     assert violations(page) == []
-    shutil.copytree(ROOT / "examples" / "cpu-training", server.runs / "one")
     for run in ("one", "two-simulated-gpus"):  # finished with look-only buttons, and failed
         show(page, server, run)
         unfold_all(page)
@@ -77,7 +87,10 @@ def test_a_running_page_has_no_violation(themed: Page, server: Server) -> None:
     expect(page.get_by_test_id("chart-loss")).to_be_visible()
     # Streamlit fades what is about to go.
     expect(page.get_by_text("Nothing is running yet")).to_have_count(0)
-    assert violations(page) == []
+    found = violations(page)
+    button(page, "Stop").click()
+    expect(page.get_by_test_id("status")).to_contain_text("Stopped")
+    assert found == []
 
 
 def press(page: Page, target: Locator, key: str = "Enter", most: int = 80) -> None:
@@ -100,12 +113,13 @@ def test_start_pause_and_stop_by_keyboard(open_page: OpenPage, server: Server) -
     expect(status).to_contain_text("Paused")
     press(page, button(page, "Stop"))
     expect(status).to_contain_text("Stopped")
-    assert read_run(run_folder(server)).status is RunStatus.STOPPED
+    assert read_run(max(server.runs.glob("2*"))).status is RunStatus.STOPPED
 
 
 def test_an_example_opens_by_one_click_and_then_by_its_address(
     open_page: OpenPage, server: Server
 ) -> None:
+    before = set(server.runs.iterdir())
     page = open_page()
     page.get_by_role("button", name="Example: digits on a CPU").click()
     expect(page.get_by_test_id("status")).to_contain_text("Finished")
@@ -113,12 +127,10 @@ def test_an_example_opens_by_one_click_and_then_by_its_address(
     other = open_page(page.url.removeprefix(server.url))
     expect(other.get_by_test_id("status")).to_contain_text("Finished")
     expect(button(other, "Start")).to_be_enabled()
-    assert not server.runs.exists() or list(server.runs.iterdir()) == []
+    assert set(server.runs.iterdir()) == before
 
 
 def test_a_row_of_the_runs_page_opens_its_run(open_page: OpenPage, server: Server) -> None:
-    for name in ("one", "two"):
-        shutil.copytree(ROOT / "examples" / "cpu-training", server.runs / name)
     page = open_page()
     page.get_by_test_id("stHeader").get_by_role("link", name="Runs").click()
     table = page.get_by_test_id("stDataFrame")
@@ -155,7 +167,7 @@ def test_a_phone_starts_with_the_sidebar_closed_and_nothing_is_wider_than_it(
 
 def test_content_begins_within_100_px(open_page: OpenPage) -> None:
     page = open_page()
+    expect(page.get_by_text("Nothing is running yet")).to_be_visible()
     first = page.locator("[data-testid=stMainBlockContainer] [data-testid=stElementContainer]")
-    expect(first.first).to_be_attached()
     tops = [box["y"] for one in first.all() if (box := one.bounding_box()) and box["height"] > 5]
     assert min(tops) < 100
