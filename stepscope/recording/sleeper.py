@@ -1,4 +1,4 @@
-"""A sleep that ends early: when another thread asks for it, or when a file is written to.
+"""A sleep that ends early: when another thread asks for it, or when a folder is touched.
 
 Waking up to look for work costs a training on the same core 60 to 170 us each time (the GIL changes
 hands twice), so the writer thread does not poll where the system can tell it of a change.
@@ -13,54 +13,55 @@ import select
 import weakref
 from pathlib import Path
 
-_IN_MODIFY = 0x2  # of <sys/inotify.h>
+_IN_ATTRIB = 0x4  # of <sys/inotify.h>
 
 
 class Sleeper:
     """Lets one thread sleep; `wake` may be called by any thread, also when nobody sleeps.
 
-    `sees_changes` says whether a change of the file ends the sleep: a system may be out of inotify
-    instances (128 a user by default). Raises OSError where the process may open no more files.
+    `sees_touches` says whether `os.utime(folder)`, by any process, ends the sleep: a system may be
+    out of inotify instances (128 a user by default). Raises OSError where the process may open no
+    more files.
     """
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, folder: Path) -> None:
         self._asked = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         # Closed only with the object: a late `wake` must not write into somebody else's file.
         weakref.finalize(self, os.close, self._asked).atexit = False
-        self._changes = _inotify(file)
-        self.sees_changes = self._changes is not None
+        self._touches = _inotify(folder)
+        self.sees_touches = self._touches is not None
         self._poll = select.poll()
         self._poll.register(self._asked, select.POLLIN)
-        if self._changes is not None:
-            weakref.finalize(self, os.close, self._changes).atexit = False
-            self._poll.register(self._changes, select.POLLIN)
+        if self._touches is not None:
+            weakref.finalize(self, os.close, self._touches).atexit = False
+            self._poll.register(self._touches, select.POLLIN)
 
     def wake(self) -> None:
         """End the sleep under way, or the next one."""
         os.eventfd_write(self._asked, 1)
 
     def sleep(self, timeout_s: float) -> bool:
-        """Sleep until woken, until the file changes, or for `timeout_s`; return True if woken."""
+        """Sleep until woken, a touch of the folder, or for `timeout_s`; return True if woken."""
         ready = dict(self._poll.poll(max(0.0, 1e3 * timeout_s)))
         if self._asked not in ready:
             return False
         os.eventfd_read(self._asked)
         return True
 
-    def forget_changes(self) -> None:
-        """Let changes of the file up to now not end the next sleep."""
-        if self._changes is not None:
+    def forget_touches(self) -> None:
+        """Let what touched the folder up to now not end the next sleep."""
+        if self._touches is not None:
             with contextlib.suppress(BlockingIOError):
-                os.read(self._changes, 4096)
+                os.read(self._touches, 4096)
 
 
-def _inotify(file: Path) -> int | None:
-    """Return a descriptor that is readable once the file was written to; None without one."""
+def _inotify(folder: Path) -> int | None:
+    """Return a descriptor that is readable once the folder was touched; None without one."""
     libc = ctypes.CDLL(None)
     descriptor = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
     if descriptor < 0:
         return None
-    if libc.inotify_add_watch(descriptor, os.fsencode(file), _IN_MODIFY) < 0:
+    if libc.inotify_add_watch(descriptor, os.fsencode(folder), _IN_ATTRIB) < 0:
         os.close(descriptor)
         return None
     return int(descriptor)

@@ -124,9 +124,7 @@ class WriterThread:
             self._store = RunWriter(folder / store_name(rank))
             undo.callback((folder / store_name(rank)).unlink, missing_ok=True)
             undo.callback(self._store.close)
-            # Commands are written into the WAL, or, without one (network disks), into the file.
-            wal = folder / f"{store_name(rank)}-wal"
-            self._sleeper = Sleeper(wal if wal.exists() else folder / store_name(rank))
+            self._sleeper = Sleeper(folder)  # touched by who sends a command
             self.wake = self._sleeper.wake
             self.ring = Ring(folder / f"rank{rank}.ring", crowded=self.wake)
             undo.callback(self.ring.close)
@@ -198,7 +196,7 @@ class WriterThread:
             timeout_s = min(next_flush, next_beat) - time.monotonic()
             if self._closing.is_set():
                 timeout_s = 0.0
-            elif not self._sleeper.sees_changes:
+            elif not self._sleeper.sees_touches:
                 timeout_s = min(timeout_s, COMMAND_POLL_S)
             woken = self._sleeper.sleep(timeout_s)
             closing = self._closing.is_set()
@@ -213,8 +211,7 @@ class WriterThread:
             if closing:
                 self._ended = True
                 return
-            # Our own commit changed the file too. Commands that came before are looked for now.
-            self._sleeper.forget_changes()
+            self._sleeper.forget_touches()  # a later one comes with a command not looked for yet
             version = self._poll_commands(version)
 
     def _flush(self, everything: bool) -> bool:

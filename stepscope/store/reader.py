@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import time
 import zlib
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -210,4 +211,6 @@ def send_command(
             )
     except sqlite3.Error as error:
         raise StoreError(f"{folder.name}: the command was not stored ({error}).") from error
+    with suppress(OSError):
+        os.utime(folder)  # wakes the run's writer thread; without it, it looks within half a second
     return command_id

@@ -1,4 +1,4 @@
-"""The writer thread's sleep: it ends by `wake`, by a change of the file, or by time."""
+"""The writer thread's sleep: it ends by `wake`, by a touch of the folder, or by time."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ LONG_S = 20.0
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
-    path = tmp_path / "file"
-    path.write_bytes(b"before")
-    return path
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "file").write_bytes(b"before")
+    return tmp_path
 
 
-def test_wake_ends_the_sleep_also_when_it_came_before(file: Path) -> None:
-    sleeper = Sleeper(file)
+def test_wake_ends_the_sleep_also_when_it_came_before(folder: Path) -> None:
+    sleeper = Sleeper(folder)
     sleeper.wake()
     assert sleeper.sleep(LONG_S)
     threading.Timer(0.05, sleeper.wake).start()
@@ -35,16 +34,19 @@ def test_wake_ends_the_sleep_also_when_it_came_before(file: Path) -> None:
     assert not sleeper.sleep(0.0), "one wake ends one sleep"
 
 
-def test_a_change_of_the_file_ends_the_sleep_until_it_is_forgotten(file: Path) -> None:
-    sleeper = Sleeper(file)
-    assert sleeper.sees_changes
-    with file.open("ab") as opened:
-        opened.write(b"after")
+def test_a_touch_of_the_folder_ends_the_sleep_until_it_is_forgotten(folder: Path) -> None:
+    sleeper = Sleeper(folder)
+    assert sleeper.sees_touches
+    (folder / "file").write_bytes(b"after")
+    (folder / "part").write_bytes(b"new")
+    os.replace(folder / "part", folder / "file")
+    assert not sleeper._poll.poll(0), "files of the folder may change"
+    os.utime(folder)
     began = time.monotonic()
     assert not sleeper.sleep(LONG_S)
     assert time.monotonic() - began < LONG_S / 2
-    sleeper.forget_changes()
-    sleeper.forget_changes()
+    sleeper.forget_touches()
+    sleeper.forget_touches()
     began = time.monotonic()
     assert not sleeper.sleep(0.05)
     assert time.monotonic() - began >= 0.05
@@ -58,22 +60,22 @@ class NoInotify:
 
 
 def test_without_inotify_it_says_so_and_wakes_all_the_same(
-    file: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def libc(name: Any) -> NoInotify:
         return NoInotify()
 
     monkeypatch.setattr(sleeper_module.ctypes, "CDLL", libc)
-    sleeper = Sleeper(file)
-    assert not sleeper.sees_changes
-    sleeper.forget_changes()
+    sleeper = Sleeper(folder)
+    assert not sleeper.sees_touches
+    sleeper.forget_touches()
     sleeper.wake()
     assert sleeper.sleep(LONG_S)
 
 
-def test_its_files_are_closed_with_it(file: Path) -> None:
+def test_its_files_are_closed_with_it(folder: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
-    sleeper = Sleeper(file)
+    sleeper = Sleeper(folder)
     assert len(os.listdir("/proc/self/fd")) == before + 2
     del sleeper
     assert len(os.listdir("/proc/self/fd")) == before
