@@ -23,12 +23,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from stepscope.reading import Run
-    from stepscope.reading import open_run as open
+    from stepscope.reading import open_run as open  # noqa: F401 - not in __all__, see there
     from stepscope.run import RunError
     from stepscope.tracker import Tracker, init
 
 __version__ = "0.1.0"
-__all__ = ["Run", "RunError", "Tracker", "__version__", "init", "log", "open"]
+# Without `open`: `from stepscope import *` must not replace the builtin.
+__all__ = ["Run", "RunError", "Tracker", "__version__", "init", "log"]
 
 _PLACES = {
     "init": ("stepscope.tracker", "init"),
@@ -53,7 +54,7 @@ def log(values: Mapping[str, Any] | None = None, /, **metrics: Any) -> None:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return [*__all__, "open"]
 
 
 def __getattr__(name: str) -> Any:

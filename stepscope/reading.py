@@ -82,7 +82,7 @@ class Run:
     def series(self, key: str, gpu: str | None = None) -> Series:
         """Return a metric over the whole run (1 s per million rows).
 
-        Metrics of a stream share their rows, so the arrays of two of them can be compared. `gpu` is
+        Metrics of a stream share their rows, so the arrays of an ended run fit together. `gpu` is
         the UUID of the GPU, for a metric of `gpu/`; it may be left out where there is only one.
         """
         with self._in_ring() as left:
@@ -142,8 +142,9 @@ def open_run(run: str | Path, *, runs: str | Path | None = None, rank: int = 0) 
     `runs` is the folder of all runs, by default STEPSCOPE_RUNS or ./runs; `rank` counts the
     processes of a distributed run. Raises RunError where there is no such run.
     """
-    if (Path(run) / RUN_JSON).is_file():
-        return Run(Path(run).resolve(), rank)
+    with contextlib.suppress(OSError):  # a name that no file system takes, such as a long one
+        if (Path(run) / RUN_JSON).is_file():
+            return Run(Path(run).resolve(), rank)
     root = runs_root(Path(runs) if runs is not None else None)
     return Run(run_folder(root, str(run)), rank)
 

@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from stepscope.diagnosis.outcome import outcome
-from stepscope.recording.recorder import Recorder
+from stepscope.recording.recorder import NAME_LIMIT, Recorder
 from stepscope.recording.ring import WIDTH, Layout, Ring
 from stepscope.recording.rows import RATES, SAMPLES
 from stepscope.run import RunKind, RunStatus, runs_root
@@ -57,6 +57,7 @@ class Tracker:
         self.watched = watched
         """True under `stepscope watch`, which counts the steps itself."""
         self._counted = 0
+        """The last step that a call of `step` recorded itself."""
         self._begun = False
         self._closed = session is None
         self._waited_s: float | None = None
@@ -267,6 +268,8 @@ class Tracker:
         # An epoch is the run's as well. A name with None for a value has no key.
         if "epoch" in names or not 0 < len(keys) == len(names) <= WIDTH:
             return
+        if not all(key.isascii() and len(key) <= NAME_LIMIT for key in keys):
+            return  # the recorder makes another name of it
         layout = recorder.ring.layout(keys, True)
         if layout is not None:
             self._layouts[names], self._ring = layout, recorder.ring

@@ -2,7 +2,7 @@
 
 A row of a step goes into a mapped ring and is safe there even if the process is killed; samples and
 events go into a queue. One writer thread moves both into the run folder twice a second, and
-at once for events. No call but the constructor raises, none waits for the disk.
+at once for events. Only the constructor raises; only `close` waits for the disk.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ class Recorder:
         self._writer.wake()
 
     def describe(self, **run_json: Any) -> None:
-        """Add run_json to run.json, such as total_steps or environment; none once it is closed."""
+        """Add entries to run.json, such as total_steps; does nothing once the run is closed."""
         with self._writer.run_json_lock:
             if not self._closed:
                 self._describe(run_json)

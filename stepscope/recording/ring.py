@@ -82,15 +82,16 @@ class Ring:
         self.path = path
         self.reason: str | None = None
         self.dropped = 0
+        """Rows refused because the ring was full."""
         self.lost = 0
-        """Rows refused because the ring was full; slots claimed and never written."""
+        """Slots that were claimed and never written."""
         self.last = -1
         """Number of the newest row; an estimate while several threads write."""
         self.end = SLOTS - MARGIN
         """First row for which there is no room."""
         self.gate = self.limit = CROWDED
-        """`limit`: first row before which `put` looks whether there is room. `gate`: the same, or
-        -1 while a command, a tensor on a GPU or the end makes every row take the long way."""
+        """From row number `limit` on, `put` has to make sure that there is room. `gate` is the same
+        number, or -1 while a command, a tensor on a GPU or the end asks for more than a `put`."""
         self._tell_crowded = crowded
         self.drained = 0
         """Rows before this number are in the store."""
@@ -182,6 +183,7 @@ class Ring:
     def leave(self) -> None:
         """In a forked child: touch the parent's ring no more, and do not keep its lock."""
         self.gate = self.limit = self.end = -1
+        self._header_used = HEADER_BYTES  # a new layout would be written over the parent's
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None

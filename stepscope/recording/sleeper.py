@@ -33,15 +33,17 @@ class Sleeper:
         self._poll = select.poll()
         self._poll.register(self._asked, select.POLLIN)
         if self._touches is not None:
-            weakref.finalize(self, os.close, self._touches).atexit = False
+            self._close_touches = weakref.finalize(self, os.close, self._touches)
+            self._close_touches.atexit = False
             self._poll.register(self._touches, select.POLLIN)
 
     def wake(self) -> None:
         """End the sleep under way, or the next one."""
-        os.eventfd_write(self._asked, 1)
+        with contextlib.suppress(OSError):  # a script that becomes a daemon closes all files
+            os.eventfd_write(self._asked, 1)
 
     def sleep(self, timeout_s: float) -> bool:
-        """Sleep until woken, a touch of the folder, or for `timeout_s`; return True if woken."""
+        """Sleep for `timeout_s`, until `wake`, or until a touch; return True only for `wake`."""
         ready = dict(self._poll.poll(max(0.0, 1e3 * timeout_s)))
         if self._asked not in ready:
             return False
@@ -53,6 +55,15 @@ class Sleeper:
         if self._touches is not None:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._touches, 4096)
+
+    def close(self) -> None:
+        """Give the inotify instance back; called by the thread that sleeps, which is about to end.
+
+        A script may have disabled the garbage collection that would do it.
+        """
+        if self._touches is not None:
+            self._close_touches()
+            self._touches = None
 
 
 def _inotify(folder: Path) -> int | None:

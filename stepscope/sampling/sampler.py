@@ -8,6 +8,7 @@ so these repeat. The training thread reads the allocator's counters at its step 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import threading
@@ -81,7 +82,7 @@ class Sampler:
 
     def stop(self, timeout_s: float = 2.0) -> bool:
         """End sampling; False if the thread is stuck in a driver call after `timeout_s`."""
-        if self._ending.locked():
+        with contextlib.suppress(RuntimeError):  # released by an earlier stop
             self._ending.release()
         if self._thread.ident is not None:
             self._thread.join(timeout_s)

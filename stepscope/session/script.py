@@ -105,10 +105,12 @@ class ScriptSession(Session):
     def close(self, status: RunStatus, reason: str | None = None) -> None:
         """End the run, as stopped where Stop was asked for; a second call does nothing."""
         if os.getpid() == self._pid:
-            self._at_close.close()  # first: a stop may act until then
-            if self._stopper.asked:  # whatever the script made of it
-                status, reason = RunStatus.STOPPED, REASON
-            super().close(status, reason)
+            try:
+                self._at_close.close()  # first: a stop may act until then
+            finally:
+                if self._stopper.asked:  # whatever the script made of it
+                    status, reason = RunStatus.STOPPED, REASON
+                super().close(status, reason)
 
     def _memory_left(self) -> dict[str, float]:
         """Return the memory after a failure, which may be a failure of the device itself."""

@@ -34,7 +34,9 @@ Gpu = Mapping[str, Any]
 
 
 class Session:
-    """Makes the recorder at once, the sampler and the commands when asked; `close` ends them all.
+    """One run of this process: its recorder from the start, a sampler and commands when asked for.
+
+    `close` ends the sampler and the recorder; who serves the commands closes them before.
 
     `folder` exists. `rank` is the number of this process in it. `on_command` hears of each command
     in the writer's thread. `code` is a folder of the code that trains: its git commit is recorded.
@@ -80,8 +82,8 @@ class Session:
     ) -> None:
         """Sample these GPUs of `source` until the end, and describe what the run runs on.
 
-        `trains_on` is the name of the GPU that trains, where it is known by now. Without `start`
-        nothing is sampled, but commands can still read memory.
+        `trains_on` is the name of the GPU for the environment, where it is known by now. Without
+        `start` nothing is sampled, but commands can still read memory.
         """
         gpus = list(gpus)
         self._source = source
@@ -135,8 +137,10 @@ class Session:
     def close(self, status: RunStatus, reason: str | None = None) -> None:
         """End the run; a second call, or one in a forked child, does nothing."""
         if os.getpid() == self._pid:
-            self._at_close.close()
-            self.recorder.close(status, reason)
+            try:
+                self._at_close.close()
+            finally:  # Ctrl-C may come while a thread is waited for
+                self.recorder.close(status, reason)
 
 
 def listed(gpu: DeviceInfo) -> Gpu:

@@ -41,7 +41,7 @@ OUR_FOLDER = Path(__file__).parent
 class _Run:
     """What is recorded of the script, if anything could be; it ends with the process."""
 
-    live: ScriptSession | None
+    session: ScriptSession | None
     hooks: Hooks | None = None
     tells: bool = True
     """Of several ranks of a machine one talks on the terminal."""
@@ -50,19 +50,19 @@ class _Run:
 
     def ended_by(self, error: BaseException) -> None:
         self.outcome = outcome(error)
-        if self.live is not None:
-            self.live.failed(self.outcome, error)
+        if self.session is not None:
+            self.session.failed(self.outcome, error)
 
     def close(self) -> None:
         """End the run; one of which nothing could be recorded says why. Not in a forked child."""
-        if self.live is None or os.getpid() != self.pid:
+        if self.session is None or os.getpid() != self.pid:
             return
         nothing = self.hooks.end() if self.hooks is not None else None
         if nothing is not None and self.outcome.status is RunStatus.FINISHED:
             self.outcome = replace(self.outcome, reason=nothing)
             if self.tells:
                 say(f"stepscope: {nothing}")
-        self.live.close(self.outcome.status, self.outcome.reason)
+        self.session.close(self.outcome.status, self.outcome.reason)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -131,8 +131,8 @@ def _start(script: Script, options: argparse.Namespace) -> _Run:
     name = options.name or script.name
     try:
         place = find_place(runs_root(options.runs), name, os.environ)
-        live = ScriptSession(place, name=name, kind=RunKind.WATCH)
-        live.recorder.describe(
+        session = ScriptSession(place, name=name, kind=RunKind.WATCH)
+        session.recorder.describe(
             script={"path": script.path, "arguments": sys.argv[1:], "cwd": str(Path.cwd())}
         )
     except (OSError, StoreError, RankError) as error:
@@ -144,19 +144,19 @@ def _start(script: Script, options: argparse.Namespace) -> _Run:
     announce(place, options.runs)
     try:
         keep_output(
-            live.recorder.folder,
+            session.recorder.folder,
             place.number,
-            lambda text: live.recorder.event("output_lost", text),
+            lambda text: session.recorder.event("output_lost", text),
         )
     except Exception as error:  # noqa: BLE001 - as above
-        live.recorder.event("output_lost", f"What the script prints is not kept: {error}")
-    run = _Run(live, tells=place.local_rank == 0)
+        session.recorder.event("output_lost", f"What the script prints is not kept: {error}")
+    run = _Run(session, tells=place.local_rank == 0)
     try:
-        tracker.attach(live)
-        run.hooks = hooks.install(live)
+        tracker.attach(session)
+        run.hooks = hooks.install(session)
     except Exception as error:  # as above
         log.warning("stepscope: the script's steps will not be recorded", exc_info=True)
-        live.recorder.event("hook_failed", f"Nothing of the script's steps is recorded: {error}")
+        session.recorder.event("hook_failed", f"Nothing of the script's steps is recorded: {error}")
     return run
 
 

@@ -399,3 +399,38 @@ assert files() <= before, (before, files())
 """
     script(tmp_path, code)
     assert len(list(run_folders(tmp_path))) == 12
+
+
+def test_a_name_that_the_recorder_changes_stays_one_metric(tmp_path: Path) -> None:
+    code = """
+import stepscope
+rec = stepscope.init("names")
+for i in range(5):
+    rec.step(**{"x" * 600: float(i), "half" + chr(0xD800): 1.0})
+"""
+    script(tmp_path, code)
+    keys = [key for key in step_rows(only_run(tmp_path)).keys if key.startswith("train/")]
+    assert len(keys) == 2
+    assert max(map(len, keys)) == 500
+
+
+def test_ctrl_c_while_a_run_is_closed_ends_it_all_the_same(tmp_path: Path) -> None:
+    code = """
+import stepscope
+from stepscope.sampling.sampler import Sampler
+def interrupted(self, timeout_s=2.0):
+    raise KeyboardInterrupt
+rec = stepscope.init("closing")
+rec.step(loss=1.0)
+stop, Sampler.stop = Sampler.stop, interrupted
+try:
+    rec.close()
+except KeyboardInterrupt:
+    stop(rec.session.sampler)
+import time
+time.sleep(0.1)
+import sys
+from stepscope.run import read_run
+sys.exit(0 if read_run(rec.folder).status == "finished" else 3)
+"""
+    script(tmp_path, code)

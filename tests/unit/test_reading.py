@@ -134,3 +134,16 @@ def test_it_reads_as_what_it_is_in_a_shell(recorder: Recorder) -> None:
     assert repr(RunReader(recorder.folder)) == "RunReader('first', rank=0)"
     (recorder.folder / "run.json").unlink()
     assert repr(run) == "Run('first', cannot be read)"
+
+
+def test_a_star_import_leaves_the_builtin_open_alone() -> None:
+    names: dict[str, object] = {}
+    exec("from stepscope import *", names)
+    assert "open" not in names
+    assert "init" in names
+    assert "open" in dir(stepscope)
+
+
+def test_a_name_that_no_file_system_takes_is_an_unknown_run() -> None:
+    with pytest.raises(RunError, match="must be the name of a run folder"):
+        stepscope.open("a" * 300)

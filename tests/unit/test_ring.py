@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -194,3 +195,13 @@ def test_it_tells_the_writer_once_that_many_rows_wait(tmp_path: Path) -> None:
     assert len(told) == 2
     assert ring.dropped == 0
     ring.close()
+
+
+def test_a_forked_child_writes_no_layout_over_the_parents(ring: Ring, tmp_path: Path) -> None:
+    layout(ring, "train/loss")
+    before = (tmp_path / "rank0.ring").read_bytes()[:HEADER_BYTES]
+    child = copy.copy(ring)  # it shares the map, as after a fork
+    child._lock = None
+    child.leave()
+    assert child.layout(("train/accuracy",), True) is None
+    assert (tmp_path / "rank0.ring").read_bytes()[:HEADER_BYTES] == before

@@ -79,3 +79,24 @@ def test_its_files_are_closed_with_it(folder: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before + 2
     del sleeper
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_the_thread_gives_its_inotify_instance_back_without_garbage_collection(
+    folder: Path,
+) -> None:
+    def instances() -> int:
+        return sum("inotify" in os.path.realpath(one) for one in Path("/proc/self/fd").iterdir())
+
+    before = instances()
+    sleeper = Sleeper(folder)
+    assert instances() == before + 1
+    sleeper.close()
+    assert instances() == before
+    sleeper.close()
+    sleeper.forget_touches()
+
+
+def test_a_wake_without_its_file_raises_nothing(folder: Path) -> None:
+    sleeper = Sleeper(folder)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), sleeper._asked)
+    sleeper.wake()

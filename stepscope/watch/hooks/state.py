@@ -100,7 +100,7 @@ class State:
             self.loss, self.loss_terms = summed(self.loss, value), self.loss_terms + 1
 
     def take_loss(self, optimizer: Any) -> tuple[Reading, int]:
-        """Return the loss whose gradients the optimizer uses now, or drops, and its terms."""
+        """Return the sum of losses behind the optimizer's gradients and their count; reset both."""
         loss, terms = self.loss, self.loss_terms
         self.loss = None
         if self.parties.sums:
