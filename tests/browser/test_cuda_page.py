@@ -106,9 +106,9 @@ def test_a_device_and_each_precision_are_chosen_and_train(
             continue
         option.click()
         expect(picker).to_have_value(re.compile(label))
-        before = len(list(server.runs.glob("*"))) if server.runs.exists() else 0
+        before = len(list(server.runs.glob("*/run.json")))
         button(page, "Start").click()
-        wait_until(lambda n=before: len(list(server.runs.glob("*"))) > n, page, 30)
+        wait_until(lambda n=before: len(list(server.runs.glob("*/run.json"))) > n, page, 30)
         wait_until(lambda: run_json(server)["status"] == "finished", page, 60)
         expect(page.get_by_test_id("status")).to_contain_text("Finished", timeout=TRAINS_MS)
         config = run_json(server)["config"]
@@ -166,7 +166,10 @@ def test_filling_the_gpu_is_explained_and_survived(open_page: OpenPage, server: 
     keep(page, "out-of-memory")
     pid = server.process.pid
     choose(page, "Workload", "Linear regression")
-    page.get_by_label("Epochs", exact=True).first.fill("2")
+    expect(page).to_have_url(re.compile("workload=linear"))
+    epochs = page.get_by_label("Epochs", exact=True).first
+    expect(epochs).to_have_value("400")
+    epochs.fill("2")
     page.keyboard.press("Enter")
     expect(page).to_have_url(re.compile("epochs=2"))
     start(page, "Finished")
