@@ -280,7 +280,7 @@ class _Answer:
         if info.stream == "steps" and len(block):
             last["step"] = int(block.step[-1])
             if RATE in last and RATE not in since:
-                last.update(_mean_rate(newest))
+                last.update(_last_second(newest))
         return {"last": last, "since": since}
 
     def _odd_since(self, info: SeriesInfo, key: str) -> int:
@@ -334,8 +334,11 @@ class _Answer:
         }
 
 
-def _mean_rate(block: Block) -> dict[str, float | int]:
-    """Return samples by time over the last second of steps; nothing where no step was timed."""
+def _last_second(block: Block) -> dict[str, float | int]:
+    """Return samples by time and the step time over the last second; nothing of untimed steps.
+
+    Both over the same steps, so that the two tiles agree.
+    """
     if not {RATE, STEP_TIME} <= set(block.keys):
         return {}
     rates, seconds = (block.mean[block.keys.index(key)] for key in (RATE, STEP_TIME))
@@ -344,7 +347,7 @@ def _mean_rate(block: Block) -> dict[str, float | int]:
         return {}
     latest = timed[block.ts[timed] > block.ts[timed[-1]] - RATE_S]
     mean = np.average(rates[latest], weights=seconds[latest])
-    return {RATE: _number(float(mean))}
+    return {RATE: _number(float(mean)), STEP_TIME: _number(float(seconds[latest].mean()))}
 
 
 def _values(block: Block, row: int, bucket: int) -> dict[str, list[float | int | str | None]]:

@@ -22,7 +22,8 @@ const counted = (value) => value.toLocaleString("en-US");
 export function progressOf({ answer, live, ended }) {
   const { step, total_steps: total } = answer.progress || {};
   const share = isNumber(step) && total > 0 ? Math.min(1, step / total) : null;
-  const left = ended ? null : secondsLeft(live.steps, answer.progress);
+  const moves = !ended && answer.status !== "paused";
+  const left = moves ? secondsLeft(live.steps, answer.progress) : null;
   const parts = [
     isNumber(step) ? `step ${counted(step)}${isNumber(total) ? ` of ${counted(total)}` : ""}` : "",
     share === null ? "" : `${Math.floor(100 * share)} %`,

@@ -455,6 +455,8 @@ def test_the_header_says_how_far_the_run_is(js: Script) -> None:
     text = "step 2,244 of 30,600 · 7 % · 3:56:18 left"
     assert js("progressOf(known).text", known={**answer, "ended": False}) == text
     assert js("progressOf(known).text", known={**answer, "ended": True}) == text[:26]
+    paused = {**answer, "ended": False, "answer": {**answer["answer"], "status": "paused"}}
+    assert js("progressOf(known).text", known=paused) == text[:26], "no time passes"
     details = "epoch 3 of 40 · elapsed 1:30"
     assert js("detailsOf(known)", known={**answer, "ended": False}) == details
     # An ended run lasted as long as it recorded.

@@ -64,11 +64,17 @@ def test_the_newest_values_are_exact_and_not_a_buckets_mean(tmp_path: Path) -> N
 
 def rates(folder: Path, rows: list[tuple[float, int, dict[str, float | None]]]) -> Any:
     """The samples per second that a run with these rows is said to make now."""
+    return newest(folder, rows).get("perf/samples_per_sec")
+
+
+def newest(folder: Path, rows: list[Any]) -> dict[str, Any]:
+    """The newest values of a run with these rows."""
     writer = RunWriter(folder / STORE_NAME)
     with writer.transaction():
         writer.append("steps", "", Block.from_rows(rows))
     writer.close()
-    return answer(folder)["series"]["steps"]["last"].get("perf/samples_per_sec")
+    last: dict[str, Any] = answer(folder)["series"]["steps"]["last"]
+    return last
 
 
 def timed(ts: float, step: int, samples: int, seconds: float) -> tuple[float, int, Any]:
@@ -89,6 +95,12 @@ def test_the_newest_rate_is_that_of_the_last_second_not_of_an_epochs_short_last_
 def test_a_step_longer_than_a_second_counts_as_a_whole(tmp_path: Path) -> None:
     rows = [timed(60.0, 1, 40, 4.0), timed(63.0, 2, 30, 3.0), timed(68.0, 3, 20, 5.0)]
     assert rates(tmp_path, rows) == 4
+
+
+def test_the_newest_step_time_is_of_the_same_second_as_the_rate(tmp_path: Path) -> None:
+    last = newest(tmp_path, [timed(60.0 + n / 5, n, 10, 0.1 * (1 + n % 2)) for n in range(5)])
+    assert last["perf/step_time"] == pytest.approx(0.14)
+    assert last["perf/samples_per_sec"] == pytest.approx(10 / 0.14, rel=1e-5)
 
 
 def test_a_rate_without_a_step_time_is_shown_as_it_is(tmp_path: Path) -> None:
