@@ -36,7 +36,7 @@ GROUPS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """A GPU that the run's sampler watches.
+    """A GPU that the run's sampler reads.
 
     `index` is its place in the run's list; `memory_bytes` is its installed memory if known;
     `missing` says for each metric that it does not give why.

@@ -63,7 +63,7 @@ class Sampler:
         self._clock = clock
         self._host = HostSource(clock=clock)
         self._samples_host = host
-        self._watches = _watches(self._source, gpu_uuids)
+        self._devices = _devices(self._source, gpu_uuids)
         self._due = {Tier.MEDIUM: -math.inf, Tier.SLOW: -math.inf}
         self._failed: dict[tuple[Any, ...], str] = {}
         self._told: set[str] = set()
@@ -94,16 +94,16 @@ class Sampler:
         """Reset `process/peak_rss`, from any thread; return its bytes (before, after)."""
         return self._host.reset_peak()
 
-    def watch(self, uuid: str, label: str) -> None:
+    def sample_only(self, uuid: str, label: str) -> None:
         """Sample only this GPU from now on, such as a MIG instance; from any thread."""
-        self._watches = {uuid: DeviceWatch(label)}
+        self._devices = {uuid: SampledDevice(label)}
 
     def tick(self) -> None:
         """Take one sample of everything that is due; `start()` calls this each period."""
         begun = self._clock()
         tiers = self._due_tiers(begun)
         self._sample_process(host=self._samples_host and Tier.SLOW in tiers)
-        fast_s = sum(self._sample_gpu(*one, tiers) for one in self._watches.items())
+        fast_s = sum(self._sample_gpu(*one, tiers) for one in self._devices.items())
         if Tier.SLOW in tiers:
             self._describe()
         self._judge_cost(fast_s)
@@ -133,7 +133,7 @@ class Sampler:
             values["sampler/cost"] = self._cost_s
         self._recorder.sample(values)
 
-    def _sample_gpu(self, uuid: str, watch: DeviceWatch, tiers: list[Tier]) -> float:
+    def _sample_gpu(self, uuid: str, device: SampledDevice, tiers: list[Tier]) -> float:
         """Record one GPU and its events; return the seconds that reading its fast tier took."""
         begun = self._clock()
         values = self._guarded(uuid, self._source.read, uuid, Tier.FAST) or {}
@@ -144,7 +144,7 @@ class Sampler:
             self._recorder.device(uuid, values)
         mask = values.get("gpu/throttle_reasons")
         lost = self._guarded(uuid, self._source.lost, uuid)
-        for kind, text, data in watch.events(now, mask, lost):
+        for kind, text, data in device.events(now, mask, lost):
             self._recorder.event(kind, text, uuid=uuid, **data)
         return now - begun
 
@@ -168,7 +168,7 @@ class Sampler:
 
     def _describe(self) -> None:
         """Record why metrics are missing: on the first tick, then when it changes."""
-        missing = {uuid: self._source.reasons(uuid) for uuid in self._watches}
+        missing = {uuid: self._source.reasons(uuid) for uuid in self._devices}
         no_cuda = "the run has used no CUDA device" if self.readings.index is None else None
         capabilities = {
             "nvml": self._source.reason,
@@ -202,7 +202,7 @@ def next_deadline(deadline: float, period_s: float, now: float) -> float:
 
 
 @dataclass(slots=True)
-class DeviceWatch:
+class SampledDevice:
     """Turns one GPU's readings into events: lost and recovered, throttling begun and ended."""
 
     label: str
@@ -239,7 +239,7 @@ class DeviceWatch:
         return []
 
 
-def _watches(source: DeviceSource, uuids: Sequence[str] | None) -> dict[str, DeviceWatch]:
+def _devices(source: DeviceSource, uuids: Sequence[str] | None) -> dict[str, SampledDevice]:
     labels = {info.uuid: f"GPU {info.nvml_index} ({info.name})" for info in source.devices()}
     wanted = labels if uuids is None else uuids
-    return {uuid: DeviceWatch(labels.get(uuid, uuid)) for uuid in wanted}
+    return {uuid: SampledDevice(labels.get(uuid, uuid)) for uuid in wanted}

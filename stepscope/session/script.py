@@ -126,7 +126,7 @@ class ScriptSession(Session):
         self.describe_environment(None if gpu is None else gpu["name"])
         if gpu is not None and gpu["uuid"].startswith("MIG-") and self._source.reason is None:
             # NVML lists no instance among its devices, but reads one by its UUID.
-            self.sampler.watch(gpu["uuid"], gpu["name"])
+            self.sampler.sample_only(gpu["uuid"], gpu["name"])
             self.recorder.describe(devices=[gpu])
 
     def _heard(self, command: Command) -> None:

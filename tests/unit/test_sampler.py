@@ -13,7 +13,7 @@ from stepscope.recording.recorder import Recorder
 from stepscope.sampling import allocator
 from stepscope.sampling.nvml import DeviceInfo, NullSource
 from stepscope.sampling.nvml_fields import Tier
-from stepscope.sampling.sampler import CALM_S, COST_WINDOW, DeviceWatch, Sampler, next_deadline
+from stepscope.sampling.sampler import CALM_S, COST_WINDOW, SampledDevice, Sampler, next_deadline
 from tests.unit.fake_nvml import FakeClock
 
 A, B = "GPU-aaaa", "GPU-bbbb"
@@ -320,7 +320,7 @@ def test_the_period_is_checked() -> None:
 def throttle(
     masks: Sequence[float | None], step_s: float = 0.1
 ) -> list[tuple[str, dict[str, Any]]]:
-    watch = DeviceWatch("GPU 0")
+    watch = SampledDevice("GPU 0")
     found = [watch.events(i * step_s, mask, None) for i, mask in enumerate(masks)]
     return [(kind, data) for events in found for kind, _, data in events]
 

@@ -64,7 +64,7 @@ def test_the_line_is_drawn_against_the_truth() -> None:
     assert len(fit["x"]) == len(fit["y"]) == linear.PICTURED
     residual = torch.tensor(fit["y"]) - fit["slope"] * torch.tensor(fit["x"]) - fit["intercept"]
     assert residual.std().item() == pytest.approx(linear.NOISE, rel=0.2)
-    assert set(task.watched) == {"model/weight", "model/bias"}
+    assert set(task.recorded) == {"model/weight", "model/bias"}
 
 
 @pytest.mark.parametrize("size", [8, 32, 224, 1024])

@@ -43,21 +43,21 @@ class ProcessRun:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended: its log says why
             self._process.stdin.write(json.dumps(config.to_dict()).encode() + b"\n")
-        self._watch = threading.Thread(target=self._wait, name="stepscope-child", daemon=True)
-        self._watch.start()
+        self._waiter = threading.Thread(target=self._wait, name="stepscope-child", daemon=True)
+        self._waiter.start()
 
     def alive(self) -> bool:
-        return self._watch.is_alive()
+        return self._waiter.is_alive()
 
     def stop(self, timeout_s: float) -> bool:
         self._stopping = True
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
-        self._watch.join(timeout_s)
+        self._waiter.join(timeout_s)
         if self._process.poll() is None:
             log.warning("the training process did not stop within %.1f s: killed", timeout_s)
             os.killpg(self._process.pid, signal.SIGKILL)
-            self._watch.join(1.0)
+            self._waiter.join(1.0)
             return False
         return True
 

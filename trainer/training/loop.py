@@ -89,7 +89,7 @@ class Loop:
 
     def _train_epoch(self) -> None:
         training, compute = self.training, self.training.compute
-        watched = {key: value.detach().view(()) for key, value in self.task.watched.items()}
+        recorded = {key: value.detach().view(()) for key, value in self.task.recorded.items()}
         learning_rate = training.learning_rate
         batches = self.loader.batches(training.order(self.task.train.length))
         boundary = began = time.perf_counter()
@@ -108,7 +108,7 @@ class Loop:
                 "perf/samples_per_sec": samples / (now - boundary),
                 "perf/data_wait": fetched - began,
             }
-            scalars = {"train/loss": loss, **watched}
+            scalars = {"train/loss": loss, **recorded}
             if norm is not None:
                 scalars["train/grad_norm"] = norm
             self.reader.put(training.step, time.time(), row, scalars)

@@ -26,7 +26,7 @@ def task(config: RunConfig) -> Task:
         validation=Split.of(x[cut:], y[cut:]),
         loss=nn.MSELoss(),
         classifies=False,
-        watched={"model/weight": model.weight, "model/bias": model.bias},
+        recorded={"model/weight": model.weight, "model/bias": model.bias},
         run_info={
             "data": f"{SAMPLES} points around a line, generated from the seed",
             "fit": {

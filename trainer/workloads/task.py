@@ -49,7 +49,7 @@ class Task:
     validation: Split
     loss: LossFunction  # mean over the batch
     classifies: bool = True  # outputs are class scores, so accuracy means something
-    watched: Mapping[str, Tensor] = field(default_factory=dict)
+    recorded: Mapping[str, Tensor] = field(default_factory=dict)
     """Parameters of one element recorded every step, by metric key."""
     run_info: Mapping[str, Any] = field(default_factory=dict)
     """What the page should know about the data, for run.json."""
