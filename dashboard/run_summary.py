@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from stepscope.metrics import Stream
+from stepscope.recording.rows import RATE, STEP_TIME
 from stepscope.run import RunInfo
 from stepscope.store import Block, RunReader, StoreError
+
+NEWEST_ROWS = 4096
+"""Rows from which the samples of a step are taken: they hardly change within a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +22,7 @@ class RunSummary:
     best_loss: float | None = None
     """The lowest validation loss; the lowest training loss where nothing is validated."""
     samples_per_s: float | None = None
-    """Mean of the steps' rates, the first ones included."""
+    """Samples of a step by the mean step time of the whole run, the first steps included."""
     peak_allocated: float | None = None
     peak_process: float | None = None
 
@@ -30,16 +36,31 @@ def summarize(run: RunInfo) -> RunSummary:
                 for info in reader.series()
                 if info.stream in (Stream.STEPS, Stream.SAMPLES)
             }
+            samples_of_a_step = _samples_of_a_step(reader)
     except StoreError:
         return RunSummary()
     steps, samples = whole.get(Stream.STEPS), whole.get(Stream.SAMPLES)
+    step_time = _of(steps, "mean", STEP_TIME)
     validated = _of(steps, "low", "val/loss")
     return RunSummary(
         best_loss=_of(steps, "low", "train/loss") if validated is None else validated,
-        samples_per_s=_of(steps, "mean", "perf/samples_per_sec"),
+        samples_per_s=samples_of_a_step / step_time if samples_of_a_step and step_time else None,
         peak_allocated=_of(samples, "high", "memory/peak_allocated"),
         peak_process=_of(samples, "high", "process/rss"),
     )
+
+
+def _samples_of_a_step(reader: RunReader) -> float | None:
+    """Return the mean of rate times step time: a mean of rates alone favors the shortest steps."""
+    for info in reader.series():
+        if info.stream == Stream.STEPS:
+            block = reader.read(info.id, max(0, info.rows - NEWEST_ROWS), info.rows, 1)
+            if not {RATE, STEP_TIME} <= set(block.keys):
+                return None
+            rates, seconds = (block.mean[block.keys.index(key)] for key in (RATE, STEP_TIME))
+            samples = (rates * seconds)[np.isfinite(rates * seconds)]
+            return float(samples.mean()) if len(samples) else None
+    return None
 
 
 def _of(block: Block | None, statistic: str, key: str) -> float | None:

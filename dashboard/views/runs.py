@@ -19,7 +19,7 @@ COLUMNS = {
     "Best loss": number(
         format="%.4g", help="Lowest validation loss; training loss where nothing is validated."
     ),
-    "Samples/s": number(format="%,.0f", help="Mean of all steps' samples divided by their time."),
+    "Samples/s": number(format="%,.0f", help="Samples of a step by the mean step time."),
     "Peak allocated": number(
         format="%.2f GiB", help="Highest value of torch's CUDA allocator; none on a CPU."
     ),

@@ -29,7 +29,9 @@ def recorded(folder: Path, **run_info: Any) -> Recorder:
     recorder.describe(**run_info)
     for step in range(1, 3001):
         loss = 5.0 - step / 1000
-        recorder.log(step, {"train/loss": loss, "perf/samples_per_sec": 100.0 + step % 2})
+        seconds = 0.1 + 0.2 * (step % 2)  # of 100 samples
+        rate = {"perf/samples_per_sec": 100 / seconds, "perf/step_time": seconds}
+        recorder.log(step, {"train/loss": loss, **rate})
     recorder.sample({"memory/peak_allocated": 2.0 * GIB, "process/rss": 1.0 * GIB})
     recorder.sample({"memory/peak_allocated": 1.0 * GIB, "process/rss": 3.0 * GIB})
     return recorder
@@ -53,7 +55,7 @@ def test_a_row_has_the_runs_best_loss_rate_and_peaks(tmp_path: Path) -> None:
     run = read_run(tmp_path / "one")
     cells = row(run, summarize(run))
     assert cells["Best loss"] == pytest.approx(2.0)
-    assert cells["Samples/s"] == pytest.approx(100.5)
+    assert cells["Samples/s"] == pytest.approx(500, rel=1e-3), "200 samples in 0.4 s"
     assert (cells["Peak allocated"], cells["Peak process"]) == (2.0, 3.0)
     assert (cells["Device"], cells["Precision"], cells["Steps"]) == ("NVIDIA H100", "fp32", 3000)
     assert cells["Duration"] <= timedelta(seconds=60)
