@@ -10,7 +10,7 @@ from dashboard.controls import sidebar as controls
 from dashboard.controls.run_labels import run_name
 from dashboard.controls.run_picker import picked_run
 from dashboard.format import escape_markdown
-from dashboard.views.live_panel import live_panel
+from dashboard.views.live_panel import live_panel, start_if_pressed
 from dashboard.views.panels import empty_page
 from dashboard.views.run_details import details
 from stepscope.run import RunError, RunKind, read_run
@@ -37,6 +37,7 @@ other = run is not None and run_kind(run) is not RunKind.TRAINER
 config, problems = controls.sidebar(
     found, checkpoints(server.runs), run_name(run) if run is not None and other else None
 )
+start_if_pressed(server, config, problems)
 for problem in link_problems:
     st.warning(f"The link could not be followed in full: {problem}", icon=":material/link_off:")
 params = controls.link_params(config, found.devices)
@@ -48,7 +49,7 @@ if params != st.query_params.to_dict():
 note = run.run_json.get("note") if run else None
 if note:
     st.caption(f":material/inventory_2: {escape_markdown(str(note))}")
-live_panel(server, config, problems, listing, run, trouble)
+live_panel(server, problems, listing, run, trouble)
 if run is None:
     empty_page(server, found)
 else:

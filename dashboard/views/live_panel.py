@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from functools import partial
 
 import streamlit as st
 
@@ -21,12 +20,32 @@ from trainer.config import Problem, RunConfig
 
 ERROR = "command_error"
 """In the session's state: a sentence that the header shows once, as after a refused Start."""
+START = "start_pressed"
+"""In the session's state from a press on Start until a run is started."""
 KEY = "live"
+
+
+def start_if_pressed(server: Services, config: RunConfig, problems: Sequence[Problem]) -> None:
+    """Start what the sidebar says now, if Start was pressed, and show that run.
+
+    Not in the callback of the press: it would have the settings of the last time that the page was
+    drawn, and who changes a setting and presses Start at once means the new one.
+    """
+    if not st.session_state.pop(START, False):
+        return
+    if problems:
+        st.session_state[ERROR] = f"The run could not start. {problems[0]}"
+        return
+    try:
+        st.session_state[RUN] = server.start(config).name
+    except (RunError, OSError) as error:
+        st.session_state[ERROR] = f"The run could not start. {error}"
+        return
+    st.rerun()
 
 
 def live_panel(
     server: Services,
-    config: RunConfig,
     problems: Sequence[Problem],
     listing: Listing,
     run: RunInfo | None,
@@ -52,16 +71,13 @@ def live_panel(
         header,
         key=KEY,
         page_token=page_token(listing, run),
-        on_start=partial(_start, server, config),
+        on_start=_start_pressed,
         on_pick=_pick,
     )
 
 
-def _start(server: Services, config: RunConfig) -> None:
-    try:
-        st.session_state[RUN] = server.start(config).name
-    except (RunError, OSError) as error:
-        st.session_state[ERROR] = f"The run could not start. {error}"
+def _start_pressed() -> None:
+    st.session_state[START] = True
 
 
 def _pick() -> None:

@@ -261,3 +261,15 @@ def test_a_folder_taken_away_during_the_run_leaves_the_page(
         app.run()
         assert not app.exception
     server.close()
+
+
+def test_start_takes_the_settings_that_were_changed_just_before(
+    page: OpenPage, server: services.Services
+) -> None:
+    app = page(workload="linear", epochs="1")
+    label(app, "selectbox", "Precision").select("bf16")  # and no time to draw the page with it
+    trigger(app, "start")
+    (started,) = server.list_runs()
+    assert started.run_json["config"]["precision"] == "bf16"
+    assert header(app)["picked"] == started.id
+    server.close()
