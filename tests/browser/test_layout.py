@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 from stepscope.recording.recorder import Recorder
 from stepscope.run import RunStatus
 from tests.browser.conftest import Server
-from tests.browser.test_live_page import OpenPage
+from tests.browser.test_live_page import OpenPage, wait_until
 
 GIB = 2**30
 GPUS = [
@@ -142,7 +142,7 @@ def test_a_row_of_heat_leads_to_the_lines_of_its_gpu(open_page: OpenPage, server
     assert row is not None
     plot.click(position={"x": 200, "y": row["y"] + row["height"] / 2 - box["y"]})
     expect(chart.locator(".ss-chip:visible")).to_have_text("GPU 550 %", timeout=20_000)
-    assert drawn.evaluate(kinds) == ["scatter GPU 5"]
+    wait_until(lambda: drawn.evaluate(kinds) == ["scatter GPU 5"], page, 20)  # a frame later
     chart.get_by_role("button", name="All GPUs").click()
     expect(chart.locator(".ss-chip:visible")).to_have_count(8)
     chart.get_by_role("button", name="GPU 3").press("Enter")  # without a mouse
