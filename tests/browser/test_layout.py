@@ -141,11 +141,13 @@ def test_a_row_of_heat_leads_to_the_lines_of_its_gpu(open_page: OpenPage, server
     row = chart.locator(".ytick text", has_text="5").bounding_box()
     assert row is not None
     plot.click(position={"x": 200, "y": row["y"] + row["height"] / 2 - box["y"]})
+    expect(chart.locator(".ss-chip:visible")).to_have_count(1, timeout=20_000)
     expect(chart.locator(".ss-chip:visible")).to_have_text("GPU 550 %", timeout=20_000)
     wait_until(lambda: drawn.evaluate(kinds) == ["scatter GPU 5"], page, 20)  # a frame later
     chart.get_by_role("button", name="All GPUs").click()
     expect(chart.locator(".ss-chip:visible")).to_have_count(8)
     chart.get_by_role("button", name="GPU 3").press("Enter")  # without a mouse
+    expect(chart.locator(".ss-chip:visible")).to_have_count(1, timeout=20_000)
     expect(chart.locator(".ss-chip:visible")).to_have_text("GPU 370 %", timeout=20_000)
 
 
