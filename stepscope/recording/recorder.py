@@ -93,24 +93,7 @@ class Recorder:
         self.folder = folder
         self.step = 0
         self.epoch = 0
-        now = time.time()
-        run_json = {
-            "schema": 1,
-            "name": name,
-            "kind": kind,
-            "created": now,
-            "status": RunStatus.PENDING,
-            "reason": None,
-            "heartbeat": now,
-            "problem": None,
-            "config": to_json(config or {}),
-            "rank": rank,
-            "step": 0,
-            "epoch": 0,
-            "dropped": 0,
-            "dropped_values": 0,
-            **process_identity(),
-        }
+        run_json = _first_run_json(name, kind, config, rank)
         self._on_command = on_command
         self._commands: deque[Command] = deque()
         # Looked at in every step of a script, where a property would cost as much as the rest.
@@ -415,3 +398,27 @@ def _leave_all() -> None:
 
 
 os.register_at_fork(after_in_child=_leave_all)
+
+
+def _first_run_json(
+    name: str, kind: RunKind, config: Mapping[str, Any] | None, rank: int
+) -> dict[str, Any]:
+    """Return the content of run.json before the first step."""
+    now = time.time()
+    return {
+        "schema": 1,
+        "name": name,
+        "kind": kind,
+        "created": now,
+        "status": RunStatus.PENDING,
+        "reason": None,
+        "heartbeat": now,
+        "problem": None,
+        "config": to_json(config or {}),
+        "rank": rank,
+        "step": 0,
+        "epoch": 0,
+        "dropped": 0,
+        "dropped_values": 0,
+        **process_identity(),
+    }
