@@ -16,12 +16,27 @@ from typing import Any
 
 
 class Precision(StrEnum):
-    """Arithmetic of the run; bf16 and fp16 are automatic mixed precision over fp32 weights."""
+    """Arithmetic of the run.
+
+    bf16 and fp16 are automatic mixed precision over fp32 weights; the pure ones keep weights,
+    gradients and optimizer state in 16 bits too.
+    """
 
     FP32 = "fp32"
     TF32 = "tf32"
     BF16 = "bf16"
     FP16 = "fp16"
+    PURE_BF16 = "pure_bf16"
+    PURE_FP16 = "pure_fp16"
+
+
+class Compile(StrEnum):
+    """Mode of torch.compile, or `none` to run the model as it is written."""
+
+    NONE = "none"
+    DEFAULT = "default"
+    REDUCE_OVERHEAD = "reduce-overhead"
+    MAX_AUTOTUNE = "max-autotune"
 
 
 class Optimizer(StrEnum):
@@ -95,6 +110,10 @@ LIMITS: dict[str, tuple[float, float]] = {
     "width": (4, 4096),
     "image_size": (8, 1024),
     "threads": (0, 256),
+    "accumulation": (1, 1024),
+    "max_steps": (0, 10**9),
+    "layers": (1, 96),
+    "context": (8, 4096),
 }
 
 _DEVICE = re.compile(r"cpu|(GPU|MIG)-[0-9A-Za-z/-]{1,80}")
@@ -112,19 +131,34 @@ class RunConfig:
     batch_size: int = 128
     learning_rate: float = 5e-4
     optimizer: Optimizer = Optimizer.ADAM
-    fused: bool = True
+    fused: bool = True  # neither fused nor foreach: a Python loop over the parameters
+    foreach: bool = False
+    set_to_none: bool = True  # zero_grad frees the gradients, instead of filling them with zeros
+    accumulation: int = 1  # batches whose gradients make one optimizer step
     clip_norm: float = 0.0  # 0 is off
+    activation_checkpointing: bool = False
+    channels_last: bool = True
+    cudnn_benchmark: bool = False
+    deterministic: bool = False
+    compile: Compile = Compile.NONE
+    cuda_graphs: bool = False
+    warmup: bool = False  # some steps before the first one that counts; they change nothing
+    memory_warmup: bool = False
     seed: int = 0
     schedule: Schedule = Schedule.COSINE
     pin_memory: bool = False
     non_blocking: bool = False
     num_workers: int = 0
     prefetch_factor: int = 2  # batches loaded ahead by each worker
+    persistent_workers: bool = True
+    copy_stream: bool = False  # copies to the GPU on a stream of their own
+    data_on_device: bool = False  # the whole data set, copied once
     runner: Runner = Runner.THREAD
     nan_policy: NanPolicy = NanPolicy.STOP
     width: int = 32  # channels of the first stage, fill only
     image_size: int = 32  # pixels a side, fill only
     threads: int = 0  # intra-op CPU threads; 0 is half the cores
+    max_steps: int = 0  # optimizer steps after which the run ends; 0 is all epochs
     resume: str = ""  # "RUN_ID/best.pt", or nothing
 
     def __post_init__(self) -> None:
@@ -189,8 +223,9 @@ _DEFAULTS: dict[Workload, dict[str, Any]] = {
         "learning_rate": 2e-4,
         "optimizer": Optimizer.SGD,
         "schedule": Schedule.NONE,
+        "channels_last": False,
     },
-    Workload.DIGITS_MLP: {},
+    Workload.DIGITS_MLP: {"channels_last": False},
     Workload.DIGITS_CNN: {},
     Workload.FILL: {"epochs": 5, "batch_size": 16, "learning_rate": 1e-3},
 }

@@ -22,7 +22,7 @@ from trainer.training.compute import CudaCompute
 from trainer.training.data import MemoryLoader
 from trainer.training.precision import precision_flags
 from trainer.training.run import run as train
-from trainer.workloads.task import Split
+from trainer.workloads.task import TensorSplit
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 2**20
@@ -57,7 +57,7 @@ def test_a_late_gpu_still_gets_every_batch_whole(gpu: TrainDevice) -> None:
     assert gpu.cuda_index is not None
     compute = CudaCompute(gpu.cuda_index)
     values = torch.arange(2048)
-    split = Split.of(values.float().unsqueeze(1).repeat(1, 1024), values)
+    split = TensorSplit.of(values.float().unsqueeze(1).repeat(1, 1024), values)
     loader = MemoryLoader(split, small(gpu, batch_size=64), compute)
     order = torch.randperm(2048)
     arrived = []

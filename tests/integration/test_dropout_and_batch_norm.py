@@ -18,7 +18,7 @@ from trainer.config import RunConfig, Workload
 from trainer.training.checkpoint import read_checkpoint
 from trainer.training.run import run
 from trainer.workloads import WORKLOADS
-from trainer.workloads.task import Split, Task
+from trainer.workloads.task import Task, TensorSplit
 
 SAMPLES, BATCH = 96, 16
 STEPS = SAMPLES // BATCH
@@ -52,8 +52,8 @@ def tasks(monkeypatch: pytest.MonkeyPatch) -> list[Task]:
         made.append(
             Task(
                 model=Model(),
-                train=Split.of(inputs[:SAMPLES], targets[:SAMPLES]),
-                validation=Split.of(inputs[SAMPLES:] * 2 + 1, targets[SAMPLES:]),
+                train=TensorSplit.of(inputs[:SAMPLES], targets[:SAMPLES]),
+                validation=TensorSplit.of(inputs[SAMPLES:] * 2 + 1, targets[SAMPLES:]),
                 loss=nn.CrossEntropyLoss(),
             )
         )

@@ -12,7 +12,7 @@ from trainer.config import RunConfig
 from trainer.training import data
 from trainer.training.compute import RUN_AHEAD, CudaCompute
 from trainer.training.data import MemoryLoader
-from trainer.workloads.task import Batch, Split
+from trainer.workloads.task import Batch, TensorSplit
 
 
 @dataclass
@@ -55,13 +55,14 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> LateStream:
         made.work.append(copy)
         return inputs, targets
 
-    def buffers(*_: object) -> Batch:
+    def room(*_: object, pin_memory: bool) -> Batch:
+        assert pin_memory
         return torch.empty(4, 1), torch.empty(4, dtype=torch.int64)
 
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch.cuda, "Event", lambda blocking: LateEvent(made))
     monkeypatch.setattr(data, "_to", late_copy)
-    monkeypatch.setattr(data, "_pinned", buffers)
+    monkeypatch.setattr(TensorSplit, "room", room)
     return made
 
 
@@ -81,7 +82,7 @@ def test_no_buffer_is_filled_while_its_copy_is_under_way(
 ) -> None:
     """The ring has RUN_AHEAD + 2 buffers; this finds the least that is enough."""
     values = torch.arange(50)
-    split = Split.of(values.float().unsqueeze(1), values)
+    split = TensorSplit.of(values.float().unsqueeze(1), values)
     compute = CudaCompute(0)
     loader = MemoryLoader(split, RunConfig(batch_size=4, pin_memory=True), compute)
     assert len(loader._ring.buffers) == RUN_AHEAD + 2

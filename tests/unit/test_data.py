@@ -9,12 +9,12 @@ import torch
 from trainer.config import RunConfig
 from trainer.training.compute import CpuCompute
 from trainer.training.data import MemoryLoader, _BatchOrder, _SplitDataset, _without_main
-from trainer.workloads.task import Split
+from trainer.workloads.task import TensorSplit
 
 
-def split(samples: int = 10, length: int | None = None) -> Split:
+def split(samples: int = 10, length: int | None = None) -> TensorSplit:
     values = torch.arange(samples)
-    return Split(values.float().unsqueeze(1), values, length or samples)
+    return TensorSplit(values.float().unsqueeze(1), values, length or samples)
 
 
 def test_memory_batches_follow_the_order_and_keep_the_rest() -> None:

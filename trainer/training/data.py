@@ -37,7 +37,7 @@ class PinnedRing:
             size = min(config.batch_size, split.length)
             # Before batch n is gathered, Compute.pace has waited for step n - 1 - RUN_AHEAD: the
             # copies of the RUN_AHEAD steps since may be under way. One buffer more than needed.
-            self.buffers = [_pinned(split, size) for _ in range(RUN_AHEAD + 2)]
+            self.buffers = [split.room(size, pin_memory=True) for _ in range(RUN_AHEAD + 2)]
 
     def slot(self, turn: int, size: int) -> Batch | None:
         """Return room for `size` samples, for batch number `turn` of an epoch; None if empty."""
@@ -167,14 +167,6 @@ def _next(batches: Iterator[Batch]) -> Batch | None:
     except (ConnectionError, EOFError, FileNotFoundError) as error:
         # A batch lies in shared memory that is asked of the worker which made it.
         raise RuntimeError(f"DataLoader worker exited unexpectedly: {error}") from error
-
-
-def _pinned(split: Split, size: int) -> Batch:
-    inputs, targets = (
-        torch.empty((size, *part.shape[1:]), dtype=part.dtype, pin_memory=True)
-        for part in (split.inputs, split.targets)
-    )
-    return inputs, targets
 
 
 def _batches(order: Tensor, size: int) -> tuple[Tensor, ...]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainer.config import RunConfig
-from trainer.workloads.task import Split, Task
+from trainer.workloads.task import Task, TensorSplit
 
 HELD_OUT = 359
 SPLIT_SEED = 0  # the split is the same for every run: validation must stay unseen after a resume
@@ -46,13 +46,13 @@ def cnn_task(config: RunConfig) -> Task:
     return _task(model, train, validation)
 
 
-def _task(model: nn.Module, train: Split, validation: Split) -> Task:
+def _task(model: nn.Module, train: TensorSplit, validation: TensorSplit) -> Task:
     return Task(
         model=model, train=train, validation=validation, loss=nn.CrossEntropyLoss(), run_info=FACTS
     )
 
 
-def _splits() -> tuple[Split, Split]:
+def _splits() -> tuple[TensorSplit, TensorSplit]:
     """Images as float32 (n, 1, 8, 8) in 0..1, labels as int64 (n,)."""
     digits = load_digits()
     images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
@@ -60,8 +60,8 @@ def _splits() -> tuple[Split, Split]:
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(SPLIT_SEED))
     held_out, kept = order[:HELD_OUT], order[HELD_OUT:]
     shifted = _shifted(images[kept])
-    train = Split.of(shifted, labels[kept].repeat(len(shifted) // len(kept)))
-    return train, Split.of(images[held_out], labels[held_out])
+    train = TensorSplit.of(shifted, labels[kept].repeat(len(shifted) // len(kept)))
+    return train, TensorSplit.of(images[held_out], labels[held_out])
 
 
 def _shifted(images: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainer.config import RunConfig
-from trainer.workloads.task import Split, Task
+from trainer.workloads.task import Task, TensorSplit
 
 CLASSES = 10
 POOL_BYTES = 32 * 2**20
@@ -32,8 +32,8 @@ def task(config: RunConfig) -> Task:
     samples = max(EPOCH_SAMPLES, EPOCH_BATCHES * config.batch_size)
     return Task(
         model=ResidualCnn(config.width),
-        train=Split(images, labels, samples),
-        validation=Split(unseen, unseen_labels, samples // 16),
+        train=TensorSplit(images, labels, samples),
+        validation=TensorSplit(unseen, unseen_labels, samples // 16),
         loss=nn.CrossEntropyLoss(),
         run_info={"data": f"synthetic {size}×{size} images of ten patterns", "synthetic": True},
     )

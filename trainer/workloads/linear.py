@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from trainer.config import RunConfig
-from trainer.workloads.task import Split, Task
+from trainer.workloads.task import Task, TensorSplit
 
 SLOPE, INTERCEPT, NOISE = 0.7, 0.3, 0.1
 SAMPLES = 1000
@@ -22,8 +22,8 @@ def task(config: RunConfig) -> Task:
     model = nn.Linear(1, 1)
     return Task(
         model=model,
-        train=Split.of(x[:cut], y[:cut]),
-        validation=Split.of(x[cut:], y[cut:]),
+        train=TensorSplit.of(x[:cut], y[:cut]),
+        validation=TensorSplit.of(x[cut:], y[cut:]),
         loss=nn.MSELoss(),
         classifies=False,
         recorded={"model/weight": model.weight, "model/bias": model.bias},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +13,23 @@ Batch = tuple[Tensor, Tensor]  # inputs, targets
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 
 
+class Split(Protocol):
+    """One split of a data set. Worker processes take from a copy of it, so it can be pickled."""
+
+    @property
+    def length(self) -> int:
+        """Samples of an epoch."""
+
+    def take(self, indices: Tensor, out: Batch | None = None) -> Batch:
+        """Return the samples at `indices` (int64, below `length`) as one batch, into `out`."""
+
+    def room(self, size: int, *, pin_memory: bool = False) -> Batch:
+        """Return empty tensors for a batch of `size` samples."""
+
+
 @dataclass(frozen=True, slots=True)
-class Split:
-    """One split of a data set: `inputs` and `targets` share their first dimension.
+class TensorSplit:
+    """A split that lies in memory: `inputs` and `targets` share their first dimension.
 
     `length` may be larger than the tensors, which then repeat; it is the samples of an epoch.
     """
@@ -25,7 +39,7 @@ class Split:
     length: int
 
     @classmethod
-    def of(cls, inputs: Tensor, targets: Tensor) -> Split:
+    def of(cls, inputs: Tensor, targets: Tensor) -> TensorSplit:
         """A split that counts each sample once."""
         return cls(inputs, targets, len(inputs))
 
@@ -38,6 +52,14 @@ class Split:
             torch.index_select(self.inputs, 0, indices, out=inputs),
             torch.index_select(self.targets, 0, indices, out=targets),
         )
+
+    def room(self, size: int, *, pin_memory: bool = False) -> Batch:
+        """Return empty tensors for a batch of `size` samples."""
+        inputs, targets = (
+            torch.empty((size, *part.shape[1:]), dtype=part.dtype, pin_memory=pin_memory)
+            for part in (self.inputs, self.targets)
+        )
+        return inputs, targets
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
