@@ -67,10 +67,10 @@ class Loop:
     _last_saved: float = field(default_factory=time.monotonic)
 
     def train(self) -> None:
-        """Train to the last epoch. Raises RunStopped after saving `last.pt`, and NanLoss."""
+        """Train to the last epoch or step. Raises RunStopped after saving last.pt, and NanLoss."""
         self._describe()
         try:
-            while self.training.epoch <= self.training.config.epochs:
+            while not self.training.has_ended:
                 self.recorder.epoch = self.training.epoch
                 began = time.perf_counter()
                 self._train_epoch()
@@ -114,6 +114,8 @@ class Loop:
             self.reader.put(training.step, time.time(), row, scalars)
             self.reader.poll()
             boundary = now + self.commands.serve(self.reader.flush)
+            if training.has_ended:
+                return
             began = time.perf_counter()
 
     @torch.inference_mode()
@@ -144,19 +146,22 @@ class Loop:
             row["train/amp_scale"] = training.scaler.get_scale()
         self.recorder.log(training.step, row)
         scored = "" if accuracy is None else f", accuracy {accuracy:.1f} %"
+        whole = training.offset >= self.task.train.length
+        # max_steps may end a run within an epoch, which a resumed run then goes on with.
+        reached = f"Epoch {training.epoch}" if whole else f"Step {training.step}, the last"
         self.recorder.event(
             "epoch",
-            f"Epoch {training.epoch}: validation loss {loss:.4g}{scored}, {seconds:.2f} s",
+            f"{reached}: validation loss {loss:.4g}{scored}, {seconds:.2f} s",
             **{key: v for key, v in row.items() if v is not None and math.isfinite(v)},
             seconds=seconds,
         )
-        training.next_epoch(loss)
+        if whole:
+            training.next_epoch(loss)
         if loss < training.best_loss:
             training.best_loss = loss
             self._save("best.pt")
-        ended = training.epoch > training.config.epochs
         # A model gone NaN must not overwrite the last good one.
-        if math.isfinite(loss) and (ended or self._last_is_due()):
+        if math.isfinite(loss) and (training.has_ended or self._last_is_due()):
             self._save("last.pt")
 
     def _is_sound(self) -> bool:
@@ -187,8 +192,9 @@ class Loop:
         left = math.ceil((samples - training.offset) / config.batch_size)
         reader = self.reader  # alone: in the recorder the loop would outlive the run, model and all
         self.recorder.also_dropped = lambda: reader.dropped
+        total = training.step + left + (config.epochs - training.epoch) * steps
         self.recorder.describe(
-            total_steps=training.step + left + (config.epochs - training.epoch) * steps,
+            total_steps=min(total, config.max_steps or total),
             first_step=training.step,
             epochs=config.epochs,
             steps_per_epoch=steps,

@@ -55,6 +55,12 @@ class Training:
         self.offset = 0
 
     @property
+    def has_ended(self) -> bool:
+        """Whether the last epoch or the last step is done."""
+        limit = self.config.max_steps
+        return self.epoch > self.config.epochs or 0 < limit <= self.step
+
+    @property
     def learning_rate(self) -> float:
         """The rate that the next step uses."""
         return float(self.optimizer.param_groups[0]["lr"])
@@ -95,6 +101,11 @@ class Training:
             raise CheckpointError(
                 f"epochs: the checkpoint has {self.epoch - 1} epochs behind it, "
                 f"got {self.config.epochs}. Raise epochs, which counts from the first run's start."
+            )
+        if self.has_ended:
+            raise CheckpointError(
+                f"max_steps: the checkpoint has {self.step} steps behind it, got "
+                f"{self.config.max_steps}. Raise max_steps, counted from the first run's start."
             )
 
     def from_checkpoint(self, state: dict[str, Any]) -> tuple[list[str], dict[str, list[Any]]]:
