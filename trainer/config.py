@@ -107,17 +107,43 @@ LIMITS: dict[str, tuple[float, float]] = {
     "seed": (0, 2**31 - 1),
     "num_workers": (0, 64),
     "prefetch_factor": (1, 64),
-    "width": (4, 4096),
+    "width": (4, 16_384),
     "image_size": (8, 1024),
     "threads": (0, 256),
     "accumulation": (1, 1024),
     "max_steps": (0, 10**9),
     "layers": (1, 96),
     "context": (8, 4096),
+    "classes": (2, 10_000),
+    "dropout": (0.0, 0.9),
 }
 
-_DEVICE = re.compile(r"cpu|(GPU|MIG)-[0-9A-Za-z/-]{1,80}")
 _CHECKPOINT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}/(best|last|step-[0-9]{1,12})\.pt")
+_PART = r"\w[\w .,+@=()-]{0,99}"  # neither hidden nor "..", and nothing that leads out of a folder
+_OWN_NAME = r"[a-z][a-z0-9_]{0,39}"
+# Form, constraint and remedy of the fields that hold text.
+_TEXTS: dict[str, tuple[re.Pattern[str], str, str]] = {
+    "device": (
+        re.compile(r"cpu|(GPU|MIG)-[0-9A-Za-z/-]{1,80}"),
+        "must be cpu or a GPU's UUID",
+        "Choose a device from the list",
+    ),
+    "data": (
+        re.compile(rf"({_PART}(/{_PART}){{0,7}})?"),
+        "must be a path inside the data folder, without .. and hidden names",
+        "Choose data from the list",
+    ),
+    "own": (
+        re.compile(rf"({_OWN_NAME}(,{_OWN_NAME}){{0,31}})?"),
+        "must be names of a workload's own settings with commas between",
+        "Use names of small letters, digits and _",
+    ),
+    "resume": (
+        re.compile(rf"({_CHECKPOINT.pattern})?"),
+        "must be RUN_ID/best.pt, last.pt or step-N.pt",
+        "Choose a checkpoint",
+    ),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,8 +181,18 @@ class RunConfig:
     data_on_device: bool = False  # the whole data set, copied once
     runner: Runner = Runner.THREAD
     nan_policy: NanPolicy = NanPolicy.STOP
-    width: int = 32  # channels of the first stage, fill only
-    image_size: int = 32  # pixels a side, fill only
+    # Which workloads read the next ones: trainer/traits.py.
+    width: int = 32  # channels of the first stage or of each token; side of a matrix
+    image_size: int = 32  # pixels a side
+    layers: int = 2
+    context: int = 64  # characters that the model reads at once
+    classes: int = 10
+    dropout: float = 0.0  # share of the activations set to 0 while training
+    tied_head: bool = True  # the head's weights are those of the embedding
+    data: str = ""  # path of a data set, relative to the data folder
+    flip: bool = True  # half of the training images mirrored left to right, at random
+    skip_broken: bool = False  # leave out images and rows that cannot be read; or end the run
+    own: str = ""  # the user's own settings that are on, with commas between
     threads: int = 0  # intra-op CPU threads; 0 is half the cores
     max_steps: int = 0  # optimizer steps after which the run ends; 0 is all epochs
     resume: str = ""  # "RUN_ID/best.pt", or nothing
@@ -164,6 +200,10 @@ class RunConfig:
     def __post_init__(self) -> None:
         for spec in fields(self):
             object.__setattr__(self, spec.name, _checked(spec.name, getattr(self, spec.name)))
+
+    def has(self, name: str) -> bool:
+        """Return True if the setting `name` of the user's own workload is on."""
+        return name in self.own.split(",")
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as JSON values, for `run.json`."""
@@ -270,12 +310,10 @@ def _checked(name: str, value: Any) -> Any:
         low, high = LIMITS[name]
         if not math.isfinite(value) or not low <= value <= high:
             raise _error(name, f"must be {low:g} to {high:g}", value, "Choose a value in between")
-    if name == "device" and not _DEVICE.fullmatch(value):
-        raise _error(name, "must be cpu or a GPU's UUID", value, "Choose a device from the list")
-    if name == "resume" and value and not _CHECKPOINT.fullmatch(value):
-        raise _error(
-            name, "must be RUN_ID/best.pt, last.pt or step-N.pt", value, "Choose a checkpoint"
-        )
+    if name in _TEXTS:
+        pattern, constraint, remedy = _TEXTS[name]
+        if not pattern.fullmatch(value):
+            raise _error(name, constraint, value, remedy)
     return value
 
 

@@ -8,8 +8,9 @@ from dataclasses import replace
 import torch
 
 from stepscope.diagnosis.outcome import Outcome, Shortage, failed, out_of_memory, shortage
-from trainer.config import LIMITS, Precision, RunConfig, Runner, Workload
+from trainer.config import LIMITS, Precision, RunConfig, Runner
 from trainer.problems import TrainDevice, choice_problem
+from trainer.traits import reads
 
 
 class RunFailed(Exception):
@@ -33,7 +34,6 @@ _TAKES = {
     Shortage.HOST: ("batch_size", "image_size", "width", "num_workers"),
     Shortage.PINNED: ("batch_size", "image_size"),
 }
-_ONLY_FILL = ("image_size", "width")
 
 
 def explain(
@@ -90,8 +90,7 @@ def _less_memory(short: Shortage, config: RunConfig, device: TrainDevice | None)
     lower = [
         name
         for name in _TAKES[short]
-        if getattr(config, name) > LIMITS[name][0]
-        and (config.workload is Workload.FILL or name not in _ONLY_FILL)
+        if getattr(config, name) > LIMITS[name][0] and reads(config.workload, name)
     ]
     ways = [f"lower {_either(lower)}"] if lower else []
     if short is Shortage.PINNED:

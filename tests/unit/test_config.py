@@ -52,6 +52,20 @@ def gpu(capability: tuple[int, int] = (9, 0), reason: str | None = None) -> Trai
         ("resume", "run/../../best.pt", "must be RUN_ID/best.pt"),
         ("resume", "run/other.pt", "must be RUN_ID/best.pt"),
         ("pin_memory", 1, "must be 0 or 1"),
+        ("data", "/etc", "must be a path inside the data folder"),
+        ("data", "..", "must be a path inside the data folder"),
+        ("data", "a/../../b", "must be a path inside the data folder"),
+        ("data", "a/./b", "must be a path inside the data folder"),
+        ("data", "a//b", "must be a path inside the data folder"),
+        ("data", "a\\b", "must be a path inside the data folder"),
+        ("data", "a\0b", "must be a path inside the data folder"),
+        ("data", "a\n", "must be a path inside the data folder"),
+        ("data", ".hidden", "must be a path inside the data folder"),
+        ("data", "a/" * 8 + "b", "must be a path inside the data folder"),
+        ("own", "A", "must be names of a workload's own settings"),
+        ("own", "a,,b", "must be names of a workload's own settings"),
+        ("own", "a,", "must be names of a workload's own settings"),
+        ("own", "a;b", "must be names of a workload's own settings"),
     ],
 )
 def test_it_refuses_nonsense_with_field_value_and_remedy(
@@ -62,6 +76,18 @@ def test_it_refuses_nonsense_with_field_value_and_remedy(
     assert str(caught.value).startswith(f"{field}: ")
     assert words in str(caught.value)
     assert caught.value.problem.remedy
+
+
+def test_data_may_have_the_names_that_people_give() -> None:
+    for path in ("", "digits", "Caltech 101/labels (1).csv", "räume/images_2", "a..b/1.csv"):
+        assert replace(RunConfig(), data=path).data == path
+
+
+def test_own_settings_are_on_by_whole_names() -> None:
+    config = replace(RunConfig(), own="wide,slow_loader")
+    assert config.has("wide")
+    assert config.has("slow_loader")
+    assert not config.has("slow")
 
 
 def test_strings_and_whole_numbers_become_the_fields_own_type() -> None:

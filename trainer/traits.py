@@ -1,0 +1,38 @@
+"""What is known of each workload without building it, for the page and for `problems`.
+
+This module does not import torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainer.config import Workload
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Traits:
+    """What a workload has that others have not."""
+
+    fields: tuple[str, ...] = ()
+    """Fields of RunConfig that this workload reads and most others do not."""
+    convolutions: bool = False
+    """channels_last and the settings of cuDNN can make a difference."""
+    decodes: bool = False
+    """Each sample is read from a file when it is needed: the data set does not lie in memory."""
+
+
+TRAITS: dict[Workload, Traits] = {
+    Workload.LINEAR: Traits(),
+    Workload.DIGITS_MLP: Traits(),
+    Workload.DIGITS_CNN: Traits(convolutions=True),
+    Workload.FILL: Traits(fields=("width", "image_size"), convolutions=True),
+}
+
+SOME_HAVE = frozenset(field for traits in TRAITS.values() for field in traits.fields)
+"""Fields that only some workloads read."""
+
+
+def reads(workload: Workload, field: str) -> bool:
+    """Return True if this field of RunConfig has a meaning for this workload."""
+    return field not in SOME_HAVE or field in TRAITS[workload].fields
