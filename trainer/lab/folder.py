@@ -1,0 +1,141 @@
+"""The folder of a sweep: `plan.json`, `sweep.json`, `samples.jsonl`, and how the sweep stands.
+
+`sweep.json` is replaced as a whole after each sample, so a reader always finds a whole one; its
+form is in docs/lab.md. `samples.jsonl` has a line for each sample, from which a sweep resumes.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepscope.run import is_run_id, new_run_folder, process_of, replacing
+
+if TYPE_CHECKING:
+    from trainer.lab.plan import Plan
+
+SCHEMA = 1
+LAB = "lab"
+PLAN_JSON = "plan.json"
+SWEEP_JSON = "sweep.json"
+SAMPLES = "samples.jsonl"
+GONE = "Its process is gone: it was killed, or the machine went down. Resume goes on from there."
+
+
+class SweepError(Exception):
+    """A sweep folder that cannot be used; the message is one sentence with a remedy."""
+
+
+def new_sweep_folder(root: Path, workload: str) -> Path:
+    """Create and return an empty folder for a sweep, below `lab` in the folder of all runs.
+
+    Raises OSError.
+    """
+    return new_run_folder(root / LAB, workload)
+
+
+def sweep_folder(root: Path, sweep_id: str) -> Path:
+    """Return the folder of a sweep that a user or a URL names.
+
+    Raises SweepError where the id is no plain name, or there is no such sweep.
+    """
+    folder = root / LAB / sweep_id
+    if not is_run_id(sweep_id) or folder.resolve().parent != (root / LAB).resolve():
+        raise SweepError(f"sweep: must be the name of a sweep's folder, got {sweep_id[:120]!r}.")
+    if not (folder / PLAN_JSON).is_file():
+        raise SweepError(f"sweep: no sweep {sweep_id!r} in {root / LAB}. Pick one from the list.")
+    return folder
+
+
+def sweep_folders(root: Path) -> Iterator[Path]:
+    """Yield the folders of all sweeps below the folder of all runs, newest name first."""
+    if (root / LAB).is_dir():
+        for path in sorted((root / LAB).iterdir(), key=lambda path: path.name, reverse=True):
+            if is_run_id(path.name) and (path / PLAN_JSON).is_file():
+                yield path
+
+
+def write_plan(folder: Path, plan: Plan) -> None:
+    """Write the plan of a sweep that has not begun, and its pending sweep.json. Raises OSError."""
+    now = time.time()
+    write_json(folder / PLAN_JSON, {"schema": SCHEMA, **plan.to_dict()})
+    write_json(
+        folder / SWEEP_JSON,
+        {
+            "schema": SCHEMA,
+            "id": folder.name,
+            "status": "pending",
+            "reason": None,
+            "created": now,
+            "updated": now,
+            "workload": str(plan.config.workload),
+            "plan": plan.to_dict(),
+            "progress": None,
+            "baseline": None,
+            "arms": [],
+            "combining": [],
+            "best": None,
+            "drift": None,
+            "rounds": [],
+            "machine": {},
+        },
+    )
+
+
+def read_plan(folder: Path) -> dict[str, Any]:
+    """Return what plan.json holds. Raises SweepError."""
+    return _read(folder / PLAN_JSON)
+
+
+def read_sweep(folder: Path) -> dict[str, Any]:
+    """Return what sweep.json holds, as "stopped" where its process is gone. Raises SweepError."""
+    sweep = _read(folder / SWEEP_JSON)
+    of_this_host = sweep.get("host") == socket.gethostname()
+    if sweep.get("status") == "running" and of_this_host and process_of(sweep) is None:
+        sweep |= {"status": "stopped", "reason": GONE}
+    return sweep
+
+
+def seconds_per_sample(root: Path, workload: str, device: str) -> float | None:
+    """Return what a sample took in the newest sweep of a workload on a device; None without one."""
+    for folder in sweep_folders(root):
+        try:
+            sweep = read_sweep(folder)
+            config = sweep["plan"]["config"]
+            if (config["workload"], config["device"]) != (workload, device):
+                continue
+            taken = [
+                float(sample["seconds"])
+                for a_round in sweep["rounds"]
+                for sample in a_round["samples"].values()
+            ]
+        except (SweepError, KeyError, TypeError, ValueError, AttributeError):
+            continue  # a foreign or damaged folder: it gives no figures
+        if taken:
+            return statistics.median(taken)
+    return None
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Replace a JSON file as a whole. Raises OSError, and ValueError for what JSON cannot hold."""
+    text = json.dumps(content, indent=1, allow_nan=False)
+    with replacing(path, durable=False) as part:
+        part.write_text(text)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    where = f"{path.parent.name}/{path.name}"
+    try:
+        content = json.loads(path.read_text())
+    except OSError as error:
+        raise SweepError(f"{where}: cannot be read ({error.strerror}). Start a sweep.") from error
+    except ValueError as error:
+        raise SweepError(f"{where}: is no JSON ({error}). Delete the folder.") from error
+    if not isinstance(content, dict):
+        raise SweepError(f"{where}: must be a JSON object. Delete the folder.")
+    return content

@@ -1,0 +1,144 @@
+"""Ready choices for the lab page and `--preset`: a baseline and the arms to compare with it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trainer.config import Compile, Precision, Problem, RunConfig
+from trainer.lab.arms import Arm, make_arm, suggested
+from trainer.problems import TrainDevice
+
+Devices = Sequence[TrainDevice]
+
+PLAIN: dict[str, Any] = {
+    "precision": Precision.FP32,
+    "fused": False,
+    "foreach": False,
+    "set_to_none": True,
+    "accumulation": 1,
+    "clip_norm": 0.0,
+    "activation_checkpointing": False,
+    "channels_last": False,
+    "cudnn_benchmark": False,
+    "deterministic": False,
+    "compile": Compile.NONE,
+    "cuda_graphs": False,
+    "warmup": False,
+    "memory_warmup": False,
+    "pin_memory": False,
+    "non_blocking": False,
+    "num_workers": 0,
+    "prefetch_factor": 2,
+    "persistent_workers": True,
+    "copy_stream": False,
+    "data_on_device": False,
+}
+"""Every technique off, as in a tutorial's first loop. set_to_none is what zero_grad() does."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Preset:
+    """A named choice; `build` makes its baseline and arms from a workload's configuration."""
+
+    label: str
+    help: str
+    build: Callable[[RunConfig, Devices], tuple[RunConfig, list[Arm]]]
+
+
+def _tutorials(config: RunConfig, devices: Devices) -> tuple[RunConfig, list[Arm]]:
+    baseline = replace(config, **PLAIN)
+    fields = (
+        "precision",
+        "channels_last",
+        "cudnn_benchmark",
+        "fused",
+        "foreach",
+        "clip_norm",
+        "accumulation",
+        "activation_checkpointing",
+        "pin_memory",
+        "non_blocking",
+        "num_workers",
+        "copy_stream",
+        "data_on_device",
+        "compile",
+        "cuda_graphs",
+    )
+    return baseline, _arms(fields, baseline, devices)
+
+
+def _loading(config: RunConfig, devices: Devices) -> tuple[RunConfig, list[Arm]]:
+    plain = {field: PLAIN[field] for field in _LOADING}
+    baseline = replace(config, **plain)
+    found = _arms(_LOADING, baseline, devices)
+    workers = min(4, max(2, os.cpu_count() or 1))
+    for extra in ({"prefetch_factor": 4}, {"persistent_workers": False}):
+        found.append(make_arm({"num_workers": workers, **extra}, baseline, devices))
+    return baseline, found
+
+
+_LOADING = (
+    "pin_memory",
+    "non_blocking",
+    "num_workers",
+    "prefetch_factor",
+    "persistent_workers",
+    "copy_stream",
+    "data_on_device",
+)
+
+
+def _precision(config: RunConfig, devices: Devices) -> tuple[RunConfig, list[Arm]]:
+    baseline = replace(config, precision=Precision.FP32)
+    return baseline, _arms(("precision",), baseline, devices)
+
+
+def _cpu_gpu(config: RunConfig, devices: Devices) -> tuple[RunConfig, list[Arm]]:
+    off = ("pin_memory", "non_blocking", "copy_stream", "data_on_device", "cuda_graphs")
+    plain: dict[str, Any] = dict.fromkeys((*off, "memory_warmup"), False)
+    baseline = replace(config, device="cpu", precision=Precision.FP32, **plain)
+    found = _arms(("device",), baseline, devices)
+    if not found:
+        reasons = [device.reason for device in devices if device.reason is not None]
+        reason = reasons[0] if reasons else "torch finds no GPU in this machine"
+        problem = Problem("device", reason, "Run this sweep on a machine with a GPU")
+        found = [Arm(name="device=gpu", label="device GPU", changes={}, problem=problem)]
+    return baseline, found
+
+
+def _arms(fields: Sequence[str], baseline: RunConfig, devices: Devices) -> list[Arm]:
+    return [
+        make_arm({field: value}, baseline, devices)
+        for field in fields
+        if field not in ("prefetch_factor",)  # changes nothing without workers
+        for value in suggested(field, baseline, devices)
+    ]
+
+
+PRESETS: dict[str, Preset] = {
+    "tutorials": Preset(
+        label="All the tutorials' techniques",
+        help="The baseline is a tutorial's plain loop, with every technique off. Each arm switches "
+        "one of them on.",
+        build=_tutorials,
+    ),
+    "cpu_gpu": Preset(
+        label="CPU against GPU",
+        help="The baseline trains on the CPU in fp32. Each GPU of this machine is an arm.",
+        build=_cpu_gpu,
+    ),
+    "loading": Preset(
+        label="Loading",
+        help="The baseline loads in the training thread and copies from ordinary memory. The arms "
+        "are workers, pinned memory and the other ways to feed the device.",
+        build=_loading,
+    ),
+    "precision": Preset(
+        label="Precision",
+        help="The baseline computes in fp32. Each other precision that RunConfig knows is an arm.",
+        build=_precision,
+    ),
+}
