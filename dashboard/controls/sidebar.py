@@ -8,28 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import streamlit as st
 
+from dashboard.controls.fields import Choice, number, reason, select, switch_number, switch_select
+from dashboard.controls.techniques import groups
 from dashboard.format import escape_markdown
 from dashboard.services import Devices
 from stepscope.formatting import format_bytes
 from trainer.config import (
     FIELDS,
-    LIMITS,
     ConfigError,
-    NanPolicy,
     Optimizer,
     Precision,
     Problem,
     RunConfig,
-    Runner,
-    Schedule,
     Workload,
     defaults,
 )
-from trainer.problems import TrainDevice, choice_problem, problems
+from trainer.problems import TrainDevice, problems
+from trainer.switches import SWITCHES
 
 WORKLOADS = {
     Workload.LINEAR: "Linear regression (1 → 1)",
@@ -42,23 +40,26 @@ PRECISIONS = {
     Precision.TF32: "tf32",
     Precision.BF16: "bf16 AMP",
     Precision.FP16: "fp16 AMP",
+    Precision.PURE_BF16: "pure bf16",
+    Precision.PURE_FP16: "pure fp16",
 }
 OPTIMIZERS = {
     Optimizer.SGD: "SGD",
     Optimizer.ADAM: "Adam",
     Optimizer.ADAMW: "AdamW",
 }
-SCHEDULES = {
-    Schedule.NONE: "Constant",
-    Schedule.PLATEAU: "Reduce on plateau",
-    Schedule.COSINE: "Cosine",
-}
-RUNNERS = {Runner.THREAD: "Thread of this server", Runner.PROCESS: "Child process"}
-NAN_POLICIES = {NanPolicy.STOP: "Stop the run", NanPolicy.CONTINUE: "Mark it and go on"}
 DEVICE_NAME = 15
 """Characters of a GPU's name that the box has room for beside its index."""
-_KEPT = ("device", "precision", "seed", "runner", "nan_policy", "threads")
-"""Fields that a change of workload leaves alone."""
+_KEPT = (
+    "device",
+    "seed",
+    "runner",
+    "nan_policy",
+    "threads",
+    "max_steps",
+    *(switch.field for switch in SWITCHES if switch.field != "channels_last"),
+)
+"""Fields that a change of workload leaves alone; channels_last has a default for each."""
 
 
 def load(config: RunConfig) -> None:
@@ -105,12 +106,10 @@ def sidebar(
             )
         _device(config, found)
         _workload(config)
-        _precision(config, found.devices)
-        _training()
-        with st.expander("Data loading", expanded=False):
-            _loading(config, found.devices)
-        with st.expander("More", expanded=False):
-            _more(checkpoints)
+        choice = Choice(config, found.devices)
+        switch_select("precision", PRECISIONS, choice)
+        _training(choice)
+        groups(choice, checkpoints)
     config = _current()
     return config, problems(config, found.devices)
 
@@ -143,12 +142,15 @@ def _reload_defaults() -> None:
     load(replace(defaults(state["config_workload"], state["config_device"]), **kept))
 
 
-def _adapt_to_device() -> None:
-    """Give a newly chosen device its loading defaults, and fp32, which all of them have."""
+def _adapt_to_device(devices: Sequence[TrainDevice]) -> None:
+    """Give a newly chosen device its loading defaults, and take back what it cannot do."""
     state = st.session_state
     base = defaults(state["config_workload"], state["config_device"])
     for name in ("pin_memory", "non_blocking", "precision"):
         state[f"config_{name}"] = getattr(base, name)
+    for problem in problems(_current(), devices):
+        if problem.field not in ("device", "workload"):
+            state[f"config_{problem.field}"] = getattr(base, problem.field)
 
 
 def _device(config: RunConfig, found: Devices) -> None:
@@ -161,11 +163,12 @@ def _device(config: RunConfig, found: Devices) -> None:
         format_func=names.__getitem__,
         key="config_device",
         on_change=_adapt_to_device,
+        args=(found.devices,),
         help="The CPU and every CUDA device, best first. A GPU is known by its UUID.",
     )
     for problem in problems(config, found.devices):
         if problem.field == "device":
-            _reason(problem)
+            reason(problem)
     for device in found.devices:
         if device.id == config.device:
             memory = format_bytes(device.memory_total).replace(" ", "\N{NO-BREAK SPACE}")
@@ -199,143 +202,23 @@ def _workload(config: RunConfig) -> None:
         st.caption("The images are synthetic. Width and image size scale the memory it takes.")
         columns = st.columns(2)
         with columns[0]:
-            _number("width", "Width", "Channels of the first stage; memory grows with it.")
+            number("width", "Width", "Channels of the first stage; memory grows with it.")
         with columns[1]:
-            _number("image_size", "Image size", "Pixels a side; memory grows with its square.")
+            number("image_size", "Image size", "Pixels a side; memory grows with its square.")
 
 
-def _precision(config: RunConfig, devices: Sequence[TrainDevice]) -> None:
-    refused = {p: choice_problem("precision", p, config, devices) for p in Precision}
-    possible = [p for p in Precision if refused[p] is None or p is config.precision]
-    st.selectbox(
-        "Precision",
-        possible,
-        format_func=PRECISIONS.__getitem__,
-        key="config_precision",
-        help="fp32 and tf32 compute in single precision; bf16 and fp16 are automatic mixed "
-        "precision, fp16 with a gradient scaler that is unscaled before clipping.",
-    )
-    # Streamlit cannot disable one option of a list: what the device lacks is named here.
-    for precision, problem in refused.items():
-        if problem is not None:
-            _reason(problem, PRECISIONS[precision])
-
-
-def _training() -> None:
+def _training(choice: Choice) -> None:
     columns = st.columns(2)
     with columns[0]:
-        _number("epochs", "Epochs", "Passes over the training data.")
-        _number("learning_rate", "Learning rate", "The optimizer's initial learning rate.")
-        _number(
-            "clip_norm", "Clip norm", "Largest 2-norm of all gradients together; 0 does not clip."
-        )
+        number("epochs", "Epochs", "Passes over the training data.")
+        number("learning_rate", "Learning rate", "The optimizer's initial learning rate.")
+        switch_number("clip_norm", choice)
     with columns[1]:
-        _number("batch_size", "Batch size", "Samples a step.")
-        _select(
+        number("batch_size", "Batch size", "Samples in a batch, as one pass through the model.")
+        select(
             "optimizer",
             "Optimizer",
             OPTIMIZERS,
             "How gradients change the weights; SGD has momentum 0.9.",
         )
-        _number("seed", "Seed", "The same seed on a CPU gives the same losses, bit for bit.")
-
-
-def _loading(config: RunConfig, devices: Sequence[TrainDevice]) -> None:
-    _toggle(
-        "pin_memory",
-        "pin_memory",
-        config,
-        devices,
-        "Load batches into page-locked memory, from which a GPU copies faster.",
-    )
-    _toggle(
-        "non_blocking",
-        "non_blocking copies",
-        config,
-        devices,
-        "Let the copy to the GPU overlap with computing; needs pin_memory.",
-    )
-    _number(
-        "num_workers",
-        "num_workers",
-        "Loader processes; 0 loads in the training thread, "
-        "which is fastest for data that fit in memory. With pin_memory the training thread "
-        "copies each batch of a loader once more.",
-    )
-    refused = choice_problem("prefetch_factor", 3, config, devices)
-    _number(
-        "prefetch_factor",
-        "prefetch_factor",
-        "Batches that each worker loads ahead.",
-        disabled=refused is not None,
-    )
-    if refused is not None:
-        _reason(refused)
-
-
-def _more(checkpoints: Sequence[str]) -> None:
-    _select(
-        "schedule",
-        "Learning rate schedule",
-        SCHEDULES,
-        "Cosine falls to 0 over the run; plateau halves when validation stalls.",
-    )
-    st.toggle(
-        "Fused optimizer",
-        key="config_fused",
-        help="One kernel for all parameters, where the optimizer has one.",
-    )
-    _select("nan_policy", "If the loss is NaN", NAN_POLICIES, "A NaN or infinite training loss.")
-    _select(
-        "runner",
-        "Runner",
-        RUNNERS,
-        "A child process starts slower, but the page cannot slow it down.",
-    )
-    _number("threads", "CPU threads", "Threads of one CPU operation; 0 is half of the cores.")
-    current = st.session_state.get("config_resume", "")
-    options = ["", *dict.fromkeys([*([current] if current else []), *checkpoints])]
-    st.selectbox(
-        "Resume from",
-        options,
-        key="config_resume",
-        format_func=lambda name: name or "Nothing: start anew",
-        help="A checkpoint of an earlier run with the same workload; epochs count on from it. Its "
-        "weights, optimizer state, schedule and random numbers go on; a learning rate that you "
-        "change counts from here on.",
-    )
-
-
-def _number(name: str, label: str, text: str, *, disabled: bool = False) -> None:
-    low, high = LIMITS[name]
-    whole = isinstance(getattr(RunConfig(), name), int)
-    small = name == "learning_rate"
-    bounds: dict[str, Any] = {
-        "min_value": int(low) if whole else float(low),
-        "max_value": int(high) if whole else float(high),
-        "step": 1 if whole else 1e-4 if small else 0.1,
-        "format": "%d" if whole else "%.3g" if small else "%.2f",
-    }
-    st.number_input(label, key=f"config_{name}", help=text, disabled=disabled, **bounds)
-
-
-def _select(name: str, label: str, options: dict[Any, str], text: str) -> None:
-    st.selectbox(
-        label, list(options), format_func=options.__getitem__, key=f"config_{name}", help=text
-    )
-
-
-def _toggle(
-    name: str, label: str, config: RunConfig, devices: Sequence[TrainDevice], text: str
-) -> None:
-    refused = choice_problem(name, True, config, devices)
-    # It stays usable while it is on, so that it can be switched off.
-    stuck = bool(getattr(config, name))
-    st.toggle(label, key=f"config_{name}", help=text, disabled=refused is not None and not stuck)
-    if refused is not None:
-        _reason(refused)
-
-
-def _reason(problem: Problem, name: str | None = None) -> None:
-    prefix = f"{name}: " if name else ""
-    st.caption(f":material/block: {prefix}{problem.reason}. {problem.remedy}.")
+        number("seed", "Seed", "The same seed on a CPU gives the same losses, bit for bit.")

@@ -1,0 +1,132 @@
+"""The sidebar's switches: all are there, what is impossible says why, and values survive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from dashboard import services
+from dashboard.controls import fields, sidebar
+from tests.app.test_live_view import GPU, Machine, label, machine, text_of, trigger
+from trainer.config import Problem, RunConfig
+from trainer.problems import TrainDevice
+from trainer.switches import BY_FIELD, SWITCHES
+
+__all__ = ["machine"]
+OpenPage = Callable[..., AppTest]
+KINDS = ("toggle", "number_input", "selectbox")
+NO = Problem("any", "this machine cannot", "Leave it")
+
+
+def widget(app: AppTest, field: str) -> Any:
+    """The widget of a field of RunConfig."""
+    (found,) = [part for kind in KINDS for part in app.get(kind) if part.key == f"config_{field}"]
+    return found
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, *refused: tuple[str, object]) -> None:
+    """Let these values of these fields be impossible, and all others possible."""
+
+    def problem(
+        field: str, value: object, _config: RunConfig, _devices: Sequence[TrainDevice]
+    ) -> Problem | None:
+        return NO if (field, value) in refused else None
+
+    monkeypatch.setattr(fields, "choice_problem", problem)
+
+
+@pytest.mark.parametrize("switch", SWITCHES, ids=lambda switch: switch.field)
+def test_each_switch_is_drawn_with_its_two_sentences(page: OpenPage, switch: Any) -> None:
+    drawn = widget(page(), switch.field)
+    assert drawn.label == switch.label
+    assert drawn.help == switch.help
+
+
+def test_an_impossible_switch_is_disabled_with_the_reason(
+    page: OpenPage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse(monkeypatch, ("cuda_graphs", True), ("num_workers", 1), ("accumulation", 2))
+    app = page()
+    assert {f for f in BY_FIELD if widget(app, f).disabled} == {
+        "cuda_graphs",
+        "num_workers",
+        "accumulation",
+    }
+    assert text_of(app).count("this machine cannot. Leave it.") == 3
+
+
+def test_what_is_on_and_impossible_can_be_switched_off(
+    page: OpenPage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse(monkeypatch, ("warmup", True), ("num_workers", 3), ("compile", "max-autotune"))
+    app = page(warmup="1", num_workers="3", compile="max-autotune")
+    assert text_of(app).count("this machine cannot") == 3
+    for field, value in [("warmup", False), ("num_workers", 0), ("compile", "none")]:
+        assert not widget(app, field).disabled
+        widget(app, field).set_value(value)
+    app.run()
+    assert widget(app, "compile").options == ["Off", "default", "reduce-overhead"]
+    assert widget(app, "warmup").disabled
+
+
+def test_one_reason_for_several_kinds_is_said_once(page: OpenPage, machine: Machine) -> None:
+    machine(GPU)
+    refused = [line for line in text_of(page()).split(":material/block:") if "7.5" in line]
+    assert any(line.lstrip().startswith("tf32: ") for line in refused)
+    assert "bf16 AMP" not in widget(page(), "precision").options
+
+
+def test_another_device_takes_back_what_it_cannot_do(
+    page: OpenPage, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def on_cpu(config: RunConfig, _devices: object) -> tuple[Problem, ...]:
+        impossible = config.device == "cpu" and config.copy_stream
+        return (Problem("copy_stream", "no copies", "Switch it off"),) if impossible else ()
+
+    machine(GPU)
+    monkeypatch.setattr(sidebar, "problems", on_cpu)
+    app = page(copy_stream="1", warmup="1")
+    label(app, "selectbox", "Device").select("cpu").run()
+    assert widget(app, "copy_stream").value is False
+    assert widget(app, "warmup").value is True
+    assert widget(app, "pin_memory").value is False
+
+
+def test_another_workload_keeps_the_switches_and_brings_its_memory_format(page: OpenPage) -> None:
+    app = page(accumulation="4", max_steps="9", compile="default")
+    assert widget(app, "channels_last").value is True
+    label(app, "selectbox", "Workload").select("digits_mlp").run()
+    assert widget(app, "accumulation").value == 4
+    assert widget(app, "max_steps").value == 9
+    assert widget(app, "compile").value == "default"
+    assert widget(app, "channels_last").value is False
+
+
+def test_values_survive_another_page_and_are_in_the_link(page: OpenPage) -> None:
+    app = page()
+    widget(app, "accumulation").set_value(4)
+    widget(app, "set_to_none").set_value(False)
+    widget(app, "compile").set_value("reduce-overhead")
+    app.run()
+    wanted = {"accumulation": "4", "set_to_none": "0", "compile": "reduce-overhead"}
+    for field, value in wanted.items():
+        assert app.query_params[field] == value
+    app.switch_page("views/runs.py").run()
+    app.switch_page("views/live.py").run()
+    assert not app.exception
+    assert widget(app, "accumulation").value == 4
+    assert widget(app, "set_to_none").value is False
+    assert widget(app, "compile").value == "reduce-overhead"
+
+
+def test_start_takes_the_switches(page: OpenPage, server: services.Services) -> None:
+    app = page(workload="linear", epochs="1", max_steps="3", accumulation="2", foreach="0")
+    widget(app, "set_to_none").set_value(False)
+    trigger(app, "start")
+    (run,) = server.list_runs()
+    config = run.run_json["config"]
+    assert (config["max_steps"], config["accumulation"]) == (3, 2)
+    assert config["set_to_none"] is False
