@@ -209,6 +209,11 @@ class RunConfig:
         """All fields as JSON values, for `run.json`."""
         return {name: _plain(getattr(self, name)) for name in FIELDS}
 
+    @property
+    def step_size(self) -> int:
+        """Samples of one optimizer step."""
+        return self.batch_size * self.accumulation
+
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RunConfig:
         """The inverse of `to_dict`. Unknown keys are ignored, missing ones get their default."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainer.config import ConfigError, Precision, Problem, RunConfig
+from trainer.step_problems import step_problems
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +35,7 @@ def problems(config: RunConfig, devices: Sequence[TrainDevice]) -> tuple[Problem
     found = [
         Problem("device", device.reason, "Choose another device") if device.reason else None,
         _precision_problem(config.precision, device),
+        *step_problems(config, on_gpu=device.cuda_index is not None),
         *_loading_problems(config, device),
     ]
     return tuple(problem for problem in found if problem is not None)
@@ -53,13 +55,20 @@ def choice_problem(
 def _precision_problem(precision: Precision, device: TrainDevice) -> Problem | None:
     capability = device.compute_capability
     if capability is None:
-        # bf16 autocast works on every CPU (slowly without AVX-512 or AMX).
+        # bf16 works on every CPU (slowly without AVX-512 or AMX).
         reason = {
             Precision.TF32: "TF32 is a mode of NVIDIA tensor cores",
             Precision.FP16: "fp16 AMP needs CUDA: its gradient scaler works on GPUs only",
+            Precision.PURE_FP16: "pure fp16 is for GPUs: most CPUs have no arithmetic for it",
         }.get(precision)
         return Problem("precision", reason, "Choose fp32 or bf16 on a CPU") if reason else None
-    needed = {Precision.TF32: (8, 0), Precision.BF16: (8, 0), Precision.FP16: (5, 3)}
+    needed = {
+        Precision.TF32: (8, 0),
+        Precision.BF16: (8, 0),
+        Precision.PURE_BF16: (8, 0),
+        Precision.FP16: (5, 3),
+        Precision.PURE_FP16: (5, 3),
+    }
     least = needed.get(precision, (0, 0))
     if capability >= least:
         return None

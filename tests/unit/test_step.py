@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
-from trainer.config import Precision
+from trainer.config import Precision, RunConfig
+from trainer.training.model import InputForm, prepare
 from trainer.training.precision import autocast, grad_scaler
 from trainer.training.step import TrainStep
 
@@ -42,6 +45,74 @@ def test_it_does_what_the_textbook_does() -> None:
     for ours, theirs in zip(step.model.parameters(), reference.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
         assert ours.grad is None
+
+
+@pytest.mark.parametrize("clip_norm", [0.0, 0.01])
+@pytest.mark.parametrize("sizes", [(2, 2, 2), (2, 2, 1), (5,)])
+def test_accumulated_batches_make_the_step_of_one_large_batch(
+    sizes: tuple[int, ...], clip_norm: float
+) -> None:
+    inputs, targets = torch.rand(sum(sizes), 4), torch.rand(sum(sizes), 2)
+    step, whole = make(clip_norm), make(clip_norm)
+    expected, expected_norm = whole(inputs, targets)
+    parts, norms = [], []
+    batches = list(zip(inputs.split(sizes), targets.split(sizes), strict=True))
+    for number, batch in enumerate(batches, 1):
+        before = step.model.weight.clone()  # type: ignore[operator]
+        part, norm = step(*batch, sum(sizes), number == len(batches))
+        assert torch.equal(before, step.model.weight) == (number < len(batches))  # type: ignore[arg-type]
+        parts.append(part)
+        norms.append(norm)
+    assert torch.stack(parts).sum().item() == pytest.approx(expected.item(), rel=1e-6)
+    assert norms[:-1] == [None] * (len(sizes) - 1)  # clipped once, at the end
+    if expected_norm is not None:
+        assert norms[-1] is not None
+        assert norms[-1].item() == pytest.approx(expected_norm.item(), rel=1e-6)
+    for ours, theirs in zip(step.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.allclose(ours, theirs, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_gradients_are_freed_or_filled_with_zeros(set_to_none: bool) -> None:
+    step = replace(make(), set_to_none=set_to_none)
+    step(*BATCH)
+    grads = [weights.grad for weights in step.model.parameters()]
+    if set_to_none:
+        assert grads == [None, None]
+    else:
+        assert all(grad is not None and not grad.any() for grad in grads)
+    kept = [None if grad is None else grad.data_ptr() for grad in grads]
+    step(*BATCH)
+    again = [weights.grad for weights in step.model.parameters()]
+    assert [None if grad is None else grad.data_ptr() for grad in again] == kept
+
+
+@pytest.mark.parametrize("precision", [Precision.PURE_BF16, Precision.PURE_FP16])
+def test_pure_precisions_take_the_loss_in_fp32(precision: Precision) -> None:
+    config = replace(RunConfig(), precision=precision)
+    model = prepare(nn.Linear(4, 2), config, torch.device("cpu"))
+    seen: list[torch.dtype] = []
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        seen.append(outputs.dtype)
+        return nn.functional.mse_loss(outputs, targets)
+
+    step = TrainStep(
+        model=model,
+        loss=loss,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        scaler=grad_scaler(precision),
+        autocast=autocast(precision, torch.device("cpu")),
+        clip_norm=1.0,
+        form=InputForm.of(config),
+    )
+    value, norm = step(*BATCH)
+    outputs, _ = step.evaluate(*BATCH)
+    assert seen == [torch.float32, torch.float32]
+    assert value.dtype == outputs.dtype == torch.float32
+    assert norm is not None
+    assert {p.dtype for p in model.parameters()} == {next(model.parameters()).dtype}
+    assert next(model.parameters()).dtype != torch.float32
 
 
 def test_clipping_limits_the_update_and_reports_the_norm_before() -> None:

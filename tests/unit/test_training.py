@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import importlib
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from trainer.config import Optimizer, RunConfig, Schedule
+from trainer.config import Optimizer, Precision, RunConfig, Schedule
 from trainer.training.compute import CpuCompute
 from trainer.training.state import Training
 
@@ -24,23 +26,56 @@ def one_epoch(run: Training) -> None:
     run.next_epoch(0.0)
 
 
-@pytest.mark.parametrize("optimizer", list(Optimizer))
-def test_without_fused_torch_chooses_the_kernel(optimizer: Optimizer) -> None:
-    """False would be its slowest, a loop over single tensors, on a GPU as well."""
-    assert training(optimizer=optimizer, fused=False).optimizer.defaults["fused"] is None
-    assert training(optimizer=optimizer, fused=True).optimizer.defaults["fused"] is True
+KERNELS = [(True, False), (False, True), (False, False)]  # fused, foreach
 
 
 @pytest.mark.parametrize("optimizer", list(Optimizer))
-@pytest.mark.parametrize("fused", [True, False])
-def test_a_resumed_run_takes_its_own_kernel(optimizer: Optimizer, fused: bool) -> None:
+@pytest.mark.parametrize(("fused", "foreach"), KERNELS)
+def test_the_switches_choose_the_kernel_of_the_optimizer(
+    optimizer: Optimizer, fused: bool, foreach: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None for both would let torch choose; counted is which of torch's functions is called."""
+    module = importlib.import_module(f"torch.optim.{'sgd' if optimizer == 'sgd' else 'adam'}")
+    name = "sgd" if optimizer is Optimizer.SGD else "adam"
+    called: list[str] = []
+
+    def counted(kind: str) -> None:
+        whole = f"_{kind}_{name}"
+        real = getattr(module, whole)
+
+        def count(*args: Any, **options: Any) -> None:
+            called.append(kind)
+            real(*args, **options)
+
+        monkeypatch.setattr(module, whole, count)
+
+    for kind in ("fused", "multi_tensor", "single_tensor"):
+        counted(kind)
+    one_epoch(training(optimizer=optimizer, fused=fused, foreach=foreach))
+    assert called == ["fused" if fused else "multi_tensor" if foreach else "single_tensor"]
+
+
+@pytest.mark.parametrize("optimizer", list(Optimizer))
+@pytest.mark.parametrize(("fused", "foreach"), KERNELS)
+def test_a_resumed_run_takes_its_own_kernel(
+    optimizer: Optimizer, fused: bool, foreach: bool
+) -> None:
     """Else fp16's scaler hands its scale to a kernel that refuses it."""
     first = training(optimizer=optimizer, fused=not fused)
     one_epoch(first)
-    second = training(optimizer=optimizer, fused=fused)
+    second = training(optimizer=optimizer, fused=fused, foreach=foreach)
     second.load(copy.deepcopy(first.state_dict()))
-    assert second.optimizer.param_groups[0]["fused"] is (True if fused else None)
+    group = second.optimizer.param_groups[0]
+    assert (group["fused"], group["foreach"]) == (fused, foreach)
     one_epoch(second)
+
+
+def test_adam_in_pure_fp16_divides_by_no_root_that_has_become_zero() -> None:
+    def epsilon(precision: Precision) -> float:
+        return float(training(precision=precision).optimizer.defaults["eps"])
+
+    assert epsilon(Precision.PURE_FP16) == 1e-3
+    assert {epsilon(p) for p in (Precision.FP32, Precision.BF16, Precision.PURE_BF16)} == {1e-8}
 
 
 def test_a_cosine_goes_on_over_more_epochs_as_if_it_had_known() -> None:

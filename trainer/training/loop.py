@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -28,7 +29,7 @@ from trainer.training.data import Loader
 from trainer.training.loss_reader import Reader
 from trainer.training.state import Training
 from trainer.training.step import TrainStep
-from trainer.workloads.task import Task
+from trainer.workloads.task import Batch, Task
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +51,17 @@ class Journal:
         self._recorder.log(step, row, ts)
         if loss is not None and not math.isfinite(loss) and self._stops:
             raise NanLoss(f"The loss is {loss} at step {step}. {nan_remedy(self._config)}.")
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What one optimizer step gave, over all of its batches."""
+
+    loss: Tensor
+    norm: Tensor | None
+    samples: int
+    waited: float
+    """Seconds in which the loader had no batch."""
 
 
 @dataclass(kw_only=True)
@@ -88,35 +100,48 @@ class Loop:
             raise
 
     def _train_epoch(self) -> None:
-        training, compute = self.training, self.training.compute
+        training = self.training
         recorded = {key: value.detach().view(()) for key, value in self.task.recorded.items()}
         learning_rate = training.learning_rate
-        batches = self.loader.batches(training.order(self.task.train.length))
-        boundary = began = time.perf_counter()
-        while (batch := next(batches, None)) is not None:
-            fetched = time.perf_counter()
-            loss, norm = self.step(*batch)
-            compute.pace()
-            samples = len(batch[1])
-            training.step += 1
-            training.offset += samples
+        length = self.task.train.length
+        batches = self.loader.batches(training.order(length))
+        boundary = time.perf_counter()
+        while training.offset < length and not training.has_ended:
+            done = self._train_step(batches, length - training.offset)
             now = time.perf_counter()
             row: Row = {
                 "train/lr": learning_rate,
                 "train/epoch": training.epoch,
                 "perf/step_time": now - boundary,
-                "perf/samples_per_sec": samples / (now - boundary),
-                "perf/data_wait": fetched - began,
+                "perf/samples_per_sec": done.samples / (now - boundary),
+                "perf/data_wait": done.waited,
             }
-            scalars = {"train/loss": loss, **recorded}
-            if norm is not None:
-                scalars["train/grad_norm"] = norm
+            scalars = {"train/loss": done.loss, **recorded}
+            if done.norm is not None:
+                scalars["train/grad_norm"] = done.norm
             self.reader.put(training.step, time.time(), row, scalars)
             self.reader.poll()
             boundary = now + self.commands.serve(self.reader.flush)
-            if training.has_ended:
-                return
+
+    def _train_step(self, batches: Iterator[Batch], left: int) -> Done:
+        """Take one optimizer step, of `accumulation` batches or what is `left` of the epoch."""
+        training = self.training
+        planned = min(left, training.config.step_size)
+        count = math.ceil(planned / training.config.batch_size)
+        of = planned if count > 1 else 0
+        loss, norm, samples, waited = None, None, 0, 0.0
+        for number in range(1, count + 1):
             began = time.perf_counter()
+            inputs, targets = next(batches)
+            waited += time.perf_counter() - began
+            part, norm = self.step(inputs, targets, of, number == count)
+            training.compute.pace()
+            loss = part if loss is None else loss + part
+            samples += len(targets)
+        training.step += 1
+        training.offset += planned
+        assert loss is not None
+        return Done(loss, norm, samples, waited)
 
     @torch.inference_mode()
     def _validate(self) -> tuple[float, float | None]:
@@ -127,9 +152,8 @@ class Loop:
         loss_sum, correct = torch.zeros((), device=device), torch.zeros((), device=device)
         model.eval()
         for inputs, targets in self.validation_loader.batches(torch.arange(split.length)):
-            with self.step.autocast:
-                outputs = model(inputs)
-                loss_sum += self.task.loss(outputs, targets) * len(targets)
+            outputs, loss = self.step.evaluate(inputs, targets)
+            loss_sum += loss * len(targets)
             if self.task.classifies:
                 correct += _hits(outputs, targets)
             self.training.compute.pace()
@@ -188,8 +212,8 @@ class Loop:
     def _describe(self) -> None:
         training, config = self.training, self.training.config
         samples = self.task.train.length
-        steps = math.ceil(samples / config.batch_size)
-        left = math.ceil((samples - training.offset) / config.batch_size)
+        steps = math.ceil(samples / config.step_size)
+        left = math.ceil((samples - training.offset) / config.step_size)
         reader = self.reader  # alone: in the recorder the loop would outlive the run, model and all
         self.recorder.also_dropped = lambda: reader.dropped
         total = training.step + left + (config.epochs - training.epoch) * steps

@@ -1,4 +1,4 @@
-"""The four precisions: process-wide flags, the autocast context and the gradient scaler.
+"""The precisions: process-wide flags, the autocast context, the weights' type, the gradient scaler.
 
 Only the older TF32 settings are used: setting the newer `fp32_precision` makes the older getters
 raise, which breaks other code in the process.
@@ -14,6 +14,7 @@ import torch
 from trainer.config import Precision
 
 _AMP_TYPES = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
+_PURE_TYPES = {Precision.PURE_BF16: torch.bfloat16, Precision.PURE_FP16: torch.float16}
 
 
 @contextmanager
@@ -40,9 +41,15 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
     return torch.autocast(device.type, dtype=dtype) if dtype else nullcontext()
 
 
+def weight_type(precision: Precision) -> torch.dtype | None:
+    """Return the 16-bit type of weights and inputs of the pure precisions; None for the others."""
+    return _PURE_TYPES.get(precision)
+
+
 def grad_scaler(precision: Precision) -> torch.amp.GradScaler:
     """Return the scaler, which passes everything through unless the precision is fp16.
 
-    bf16 has the range of fp32 and needs none.
+    bf16 has the range of fp32 and needs none. Pure fp16 can have none: it refuses to unscale
+    gradients of 16 bits.
     """
     return torch.amp.GradScaler("cuda", enabled=precision is Precision.FP16)

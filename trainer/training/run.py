@@ -28,12 +28,15 @@ from trainer.config import RunConfig
 from trainer.devices import list_devices
 from trainer.failures import RunFailed, explain
 from trainer.problems import TrainDevice, problems
+from trainer.step_problems import epoch_problem
 from trainer.training.checkpoint import read_checkpoint
 from trainer.training.commands import OwnCommands, RunStopped
 from trainer.training.compute import Compute, CpuCompute, CudaCompute, why_lost
 from trainer.training.data import MemoryLoader, make_loader
+from trainer.training.flags import run_flags
 from trainer.training.loop import Journal, Loop
-from trainer.training.precision import autocast, precision_flags
+from trainer.training.model import InputForm, prepare
+from trainer.training.precision import autocast
 from trainer.training.state import Training
 from trainer.training.step import TrainStep
 from trainer.workloads import WORKLOADS
@@ -136,12 +139,12 @@ def _train(attempt: _Attempt) -> None:
     """Build everything in the order that matters (flags, seed, model, optimizer) and train."""
     config, compute = attempt.config, attempt.compute
     recorder = attempt.session.recorder
-    with precision_flags(config.precision):
+    with run_flags(config):
         torch.manual_seed(config.seed)
         task = WORKLOADS[config.workload](config)
-        # Channels last: faster convolutions on CPUs, and what tensor cores want.
-        task.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        training = Training(config, task.model.to(compute.device), compute)
+        if too_short := epoch_problem(config, task.train.length):
+            raise RunFailed(str(too_short))
+        training = Training(config, prepare(task.model, config, compute.device), compute)
         parameters = sum(weights.numel() for weights in task.model.parameters())
         recorder.describe(parameters=parameters, **task.run_info)
         if config.resume:
@@ -162,6 +165,8 @@ def _train(attempt: _Attempt) -> None:
                     scaler=training.scaler,
                     autocast=autocast(config.precision, compute.device),
                     clip_norm=config.clip_norm,
+                    form=InputForm.of(config),
+                    set_to_none=config.set_to_none,
                 ),
                 loader=loader,
                 validation_loader=validation_loader,

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from trainer.training.model import AS_LOADED, InputForm
 from trainer.workloads.task import LossFunction
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainStep:
-    """What a step needs; call it with a batch on the device."""
+    """What a step needs; call it with each of its batches on the device."""
 
     model: nn.Module
     loss: LossFunction
@@ -21,23 +23,59 @@ class TrainStep:
     scaler: torch.amp.GradScaler
     autocast: AbstractContextManager[object]
     clip_norm: float
+    form: InputForm = AS_LOADED
+    set_to_none: bool = True
+    compiled: Callable[[Tensor], Tensor] | None = None
+    """The model as torch.compile made it, for training; validation runs it as it is written."""
 
-    def __call__(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Train on a batch; return the loss and, while clipping is on, the gradient norm (0-d).
+    def __call__(
+        self, inputs: Tensor, targets: Tensor, of: int = 0, last: bool = True
+    ) -> tuple[Tensor, Tensor | None]:
+        """Train on a batch; return its part of the loss and, with clipping, the gradient norm.
 
-        Gradients are freed at the end, so that between steps only weights and optimizer state
-        stay allocated.
+        A step may take several batches, whose parts of the loss add up to the mean over all of
+        the step's samples: `of` says how many these are (0: this batch has them all). Gradients
+        add up too, until the `last` batch updates the weights; the norm (0-d) comes with it.
         """
-        with self.autocast:
-            loss = self.loss(self.model(inputs), targets)
+        loss = self.forward(inputs, targets)
+        if of > len(targets):
+            loss = loss * (len(targets) / of)
+        self.backward(loss)
+        return loss.detach(), self.update() if last else None
+
+    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean loss of a batch (0-d)."""
+        return self._outputs_and_loss(self.compiled or self.model, inputs, targets)[1]
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of a loss to those that are there."""
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+
+    def update(self) -> Tensor | None:
+        """Update the weights, then drop the gradients; return their norm (0-d) with clipping.
+
+        With `set_to_none` only weights and optimizer state stay allocated between steps.
+        """
         norm = self._clip() if self.clip_norm > 0 else None
         # fp16: a step with infinite gradients is skipped. Without a fused optimizer the scaler
         # waits for the device here to know.
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
-        return loss.detach(), norm
+        self.optimizer.zero_grad(set_to_none=self.set_to_none)
+        return norm
+
+    def evaluate(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the outputs of the model as it is written, and their mean loss (0-d)."""
+        return self._outputs_and_loss(self.model, inputs, targets)
+
+    def _outputs_and_loss(
+        self, model: Callable[[Tensor], Tensor], inputs: Tensor, targets: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        with self.autocast:
+            outputs = model(self.form(inputs))
+            if self.form.dtype is not None:
+                outputs = outputs.float()  # a loss of 16 bits would round sums over the batch
+            return outputs, self.loss(outputs, targets)
 
     def _clip(self) -> Tensor:
         self.scaler.unscale_(self.optimizer)  # the limit is meant for the true gradients

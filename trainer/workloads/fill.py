@@ -61,7 +61,7 @@ class ResidualCnn(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the class scores (n, 10)."""
-        features = self.blocks(self.stem(images.float() / 255))
+        features = self.blocks(self.stem(images.to(self.stem.weight.dtype) / 255))
         scores: Tensor = self.head(features.mean(dim=(2, 3)))
         return scores
 

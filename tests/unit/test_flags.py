@@ -1,0 +1,64 @@
+"""Process-wide flags hold for a run and are put back after it, also when it fails."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch.backends import cudnn
+
+from trainer.config import RunConfig
+from trainer.training.flags import run_flags
+
+
+def flags() -> tuple[bool, bool, bool, bool]:
+    return (
+        cudnn.benchmark,
+        cudnn.deterministic,
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, (False, False, False, False)),
+        ({"cudnn_benchmark": True}, (True, False, False, False)),
+        ({"deterministic": True}, (False, True, True, False)),
+    ],
+)
+def test_flags_follow_the_configuration_and_are_put_back(
+    changes: dict[str, Any], expected: tuple[bool, ...]
+) -> None:
+    before = flags()
+    with run_flags(replace(RunConfig(), **changes)):
+        assert flags() == expected
+    assert flags() == before
+    with pytest.raises(ZeroDivisionError), run_flags(replace(RunConfig(), **changes)):
+        raise ZeroDivisionError
+    assert flags() == before
+
+
+def test_the_flags_of_a_user_come_back() -> None:
+    cudnn.benchmark = True
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with run_flags(RunConfig()):
+            assert flags() == (False, False, False, False)
+        assert flags() == (True, False, True, True)
+    finally:
+        cudnn.benchmark = False
+        torch.use_deterministic_algorithms(False)
+
+
+def test_deterministic_refuses_an_operation_that_is_not() -> None:
+    values, index = torch.zeros(3), torch.tensor([0, 0, 1])
+    assert values.put(index, torch.ones(3), accumulate=False).shape == (3,)
+    with (
+        run_flags(replace(RunConfig(), deterministic=True)),
+        pytest.raises(RuntimeError, match="deterministic"),
+    ):
+        values.put(index, torch.ones(3), accumulate=False)

@@ -1,0 +1,102 @@
+"""Which settings of the step exclude each other or have no effect. Pure; no torch import."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trainer.config import Compile, Optimizer, Precision, Problem, RunConfig, Workload
+
+WITHOUT_CONVOLUTIONS = frozenset({Workload.LINEAR, Workload.DIGITS_MLP})
+
+
+def step_problems(config: RunConfig, *, on_gpu: bool) -> list[Problem]:
+    """Every reason why a step with these settings cannot be, or would be as without one of them."""
+    return [
+        *_pairs(config),
+        *_without_effect(config),
+        *_compile_problems(config, on_gpu),
+        *(_graph_problems(config) if config.cuda_graphs and on_gpu else ()),
+        *(() if on_gpu else _gpu_only(config)),
+    ]
+
+
+def epoch_problem(config: RunConfig, samples: int) -> Problem | None:
+    """Why an epoch of so many samples is too short for the settings; None where it is not."""
+    batches = -(-samples // config.batch_size)
+    if config.accumulation <= batches:
+        return None
+    return Problem(
+        "accumulation",
+        f"an epoch has {batches} batches of {config.batch_size}, got {config.accumulation}",
+        "Lower accumulation or batch_size",
+    )
+
+
+def _pairs(config: RunConfig) -> Iterator[Problem]:
+    """Two switches of which only one can be on: a problem of both, so that either can go."""
+    exclusive = [
+        ("fused", "foreach", "an optimizer is either fused or foreach"),
+        ("deterministic", "cudnn_benchmark", "cudnn.benchmark may choose another algorithm a run"),
+    ]
+    for one, other, reason in exclusive:
+        if getattr(config, one) and getattr(config, other):
+            yield Problem(one, reason, f"Switch off {other}")
+            yield Problem(other, reason, f"Switch off {one}")
+
+
+def _without_effect(config: RunConfig) -> Iterator[Problem]:
+    if config.workload in WITHOUT_CONVOLUTIONS:
+        for field in ("channels_last", "cudnn_benchmark"):
+            if getattr(config, field):
+                reason = f"it acts on convolutions, and {config.workload} has none"
+                yield Problem(field, reason, "Switch it off")
+    if config.activation_checkpointing and config.workload is Workload.LINEAR:
+        reason = "a model of one layer has no activations to compute again"
+        yield Problem("activation_checkpointing", reason, "Switch it off")
+
+
+def _gpu_only(config: RunConfig) -> Iterator[Problem]:
+    reasons = {
+        "cudnn_benchmark": "cuDNN is a library for GPUs",
+        "cuda_graphs": "CUDA Graphs are recorded and replayed by a GPU",
+        "memory_warmup": "torch keeps no cache of CPU memory to fill",
+    }
+    for field, reason in reasons.items():
+        if getattr(config, field):
+            yield Problem(field, reason, "Switch it off, or choose a GPU")
+
+
+def _compile_problems(config: RunConfig, on_gpu: bool) -> Iterator[Problem]:
+    if config.compile is Compile.NONE:
+        return
+    if config.compile is Compile.REDUCE_OVERHEAD and not on_gpu:
+        yield Problem(
+            "compile",
+            "reduce-overhead adds CUDA Graphs, which a CPU does not have",
+            "Choose default or max-autotune on a CPU",
+        )
+
+
+def _graph_problems(config: RunConfig) -> Iterator[Problem]:
+    if config.compile is not Compile.NONE:
+        yield Problem("cuda_graphs", "the step is either compiled or captured", "Set compile none")
+        yield Problem(
+            "compile", "the step is either compiled or captured", "Switch off cuda_graphs"
+        )
+    if not config.set_to_none:
+        yield Problem(
+            "set_to_none",
+            "a captured step keeps its gradients and writes them anew, so none are set to zero",
+            "Switch it on",
+        )
+    for field in ("warmup", "memory_warmup"):
+        if getattr(config, field):
+            reason = "CUDA Graphs begin with warm-up steps and keep their memory reserved"
+            yield Problem(field, reason, "Switch it off")
+    if not config.fused:
+        if config.precision is Precision.FP16:
+            reason = "a captured fp16 step needs the fused optimizer, which skips steps by itself"
+            yield Problem("cuda_graphs", reason, "Switch on fused")
+        elif config.optimizer is Optimizer.SGD:
+            reason = "only fused SGD reads its learning rate from the GPU"
+            yield Problem("cuda_graphs", reason, "Switch on fused")
