@@ -171,8 +171,26 @@ METRICS: tuple[Metric, ...] = (
         Unit.SECOND,
         "copies to the GPU",
         "CUDA events around Tensor.to",
-        "Time that the device spent on copies from the host by .to() and .cuda(). A copy counts "
-        "for the step in which its end was noticed.",
+        "Time that the device spent on copies from the host by .to() and .cuda(). In a watched "
+        "script a copy counts for the step in which its end was noticed, in the built-in loop for "
+        "the step that used the batch.",
+    ),
+    _step(
+        "perf/gpu_time",
+        Unit.SECOND,
+        "GPU time",
+        "CUDA events around the step",
+        "Time on the device from the begin of the forward pass to the end of the optimizer's "
+        "update, copies of the batch left out. Where the host launches too slowly it contains the "
+        "gaps between kernels: perf/gpu_wait tells.",
+    ),
+    _step(
+        "perf/gpu_wait",
+        Unit.SECOND,
+        "wait for the GPU",
+        "host clock",
+        "Part of the step time in which the host, two steps ahead, waited for the GPU. Near 0 the "
+        "GPU waits for the host: for its launches, or for data. Built-in loop only.",
     ),
     _sample(
         "memory/allocated",

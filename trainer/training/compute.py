@@ -7,6 +7,7 @@ only inside long steps.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 
 import psutil
@@ -15,6 +16,7 @@ import torch
 from stepscope.diagnosis.outcome import shortage
 from stepscope.recording.scalars import DeviceScalars, RowSink
 from stepscope.sampling.allocator import COUNTS, read
+from trainer.training.device_times import DeviceTimes, TimedScalars
 from trainer.training.loss_reader import HostReader
 
 RUN_AHEAD = 2
@@ -27,6 +29,7 @@ class CpuCompute:
 
     on_gpu = False
     device = torch.device("cpu")
+    times = None
 
     def memory(self) -> dict[str, int]:
         """Bytes by metric key."""
@@ -40,6 +43,12 @@ class CpuCompute:
 
     def synchronize(self) -> None:
         """Do nothing: CPU work is done when the call returns."""
+
+    def begin_step(self) -> None:
+        """Do nothing: on a CPU the step time says it all."""
+
+    def end_step(self) -> None:
+        """Do nothing, as `begin_step`."""
 
     def pace(self) -> None:
         """Do nothing: the host cannot run ahead of itself."""
@@ -65,6 +74,7 @@ class CudaCompute:
         self.device = torch.device("cuda", index)
         torch.cuda.set_device(self.device)
         self._steps: deque[torch.cuda.Event] = deque()
+        self.times = DeviceTimes(self.device)
 
     def memory(self) -> dict[str, int]:
         """Bytes of torch's caching allocator by metric key; about 5 µs, no CUDA call."""
@@ -89,6 +99,14 @@ class CudaCompute:
         """Wait for all queued work."""
         torch.cuda.synchronize(self.device)
 
+    def begin_step(self) -> None:
+        """Mark where the computing of a batch begins: before its forward pass."""
+        self.times.begin_step()
+
+    def end_step(self) -> None:
+        """Mark where it ends: after its backward pass or the optimizer's update."""
+        self.times.end_step()
+
     def pace(self) -> None:
         """Mark a step boundary and wait for the one RUN_AHEAD steps back.
 
@@ -101,11 +119,13 @@ class CudaCompute:
         event.record()
         self._steps.append(event)
         if len(self._steps) > RUN_AHEAD:
+            began = time.perf_counter()
             self._steps[0].synchronize()
+            self.times.waited(time.perf_counter() - began)
 
     def reader(self, sink: RowSink) -> DeviceScalars:
         """Return the reader of the loop's scalars."""
-        return DeviceScalars(sink)
+        return TimedScalars(sink, self.times)
 
     def rng_state(self) -> torch.Tensor | None:
         """Return the state of this device's default generator."""

@@ -134,7 +134,9 @@ class Loop:
             began = time.perf_counter()
             inputs, targets = next(batches)
             waited += time.perf_counter() - began
+            training.compute.begin_step()
             part, norm = self.step(inputs, targets, of, number == count)
+            training.compute.end_step()
             training.compute.pace()
             loss = part if loss is None else loss + part
             samples += len(targets)

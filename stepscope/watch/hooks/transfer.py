@@ -14,7 +14,7 @@ from threading import get_ident
 from types import ModuleType
 from typing import Any
 
-from stepscope.recording.scalars import keep_for_good
+from stepscope.recording.event_pairs import EventPairs, Pair
 from stepscope.watch.hooks.patches import Function, Guard, Patches, opaque
 from stepscope.watch.hooks.state import State
 
@@ -23,26 +23,22 @@ PAIRS = 64
 
 
 class Transfers:
-    """A pool of event pairs, each free or around a copy that the device has not finished."""
+    """The copies of this run that the device has not finished."""
 
     def __init__(self, new_event: Callable[[], Any]) -> None:
-        self._free = [(new_event(), new_event()) for _ in range(PAIRS)]
-        keep_for_good(tuple(self._free))
-        self._under_way: deque[tuple[Any, Any]] = deque()
+        self._pairs = EventPairs(new_event, PAIRS)
+        self._under_way: deque[Pair] = deque()
         self._missed = False
 
-    def begin(self) -> tuple[Any, Any] | None:
+    def begin(self) -> Pair | None:
         """Record the first event of a pair; None when all are in use."""
-        if not self._free:
-            self._missed = True
-            return None
-        pair = self._free.pop()
-        pair[0].record()
+        pair = self._pairs.begin()
+        self._missed = self._missed or pair is None
         return pair
 
-    def end(self, pair: tuple[Any, Any]) -> None:
+    def end(self, pair: Pair) -> None:
         """Record the second event."""
-        pair[1].record()
+        self._pairs.end(pair)
         self._under_way.append(pair)
 
     def harvest(self) -> float | None:
@@ -51,10 +47,8 @@ class Transfers:
         None when a copy could not be measured, or when all are still under way: not known, not 0.
         """
         total_s, found = 0.0, False
-        while self._under_way and self._under_way[0][1].query():
-            pair = self._under_way.popleft()
-            total_s += pair[0].elapsed_time(pair[1]) / 1e3  # milliseconds
-            self._free.append(pair)
+        while self._under_way and self._pairs.has_ended(self._under_way[0]):
+            total_s += self._pairs.seconds(self._under_way.popleft())
             found = True
         missed, self._missed = self._missed, False
         return None if missed or (self._under_way and not found) else total_s
@@ -91,7 +85,7 @@ class CopyTimes:
 
         return copy
 
-    def _begin(self, target: Any) -> tuple[Any, Any] | None:
+    def _begin(self, target: Any) -> Pair | None:
         if isinstance(target, self._tensor):
             target = target.device
         elif isinstance(target, str):

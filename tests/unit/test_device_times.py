@@ -1,0 +1,188 @@
+"""Times of a step on the device, with a device whose clock and progress a test sets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from stepscope.recording import scalars
+from stepscope.recording.event_pairs import EventPairs
+from stepscope.recording.scalars import Row
+from trainer.training import device_times
+from trainer.training.device_times import DeviceTimes, TimedScalars
+
+
+@dataclass
+class Device:
+    """Runs what is queued only as far as a test lets it; one tick a piece of work."""
+
+    queued_ms: float = 0.0
+    reached: int = 0
+    recorded: int = 0
+    broken: bool = False
+    events: list[FakeEvent] = field(default_factory=list)
+
+    def event(self) -> FakeEvent:
+        self.events.append(FakeEvent(self))
+        return self.events[-1]
+
+    def finish(self) -> None:
+        self.reached = self.recorded
+
+
+@dataclass
+class FakeEvent:
+    device: Device
+    at_ms: float = 0.0
+    number: int = 0
+
+    def record(self) -> None:
+        self.device.recorded += 1
+        self.number, self.at_ms = self.device.recorded, self.device.queued_ms
+
+    def query(self) -> bool:
+        if self.device.broken:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return self.number <= self.device.reached
+
+    def synchronize(self) -> None:
+        self.device.reached = max(self.device.reached, self.number)
+
+    def elapsed_time(self, end: FakeEvent) -> float:
+        assert end.query(), "asked before the device was there: this would raise"
+        return end.at_ms - self.at_ms
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    made = Device()
+    pinned: Callable[[int, int], torch.Tensor] = torch.zeros
+    monkeypatch.setattr(scalars, "_free", None)
+    monkeypatch.setattr(scalars, "_pinned", pinned)
+    monkeypatch.setattr(scalars, "_is_capturing", lambda: False)
+    monkeypatch.setattr(scalars, "_event", made.event)
+    monkeypatch.setattr(device_times, "_event", made.event)
+    monkeypatch.setattr(device_times, "_pairs", {})
+    return made
+
+
+class Steps:
+    """Steps of a loop: a copy of 2 ms and computing of 5 ms for each batch."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.times = DeviceTimes(torch.device("cuda", 0))
+        self.rows: list[tuple[int, Row]] = []
+        self.reader = TimedScalars(lambda step, ts, row: self.rows.append((step, row)), self.times)
+
+    def batch(self, *, copy_ms: float = 2.0, compute_ms: float = 5.0) -> None:
+        copy = self.times.begin_copy()
+        self.device.queued_ms += copy_ms
+        self.times.end_copy(copy)
+        self.times.begin_step()
+        self.device.queued_ms += compute_ms
+        self.times.end_step()
+
+    def close(self, step: int) -> None:
+        self.reader.put(step, 0.0, {}, {"train/loss": torch.tensor(0.5)})
+
+
+def test_a_step_gets_its_own_times_some_steps_later(device: Device) -> None:
+    steps = Steps(device)
+    for step in (1, 2, 3):
+        steps.batch(copy_ms=step, compute_ms=10 * step)
+        steps.close(step)
+    steps.reader.poll()
+    assert steps.rows == [], "nothing is waited for"
+    device.finish()
+    steps.reader.poll()
+    for step, row in steps.rows:
+        assert row["perf/h2d"] == pytest.approx(step / 1e3)
+        assert row["perf/gpu_time"] == pytest.approx(step / 1e2)
+        assert row["train/loss"] == 0.5
+    assert [step for step, _ in steps.rows] == [1, 2, 3]
+
+
+def test_the_batches_of_an_accumulated_step_are_added_up(device: Device) -> None:
+    steps = Steps(device)
+    for _ in range(4):
+        steps.batch()
+        device.queued_ms += 100.0  # between the batches nothing of ours is running
+    steps.close(1)
+    steps.reader.flush()
+    [(_, row)] = steps.rows
+    assert row["perf/h2d"] == pytest.approx(0.008)
+    assert row["perf/gpu_time"] == pytest.approx(0.020)
+
+
+def test_events_are_used_again(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scalars, "SLOTS", 1)
+    steps = Steps(device)
+    for step in range(1, 101):
+        steps.batch()
+        steps.close(step)
+        device.finish()
+        steps.reader.poll()
+    assert len(steps.rows) == 100
+    assert len(device.events) == 5  # two pairs, and that of the loss
+
+
+def test_more_than_the_limit_is_missing_and_not_less(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_times, "PAIRS_LIMIT", 3)
+    steps = Steps(device)
+    steps.batch()
+    steps.batch()
+    steps.close(1)
+    steps.reader.flush()
+    assert steps.rows[-1][1].keys() == {"perf/h2d", "train/loss"}
+    steps.batch()
+    steps.close(2)
+    steps.reader.flush()
+    assert steps.rows[-1][1]["perf/gpu_time"] == pytest.approx(0.005)
+
+
+def test_a_device_that_fails_gives_rows_without_times(device: Device) -> None:
+    steps = Steps(device)
+    steps.batch()
+    steps.close(1)
+    device.broken = True
+    steps.reader.flush()
+    assert steps.rows == [(1, {})]
+
+
+def test_a_row_that_goes_on_early_has_no_times_and_its_pairs_come_back(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scalars, "_is_capturing", lambda: True)  # the loss is not copied
+    steps = Steps(device)
+    steps.batch()
+    steps.close(1)
+    monkeypatch.setattr(scalars, "_is_capturing", lambda: False)
+    steps.reader.poll()
+    assert steps.rows == [(1, {})]
+    steps.batch()
+    assert len(device.events) == 4
+
+
+def test_only_waits_of_training_steps_count(device: Device) -> None:
+    steps = Steps(device)
+    steps.times.waited(7.0)  # of the validation
+    steps.batch()
+    steps.times.waited(0.25)
+    steps.close(1)
+    steps.reader.flush()
+    assert steps.rows[0][1]["perf/gpu_wait"] == 0.25
+
+
+def test_a_pair_limit_is_kept_and_a_freed_pair_serves_again(device: Device) -> None:
+    pairs = EventPairs(device.event, limit=1)
+    pair = pairs.begin()
+    assert pair is not None
+    assert pairs.begin() is None
+    pairs.free(pair)
+    assert pairs.begin() == pair
