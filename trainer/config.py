@@ -75,6 +75,9 @@ class Workload(StrEnum):
     LINEAR = "linear"
     DIGITS_MLP = "digits_mlp"
     DIGITS_CNN = "digits_cnn"
+    GPT = "gpt"
+    RESNET = "resnet"
+    MATMUL = "matmul"
     FILL = "fill"
 
 
@@ -272,6 +275,29 @@ _DEFAULTS: dict[Workload, dict[str, Any]] = {
     },
     Workload.DIGITS_MLP: {"channels_last": False},
     Workload.DIGITS_CNN: {},
+    Workload.GPT: {
+        "epochs": 3,
+        "batch_size": 16,
+        "learning_rate": 1e-3,
+        "optimizer": Optimizer.ADAMW,
+        "channels_last": False,
+        "width": 64,
+    },
+    Workload.RESNET: {
+        "epochs": 1,
+        "batch_size": 8,
+        "learning_rate": 1e-3,
+        "width": 64,
+        "image_size": 224,
+    },
+    Workload.MATMUL: {
+        "epochs": 5,
+        "batch_size": 8,
+        "learning_rate": 1e-3,
+        "schedule": Schedule.NONE,
+        "channels_last": False,
+        "width": 512,
+    },
     Workload.FILL: {"epochs": 5, "batch_size": 16, "learning_rate": 1e-3},
 }
 

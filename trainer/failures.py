@@ -30,8 +30,8 @@ _NO_WORKSPACE = "unable to find an engine"
 _GPU_CALL = ("CUDA error", "cuDNN error", "CUDNN_STATUS", "CUBLAS_STATUS", "cuBLAS error")
 _SHARED_MEMORY = ("/torch_", "shared memory", "bus error")
 _TAKES = {
-    Shortage.GPU: ("batch_size", "image_size", "width"),
-    Shortage.HOST: ("batch_size", "image_size", "width", "num_workers"),
+    Shortage.GPU: ("batch_size", "image_size", "context", "layers", "width"),
+    Shortage.HOST: ("batch_size", "image_size", "context", "layers", "width", "num_workers"),
     Shortage.PINNED: ("batch_size", "image_size"),
 }
 

@@ -26,6 +26,9 @@ TRAITS: dict[Workload, Traits] = {
     Workload.LINEAR: Traits(),
     Workload.DIGITS_MLP: Traits(),
     Workload.DIGITS_CNN: Traits(convolutions=True),
+    Workload.GPT: Traits(fields=("layers", "width", "context", "dropout", "tied_head")),
+    Workload.RESNET: Traits(fields=("width", "image_size", "classes"), convolutions=True),
+    Workload.MATMUL: Traits(fields=("width",)),
     Workload.FILL: Traits(fields=("width", "image_size"), convolutions=True),
 }
 

@@ -13,6 +13,7 @@ import streamlit as st
 
 from dashboard.controls.fields import Choice, number, reason, select, switch_number, switch_select
 from dashboard.controls.techniques import groups
+from dashboard.controls.workload_fields import workload_fields
 from dashboard.format import escape_markdown
 from dashboard.services import Devices
 from stepscope.formatting import format_bytes
@@ -33,6 +34,9 @@ WORKLOADS = {
     Workload.LINEAR: "Linear regression (1 → 1)",
     Workload.DIGITS_MLP: "Digits, MLP (real data)",
     Workload.DIGITS_CNN: "Digits, small CNN (real data)",
+    Workload.GPT: "GPT, one character at a time (real text)",
+    Workload.RESNET: "ResNet-18, 224 px (synthetic)",
+    Workload.MATMUL: "Matrix multiplication",
     Workload.FILL: "Fill the GPU: residual CNN",
 }
 PRECISIONS = {
@@ -198,13 +202,7 @@ def _workload(config: RunConfig) -> None:
         on_change=_reload_defaults,
         help="Choosing a workload sets its recommended epochs, batch size and learning rate.",
     )
-    if config.workload is Workload.FILL:
-        st.caption("The images are synthetic. Width and image size scale the memory it takes.")
-        columns = st.columns(2)
-        with columns[0]:
-            number("width", "Width", "Channels of the first stage; memory grows with it.")
-        with columns[1]:
-            number("image_size", "Image size", "Pixels a side; memory grows with its square.")
+    workload_fields(config)
 
 
 def _training(choice: Choice) -> None:

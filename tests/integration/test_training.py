@@ -18,15 +18,14 @@ import torch
 from stepscope.run import RunStatus
 from stepscope.store import EventRow, RunReader, StoreError
 from stepscope.store.reader import send_command
+from tests.sizes import SMALL
 from trainer.config import Precision, RunConfig, Schedule, Workload, defaults
 from trainer.training.run import run as train
 
 
 def small(workload: Workload, **changes: Any) -> RunConfig:
     base = replace(defaults(workload), epochs=2, threads=1)
-    if workload is Workload.FILL:
-        base = replace(base, width=4, image_size=8)
-    return replace(base, **changes)
+    return replace(base, **(SMALL[workload] | changes))
 
 
 def metric(folder: Path, key: str, stream: str = "steps") -> np.ndarray:
@@ -49,7 +48,7 @@ def run_json(folder: Path) -> dict[str, Any]:
     return loaded
 
 
-@pytest.mark.parametrize("workload", list(Workload))
+@pytest.mark.parametrize("workload", list(SMALL))
 def test_each_workload_trains_and_records_every_step(workload: Workload, tmp_path: Path) -> None:
     flags = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     threads = torch.get_num_threads()

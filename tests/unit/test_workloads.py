@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.sizes import SMALL
 from trainer.config import Workload, defaults
 from trainer.training.compute import CpuCompute
 from trainer.training.precision import autocast
@@ -19,11 +20,10 @@ from trainer.workloads.task import Task
 
 def make(workload: Workload, **changes: Any) -> Task:
     torch.manual_seed(0)
-    small: dict[str, Any] = {"width": 4, "image_size": 8} if workload is Workload.FILL else {}
-    return WORKLOADS[workload](replace(defaults(workload), **(small | changes)))
+    return WORKLOADS[workload](replace(defaults(workload), **(SMALL[workload] | changes)))
 
 
-@pytest.mark.parametrize("workload", list(Workload))
+@pytest.mark.parametrize("workload", list(SMALL))
 def test_a_few_steps_on_one_batch_lower_the_loss(workload: Workload) -> None:
     task = make(workload)
     config = replace(defaults(workload), learning_rate=0.01)

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from trainer.config import RunConfig, Workload
-from trainer.workloads import digits, fill, linear
+from trainer.workloads import digits, fill, gpt, linear, matmul, resnet
 from trainer.workloads.task import Task
 
 WORKLOADS: dict[Workload, Callable[[RunConfig], Task]] = {
     Workload.LINEAR: linear.task,
     Workload.DIGITS_MLP: digits.mlp_task,
     Workload.DIGITS_CNN: digits.cnn_task,
+    Workload.GPT: gpt.task,
+    Workload.RESNET: resnet.task,
+    Workload.MATMUL: matmul.task,
     Workload.FILL: fill.task,
 }

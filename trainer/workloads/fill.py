@@ -25,43 +25,55 @@ EPOCH_BATCHES = 32  # at least, so that large batches still make an epoch
 def task(config: RunConfig) -> Task:
     """A ten-class residual CNN whose `width` and `image_size` set the memory it takes."""
     generator = torch.Generator().manual_seed(config.seed)
-    patterns = torch.rand((CLASSES, 3, 4, 4), generator=generator)
+    stem = nn.Conv2d(3, config.width, 3, padding=1, bias=False)
+    model = ResidualCnn(stem, config.width, stages=3, classes=CLASSES)
+    return synthetic_task(config, model, CLASSES, generator)
+
+
+def synthetic_task(
+    config: RunConfig, model: nn.Module, classes: int, generator: torch.Generator
+) -> Task:
+    """Return the task of telling `classes` patterns apart under noise."""
     size = config.image_size
+    patterns = torch.rand((classes, 3, 4, 4), generator=generator)
     images, labels = _pool(patterns, size, generator)
     unseen, unseen_labels = _pool(patterns, size, generator)
     samples = max(EPOCH_SAMPLES, EPOCH_BATCHES * config.batch_size)
     return Task(
-        model=ResidualCnn(config.width),
+        model=model,
         train=TensorSplit(images, labels, samples),
         validation=TensorSplit(unseen, unseen_labels, samples // 16),
         loss=nn.CrossEntropyLoss(),
-        run_info={"data": f"synthetic {size}×{size} images of ten patterns", "synthetic": True},
+        run_info={
+            "data": f"synthetic {size}×{size} images of {classes} patterns",
+            "synthetic": True,
+        },
     )
 
 
 class ResidualCnn(nn.Module):
-    """Three stages of two residual blocks; the channels double as the image halves.
+    """Stages of two residual blocks; from the second on, channels double and the image halves.
 
     Takes uint8 images (n, 3, size, size), which are a quarter of the bytes to copy, and gives
-    ten class scores.
+    class scores. `stem` turns three channels into `width`.
     """
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, stem: nn.Module, width: int, *, stages: int, classes: int) -> None:
         super().__init__()
-        self.stem = nn.Conv2d(3, width, 3, padding=1, bias=False)
-        stages = [(width, width, 1), (width, 2 * width, 2), (2 * width, 4 * width, 2)]
+        self.stem = stem
+        channels = [width << stage for stage in range(stages)]
         self.blocks = nn.Sequential(
             *(
                 block
-                for before, after, stride in stages
-                for block in (Block(before, after, stride), Block(after, after, 1))
+                for before, after in zip([width, *channels], channels, strict=False)
+                for block in (Block(before, after, after // before), Block(after, after, 1))
             )
         )
-        self.head = nn.Linear(4 * width, CLASSES)
+        self.head = nn.Linear(channels[-1], classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the class scores (n, 10)."""
-        features = self.blocks(self.stem(images.to(self.stem.weight.dtype) / 255))
+        """Return the class scores (n, classes)."""
+        features = self.blocks(self.stem(images.float() / 255))
         scores: Tensor = self.head(features.mean(dim=(2, 3)))
         return scores
 
@@ -88,7 +100,7 @@ class Block(nn.Module):
 def _pool(patterns: Tensor, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Images as uint8 (n, 3, size, size) and their labels (n,)."""
     count = max(1, min(POOL_IMAGES, POOL_BYTES // (3 * size * size)))
-    labels = torch.randint(CLASSES, (count,), generator=generator)
+    labels = torch.randint(len(patterns), (count,), generator=generator)
     images = torch.empty((count, 3, size, size), dtype=torch.uint8)
     scaled = functional.interpolate(patterns, size=(size, size))
     for image, label in zip(images, labels.tolist(), strict=True):

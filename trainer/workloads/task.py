@@ -71,6 +71,7 @@ class Task:
     validation: Split
     loss: LossFunction  # mean over the batch
     classifies: bool = True  # outputs are class scores, so accuracy means something
+    tokens_per_sample: int | None = None  # of a language model, for perf/tokens_per_sec
     recorded: Mapping[str, Tensor] = field(default_factory=dict)
     """Parameters of one element recorded every step, by metric key."""
     run_info: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,50 @@
+"""The fields that only some workloads have, drawn below the choice of the workload."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from dashboard.controls.fields import number
+from trainer.config import LIMITS, RunConfig, Workload
+from trainer.traits import TRAITS
+
+CAPTIONS = {
+    Workload.GPT: "Real text: Python's own help. Its sizes scale the memory it takes.",
+    Workload.RESNET: "The images are synthetic: this measures speed and memory.",
+    Workload.MATMUL: "Products of two square matrices; nothing has to be loaded.",
+    Workload.FILL: "The images are synthetic. Width and image size scale the memory it takes.",
+}
+FIELDS: dict[str, tuple[str, str]] = {
+    "layers": ("Layers", "Transformer blocks; memory and time grow with them."),
+    "width": (
+        "Width",
+        "Channels of the first stage or of each character, or the side of a matrix; memory grows "
+        "with it.",
+    ),
+    "context": ("Context", "Characters that the model reads at once; memory grows with it."),
+    "image_size": ("Image size", "Pixels a side; memory grows with its square."),
+    "classes": ("Classes", "Synthetic patterns that the model has to tell apart."),
+    "dropout": ("Dropout", "Share of the activations set to 0 while training; 0 is off."),
+    "tied_head": (
+        "Tied head",
+        "The last layer uses the weights of the embedding. Fewer weights; it may learn better or "
+        "worse.",
+    ),
+}
+"""Label and help of each field; its kind of widget follows from its type."""
+
+
+def workload_fields(config: RunConfig) -> None:
+    """Draw what the chosen workload has beside the settings of all: numbers first, two a row."""
+    if config.workload in CAPTIONS:
+        st.caption(CAPTIONS[config.workload])
+    names = TRAITS[config.workload].fields
+    numbers = [name for name in names if name in LIMITS]
+    for first in range(0, len(numbers), 2):
+        for column, name in zip(st.columns(2), numbers[first : first + 2], strict=False):
+            with column:
+                number(name, *FIELDS[name])
+    for name in names:
+        if isinstance(getattr(config, name), bool):
+            label, text = FIELDS[name]
+            st.toggle(label, key=f"config_{name}", help=text)

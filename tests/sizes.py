@@ -1,0 +1,17 @@
+"""Sizes with which each built-in workload takes a second or two on a CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainer.config import Workload
+
+SMALL: dict[Workload, dict[str, Any]] = {
+    Workload.LINEAR: {},
+    Workload.DIGITS_MLP: {},
+    Workload.DIGITS_CNN: {},
+    Workload.GPT: {"layers": 1, "width": 16, "context": 16, "batch_size": 64},
+    Workload.RESNET: {"width": 4, "image_size": 32, "batch_size": 64},
+    Workload.MATMUL: {"width": 32},
+    Workload.FILL: {"width": 4, "image_size": 8},
+}

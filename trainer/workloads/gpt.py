@@ -1,0 +1,166 @@
+"""A small GPT that reads English one character at a time: the manual that comes with Python.
+
+`pydoc_data.topics` is what `help("lists")` prints: 373,000 characters in Python 3.11, each
+paragraph taken once. The last tenth is held out. A sample is `context` characters and, for each,
+the one after it, so the loss is in nats per character: 4.6 is guessing among 100 characters.
+Memory grows with layers × width² (weights) and with batch_size × context × width × layers
+(activations).
+"""
+
+from __future__ import annotations
+
+from pydoc_data import topics
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from trainer.config import RunConfig
+from trainer.workloads.task import Task, TensorSplit
+
+HELD_OUT = 0.1
+STRIDE = 64  # characters between the beginnings of two samples
+HEAD_CHANNELS = (64, 32, 16)
+SPREAD = 0.02  # standard deviation of the first weights, as in GPT-2
+
+
+def task(config: RunConfig) -> Task:
+    """A character-level GPT of `layers` blocks with `width` channels."""
+    train, held_out = _texts()
+    characters = sorted(set(train + held_out))
+    splits = [_split(text, characters, config.context) for text in (train, held_out)]
+    return Task(
+        model=Gpt(config, len(characters)),
+        train=splits[0],
+        validation=splits[1],
+        loss=loss,
+        classifies=False,
+        tokens_per_sample=config.context,
+        run_info={
+            "data": f"Python's own help texts: {len(train):,} characters, {len(characters)} "
+            f"different ones; {len(held_out):,} more are held out; loss in nats per character"
+        },
+    )
+
+
+def loss(scores: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross entropy of a character, in nats; scores (n, context, characters)."""
+    return functional.cross_entropy(scores.flatten(0, 1), targets.flatten())
+
+
+class Gpt(nn.Module):
+    """Pre-norm transformer decoder with learned positions.
+
+    Takes character numbers (n, context) as int64 and gives scores (n, context, characters).
+    """
+
+    def __init__(self, config: RunConfig, characters: int) -> None:
+        super().__init__()
+        width = config.width
+        self.embedding = nn.Embedding(characters, width)
+        self.positions = nn.Embedding(config.context, width)
+        self.blocks = nn.Sequential(*(Block(width, config.dropout) for _ in range(config.layers)))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, characters, bias=False)
+        self.apply(_begin)
+        with torch.no_grad():
+            for name, weights in self.named_parameters():
+                # Each block adds to the same stream twice: it must not grow with the layers.
+                if name.endswith("out.weight"):
+                    weights.mul_((2 * config.layers) ** -0.5)
+        if config.tied_head:
+            self.head.weight = self.embedding.weight
+
+    def forward(self, characters: Tensor) -> Tensor:
+        """Return the scores of each next character."""
+        places = torch.arange(characters.shape[1], device=characters.device)
+        features = self.blocks(self.embedding(characters) + self.positions(places))
+        scores: Tensor = self.head(self.norm(features))
+        return scores
+
+
+class Block(nn.Module):
+    """Attention to the characters before, then a perceptron; each adds to what came in."""
+
+    def __init__(self, width: int, dropout: float) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width)
+        self.attention = Attention(width, dropout)
+        self.norm2 = nn.LayerNorm(width)
+        self.perceptron = Perceptron(width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return features of the same shape (n, context, width)."""
+        x = x + self.dropout(self.attention(self.norm1(x)))
+        added: Tensor = x + self.dropout(self.perceptron(self.norm2(x)))
+        return added
+
+
+class Attention(nn.Module):
+    """Causal self-attention with heads of 64 channels where the width allows it."""
+
+    def __init__(self, width: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads(width)
+        self.dropout = dropout
+        self.query_key_value = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return features of the same shape (n, context, width)."""
+        # (n, context, 3 × width) -> three times (n, heads, context, channels of a head)
+        parts = self.query_key_value(x).unflatten(2, (3, self.heads, -1))
+        query, key, value = parts.permute(2, 0, 3, 1, 4)
+        dropout = self.dropout if self.training else 0.0
+        mixed = functional.scaled_dot_product_attention(
+            query, key, value, dropout_p=dropout, is_causal=True
+        )
+        features: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return features
+
+
+class Perceptron(nn.Module):
+    """Two linear layers with four times the width between them."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.inner = nn.Linear(width, 4 * width)
+        self.out = nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return features of the same shape."""
+        features: Tensor = self.out(functional.gelu(self.inner(x)))
+        return features
+
+
+def heads(width: int) -> int:
+    """Return the number of attention heads: of 64 channels, or 32 or 16, or else one of all."""
+    return next((width // size for size in HEAD_CHANNELS if width % size == 0), 1)
+
+
+def _begin(module: nn.Module) -> None:
+    """Set the first weights: small random numbers, and no offsets."""
+    if isinstance(module, (nn.Linear, nn.Embedding)):
+        nn.init.normal_(module.weight, std=SPREAD)
+    if isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)
+
+
+def _texts() -> tuple[str, str]:
+    """The text to train on and the one held out.
+
+    Topics repeat paragraphs of each other, which must not be in both.
+    """
+    found = "\n\n".join(topics.topics[name] for name in sorted(topics.topics)).split("\n\n")
+    text = "\n\n".join({" ".join(paragraph.split()): paragraph for paragraph in found}.values())
+    cut = round(len(text) * (1 - HELD_OUT))
+    return text[:cut], text[cut:]
+
+
+def _split(text: str, characters: list[str], context: int) -> TensorSplit:
+    """Overlapping windows of the text; they share the memory of one."""
+    numbers = {character: number for number, character in enumerate(characters)}
+    tokens = torch.tensor([numbers[character] for character in text])
+    windows = tokens.unfold(0, context + 1, STRIDE)
+    return TensorSplit.of(windows[:, :-1], windows[:, 1:])
