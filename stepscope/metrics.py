@@ -155,8 +155,8 @@ METRICS: tuple[Metric, ...] = (
         "perf/tokens_per_sec",
         Unit.PER_SECOND,
         "tokens/s",
-        "the script: tokens=…",
-        "Tokens of this step, which the script gives to stepscope.log or step, divided by its "
+        "gpt workload; the script: tokens=…",
+        "Tokens of this step, which a script gives to stepscope.log or step, divided by its "
         "step time.",
     ),
     _step(

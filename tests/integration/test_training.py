@@ -94,6 +94,14 @@ def test_schedules_move_the_learning_rate(schedule: Schedule, tmp_path: Path) ->
     assert (rates[-1] < 0.05) == (schedule is not Schedule.NONE)
 
 
+def test_a_language_model_records_its_tokens(tmp_path: Path) -> None:
+    config = small(Workload.GPT, epochs=1)
+    assert train(config, tmp_path) is RunStatus.FINISHED
+    tokens = metric(tmp_path, "perf/tokens_per_sec")
+    samples = metric(tmp_path, "perf/samples_per_sec")
+    np.testing.assert_allclose(tokens, samples * config.context)
+
+
 def test_bf16_trains_on_a_cpu(tmp_path: Path) -> None:
     config = small(Workload.DIGITS_MLP, precision=Precision.BF16, epochs=3)
     assert train(config, tmp_path) is RunStatus.FINISHED

@@ -102,7 +102,7 @@ class Loop:
     def _train_epoch(self) -> None:
         training = self.training
         recorded = {key: value.detach().view(()) for key, value in self.task.recorded.items()}
-        learning_rate = training.learning_rate
+        learning_rate, tokens = training.learning_rate, self.task.tokens_per_sample
         length = self.task.train.length
         batches = self.loader.batches(training.order(length))
         boundary = time.perf_counter()
@@ -116,6 +116,8 @@ class Loop:
                 "perf/samples_per_sec": done.samples / (now - boundary),
                 "perf/data_wait": done.waited,
             }
+            if tokens is not None:
+                row["perf/tokens_per_sec"] = done.samples * tokens / (now - boundary)
             scalars = {"train/loss": done.loss, **recorded}
             if done.norm is not None:
                 scalars["train/grad_norm"] = done.norm
