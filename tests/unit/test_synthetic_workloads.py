@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests.sizes import SMALL
 from trainer.config import RunConfig, Workload, defaults
 from trainer.workloads import WORKLOADS, gpt, matmul
 from trainer.workloads.task import Task, TensorSplit
@@ -150,7 +151,10 @@ def test_matmul_stays_finite_in_every_precision(dtype: torch.dtype, width: int) 
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_gpt_computes_in_16_bits(dtype: torch.dtype) -> None:
-    task, _ = make(Workload.GPT, layers=1)
+@pytest.mark.parametrize("workload", [Workload.GPT, Workload.RESNET, Workload.FILL])
+def test_a_model_computes_in_the_type_of_its_weights(
+    workload: Workload, dtype: torch.dtype
+) -> None:
+    task, _ = make(workload, **SMALL[workload])
     inputs, targets = first_batch(task, 2)
     assert task.loss(task.model.to(dtype)(inputs), targets).isfinite()

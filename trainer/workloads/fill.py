@@ -73,7 +73,7 @@ class ResidualCnn(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the class scores (n, classes)."""
-        features = self.blocks(self.stem(images.float() / 255))
+        features = self.blocks(self.stem(images.to(self.head.weight.dtype) / 255))
         scores: Tensor = self.head(features.mean(dim=(2, 3)))
         return scores
 
