@@ -1,0 +1,238 @@
+"""What a sweep's file says, checked: sweep.json may come from another machine or be half a sweep.
+
+Pure. What is missing or no number is None; `to_content` raises only where there is no sweep at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from stepscope.formatting import printable
+
+Json = Mapping[str, Any]
+LONGEST_TEXT = 400
+"""Characters of one text that are shown."""
+MOST_ARMS = 200
+
+
+class SweepStatus(StrEnum):
+    """States of a sweep: stopped ones can be resumed, failed ones ended by an error."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    STOPPED = "stopped"
+    FINISHED = "finished"
+    FAILED = "failed"
+
+    @property
+    def live(self) -> bool:
+        """True while the sweep may still write."""
+        return self in (SweepStatus.PENDING, SweepStatus.RUNNING)
+
+
+class Verdict(StrEnum):
+    """What a sweep says of a setting; `measuring` only while it runs."""
+
+    FASTER = "faster"
+    SLOWER = "slower"
+    NO_DIFFERENCE = "no_difference"
+    UNDECIDED = "undecided"
+    MEASURING = "measuring"
+    FAILED = "failed"
+    IMPOSSIBLE = "impossible"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """One setting, or the baseline: its verdict and the medians of what was measured.
+
+    Effects are relative differences of the throughput from the baseline's (0.12: 12 % faster).
+    """
+
+    name: str
+    label: str
+    verdict: Verdict | None  # None: the baseline
+    effect: float | None = None
+    low: float | None = None
+    high: float | None = None
+    resolution: float | None = None
+    rounds: int = 0
+    reason: str | None = None
+    text: str | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    loss_verdict: str | None = None
+    loss_text: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Best:
+    """The best combination: the arms in it, the settings to take, its confirmed effect."""
+
+    arm: Arm
+    names: tuple[str, ...]
+    changes: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a sweep is: samples done of all that it may take, seconds left at `updated`."""
+
+    done: int
+    total: int
+    doing: str
+    seconds_left: float | None
+
+    @property
+    def share(self) -> float:
+        """Done of all, 0 to 1."""
+        return min(1.0, self.done / self.total) if self.total > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundSample:
+    """What the device did during one sample: clock in MHz, power in W, why it was throttled."""
+
+    sm_clock: float | None
+    power: float | None
+    throttle: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepContent:
+    """A sweep at one moment."""
+
+    workload: str
+    status: SweepStatus
+    reason: str | None
+    created: float
+    updated: float
+    progress: Progress
+    baseline: Arm
+    arms: tuple[Arm, ...]
+    best: Best | None
+    drift: str | None
+    rounds: tuple[Mapping[str, RoundSample], ...]
+    config: Mapping[str, Any]
+    machine: Mapping[str, Any]
+    max_rounds: int | None
+    margin: float | None
+
+
+def to_content(sweep: Json) -> SweepContent:
+    """Return a checked sweep.json. Raises ValueError where it is none."""
+    try:
+        status = SweepStatus(sweep["status"])
+        created, workload = float(sweep["created"]), text(sweep["workload"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"sweep.json: must be that of a sweep, got {str(error)[:80]!r}. Delete the folder."
+        ) from error
+    plan = _mapping(sweep.get("plan"))
+    baseline, drift = _mapping(sweep.get("baseline")), _mapping(sweep.get("drift"))
+    return SweepContent(
+        workload=workload or "?",
+        status=status,
+        reason=text(sweep.get("reason")),
+        created=created if math.isfinite(created) else 0.0,
+        updated=number(sweep.get("updated")) or created,
+        progress=_progress(_mapping(sweep.get("progress"))),
+        baseline=_arm({"name": "baseline", "label": "Baseline", **baseline, "verdict": None}),
+        arms=tuple(_arm(_mapping(arm)) for arm in _list(sweep.get("arms"))[:MOST_ARMS]),
+        best=_best(sweep.get("best")),
+        drift=text(drift.get("text")),
+        rounds=tuple(_round(_mapping(one)) for one in _list(sweep.get("rounds"))),
+        config=_mapping(plan.get("config")),
+        machine=_mapping(sweep.get("machine")),
+        max_rounds=_whole(plan.get("max_rounds")),
+        margin=number(plan.get("margin")),
+    )
+
+
+def number(value: object) -> float | None:
+    """Return a finite number as it is, None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def text(value: object) -> str | None:
+    """Return a text that can be shown, None for no text."""
+    return printable(value)[:LONGEST_TEXT] if isinstance(value, str) and value.strip() else None
+
+
+def _arm(arm: Json) -> Arm:
+    loss = _mapping(arm.get("loss"))
+    metrics = {str(key): number(value) for key, value in _mapping(arm.get("metrics")).items()}
+    name = text(arm.get("name")) or "?"
+    return Arm(
+        name=name,
+        label=text(arm.get("label")) or name,
+        verdict=_verdict(arm.get("verdict", "measuring")),
+        effect=number(arm.get("effect")),
+        low=number(arm.get("low")),
+        high=number(arm.get("high")),
+        resolution=number(arm.get("resolution")),
+        rounds=_whole(arm.get("rounds")) or 0,
+        reason=text(arm.get("reason")),
+        text=text(arm.get("text")),
+        metrics={key: value for key, value in metrics.items() if value is not None},
+        loss_verdict=text(loss.get("verdict")),
+        loss_text=text(loss.get("text")),
+    )
+
+
+def _verdict(word: object) -> Verdict | None:
+    """Return a verdict, `undecided` for a word of a later version."""
+    if word is None:
+        return None
+    try:
+        return Verdict(str(word))
+    except ValueError:
+        return Verdict.UNDECIDED
+
+
+def _best(best: object) -> Best | None:
+    if not isinstance(best, Mapping):
+        return None
+    names = tuple(filter(None, map(text, _list(best.get("arms")))))
+    arm = _arm({"name": "best", "label": "Best combination", **best})
+    return Best(arm=arm, names=names, changes=_mapping(best.get("changes")))
+
+
+def _progress(progress: Json) -> Progress:
+    left = number(progress.get("seconds_left"))
+    return Progress(
+        done=_whole(progress.get("done")) or 0,
+        total=_whole(progress.get("total")) or 0,
+        doing=text(progress.get("doing")) or "",
+        seconds_left=None if left is None else max(0.0, left),
+    )
+
+
+def _round(one: Json) -> Mapping[str, RoundSample]:
+    samples = _mapping(one.get("samples"))
+    return {str(name): _round_sample(_mapping(sample)) for name, sample in samples.items()}
+
+
+def _round_sample(sample: Json) -> RoundSample:
+    return RoundSample(
+        sm_clock=number(sample.get("sm_clock")),
+        power=number(sample.get("power")),
+        throttle=text(sample.get("throttle")),
+    )
+
+
+def _whole(value: object) -> int | None:
+    return value if type(value) is int and value >= 0 else None
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []

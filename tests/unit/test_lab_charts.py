@@ -1,0 +1,144 @@
+"""A sweep as a chart and a table: sorted, with words beside colors, safe against foreign files."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import plotly.graph_objects as go
+import pytest
+
+from dashboard.charts.lab import COLORS, SYMBOLS, effects_figure
+from dashboard.charts.lab_table import absent_sentence, columns_for, rows, table_html
+from dashboard.sweep_content import SweepStatus, Verdict, to_content
+from tests.unit.fake_sweep import ARMS, BEST, arm, metrics, sweep
+
+
+def figure(**others: Any) -> dict[str, Any]:
+    made = effects_figure(to_content(sweep(**others)))
+    assert made is not None
+    return made
+
+
+def luminance(color: str) -> float:
+    """Relative luminance by WCAG 2.2."""
+    channels = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def contrast(one: str, other: str) -> float:
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def test_the_chart_has_the_effects_sorted_with_their_intervals() -> None:
+    made = figure()
+    go.Figure(made)  # Plotly knows every entry
+    assert made["layout"]["yaxis"]["ticktext"] == [
+        "compile on",
+        "num_workers on",
+        "channels_last on",
+        "deterministic on",
+    ]
+    points = {trace["name"]: trace for trace in made["data"]}
+    assert set(points) == {"faster", "undecided", "no difference", "slower"}
+    slower = points["slower"]
+    assert (slower["x"], slower["y"]) == ([-20.0], [3])
+    assert slower["error_x"]["array"] == slower["error_x"]["arrayminus"] == [2.0]
+
+
+def test_the_best_combination_stands_first() -> None:
+    made = figure(best=BEST)
+    assert made["layout"]["yaxis"]["ticktext"][0] == "Best combination"
+    table = [row.label for row in rows(to_content(sweep(best=BEST)))]
+    assert table[:3] == ["Best combination", "Baseline", "compile on"]
+
+
+def test_the_chart_is_the_same_while_no_result_is_new() -> None:
+    later = sweep(updated=1_795_000_099.0, progress={"done": 18, "total": 96})
+    assert effects_figure(to_content(later)) == figure()
+
+
+def test_no_effect_is_no_chart() -> None:
+    assert effects_figure(to_content(sweep(arms=[arm("compile", "measuring")]))) is None
+
+
+@pytest.mark.parametrize("background", ["#ffffff", "#12161c", "#f5f6f8", "#1a2029"])
+def test_marks_are_seen_on_both_themes(background: str) -> None:
+    assert min(contrast(color, background) for color in COLORS.values()) >= 3
+
+
+def test_no_verdict_is_told_by_color_alone() -> None:
+    assert len(set(SYMBOLS.values())) == len(SYMBOLS) == len(COLORS)
+
+
+def test_rows_are_sorted_and_those_without_an_effect_come_last() -> None:
+    names = re.findall(r'data-arm="([^"]+)"', table_html(to_content(sweep())))
+    assert names == [
+        "baseline",
+        "compile",
+        "num_workers",
+        "channels_last",
+        "deterministic",
+        "cuda_graphs",
+        "precision",
+    ]
+
+
+def test_a_row_has_the_word_and_its_figures() -> None:
+    html = table_html(to_content(sweep(arms=[ARMS[2]])))
+    for text in ("faster", "+31.0 %", "[+29.0, +33.0]", "2.0 %", "13,100", "512 MiB", "wait 1.00"):
+        assert text in html
+
+
+def test_a_reason_is_text() -> None:
+    html = table_html(to_content(sweep()))
+    assert "<b>" not in html
+    assert "RuntimeError: &lt;b&gt;out&lt;/b&gt; of everything" in html
+    assert "CUDA Graphs need a GPU" in html
+
+
+def test_columns_without_a_value_are_left_out_and_said_once() -> None:
+    content = to_content(sweep())
+    titles = [column.title for column in columns_for(rows(content))]
+    assert "Energy" not in titles
+    assert "MFU" not in titles
+    assert absent_sentence(content) == "A CPU gives no allocated and reserved memory and no energy."
+    measured = metrics(1.0, peak_allocated=2.0**30, peak_reserved=2.0**31, energy_per_sample=0.012)
+    gpu = to_content(sweep(arms=[arm("compile", "faster", 0.1, metrics=measured)]))
+    html = table_html(gpu)
+    for text in ("1.00 GiB", "reserved 2.00 GiB", "12 mJ"):
+        assert text in html
+    assert absent_sentence(gpu) is None
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"arms": None, "baseline": 3, "rounds": {}, "progress": [], "plan": None, "best": "x"},
+        {"arms": [None, 1, {"name": 5, "effect": "a", "metrics": {"loss": True}}]},
+        {"arms": [arm("x", "of another version", float("nan"))], "updated": "never"},
+        {"best": {"arms": 3, "changes": None}, "drift": {"text": 3}, "rounds": [{"samples": []}]},
+    ],
+)
+def test_a_file_with_anything_in_it_is_drawn(broken: dict[str, Any]) -> None:
+    content = to_content(sweep(**broken))
+    table_html(content)
+    figure = effects_figure(content)
+    if figure is not None:
+        go.Figure(figure)
+
+
+@pytest.mark.parametrize("missing", ["status", "created", "workload"])
+def test_what_is_no_sweep_is_refused(missing: str) -> None:
+    content = sweep()
+    del content[missing]
+    with pytest.raises(ValueError, match=r"sweep\.json: must be that of a sweep"):
+        to_content(content)
+
+
+def test_a_later_versions_verdict_is_undecided() -> None:
+    content = to_content(sweep(arms=[arm("x", "maybe", 0.1)]))
+    assert content.status is SweepStatus.FINISHED
+    assert content.arms[0].verdict is Verdict.UNDECIDED
