@@ -382,6 +382,22 @@ METRICS: tuple[Metric, ...] = (
 
 BY_KEY: dict[str, Metric] = {metric.key: metric for metric in METRICS}
 
+_ALARMING = {
+    0x08: "hardware slowdown",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+}
+"""Bits of nvmlClocksEventReasons (nvml.h)."""
+
+
+def throttle_words(mask: int) -> list[str]:
+    """Name the alarming bits of `gpu/throttle_reasons`.
+
+    An idle GPU, a power cap at full load and clocks that somebody has set are normal.
+    """
+    return [word for bit, word in _ALARMING.items() if mask & bit]
+
 
 def metrics_markdown() -> str:
     """Return `docs/metrics.md`, written by `python -m stepscope.metrics > docs/metrics.md`."""

@@ -130,17 +130,3 @@ PLAUSIBLE: dict[str, tuple[float, float]] = {
     "gpu/temp": (-50, 200),
     "gpu/throttle_reasons": (0, 2**32 - 2),
 }
-
-
-def throttle_words(mask: int) -> list[str]:
-    """Name the alarming bits of `gpu/throttle_reasons`.
-
-    An idle GPU, a power cap at full load and clocks that somebody has set are normal.
-    """
-    words = {
-        pynvml.nvmlClocksEventReasonHwSlowdown: "hardware slowdown",
-        pynvml.nvmlClocksEventReasonSwThermalSlowdown: "software thermal slowdown",
-        pynvml.nvmlClocksEventReasonHwThermalSlowdown: "hardware thermal slowdown",
-        pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown: "power brake",
-    }
-    return [word for bit, word in words.items() if mask & bit]

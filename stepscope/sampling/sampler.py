@@ -17,11 +17,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from stepscope.metrics import throttle_words
 from stepscope.recording.recorder import Recorder
 from stepscope.sampling import allocator
 from stepscope.sampling.host import HostSource
 from stepscope.sampling.nvml import DeviceSource, open_source
-from stepscope.sampling.nvml_fields import Tier, throttle_words
+from stepscope.sampling.nvml_fields import Tier
 
 log = logging.getLogger(__name__)
 
