@@ -1,0 +1,208 @@
+"""What to try next about a bottleneck: a setting of ours, or words for a script. Pure.
+
+A setting is a field of `trainer.config.RunConfig` and a value that it does not have yet. This
+package does not know that class: it takes the settings as `run.json` has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+MOST_WORKERS = 4
+"""Workers proposed at first: more help only where four do not keep up, and each takes memory."""
+FEWEST_CORES = 2
+"""As if a machine had so many: two workers that wait for a disk need no core of their own."""
+BF16_FROM = (8, 0)
+"""Compute capability of Ampere, the first with bf16 in its tensor cores."""
+FP16_FROM = (7, 0)
+"""Compute capability of Volta, the first with tensor cores."""
+
+LONG_STEP_S = 0.02
+"""Step time from which more CPU threads are proposed: the operations of a small model are so short
+that two threads were measured to be slower than one."""
+
+Candidate = tuple[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What the run was started with, as far as a proposal depends on it.
+
+    `own`: the settings in `config` are those of a RunConfig. Without it `config` is a script's own
+    and is not looked at. `capability` is the GPU's compute capability, None if not known.
+    `step_time` is in seconds.
+    """
+
+    on_gpu: bool
+    own: bool
+    config: Mapping[str, Any] = field(default_factory=dict)
+    cores: int = 1
+    capability: tuple[int, int] | None = None
+    step_time: float = 0.0
+
+    @property
+    def threads(self) -> int:
+        """CPU threads of one operation; a setting of 0 is half of the cores."""
+        return self.number("threads") or max(1, self.cores // 2)
+
+    def is_on(self, name: str) -> bool:
+        """Say whether a switch of ours is on."""
+        return self.own and self.config.get(name) is True
+
+    def number(self, name: str) -> int:
+        """Return a whole number among our settings, 0 where there is none."""
+        value = self.config.get(name) if self.own else None
+        return value if type(value) is int else 0
+
+    def text(self, name: str, default: str) -> str:
+        """Return a setting that is a word."""
+        value = self.config.get(name) if self.own else None
+        return value if isinstance(value, str) else default
+
+    @property
+    def copies_block(self) -> bool:
+        """True where a copy to the GPU lets our loop wait, inside the time it waits for data."""
+        return self.own and not (self.is_on("non_blocking") and self.is_on("pin_memory"))
+
+    @property
+    def copy_stream(self) -> bool:
+        """True where copies have a stream of their own, beside computing."""
+        return self.is_on("copy_stream")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Next:
+    """What to try: `text` is a sentence; `name` and `value` are the setting, if it is one."""
+
+    text: str
+    name: str | None = None
+    value: Any = None
+
+
+def next_to_try(kind: str, setup: Setup, allowed: Callable[[str, Any], bool]) -> Next:
+    """Return the first proposal for a kind of verdict that is possible and not set already.
+
+    `kind` is the value of a `bottleneck.Kind` that names a cause.
+    """
+    if setup.own:
+        for name, value in _CANDIDATES.get(kind, _nothing)(setup):
+            if allowed(name, value):
+                return Next(text=f"Try {setting_text(name, value)}.", name=name, value=value)
+        return Next(text=_NOTHING_LEFT[kind])
+    return Next(text=_words(kind, setup))
+
+
+def setting_text(name: str, value: Any) -> str:
+    """Return a setting as people say it.
+
+    >>> setting_text("num_workers", 4), setting_text("pin_memory", True)
+    ('num_workers 4', 'pin_memory on')
+    """
+    shown = {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+    return f"{name} {shown}"
+
+
+def _input(setup: Setup) -> Iterator[Candidate]:
+    workers = setup.number("num_workers")
+    most = max(FEWEST_CORES, setup.cores)
+    if workers:
+        if setup.config.get("persistent_workers") is False:
+            yield "persistent_workers", True
+        more = min(2 * workers, most)
+        if more > workers:
+            yield "num_workers", more
+        if setup.number("prefetch_factor") in range(1, 4):
+            yield "prefetch_factor", 4
+    elif not setup.is_on("data_on_device"):
+        yield "num_workers", min(MOST_WORKERS, most)
+        if setup.on_gpu:
+            yield "data_on_device", True
+
+
+def _transfer(setup: Setup) -> Iterator[Candidate]:
+    for name in ("pin_memory", "non_blocking", "copy_stream", "data_on_device"):
+        if not setup.is_on(name):
+            yield name, True
+
+
+def _launch(setup: Setup) -> Iterator[Candidate]:
+    if not setup.is_on("fused"):
+        yield "fused", True
+    if not setup.is_on("cuda_graphs") and setup.text("compile", "none") == "none":
+        yield "cuda_graphs", True
+        yield "compile", "reduce-overhead"
+    if setup.number("batch_size"):
+        yield "batch_size", 2 * setup.number("batch_size")
+
+
+def _compute(setup: Setup) -> Iterator[Candidate]:
+    if setup.is_on("deterministic"):
+        yield "deterministic", False
+    if setup.on_gpu:
+        yield from _precisions(setup)
+    elif setup.step_time >= LONG_STEP_S and setup.threads < setup.cores:
+        yield "threads", setup.cores
+    if setup.text("compile", "none") == "none" and not setup.is_on("cuda_graphs"):
+        yield "compile", "default"
+    if setup.is_on("activation_checkpointing"):
+        yield "activation_checkpointing", False
+
+
+def _precisions(setup: Setup) -> Iterator[Candidate]:
+    """The faster arithmetic that the GPU has; nothing where its capability is not known."""
+    if setup.capability is None or setup.text("precision", "fp32") not in ("fp32", "tf32"):
+        return
+    if setup.capability >= BF16_FROM:
+        yield "precision", "bf16"
+    elif setup.capability >= FP16_FROM:
+        yield "precision", "fp16"
+
+
+def _nothing(setup: Setup) -> Iterator[Candidate]:
+    yield from ()
+
+
+_CANDIDATES: dict[str, Callable[[Setup], Iterator[Candidate]]] = {
+    "input-bound": _input,
+    "transfer-bound": _transfer,
+    "launch-bound": _launch,
+    "compute-bound": _compute,
+}
+_COOL = (
+    "Look at the GPU's cooling, its place in the machine and its power supply: no setting of the "
+    "training helps."
+)
+_NOTHING_LEFT = {
+    "input-bound": "The settings for loading are used up: look at what loading one sample does.",
+    "transfer-bound": "The settings for copies are used up: send smaller numbers, such as uint8.",
+    "launch-bound": "The settings for launches are used up: a larger batch or model fills gaps.",
+    "compute-bound": "The settings for computing are used up: a smaller model or another device.",
+    "throttled": _COOL,
+}
+
+
+def _words(kind: str, setup: Setup) -> str:
+    workers = min(MOST_WORKERS, max(FEWEST_CORES, setup.cores))
+    if kind == "input-bound":
+        return (
+            f"In the DataLoader call try num_workers={workers}, or more if it has that many, and "
+            "persistent_workers=True."
+        )
+    if kind == "compute-bound":
+        if not setup.on_gpu:
+            return "Try torch.compile(model), or a GPU."
+        old = setup.capability is not None and setup.capability < BF16_FROM
+        dtype = "float16, with a GradScaler," if old else "bfloat16"
+        return (
+            f"Put the forward pass under torch.autocast('cuda') in {dtype} if it is not; then "
+            "try torch.compile(model)."
+        )
+    return {
+        "transfer-bound": "Try pin_memory=True in the DataLoader call, and "
+        ".to(device, non_blocking=True) for each batch.",
+        "launch-bound": "Try a larger batch, fused=True in the optimizer's call, or "
+        "torch.compile(model, mode='reduce-overhead').",
+        "throttled": _COOL,
+    }[kind]

@@ -1,0 +1,44 @@
+"""Run folders with rows that were recorded once, or made up: what `recorded/*.json` holds."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from stepscope.run import process_identity, write_run_json
+from stepscope.store import STORE_NAME, Block, RunWriter, store_name
+
+RECORDED = Path(__file__).parent / "recorded"
+CREATED = 1_700_000_000.0
+Row = tuple[float, int, dict[str, float]]
+
+
+def recorded_run(root: Path, name: str) -> Path:
+    """Write the recorded run `name` into a folder."""
+    told = json.loads((RECORDED / f"{name}.json").read_text())
+    return write_run(root / name, told["run_json"], steps=told["steps"], samples=told["samples"])
+
+
+def write_run(
+    folder: Path,
+    run_json: dict[str, Any] | None = None,
+    *,
+    rank: int = 0,
+    gpu: str = "",
+    **streams: list[Row],
+) -> Path:
+    """Write a run that has ended; `streams` are rows of seconds since the start, step, values."""
+    folder.mkdir(exist_ok=True)
+    base = {"created": CREATED, "status": "finished", "heartbeat": time.time(), "reason": None}
+    if rank == 0:
+        write_run_json(folder, base | process_identity() | (run_json or {}))
+    writer = RunWriter(folder / store_name(rank))
+    with writer.transaction():
+        for stream, rows in streams.items():
+            moved = [(CREATED + seconds, step, values) for seconds, step, values in rows]
+            writer.append(stream, gpu if stream == "devices" else "", Block.from_rows(moved))
+    writer.close()
+    assert (folder / STORE_NAME).exists() or rank
+    return folder

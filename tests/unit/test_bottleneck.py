@@ -1,0 +1,318 @@
+"""The verdict on a run's steps: every kind, what it abstains from, and what it proposes.
+
+The numbers of CPU runs are recorded (tests/unit/recorded); those of GPU runs are made up by hand.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from stepscope.diagnosis.bottleneck import (
+    EXPLAINED,
+    MIN_STEPS,
+    STANDS_STILL,
+    Figures,
+    Kind,
+    Parts,
+    parts_of,
+    verdict,
+)
+from stepscope.diagnosis.remedies import Setup
+from trainer.config import RunConfig
+
+
+def gpu(config: dict[str, Any] | None = None, **more: Any) -> Setup:
+    """One of our runs on an Ampere GPU, with pinned and non-blocking copies."""
+    base = RunConfig(pin_memory=True, non_blocking=True).to_dict()
+    more = {"on_gpu": True, "own": True, "cores": 16, "capability": (8, 0)} | more
+    return Setup(config=base | (config or {}), **more)
+
+
+CPU = Setup(on_gpu=False, own=True, config=RunConfig().to_dict(), cores=8, step_time=0.1)
+SCRIPT = Setup(on_gpu=True, own=False, cores=16)
+
+
+def figures(**more: Any) -> Figures:
+    """A step of 100 ms on a GPU that computes for 95 of them, unless told otherwise."""
+    plain: dict[str, Any] = {
+        "steps": 200,
+        "step_time": 0.1,
+        "data_wait": 0.001,
+        "copies": 0.001,
+        "device_time": 0.095,
+        "utilization": 0.96,
+    }
+    return Figures(**plain | more)
+
+
+def test_a_gpu_that_waits_for_data_is_input_bound() -> None:
+    found = verdict(figures(data_wait=0.063, device_time=0.034, utilization=0.4), gpu())
+    assert found.kind == "input-bound"
+    assert found.text == "Input-bound: 63 % of a step waits for data."
+    assert found.share == pytest.approx(0.063 / 0.066)
+    assert found.phase == "data"
+    assert found.next is not None
+    assert (found.next.name, found.next.value) == ("num_workers", 4)
+    assert found.next.text == "Try num_workers 4."
+
+
+def test_a_wait_behind_a_busy_gpu_holds_nothing_up() -> None:
+    found = verdict(figures(data_wait=0.06), gpu())
+    assert found.kind == "compute-bound"
+    assert found.text == "Compute-bound: the GPU computes for 95 % of a step."
+
+
+def test_copies_on_the_computing_stream_are_transfer_bound() -> None:
+    found = verdict(figures(data_wait=0.05, copies=0.04, device_time=0.055, utilization=0.6), gpu())
+    assert found.kind == "transfer-bound"
+    assert found.share == pytest.approx(0.04 / 0.045)
+    assert found.phase == "copy"
+    assert "40 % of a step copies" in found.text
+
+
+def test_a_blocking_copy_is_no_wait_for_data() -> None:
+    blocking = gpu({"pin_memory": False, "non_blocking": False})
+    found = verdict(figures(data_wait=0.065, copies=0.06, device_time=0.035), blocking)
+    assert found.kind == "transfer-bound"
+    assert found.next is not None
+    assert (found.next.name, found.next.value) == ("pin_memory", True)
+
+
+def test_copies_on_a_stream_of_their_own_hide_behind_the_wait() -> None:
+    aside = gpu({"copy_stream": True})
+    found = verdict(figures(data_wait=0.06, copies=0.03, device_time=0.04, utilization=0.4), aside)
+    assert found.kind == "input-bound"
+
+
+def test_gaps_are_launch_bound_also_where_only_the_utilization_shows_them() -> None:
+    for shown in (
+        {"device_time": 0.4 * 0.1},
+        {"utilization": 0.4},
+        {"device_time": None, "utilization": 0.4},
+    ):
+        found = verdict(figures(**shown), gpu({"fused": True}))
+        assert found.kind == "launch-bound"
+        assert found.share == pytest.approx(0.058 / 0.06)
+        assert found.next is not None
+        assert (found.next.name, found.next.value) == ("cuda_graphs", True)
+
+
+def test_gaps_that_may_be_copies_are_not_called_launches() -> None:
+    assert verdict(figures(copies=None, utilization=0.4), gpu()).kind is Kind.UNCLEAR
+
+
+def test_small_gaps_are_no_verdict_of_their_own() -> None:
+    assert verdict(figures(device_time=0.82), gpu()).kind is Kind.COMPUTE
+    assert verdict(figures(device_time=0.078), gpu()).kind is Kind.UNCLEAR
+
+
+def test_two_causes_of_the_same_size_are_not_told_apart() -> None:
+    found = verdict(figures(data_wait=0.03, device_time=0.04), gpu())
+    assert found.kind is Kind.UNCLEAR
+    assert not found.kind.names_a_cause
+    assert (found.share, found.next) == (None, None)
+    assert found.text == (
+        "No single cause: a step is 40 % computing, 30 % waiting for data, 1 % copies to the GPU, "
+        "29 % gaps between launches."
+    )
+
+
+def test_a_busy_gpu_with_a_lowered_clock_is_throttled() -> None:
+    hot = {"throttle_words": ("hardware thermal slowdown",), "sm_clock": 1200.0}
+    found = verdict(figures(throttled=0.97, sm_clock_max=1980.0, **hot), gpu())
+    assert found.kind == "throttled"
+    assert found.text == (
+        "Throttled: for 97 % of the time the GPU lowers its clock (hardware thermal slowdown), "
+        "1200 MHz where this run had 1980."
+    )
+    assert found.next is not None
+    assert found.next.name is None
+    some = verdict(figures(throttled=0.3, **hot), gpu())
+    assert some.kind == "compute-bound"
+    assert some.text.endswith(
+        "For 30 % of the time the GPU lowers its clock (hardware thermal slowdown)."
+    )
+
+
+def test_throttling_does_not_hide_that_the_gpu_waits() -> None:
+    waiting = figures(data_wait=0.06, device_time=0.035, throttled=1.0)
+    assert verdict(waiting, gpu()).kind == "input-bound"
+
+
+def test_a_young_run_says_how_many_steps_are_missing() -> None:
+    found = verdict(figures(steps=12), gpu())
+    assert (found.kind, found.missing_steps) == (Kind.TOO_YOUNG, MIN_STEPS - 12)
+    assert found.text.startswith("Not enough data yet: 8 more steps are needed")
+    assert "1 more step is needed" in verdict(figures(steps=MIN_STEPS - 1), gpu()).text
+    assert verdict(figures(steps=MIN_STEPS), gpu()).kind.names_a_cause
+    assert verdict(Figures(steps=0), gpu()).missing_steps == MIN_STEPS
+
+
+def test_what_is_not_known_is_said() -> None:
+    blind = verdict(figures(device_time=None, utilization=None), gpu())
+    assert blind.kind is Kind.UNCLEAR
+    assert "utilization" in blind.text
+    assert "DataLoader" in verdict(figures(data_wait=None), SCRIPT).text
+
+
+def test_on_a_cpu_what_is_no_wait_is_computing() -> None:
+    cpu = Figures(steps=200, step_time=0.1, data_wait=0.03)
+    assert verdict(cpu, CPU).kind == "input-bound"
+    assert verdict(replace(cpu, data_wait=0.01), CPU).kind == "compute-bound"
+    assert "the CPU computes for 90 %" in verdict(replace(cpu, data_wait=0.01), CPU).text
+
+
+def test_a_process_that_neither_computes_nor_loads_is_not_compute_bound() -> None:
+    asleep = Figures(steps=200, step_time=0.1, data_wait=0.01, process_cpu=0.2, host_cpu=0.3)
+    found = verdict(asleep, CPU)
+    assert found.kind is Kind.UNCLEAR
+    assert "70 % waiting for something else" in found.text
+    crowded = replace(asleep, host_cpu=0.99)  # it waits for a core
+    assert verdict(crowded, CPU).kind == "compute-bound"
+    # Without the process's own time nothing tells that it sleeps.
+    assert verdict(replace(asleep, host_cpu=None), CPU).kind == "compute-bound"
+
+
+@pytest.mark.parametrize(
+    "setup", [gpu(), gpu({"copy_stream": True}), gpu({"pin_memory": False}), CPU]
+)
+def test_parts_always_sum_to_the_step_and_a_named_cause_explains_enough(setup: Setup) -> None:
+    draw = random.Random(0)
+
+    def some(high: float) -> float | None:
+        return None if draw.random() < 0.15 else draw.uniform(0, high)
+
+    for _ in range(3000):
+        given = Figures(
+            steps=draw.randrange(MIN_STEPS, 512),
+            step_time=0.1,
+            data_wait=some(0.12),
+            copies=some(0.12),
+            device_time=some(0.13),
+            utilization=some(1.0),
+            process_cpu=some(3.0),
+            host_cpu=some(1.0),
+            throttled=some(1.0),
+        )
+        parts = parts_of(given, setup)
+        found = verdict(given, setup)
+        if isinstance(parts, str):
+            assert found.kind is Kind.UNCLEAR
+            continue
+        each = (parts.compute, parts.data, parts.copies, parts.other)
+        assert sum(each) == pytest.approx(1)
+        assert all(-1e-9 <= part <= 1 for part in each)
+        assert (found.share is not None) == found.kind.names_a_cause == (found.next is not None)
+        if found.share is not None:
+            assert EXPLAINED - 1e-9 <= found.share <= 1 + 1e-9
+        if found.kind in (Kind.INPUT, Kind.TRANSFER, Kind.LAUNCH):
+            assert parts.idle >= STANDS_STILL
+            largest = {
+                Kind.INPUT: parts.data,
+                Kind.TRANSFER: parts.copies,
+                Kind.LAUNCH: parts.other,
+            }
+            assert largest[found.kind] == max(each[1:])
+
+
+def test_more_waiting_never_ends_an_input_bound_verdict() -> None:
+    was = False
+    for wait in range(0, 95):
+        now = (
+            verdict(Figures(steps=50, step_time=0.1, data_wait=wait / 1000), CPU).kind is Kind.INPUT
+        )
+        assert now or not was
+        was = now
+    assert was
+
+
+# --- what to try next --------------------------------------------------------------------------
+
+
+def proposed(kind: str, setup: Setup, **refused: Any) -> tuple[str | None, Any]:
+    """The setting proposed for a verdict of this kind, without those that are `refused`."""
+    shown = {
+        "input-bound": figures(data_wait=0.06, device_time=0.038),
+        "transfer-bound": figures(data_wait=0.0, copies=0.06, device_time=0.039),
+        "launch-bound": figures(utilization=0.4),
+        "compute-bound": figures(),
+    }[kind]
+    found = verdict(shown, setup, lambda name, value: refused.get(name, ...) != value)
+    assert found.kind == kind
+    assert found.next is not None
+    return found.next.name, found.next.value
+
+
+def test_a_proposal_respects_what_is_set() -> None:
+    workers = {"num_workers": 4, "persistent_workers": True}
+    assert proposed("input-bound", gpu(workers)) == ("num_workers", 8)
+    assert proposed("input-bound", gpu(workers | {"persistent_workers": False})) == (
+        "persistent_workers",
+        True,
+    )
+    assert proposed("input-bound", gpu(workers, cores=4)) == ("prefetch_factor", 4)
+    assert proposed("input-bound", gpu(workers | {"prefetch_factor": 8}, cores=4)) == (None, None)
+    assert proposed("input-bound", gpu(cores=2)) == ("num_workers", 2)
+    assert proposed("transfer-bound", gpu()) == ("copy_stream", True)
+    done = {"copy_stream": True, "data_on_device": True}
+    assert proposed("transfer-bound", gpu(done)) == (None, None)
+    assert proposed("launch-bound", gpu({"fused": False})) == ("fused", True)
+    graphs = {"cuda_graphs": True, "batch_size": 64}
+    assert proposed("launch-bound", gpu(graphs)) == ("batch_size", 128)
+    assert proposed("compute-bound", gpu()) == ("precision", "bf16")
+    assert proposed("compute-bound", gpu({"precision": "bf16"})) == ("compile", "default")
+    assert proposed("compute-bound", gpu({"deterministic": True})) == ("deterministic", False)
+    last = {"precision": "bf16", "compile": "default"}
+    assert proposed("compute-bound", gpu(last)) == (None, None)
+
+
+def test_a_proposal_respects_what_is_possible() -> None:
+    assert proposed("compute-bound", gpu(capability=(7, 0))) == ("precision", "fp16")
+    assert proposed("compute-bound", gpu(capability=(6, 1))) == ("compile", "default")
+    assert proposed("compute-bound", gpu(capability=None)) == ("compile", "default")
+    assert proposed("compute-bound", gpu(), precision="bf16") == ("compile", "default")
+    assert proposed("launch-bound", gpu(), cuda_graphs=True) == ("compile", "reduce-overhead")
+
+
+def test_every_proposal_is_a_value_of_its_field() -> None:
+    for kind in ("input-bound", "transfer-bound", "launch-bound", "compute-bound"):
+        refused: dict[str, Any] = {}
+        while (proposal := proposed(kind, gpu(), **refused))[0] is not None:
+            name, value = proposal
+            assert name is not None
+            replace(RunConfig(), **{name: value})
+            assert name not in refused
+            refused[name] = value
+        assert refused
+
+
+def test_a_long_step_on_a_cpu_may_use_more_threads_and_a_short_one_not() -> None:
+    busy = Figures(steps=50, step_time=0.1, data_wait=0.0)
+    assert verdict(busy, CPU).next is not None
+
+    def name(setup: Setup) -> str | None:
+        found = verdict(busy, setup).next
+        assert found is not None
+        return found.name
+
+    assert name(CPU) == "threads"
+    assert name(replace(CPU, step_time=0.001)) == "compile"
+    assert name(replace(CPU, config=RunConfig(threads=8).to_dict())) == "compile"
+
+
+def test_a_script_is_told_in_words_what_to_change() -> None:
+    waits = verdict(figures(data_wait=0.06, device_time=None, utilization=0.35), SCRIPT)
+    assert waits.next is not None
+    assert waits.next.name is None
+    assert "DataLoader call try num_workers=4" in waits.next.text
+    busy = verdict(figures(device_time=None), SCRIPT)
+    assert busy.next is not None
+    assert "torch.autocast('cuda') in bfloat16" in busy.next.text
+
+
+def test_idle_is_what_is_not_computing() -> None:
+    assert Parts(compute=0.4, data=0.3, copies=0.2, other=0.1).idle == pytest.approx(0.6)

@@ -1,0 +1,151 @@
+"""The figures of the newest steady steps, out of a store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.diagnosis.bottleneck import MIN_STEPS, Figures, Kind, verdict
+from stepscope.diagnosis.window import (
+    FIRST_STEPS,
+    WINDOW_S,
+    recent_figures,
+    setup_of,
+    training_gpu,
+)
+from stepscope.run import read_run
+from stepscope.store import RunReader
+from tests.unit.recorded_runs import Row, recorded_run, write_run
+
+GPU = "GPU-11111111-2222-3333-4444-555555555555"
+
+
+def figures_of(folder: Path) -> Figures:
+    with RunReader(folder) as reader:
+        return recent_figures(reader, read_run(folder).run_json)
+
+
+def steps(count: int, seconds: float, **values: float) -> list[Row]:
+    return [((i + 1) * seconds, i + 1, {"perf/step_time": seconds, **values}) for i in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "share"),
+    [("input_bound_cpu", Kind.INPUT, 0.95), ("compute_bound_cpu", Kind.COMPUTE, 0.99)],
+)
+def test_recorded_runs_get_their_verdict(
+    tmp_path: Path, name: str, kind: Kind, share: float
+) -> None:
+    folder = recorded_run(tmp_path, name)
+    figures = figures_of(folder)
+    assert figures.steps >= 60
+    found = verdict(figures, setup_of(read_run(folder).run_json, figures.step_time))
+    assert found.kind is kind
+    assert found.share is not None
+    assert found.share > share
+
+
+def test_first_steps_and_old_ones_do_not_count(tmp_path: Path) -> None:
+    slow = [(float(i), i, {"perf/step_time": 9.0}) for i in range(1, FIRST_STEPS + 1)]
+    old = [(10.0 + i / 10, 10 + i, {"perf/step_time": 0.5}) for i in range(30)]
+    new = [(100.0 + i / 10, 100 + i, {"perf/step_time": 0.1}) for i in range(60)]
+    assert new[0][0] - old[-1][0] > WINDOW_S
+    first = write_run(tmp_path / "first", steps=slow)
+    assert figures_of(first).steps == 0
+    whole = figures_of(write_run(tmp_path / "whole", steps=[*slow, *old, *new]))
+    assert (whole.steps, whole.step_time) == (60, pytest.approx(0.1))
+
+
+def test_slow_steps_are_counted_not_timed(tmp_path: Path) -> None:
+    assert figures_of(write_run(tmp_path / "r", steps=steps(100, 60.0))).steps == MIN_STEPS
+
+
+def test_rows_without_a_step_time_are_no_steps(tmp_path: Path) -> None:
+    rows = steps(50, 0.1, **{"perf/data_wait": 0.02})
+    validation: Row = (4.95, 49, {"val/loss": 1.0})
+    found = figures_of(write_run(tmp_path / "r", steps=[*rows[:49], validation, rows[49]]))
+    assert (found.steps, found.data_wait) == (45, pytest.approx(0.02))
+
+
+def test_what_is_sampled_between_steps_does_not_count(tmp_path: Path) -> None:
+    # Steps of 0.1 s in which the GPU is busy, after each a validation of 0.3 s in which it is not.
+    rows = [(0.4 * i + 0.1, i, {"perf/step_time": 0.1}) for i in range(60)]
+    devices: list[Row] = [
+        (0.05 * i, 0, {"gpu/util": 90.0 if i % 8 <= 2 else 10.0}) for i in range(8 * 60)
+    ]
+    folder = write_run(
+        tmp_path / "r", {"config": {"device": GPU}}, gpu=GPU, steps=rows, devices=devices
+    )
+    assert figures_of(folder).utilization == pytest.approx(0.9)
+
+
+def test_only_the_gpu_that_trains_counts_and_its_throttling_is_named(tmp_path: Path) -> None:
+    rows = steps(50, 0.1)
+    hot = {"gpu/util": 99.0, "gpu/throttle_reasons": 64.0, "gpu/sm_clock": 1200.0}
+    before = {**hot, "gpu/throttle_reasons": 4.0, "gpu/sm_clock": 1980.0}  # a power cap is normal
+    devices = [(0.1 * i, 0, before if i < 10 else hot) for i in range(50)]
+    folder = write_run(
+        tmp_path / "r", {"config": {"device": GPU}}, gpu=GPU, steps=rows, devices=devices
+    )
+    found = figures_of(folder)
+    assert found.throttled == pytest.approx(40 / 45, abs=0.03)
+    assert found.throttle_words == ("hardware thermal slowdown",)
+    assert found.sm_clock_max == 1980.0
+    other = write_run(
+        tmp_path / "o", {"config": {"device": "GPU-x"}}, gpu=GPU, steps=rows, devices=devices
+    )
+    assert figures_of(other).utilization is None
+
+
+def test_few_readings_are_no_mean(tmp_path: Path) -> None:
+    devices: list[Row] = [(1.0 + 0.1 * i, 0, {"gpu/util": 0.0}) for i in range(5)]
+    run_json = {"config": {"device": GPU}}
+    folder = write_run(tmp_path / "r", run_json, gpu=GPU, steps=steps(50, 0.1), devices=devices)
+    assert figures_of(folder).utilization is None
+
+
+def test_copies_that_end_in_a_later_step_are_not_counted_twice(tmp_path: Path) -> None:
+    rows = steps(45, 0.1)
+    for i, (_, _, values) in enumerate(rows):
+        if i % 3:
+            values["perf/h2d"] = 0.015
+            values["perf/gpu_time"] = 0.05
+    found = figures_of(write_run(tmp_path / "r", steps=rows))
+    assert found.copies == pytest.approx(0.01, rel=0.05)
+    assert found.device_time == pytest.approx(0.05)
+    assert found.data_wait is None
+
+
+def test_an_empty_store_has_no_figures(tmp_path: Path) -> None:
+    assert figures_of(write_run(tmp_path / "r")) == Figures(steps=0)
+
+
+@pytest.mark.parametrize(
+    ("run_json", "gpu"),
+    [
+        ({"config": {"device": GPU}}, GPU),
+        ({"config": {"device": "cpu"}}, None),
+        ({}, None),
+        ({"kind": "watch", "config": {"device": GPU}}, None),
+        ({"kind": "watch", "device": GPU}, GPU),
+        ({"device": 7, "config": []}, None),
+    ],
+)
+def test_the_gpu_that_trains(run_json: dict[str, Any], gpu: str | None) -> None:
+    assert training_gpu(run_json) == gpu
+
+
+def test_the_setup_of_a_foreign_run_json_is_read_with_care() -> None:
+    odd = {"config": 3, "environment": {"cores": "many"}, "compute_capability": ["9", None]}
+    setup = setup_of(odd)
+    assert (setup.own, setup.cores, setup.capability, setup.number("num_workers")) == (
+        True,
+        1,
+        None,
+        0,
+    )
+    known = setup_of({"environment": {"cores": 8}, "compute_capability": [9, 0]})
+    assert (known.cores, known.capability) == (8, (9, 0))
+    assert setup_of({"kind": "watch", "config": {"pin_memory": True}}).is_on("pin_memory") is False
