@@ -26,6 +26,7 @@ COMMANDS = {
     "watch": "run a training script unchanged and record it",
     "record": "record this machine's GPUs and host, without any training",
     "runs": "list recorded runs, live ones first, then newest first",
+    "diagnose": "say what a run's steps wait for, what ended it, and what to try next",
     "export": "write a run's values as csv, json, parquet or TensorBoard event files",
     "doctor": "say what was found on this machine, what is missing, and why",
     "ui": "open the dashboard on this machine's runs",

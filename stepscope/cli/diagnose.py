@@ -1,0 +1,53 @@
+"""`stepscope diagnose`: what a run waits for, and what ended it."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+from stepscope.diagnosis.findings import Finding, findings, nothing_to_say, read_recorded
+from stepscope.formatting import printable
+from stepscope.reading import open_run
+from stepscope.recording.recovery import recover_ended
+from stepscope.store import StoreError
+
+EXAMPLES = ("stepscope diagnose RUN", "stepscope diagnose RUN --json | jq '.[0].next'")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add what `run` reads."""
+    parser.add_argument(
+        "id", metavar="RUN", help="name of the run folder ('stepscope runs'), or its path"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="a JSON array of findings, and nothing else"
+    )
+
+
+def run(options: argparse.Namespace, root: Path) -> int:
+    """Print the findings; return 1 where the run cannot be read. Raises RunError."""
+    found = open_run(options.id, runs=root).info()
+    recover_ended(found)  # the last rows of a killed process
+    try:
+        recorded = read_recorded(found)
+    except StoreError as error:
+        print(printable(str(error)), file=sys.stderr)
+        return 1
+    said = findings(recorded)
+    if options.json:
+        print(json.dumps([dataclasses.asdict(finding) for finding in said], indent=1))
+    for finding in () if options.json else said:
+        print(line(finding, several=len(recorded.ranks) > 1))
+    if not said:
+        print(printable(nothing_to_say(recorded)), file=sys.stderr if options.json else sys.stdout)
+    return 0
+
+
+def line(finding: Finding, *, several: bool) -> str:
+    """Return a finding in one line; among several ranks it says whose it is."""
+    whose = f"Rank {finding.rank}: " if several else ""
+    parts = [f"{whose}{finding.text}", finding.next or ""]
+    return printable(" ".join(part for part in parts if part))

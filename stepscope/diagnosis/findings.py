@@ -1,0 +1,220 @@
+"""What can be said about a run, as a list: each entry of FINDERS is one pure judgement of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stepscope.diagnosis.bottleneck import Figures, Verdict, verdict
+from stepscope.diagnosis.remedies import setting_text
+from stepscope.diagnosis.window import recent_figures, setup_of
+from stepscope.run import RunInfo, RunKind, RunStatus, rank_json
+from stepscope.store import EventRow, RunReader, StoreError, store_name
+from stepscope.store.reader import EVERY
+
+FAILURES = {"oom": "out-of-memory", "nan": "loss-not-finite"}
+"""Kinds of findings by the kinds of events that tell of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that is worth knowing about a run.
+
+    `rank` is torch's number of the process. `phase` is the part of a step, None where it is not
+    known or the finding is about the whole run. `share` is the part of what is to be explained
+    that it explains, 0 to 1, None where nothing is shared out. `next` is a sentence on what to
+    try; `setting` is the same as a field and a value of RunConfig, where it is one.
+    """
+
+    kind: str
+    rank: int
+    phase: str | None
+    share: float | None
+    text: str
+    next: str | None
+    setting: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rank:
+    """What one process of a run has recorded; no figures where its store cannot be read."""
+
+    number: int
+    run_json: Mapping[str, Any]
+    figures: Figures = Figures(steps=0)
+    events: tuple[EventRow, ...] = ()
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict on its steps."""
+        return verdict(self.figures, setup_of(self.run_json, self.figures.step_time))
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A run as the finders see it."""
+
+    run: RunInfo
+    ranks: tuple[Rank, ...]
+
+    @property
+    def has_steps(self) -> bool:
+        """False for a recording of the machine alone."""
+        return self.run.run_json.get("kind") != RunKind.RECORD
+
+
+def read_recorded(run: RunInfo) -> Recorded:
+    """Read what the finders need from every rank's files."""
+    numbers = [0, *sorted(_other_ranks(run))]
+    return Recorded(run, tuple(_read_rank(run, number) for number in numbers))
+
+
+def findings(recorded: Recorded) -> list[Finding]:
+    """Return everything that there is to say, what ended the run first."""
+    return [finding for finder in FINDERS for finding in finder(recorded)]
+
+
+def nothing_to_say(recorded: Recorded) -> str:
+    """Return the sentence in place of an empty list."""
+    if not recorded.has_steps:
+        return "Nothing to say: this is a recording of the machine, without steps."
+    return f"Nothing to say. {recorded.ranks[0].verdict.text}"
+
+
+def end(recorded: Recorded) -> Iterator[Finding]:
+    """Say what ended a run that did not end well; the rank is the one that caused it."""
+    run = recorded.run
+    if run.status not in (RunStatus.FAILED, RunStatus.CRASHED):
+        return
+    cause = next((rank for rank in recorded.ranks if rank.number == run.cause), recorded.ranks[0])
+    kind = "crashed" if run.status is RunStatus.CRASHED else _failure(cause)
+    next_text, setting = _after(kind, recorded)
+    yield Finding(
+        kind=kind,
+        rank=run.cause_rank,
+        phase=None,
+        share=None,
+        text=run.reason or "The run failed and gives no reason.",
+        next=next_text,
+        setting=setting,
+    )
+
+
+def bottlenecks(recorded: Recorded) -> Iterator[Finding]:
+    """Say what the steps of each rank wait for, where one cause explains enough of it."""
+    if not recorded.has_steps:
+        return
+    for rank in recorded.ranks:
+        found = rank.verdict
+        if not found.kind.names_a_cause:
+            continue
+        step = found.next
+        setting = None
+        if step is not None and step.name is not None:
+            setting = {"field": step.name, "value": step.value}
+        yield Finding(
+            kind=found.kind.value,
+            rank=_torch_rank(rank),
+            phase=found.phase,
+            share=None if found.share is None else round(found.share, 4),
+            text=found.text,
+            next=None if step is None else step.text,
+            setting=setting,
+        )
+
+
+def broken_losses(recorded: Recorded) -> Iterator[Finding]:
+    """Say that the loss of a run that goes on, or has ended otherwise, is no number any more."""
+    if recorded.run.status is RunStatus.FAILED:
+        return  # told by `end`, with its remedy
+    for rank in recorded.ranks:
+        broken = [event for event in rank.events if event.kind == "nan"]
+        if broken:
+            next_text, setting = _after(FAILURES["nan"], recorded)
+            yield Finding(
+                kind=FAILURES["nan"],
+                rank=_torch_rank(rank),
+                phase=None,
+                share=None,
+                text=f"{broken[-1].text.rstrip('.')}.",
+                next=next_text,
+                setting=setting,
+            )
+
+
+FINDERS: tuple[Callable[[Recorded], Iterator[Finding]], ...] = (end, bottlenecks, broken_losses)
+"""Each takes a run and gives its findings; a new kind of finding is one more of them."""
+
+
+def _failure(rank: Rank) -> str:
+    """Return the kind of a failure by its last event: a broken loss may be long past."""
+    told = [event for event in rank.events if event.kind in ("oom", "error")]
+    if told and told[-1].kind == "oom":
+        return FAILURES["oom"]
+    if told and told[-1].text.startswith("The loss is "):
+        return FAILURES["nan"]
+    return "failed"
+
+
+def _after(kind: str, recorded: Recorded) -> tuple[str, dict[str, Any] | None]:
+    """Return what to do about an end, and the setting if it is one."""
+    setup = setup_of(recorded.run.run_json)
+    field: str | None = None
+    value: float = 0
+    if kind == FAILURES["oom"] and setup.number("batch_size") > 1:
+        field, value = "batch_size", setup.number("batch_size") // 2
+    rate = setup.config.get("learning_rate")
+    if kind == FAILURES["nan"] and setup.own and isinstance(rate, float) and rate > 0:
+        field, value = "learning_rate", rate / 10
+    if field is not None:
+        shown = f"{value:.3g}" if isinstance(value, float) else value
+        return f"Try {setting_text(field, shown)}.", {"field": field, "value": value}
+    return _WORDS[kind], None
+
+
+_WORDS = {
+    "out-of-memory": "Try a smaller batch.",
+    "loss-not-finite": "Try a lower learning rate, or clip the gradients.",
+    "crashed": "Look at the machine's log, such as dmesg, for what killed the process.",
+    "failed": "Look at traceback.txt and output.log in the run's folder.",
+}
+
+
+def _other_ranks(run: RunInfo) -> Iterator[int]:
+    for path in run.folder.glob("rank*.json"):
+        number = path.stem.removeprefix("rank")
+        if number.isdecimal():
+            yield int(number)
+
+
+def _read_rank(run: RunInfo, number: int) -> Rank:
+    own = run.run_json if number == 0 else _rank_info(run, number)
+    if not (run.folder / store_name(number)).is_file():
+        return Rank(number=number, run_json=own)
+    try:
+        with RunReader(run.folder, number) as reader:
+            events = tuple(reader.events(limit=EVERY))
+            return Rank(
+                number=number, run_json=own, figures=recent_figures(reader, own), events=events
+            )
+    except StoreError:
+        if number == 0:
+            raise
+        return Rank(number=number, run_json=own)  # what the others say counts
+
+
+def _rank_info(run: RunInfo, number: int) -> dict[str, Any]:
+    """Return a rank's own run.json on top of the settings, which only rank 0 has."""
+    try:
+        own = json.loads((run.folder / rank_json(number)).read_text())
+    except (OSError, ValueError):
+        own = {}
+    shared = {key: run.run_json.get(key) for key in ("kind", "config", "environment")}
+    return shared | (own if isinstance(own, dict) else {})
+
+
+def _torch_rank(rank: Rank) -> int:
+    number = rank.run_json.get("rank")
+    return number if type(number) is int else rank.number

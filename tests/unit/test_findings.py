@@ -1,0 +1,170 @@
+"""The list of what there is to say about a run, and `stepscope diagnose`, which prints it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.cli import main
+from stepscope.diagnosis.findings import Finding, findings, nothing_to_say, read_recorded
+from stepscope.recording.recorder import Recorder
+from stepscope.run import RunStatus, read_run
+from tests.unit.recorded_runs import Row, recorded_run, write_run
+
+KEYS = {"kind", "rank", "phase", "share", "text", "next", "setting"}
+
+
+def found_in(folder: Path) -> list[Finding]:
+    return findings(read_recorded(read_run(folder)))
+
+
+def diagnose(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> tuple[str, str]:
+    assert main(["diagnose", *words]) == code
+    said = capsys.readouterr()
+    return said.out, said.err
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("STEPSCOPE_RUNS", str(tmp_path))
+    return tmp_path
+
+
+def ended(root: Path, kind: str, reason: str, config: dict[str, Any], **more: Any) -> Path:
+    """A run that failed with an event of this kind."""
+    folder = root / "r"
+    folder.mkdir()
+    recorder = Recorder(folder, name="r", config=config)
+    recorder.log(1, {"train/loss": more.get("loss", 1.0)})
+    if kind:
+        recorder.event(kind, reason)
+    recorder.close(more.get("status", RunStatus.FAILED), reason)
+    return folder
+
+
+def steps(wait: float, count: int = 60) -> list[Row]:
+    values = {"perf/step_time": 0.1, "perf/data_wait": wait}
+    return [(0.1 * i, i, values) for i in range(1, count)]
+
+
+def test_a_slow_loader_is_found(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recorded_run(runs, "input_bound_cpu")
+    out, err = diagnose(capsys, "input_bound_cpu", "--json")
+    (finding,) = json.loads(out)
+    assert set(finding) == KEYS
+    assert (finding["kind"], finding["rank"], finding["phase"]) == ("input-bound", 0, "data")
+    assert finding["share"] >= 0.8
+    assert "num_workers=2" in finding["next"]
+    assert err == ""
+    out, _ = diagnose(capsys, "input_bound_cpu")
+    assert out.startswith("Input-bound: 95 % of a step waits for data. In the DataLoader call")
+
+
+def test_our_own_run_gets_a_setting(tmp_path: Path) -> None:
+    run_json = {"config": {"device": "cpu", "num_workers": 0}, "environment": {"cores": 8}}
+    (finding,) = found_in(write_run(tmp_path / "r", run_json, steps=steps(0.06)))
+    assert finding.setting == {"field": "num_workers", "value": 4}
+    assert finding.next == "Try num_workers 4."
+
+
+def test_a_run_may_be_named_by_its_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = recorded_run(tmp_path, "compute_bound_cpu")
+    out, _ = diagnose(capsys, str(folder))
+    assert out.startswith("Compute-bound: the CPU computes for ")
+
+
+def test_a_young_run_is_an_empty_list_and_a_sentence(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(runs / "young", steps=steps(0.06, count=10))
+    out, err = diagnose(capsys, "young", "--json")
+    assert json.loads(out) == []
+    assert err == (
+        "Nothing to say. Not enough data yet: 16 more steps are needed; the first ones, slow by "
+        "nature, do not count.\n"
+    )
+    assert diagnose(capsys, "young") == (err, "")
+
+
+def test_what_has_no_steps_is_said(tmp_path: Path) -> None:
+    recorded = read_recorded(read_run(write_run(tmp_path / "r", {"kind": "record"})))
+    assert findings(recorded) == []
+    assert "a recording of the machine" in nothing_to_say(recorded)
+    (tmp_path / "made").mkdir()
+    begun = write_run(tmp_path / "begun")
+    (begun / "rank0.sqlite").unlink()  # its process is just making the store
+    assert findings(read_recorded(read_run(begun))) == []
+
+
+def test_running_out_of_memory_is_a_finding_with_a_smaller_batch(tmp_path: Path) -> None:
+    folder = ended(
+        tmp_path, "oom", "The GPU ran out of memory. Lower batch_size.", {"batch_size": 64}
+    )
+    (finding,) = found_in(folder)
+    assert finding.kind == "out-of-memory"
+    assert finding.text == "The GPU ran out of memory. Lower batch_size."
+    assert finding.setting == {"field": "batch_size", "value": 32}
+
+
+def test_a_broken_loss_is_a_finding_also_of_a_run_that_goes_on(tmp_path: Path) -> None:
+    text = "The loss is nan at step 1. Lower learning_rate."
+    folder = ended(tmp_path, "error", text, {"learning_rate": 1e-3}, loss=float("nan"))
+    (finding,) = found_in(folder)
+    assert (finding.kind, finding.text) == ("loss-not-finite", text)
+    assert finding.setting == {"field": "learning_rate", "value": pytest.approx(1e-4)}
+    assert finding.next == "Try learning_rate 0.0001."
+    (tmp_path / "other").mkdir()
+    on = ended(tmp_path / "other", "", "", {}, loss=float("nan"), status=RunStatus.FINISHED)
+    assert [one.kind for one in found_in(on)] == ["loss-not-finite"]
+
+
+def test_another_failure_is_told_by_its_reason(tmp_path: Path) -> None:
+    (finding,) = found_in(ended(tmp_path, "error", "KeyError: 'x'", {}))
+    assert (finding.kind, finding.text) == ("failed", "KeyError: 'x'")
+    assert "traceback.txt" in (finding.next or "")
+
+
+def test_a_stopped_run_is_no_finding(tmp_path: Path) -> None:
+    assert found_in(ended(tmp_path, "", "Stopped.", {}, status=RunStatus.STOPPED)) == []
+
+
+def test_a_killed_run_is_found_with_the_steps_it_left(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    long_ago = time.time() - 100
+    gone = {"status": "running", "heartbeat": long_ago, "pid": 2**22 + 1, "pid_started": 1.0}
+    folder = write_run(runs / "killed", gone, steps=steps(0.06))
+    os.utime(folder / "run.json", (long_ago, long_ago))
+    assert read_run(folder).status is RunStatus.CRASHED
+    out, _ = diagnose(capsys, "killed", "--json")
+    kinds = [finding["kind"] for finding in json.loads(out)]
+    assert kinds == ["crashed", "input-bound"]
+
+
+def test_each_rank_has_findings_of_its_own(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_run(runs / "r", {"world_size": 2, "rank": 0}, steps=steps(0.001))
+    write_run(folder, rank=1, steps=steps(0.06))
+    now = time.time()
+    told = {"created": now, "status": "finished", "heartbeat": now, "rank": 1, "world_size": 2}
+    (folder / "rank1.json").write_text(json.dumps(told))
+    out, _ = diagnose(capsys, "r", "--json")
+    each = [(finding["rank"], finding["kind"]) for finding in json.loads(out)]
+    assert each == [(0, "compute-bound"), (1, "input-bound")]
+    out, _ = diagnose(capsys, "r")
+    assert out.splitlines()[1].startswith("Rank 1: Input-bound")
+
+
+def test_what_cannot_be_read_is_a_sentence_on_stderr(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert diagnose(capsys, "nowhere", code=2)[0] == ""
+    folder = write_run(runs / "broken", steps=steps(0.06))
+    (folder / "rank0.sqlite").write_bytes(b"no database, but long enough to look like one" * 99)
+    out, err = diagnose(capsys, "broken", "--json", code=1)
+    assert out == ""
+    assert err.startswith("broken: ")
