@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainer.config import Compile, Optimizer, Precision, Problem, RunConfig, Workload
+from trainer.traits import TRAITS
 
-WITHOUT_CONVOLUTIONS = frozenset({Workload.LINEAR, Workload.DIGITS_MLP})
+_FEW_LAYERS = frozenset({Workload.LINEAR, Workload.DIGITS_MLP})
 
 
 def step_problems(config: RunConfig, *, on_gpu: bool) -> list[Problem]:
@@ -45,13 +46,13 @@ def _pairs(config: RunConfig) -> Iterator[Problem]:
 
 
 def _without_effect(config: RunConfig) -> Iterator[Problem]:
-    if config.workload in WITHOUT_CONVOLUTIONS:
+    if not TRAITS[config.workload].convolutions:
         for field in ("channels_last", "cudnn_benchmark"):
             if getattr(config, field):
                 reason = f"it acts on convolutions, and {config.workload} has none"
                 yield Problem(field, reason, "Switch it off")
-    if config.activation_checkpointing and config.workload is Workload.LINEAR:
-        reason = "a model of one layer has no activations to compute again"
+    if config.activation_checkpointing and config.workload in _FEW_LAYERS:
+        reason = "a model of one or two layers has no activations that it could forget"
         yield Problem("activation_checkpointing", reason, "Switch it off")
 
 

@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -63,6 +63,13 @@ class Done:
     waited: float
     """Seconds in which the loader had no batch."""
 
+    def after(self, former: Done | None) -> Done:
+        """Return this with the batches that were done before."""
+        if former is None:
+            return self
+        loss, samples = former.loss + self.loss, former.samples + self.samples
+        return Done(loss, self.norm, samples, self.waited)
+
 
 @dataclass(kw_only=True)
 class Loop:
@@ -108,6 +115,8 @@ class Loop:
         boundary = time.perf_counter()
         while training.offset < length and not training.has_ended:
             done = self._train_step(batches, length - training.offset)
+            if done is None:
+                return
             now = time.perf_counter()
             row: Row = {
                 "train/lr": learning_rate,
@@ -125,27 +134,33 @@ class Loop:
             self.reader.poll()
             boundary = now + self.commands.serve(self.reader.flush)
 
-    def _train_step(self, batches: Iterator[Batch], left: int) -> Done:
-        """Take one optimizer step, of `accumulation` batches or what is `left` of the epoch."""
+    def _train_step(self, batches: Iterator[Batch], left: int) -> Done | None:
+        """Take one optimizer step of up to `accumulation` batches; `left` samples are planned.
+
+        Return None if the loader has no batch any more.
+        """
         training = self.training
         planned = min(left, training.config.step_size)
         count = math.ceil(planned / training.config.batch_size)
-        of = planned if count > 1 else 0
-        loss, norm, samples, waited = None, None, 0, 0.0
+        done: Done | None = None
+        waited = 0.0
         for number in range(1, count + 1):
             began = time.perf_counter()
-            inputs, targets = next(batches)
+            batch = next(batches, None)
             waited += time.perf_counter() - began
+            if batch is None:  # a loader may leave out samples that it cannot read
+                if done is None:
+                    return None
+                done = replace(done, norm=self.step.update())
+                break
             training.compute.begin_step()
-            part, norm = self.step(inputs, targets, of, number == count)
+            loss, norm = self.step(*batch, planned if count > 1 else 0, number == count)
             training.compute.end_step()
             training.compute.pace()
-            loss = part if loss is None else loss + part
-            samples += len(targets)
+            done = Done(loss, norm, len(batch[1]), waited).after(done)
         training.step += 1
         training.offset += planned
-        assert loss is not None
-        return Done(loss, norm, samples, waited)
+        return done
 
     @torch.inference_mode()
     def _validate(self) -> tuple[float, float | None]:

@@ -10,6 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from trainer.config import RunConfig
 from trainer.training.precision import weight_type
+from trainer.training.recompute import recompute_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,8 @@ AS_LOADED = InputForm()
 
 def prepare(model: nn.Module, config: RunConfig, device: torch.device) -> nn.Module:
     """Change the model in place to what the configuration asks for, and move it to the device."""
+    if config.activation_checkpointing:
+        recompute_blocks(model, preserve_rng_state=not config.cuda_graphs)
     if config.channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     dtype = weight_type(config.precision)

@@ -1,0 +1,110 @@
+"""Activation checkpointing: blocks of a model forget their activations and compute them again.
+
+The model keeps its parameters' names: only the `forward` of its blocks is replaced.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import checkpoint, noop_context_fn
+
+Forward = Callable[..., Tensor]
+
+
+def recompute_blocks(model: nn.Module, *, preserve_rng_state: bool = True) -> int:
+    """Let the blocks of a model compute their activations again backward; return how many.
+
+    Blocks are the parts that a Sequential or ModuleList holds if they have parts themselves
+    (residual blocks, transformer layers); of a Sequential of plain layers, about √n runs of them;
+    else the whole model. Random numbers (dropout) are drawn again as they were, which a CUDA graph
+    cannot do: it takes `preserve_rng_state=False`.
+    """
+    wrap = partial(_recomputed, preserve_rng_state=preserve_rng_state)
+    count = 0
+    for holder in _holders(model):
+        blocks = [part for part in holder if _has_parts(part)]
+        for block in blocks:
+            _replace_forward(block, wrap(block.forward, [block]))
+        count += len(blocks)
+        if not blocks and isinstance(holder, nn.Sequential):
+            runs = [nn.Sequential(*run) for run in _runs(list(holder))]
+            # What the last run forgot would be computed again at once.
+            forwards = [wrap(run.forward, [run]) for run in runs[:-1]]
+            _replace_forward(holder, partial(_in_turn, [*forwards, runs[-1].forward]))
+            count += len(forwards)
+    if not count:
+        _replace_forward(model, wrap(model.forward, [model]))
+    return max(1, count)
+
+
+def _replace_forward(module: nn.Module, forward: Forward) -> None:
+    module.forward = forward
+
+
+def _holders(model: nn.Module) -> Iterator[nn.Sequential | nn.ModuleList]:
+    """Yield the outermost containers of more than two parts."""
+    if isinstance(model, (nn.Sequential, nn.ModuleList)) and (
+        len(model) > 2 or any(map(_has_parts, model))
+    ):
+        yield model
+        return
+    for part in model.children():
+        yield from _holders(part)
+
+
+def _has_parts(module: nn.Module) -> bool:
+    return next(module.children(), None) is not None
+
+
+def _runs(layers: Sequence[nn.Module]) -> list[Sequence[nn.Module]]:
+    length = math.isqrt(len(layers) - 1) + 1
+    return [layers[start : start + length] for start in range(0, len(layers), length)]
+
+
+def _in_turn(forwards: Sequence[Forward], x: Tensor) -> Tensor:
+    for forward in forwards:
+        x = forward(x)
+    return x
+
+
+def _recomputed(
+    forward: Forward, parts: Sequence[nn.Module], *, preserve_rng_state: bool
+) -> Forward:
+    norms = [norm for part in parts for norm in part.modules() if isinstance(norm, _BatchNorm)]
+
+    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        return nullcontext(), _statistics_kept(norms)
+
+    def run(*inputs: Tensor) -> Tensor:
+        if not torch.is_grad_enabled():  # validation keeps no activations
+            return forward(*inputs)
+        outputs: Tensor = checkpoint(
+            forward,
+            *inputs,
+            use_reentrant=False,
+            preserve_rng_state=preserve_rng_state,
+            context_fn=contexts if norms else noop_context_fn,
+        )
+        return outputs
+
+    return run
+
+
+@contextmanager
+def _statistics_kept(norms: Sequence[_BatchNorm]) -> Iterator[None]:
+    """Do not count a batch twice in the running statistics of batch norm."""
+    momenta = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
+    for norm in norms:
+        norm.momentum, norm.num_batches_tracked = 0.0, None
+    try:
+        yield
+    finally:
+        for norm, momentum, batches in momenta:
+            norm.momentum, norm.num_batches_tracked = momentum, batches
