@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from trainer.config import RunConfig
-from trainer.training import data
+from trainer.training import copies
 from trainer.training.compute import RUN_AHEAD, CudaCompute
 from trainer.training.data import MemoryLoader
 from trainer.workloads.task import Batch, TensorSplit
@@ -32,11 +32,13 @@ class LateStream:
 class LateEvent:
     stream: LateStream
     position: int = 0
+    waits: int = 0
 
     def record(self) -> None:
         self.position = len(self.stream.work)
 
     def synchronize(self) -> None:
+        self.waits += self.position > self.stream.done
         self.stream.run_to(self.position)
 
 
@@ -61,7 +63,7 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> LateStream:
 
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch.cuda, "Event", lambda blocking: LateEvent(made))
-    monkeypatch.setattr(data, "_to", late_copy)
+    monkeypatch.setattr(copies, "_to", late_copy)
     monkeypatch.setattr(TensorSplit, "room", room)
     return made
 
@@ -74,26 +76,34 @@ def test_the_host_runs_so_many_steps_ahead_and_no_more(stream: LateStream) -> No
         assert step - stream.done == min(step, RUN_AHEAD)
 
 
-@pytest.mark.parametrize(
-    ("buffers", "whole"), [(RUN_AHEAD, False), (RUN_AHEAD + 1, True), (RUN_AHEAD + 2, True)]
-)
-def test_no_buffer_is_filled_while_its_copy_is_under_way(
-    stream: LateStream, buffers: int, whole: bool
-) -> None:
-    """The ring has RUN_AHEAD + 2 buffers; this finds the least that is enough."""
+@pytest.mark.parametrize("buffers", range(1, RUN_AHEAD + 3))
+def test_no_buffer_is_filled_while_its_copy_is_under_way(stream: LateStream, buffers: int) -> None:
+    """With RUN_AHEAD + 1 buffers every copy has ended by itself: only the pace waits."""
     values = torch.arange(50)
     split = TensorSplit.of(values.float().unsqueeze(1), values)
     compute = CudaCompute(0)
     loader = MemoryLoader(split, RunConfig(batch_size=4, pin_memory=True), compute)
-    assert len(loader._ring.buffers) == RUN_AHEAD + 2
-    del loader._ring.buffers[buffers:]
-    for seed in range(2):  # a second epoch starts with the first buffer again
+    ring = loader._copies.ring
+    assert len(ring.buffers) == RUN_AHEAD + 2
+    del ring.buffers[buffers:]
+    for seed in range(2):
         order = torch.randperm(50, generator=torch.Generator().manual_seed(seed))
         arrived = []
         for batch in loader.batches(order):
             compute.pace()
             arrived.append(batch)
+        waits: list[int] = [event.waits for event in ring._copied]  # type: ignore[attr-defined]
+        assert (sum(waits) == 0) == (buffers > RUN_AHEAD)
         stream.run_to(len(stream.work))  # as the validation's result does
         targets = torch.cat([targets for _, targets in arrived])
-        assert torch.equal(targets, order) == whole
+        assert torch.equal(targets, order)
         assert torch.equal(torch.cat([inputs[:, 0] for inputs, _ in arrived]), targets.float())
+
+
+def test_a_caller_that_does_not_pace_gets_whole_batches_too(stream: LateStream) -> None:
+    values = torch.arange(50)
+    split = TensorSplit.of(values.float().unsqueeze(1), values)
+    loader = MemoryLoader(split, RunConfig(batch_size=4, pin_memory=True), CudaCompute(0))
+    arrived = list(loader.batches(values))
+    stream.run_to(len(stream.work))
+    assert torch.equal(torch.cat([targets for _, targets in arrived]), values)

@@ -8,7 +8,8 @@ import torch
 
 from trainer.config import RunConfig
 from trainer.training.compute import CpuCompute
-from trainer.training.data import MemoryLoader, _BatchOrder, _SplitDataset, _without_main
+from trainer.training.data import MemoryLoader
+from trainer.training.workers import _BatchOrder, _SplitDataset, _without_main
 from trainer.workloads.task import TensorSplit
 
 
@@ -50,7 +51,8 @@ def test_workers_get_whole_batches_of_the_current_order() -> None:
     assert list(batches) == [[3, 1, 4, 0], [5]]
     assert len(batches) == 2
     dataset = _SplitDataset(split())
-    assert dataset.__getitems__([3, 1])[1].tolist() == [3, 1]
+    _, targets = dataset.__getitems__([3, 1])
+    assert targets.tolist() == [3, 1]
 
 
 def test_children_are_not_told_of_the_main_script() -> None:

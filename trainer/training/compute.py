@@ -81,6 +81,12 @@ class CudaCompute:
         counters = read(self.device.index)
         return {key: int(value) for key, value in counters.items() if key not in COUNTS}
 
+    def free_memory(self) -> tuple[int, int]:
+        """Return the bytes that new tensors could take, cache included, and those of the device."""
+        free, total = torch.cuda.mem_get_info(self.device)
+        memory = self.memory()
+        return free + memory["memory/reserved"] - memory["memory/allocated"], total
+
     def release(self) -> None:
         """Give back what a run leaves: step events, cuBLAS workspaces, both caches.
 

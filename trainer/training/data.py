@@ -1,215 +1,147 @@
-"""Feeds batches to the device: straight from RAM, or through worker processes.
+"""Feeds batches to the device, in one of three ways.
 
-All built-in data fit in RAM, so the fast way is one indexing call a batch in the training thread.
-`num_workers` above 0 takes torch's DataLoader instead, to show what it costs and when it pays.
+- `num_workers` 0 (`MemoryLoader`): the training thread gathers each batch itself. For data that
+  lie in memory this is the fast way: one indexing call a batch. Data that have to be decoded are
+  decoded by the training thread too, and the GPU waits for it.
+- `num_workers` above 0 (`WorkerLoader`): processes gather or decode batches beside the training,
+  and the training thread takes them from shared memory. With `pin_memory` it also copies each
+  into page-locked memory itself, because the DataLoader would free such memory after each step.
+  Validation data that lie in memory are gathered without workers.
+- `data_on_device` (`DeviceLoader`): data that lie in memory are copied to the GPU once, before the
+  first step, and gathered there. Only the order of the samples is copied, once an epoch.
+
+How a batch of the first two comes to a GPU is in `copies.py`.
 """
 
 from __future__ import annotations
 
-import itertools
-import multiprocessing
-import multiprocessing.spawn
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from dataclasses import replace
 
-import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
 
+from stepscope.formatting import format_bytes
 from trainer.config import RunConfig
-from trainer.training.compute import RUN_AHEAD, Compute
-from trainer.workloads.task import Batch, Split
-
-
-class PinnedRing:
-    """Page-locked buffers for the batches under way, used again and again.
-
-    Freeing one records a CUDA event. That ends the process if the GPU has failed and nobody has
-    noticed yet, so none is freed before the run's end is known. Without `pin_memory`, and on a CPU,
-    there are none.
-    """
-
-    def __init__(self, split: Split, config: RunConfig, compute: Compute) -> None:
-        self.buffers: list[Batch] = []
-        if config.pin_memory and compute.on_gpu:
-            size = min(config.batch_size, split.length)
-            # Before batch n is gathered, Compute.pace has waited for step n - 1 - RUN_AHEAD: the
-            # copies of the RUN_AHEAD steps since may be under way. One buffer more than needed.
-            self.buffers = [split.room(size, pin_memory=True) for _ in range(RUN_AHEAD + 2)]
-
-    def slot(self, turn: int, size: int) -> Batch | None:
-        """Return room for `size` samples, for batch number `turn` of an epoch; None if empty."""
-        if not self.buffers:
-            return None
-        inputs, targets = self.buffers[turn % len(self.buffers)]
-        return inputs[:size], targets[:size]
+from trainer.failures import RunFailed
+from trainer.training.compute import Compute, CudaCompute
+from trainer.training.copies import Copies
+from trainer.training.device_times import DeviceTimes
+from trainer.training.workers import Workers, in_batches
+from trainer.workloads.task import Batch, Split, TensorSplit
 
 
 class MemoryLoader:
-    """Batches by one indexing call, on a GPU through page-locked buffers."""
+    """Batches gathered by the calling thread, on a GPU through page-locked buffers."""
 
-    def __init__(self, split: Split, config: RunConfig, compute: Compute) -> None:
+    def __init__(
+        self, split: Split, config: RunConfig, compute: Compute, times: DeviceTimes | None = None
+    ) -> None:
         self._split = split
         self._batch_size = config.batch_size
-        self._compute = compute
-        self._non_blocking = config.non_blocking
-        self._ring = PinnedRing(split, config, compute)
+        self._copies = Copies(split, config, compute, times)
 
     def batches(self, order: Tensor) -> Iterator[Batch]:
         """Yield the samples of `order` in batches on the device; the last may be smaller.
 
-        The caller paces every batch. Before it asks for a second order it waits for the device,
-        because that order begins with the first buffer again.
+        A split may leave samples out, so any batch may be smaller and even empty. Raises RunFailed
+        if all of an epoch are.
         """
-        for turn, indices in enumerate(_batches(order, self._batch_size)):
-            batch = self._split.take(indices, out=self._ring.slot(turn, len(indices)))
-            yield _to(batch, self._compute, self._non_blocking)
+        taken = (
+            self._split.take(indices, out=self._copies.room(len(indices)))
+            for indices in in_batches(order, self._batch_size)
+        )
+        for batch in _checked(taken, order, self._split, self._batch_size):
+            yield self._copies.send(batch)
 
     def close(self) -> None:
         """Do nothing: the buffers are freed with the loader, which a failure may keep alive."""
 
 
 class WorkerLoader:
-    """Batches from DataLoader workers, which live for the whole run.
+    """Batches from worker processes."""
 
-    They are pinned here and not by the DataLoader, which frees each batch after its step. With
-    `pin_memory` on a GPU this costs the training thread one copy of every batch on the host.
-    """
-
-    def __init__(self, split: Split, config: RunConfig, compute: Compute) -> None:
-        self._order = _BatchOrder(config.batch_size)
-        self._compute = compute
-        self._non_blocking = config.non_blocking
-        self._ring = PinnedRing(split, config, compute)
-        context = multiprocessing.get_context("forkserver")
-        # Imported once by the fork server, so that workers start in milliseconds.
-        context.set_forkserver_preload(["trainer.training.data"])
-        self._loader: DataLoader[Batch] | None = DataLoader(
-            _SplitDataset(split),
-            batch_sampler=self._order,
-            num_workers=config.num_workers,
-            prefetch_factor=config.prefetch_factor,
-            persistent_workers=True,
-            multiprocessing_context=context,
-            collate_fn=_as_is,
-            generator=torch.Generator(),  # its own: the default one belongs to the model
-        )
+    def __init__(
+        self, split: Split, config: RunConfig, compute: Compute, times: DeviceTimes | None = None
+    ) -> None:
+        self._split = split
+        self._batch_size = config.batch_size
+        self._workers = Workers(split, config)
+        self._copies = Copies(split, config, compute, times)
 
     def batches(self, order: Tensor) -> Iterator[Batch]:
-        """Yield the samples of `order` in batches on the device; the last may be smaller.
-
-        Raises RuntimeError at most five seconds after a worker has died. The caller paces and waits
-        as with MemoryLoader.
-        """
-        assert self._loader is not None
-        self._order.indices = order
-        with _without_main():
-            fetched = iter(self._loader)
-        for turn in itertools.count():
-            batch = _next(fetched)
-            if batch is None:
-                return
-            slot = self._ring.slot(turn, len(batch[1]))
-            if slot is not None:
-                batch = slot[0].copy_(batch[0]), slot[1].copy_(batch[1])
-            yield _to(batch, self._compute, self._non_blocking)
+        """Yield batches as MemoryLoader does. Raises RuntimeError when a worker has died."""
+        fetched = self._workers.batches(order)
+        for batch in _checked(fetched, order, self._split, self._batch_size):
+            room = self._copies.room(len(batch[1]))
+            if room is not None:
+                batch = room[0].copy_(batch[0]), room[1].copy_(batch[1])
+            yield self._copies.send(batch)
 
     def close(self) -> None:
         """End the workers; the buffers are freed with the loader, as with MemoryLoader."""
-        loader, self._loader = self._loader, None
-        if loader is not None and loader._iterator is not None:
-            # Not left to the garbage collector: a failure that is kept keeps the iterator as well.
-            loader._iterator._shutdown_workers()  # type: ignore[attr-defined]
+        self._workers.close()
 
 
-Loader = MemoryLoader | WorkerLoader
+class DeviceLoader:
+    """Batches gathered on the GPU from a data set that was copied there once."""
+
+    def __init__(self, split: Split, config: RunConfig, compute: CudaCompute) -> None:
+        """Copy the data set. Raises RunFailed if it is not one in memory, or does not fit."""
+        self._batch_size = config.batch_size
+        self._device = compute.device
+        self._split = _moved(split, compute)
+
+    def batches(self, order: Tensor) -> Iterator[Batch]:
+        """Yield the samples of `order` in batches on the device; the last may be smaller."""
+        for indices in in_batches(order.to(self._device), self._batch_size):
+            yield self._split.take(indices)
+
+    def close(self) -> None:
+        """Do nothing: the data set is freed with the loader."""
+
+
+Loader = MemoryLoader | WorkerLoader | DeviceLoader
 
 
 def make_loader(split: Split, config: RunConfig, compute: Compute) -> Loader:
-    """Return the loader that `config.num_workers` asks for."""
+    """Return the loader of the training data; see the module's text."""
+    if config.data_on_device and isinstance(compute, CudaCompute):
+        return DeviceLoader(split, config, compute)
     kind = WorkerLoader if config.num_workers else MemoryLoader
-    return kind(split, config, compute)
+    return kind(split, config, compute, compute.times)
 
 
-class _SplitDataset(Dataset[Batch]):
-    """Gives whole batches to a worker: the list of indices of one batch is one call."""
-
-    def __init__(self, split: Split) -> None:
-        self._split = split
-
-    def __len__(self) -> int:
-        return self._split.length
-
-    def __getitems__(self, indices: list[int]) -> Batch:
-        return self._split.take(torch.tensor(indices))
+def make_validation_loader(split: Split, config: RunConfig, compute: Compute) -> Loader:
+    """Return the loader of the validation data, whose copies are not part of any step."""
+    if config.data_on_device and isinstance(compute, CudaCompute):
+        return DeviceLoader(split, config, compute)
+    in_workers = config.num_workers and not isinstance(split, TensorSplit)
+    return (WorkerLoader if in_workers else MemoryLoader)(split, config, compute)
 
 
-class _BatchOrder(Sampler[list[int]]):
-    """The batches of the current epoch, as lists of indices."""
-
-    def __init__(self, batch_size: int) -> None:
-        self._batch_size = batch_size
-        self.indices = torch.empty(0, dtype=torch.int64)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for indices in _batches(self.indices, self._batch_size):
-            yield indices.tolist()
-
-    def __len__(self) -> int:
-        return -(-len(self.indices) // self._batch_size)
+def _checked(batches: Iterator[Batch], order: Tensor, split: Split, size: int) -> Iterator[Batch]:
+    """Pass batches on; raise RunFailed in place of the last if a whole epoch has no sample."""
+    count, found = -(-len(order) // size), 0
+    for number, batch in enumerate(batches, 1):
+        found += len(batch[1])
+        if number == count and not found and len(order) == split.length:
+            raise RunFailed(f"None of the {len(order):,} samples could be loaded. Check the data.")
+        yield batch
 
 
-def _next(batches: Iterator[Batch]) -> Batch | None:
-    try:
-        return next(batches, None)
-    except (ConnectionError, EOFError, FileNotFoundError) as error:
-        # A batch lies in shared memory that is asked of the worker which made it.
-        raise RuntimeError(f"DataLoader worker exited unexpectedly: {error}") from error
-
-
-def _batches(order: Tensor, size: int) -> tuple[Tensor, ...]:
-    # torch splits nothing into one empty batch; a run resumed at an epoch's end has nothing left.
-    return torch.split(order, size) if len(order) else ()
-
-
-def _as_is(batch: Any) -> Any:
-    return batch
-
-
-def _to(batch: Batch, compute: Compute, non_blocking: bool) -> Batch:
-    if not compute.on_gpu:
-        return batch
-    inputs, targets = batch
-    return (
-        inputs.to(compute.device, non_blocking=non_blocking),
-        targets.to(compute.device, non_blocking=non_blocking),
-    )
-
-
-_patching = threading.Lock()
-
-
-@contextmanager
-def _without_main() -> Iterator[None]:
-    """Start child processes that do not run the parent's main script again.
-
-    multiprocessing re-imports `__main__` in every child. Under `streamlit run` that is the page,
-    which would start the app once more in each worker. Our workers need nothing from it.
-    """
-    spawn = multiprocessing.spawn
-    with _patching:
-        original = spawn.get_preparation_data
-
-        def prepare(name: str) -> dict[str, Any]:
-            data = original(name)
-            data.pop("init_main_from_path", None)
-            data.pop("init_main_from_name", None)
-            return data
-
-        spawn.get_preparation_data = prepare
-        try:
-            yield
-        finally:
-            spawn.get_preparation_data = original
+def _moved(split: Split, compute: CudaCompute) -> TensorSplit:
+    if not isinstance(split, TensorSplit):
+        raise RunFailed(
+            "data_on_device: this workload's data do not lie in memory. Switch off data_on_device."
+        )
+    parts = (split.inputs, split.targets)
+    needed = sum(part.numel() * part.element_size() for part in parts)
+    free, total = compute.free_memory()
+    if needed > free:
+        raise RunFailed(
+            f"data_on_device: the data set takes {format_bytes(needed)}, and "
+            f"{format_bytes(free)} of the GPU's {format_bytes(total)} are free. "
+            "Switch off data_on_device."
+        )
+    inputs, targets = (part.to(compute.device) for part in parts)
+    return replace(split, inputs=inputs, targets=targets)

@@ -70,8 +70,8 @@ class DeviceTimes:
         """
         row: Row = {}
         copies, computing = self._seconds(spans.copies), self._seconds(spans.computing)
-        if copies is not None and spans.copies:
-            row["perf/h2d"] = copies
+        if copies is not None:
+            row["perf/h2d"] = copies  # 0 where the data set lies on the device
         if computing is not None and spans.computing:
             row["perf/gpu_time"] = computing
             row["perf/gpu_wait"] = spans.gpu_wait_s

@@ -116,7 +116,7 @@ class Loop:
         while training.offset < length and not training.has_ended:
             done = self._train_step(batches, length - training.offset)
             if done is None:
-                return
+                continue
             now = time.perf_counter()
             row: Row = {
                 "train/lr": learning_rate,
@@ -137,7 +137,7 @@ class Loop:
     def _train_step(self, batches: Iterator[Batch], left: int) -> Done | None:
         """Take one optimizer step of up to `accumulation` batches; `left` samples are planned.
 
-        Return None if the loader has no batch any more.
+        Return None if no sample of these could be loaded: there was no step then.
         """
         training = self.training
         planned = min(left, training.config.step_size)
@@ -146,19 +146,18 @@ class Loop:
         waited = 0.0
         for number in range(1, count + 1):
             began = time.perf_counter()
-            batch = next(batches, None)
+            inputs, targets = next(batches)
             waited += time.perf_counter() - began
-            if batch is None:  # a loader may leave out samples that it cannot read
-                if done is None:
-                    return None
+            last = number == count
+            if len(targets):
+                training.compute.begin_step()
+                loss, norm = self.step(inputs, targets, planned if count > 1 else 0, last)
+                training.compute.end_step()
+                training.compute.pace()
+                done = Done(loss, norm, len(targets), waited).after(done)
+            elif last and done is not None:  # none of the last batch's samples could be loaded
                 done = replace(done, norm=self.step.update())
-                break
-            training.compute.begin_step()
-            loss, norm = self.step(*batch, planned if count > 1 else 0, number == count)
-            training.compute.end_step()
-            training.compute.pace()
-            done = Done(loss, norm, len(batch[1]), waited).after(done)
-        training.step += 1
+        training.step += done is not None
         training.offset += planned
         return done
 
@@ -169,8 +168,12 @@ class Loop:
         split, model = self.task.validation, self.training.model
         device = self.training.compute.device
         loss_sum, correct = torch.zeros((), device=device), torch.zeros((), device=device)
+        seen = 0
         model.eval()
         for inputs, targets in self.validation_loader.batches(torch.arange(split.length)):
+            if not len(targets):
+                continue
+            seen += len(targets)
             outputs, loss = self.step.evaluate(inputs, targets)
             loss_sum += loss * len(targets)
             if self.task.classifies:
@@ -179,8 +182,8 @@ class Loop:
             self.commands.serve(self.reader.flush)
         model.train()
         total, hits = torch.stack([loss_sum, correct]).tolist()
-        accuracy = 100 * hits / split.length if self.task.classifies else None
-        return total / split.length, accuracy
+        accuracy = 100 * hits / seen if self.task.classifies else None
+        return total / seen, accuracy
 
     def _close_epoch(self, loss: float, accuracy: float | None, seconds: float) -> None:
         training = self.training

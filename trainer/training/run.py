@@ -32,7 +32,7 @@ from trainer.step_problems import epoch_problem
 from trainer.training.checkpoint import read_checkpoint
 from trainer.training.commands import OwnCommands, RunStopped
 from trainer.training.compute import Compute, CpuCompute, CudaCompute, why_lost
-from trainer.training.data import MemoryLoader, make_loader
+from trainer.training.data import make_loader, make_validation_loader
 from trainer.training.flags import run_flags
 from trainer.training.loop import Journal, Loop
 from trainer.training.model import InputForm, prepare
@@ -153,7 +153,7 @@ def _train(attempt: _Attempt) -> None:
         with (
             closing(attempt.session.answer(own.handlers, check=own.check)) as commands,
             closing(make_loader(task.train, config, compute)) as loader,
-            closing(MemoryLoader(task.validation, config, compute)) as validation_loader,
+            closing(make_validation_loader(task.validation, config, compute)) as validation_loader,
         ):
             Loop(
                 task=task,

@@ -1,0 +1,153 @@
+"""Batches from worker processes: torch's DataLoader, one call of `Split.take` a batch."""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.spawn
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from trainer.config import RunConfig
+from trainer.failures import RunFailed
+from trainer.workloads.task import Batch, Split
+
+
+class Workers:
+    """`num_workers` processes that load batches ahead, `prefetch_factor` each.
+
+    Persistent ones live until `close`; others are started anew for each order and end with it.
+    """
+
+    def __init__(self, split: Split, config: RunConfig) -> None:
+        self._order = _BatchOrder(config.batch_size)
+        self._persistent = config.persistent_workers
+        context = multiprocessing.get_context("forkserver")
+        # Imported once by the fork server, so that workers start in milliseconds.
+        context.set_forkserver_preload(["trainer.training.workers"])
+        self._loader: DataLoader[Batch] | None = DataLoader(
+            _SplitDataset(split),
+            batch_sampler=self._order,
+            num_workers=config.num_workers,
+            prefetch_factor=config.prefetch_factor,
+            persistent_workers=config.persistent_workers,
+            multiprocessing_context=context,
+            collate_fn=_as_is,
+            generator=torch.Generator(),  # its own: the default one belongs to the model
+        )
+        self._fetched: Any = None
+
+    def batches(self, order: Tensor) -> Iterator[Batch]:
+        """Yield the samples of `order` in batches on the host, in this order.
+
+        Workers that are not persistent end with the iterator, at its end or when it is dropped.
+        Raises RuntimeError at most five seconds after a worker has died, and RunFailed if the
+        split does.
+        """
+        assert self._loader is not None
+        self._order.indices = order
+        with _without_main():
+            self._fetched = iter(self._loader)
+        try:
+            while (batch := _next(self._fetched)) is not None:
+                yield batch
+        finally:
+            if not self._persistent:
+                self._end()
+
+    def close(self) -> None:
+        """End the workers."""
+        self._loader = None
+        self._end()
+
+    def _end(self) -> None:
+        # Not left to the garbage collector: a failure that is kept keeps the iterator as well.
+        fetched, self._fetched = self._fetched, None
+        if fetched is not None:
+            fetched._shutdown_workers()
+
+
+class _SplitDataset(Dataset[Batch]):
+    """Gives whole batches to a worker: the list of indices of one batch is one call."""
+
+    def __init__(self, split: Split) -> None:
+        self._split = split
+
+    def __len__(self) -> int:
+        return self._split.length
+
+    def __getitems__(self, indices: list[int]) -> Batch | RunFailed:
+        try:
+            return self._split.take(torch.tensor(indices))
+        except RunFailed as failure:
+            return failure  # raised, it would come with the worker's traceback for a sentence
+
+
+class _BatchOrder(Sampler[list[int]]):
+    """The batches of the current epoch, as lists of indices."""
+
+    def __init__(self, batch_size: int) -> None:
+        self._batch_size = batch_size
+        self.indices = torch.empty(0, dtype=torch.int64)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for indices in in_batches(self.indices, self._batch_size):
+            yield indices.tolist()
+
+    def __len__(self) -> int:
+        return -(-len(self.indices) // self._batch_size)
+
+
+def in_batches(order: Tensor, size: int) -> tuple[Tensor, ...]:
+    """Return the order in parts of `size`; the last may be smaller."""
+    # torch splits nothing into one empty batch; a run resumed at an epoch's end has nothing left.
+    return torch.split(order, size) if len(order) else ()
+
+
+def _next(batches: Iterator[Batch | RunFailed]) -> Batch | None:
+    try:
+        batch = next(batches, None)
+    except (ConnectionError, EOFError, FileNotFoundError) as error:
+        if str(error).startswith("Caught "):  # torch's first word on what a worker raised itself
+            raise
+        # A batch lies in shared memory that is asked of the worker which made it.
+        raise RuntimeError(f"DataLoader worker exited unexpectedly: {error}") from error
+    if isinstance(batch, RunFailed):
+        raise batch
+    return batch
+
+
+def _as_is(batch: Any) -> Any:
+    return batch
+
+
+_patching = threading.Lock()
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Start child processes that do not run the parent's main script again.
+
+    multiprocessing re-imports `__main__` in every child. Under `streamlit run` that is the page,
+    which would start the app once more in each worker. Our workers need nothing from it.
+    """
+    spawn = multiprocessing.spawn
+    with _patching:
+        original = spawn.get_preparation_data
+
+        def prepare(name: str) -> dict[str, Any]:
+            data = original(name)
+            data.pop("init_main_from_path", None)
+            data.pop("init_main_from_name", None)
+            return data
+
+        spawn.get_preparation_data = prepare
+        try:
+            yield
+        finally:
+            spawn.get_preparation_data = original
