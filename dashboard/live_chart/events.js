@@ -28,6 +28,10 @@ export const EVENT_WORDS = {
   hook_failed: "Not recorded",
   output_lost: "Output not kept",
   amp_skipped: "Step skipped",
+  compile: "Compile",
+  cuda_graphs: "CUDA Graphs",
+  warmup: "Warm-up",
+  memory_warmup: "Memory warm-up",
 };
 export const BAD = new Set(["oom", "nan", "error", "gpu_lost", "throttle_start"]);
 export const ROUTINE = new Set(["epoch", "checkpoint", "status"]);

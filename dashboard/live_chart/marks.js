@@ -28,6 +28,10 @@ const MARK_LABELS = {
   amp_skipped: "",
   resumed: "resumed",
   sampler_slowed: "",
+  compile: "",
+  cuda_graphs: "",
+  warmup: "",
+  memory_warmup: "",
 };
 const MAX_MARKS = 60;
 const MAX_EPOCH_MARKS = 12;
