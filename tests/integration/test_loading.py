@@ -1,0 +1,236 @@
+"""Each switch of loading on a CPU: what it changes, and that the losses stay the same."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from stepscope.run import RunStatus
+from tests.integration.conftest import SaveAtStep
+from tests.integration.decoded import Decoded
+from tests.integration.test_training import background, metric, run_json, small, wait_for
+from trainer.config import RunConfig, Workload
+from trainer.failures import RunFailed
+from trainer.training.compute import CpuCompute
+from trainer.training.data import Loader, WorkerLoader, make_loader, make_validation_loader
+from trainer.training.run import run
+from trainer.workloads import WORKLOADS
+from trainer.workloads.task import Split, Task, TensorSplit
+
+SAMPLES = 40
+
+
+def decoded(folder: Path, samples: int = SAMPLES, **options: Any) -> Decoded:
+    folder.mkdir(exist_ok=True)
+    for index in range(samples):
+        (folder / str(index)).write_text(str(float(index)))
+    return Decoded(folder, samples, **options)
+
+
+def config(**changes: Any) -> RunConfig:
+    return RunConfig(**{"batch_size": 4, "num_workers": 2, **changes})
+
+
+def targets_of(loader: Loader, order: Tensor) -> list[list[int]]:
+    return [targets.tolist() for _, targets in loader.batches(order)]
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_workers_stay_or_start_anew_each_epoch(tmp_path: Path, persistent: bool) -> None:
+    split = decoded(tmp_path / "data")
+    order = torch.randperm(SAMPLES)
+    seen = []
+    with closing(
+        WorkerLoader(split, config(persistent_workers=persistent), CpuCompute())
+    ) as loader:
+        for _ in range(3):
+            assert sum(targets_of(loader, order), []) == order.tolist()
+            seen.append(set(split.asked()))
+            assert (len(multiprocessing.active_children()) == 2) == persistent
+    first, _, last = seen
+    assert len(first) == 2
+    assert len(last) == (2 if persistent else 6), "each epoch has processes of its own"
+    assert os.getpid() not in last
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_an_epoch_that_is_left_early_leaves_no_worker(tmp_path: Path, persistent: bool) -> None:
+    split = decoded(tmp_path / "data")
+    loader = WorkerLoader(split, config(persistent_workers=persistent), CpuCompute())
+    batches = loader.batches(torch.arange(SAMPLES))
+    next(batches)
+    loader.close()
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize(("workers", "ahead"), [(1, 1), (1, 3), (2, 2)])
+def test_workers_load_so_many_batches_ahead_and_no_more(
+    tmp_path: Path, workers: int, ahead: int
+) -> None:
+    split = decoded(tmp_path / "data")
+    changed = config(num_workers=workers, prefetch_factor=ahead)
+    with closing(WorkerLoader(split, changed, CpuCompute())) as loader:
+        batches = loader.batches(torch.arange(SAMPLES))
+        next(batches)
+        # One was taken, and its worker was asked for another.
+        wait_for(lambda: sum(split.asked().values()) >= workers * ahead + 1)
+        next(batches)
+        wait_for(lambda: sum(split.asked().values()) >= workers * ahead + 2)
+        assert sum(split.asked().values()) == workers * ahead + 2
+        assert len(split.asked()) == workers
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_samples_may_be_left_out(tmp_path: Path, workers: int) -> None:
+    """A smaller batch, one without a sample in the middle, and one at the end."""
+    split = decoded(tmp_path / "data", 14, broken=frozenset([1, 4, 5, 6, 7, 12, 13]))
+    for _ in range(2):
+        with closing(make_loader(split, config(num_workers=workers), CpuCompute())) as loader:
+            batches = list(loader.batches(torch.arange(14)))
+    assert [targets.tolist() for _, targets in batches] == [[0, 2, 3], [], [8, 9, 10, 11], []]
+    assert [inputs.shape for inputs, _ in batches] == [(3, 1), (0, 1), (4, 1), (0, 1)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_without_a_sample_is_refused(tmp_path: Path, workers: int) -> None:
+    split = decoded(tmp_path / "data", 6, broken=frozenset(range(6)))
+    with (
+        closing(make_loader(split, config(num_workers=workers), CpuCompute())) as loader,
+        pytest.raises(RunFailed, match="None of the 6 samples could be loaded"),
+    ):
+        list(loader.batches(torch.arange(6)))
+    # The rest of an epoch that a run is resumed in may have none.
+    with closing(make_loader(split, config(num_workers=workers), CpuCompute())) as loader:
+        assert targets_of(loader, torch.tensor([4, 5])) == [[]]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_sentence_of_the_split_stays_one(tmp_path: Path, workers: int) -> None:
+    split = decoded(tmp_path / "data", broken=frozenset([7]), skips=False)
+    with (
+        closing(make_loader(split, config(num_workers=workers), CpuCompute())) as loader,
+        pytest.raises(RunFailed) as caught,
+    ):
+        list(loader.batches(torch.arange(SAMPLES)))
+    assert str(caught.value) == "images/7.png is no image. Remove it or skip broken images."
+
+
+def test_a_missing_file_is_not_taken_for_a_dead_worker(tmp_path: Path) -> None:
+    split = decoded(tmp_path / "data")
+    (split.folder / "3").unlink()
+    with (
+        closing(WorkerLoader(split, config(num_workers=1), CpuCompute())) as loader,
+        pytest.raises(FileNotFoundError, match="data/3"),
+    ):
+        list(loader.batches(torch.arange(SAMPLES)))
+
+
+def test_validation_data_in_memory_are_gathered_without_workers(tmp_path: Path) -> None:
+    values = torch.arange(SAMPLES)
+    splits: list[Split] = [TensorSplit.of(values.float().view(-1, 1), values), decoded(tmp_path)]
+    for split, processes in zip(splits, (0, 2), strict=True):
+        with closing(make_validation_loader(split, config(), CpuCompute())) as loader:
+            assert sum(targets_of(loader, values), []) == values.tolist()
+            assert len(multiprocessing.active_children()) == processes
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A workload whose samples are in files, five of them broken, in place of a built-in one."""
+
+    def build(config: RunConfig) -> Task:
+        broken = frozenset([3, 8, 20, 21, 39])
+        return Task(
+            model=nn.Linear(1, SAMPLES),
+            train=decoded(tmp_path / "train", broken=broken),
+            validation=decoded(tmp_path / "validation", 6, broken=frozenset([2])),
+            loss=nn.CrossEntropyLoss(),
+        )
+
+    monkeypatch.setitem(WORKLOADS, Workload.DIGITS_MLP, build)
+    yield
+    assert multiprocessing.active_children() == []
+
+
+SWITCHES: list[dict[str, Any]] = [
+    {"num_workers": 2},
+    {"num_workers": 2, "persistent_workers": False},
+    {"num_workers": 1, "prefetch_factor": 4},
+    {"num_workers": 2, "persistent_workers": False, "accumulation": 3},
+]
+
+
+def losses(config: RunConfig, folder: Path) -> np.ndarray:
+    folder.mkdir()
+    assert run(config, folder) is RunStatus.FINISHED, run_json(folder)["reason"]
+    return metric(folder, "train/loss")
+
+
+@pytest.mark.parametrize("changes", SWITCHES, ids=lambda changes: ",".join(changes))
+def test_every_way_of_loading_gives_the_same_losses_and_resumes(
+    changes: dict[str, Any], files: None, tmp_path: Path, saving_at_step: SaveAtStep
+) -> None:
+    accumulation = changes.get("accumulation", 1)
+    base = small(Workload.DIGITS_MLP, batch_size=4, epochs=3, accumulation=accumulation)
+    plain = losses(base, tmp_path / "plain")
+    steps = -(-10 // accumulation)
+    saving_at_step(steps + 2)
+    changed = replace(base, **changes)
+    assert np.array_equal(losses(changed, tmp_path / "changed"), plain)
+    assert len(plain) == 3 * steps
+    again = replace(changed, resume=f"changed/step-{steps + 2}.pt")
+    assert np.array_equal(losses(again, tmp_path / "resumed"), plain[steps + 2 :])
+    validated = [metric(tmp_path / name, "val/loss") for name in ("plain", "changed", "resumed")]
+    assert np.array_equal(validated[0], validated[1])
+    assert np.array_equal(validated[0][1:], validated[2])
+    for key in ("perf/h2d", "perf/gpu_time", "perf/gpu_wait"):
+        with pytest.raises(ValueError, match="not in"):
+            metric(tmp_path / "changed", key)
+
+
+def test_a_batch_without_samples_is_no_step_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One sample a batch, so that each broken one makes a batch without any."""
+
+    def build(config: RunConfig) -> Task:
+        return Task(
+            model=nn.Linear(1, SAMPLES),
+            train=decoded(tmp_path / "train", broken=frozenset([0, 5, 6, 39])),
+            validation=decoded(tmp_path / "validation", 6, broken=frozenset([0, 5])),
+            loss=nn.CrossEntropyLoss(),
+        )
+
+    monkeypatch.setitem(WORKLOADS, Workload.DIGITS_MLP, build)
+    base = small(Workload.DIGITS_MLP, batch_size=1)
+    assert len(losses(base, tmp_path / "single")) == 2 * 36
+    assert run_json(tmp_path / "single")["step"] == 2 * 36
+    assert np.isfinite(metric(tmp_path / "single", "val/loss")).all()
+    # Of the 20 steps of two samples, some lack one, and a step may lack its last batch.
+    pairs = losses(replace(base, accumulation=2), tmp_path / "pairs")
+    assert 2 * 18 <= len(pairs) <= 2 * 20
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_stop_ends_the_workers_of_training_and_validation(
+    files: None, tmp_path: Path, persistent: bool
+) -> None:
+    endless = small(Workload.DIGITS_MLP, batch_size=4, epochs=10_000, num_workers=1)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with background(replace(endless, persistent_workers=persistent), folder) as stop:
+        wait_for(lambda: run_json(folder).get("step", 0) > 25, 60)
+        stop.set()
+        wait_for(lambda: run_json(folder)["status"] == "stopped")
+    wait_for(lambda: multiprocessing.active_children() == [])
