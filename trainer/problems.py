@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainer.config import ConfigError, Precision, Problem, RunConfig
+from trainer.loading_problems import loading_problems
 from trainer.step_problems import step_problems
 
 
@@ -36,7 +37,7 @@ def problems(config: RunConfig, devices: Sequence[TrainDevice]) -> tuple[Problem
         Problem("device", device.reason, "Choose another device") if device.reason else None,
         _precision_problem(config.precision, device),
         *step_problems(config, on_gpu=device.cuda_index is not None),
-        *_loading_problems(config, device),
+        *loading_problems(config, on_gpu=device.cuda_index is not None),
     ]
     return tuple(problem for problem in found if problem is not None)
 
@@ -78,25 +79,3 @@ def _precision_problem(precision: Precision, device: TrainDevice) -> Problem | N
         f"{device.name} has {capability[0]}.{capability[1]}",
         "Choose fp16 or fp32" if capability >= (5, 3) else "Choose fp32",
     )
-
-
-def _loading_problems(config: RunConfig, device: TrainDevice) -> list[Problem | None]:
-    on_cpu = device.cuda_index is None
-    idle_prefetch = config.num_workers == 0 and config.prefetch_factor != _DEFAULT_PREFETCH
-    return [
-        Problem("pin_memory", "page-locked memory serves copies to a GPU", "Switch it off")
-        if config.pin_memory and on_cpu
-        else None,
-        Problem("non_blocking", "on a CPU there is no copy to overlap", "Switch it off")
-        if config.non_blocking and on_cpu
-        else None,
-        Problem("non_blocking", "only copies from pinned memory overlap", "Switch on pin_memory")
-        if config.non_blocking and not config.pin_memory and not on_cpu
-        else None,
-        Problem("prefetch_factor", "only workers load ahead", "Set num_workers above 0")
-        if idle_prefetch
-        else None,
-    ]
-
-
-_DEFAULT_PREFETCH = RunConfig().prefetch_factor

@@ -1,0 +1,62 @@
+"""What loading and copying refuses, each with a reason and a remedy that works."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from trainer import loading_problems as rules
+from trainer.config import RunConfig, Workload
+from trainer.loading_problems import loading_problems
+from trainer.traits import TRAITS, Traits
+
+PINNED = {"pin_memory": True, "non_blocking": True}
+
+
+def refused(on_gpu: bool, **changes: Any) -> list[str]:
+    """The fields that are refused; every problem has its three parts."""
+    config = replace(RunConfig(workload=Workload.DIGITS_MLP), **changes)
+    found = loading_problems(config, on_gpu=on_gpu)
+    assert all(problem.reason and problem.remedy for problem in found)
+    return [problem.field for problem in found]
+
+
+@pytest.mark.parametrize("field", ["pin_memory", "non_blocking", "copy_stream", "data_on_device"])
+def test_what_serves_copies_is_for_gpus(field: str) -> None:
+    assert refused(False, **{field: True}) == [field]
+
+
+@pytest.mark.parametrize(
+    ("changes", "fields"),
+    [
+        ({}, []),
+        (PINNED, []),
+        ({"non_blocking": True}, ["non_blocking"]),
+        ({"copy_stream": True}, ["copy_stream"]),
+        ({"copy_stream": True, "pin_memory": True}, []),
+        ({"data_on_device": True}, []),
+        ({"data_on_device": True, **PINNED}, []),
+        ({"data_on_device": True, "copy_stream": True, **PINNED}, ["copy_stream"]),
+        ({"data_on_device": True, "num_workers": 2}, ["data_on_device"]),
+    ],
+)
+def test_on_a_gpu(changes: dict[str, Any], fields: list[str]) -> None:
+    assert refused(True, **changes) == fields
+
+
+@pytest.mark.parametrize("on_gpu", [True, False])
+@pytest.mark.parametrize("changes", [{"prefetch_factor": 4}, {"persistent_workers": False}])
+def test_settings_of_workers_need_workers(changes: dict[str, Any], on_gpu: bool) -> None:
+    assert refused(on_gpu, **changes) == list(changes)
+    assert refused(on_gpu, num_workers=1, **changes) == []
+
+
+def test_data_that_are_decoded_cannot_be_kept_on_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    traits = {**TRAITS, Workload.DIGITS_MLP: Traits(decodes=True)}
+    monkeypatch.setattr(rules, "TRAITS", traits)
+    assert refused(True, data_on_device=True) == ["data_on_device"]
+    assert refused(True, num_workers=2) == []
