@@ -2,19 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
 from stepscope.run import RunStatus
+from tests.gpu.conftest import SIMULATED, simulator_only, waiting_raises
+from tests.integration.conftest import saving_at_step as saving_at_step
+from tests.integration.decoded import Decoded
 from tests.integration.test_training import metric, run_json
 from trainer.config import RunConfig, Workload, defaults
 from trainer.devices import list_devices
+from trainer.failures import RunFailed
 from trainer.problems import TrainDevice
+from trainer.training.compute import CudaCompute
+from trainer.training.data import DeviceLoader, MemoryLoader, WorkerLoader, make_loader
 from trainer.training.run import run as train
+from trainer.workloads.task import Batch, TensorSplit
+
+LATE_CYCLES = 20_000_000  # some 10 ms at 2 GHz
+STEPS = 13  # of an epoch of `small`
+SWITCHES: list[dict[str, Any]] = [
+    {"pin_memory": False, "non_blocking": False},
+    {"non_blocking": False},
+    {"copy_stream": True},
+    {"copy_stream": True, "non_blocking": False},
+    {"data_on_device": True},
+    {"num_workers": 2},
+    {"num_workers": 1, "persistent_workers": False, "copy_stream": True, "prefetch_factor": 3},
+    {"copy_stream": True, "accumulation": 2},
+]
+
+switches = pytest.mark.parametrize("changes", SWITCHES, ids=lambda changes: ",".join(changes))
 
 
 @pytest.fixture
@@ -22,9 +48,29 @@ def gpu() -> TrainDevice:
     return next(d for d in list_devices() if d.cuda_index is not None and d.reason is None)
 
 
+@pytest.fixture
+def compute(gpu: TrainDevice) -> CudaCompute:
+    assert gpu.cuda_index is not None
+    return CudaCompute(gpu.cuda_index)
+
+
+@contextmanager
+def calls() -> Iterator[dict[str, int]]:
+    """What was called within, by the simulator's count."""
+    import cudasim  # noqa: PLC0415 - only where there is one
+
+    with cudasim.counted() as counted:
+        yield counted
+
+
 def small(gpu: TrainDevice, **changes: Any) -> RunConfig:
     config = defaults(Workload.DIGITS_MLP, gpu.id)
     return replace(config, **{"epochs": 2, "batch_size": 1024, "threads": 1, **changes})
+
+
+def numbers(samples: int = 2048, width: int = 1024) -> TensorSplit:
+    values = torch.arange(samples)
+    return TensorSplit.of(values.float().unsqueeze(1).repeat(1, width), values)
 
 
 def finished(config: RunConfig, folder: Path) -> np.ndarray:
@@ -34,10 +80,194 @@ def finished(config: RunConfig, folder: Path) -> np.ndarray:
     return metric(folder, "train/loss")
 
 
-def test_every_step_has_the_gpus_times(gpu: TrainDevice, tmp_path: Path) -> None:
-    steps = len(finished(small(gpu), tmp_path / "run"))
-    for key in ("perf/gpu_time", "perf/gpu_wait"):
-        values = metric(tmp_path / "run", key)
-        assert len(values) == steps, key
-        assert (values >= 0).all(), key
-    assert metric(tmp_path / "run", "perf/gpu_time").min() > 0
+@switches
+def test_a_late_gpu_still_gets_every_batch_whole(
+    gpu: TrainDevice, compute: CudaCompute, changes: dict[str, Any]
+) -> None:
+    """Each step reads its batch late and frees it early: a buffer used too early is seen here."""
+    split, order = numbers(), torch.randperm(2048)
+    config = small(gpu, **{**changes, "batch_size": 64})
+    with closing(make_loader(split, config, compute)) as loader:
+        for _ in range(2):  # the second order begins while copies of the first are under way
+            arrived: list[tuple[Tensor, Tensor]] = []
+            torch.cuda._sleep(LATE_CYCLES)
+            for inputs, targets in loader.batches(order):
+                torch.cuda._sleep(LATE_CYCLES // 4)
+                arrived.append((inputs.sum(dim=1), targets.clone()))
+                del inputs, targets
+                compute.pace()
+            assert torch.equal(torch.cat([targets for _, targets in arrived]).cpu(), order)
+            sums = torch.cat([sums for sums, _ in arrived]).cpu()
+            assert torch.equal(sums, order.float() * 1024)
+
+
+@switches
+def test_every_way_trains_to_the_same_loss_and_resumes(
+    gpu: TrainDevice, changes: dict[str, Any], tmp_path: Path, saving_at_step: Any
+) -> None:
+    """Order and arithmetic are the same, so the losses are, to the last bit on the simulator."""
+    config = small(gpu, accumulation=changes.get("accumulation", 1))
+    plain = finished(config, tmp_path / "plain")
+    saved = len(plain) - 4
+    saving_at_step(saved)
+    changed = replace(config, **changes)
+    exact = 0.0 if SIMULATED else 1e-5
+    losses = finished(changed, tmp_path / "changed")
+    assert np.allclose(losses, plain, rtol=exact, atol=0)
+    again = replace(changed, resume=f"changed/step-{saved}.pt")
+    resumed = finished(again, tmp_path / "resumed")
+    assert np.allclose(resumed, plain[saved:], rtol=exact, atol=0)
+    for key in ("perf/h2d", "perf/gpu_time", "perf/gpu_wait"):
+        assert len(metric(tmp_path / "changed", key)) == len(plain), key
+    copies = metric(tmp_path / "changed", "perf/h2d")
+    assert (copies == 0).all() if changed.data_on_device else (copies > 0).all()
+    assert (metric(tmp_path / "changed", "perf/gpu_time") > 0).all()
+
+
+@switches
+def test_no_step_waits_for_the_gpu(
+    gpu: TrainDevice, compute: CudaCompute, changes: dict[str, Any]
+) -> None:
+    config = small(gpu, **{**changes, "batch_size": 64})
+    with closing(make_loader(numbers(), config, compute)) as loader:
+        batches = loader.batches(torch.arange(2048))
+        for number, _ in enumerate(batches):
+            if number == 4:  # warm: handles and buffers exist now
+                break
+        blocks = not (config.non_blocking or config.data_on_device)
+        with waiting_raises():
+            if blocks:
+                with pytest.raises(RuntimeError, match="synchronizing CUDA operation"):
+                    next(batches)
+            else:
+                for batch in batches:
+                    compute.begin_step()
+                    batch[0].sum()
+                    compute.end_step()
+                    compute.pace()
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+@pytest.mark.parametrize("kind", [MemoryLoader, WorkerLoader])
+def test_pin_memory_gathers_in_page_locked_memory(
+    gpu: TrainDevice,
+    compute: CudaCompute,
+    kind: type[MemoryLoader] | type[WorkerLoader],
+    pinned: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent = []
+    monkeypatch.setattr(
+        "trainer.training.copies._to",
+        lambda batch, device, non_blocking: sent.append([x.is_pinned() for x in batch]) or batch,
+    )
+    config = small(
+        gpu, pin_memory=pinned, non_blocking=pinned, num_workers=int(kind is WorkerLoader)
+    )
+    with closing(kind(numbers(), config, compute)) as loader:
+        assert sum(len(targets) for _, targets in loader.batches(torch.arange(2048))) == 2048
+    assert sent == [[pinned, pinned]] * 2
+
+
+@simulator_only
+@pytest.mark.parametrize("non_blocking", [True, False])
+def test_non_blocking_does_not_wait_for_copies(
+    gpu: TrainDevice, compute: CudaCompute, non_blocking: bool
+) -> None:
+    loader = MemoryLoader(numbers(), small(gpu, non_blocking=non_blocking), compute)
+    with calls() as counted:
+        for _ in loader.batches(torch.arange(2048)):
+            pass
+    assert counted["copy h2d"] == 4  # inputs and targets of two batches
+    assert counted.get("cudaStreamSynchronize", 0) == (0 if non_blocking else 4)
+
+
+@pytest.mark.parametrize("aside", [True, False])
+def test_a_side_stream_copies_while_the_gpu_computes(
+    gpu: TrainDevice, compute: CudaCompute, aside: bool
+) -> None:
+    loader = MemoryLoader(numbers(), small(gpu, batch_size=512, copy_stream=aside), compute)
+    batches = loader.batches(torch.arange(2048))
+    next(batches)  # warm
+    compute.synchronize()
+    torch.cuda._sleep(50 * LATE_CYCLES)
+    computed = torch.cuda.Event()
+    computed.record()
+    _, targets = next(batches)
+    copied = loader._copies.ring._copied[loader._copies.ring._turn]
+    if aside:
+        copied.synchronize()  # would wait for the computing without a stream of its own
+        assert not computed.query()
+    else:
+        assert not copied.query()
+    assert targets.tolist() == list(range(512, 1024))  # work that follows sees the batch
+    assert computed.query()
+
+
+@simulator_only
+def test_on_the_device_only_the_order_is_copied(gpu: TrainDevice, compute: CudaCompute) -> None:
+    split = numbers()
+    with calls() as counted:
+        loader = make_loader(split, small(gpu, data_on_device=True), compute)
+    assert counted["copy h2d"] == 2
+    assert counted["bytes h2d"] == 2048 * 1024 * 4 + 2048 * 8
+    for _ in range(3):
+        with calls() as counted:
+            for _ in loader.batches(torch.randperm(2048)):
+                pass
+        assert counted["copy h2d"] == 1
+        assert counted["bytes h2d"] == 2048 * 8
+
+
+def test_an_epoch_longer_than_the_data_repeats_them_on_the_device(
+    gpu: TrainDevice, compute: CudaCompute
+) -> None:
+    split = replace(numbers(64), length=200)
+    loader = make_loader(split, small(gpu, data_on_device=True, batch_size=50), compute)
+    order = torch.randperm(200)
+    targets = torch.cat([targets for _, targets in loader.batches(order)])
+    assert torch.equal(targets.cpu(), order % 64)
+
+
+def test_data_larger_than_the_device_are_refused_before_a_copy(
+    gpu: TrainDevice, compute: CudaCompute
+) -> None:
+    rows = gpu.memory_total // 4 + 1
+    split = TensorSplit.of(torch.zeros(1).expand(rows), torch.zeros(1, dtype=torch.uint8).expand(1))
+    before = torch.cuda.memory_allocated(gpu.cuda_index)
+    with pytest.raises(RunFailed) as caught:
+        make_loader(split, small(gpu, data_on_device=True), compute)
+    text = str(caught.value)
+    assert text.startswith("data_on_device: the data set takes ")
+    assert "GiB" in text
+    assert text.endswith(" are free. Switch off data_on_device.")
+    assert torch.cuda.memory_allocated(gpu.cuda_index) == before
+    assert torch.cuda.max_memory_allocated(gpu.cuda_index) < gpu.memory_total
+
+
+def test_data_in_files_cannot_be_kept_on_the_device(
+    gpu: TrainDevice, compute: CudaCompute, tmp_path: Path
+) -> None:
+    with pytest.raises(RunFailed, match="do not lie in memory"):
+        DeviceLoader(Decoded(tmp_path, 4), small(gpu), compute)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("aside", [True, False])
+def test_samples_may_be_left_out(
+    gpu: TrainDevice, compute: CudaCompute, tmp_path: Path, workers: int, aside: bool
+) -> None:
+    """Also of a batch that is gathered in page-locked memory, and all of one."""
+    for index in range(12):
+        (tmp_path / str(index)).write_text(f"{index}")
+    split = Decoded(tmp_path, 12, frozenset([1, 4, 5, 6, 7]))
+    config = small(gpu, batch_size=4, num_workers=workers, copy_stream=aside)
+    with closing(make_loader(split, config, compute)) as loader:
+        batches: list[Batch] = list(loader.batches(torch.arange(12)))
+    assert [targets.tolist() for _, targets in batches] == [[0, 2, 3], [], [8, 9, 10, 11]]
+    assert [inputs.flatten().tolist() for inputs, _ in batches] == [
+        [0, 2, 3],
+        [],
+        [8, 9, 10, 11],
+    ]
+    assert all(inputs.is_cuda and targets.is_cuda for inputs, targets in batches)
