@@ -201,6 +201,8 @@ class Loop:
             **{key: v for key, v in row.items() if v is not None and math.isfinite(v)},
             seconds=seconds,
         )
+        for text in self.task.news():
+            self.recorder.event("left_out", text)
         if whole:
             training.next_epoch(loss)
         if loss < training.best_loss:

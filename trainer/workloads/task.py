@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -76,3 +76,5 @@ class Task:
     """Parameters of one element recorded every step, by metric key."""
     run_info: Mapping[str, Any] = field(default_factory=dict)
     """What the page should know about the data, for run.json."""
+    news: Callable[[], Sequence[str]] = list
+    """Asked at the end of each epoch for sentences that become events: what was left out since."""
