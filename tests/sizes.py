@@ -1,4 +1,4 @@
-"""Sizes with which each built-in workload takes a second or two on a CPU."""
+"""Sizes with which each workload that brings its own data takes a second or two on a CPU."""
 
 from __future__ import annotations
 

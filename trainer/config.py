@@ -75,6 +75,7 @@ class Workload(StrEnum):
     LINEAR = "linear"
     DIGITS_MLP = "digits_mlp"
     DIGITS_CNN = "digits_cnn"
+    IMAGES = "images"
     GPT = "gpt"
     RESNET = "resnet"
     MATMUL = "matmul"
@@ -275,6 +276,7 @@ _DEFAULTS: dict[Workload, dict[str, Any]] = {
     },
     Workload.DIGITS_MLP: {"channels_last": False},
     Workload.DIGITS_CNN: {},
+    Workload.IMAGES: {"epochs": 20, "batch_size": 64, "learning_rate": 1e-3, "data": "digits"},
     Workload.GPT: {
         "epochs": 3,
         "batch_size": 16,

@@ -26,6 +26,9 @@ TRAITS: dict[Workload, Traits] = {
     Workload.LINEAR: Traits(),
     Workload.DIGITS_MLP: Traits(),
     Workload.DIGITS_CNN: Traits(convolutions=True),
+    Workload.IMAGES: Traits(
+        fields=("data", "image_size", "flip", "skip_broken"), convolutions=True, decodes=True
+    ),
     Workload.GPT: Traits(fields=("layers", "width", "context", "dropout", "tied_head")),
     Workload.RESNET: Traits(fields=("width", "image_size", "classes"), convolutions=True),
     Workload.MATMUL: Traits(fields=("width",)),

@@ -27,6 +27,7 @@ from trainer.config import (
     Workload,
     defaults,
 )
+from trainer.data_sets import data_problem
 from trainer.problems import TrainDevice, problems
 from trainer.switches import SWITCHES
 
@@ -34,6 +35,7 @@ WORKLOADS = {
     Workload.LINEAR: "Linear regression (1 → 1)",
     Workload.DIGITS_MLP: "Digits, MLP (real data)",
     Workload.DIGITS_CNN: "Digits, small CNN (real data)",
+    Workload.IMAGES: "Your images, small CNN",
     Workload.GPT: "GPT, one character at a time (real text)",
     Workload.RESNET: "ResNet-18, 224 px (synthetic)",
     Workload.MATMUL: "Matrix multiplication",
@@ -115,7 +117,8 @@ def sidebar(
         _training(choice)
         groups(choice, checkpoints)
     config = _current()
-    return config, problems(config, found.devices)
+    absent = data_problem(config)
+    return config, (*problems(config, found.devices), *([absent] if absent else []))
 
 
 def link_params(config: RunConfig, devices: Sequence[TrainDevice]) -> dict[str, str]:

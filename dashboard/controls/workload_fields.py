@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import streamlit as st
 
-from dashboard.controls.fields import number
+from dashboard.controls.fields import number, reason
 from trainer.config import LIMITS, RunConfig, Workload
+from trainer.data_sets import data_problem, data_root, data_sets
 from trainer.traits import TRAITS
 
 CAPTIONS = {
+    Workload.IMAGES: "Images from a CSV file or from class folders, decoded anew each epoch.",
     Workload.GPT: "Real text: Python's own help. Its sizes scale the memory it takes.",
     Workload.RESNET: "The images are synthetic: this measures speed and memory.",
     Workload.MATMUL: "Products of two square matrices; nothing has to be loaded.",
@@ -22,6 +24,11 @@ FIELDS: dict[str, tuple[str, str]] = {
         "with it.",
     ),
     "context": ("Context", "Characters that the model reads at once; memory grows with it."),
+    "data": (
+        "Data",
+        "What the data folder has: CSV files of path,label, and folders with one folder a class. "
+        "STEPSCOPE_DATA names the data folder when the server is started.",
+    ),
     "image_size": ("Image size", "Pixels a side; memory grows with its square."),
     "classes": ("Classes", "Synthetic patterns that the model has to tell apart."),
     "dropout": ("Dropout", "Share of the activations set to 0 while training; 0 is off."),
@@ -29,6 +36,16 @@ FIELDS: dict[str, tuple[str, str]] = {
         "Tied head",
         "The last layer uses the weights of the embedding. Fewer weights; it may learn better or "
         "worse.",
+    ),
+    "flip": (
+        "Random flip",
+        "Mirrors half of the training images left to right. Switch it off where left and right "
+        "have a meaning, as in digits and text.",
+    ),
+    "skip_broken": (
+        "Leave out broken images",
+        "Counts rows and images that cannot be read and goes on without them; otherwise the first "
+        "one ends the run.",
     ),
 }
 """Label and help of each field; its kind of widget follows from its type."""
@@ -39,6 +56,8 @@ def workload_fields(config: RunConfig) -> None:
     if config.workload in CAPTIONS:
         st.caption(CAPTIONS[config.workload])
     names = TRAITS[config.workload].fields
+    if "data" in names:
+        _data(config)
     numbers = [name for name in names if name in LIMITS]
     for first in range(0, len(numbers), 2):
         for column, name in zip(st.columns(2), numbers[first : first + 2], strict=False):
@@ -48,3 +67,20 @@ def workload_fields(config: RunConfig) -> None:
         if isinstance(getattr(config, name), bool):
             label, text = FIELDS[name]
             st.toggle(label, key=f"config_{name}", help=text)
+
+
+def _data(config: RunConfig) -> None:
+    """Draw the choice of a data set, or say how to get one."""
+    found = data_sets(data_root())
+    options = found if config.data in found else [config.data, *found]
+    label, text = FIELDS["data"]
+    st.selectbox(
+        label,
+        options,
+        key="config_data",
+        format_func=lambda name: name or "Nothing chosen",
+        help=text,
+    )
+    problem = data_problem(config)
+    if problem is not None:
+        reason(problem)

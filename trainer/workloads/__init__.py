@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from trainer.config import RunConfig, Workload
-from trainer.workloads import digits, fill, gpt, linear, matmul, resnet
+from trainer.workloads import digits, fill, gpt, images, linear, matmul, resnet
 from trainer.workloads.task import Task
 
 WORKLOADS: dict[Workload, Callable[[RunConfig], Task]] = {
     Workload.LINEAR: linear.task,
     Workload.DIGITS_MLP: digits.mlp_task,
     Workload.DIGITS_CNN: digits.cnn_task,
+    Workload.IMAGES: images.task,
     Workload.GPT: gpt.task,
     Workload.RESNET: resnet.task,
     Workload.MATMUL: matmul.task,

@@ -57,11 +57,16 @@ def _splits() -> tuple[TensorSplit, TensorSplit]:
     digits = load_digits()
     images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
     labels = torch.tensor(digits.target, dtype=torch.int64)
-    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(SPLIT_SEED))
-    held_out, kept = order[:HELD_OUT], order[HELD_OUT:]
+    kept, held_out = parted(len(images))
     shifted = _shifted(images[kept])
     train = TensorSplit.of(shifted, labels[kept].repeat(len(shifted) // len(kept)))
     return train, TensorSplit.of(images[held_out], labels[held_out])
+
+
+def parted(images: int) -> tuple[Tensor, Tensor]:
+    """Return the indices of the images to train on and of those held out."""
+    order = torch.randperm(images, generator=torch.Generator().manual_seed(SPLIT_SEED))
+    return order[HELD_OUT:], order[:HELD_OUT]
 
 
 def _shifted(images: Tensor) -> Tensor:

@@ -1,0 +1,53 @@
+"""Choosing image data on the page, and what it says where there are none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from trainer.data_sets import MAKE_DIGITS, VARIABLE
+
+OpenPage = Callable[..., AppTest]
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    monkeypatch.setenv(VARIABLE, str(folder))
+    return folder
+
+
+def said(app: AppTest) -> str:
+    return "\n".join(caption.value for caption in app.sidebar.caption)
+
+
+def test_without_data_the_page_tells_the_command(page: OpenPage, root: Path) -> None:
+    app = page(workload="images")
+    assert MAKE_DIGITS in said(app)
+    (live,) = app.get("bidi_component")
+    assert MAKE_DIGITS in live.proto.json  # beside the button Start
+
+
+def test_what_the_data_folder_has_is_on_offer(page: OpenPage, root: Path) -> None:
+    for name in ("digits/train.csv", "mine.csv"):
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).touch()
+    app = page(workload="images")
+    box = app.sidebar.selectbox(key="config_data")
+    assert (box.value, box.options) == ("digits", ["digits", "mine.csv"])
+    assert MAKE_DIGITS not in said(app)
+    box.select("mine.csv").run()
+    assert not app.exception
+    assert app.query_params["data"] in ("mine.csv", ["mine.csv"])
+
+
+def test_a_link_to_data_that_are_not_here_names_what_is(page: OpenPage, root: Path) -> None:
+    (root / "mine.csv").touch()
+    app = page(workload="images", data="caltech")
+    assert "Choose mine.csv" in said(app)
+    app = page(workload="images", data="../../etc/passwd")
+    assert app.sidebar.selectbox(key="config_data").value == "digits"

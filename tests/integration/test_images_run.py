@@ -1,0 +1,138 @@
+"""Whole runs on image files: decoded here or in workers, with broken ones among them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stepscope.run import RunStatus
+from stepscope.store import EventRow, RunReader
+from trainer.config import RunConfig, Workload, defaults
+from trainer.data_sets import VARIABLE
+from trainer.training.run import run as train
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="session")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data folder after the command has been run as a user runs it."""
+    root = tmp_path_factory.mktemp("data")
+    done = subprocess.run(
+        [sys.executable, "-m", "trainer.workloads.digit_images"],
+        env={**os.environ, VARIABLE: str(root), "PYTHONPATH": str(PROJECT)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "streamlit run app.py" in done.stdout
+    return root
+
+
+@pytest.fixture
+def digits(written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A data set of 60 of these digits that a test may damage."""
+    folder = tmp_path / "data" / "few"
+    (folder / "images").mkdir(parents=True)
+    rows = (written / "digits" / "train.csv").read_text().splitlines()[:61]
+    (folder / "labels.csv").write_text("\n".join(rows))
+    for row in rows[1:]:
+        name = row.split(",")[0]
+        (folder / name).write_bytes((written / "digits" / name).read_bytes())
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "data"))
+    return folder
+
+
+def few(**changes: Any) -> RunConfig:
+    base = replace(defaults(Workload.IMAGES), data="few/labels.csv", threads=1, epochs=2)
+    return replace(base, **{"batch_size": 16, "image_size": 8, "flip": False, **changes})
+
+
+def run_json(folder: Path) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((folder / "run.json").read_text())
+    return loaded
+
+
+def events(folder: Path) -> list[EventRow]:
+    with RunReader(folder) as reader:
+        return reader.events(limit=1000)
+
+
+def losses(folder: Path) -> np.ndarray:
+    with RunReader(folder) as reader:
+        info = next(series for series in reader.series() if series.stream == "steps")
+        block = reader.read(info.id, 0, info.rows, 1)
+    values: np.ndarray = block.mean[block.keys.index("train/loss")]
+    return values[~np.isnan(values)]
+
+
+def new_run(tmp_path: Path, name: str) -> Path:
+    folder = tmp_path / name
+    folder.mkdir()
+    return folder
+
+
+def test_the_written_digits_are_learned(
+    written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(written))
+    config = replace(defaults(Workload.IMAGES), epochs=4, flip=False, threads=1)
+    assert train(config, tmp_path) is RunStatus.FINISHED
+    last = [event for event in events(tmp_path) if event.kind == "epoch"][-1]
+    found = re.search(r"accuracy ([0-9.]+) %", last.text)
+    assert found is not None
+    assert float(found[1]) > 94
+    info = run_json(tmp_path)
+    assert info["data"] == "digits: 1,438 images of 10 classes, 359 more held out"
+    assert info["classes"] == list("0123456789")
+    assert info["left_out"] == {"count": 0, "reasons": []}
+
+
+def test_workers_decode_the_same_batches(digits: Path, tmp_path: Path) -> None:
+    runs = {workers: new_run(tmp_path, f"run-{workers}") for workers in (0, 2)}
+    for workers, folder in runs.items():
+        config = few(num_workers=workers, flip=True)
+        assert train(config, folder) is RunStatus.FINISHED, run_json(folder)["reason"]
+    assert np.array_equal(losses(runs[0]), losses(runs[2]))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_broken_images_are_left_out_by_choice(digits: Path, tmp_path: Path, workers: int) -> None:
+    for path in sorted((digits / "images").iterdir())[:3]:
+        path.write_bytes(path.read_bytes()[:60])
+    folder = new_run(tmp_path, "run")
+    config = few(num_workers=workers, skip_broken=True, epochs=3)
+    assert train(config, folder) is RunStatus.FINISHED, run_json(folder)["reason"]
+    told = [event.text for event in events(folder) if event.kind == "left_out"]
+    assert len(told) == 1
+    assert told[0].startswith("3 images are left out, for example labels.csv, line ")
+    assert "cannot be decoded" in told[0]
+    assert len(losses(folder)) == 3 * 3
+
+
+def test_a_broken_image_ends_the_run_with_one_sentence(digits: Path, tmp_path: Path) -> None:
+    (digits / "images").joinpath(sorted(os.listdir(digits / "images"))[0]).write_bytes(b"no")
+    folder = new_run(tmp_path, "run")
+    assert train(few(), folder) is RunStatus.FAILED
+    reason = run_json(folder)["reason"]
+    assert re.match(r"labels\.csv, line \d+: images/\d+\.png: it is no image", reason)
+    assert "Traceback" not in (folder / "run.json").read_text()
+    assert not any("Traceback" in f"{event.text}{event.data}" for event in events(folder))
+
+
+def test_data_that_are_gone_are_one_sentence(digits: Path, tmp_path: Path) -> None:
+    folder = new_run(tmp_path, "run")
+    assert train(few(data="gone"), folder) is RunStatus.FAILED
+    assert run_json(folder)["reason"].startswith("data: no images with labels at ")
+    assert "Traceback" not in (folder / "run.json").read_text()

@@ -1,0 +1,342 @@
+"""CSV files and class folders as people and enemies write them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from trainer.workloads import image_list as lists
+from trainer.workloads import image_sources as sources
+from trainer.workloads.image_list import Broken, ImageError, ImageList
+from trainer.workloads.image_sources import read_images
+
+NAMES = [f"{name}.png" for name in "abcdefghij"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with ten images a.png to j.png."""
+    here = tmp_path / "set"
+    here.mkdir()
+    for name in NAMES:
+        Image.new("RGB", (4, 4)).save(here / name)
+    return here
+
+
+def table(folder: Path, text: str | bytes, name: str = "labels.csv") -> Path:
+    path = folder / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def rows(*lines: str, header: str = "path,label") -> str:
+    return "\n".join([header, *lines]) + "\n"
+
+
+def read(path: Path, *, skip: bool = False) -> tuple[ImageList, Broken]:
+    broken = Broken(skip)
+    return read_images(path, broken), broken
+
+
+def paths(images: ImageList) -> dict[str, str]:
+    return {entry.path: entry.label for entry in (*images.train, *images.validation)}
+
+
+GOOD = ["a.png,cat", "b.png,dog", "c.png,cat", "d.png,dog", "e.png,cat"]
+PLAIN = {"a.png": "cat", "b.png": "dog", "c.png": "cat", "d.png": "dog", "e.png": "cat"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        rows(*GOOD),
+        rows(*GOOD).replace("\n", "\r\n"),
+        rows(*GOOD).replace("\n", "\r"),
+        b"\xef\xbb\xbf" + rows(*GOOD).encode(),
+        rows(*GOOD).encode("utf-16"),
+        b"\xfe\xff" + rows(*GOOD).encode("utf-16-be"),
+        rows("", *GOOD[:2], " ", ",", *GOOD[2:], "", ""),
+        "\n".join(GOOD),
+        rows(*GOOD, header="Image_Path , Target"),
+        rows(*(line.replace(",", ";") for line in GOOD), header="path;label"),
+        rows(*(line.replace(",", "\t") for line in GOOD), header="path\tlabel"),
+        rows(*(f"./{line}" for line in GOOD)),
+        rows(*(f'" {line.split(",")[0]} ", "{line.split(",")[1]} "' for line in GOOD)).replace(
+            ', "', ',"'
+        ),
+        rows(*(f"0,{line},note" for line in GOOD), header=",path,label,extra"),
+        rows(*(",".join(reversed(line.split(","))) for line in GOOD), header="label,path"),
+    ],
+    ids=[
+        "plain",
+        "windows-lines",
+        "old-mac-lines",
+        "bom",
+        "utf-16",
+        "utf-16-be",
+        "empty-lines",
+        "no-header",
+        "other-names",
+        "semicolons",
+        "tabs",
+        "dot-slash",
+        "quoted",
+        "more-columns",
+        "other-order",
+    ],
+)
+def test_the_same_images_from_any_form_of_csv(folder: Path, text: str | bytes) -> None:
+    images, broken = read(table(folder, text))
+    assert paths(images) == PLAIN
+    assert images.classes == ("cat", "dog")
+    assert broken.count == 0
+
+
+def test_names_with_commas_quotes_and_letters_of_any_language(folder: Path) -> None:
+    for name in ("a, b.png", 'say "x".png', "größe 猫.png"):
+        (folder / name).write_bytes((folder / "a.png").read_bytes())
+    text = rows('"a, b.png",x', '"say ""x"".png",y', "größe 猫.png,x")
+    images, _ = read(table(folder, text))
+    assert set(paths(images)) == {"a, b.png", 'say "x".png', "größe 猫.png"}
+
+
+def test_backslashes_of_windows_lead_into_folders(folder: Path) -> None:
+    (folder / "in").mkdir()
+    (folder / "in" / "k.png").write_bytes((folder / "a.png").read_bytes())
+    images, _ = read(table(folder, rows("in\\k.png,x", "a.png,y")))
+    assert set(paths(images)) == {"in/k.png", "a.png"}
+
+
+def test_numbers_are_classes_in_the_order_of_numbers(folder: Path) -> None:
+    labels = ["10", "9", "2", "100", "-1"]
+    images, _ = read(
+        table(folder, rows(*(f"{n},{x}" for n, x in zip(NAMES[:5], labels, strict=True))))
+    )
+    assert images.classes == ("-1", "2", "9", "10", "100")
+    mixed, _ = read(table(folder, rows("a.png,10", "b.png,9", "c.png,x")))
+    assert mixed.classes == ("10", "9", "x")
+
+
+def test_class_numbers_belong_to_their_images(folder: Path) -> None:
+    images, _ = read(table(folder, rows(*GOOD)))
+    for entries in (images.train, images.validation):
+        numbers = images.labels(entries).tolist()
+        assert [images.classes[number] for number in numbers] == [e.label for e in entries]
+
+
+def test_a_fixed_fifth_is_held_out_where_nothing_says_so(folder: Path) -> None:
+    text = rows(*(f"{name},{place % 2}" for place, name in enumerate(NAMES)))
+    one, _ = read(table(folder, text))
+    again, _ = read(table(folder, text))
+    assert (len(one.train), len(one.validation)) == (8, 2)
+    assert one.validation == again.validation
+    assert not {e.path for e in one.train} & {e.path for e in one.validation}
+
+
+def test_the_split_column_decides_and_test_rows_stay_unread(folder: Path) -> None:
+    split = ["train", "VAL", "validation", " Training ", "test"]
+    lines = [f"{line},{part}" for line, part in zip(GOOD, split, strict=True)]
+    images, _ = read(table(folder, rows(*lines, header="path,label,split")))
+    assert [entry.path for entry in images.train] == ["a.png", "d.png"]
+    assert [entry.path for entry in images.validation] == ["b.png", "c.png"]
+    assert "e.png" not in paths(images)
+
+
+@pytest.mark.parametrize("name", ["validation.csv", "val.csv"])
+def test_a_folder_with_two_tables(folder: Path, name: str) -> None:
+    table(folder, rows(*GOOD[:3]), "train.csv")
+    table(folder, rows(*GOOD[3:]), name)
+    images, _ = read(folder)
+    assert [entry.path for entry in images.train] == ["a.png", "b.png", "c.png"]
+    assert [entry.where for entry in images.validation] == [f"{name}, line 2", f"{name}, line 3"]
+
+
+def test_a_folder_with_a_training_table_alone_holds_out_a_fifth(folder: Path) -> None:
+    table(folder, rows(*GOOD), "train.csv")
+    images, _ = read(folder)
+    assert (len(images.train), len(images.validation)) == (4, 1)
+
+
+def test_a_row_said_twice_counts_once(folder: Path) -> None:
+    images, broken = read(table(folder, rows(*GOOD, GOOD[0], f"./{GOOD[0]}", GOOD[1])))
+    assert len(paths(images)) == 5
+    assert (images.repeated, broken.count) == (3, 0)
+
+
+BAD_ROWS = [
+    ("../secret.png,x", "leads out of the folder"),
+    ("in/../../secret.png,x", "leads out of the folder"),
+    ("..\\secret.png,x", "leads out of the folder"),
+    ("/etc/passwd,x", "is absolute; paths are relative to the CSV file"),
+    ("C:\\a.png,x", "is absolute"),
+    ("missing.png,x", "there is no file missing.png"),
+    ("nowhere/a.png,x", "there is no folder nowhere"),
+    ("a.png/b.png,x", "a.png is no folder"),
+    (".,x", "the path is empty"),
+    (",x", "the path is empty"),
+    ("link.png,x", "link.png is a symbolic link"),
+    ("linked/a.png,x", "linked is a symbolic link"),
+    ("in,x", "in is no file"),
+    ("pipe.png,x", "pipe.png is no file"),
+    ("empty.png,x", "empty.png is empty"),
+    ("large.png,x", "large.png has 65 MiB, 64 are allowed"),
+    ("a\0b.png,x", "a?b.png has control characters"),
+    ("f" * 300 + ".png,x", "cannot be looked at (File name too long)"),
+    ("f/" * 600 + "a.png,x", "the path has 1,205 characters"),
+    ("f.png,", "the label is empty"),
+    ("f.png," + "x" * 201, "the label has 201 characters"),
+    ("f.png", "it has 1 of the 2 columns"),
+    ("a.png,bird", "a.png is there already, in labels.csv, line 2, with another label"),
+]
+
+
+@pytest.fixture
+def traps(folder: Path) -> Path:
+    (folder.parent / "secret.png").write_bytes((folder / "a.png").read_bytes())
+    (folder / "in").mkdir()
+    (folder / "link.png").symlink_to(folder / "a.png")
+    (folder / "linked").symlink_to(folder)
+    os.mkfifo(folder / "pipe.png")
+    (folder / "empty.png").touch()
+    with (folder / "large.png").open("wb") as file:
+        file.truncate(65 * 2**20)
+    return folder
+
+
+@pytest.mark.parametrize(("line", "reason"), BAD_ROWS, ids=[reason for _, reason in BAD_ROWS])
+def test_a_bad_row_is_named_and_ends_the_run_or_is_left_out(
+    traps: Path, line: str, reason: str
+) -> None:
+    path = table(traps, rows(*GOOD, line))
+    with pytest.raises(ImageError) as caught:
+        read(path)
+    assert str(caught.value).startswith("labels.csv, line 7: ")
+    assert reason in str(caught.value)
+    assert str(caught.value).endswith("switch on skip_broken to leave out what is broken.")
+    assert len(str(caught.value)) < 400
+    images, broken = read(path, skip=True)
+    assert paths(images) == PLAIN
+    assert broken.count == 1
+    assert reason in broken.reasons[0]
+
+
+def test_an_image_for_training_and_validation_is_refused(folder: Path) -> None:
+    table(folder, rows(*GOOD), "train.csv")
+    table(folder, rows(GOOD[0]), "val.csv")
+    with pytest.raises(ImageError, match=r"^val\.csv, line 2: a\.png .* train\.csv, line 2, with"):
+        read(folder)
+
+
+def test_an_unknown_split_is_named(folder: Path) -> None:
+    with pytest.raises(ImageError, match="line 3: the split is 'dev', not train, validation or"):
+        read(table(folder, rows("a.png,x,train", "b.png,x,dev", header="path,label,split")))
+
+
+def test_only_the_first_reasons_are_kept(folder: Path) -> None:
+    missing = [f"no-{number}.png,x" for number in range(50)]
+    _, broken = read(table(folder, rows(*GOOD, *missing)), skip=True)
+    assert (broken.count, len(broken.reasons)) == (50, lists.KEPT_REASONS)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "labels.csv has no rows"),
+        ("\n\n", "labels.csv has no rows"),
+        ("path,label\n", "at least two classes are needed, got 0 images of 0"),
+        (rows("a.png,x", "b.png,x"), "at least two classes are needed, got 2 images of 1"),
+        ("a,b\nc,d\n", "columns named path and label are needed, got a, b"),
+        ("path,kind\na.png,x\n", "columns named path and label are needed"),
+        (rows('"a.png,x', "b.png,y"), "no valid CSV"),
+        (rows('"a"b.png,x'), "no valid CSV"),
+        (rows("x" * 200_000 + ",x"), "no valid CSV"),
+        ("path,label\ncafé.png,x\n".encode("latin-1"), "line 2: not in UTF-8 (byte 0xe9)"),
+        (b"\xff\xfe\x00", "not in UTF-16"),
+        (b"\x89PNG\r\n\x1a\n\0\0", "not in UTF-8"),
+    ],
+)
+def test_a_file_that_is_no_table_of_images_is_one_sentence(
+    folder: Path, text: str | bytes, words: str
+) -> None:
+    with pytest.raises(ImageError) as caught:
+        read(table(folder, text), skip=True)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+def test_limits_hold(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = table(folder, rows(*GOOD))
+    monkeypatch.setattr(lists, "MAX_IMAGES", 4)
+    with pytest.raises(ImageError, match="at most 4 images are possible"):
+        read(path)
+    monkeypatch.setattr(lists, "MAX_IMAGES", 5)
+    monkeypatch.setattr(lists, "MAX_CLASSES", 1)
+    with pytest.raises(ImageError, match="at most 1 classes are possible, got 2"):
+        read(path)
+    monkeypatch.setattr(sources, "MAX_CSV_BYTES", 10)
+    with pytest.raises(ImageError, match="are allowed"):
+        read(path)
+
+
+def test_only_broken_rows_are_told_with_the_first_reason(folder: Path) -> None:
+    with pytest.raises(ImageError, match=r"2 more are broken; the first is labels\.csv, line 2"):
+        read(table(folder, rows("x.png,x", "y.png,y")), skip=True)
+
+
+def class_folders(root: Path, *names: str) -> None:
+    for place, name in enumerate(names):
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (4, 4), (place, 0, 0)).save(path)
+
+
+def test_class_folders_with_deeper_ones_and_other_files(tmp_path: Path) -> None:
+    class_folders(tmp_path, "cat/1.png", "cat/deep/2.JPG", "dog/1.png", "dog/2.png", "dog/3.gif")
+    (tmp_path / "cat" / "notes.txt").write_text("x")
+    (tmp_path / "cat" / ".hidden.png").write_text("x")
+    (tmp_path / ".cache").mkdir()
+    images, broken = read(tmp_path)
+    assert paths(images) == {
+        "cat/1.png": "cat",
+        "cat/deep/2.JPG": "cat",
+        "dog/1.png": "dog",
+        "dog/2.png": "dog",
+        "dog/3.gif": "dog",
+    }
+    assert (len(images.validation), broken.count) == (1, 0)
+
+
+@pytest.mark.parametrize("name", ["val", "valid", "validation"])
+def test_class_folders_parted_by_hand(tmp_path: Path, name: str) -> None:
+    class_folders(tmp_path, "train/cat/1.png", "train/dog/1.png", f"{name}/cat/1.png")
+    images, _ = read(tmp_path)
+    assert [entry.path for entry in images.train] == ["train/cat/1.png", "train/dog/1.png"]
+    assert [entry.path for entry in images.validation] == [f"{name}/cat/1.png"]
+
+
+def test_links_in_class_folders_are_refused(tmp_path: Path) -> None:
+    root = tmp_path / "set"
+    class_folders(root, "cat/1.png", "cat/2.png", "dog/1.png", "dog/2.png")
+    (tmp_path / "secret.png").write_bytes((root / "cat/1.png").read_bytes())
+    (root / "dog" / "3.png").symlink_to(tmp_path / "secret.png")
+    with pytest.raises(ImageError, match=r"^dog/3\.png is a symbolic link"):
+        read(root)
+    (root / "bird").symlink_to(root / "cat")
+    images, broken = read(root, skip=True)
+    assert len(paths(images)) == 4
+    assert broken.count == 2
+
+
+def test_a_table_that_must_not_be_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = table(folder, rows(*GOOD))
+
+    def refuse(self: Path) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(ImageError, match=r"labels\.csv cannot be read \(Permission denied\)"):
+        read(path)

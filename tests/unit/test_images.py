@@ -1,0 +1,258 @@
+"""The image workload: batches, seeds, flips, what is left out, the command that writes digits."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from trainer.config import RunConfig, Workload, defaults
+from trainer.data_sets import VARIABLE
+from trainer.training.compute import CpuCompute
+from trainer.training.precision import autocast
+from trainer.training.state import Training
+from trainer.training.step import TrainStep
+from trainer.workloads import WORKLOADS, digit_images
+from trainer.workloads.digit_images import NotOurs, write
+from trainer.workloads.image_list import ImageError
+from trainer.workloads.images import ImageCnn, ImageSplit
+from trainer.workloads.task import Task
+
+CLASSES = 101
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The data folder, with 202 images of 101 classes in `set/`, told apart by their color."""
+    folder = tmp_path / "set"
+    folder.mkdir()
+    lines = ["path,label"]
+    for number in range(2 * CLASSES):
+        shade = number % CLASSES * 2
+        Image.new("RGB", (6, 5), (shade, 255 - shade, shade // 2)).save(folder / f"{number}.png")
+        lines.append(f"{number}.png,class {number % CLASSES}")
+    (folder / "labels.csv").write_text("\n".join(lines))
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    return tmp_path
+
+
+def make(**changes: Any) -> tuple[Task, RunConfig]:
+    torch.manual_seed(0)
+    base = replace(defaults(Workload.IMAGES), data="set/labels.csv", image_size=8)
+    config = replace(base, **changes)
+    return WORKLOADS[Workload.IMAGES](config), config
+
+
+def split(task: Task) -> ImageSplit:
+    assert isinstance(task.train, ImageSplit)
+    return task.train
+
+
+def test_batches_are_small_numbers_with_their_classes(root: Path) -> None:
+    task, _ = make()
+    images, labels = task.train.take(torch.tensor([5, 0, 7]))
+    assert (images.shape, images.dtype) == ((3, 3, 8, 8), torch.uint8)
+    assert labels.dtype == torch.int64
+    for image, label in zip(images, labels, strict=True):
+        name = task.run_info["classes"][int(label)]
+        assert image[0, 4, 4] == int(name.split()[1]) * 2
+    assert task.model(images).shape == (3, CLASSES)
+    assert (task.train.length, task.validation.length) == (162, 40)
+
+
+def test_a_batch_can_be_decoded_into_buffers(root: Path) -> None:
+    task, _ = make()
+    out = task.train.room(4)
+    images, labels = task.train.take(torch.arange(4), out=out)
+    assert images.data_ptr() == out[0].data_ptr()
+    assert labels.data_ptr() == out[1].data_ptr()
+    assert torch.equal(images, task.train.take(torch.arange(4))[0])
+
+
+def test_a_few_steps_on_one_batch_lower_the_loss(root: Path) -> None:
+    task, config = make(learning_rate=0.01)
+    training = Training(config, task.model, CpuCompute())
+    step = TrainStep(
+        model=task.model,
+        loss=task.loss,
+        optimizer=training.optimizer,
+        scaler=training.scaler,
+        autocast=autocast(config.precision, torch.device("cpu")),
+        clip_norm=0.0,
+    )
+    batch = task.train.take(torch.arange(64))
+    losses = [step(*batch)[0].item() for _ in range(30)]
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_the_seed_decides_all(root: Path) -> None:
+    def scores() -> torch.Tensor:
+        task, _ = make()
+        result: torch.Tensor = task.model(task.train.take(torch.arange(16))[0])
+        return result
+
+    assert torch.equal(scores(), scores())
+
+
+def test_half_of_the_training_images_are_mirrored_and_none_in_validation() -> None:
+    images = torch.randint(255, (400, 3, 8, 8), dtype=torch.uint8)
+    seen: list[torch.Tensor] = []
+    model = ImageCnn(8, 2, flip=True)
+    model.features.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    torch.manual_seed(0)
+    model(images)
+    model.eval()
+    model(images)
+    training, validation = ((part + 1) * 127.5 for part in seen)
+    torch.testing.assert_close(validation, images.float())
+    mirrored = [torch.allclose(a, b.flip(2)) for a, b in zip(training, validation, strict=True)]
+    kept = [torch.allclose(a, b) for a, b in zip(training, validation, strict=True)]
+    assert 160 < sum(mirrored) < 240
+    assert sum(mirrored) + sum(kept) == 400
+    off = ImageCnn(8, 2, flip=False)
+    off.features.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    off(images)
+    assert torch.equal(seen[2], seen[1])
+
+
+@pytest.mark.parametrize("size", [8, 9, 32, 100])
+def test_any_size_has_a_model(size: int) -> None:
+    images = torch.zeros((2, 3, size, size), dtype=torch.uint8)
+    assert ImageCnn(size, 5, flip=True)(images).shape == (2, 5)
+    half = ImageCnn(size, 5, flip=True).to(torch.bfloat16)
+    assert half(images).dtype == torch.bfloat16
+
+
+def test_a_broken_image_ends_the_run_with_its_file_and_line(root: Path) -> None:
+    task, _ = make()
+    entry = split(task).entries[3]
+    (root / "set" / entry.path).write_bytes(b"nothing")
+    with pytest.raises(ImageError) as caught:
+        task.train.take(torch.arange(8))
+    assert str(caught.value).startswith(f"{entry.where}: {entry.path}: it is no image in one of")
+    assert str(caught.value).endswith("leave out what is broken.")
+
+
+def test_the_next_sound_image_takes_the_place_of_a_broken_one(root: Path) -> None:
+    task, _ = make(skip_broken=True)
+    for place in (3, 4):
+        (root / "set" / split(task).entries[place].path).write_bytes(b"nothing")
+    images, labels = task.train.take(torch.arange(8))
+    wanted = task.train.take(torch.tensor([0, 1, 2, 5, 5, 5, 6, 7]))
+    assert torch.equal(images, wanted[0])
+    assert torch.equal(labels, wanted[1])
+    assert split(task).broken.nonzero().flatten().tolist() == [3, 4]
+    (told,) = task.news()
+    assert told.startswith("2 images are left out, for example labels.csv, line ")
+    assert list(task.news()) == []
+
+
+def test_a_split_of_broken_images_only_ends_the_run(root: Path) -> None:
+    task, _ = make(skip_broken=True)
+    for path in (root / "set").glob("*.png"):
+        path.write_bytes(b"nothing")
+    with pytest.raises(ImageError, match="none of 162 images can be decoded; the first: labels"):
+        task.train.take(torch.arange(4))
+
+
+def test_rows_that_are_left_out_stand_in_run_json(root: Path) -> None:
+    with (root / "set" / "labels.csv").open("a") as file:
+        file.write("\nmissing.png,class 1\n0.png,class 0\n")
+    with pytest.raises(ImageError, match=r"labels\.csv, line 204: there is no file missing\.png"):
+        make()
+    task, _ = make(skip_broken=True)
+    assert task.run_info["left_out"]["count"] == 1
+    assert task.run_info["repeated_rows"] == 1
+
+
+def test_workers_share_what_is_broken(root: Path) -> None:
+    task, _ = make(skip_broken=True)
+    assert split(task).broken.is_shared()
+    assert pickle.loads(pickle.dumps(split(task))).length == task.train.length
+
+
+@pytest.mark.parametrize("data", ["", "missing", "set/0.png", "set/missing.csv"])
+def test_data_that_are_not_there_are_one_sentence(root: Path, data: str) -> None:
+    with pytest.raises(ImageError, match=r"^data: no .* Choose set/labels\.csv\.$"):
+        make(data=data)
+
+
+def test_the_command_writes_the_real_digits(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "digits"
+    progress = list(write(folder))
+    assert progress[-1] == (1797, 1797)
+    assert len(progress) == 18
+    digits = load_digits()
+    with Image.open(folder / "images" / "0042.png") as image:
+        assert np.array_equal(np.asarray(image), np.rint(digits.images[42] * 255 / 16))
+    tables = [(folder / name).read_text().splitlines() for name in digit_images.CSVS]
+    assert [len(table) for table in tables] == [1 + 1797 - 359, 1 + 359]
+    rows = dict(row.split(",") for table in tables for row in table[1:])
+    assert len(rows) == 1797
+    assert rows["images/0042.png"] == str(digits.target[42])
+
+
+def test_a_second_call_changes_nothing_and_mends_what_is_missing(tmp_path: Path) -> None:
+    list(write(tmp_path))
+    (tmp_path / "images" / "0001.png").unlink()
+    (tmp_path / "validation.csv").unlink()
+    before = (tmp_path / "images" / "0002.png").stat().st_mtime_ns
+    list(write(tmp_path))
+    assert (tmp_path / "images" / "0001.png").is_file()
+    assert (tmp_path / "validation.csv").is_file()
+    assert (tmp_path / "images" / "0002.png").stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize(
+    "name", ["mine.txt", "images/mine.png", "train.csv", "images/deep/0001.png", "validation.csv"]
+)
+def test_files_of_somebody_else_are_left_alone(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("mine")
+    with pytest.raises(NotOurs):
+        list(write(tmp_path))
+    assert [p for p in tmp_path.rglob("*") if p.is_file()] == [path]
+    assert path.read_text() == "mine"
+
+
+def test_links_and_files_in_the_way_are_refused(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    folder = tmp_path / "digits"
+    folder.mkdir()
+    (folder / "images").symlink_to(elsewhere)
+    with pytest.raises(NotOurs, match="holds images"):
+        list(write(folder))
+    assert not list(elsewhere.iterdir())
+    (tmp_path / "file").touch()
+    with pytest.raises(NotOurs, match="is a file"):
+        list(write(tmp_path / "file"))
+
+
+def test_the_command_tells_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["digit_images"])
+    assert digit_images.main() == 0
+    output = capsys.readouterr().out
+    assert "1,797 of 1,797 images" in output
+    assert "Train on it: streamlit run app.py\n" in output
+    assert "?workload=images&data=digits" in output
+    assert (tmp_path / "digits" / "train.csv").is_file()
+    monkeypatch.setattr(sys, "argv", ["digit_images", str(tmp_path / "other" / "place")])
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "elsewhere"))
+    assert digit_images.main() == 0
+    assert f"{VARIABLE}={tmp_path / 'other'} streamlit run app.py" in capsys.readouterr().out
+    (tmp_path / "other" / "place" / "mine").touch()
+    assert digit_images.main() == 1
+    assert "holds mine" in capsys.readouterr().err

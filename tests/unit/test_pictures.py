@@ -1,0 +1,221 @@
+"""Image files of every kind become three colors of 8 bits, or one sentence."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sklearn.datasets
+from PIL import Image
+
+from trainer.workloads import pictures
+from trainer.workloads.pictures import BrokenImage, picture
+
+SHADES = np.linspace(0, 255, 64).astype(np.uint8).reshape(8, 8)
+RED_LEFT = np.zeros((8, 16, 3), np.uint8)
+RED_LEFT[:, :8] = (255, 0, 0)
+RED_LEFT[:, 8:] = (0, 0, 255)
+
+
+def saved(folder: Path, image: Image.Image, name: str, **options: object) -> Path:
+    path = folder / name
+    image.save(path, **options)
+    return path
+
+
+@pytest.mark.parametrize(
+    "name", ["a.png", "a.bmp", "a.gif", "a.tif", "a.ppm", "a.webp", "a.jpg", "no-suffix"]
+)
+def test_all_formats_give_the_same_colors(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    kind = {"no-suffix": "PNG", "a.jpg": "JPEG", "a.tif": "TIFF"}.get(name, path.suffix[1:])
+    image = Image.fromarray(RED_LEFT).resize((64, 32), Image.Resampling.NEAREST)
+    options = {"quality": 95, "subsampling": 0} if kind == "JPEG" else {}
+    image.save(path, kind, **({"lossless": True} if kind == "webp" else options))
+    pixels = picture(path, 8)
+    assert (pixels.shape, pixels.dtype) == ((8, 8, 3), np.uint8)
+    assert np.abs(pixels[:, :3].astype(int) - (255, 0, 0)).max() <= 4
+    assert np.abs(pixels[:, -3:].astype(int) - (0, 0, 255)).max() <= 4
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA", "LA", "CMYK", "YCbCr", "HSV"])
+def test_every_color_mode_of_a_white_image_is_white(tmp_path: Path, mode: str) -> None:
+    kind = {"CMYK": "JPEG", "YCbCr": "JPEG", "HSV": "TIFF", "LA": "PNG", "RGBA": "PNG"}
+    image = Image.new("RGB", (16, 16), "white").convert("RGB" if mode == "HSV" else mode)
+    path = tmp_path / "image"
+    image.save(path, kind.get(mode, "PNG"))
+    assert (picture(path, 8) >= 253).all()
+
+
+def test_a_cmyk_jpeg_keeps_its_color(tmp_path: Path) -> None:
+    image = Image.new("RGB", (16, 16), (200, 30, 30)).convert("CMYK")
+    pixels = picture(saved(tmp_path, image, "a.jpg", quality=95), 8).astype(int)
+    assert np.abs(pixels - (200, 30, 30)).max() <= 6
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.tif", "a.pgm"])
+def test_16_bit_gray_is_scaled_not_cut_off(tmp_path: Path, name: str) -> None:
+    image = Image.fromarray(SHADES.astype(np.uint16) * 257)
+    pixels = picture(saved(tmp_path, image, name), 8)
+    assert np.abs(pixels[..., 0].astype(int) - SHADES).max() <= 1
+    assert (pixels[..., 0] == pixels[..., 2]).all()
+
+
+def test_16_bit_color(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(png_16_bit_color(value=0x80FF))
+    assert (picture(path, 8) == 0x80).all()
+
+
+def png_16_bit_color(value: int) -> bytes:
+    """A PNG of 4×4 pixels with 16 bits a color, which Pillow cannot write."""
+    header = struct.pack(">IIBBBBB", 4, 4, 16, 2, 0, 0, 0)
+    line = b"\0" + struct.pack(">H", value) * 12
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        checksum = struct.pack(">I", zlib.crc32(kind + content))
+        return struct.pack(">I", len(content)) + kind + content + checksum
+
+    parts = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(line * 4)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + parts
+
+
+@pytest.mark.parametrize("mode", ["I", "F"])
+def test_32_bit_gray_has_no_known_range(tmp_path: Path, mode: str) -> None:
+    path = saved(tmp_path, Image.fromarray(SHADES).convert(mode), "a.tif")
+    with pytest.raises(BrokenImage, match="32 bits"):
+        picture(path, 8)
+
+
+def test_transparent_parts_are_white(tmp_path: Path) -> None:
+    image = Image.new("RGBA", (16, 16), (255, 0, 0, 0))
+    assert (picture(saved(tmp_path, image, "a.png"), 8) == 255).all()
+    half = Image.new("RGBA", (16, 16), (0, 0, 0, 128))
+    assert np.abs(picture(saved(tmp_path, half, "b.png"), 8).astype(int) - 127).max() <= 1
+    palette = Image.new("P", (16, 16), 0)
+    palette.putpalette([0, 0, 255] * 256)
+    assert (picture(saved(tmp_path, palette, "c.png"), 8) == (0, 0, 255)).all()
+    assert (picture(saved(tmp_path, palette, "d.png", transparency=0), 8) == 255).all()
+
+
+def test_the_first_frame_of_an_animation_counts(tmp_path: Path) -> None:
+    frames = [Image.new("RGB", (16, 16), color) for color in ("red", "lime", "blue")]
+    for name in ("a.gif", "a.webp", "a.png", "a.tif"):
+        lossless = {"lossless": True} if name == "a.webp" else {}
+        path = saved(tmp_path, frames[0], name, save_all=True, append_images=frames[1:], **lossless)
+        assert (picture(path, 8) == (255, 0, 0)).all(), name
+
+
+def test_a_camera_held_sideways_is_turned_upright(tmp_path: Path) -> None:
+    upright = Image.fromarray(RED_LEFT).resize((64, 32), Image.Resampling.NEAREST)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by 90 degrees clockwise
+    turned = upright.transpose(Image.Transpose.ROTATE_90)
+    path = saved(tmp_path, turned, "a.jpg", exif=exif, quality=95, subsampling=0)
+    pixels = picture(path, 8)
+    assert pixels[:, 0, 0].min() > 240
+    assert pixels[:, -1, 2].min() > 240
+
+
+@pytest.mark.parametrize("name", ["china.jpg", "flower.jpg"])
+def test_photographs_that_come_with_scikit_learn(name: str) -> None:
+    path = Path(sklearn.datasets.__file__).parent / "images" / name
+    with Image.open(path) as image:
+        full = np.asarray(image.resize((32, 32), Image.Resampling.BOX)).astype(int)
+    # A JPEG is decoded at a fraction of its size: close to the mean of all its pixels.
+    assert np.abs(picture(path, 32).astype(int) - full).mean() < 12
+
+
+def broken_files() -> dict[str, tuple[bytes, str]]:
+    def encoded(kind: str, **options: object) -> bytes:
+        noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
+        buffer = io.BytesIO()
+        Image.fromarray(noise).save(buffer, kind, **options)
+        return buffer.getvalue()
+
+    png, jpeg = encoded("PNG"), encoded("JPEG")
+    damaged = bytearray(png)
+    damaged[200:260] = b"\0" * 60
+    unknown = "it is no image in one of PNG, JPEG"
+    undecodable = "it cannot be decoded ("
+    return {
+        "text": (b"not an image at all", unknown),
+        "html": (b"<html>404</html>", unknown),
+        "zeros": (b"\0" * 1000, unknown),
+        "half-png": (png[: len(png) // 2], undecodable),
+        "half-jpeg": (jpeg[: len(jpeg) // 2], undecodable),
+        "half-gif": (encoded("GIF")[:900], undecodable),
+        "half-webp": (encoded("WEBP")[:900], undecodable),
+        "half-tiff": (encoded("TIFF")[:900], undecodable),
+        "half-bmp": (encoded("BMP")[:900], undecodable),
+        "head-of-png": (png[:20], ""),
+        "damaged-png": (bytes(damaged), undecodable),
+        "pdf": (encoded("PDF"), unknown),
+        "eps": (encoded("EPS"), unknown),
+    }
+
+
+@pytest.mark.parametrize("name", broken_files())
+def test_a_broken_file_is_a_reason(tmp_path: Path, name: str) -> None:
+    content, reason = broken_files()[name]
+    path = tmp_path / "a.png"
+    path.write_bytes(content)
+    with pytest.raises(BrokenImage) as caught:
+        picture(path, 8)
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert str(tmp_path) not in str(caught.value)
+
+
+def test_any_byte_may_be_wrong(tmp_path: Path) -> None:
+    """Whatever a decoder makes of a damaged file: pixels or BrokenImage, nothing else."""
+    path = tmp_path / "a"
+    random = np.random.default_rng(1)
+    for kind in ("PNG", "JPEG", "GIF", "WEBP", "TIFF", "BMP", "PPM"):
+        buffer = io.BytesIO()
+        Image.fromarray(SHADES).convert("RGB").save(buffer, kind)
+        whole = np.frombuffer(buffer.getvalue(), np.uint8)
+        for _ in range(60):
+            damaged = whole.copy()
+            damaged[random.integers(0, len(whole), 3)] = random.integers(0, 255, 3)
+            path.write_bytes(damaged[: random.integers(8, len(whole) + 1)].tobytes())
+            with contextlib.suppress(BrokenImage):
+                assert picture(path, 8).shape == (8, 8, 3)
+
+
+def test_a_bomb_is_refused_before_it_is_decoded(tmp_path: Path) -> None:
+    """A PNG of some bytes that would take gigabytes of memory."""
+    path = tmp_path / "bomb.png"
+    for side, words in [(9000, "81,000,000 pixels"), (50_000, "has more than 67,108,864 pixels")]:
+        header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+        content = b"IHDR" + header
+        path.write_bytes(
+            b"\x89PNG\r\n\x1a\n"
+            + struct.pack(">I", len(header))
+            + content
+            + struct.pack(">I", zlib.crc32(content))
+            + b"\0\0\0\0IDAT"
+        )
+        with pytest.raises(BrokenImage, match=words):
+            picture(path, 8)
+
+
+def test_too_little_memory_is_no_broken_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(image: Image.Image) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(pictures, "_check_size", full)
+    with pytest.raises(MemoryError):
+        picture(saved(tmp_path, Image.new("L", (8, 8)), "a.png"), 8)
+
+
+def test_a_file_that_is_gone(tmp_path: Path) -> None:
+    with pytest.raises(BrokenImage, match="not there any more"):
+        picture(tmp_path / "a.png", 8)

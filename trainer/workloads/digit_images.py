@@ -1,0 +1,137 @@
+"""Writes real digits as image files: `python -m trainer.workloads.digit_images [FOLDER]`.
+
+1,797 PNG files of 8×8 pixels, train.csv and validation.csv, so that the images workload has
+something to read. Nothing that is there already is changed. FOLDER is `digits` in the data folder
+unless given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from trainer.config import Workload
+from trainer.data_sets import VARIABLE, data_root
+from trainer.workloads.digits import parted
+
+IMAGES = "images"
+CSVS = ("train.csv", "validation.csv")
+
+
+class NotOurs(Exception):
+    """The folder holds something that this command did not write; the message names it."""
+
+
+def main() -> int:
+    """Write the files; return 0, or 1 with a sentence where they cannot be written."""
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.workloads.digit_images",
+        description="Write scikit-learn's 1,797 real digits as PNG files with CSV files of "
+        "path,label, for the workload images.",
+    )
+    default = data_root() / "digits"
+    parser.add_argument(
+        "folder", nargs="?", type=Path, default=default, help=f"where to; default: {default}"
+    )
+    folder = Path(os.path.abspath(parser.parse_args().folder))
+    try:
+        for done, total in write(folder):
+            _show(f"{done:,} of {total:,} images", end="\r" if done < total else "\n")
+    except NotOurs as error:
+        print(f"digit_images: {error} Give an empty folder.", file=sys.stderr)
+        return 1
+    except OSError as error:
+        reason = error.strerror or str(error)
+        print(f"digit_images: {folder} cannot be written ({reason}).", file=sys.stderr)
+        return 1
+    print(_next_command(folder))
+    return 0
+
+
+def write(folder: Path) -> Iterator[tuple[int, int]]:
+    """Write what is missing, the CSV files last; yield (images done, images).
+
+    Raises NotOurs before anything is written, and OSError.
+    """
+    digits = load_digits()
+    labels: list[int] = digits.target.tolist()
+    names = [f"{IMAGES}/{number:04d}.png" for number in range(len(labels))]
+    kept, held_out = parted(len(labels))
+    tables = {
+        csv: "path,label\n" + "".join(f"{names[place]},{labels[place]}\n" for place in part)
+        for csv, part in zip(CSVS, (kept.tolist(), held_out.tolist()), strict=True)
+    }
+    _check(folder, names, tables)
+    (folder / IMAGES).mkdir(parents=True, exist_ok=True)
+    for done, (name, image) in enumerate(zip(names, digits.images, strict=True), 1):
+        if not (folder / name).exists():
+            _put(folder / name, _png(image))
+        if done % 100 == 0 or done == len(names):
+            yield done, len(names)
+    for csv, text in tables.items():
+        _put(folder / csv, text.encode())
+
+
+def _check(folder: Path, names: list[str], tables: dict[str, str]) -> None:
+    """Raise NotOurs for anything in the folder that this command would not have written."""
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise NotOurs(f"{folder} is a file.")
+    known = {*names, *tables}
+    for parent, folders, files in os.walk(folder):
+        inside = os.path.relpath(parent, folder)
+        for name in (*folders, *files):
+            path = name if inside == "." else f"{inside}/{name}"
+            link = os.path.islink(os.path.join(parent, name))
+            expected = path == IMAGES if name in folders else path.removesuffix(".part") in known
+            if link or not expected:
+                raise NotOurs(f"{folder} holds {path}, which this command has not written.")
+    for csv, text in tables.items():
+        table = folder / csv
+        if table.is_file() and table.read_bytes() != text.encode():
+            raise NotOurs(f"{table} has other rows than this command writes.")
+
+
+def _png(image: np.ndarray) -> bytes:
+    """An image of 17 shades (0 to 16) as an 8-bit gray PNG file."""
+    buffer = io.BytesIO()
+    Image.fromarray(np.rint(image * (255 / 16)).astype(np.uint8)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def _put(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all."""
+    part = path.with_name(f"{path.name}.part")
+    part.write_bytes(content)
+    part.replace(path)
+
+
+def _show(text: str, end: str) -> None:
+    if sys.stdout.isatty() or end == "\n":
+        print(text, end=end, flush=True)
+
+
+def _next_command(folder: Path) -> str:
+    """Return how to train on these files."""
+    root = data_root()
+    in_root = folder.is_relative_to(root) and folder != root
+    root = root if in_root else folder.parent
+    set_root = "" if in_root else f"{VARIABLE}={root} "
+    name = folder.relative_to(root).as_posix()
+    return (
+        f"{folder} is ready. Train on it: {set_root}streamlit run app.py\n"
+        f"Then open http://localhost:8501/?workload={Workload.IMAGES}&data={name}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,183 @@
+"""The tutorials' image classifier on your own images: two convolutions, one linear layer.
+
+Images are decoded anew each epoch, by Pillow, in the processes that `num_workers` asks for. They
+reach the device as 8-bit numbers, a quarter of the bytes; mirroring and normalization are done
+there, so that a run is the same for any number of workers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from trainer.config import ConfigError, RunConfig
+from trainer.data_sets import data_path, data_root
+from trainer.workloads.image_list import Broken, Entry, ImageError, ImageList, shown
+from trainer.workloads.image_sources import read_images
+from trainer.workloads.pictures import BrokenImage, Pixels, picture
+from trainer.workloads.task import Batch, Task
+
+CHANNELS = (32, 64)
+NAMED_CLASSES = 1000  # in run.json
+
+
+def task(config: RunConfig) -> Task:
+    """Classify the images at `data`. Raises ImageError for data that cannot be used."""
+    try:
+        path = data_path(data_root(), config.data)
+    except ConfigError as error:
+        raise ImageError(str(error)) from None
+    broken = Broken(config.skip_broken)
+    images = read_images(path, broken)
+    train, validation = (
+        ImageSplit.of(images, entries, config) for entries in (images.train, images.validation)
+    )
+    return Task(
+        model=ImageCnn(config.image_size, len(images.classes), flip=config.flip),
+        train=train,
+        validation=validation,
+        loss=nn.CrossEntropyLoss(),
+        run_info={
+            "data": f"{config.data}: {train.length:,} images of {len(images.classes)} classes, "
+            f"{validation.length:,} more held out",
+            "classes": list(images.classes[:NAMED_CLASSES]),
+            "repeated_rows": images.repeated,
+            "left_out": {"count": broken.count, "reasons": broken.reasons},
+        },
+        news=News((train, validation)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSplit:
+    """Images in files, decoded when they are taken; workers share which of them are broken."""
+
+    folder: Path
+    entries: list[Entry]
+    labels: Tensor  # int64 (n,)
+    size: int  # pixels a side
+    skip: bool
+    broken: Tensor  # bool (n,), in memory that all workers share
+
+    @classmethod
+    def of(cls, images: ImageList, entries: list[Entry], config: RunConfig) -> ImageSplit:
+        """The split of these entries."""
+        broken = torch.zeros(len(entries), dtype=torch.bool)
+        broken.share_memory_()  # type: ignore[no-untyped-call]
+        labels = images.labels(entries)
+        return cls(images.folder, entries, labels, config.image_size, config.skip_broken, broken)
+
+    @property
+    def length(self) -> int:
+        """Images of an epoch."""
+        return len(self.entries)
+
+    def take(self, indices: Tensor, out: Batch | None = None) -> Batch:
+        """Return images as uint8 (n, 3, size, size) and labels as int64 (n,), into `out`.
+
+        A broken image ends the run with ImageError. With `skip`, the next image that is sound
+        takes its place, so that every batch has its size.
+        """
+        inputs, targets = out or self.room(len(indices))
+        images = inputs.numpy()  # the same memory
+        for row, index in enumerate(indices.tolist()):
+            pixels, taken = self._sound(index)
+            images[row] = pixels.transpose(2, 0, 1)
+            targets[row] = self.labels[taken]
+        return inputs, targets
+
+    def room(self, size: int, *, pin_memory: bool = False) -> Batch:
+        """Return empty tensors for a batch of `size` samples."""
+        images = torch.empty(
+            (size, 3, self.size, self.size), dtype=torch.uint8, pin_memory=pin_memory
+        )
+        return images, torch.empty(size, dtype=torch.int64, pin_memory=pin_memory)
+
+    def reason(self, index: int) -> str:
+        """Return the sentence that tells why an image is broken; decodes it again."""
+        entry = self.entries[index]
+        try:
+            picture(self.folder / entry.path, self.size)
+        except BrokenImage as error:
+            return _sentence(entry, error)
+        return f"{entry.where}: {shown(entry.path)} could not be read, but now it can"
+
+    def _sound(self, index: int) -> tuple[Pixels, int]:
+        """The image at `index`, or the next one that can be decoded, and its index."""
+        for place in range(index, index + self.length):
+            place %= self.length
+            if self.skip and self.broken[place]:
+                continue
+            try:
+                return picture(self.folder / self.entries[place].path, self.size), place
+            except BrokenImage as error:
+                if not self.skip:
+                    raise ImageError(
+                        f"{_sentence(self.entries[place], error)}. Replace the image, or switch "
+                        "on skip_broken to leave out what is broken."
+                    ) from error
+                self.broken[place] = True
+        raise ImageError(
+            f"data: none of {self.length:,} images can be decoded; the first: {self.reason(0)}. "
+            "Look at the files."
+        )
+
+
+class News:
+    """Tells of images that were left out since it was asked last."""
+
+    def __init__(self, splits: tuple[ImageSplit, ...]) -> None:
+        self._splits = splits
+        self._told = 0
+
+    def __call__(self) -> list[str]:
+        """Return no sentence, or one with the number of images and the reason of one."""
+        broken = [split.broken.nonzero().flatten().tolist() for split in self._splits]
+        count = sum(map(len, broken))
+        if count <= self._told:
+            return []
+        self._told = count
+        both = zip(self._splits, broken, strict=True)
+        split, first = next((split, found[0]) for split, found in both if found)
+        images = "1 image is" if count == 1 else f"{count:,} images are"
+        return [f"{images} left out, for example {split.reason(first)}"]
+
+
+class ImageCnn(nn.Module):
+    """conv32-conv64-fc: takes uint8 images (n, 3, size, size) and gives class scores."""
+
+    def __init__(self, size: int, classes: int, *, flip: bool) -> None:
+        super().__init__()
+        self.flip = flip
+        # Pooling before ReLU gives the same values with a quarter of the ReLU work.
+        self.features = nn.Sequential(
+            nn.Conv2d(3, CHANNELS[0], 3, padding=1),
+            nn.MaxPool2d(2),
+            nn.ReLU(),
+            nn.Conv2d(CHANNELS[0], CHANNELS[1], 3, padding=1),
+            nn.MaxPool2d(2),
+            nn.ReLU(),
+            nn.Flatten(),
+        )
+        self.head = nn.Linear(CHANNELS[1] * (size // 4) ** 2, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the class scores (n, classes); mirrors half of the images while training."""
+        if self.flip and self.training:
+            mirrored = torch.rand(len(images), 1, 1, 1, device=images.device) < 0.5
+            images = torch.where(mirrored, images.flip(3), images)
+        scores: Tensor = self.head(self.features(_normalized(images, self.head.weight.dtype)))
+        return scores
+
+
+def _normalized(images: Tensor, dtype: torch.dtype) -> Tensor:
+    """0..255 as -1..1: mean and standard deviation of 0.5 a color, as the tutorials have it."""
+    return images.to(dtype) / 127.5 - 1
+
+
+def _sentence(entry: Entry, error: BrokenImage) -> str:
+    name = "" if entry.where == shown(entry.path) else f" {shown(entry.path)}:"
+    return f"{entry.where}:{name} {error}"

@@ -1,0 +1,75 @@
+"""Turns an image file into pixels: any of seven formats, any depth, one size, three colors.
+
+Files are hostile: only these formats are tried, sizes are limited before anything is decoded, and
+whatever Pillow raises for a damaged file becomes one sentence.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
+MAX_PIXELS = 64 * 2**20
+"""Decoded in full, an image of this size takes 192 MiB."""
+GRAY_16 = frozenset(("I;16", "I;16B", "I;16L", "I;16N"))
+SIXTEEN_BITS_AS_32 = frozenset(("PNG", "PPM"))
+
+Pixels = NDArray[np.uint8]
+
+
+class BrokenImage(Exception):
+    """An image that cannot be used; the message is the reason, without the file's name."""
+
+
+def picture(path: Path, size: int) -> Pixels:
+    """Return the image as uint8 (size, size, 3), upright and squeezed to a square.
+
+    Transparent parts turn white, 16-bit gray is scaled to 8 bits, and of several frames the first
+    counts. Raises BrokenImage, and MemoryError where memory is not enough.
+    """
+    try:
+        with Image.open(path, formats=FORMATS) as image:
+            _check_size(image)
+            # A JPEG is decoded at a fraction of its size where that is enough.
+            image.draft(None, (size, size))
+            ImageOps.exif_transpose(image, in_place=True)
+            return np.asarray(_in_color(image).resize((size, size), Image.Resampling.BILINEAR))
+    except (BrokenImage, MemoryError):
+        raise
+    except FileNotFoundError:
+        raise BrokenImage("it is not there any more") from None
+    except Image.DecompressionBombError:
+        raise BrokenImage(f"it has more than {MAX_PIXELS:,} pixels") from None
+    except UnidentifiedImageError:
+        raise BrokenImage(f"it is no image in one of {', '.join(FORMATS)}") from None
+    except Exception as error:  # decoders raise nearly every kind for damaged files
+        raise BrokenImage(f"it cannot be decoded ({_first_line(error)})") from error
+
+
+def _check_size(image: Image.Image) -> None:
+    pixels = image.width * image.height
+    if pixels > MAX_PIXELS:
+        raise BrokenImage(f"it has {pixels:,} pixels, {MAX_PIXELS:,} are allowed")
+    if not pixels:
+        raise BrokenImage("it has no pixels")
+
+
+def _in_color(image: Image.Image) -> Image.Image:
+    """The image in RGB with 8 bits each."""
+    if image.mode in GRAY_16 or (image.mode == "I" and image.format in SIXTEEN_BITS_AS_32):
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    elif image.mode in ("I", "F"):
+        raise BrokenImage("its pixels have 32 bits, of which nobody knows the range of values")
+    if image.has_transparency_data:
+        layer = image.convert("RGBA")
+        white = Image.new("RGBA", layer.size, "white")
+        return Image.alpha_composite(white, layer).convert("RGB")
+    return image.convert("RGB")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().split("\n")[0] or type(error).__name__)[:200].rstrip(".")
