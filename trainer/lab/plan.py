@@ -42,16 +42,16 @@ COMPILE_S = 40.0
 class Plan:
     """What a sweep measures. Raises ConfigError for what no sweep could do.
 
-    `steps` are the measured ones, after `warmup`; 0 lets the sweep choose them so that a sample of
-    the baseline measures `sample_s` seconds, and at least 30 steps. `alpha` is the chance of any
-    false "faster" or "slower" in the whole comparison. `margin` is the difference below which
-    nothing is claimed, `same` the widest interval around 0 that is called "no difference".
+    `steps` are the measured ones, after `warmup`; where one is 0 the sweep chooses it, so that a
+    sample of the baseline measures `sample_s` seconds, and at least 30 steps. `alpha` is the chance
+    of any false "faster" or "slower" among the arms. `margin` is the difference below which nothing
+    is claimed, `same` the widest interval around 0 that is called "no difference".
     """
 
     config: RunConfig
     arms: tuple[Arm, ...]
     steps: int = 0
-    warmup: int = 20
+    warmup: int = 0
     max_rounds: int = 12
     looks: tuple[int, ...] = LOOKS
     alpha: float = 0.05
@@ -69,7 +69,11 @@ class Plan:
         _number("margin", self.margin, 0.0, 0.5)
         _number("same", self.same, self.margin, 0.5)
         _number("sample_s", self.sample_s, 0.01, 3600)
-        _number("seed", self.seed, 0, 2**31 - 1 - MAX_ROUNDS)
+        _number("seed", self.seed, 0, 10**9)
+        if not self.looks or list(self.looks) != sorted(set(self.looks)) or self.looks[0] < 2:
+            raise ConfigError(
+                Problem("looks", "must rise from 2 or more", "Leave them as they are")
+            )
         names = [arm.name for arm in self.arms]
         double = next((name for name in names if names.count(name) > 1), None)
         if double is not None:
@@ -131,10 +135,11 @@ def estimate(plan: Plan, sample_seconds: float | None = None) -> Estimate:
     each = sample_seconds or STARTUP_S + plan.sample_s
     runnable = [arm for arm in plan.arms if arm.problem is None and arm.changes]
     a_round = each * (1 + len(runnable)) + sum(_compiling(arm) for arm in runnable)
-    first = min(plan.looks[0], plan.max_rounds) if plan.looks else plan.max_rounds
+    first = min(plan.looks[0], plan.max_rounds)
     high = a_round * plan.max_rounds
-    if plan.find_best and plan.max_rounds >= first and len(runnable) > 1:
-        high += 2 * each * plan.max_rounds * 2
+    if plan.find_best and plan.max_rounds >= plan.looks[0]:
+        # Each further winner has a contest of two, and so has the confirmation.
+        high += 2 * each * plan.max_rounds * len(runnable)
     return Estimate(each + a_round * first, each + high)
 
 

@@ -195,8 +195,11 @@ def drift(values: Sequence[float]) -> Drift | None:
     order = np.arange(count, dtype=float)
     rho = _correlation(order, ranks)
     if count <= EXACT_RANKS:
-        others = [_correlation(np.array(p), ranks) for p in itertools.permutations(order)]
-        return Drift(rho, float(np.mean(np.abs(others) >= abs(rho) - 1e-12)))
+        centered, others = ranks - ranks.mean(), np.array(list(itertools.permutations(order)))
+        # The permutations have one mean and spread: the product alone decides.
+        products = np.abs((others - order.mean()) @ centered)
+        own = abs(float((order - order.mean()) @ centered))
+        return Drift(rho, float(np.mean(products >= own - 1e-9)))
     if abs(rho) >= 1 - 1e-12:
         return Drift(rho, 2 / math.factorial(count))
     t = abs(rho) * math.sqrt((count - 2) / (1 - rho * rho))

@@ -1,0 +1,170 @@
+"""`python -m trainer.lab`: run a sweep in a terminal, or go on with the one in a folder."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from stepscope.formatting import format_duration, printable
+from stepscope.run import process_identity, replacing, runs_root
+from trainer.config import ConfigError
+from trainer.devices import list_devices
+from trainer.lab.arms import arms
+from trainer.lab.folder import (
+    PLAN_JSON,
+    SWEEP_JSON,
+    SweepError,
+    new_sweep_folder,
+    read_plan,
+    read_sweep,
+    seconds_per_sample,
+    write_json,
+    write_plan,
+)
+from trainer.lab.options import PLANNING, UsageError, parser, plan_of
+from trainer.lab.plan import Plan, estimate, with_problems
+from trainer.lab.process import SampleProcess
+from trainer.lab.report import to_csv, to_html
+from trainer.lab.sweep import Sweep
+from trainer.lab.terminal import Terminal, closing, table
+from trainer.problems import TrainDevice, problems
+
+FINISHED, FAILED, USAGE, STOPPED = 0, 1, 2, 130
+Show = Callable[[dict[str, Any]], None]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit code."""
+    options = parser().parse_args(arguments)
+    try:
+        _check_outputs(options)
+        return _run(options)
+    except (UsageError, ConfigError, SweepError) as error:
+        _say(str(error))
+        return USAGE
+    except OSError as error:
+        _say(f"The sweep's folder or a result cannot be written: {error}.")
+        return FAILED
+
+
+def _run(options: argparse.Namespace) -> int:
+    devices = list_devices()
+    if options.list:
+        plan, _ = plan_of(options, devices)
+        for arm in arms(plan.config, devices):
+            print(f"{arm.name:<34} {arm.label if arm.problem is None else arm.problem}")
+        return FINISHED
+    folder, plan = _folder_and_plan(options, devices)
+    taker, terminal = SampleProcess(folder), Terminal()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: taker.stop())
+    _say_estimate(folder, plan)
+
+    def show(sweep: dict[str, Any]) -> None:
+        terminal.show(sweep)
+        if options.json not in (None, "-"):
+            write_json(Path(options.json), sweep)
+
+    refused = problems(plan.config, devices)
+    if refused:
+        sweep = _refuse(folder, f"The baseline cannot run here: {refused[0]}")
+    else:
+        sweep = Sweep(folder, plan, devices, taker, show).run()
+    terminal.clear()
+    return _close(options, folder, sweep)
+
+
+def _folder_and_plan(
+    options: argparse.Namespace, devices: Sequence[TrainDevice]
+) -> tuple[Path, Plan]:
+    """Return a sweep that is resumed, or make a new one."""
+    given = [name for name in PLANNING if getattr(options, name)]
+    if options.folder and (Path(options.folder) / PLAN_JSON).is_file():
+        if given:
+            raise UsageError(
+                f"--folder: holds a plan already, got --{given[0].replace('_', '-')} as well. "
+                "Give --folder alone to go on with it, or another folder."
+            )
+        return Path(options.folder), with_problems(_planned(Path(options.folder)), devices)
+    if options.folder and not given:
+        raise UsageError(f"--folder: {options.folder} holds no plan.json. Give --workload too.")
+    plan, notes = plan_of(options, devices)
+    for note in notes:
+        _say(f"{note}.")
+    if options.folder:
+        folder = Path(options.folder)
+        folder.mkdir(parents=True, exist_ok=True)
+    else:
+        folder = new_sweep_folder(runs_root(), plan.config.workload)
+    write_plan(folder, plan)
+    return folder, plan
+
+
+def _planned(folder: Path) -> Plan:
+    values = read_plan(folder)
+    try:
+        return Plan.from_dict(values)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise SweepError(f"{folder.name}/{PLAN_JSON}: is no plan ({error}).") from error
+
+
+def _say_estimate(folder: Path, plan: Plan) -> None:
+    config = plan.config
+    known = seconds_per_sample(folder.parent.parent, config.workload, config.device)
+    takes = estimate(plan, known)
+    source = "by an earlier sweep" if known else "assumed"
+    _say(
+        f"{folder}: {len(plan.arms)} arms; about {format_duration(takes.low)} if each is decided "
+        f"at the first look, {format_duration(takes.high)} at most (seconds a sample {source})."
+    )
+
+
+def _refuse(folder: Path, reason: str) -> dict[str, Any]:
+    """Note in sweep.json that the sweep cannot run, also for a page that waits for it."""
+    sweep = read_sweep(folder)
+    sweep |= {"status": "failed", "reason": reason, "updated": time.time(), **process_identity()}
+    write_json(folder / SWEEP_JSON, sweep)
+    return sweep
+
+
+def _close(options: argparse.Namespace, folder: Path, sweep: dict[str, Any]) -> int:
+    """Print and write the results; return the exit code."""
+    if options.json == "-":
+        print(json.dumps(sweep, indent=1))
+    elif options.json:
+        write_json(Path(options.json), sweep)
+    for path, text in ((options.html, to_html), (options.csv, to_csv)):
+        if path:
+            with replacing(Path(path), durable=False) as part:
+                part.write_text(text(sweep))
+    if sweep["baseline"] is not None:
+        lines = [*table(sweep), "", *closing(sweep)]
+        print("\n".join(lines), file=sys.stderr if options.json == "-" else sys.stdout)
+    else:
+        _say(sweep["reason"])
+    if sweep["status"] == "stopped":
+        _say(f"To go on: python -m trainer.lab --folder {folder}")
+        return STOPPED
+    return FINISHED if sweep["status"] == "finished" else FAILED
+
+
+def _check_outputs(options: argparse.Namespace) -> None:
+    """Refuse a result that could not be written at the end. Raises UsageError."""
+    for name in ("json", "html", "csv"):
+        path = getattr(options, name)
+        if path and path != "-" and not (Path(path).parent.is_dir() and not Path(path).is_dir()):
+            raise UsageError(f"--{name}: must be a file in an existing folder, got {path!r}.")
+
+
+def _say(text: str) -> None:
+    print(printable(text), file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

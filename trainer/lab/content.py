@@ -1,0 +1,178 @@
+"""What sweep.json says, made from the plan and the samples; pure. Its form is in docs/lab.md."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from trainer.config import RunConfig
+from trainer.lab.contest import Sample, of_contest
+from trainer.lab.course import ARMS, BASELINE, COMBINE, CONFIRM, Course, Phase, rules_of
+from trainer.lab.plan import Plan
+from trainer.lab.statistics import drift
+from trainer.lab.words import impossible, judged, of_drift
+
+CALIBRATE = "calibrate"
+METRICS = (
+    "samples_per_sec",
+    "step_time",
+    "data_wait",
+    "h2d",
+    "gpu_time",
+    "peak_allocated",
+    "peak_reserved",
+    "peak_process",
+    "energy_per_sample",
+    "loss",
+    "mfu",
+)
+OF_A_ROUND = (
+    "samples_per_sec",
+    "step_time",
+    "loss",
+    "sm_clock",
+    "power",
+    "throttle",
+    "energy_per_sample",
+)
+
+
+def content(plan: Plan, samples: Sequence[Sample], course: Course, *, over: bool) -> dict[str, Any]:
+    """Return the measured part of sweep.json. `over` is True unless the sweep is running."""
+    of_arms = of_contest(samples, ARMS)
+    return {
+        "workload": str(plan.config.workload),
+        "plan": plan.to_dict(),
+        "progress": progress(plan, samples, course),
+        "baseline": {
+            "name": BASELINE,
+            "label": label(plan.config),
+            "rounds": sum(one.ok for one in of_arms if one.name == BASELINE),
+            "metrics": medians(of_arms, BASELINE),
+        },
+        "arms": [_arm(plan, index, of_arms, course, over=over) for index in range(len(plan.arms))],
+        "combining": [
+            {"tried": list(one.names), "kept": one.kept, "reason": one.reason}
+            for one in course.tried
+        ],
+        "best": _best(plan, samples, course, over=over),
+        "drift": _drift(of_arms),
+        "rounds": list(_rounds(samples)),
+    }
+
+
+def label(config: RunConfig) -> str:
+    """Return the baseline in a few words."""
+    device = "CPU" if config.device == "cpu" else "GPU"
+    return f"{config.workload} on {device}, {config.precision}, batch_size {config.batch_size}"
+
+
+def medians(samples: Iterable[Sample], name: str) -> dict[str, float | None]:
+    """Return the median over rounds of each metric; None where no round has it."""
+    taken = [one.metrics for one in samples if one.ok and one.name == name]
+    found: dict[str, float | None] = {}
+    for metric in METRICS:
+        values = [one[metric] for one in taken if one.get(metric) is not None]
+        found[metric] = statistics.median(values) if values else None
+    return found
+
+
+def progress(plan: Plan, samples: Sequence[Sample], course: Course) -> dict[str, Any]:
+    """Return how far the sweep is; the seconds left are the most that it may take."""
+    left = 0 if course.standing is None or course.next is None else course.standing.left
+    decides = plan.find_best and bool(rules_of(plan).judged_after)
+    if course.next is not None and decides and course.phase is not Phase.CONFIRMING:
+        left += 2 * plan.max_rounds  # the confirmation, at most; how long the search is shows later
+    each = [one.seconds for one in samples[-20:] if one.ok]
+    upcoming = course.next
+    return {
+        "done": len(samples),
+        "total": len(samples) + left,
+        "round": 0 if course.standing is None else course.standing.round,
+        "doing": "done" if upcoming is None else doing(plan, course),
+        "seconds_left": left * statistics.fmean(each) if each else None,
+        "phase": course.phase,
+    }
+
+
+def doing(plan: Plan, course: Course) -> str:
+    """Return the sample under way in words."""
+    assert course.next is not None
+    start = f"round {course.next.round} of {plan.max_rounds}"
+    if course.phase is Phase.CALIBRATING:
+        return "a first sample of the baseline, to choose the number of steps"
+    name = course.next.name
+    if course.phase is Phase.CONFIRMING:
+        return f"confirming the best combination, {start}: {name}"
+    return f"{'combining, ' if course.phase is Phase.COMBINING else ''}{start}: {name}"
+
+
+def _arm(
+    plan: Plan, index: int, samples: Sequence[Sample], course: Course, *, over: bool
+) -> dict[str, Any]:
+    arm = plan.arms[index]
+    if arm.problem is not None:
+        verdict = impossible(str(arm.problem))
+    else:
+        ended = over or course.phase is not Phase.MEASURING or course.next is None
+        verdict = judged(course.arms, arm.name, rules_of(plan), over=ended)
+    return {**arm.to_dict(), **verdict, "metrics": medians(samples, arm.name)}
+
+
+def _best(
+    plan: Plan, samples: Sequence[Sample], course: Course, *, over: bool
+) -> dict[str, Any] | None:
+    if course.confirmed is None or course.best is None:
+        return None
+    ended = over or course.next is None
+    name = " + ".join(course.winners)
+    return {
+        "arms": list(course.winners),
+        "changes": dict(course.best),
+        **judged(course.confirmed, name, rules_of(plan), over=ended),
+        "metrics": medians(of_contest(samples, CONFIRM), name),
+    }
+
+
+def _drift(samples: Sequence[Sample]) -> dict[str, Any] | None:
+    rates = [one.metrics["samples_per_sec"] for one in samples if one.ok and one.name == BASELINE]
+    change = rates[-1] / rates[0] - 1 if rates else None
+    return of_drift(drift(rates), change)
+
+
+def _rounds(samples: Sequence[Sample]) -> Iterable[dict[str, Any]]:
+    """Yield each round with its samples in the order in which they were taken."""
+    found: dict[tuple[str, int], list[Sample]] = {}
+    for one in samples:
+        if one.contest != CALIBRATE:
+            found.setdefault((one.contest, one.round), []).append(one)
+    for (contest, number), taken in found.items():
+        yield {
+            "round": number,
+            "phase": _phase(contest),
+            "contest": contest,
+            "order": list(dict.fromkeys(one.name for one in taken)),
+            "samples": {one.name: _of_a_round(one) for one in taken},
+        }
+
+
+def _of_a_round(sample: Sample) -> dict[str, Any]:
+    values: Mapping[str, Any] = {name: sample.metrics.get(name) for name in OF_A_ROUND}
+    return {**values, "seconds": sample.seconds, "reason": sample.reason}
+
+
+def _phase(contest: str) -> Phase:
+    if contest == CONFIRM:
+        return Phase.CONFIRMING
+    return Phase.COMBINING if contest.startswith(COMBINE) else Phase.MEASURING
+
+
+def finite(value: Any) -> Any:
+    """Return JSON values with None for what is no finite number, which JSON has no word for."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): finite(item) for key, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, list | tuple) else value

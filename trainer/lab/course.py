@@ -1,0 +1,208 @@
+"""The course of a sweep, from its plan and its samples: what is measured next, and why. Pure.
+
+All arms against the baseline, then the search for the best combination: the winners join it one by
+one, the largest first, each in a contest of its own against the combination so far. What remains is
+confirmed against the baseline with fresh rounds, because the largest of many effects was also the
+luckiest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from trainer.config import ConfigError, RunConfig
+from trainer.lab.arms import Arm, changed
+from trainer.lab.contest import Contest, Next, Sample, Standing, stand
+from trainer.lab.plan import Plan
+from trainer.lab.statistics import Rules, Side
+from trainer.problems import TrainDevice, problems
+
+BASELINE = "baseline"
+ARMS = "arms"
+CONFIRM = "confirm"
+COMBINE = "combine"
+
+
+class Phase(StrEnum):
+    """What a sweep does at the moment."""
+
+    CALIBRATING = "calibrating"
+    MEASURING = "measuring"
+    COMBINING = "combining"
+    CONFIRMING = "confirming"
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A winner that was added to the combination: whether it stays in it, and why."""
+
+    names: tuple[str, ...]
+    kept: bool
+    reason: str
+
+
+@dataclass(slots=True)
+class Course:
+    """Where a sweep stands; `next` is None when it has ended, by `failed` if that is set.
+
+    `changes` are those of every name that `next` may have.
+    """
+
+    phase: Phase
+    arms: Standing
+    next: Next | None = None
+    contest: Contest | None = None
+    standing: Standing | None = None
+    tried: list[Tried] = field(default_factory=list)
+    winners: tuple[str, ...] = ()
+    best: Mapping[str, Any] | None = None
+    confirmed: Standing | None = None
+    changes: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    failed: str | None = None
+
+
+def rules_of(plan: Plan) -> Rules:
+    """Return the numbers of the recipe that the plan has."""
+    return Rules(
+        looks=plan.looks,
+        max_rounds=plan.max_rounds,
+        alpha=plan.alpha,
+        margin=plan.margin,
+        same=plan.same,
+    )
+
+
+def runnable(plan: Plan) -> list[Arm]:
+    """Return the arms that nothing speaks against."""
+    return [arm for arm in plan.arms if arm.problem is None]
+
+
+def course(plan: Plan, samples: Sequence[Sample], devices: Sequence[TrainDevice]) -> Course:
+    """Play the sweep again from its samples; return where it stands."""
+    arms = runnable(plan)
+    contest = Contest(ARMS, BASELINE, tuple(arm.name for arm in arms))
+    standing = stand(contest, samples, rules_of(plan), plan.seed)
+    found = Course(Phase.MEASURING, standing, standing.next, contest, standing)
+    found.changes = {BASELINE: {}, **{arm.name: arm.changes for arm in arms}}
+    if BASELINE in standing.failed:
+        found.failed = f"The baseline cannot be measured: {standing.failed[BASELINE]}"
+    elif standing.next is None and plan.find_best:
+        _combine(found, plan, samples, devices)
+    return found
+
+
+def loss_is_worse(standing: Standing, name: str) -> bool:
+    """Say whether an arm reached a larger loss than its reference, or one that is no number."""
+    finding = standing.loss.get(name)
+    worse = finding is not None and finding.side is Side.ABOVE
+    return worse or standing.broken.get(name, 0) > 0
+
+
+def _combine(
+    found: Course, plan: Plan, samples: Sequence[Sample], devices: Sequence[TrainDevice]
+) -> None:
+    """Add the winners greedily and confirm what remains; stops at the first missing sample."""
+    speed = found.arms.speed
+    winners = sorted(
+        (name for name in found.changes if name in speed and speed[name].side is Side.ABOVE),
+        key=lambda name: speed[name].effect or 0.0,
+        reverse=True,
+    )
+    names: list[str] = []
+    changes: dict[str, Any] = {}
+    for name in winners:
+        if loss_is_worse(found.arms, name):
+            found.tried.append(Tried((name,), False, "its loss after equal steps is worse"))
+            continue
+        if not names:
+            names, changes = [name], dict(found.changes[name])
+            found.tried.append(Tried((name,), True, "the largest effect"))
+            continue
+        together = merged(changes, found.changes[name])
+        refused = _refused(changes, found.changes[name], plan.config, together, devices)
+        if refused is not None:
+            found.tried.append(Tried((*names, name), False, refused))
+            continue
+        kept = _challenge(found, plan, samples, (*names, name), changes, together)
+        if kept is None:
+            return
+        if kept:
+            names, changes = [*names, name], together
+    if names:
+        _confirm(found, plan, samples, names, changes)
+
+
+def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Return both changes at once; own settings of a workload add up."""
+    own = [change["own"] for change in (first, second) if change.get("own")]
+    together = {**first, **second}
+    if own:
+        together["own"] = ",".join(dict.fromkeys(",".join(own).split(",")))
+    return together
+
+
+def _refused(
+    first: Mapping[str, Any],
+    second: Mapping[str, Any],
+    config: RunConfig,
+    together: Mapping[str, Any],
+    devices: Sequence[TrainDevice],
+) -> str | None:
+    """Say why two arms cannot be combined; None where they can."""
+    for name, value in second.items():
+        if name != "own" and name in first and first[name] != value:
+            return f"{name} is {first[name]} in the combination already"
+    try:
+        problem = next(iter(problems(changed(config, together), devices)), None)
+    except ConfigError as error:
+        problem = error.problem
+    return None if problem is None else f"{problem.field}: {problem.reason}"
+
+
+def _challenge(
+    found: Course,
+    plan: Plan,
+    samples: Sequence[Sample],
+    names: Sequence[str],
+    before: Mapping[str, Any],
+    together: Mapping[str, Any],
+) -> bool | None:
+    """Compare the combination so far with one more; None while samples are missing."""
+    reference, challenger = " + ".join(names[:-1]), " + ".join(names)
+    contest = Contest(f"{COMBINE} {challenger}", reference, (challenger,))
+    standing = stand(contest, samples, rules_of(plan), plan.seed)
+    found.phase, found.contest, found.standing = Phase.COMBINING, contest, standing
+    found.changes |= {reference: before, challenger: together}
+    found.next = standing.next
+    if standing.next is not None:
+        return None
+    failure = next(iter(standing.failed.values()), None)
+    kept = failure is None and standing.speed[challenger].side is Side.ABOVE
+    reason = "measured faster than the combination without it"
+    if failure is not None:
+        reason = f"it failed: {failure}"
+    elif not kept:
+        reason = "not measured faster than the combination without it"
+    elif loss_is_worse(standing, challenger):
+        kept, reason = False, "the loss after equal steps is worse than without it"
+    found.tried.append(Tried(tuple(names), kept, reason))
+    return kept
+
+
+def _confirm(
+    found: Course,
+    plan: Plan,
+    samples: Sequence[Sample],
+    names: Sequence[str],
+    changes: Mapping[str, Any],
+) -> None:
+    best = " + ".join(names)
+    contest = Contest(CONFIRM, BASELINE, (best,))
+    standing = stand(contest, samples, rules_of(plan), plan.seed)
+    found.phase, found.contest, found.standing = Phase.CONFIRMING, contest, standing
+    found.changes[best] = changes
+    found.winners, found.best, found.confirmed = tuple(names), changes, standing
+    found.next = standing.next

@@ -1,0 +1,215 @@
+"""The command line of a sweep: its options, and the plan that they describe."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from trainer.config import FIELDS, ConfigError, RunConfig, Workload, defaults
+from trainer.lab.arms import FIXED, Arm, arms, make_arm, suggested
+from trainer.lab.plan import PRESETS, Plan
+from trainer.problems import TrainDevice, problems
+
+EXAMPLES = """\
+examples:
+  python -m trainer.lab --workload digits_cnn --arms channels_last,precision=bf16 --json out.json
+  python -m trainer.lab --workload digits_cnn --preset tutorials --max-rounds 8
+  python -m trainer.lab --workload digits_mlp --arms num_workers=2+prefetch_factor=4,batch_size=256
+  python -m trainer.lab --folder runs/lab/NAME        goes on with a sweep that was stopped
+
+An arm is a setting that is switched on (pin_memory), a value (channels_last=false, precision=bf16),
+or several at once (num_workers=2+prefetch_factor=4). A number or a choice without a value, such as
+precision, stands for each value worth trying. The baseline has a switch off that an arm switches
+on. Exit codes: 0 the sweep is finished, 1 it failed, 2 wrong usage, 130 it was stopped.
+"""
+
+
+class UsageError(Exception):
+    """Options that describe no sweep; the message is one sentence with a remedy."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of `python -m trainer.lab`."""
+    found = argparse.ArgumentParser(
+        prog="python -m trainer.lab",
+        description="Measure which settings make training faster here: each sample is a fresh "
+        "process, and every round has the baseline and each arm once, in random order.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = found.add_argument
+    add("--workload", metavar="W", help=f"one of {', '.join(Workload)}")
+    add("--arms", metavar="A,B=1,…", help="settings to compare; without it all that can be")
+    add("--preset", choices=sorted(PRESETS), help="a baseline and arms, instead of --arms")
+    add("--device", metavar="D", help="cpu, cuda (the largest GPU) or a GPU's UUID")
+    add("--precision", metavar="P", help="the baseline's precision")
+    add("--batch-size", metavar="N", help="the baseline's batch_size")
+    add("--set", metavar="FIELD=VALUE", action="append", default=[], help="more of the baseline")
+    add("--steps", metavar="N", type=int, help="measured steps a sample (chosen by itself)")
+    add("--warmup", metavar="N", type=int, help="steps before them (a quarter, 10 at least)")
+    add("--max-rounds", metavar="N", type=int, help="rounds after which to give up (12)")
+    add("--no-best", action="store_true", help="do not search the best combination")
+    add("--folder", metavar="DIR", help="folder of the sweep; one with a plan.json is resumed")
+    add("--json", metavar="FILE", help="write the results there as JSON, at each sample; - is out")
+    add("--html", metavar="FILE", help="write a report of one self-contained page at the end")
+    add("--csv", metavar="FILE", help="write the arms as CSV at the end")
+    add("--list", action="store_true", help="list the arms for this baseline, and measure nothing")
+    return found
+
+
+PLANNING = (
+    *("workload", "arms", "preset", "device", "precision", "batch_size", "set"),
+    *("steps", "warmup", "max_rounds", "no_best"),
+)
+"""Options that a resumed sweep has from its plan."""
+
+
+def plan_of(
+    options: argparse.Namespace, devices: Sequence[TrainDevice]
+) -> tuple[Plan, tuple[str, ...]]:
+    """Return the plan that the options describe, and notes on what was changed for it.
+
+    Raises UsageError and ConfigError.
+    """
+    given = _settings(options)
+    config = _baseline(options, given, devices)
+    notes: tuple[str, ...] = ()
+    if options.preset:
+        if options.arms:
+            raise UsageError("--preset: brings its own arms. Leave out --arms or --preset.")
+        config, found = PRESETS[options.preset].build(config, devices)
+    elif options.arms:
+        config, found, notes = _arms(options.arms, config, given, devices)
+    else:
+        found = [arm for arm in arms(config, devices) if arm.problem is None]
+    refused = problems(config, devices)
+    if refused:
+        raise ConfigError(refused[0])
+    numbers = {
+        name: value
+        for name in ("steps", "warmup", "max_rounds")
+        if (value := getattr(options, name)) is not None
+    }
+    seed = config.seed % 10**9
+    return (
+        Plan(config=config, arms=tuple(found), find_best=not options.no_best, seed=seed, **numbers),
+        notes,
+    )
+
+
+def _settings(options: argparse.Namespace) -> dict[str, str]:
+    """Return the fields of the baseline that the options set, as texts."""
+    given: dict[str, str] = {}
+    for text in options.set:
+        field, equals, value = text.partition("=")
+        if not equals:
+            raise UsageError(f"--set: must be FIELD=VALUE, got {text!r}. Give a value.")
+        given[_known(field, "--set")] = value
+    for field in ("precision", "batch_size"):
+        if getattr(options, field) is not None:
+            given[field] = getattr(options, field)
+    return given
+
+
+def _baseline(
+    options: argparse.Namespace, given: Mapping[str, str], devices: Sequence[TrainDevice]
+) -> RunConfig:
+    if options.workload is None:
+        raise UsageError(f"--workload: is missing. Choose one of {', '.join(Workload)}.")
+    if options.workload not in list(Workload):
+        raise UsageError(
+            f"--workload: must be one of {', '.join(Workload)}, got {options.workload!r}."
+        )
+    config = defaults(Workload(options.workload), _device(options.device, devices))
+    return replace(config, **{field: value_of(field, text) for field, text in given.items()})
+
+
+def _device(asked: str | None, devices: Sequence[TrainDevice]) -> str:
+    usable = [device for device in devices if device.reason is None]
+    if asked is None:
+        return usable[0].id if usable else "cpu"
+    if asked != "cuda":
+        return asked
+    gpus = [device for device in usable if device.cuda_index is not None]
+    if not gpus:
+        raise UsageError("--device: torch finds no usable GPU here. Give --device cpu.")
+    return gpus[0].id
+
+
+def value_of(field: str, text: str) -> Any:
+    """Return a field's value from its text. Raises ConfigError."""
+    config, found = RunConfig.from_params({field: text})
+    if found:
+        raise ConfigError(found[0])
+    return getattr(config, field)
+
+
+def _known(field: str, option: str) -> str:
+    if field in FIELDS:
+        return field
+    near = difflib.get_close_matches(field, FIELDS, n=3, cutoff=0.5)
+    hint = f"Did you mean {' or '.join(near)}?" if near else f"There are {', '.join(FIELDS)}."
+    raise UsageError(f"{option}: {field[:60]!r} is no setting. {hint}")
+
+
+def _arms(
+    text: str, config: RunConfig, given: Mapping[str, str], devices: Sequence[TrainDevice]
+) -> tuple[RunConfig, list[Arm], tuple[str, ...]]:
+    """Return the arms of `--arms`, and the baseline without the switches that they switch on."""
+    tokens = [token.strip() for token in text.split(",") if token.strip()]
+    asked = [(token, change) for token in tokens for change in _changes(token, config, devices)]
+    notes = []
+    for _, change in asked:
+        for field, value in change.items():
+            if value is not True or getattr(config, field) is not True:
+                continue
+            if field in given:
+                raise UsageError(
+                    f"--arms: {field} is on in the baseline by --set. Leave it out there, or give "
+                    f"{field}=false as the arm."
+                )
+            config = replace(config, **make_arm({field: False}, config, devices).changes)
+            notes.append(f"{field} is off in the baseline, because an arm switches it on")
+    found: dict[str, Arm] = {}
+    for token, change in asked:
+        alone = sum(token == other for other, _ in asked) == 1
+        arm = make_arm(change, config, devices, name=token if alone else None)
+        if arm.problem is None and all(getattr(config, f) == v for f, v in change.items()):
+            raise UsageError(f"--arms: {token} is the baseline's own setting. Leave it out.")
+        found.setdefault(arm.name, arm)
+    return config, list(found.values()), tuple(dict.fromkeys(notes))
+
+
+def _changes(
+    token: str, config: RunConfig, devices: Sequence[TrainDevice]
+) -> Iterator[dict[str, Any]]:
+    """Yield the changes that a word of `--arms` means; several for a field without a value."""
+    parts = re.split(r"\+(?=[a-z_])", token)
+    named = [part.partition("=") for part in parts]
+    for field, _, _ in named:
+        _known(field, "--arms")
+        if field in FIXED:
+            raise UsageError(
+                f"--arms: {field} cannot be an arm, it is the same for all. Set it with --set."
+            )
+    bare = [field for field, equals, _ in named if not equals and not _is_switch(field)]
+    if bare and len(named) > 1:
+        raise UsageError(f"--arms: {bare[0]} in {token!r} has no value. Give {bare[0]}=….")
+    if bare:
+        values = list(suggested(bare[0], config, devices))
+        if not values:
+            raise UsageError(f"--arms: {bare[0]} has no value to suggest. Give {bare[0]}=….")
+        yield from ({bare[0]: value} for value in values)
+        return
+    try:
+        yield {field: value_of(field, text) if eq else True for field, eq, text in named}
+    except ConfigError as error:
+        raise UsageError(f"--arms: {error}") from error
+
+
+def _is_switch(field: str) -> bool:
+    return isinstance(getattr(RunConfig(), field), bool)

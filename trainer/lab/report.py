@@ -1,0 +1,217 @@
+"""A sweep as CSV and as one self-contained HTML page; pure.
+
+A sweep's folder may come from somewhere else, so every text is escaped. The page loads nothing.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import time
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from trainer.lab.table import HEADINGS, ordered, rows
+from trainer.lab.words import percent
+
+COLUMNS = ("name", "label", "verdict", "effect", "low", "high", "resolution", "rounds", "reason")
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def to_csv(sweep: Mapping[str, Any]) -> str:
+    """Return a row for the baseline and each arm; fractions, SI units and bytes as in sweep.json.
+
+    A text that a spreadsheet would take for a formula gets an apostrophe before it.
+    """
+    metrics = list(sweep["baseline"]["metrics"])
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([*COLUMNS, *metrics, "loss_verdict"])
+    for arm in (sweep["baseline"], *ordered(sweep)):
+        cells = [arm.get(column) for column in COLUMNS]
+        cells += [arm["metrics"].get(metric) for metric in metrics]
+        cells.append(arm.get("loss", {}).get("verdict"))
+        writer.writerow([_cell(value) for value in cells])
+    return out.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    if value is None:
+        return ""
+    if isinstance(value, int | float):
+        return value
+    text = str(value)
+    return f"'{text}" if text.startswith(_FORMULA) else text
+
+
+def to_html(sweep: Mapping[str, Any]) -> str:
+    """Return the report as one page without scripts and without anything to load."""
+    title = f"Lab: {sweep['workload']}, {sweep['id']}"
+    body = [
+        f"<h1>{escape(title)}</h1>",
+        *_paragraphs(sweep),
+        "<h2>Effects on samples/s</h2>",
+        effects_svg(ordered(sweep), float(sweep["plan"]["margin"])),
+        "<h2>Settings</h2>",
+        _table(HEADINGS, rows(sweep)),
+        *_reasons(sweep),
+        *_best(sweep),
+        "<h2>Rounds</h2>",
+        _rounds(sweep),
+        "<h2>Plan and machine</h2>",
+        f"<pre>{escape(json.dumps(_facts(sweep), indent=1, ensure_ascii=False))}</pre>",
+    ]
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body><main>\n"
+        + "\n".join(body)
+        + "\n</main></body></html>\n"
+    )
+
+
+def _paragraphs(sweep: Mapping[str, Any]) -> list[str]:
+    plan, machine = sweep["plan"], sweep["machine"]
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(float(sweep["created"])))
+    texts = [
+        f"{sweep['status']}{': ' + str(sweep['reason']) if sweep['reason'] else ''}. "
+        f"Begun {when} on {machine.get('device') or 'an unknown device'}, "
+        f"torch {machine.get('torch') or '?'}.",
+        f"Baseline: {sweep['baseline']['label']}. Each sample is a fresh process that measures "
+        f"{plan['steps']} steps after {plan['warmup']} of warm-up. Each round has the baseline and "
+        f"every remaining arm once, in random order. Judged after rounds "
+        f"{', '.join(map(str, plan['looks']))} by Student's t on paired log ratios with Holm's "
+        f"correction, at {percent(plan['alpha'])} for all arms and looks together. Nothing is "
+        f"claimed within ±{percent(plan['margin'])}.",
+    ]
+    if sweep["drift"] is not None:
+        texts.append(sweep["drift"]["text"])
+    return [f"<p>{escape(text)}</p>" for text in texts]
+
+
+def _reasons(sweep: Mapping[str, Any]) -> list[str]:
+    found = [arm for arm in ordered(sweep) if arm["reason"]]
+    items = [
+        f"<li><b>{escape(str(arm['name']))}</b>: {escape(str(arm['reason']))}</li>" for arm in found
+    ]
+    return ["<h2>Reasons</h2>", "<ul>", *items, "</ul>"] if items else []
+
+
+def _best(sweep: Mapping[str, Any]) -> list[str]:
+    best, tried = sweep["best"], sweep["combining"]
+    if best is None and not tried:
+        return []
+    lines = ["<h2>Best combination</h2>"]
+    if best is not None:
+        names = " + ".join(map(str, best["arms"]))
+        text = f"{names}: {best['text']}, confirmed against the baseline in {best['rounds']} rounds"
+        lines.append(f"<p>{escape(text)}.</p>")
+    items = [
+        f"<li>{escape(' + '.join(map(str, one['tried'])))}: "
+        f"{'kept' if one['kept'] else 'left out'}, {escape(str(one['reason']))}</li>"
+        for one in tried
+    ]
+    return [*lines, "<ul>", *items, "</ul>"]
+
+
+def _rounds(sweep: Mapping[str, Any]) -> str:
+    cells = [
+        (
+            f"{one['phase']} {one['round']}",
+            str(name),
+            _number(one["samples"][name]["samples_per_sec"], ",.4g"),
+            _number(one["samples"][name]["loss"], ".4g"),
+            _number(one["samples"][name]["sm_clock"], ".0f"),
+            _number(one["samples"][name]["power"], ".0f"),
+            str(one["samples"][name]["throttle"] or ""),
+        )
+        for one in sweep["rounds"]
+        for name in one["order"]
+    ]
+    heads = ("round", "setting", "samples/s", "loss", "SM clock, MHz", "power, W", "throttled")
+    return f"<details><summary>{len(cells)} samples</summary>{_table(heads, cells)}</details>"
+
+
+def _number(value: Any, form: str) -> str:
+    return format(value, form) if isinstance(value, int | float) else ""
+
+
+def _table(heads: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    head = "".join(f'<th scope="col">{escape(text)}</th>' for text in heads)
+    lines = ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in body]
+    rows_ = "\n".join(f"<tr>{line}</tr>" for line in lines)
+    return f'<div class="wide"><table><tr>{head}</tr>\n{rows_}</table></div>'
+
+
+def _facts(sweep: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: sweep[name] for name in ("id", "plan", "machine")}
+
+
+ROW, LEFT, WIDTH, RIGHT = 26, 220, 520, 190
+
+
+def effects_svg(arms: Sequence[Mapping[str, Any]], margin: float) -> str:
+    """Return the effects with their intervals as an SVG; the band is the margin around 0."""
+    shown = [arm for arm in arms if arm["effect"] is not None and arm["low"] is not None]
+    if not shown:
+        return "<p>No effect was measured.</p>"
+    low = min(-2 * margin, *(float(arm["low"]) for arm in shown))
+    high = max(2 * margin, *(float(arm["high"]) for arm in shown))
+    # One arm of two rounds has an interval that would hide all others.
+    low, high = max(low, -1.0), min(high, 2 * max(0.1, *(abs(arm["effect"]) for arm in shown)))
+
+    def x(effect: float) -> float:
+        return LEFT + WIDTH * float((min(max(effect, low), high) - low) / (high - low))
+
+    height = ROW * (len(shown) + 1)
+    parts = [
+        f'<rect class="margin" x="{x(-margin):.1f}" y="0" width="{x(margin) - x(-margin):.1f}" '
+        f'height="{height - ROW}"/>',
+        f'<line class="zero" x1="{x(0):.1f}" y1="0" x2="{x(0):.1f}" y2="{height - ROW}"/>',
+        f'<text class="axis" x="{x(0):.1f}" y="{height - 8}" text-anchor="middle">0 %</text>',
+        f'<text class="axis" x="{LEFT}" y="{height - 8}">{100 * low:.0f} %</text>',
+        f'<text class="axis" x="{LEFT + WIDTH}" y="{height - 8}" text-anchor="end">'
+        f"{100 * high:.0f} %</text>",
+    ]
+    for row, arm in enumerate(shown):
+        y = ROW * row + ROW / 2
+        parts += [
+            f'<text x="{LEFT - 10}" y="{y + 4}" text-anchor="end">{escape(str(arm["name"])[:40])}'
+            "</text>",
+            f'<line class="{escape(str(arm["verdict"]))}" x1="{x(arm["low"]):.1f}" y1="{y}" '
+            f'x2="{x(arm["high"]):.1f}" y2="{y}"/>',
+            f'<circle class="{escape(str(arm["verdict"]))}" cx="{x(arm["effect"]):.1f}" cy="{y}" '
+            'r="4"/>',
+            f'<text x="{LEFT + WIDTH + 10}" y="{y + 4}">{escape(str(arm["text"]))}</text>',
+        ]
+    return (
+        f'<div class="wide"><svg viewBox="0 0 {LEFT + WIDTH + RIGHT} {height}" role="img" '
+        f'width="{LEFT + WIDTH + RIGHT}" aria-label="Effect of each setting with its interval">'
+        + "".join(parts)
+        + "</svg></div>"
+    )
+
+
+_STYLE = """
+:root { color-scheme: light dark; --text: #1b1f24; --faint: #59636e; --line: #d1d9e0;
+  --page: #fff; --up: #0a7d3c; --down: #b3261e; --band: #eaeef2; }
+@media (prefers-color-scheme: dark) { :root { --text: #e6edf3; --faint: #9198a1;
+  --line: #3d444d; --page: #0d1117; --up: #3fb950; --down: #ff7b72; --band: #21262d; } }
+body { background: var(--page); color: var(--text); margin: 0;
+  font: 15px/1.5 system-ui, sans-serif; }
+main { max-width: 1100px; margin: 0 auto; padding: 1rem; }
+h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { border-bottom: 1px solid var(--line); padding: .25rem .75rem .25rem 0;
+  text-align: left; vertical-align: top; }
+pre { overflow-x: auto; font-size: 12px; }
+svg text { fill: var(--text); font: 13px system-ui, sans-serif; }
+svg text.axis { fill: var(--faint); }
+svg line { stroke: var(--faint); stroke-width: 2; } svg circle { fill: var(--faint); }
+svg line.zero { stroke-width: 1; } svg rect.margin { fill: var(--band); }
+svg line.faster { stroke: var(--up); } svg circle.faster { fill: var(--up); }
+svg line.slower { stroke: var(--down); } svg circle.slower { fill: var(--down); }
+"""

@@ -1,0 +1,231 @@
+"""Runs a sweep, or goes on with one: a sample after the other, until its course has no next.
+
+All that is known stands in the folder after each sample. So a sweep that was stopped, or killed,
+goes on where samples.jsonl ends; the sample that was under way is taken again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from stepscope.run import process_identity
+from trainer.config import Compile
+from trainer.lab.content import CALIBRATE, content, finite
+from trainer.lab.contest import TRIES, Contest, Next, Sample, Standing, of_contest
+from trainer.lab.course import BASELINE, Course, Phase, course
+from trainer.lab.folder import SAMPLES, SCHEMA, SWEEP_JSON, SweepError, write_json
+from trainer.lab.plan import Plan
+from trainer.problems import TrainDevice
+
+FEWEST_STEPS = 30
+FEWEST_WARM_STEPS = 10
+CALIBRATION_WARM_STEPS = 5
+LOCK = "lock"
+FIRST_TIMEOUT_S = 900.0
+LEAST_TIMEOUT_S = 300.0
+TIMES_LONGER = 20.0
+"""A sample may take this many times the longest so far, and LEAST_TIMEOUT_S in any case."""
+COMPILE_TIMEOUT_S = 1800.0
+
+
+class Taker(Protocol):
+    """What takes samples: `SampleProcess`, or a fake in tests."""
+
+    stopping: bool
+
+    def take(self, job: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+        """Measure; return `metrics` and `machine`, or `reason`, and `seconds`."""
+
+
+class Sweep:
+    """One sweep in its folder; `run` is its only entry.
+
+    `changed` hears of each new content of sweep.json.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        plan: Plan,
+        devices: Sequence[TrainDevice],
+        taker: Taker,
+        changed: Callable[[dict[str, Any]], None] = lambda sweep: None,
+    ) -> None:
+        self._folder = folder
+        self._asked = plan
+        self._devices = devices
+        self._taker = taker
+        self._changed = changed
+        self._samples: list[Sample] = []
+        self._machine: dict[str, Any] = {}
+
+    def run(self) -> dict[str, Any]:
+        """Measure what is left; return the last content of sweep.json.
+
+        Raises SweepError while another process works on this sweep, OSError where the folder
+        cannot be written.
+        """
+        with _only_one(self._folder):
+            self._created = _created(self._folder)
+            self._samples, self._machine = read_samples(self._folder)
+            return self._run()
+
+    def _run(self) -> dict[str, Any]:
+        while True:
+            plan, where = self._stand()
+            if where.failed is not None:
+                return self._write(plan, where, "failed", where.failed)
+            if where.next is None:
+                return self._write(plan, where, "finished", None)
+            if self._taker.stopping:
+                return self._write(plan, where, "stopped", "Stopped; resume goes on from here.")
+            self._write(plan, where, "running", None)
+            taken = self._taker.take(self._job(plan, where), self._timeout_s(where))
+            if not self._taker.stopping:
+                self._keep(where.next, taken)
+
+    def _stand(self) -> tuple[Plan, Course]:
+        """Return the plan with its steps chosen, and where the sweep stands."""
+        first = of_contest(self._samples, CALIBRATE)
+        measured = next((one for one in first if one.ok), None)
+        if self._asked.steps or measured is not None:
+            plan = with_steps(self._asked, measured)
+            return plan, course(plan, self._samples, self._devices)
+        asked = Next(CALIBRATE, 0, BASELINE)
+        where = Course(Phase.CALIBRATING, Standing(), asked, Contest(CALIBRATE, BASELINE, ()))
+        where.changes = {BASELINE: {}}
+        if len(first) >= TRIES:
+            where.next, where.failed = None, f"The baseline cannot be measured: {first[-1].reason}"
+        return self._asked, where
+
+    def _job(self, plan: Plan, where: Course) -> dict[str, Any]:
+        asked = where.next
+        assert asked is not None
+        calibrates = asked.contest == CALIBRATE
+        return {
+            "config": plan.config.to_dict(),
+            "changes": dict(where.changes[asked.name]),
+            "seed": seed_of(plan, asked),
+            "warmup": CALIBRATION_WARM_STEPS if calibrates else plan.warmup,
+            "steps": 0 if calibrates else plan.steps,
+            "seconds": plan.sample_s,
+        }
+
+    def _timeout_s(self, where: Course) -> float:
+        assert where.next is not None
+        took = [one.seconds for one in self._samples if one.ok]
+        limit = max(LEAST_TIMEOUT_S, TIMES_LONGER * max(took)) if took else FIRST_TIMEOUT_S
+        compiles = where.changes[where.next.name].get("compile", Compile.NONE) != Compile.NONE
+        return limit + COMPILE_TIMEOUT_S if compiles else limit
+
+    def _keep(self, asked: Next, taken: Mapping[str, Any]) -> None:
+        """Append a sample to samples.jsonl, on the disk before the next one begins."""
+        sample = Sample(
+            contest=asked.contest,
+            round=asked.round,
+            name=asked.name,
+            reason=taken.get("reason"),
+            seconds=float(taken["seconds"]),
+            ended=time.time(),
+            metrics=finite(taken.get("metrics") or {}),
+        )
+        line = {**asdict(sample), "machine": taken.get("machine") or {}}
+        with (self._folder / SAMPLES).open("a") as file:
+            file.write(json.dumps(line, allow_nan=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self._samples.append(sample)
+        self._machine = self._machine or dict(line["machine"])
+
+    def _write(self, plan: Plan, where: Course, status: str, reason: str | None) -> dict[str, Any]:
+        device = next((d for d in self._devices if d.id == plan.config.device), None)
+        sweep = {
+            "schema": SCHEMA,
+            "id": self._folder.name,
+            "status": status,
+            "reason": reason,
+            "created": self._created,
+            "updated": time.time(),
+            **process_identity(),
+            **content(plan, self._samples, where, over=status != "running"),
+            "machine": {"device": None if device is None else device.name, **self._machine},
+        }
+        sound: dict[str, Any] = finite(sweep)
+        write_json(self._folder / SWEEP_JSON, sound)
+        self._changed(sound)
+        return sound
+
+
+def with_steps(plan: Plan, measured: Sample | None) -> Plan:
+    """Return the plan with `steps` and `warmup` chosen where they are 0.
+
+    The steps take `sample_s` at the step time of the first sample; the warm-up is a quarter more.
+    """
+    steps, warmup = plan.steps, plan.warmup
+    if not steps:
+        assert measured is not None
+        steps = max(FEWEST_STEPS, math.ceil(plan.sample_s / measured.metrics["step_time"]))
+    return replace(plan, steps=steps, warmup=warmup or max(FEWEST_WARM_STEPS, steps // 4))
+
+
+def seed_of(plan: Plan, asked: Next) -> int:
+    """Return the seed of a sample: the same for all of a round, and fresh in each contest."""
+    return plan.seed + zlib.crc32(asked.contest.encode()) % 10**9 + asked.round
+
+
+def read_samples(folder: Path) -> tuple[list[Sample], dict[str, Any]]:
+    """Return the samples of a sweep so far, and the machine they were taken on.
+
+    A last line that a kill has cut off is left out, and cut off in the file. Raises SweepError
+    where another line is damaged.
+    """
+    path = folder / SAMPLES
+    samples: list[Sample] = []
+    machine: dict[str, Any] = {}
+    if not path.exists():
+        return samples, machine
+    lines = path.read_bytes().split(b"\n")
+    if lines.pop():  # after the last end of a line there is nothing, unless a kill came
+        with path.open("r+b") as file:
+            file.truncate(sum(len(line) + 1 for line in lines))
+    for number, line in enumerate(lines, start=1):
+        try:
+            values = json.loads(line)
+            machine = machine or values.pop("machine", {})
+            values.pop("machine", None)
+            samples.append(Sample(**values))
+        except (ValueError, TypeError, AttributeError) as error:
+            raise SweepError(
+                f"{folder.name}/{SAMPLES}: line {number} is no sample ({error}). Delete the line."
+            ) from error
+    return samples, machine
+
+
+@contextmanager
+def _only_one(folder: Path) -> Iterator[None]:
+    """Hold the lock of a sweep. Raises SweepError where another process holds it."""
+    with (folder / LOCK).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise SweepError(
+                f"{folder.name}: another process works on this sweep. Stop that one first."
+            ) from error
+        yield
+
+
+def _created(folder: Path) -> float:
+    try:
+        return float(json.loads((folder / SWEEP_JSON).read_text())["created"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return time.time()
