@@ -6,7 +6,9 @@ CUDA_VISIBLE_DEVICES. Asking for CUDA devices initializes CUDA but makes no cont
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import shutil
 import warnings
 
 import psutil
@@ -15,6 +17,9 @@ import torch
 from stepscope.sampling.nvml import nvml_uuid
 from stepscope.session.environment import cpu_name
 from trainer.problems import TrainDevice
+
+_TRITON_SINCE = (7, 0)
+"""Least compute capability of torch.compile: `has_triton` of torch/utils/_triton.py."""
 
 
 def list_devices() -> list[TrainDevice]:
@@ -70,6 +75,7 @@ def _gpu(index: int) -> TrainDevice:
         cuda_index=index,
         compute_capability=capability,
         reason=_build_reason(capability, torch.cuda.get_arch_list()),
+        compile_reason=_triton_reason(capability),
     )
 
 
@@ -103,4 +109,23 @@ def _cpu() -> TrainDevice:
         id="cpu",
         name=f"{cpu_name()} ({cores} core{'s' if cores > 1 else ''})",
         memory_total=psutil.virtual_memory().total,
+        compile_reason=_compiler_reason("C++", os.environ.get("CXX", "g++")),
     )
+
+
+def _triton_reason(capability: tuple[int, int]) -> str | None:
+    """Why torch.compile cannot make kernels for a GPU: it writes them in Triton, for sm_70 on."""
+    if capability < _TRITON_SINCE:
+        needed, found = (f"{major}.{minor}" for major, minor in (_TRITON_SINCE, capability))
+        return f"torch.compile needs compute capability {needed}, this GPU has {found}"
+    if importlib.util.find_spec("triton") is None:
+        return "torch.compile makes GPU kernels with Triton, which is not installed"
+    return _compiler_reason("C", os.environ.get("CC", "gcc"), "clang")
+
+
+def _compiler_reason(language: str, *commands: str) -> str | None:
+    """Why torch.compile cannot build what it writes; None where one of the compilers is there."""
+    if any(map(shutil.which, commands)):
+        return None
+    missing = " or ".join(commands)
+    return f"torch.compile needs a {language} compiler, and there is no {missing} on this machine"

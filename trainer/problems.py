@@ -15,7 +15,8 @@ from trainer.step_problems import step_problems
 class TrainDevice:
     """A device that training could use; made by `trainer.devices.list_devices`.
 
-    `reason` is None when torch can train on it, else the sentence why not.
+    `reason` is None when torch can train on it, else the sentence why not; `compile_reason` says
+    the same of torch.compile.
     """
 
     id: str  # "cpu" or the GPU's UUID, as NVML prints it
@@ -24,6 +25,7 @@ class TrainDevice:
     cuda_index: int | None = None  # torch's index, after CUDA_VISIBLE_DEVICES
     compute_capability: tuple[int, int] | None = None
     reason: str | None = None
+    compile_reason: str | None = None
 
 
 def problems(config: RunConfig, devices: Sequence[TrainDevice]) -> tuple[Problem, ...]:
@@ -36,7 +38,9 @@ def problems(config: RunConfig, devices: Sequence[TrainDevice]) -> tuple[Problem
     found = [
         Problem("device", device.reason, "Choose another device") if device.reason else None,
         _precision_problem(config.precision, device),
-        *step_problems(config, on_gpu=device.cuda_index is not None),
+        *step_problems(
+            config, on_gpu=device.cuda_index is not None, compile_reason=device.compile_reason
+        ),
         *loading_problems(config, on_gpu=device.cuda_index is not None),
     ]
     return tuple(problem for problem in found if problem is not None)

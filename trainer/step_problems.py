@@ -10,12 +10,19 @@ from trainer.traits import TRAITS
 _FEW_LAYERS = frozenset({Workload.LINEAR, Workload.DIGITS_MLP})
 
 
-def step_problems(config: RunConfig, *, on_gpu: bool) -> list[Problem]:
-    """Every reason why a step with these settings cannot be, or would be as without one of them."""
+def step_problems(config: RunConfig, *, on_gpu: bool, compile_reason: str | None) -> list[Problem]:
+    """Every reason why a step with these settings cannot be, or would be as without one of them.
+
+    `compile_reason` says why torch.compile cannot work for this device, None where it can.
+    """
     return [
         *_pairs(config),
         *_without_effect(config),
-        *_compile_problems(config, on_gpu),
+        *(
+            ()
+            if config.compile is Compile.NONE
+            else _compile_problems(config, on_gpu, compile_reason)
+        ),
         *(_graph_problems(config) if config.cuda_graphs and on_gpu else ()),
         *(() if on_gpu else _gpu_only(config)),
     ]
@@ -67,9 +74,17 @@ def _gpu_only(config: RunConfig) -> Iterator[Problem]:
             yield Problem(field, reason, "Switch it off, or choose a GPU")
 
 
-def _compile_problems(config: RunConfig, on_gpu: bool) -> Iterator[Problem]:
+def _compile_problems(
+    config: RunConfig, on_gpu: bool, compile_reason: str | None
+) -> Iterator[Problem]:
     if config.compile is Compile.NONE:
         return
+    if compile_reason is not None:
+        yield Problem("compile", compile_reason, "Install it, or set compile to none")
+    if config.activation_checkpointing:
+        reason = "torch.compile chooses by itself what it computes again"
+        yield Problem("compile", reason, "Switch off activation_checkpointing")
+        yield Problem("activation_checkpointing", reason, "Set compile to none")
     if config.compile is Compile.REDUCE_OVERHEAD and not on_gpu:
         yield Problem(
             "compile",
@@ -79,6 +94,8 @@ def _compile_problems(config: RunConfig, on_gpu: bool) -> Iterator[Problem]:
 
 
 def _graph_problems(config: RunConfig) -> Iterator[Problem]:
+    if not config.cuda_graphs:
+        return
     if config.compile is not Compile.NONE:
         yield Problem("cuda_graphs", "the step is either compiled or captured", "Set compile none")
         yield Problem(

@@ -26,6 +26,7 @@ from trainer.failures import NanLoss, nan_remedy
 from trainer.training.checkpoint import write_checkpoint
 from trainer.training.commands import RunStopped
 from trainer.training.data import Loader
+from trainer.training.graphs import GraphedStep
 from trainer.training.loss_reader import Reader
 from trainer.training.state import Training
 from trainer.training.step import TrainStep
@@ -77,7 +78,7 @@ class Loop:
 
     task: Task
     training: Training
-    step: TrainStep
+    step: TrainStep | GraphedStep
     loader: Loader
     validation_loader: Loader
     reader: Reader

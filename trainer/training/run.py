@@ -31,15 +31,19 @@ from trainer.problems import TrainDevice, problems
 from trainer.step_problems import epoch_problem
 from trainer.training.checkpoint import read_checkpoint
 from trainer.training.commands import OwnCommands, RunStopped
+from trainer.training.compiling import compiled
 from trainer.training.compute import Compute, CpuCompute, CudaCompute, why_lost
 from trainer.training.data import make_loader, make_validation_loader
 from trainer.training.flags import run_flags
+from trainer.training.graphs import GraphedStep, graphed
 from trainer.training.loop import Journal, Loop
 from trainer.training.model import InputForm, prepare
 from trainer.training.precision import autocast
+from trainer.training.rehearsal import first_batch, rehearse
 from trainer.training.state import Training
 from trainer.training.step import TrainStep
 from trainer.workloads import WORKLOADS
+from trainer.workloads.task import Task
 
 log = logging.getLogger(__name__)
 
@@ -151,29 +155,44 @@ def _train(attempt: _Attempt) -> None:
             _resume(training, recorder)
         own = OwnCommands(recorder, training, attempt.stop)
         with (
+            compiled(training.model, config, compute.device) as forward,
             closing(attempt.session.answer(own.handlers, check=own.check)) as commands,
             closing(make_loader(task.train, config, compute)) as loader,
             closing(make_validation_loader(task.validation, config, compute)) as validation_loader,
         ):
+            step = TrainStep(
+                model=training.model,
+                loss=task.loss,
+                optimizer=training.optimizer,
+                scaler=training.scaler,
+                autocast=autocast(config.precision, compute.device),
+                clip_norm=config.clip_norm,
+                form=InputForm.of(config),
+                set_to_none=config.set_to_none,
+                compiled=forward,
+            )
+            rehearse(training, step, task, recorder)
             Loop(
                 task=task,
                 training=training,
-                step=TrainStep(
-                    model=training.model,
-                    loss=task.loss,
-                    optimizer=training.optimizer,
-                    scaler=training.scaler,
-                    autocast=autocast(config.precision, compute.device),
-                    clip_norm=config.clip_norm,
-                    form=InputForm.of(config),
-                    set_to_none=config.set_to_none,
-                ),
+                step=_captured(step, training, task, recorder) if config.cuda_graphs else step,
                 loader=loader,
                 validation_loader=validation_loader,
                 reader=compute.reader(Journal(recorder, config)),
                 recorder=recorder,
                 commands=commands,
             ).train()
+
+
+def _captured(step: TrainStep, training: Training, task: Task, recorder: Recorder) -> GraphedStep:
+    """Return the step as CUDA graphs, and say what runs without them."""
+    config = training.config
+    captured = graphed(step, training, first_batch(task.train, config, training.compute))
+    text = f"The step is captured, for batches of {config.batch_size}"
+    if task.train.length % config.step_size:
+        text += "; the last step of an epoch is smaller and runs without the graph"
+    recorder.event("cuda_graphs", f"{text}; so does validation", batch_size=config.batch_size)
+    return captured
 
 
 def _resume(training: Training, recorder: Recorder) -> None:

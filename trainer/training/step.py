@@ -37,15 +37,14 @@ class TrainStep:
         the step's samples: `of` says how many these are (0: this batch has them all). Gradients
         add up too, until the `last` batch updates the weights; the norm (0-d) comes with it.
         """
-        loss = self.forward(inputs, targets)
-        if of > len(targets):
-            loss = loss * (len(targets) / of)
+        loss = self.forward(inputs, targets, of)
         self.backward(loss)
         return loss.detach(), self.update() if last else None
 
-    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean loss of a batch (0-d)."""
-        return self._outputs_and_loss(self.compiled or self.model, inputs, targets)[1]
+    def forward(self, inputs: Tensor, targets: Tensor, of: int = 0) -> Tensor:
+        """Return the mean loss of a batch (0-d), or its part of the mean over `of` samples."""
+        loss = self._outputs_and_loss(self.compiled or self.model, inputs, targets)[1]
+        return loss * (len(targets) / of) if of > len(targets) else loss
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of a loss to those that are there."""
@@ -56,12 +55,17 @@ class TrainStep:
 
         With `set_to_none` only weights and optimizer state stay allocated between steps.
         """
+        norm = self.apply()
+        self.optimizer.zero_grad(set_to_none=self.set_to_none)
+        return norm
+
+    def apply(self) -> Tensor | None:
+        """Update the weights and leave the gradients; return their norm (0-d) with clipping."""
         norm = self._clip() if self.clip_norm > 0 else None
         # fp16: a step with infinite gradients is skipped. Without a fused optimizer the scaler
         # waits for the device here to know.
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=self.set_to_none)
         return norm
 
     def evaluate(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

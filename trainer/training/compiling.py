@@ -1,0 +1,78 @@
+"""torch.compile around the model of a run."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from trainer.config import Compile, RunConfig
+from trainer.failures import RunFailed
+
+_THREADS_SINCE = (2, 13)
+"""Before, CUDA graphs of torch.compile failed in threads that Python made (pytorch#123177)."""
+_WITH_GRAPHS = (Compile.REDUCE_OVERHEAD, Compile.MAX_AUTOTUNE)
+
+
+@contextmanager
+def compiled(
+    model: nn.Module, config: RunConfig, device: torch.device
+) -> Iterator[Callable[[Tensor], Tensor] | None]:
+    """Give the model as torch.compile makes it at its first call, None where it is not wanted.
+
+    The model itself stays as it is, and so do the names of its weights. What was compiled is
+    forgotten at the end. Raises RunFailed.
+    """
+    if config.compile is Compile.NONE:
+        yield None
+        return
+    with_graphs = config.compile in _WITH_GRAPHS and device.type == "cuda"
+    if with_graphs:
+        _refuse_thread(config)
+    made = torch.compile(model, mode=config.compile.value)
+
+    def forward(inputs: Tensor) -> Tensor:
+        # What the last step gave may be overwritten.
+        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+        outputs: Tensor = made(inputs)
+        return outputs
+
+    try:
+        yield forward if with_graphs else made
+    finally:
+        torch.compiler.reset()
+
+
+@contextmanager
+def told_in_a_sentence(config: RunConfig) -> Iterator[None]:
+    """Turn what the compiler raises into RunFailed; other errors, such as too little memory, pass.
+
+    The traceback is that of the compiler and helps nobody who did not write it.
+    """
+    try:
+        yield
+    except Exception as error:
+        # By name: importing torch's compiler takes seconds, which a run without it need not pay.
+        if "TorchDynamoException" not in (kind.__name__ for kind in type(error).__mro__):
+            raise
+        raise RunFailed(
+            f"compile: torch.compile ({config.compile}) could not compile this model: "
+            f"{_first_line(error)}. Set compile to none."
+        ) from error
+
+
+def _refuse_thread(config: RunConfig) -> None:
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if version < _THREADS_SINCE and threading.current_thread() is not threading.main_thread():
+        raise RunFailed(
+            f"compile: {config.compile} uses CUDA Graphs, which torch {torch.__version__} can "
+            "compile in the main thread only. Choose the process runner."
+        )
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0].rstrip(".:")[:300] if lines else type(error).__name__
