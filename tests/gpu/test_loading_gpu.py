@@ -204,6 +204,19 @@ def test_a_side_stream_copies_while_the_gpu_computes(
     assert computed.query()
 
 
+def test_computing_waits_for_a_late_copy(gpu: TrainDevice, compute: CudaCompute) -> None:
+    order = torch.randperm(2048)
+    loader = MemoryLoader(numbers(), small(gpu, batch_size=256, copy_stream=True), compute)
+    batches, arrived = loader.batches(order), []
+    for _ in range(8):
+        with torch.cuda.stream(loader._copies.stream):
+            torch.cuda._sleep(LATE_CYCLES)
+        inputs, targets = next(batches)
+        arrived.append((inputs.sum(dim=1), targets.clone()))
+    assert torch.equal(torch.cat([targets for _, targets in arrived]).cpu(), order)
+    assert torch.equal(torch.cat([sums for sums, _ in arrived]).cpu(), order.float() * 1024)
+
+
 @simulator_only
 def test_on_the_device_only_the_order_is_copied(gpu: TrainDevice, compute: CudaCompute) -> None:
     split = numbers()
