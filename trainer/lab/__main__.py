@@ -120,9 +120,13 @@ def _say_estimate(folder: Path, plan: Plan) -> None:
     takes = estimate(plan, known)
     source = "by an earlier sweep" if known else "assumed"
     _say(
-        f"{folder}: {len(plan.arms)} arms; about {format_duration(takes.low)} if each is decided "
+        f"{folder}: {_arms(len(plan.arms))}; about {format_duration(takes.low)} if each is decided "
         f"at the first look, {format_duration(takes.high)} at most (seconds a sample {source})."
     )
+
+
+def _arms(count: int) -> str:
+    return f"{count} arm{'' if count == 1 else 's'}"
 
 
 def _refuse(folder: Path, reason: str) -> dict[str, Any]:

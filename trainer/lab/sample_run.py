@@ -1,0 +1,88 @@
+"""The training run of one sample: an ordinary run with recorder and sampler, as a user gets it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from stepscope.reading import Run
+from stepscope.recording.recorder import Recorder
+from stepscope.run import RunError, RunStatus
+from stepscope.store import StoreError
+from trainer.config import LIMITS, ConfigError, NanPolicy, RunConfig, Runner
+from trainer.lab.arms import changed
+from trainer.lab.window import TooShort, measured
+from trainer.training.run import run
+
+POLL_S = 0.02
+
+
+def take(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Run the job; return `metrics` and `machine`, or the `reason` why there are none.
+
+    A job has `config`, `changes`, `seed`, `warmup`, `steps`, and `folder`, which is empty. Without
+    `steps` the run ends `seconds` after its warm-up.
+    """
+    folder, warmup, steps = Path(job["folder"]), int(job["warmup"]), int(job["steps"])
+    try:
+        config = replace(
+            changed(RunConfig.from_dict(job["config"]), job["changes"]),
+            seed=int(job["seed"]),
+            epochs=int(LIMITS["epochs"][1]),
+            max_steps=warmup + steps if steps else 0,
+            runner=Runner.THREAD,
+            nan_policy=NanPolicy.CONTINUE,  # a loss that is no number is a finding, not a failure
+            resume="",
+        )
+    except ConfigError as error:
+        return {"reason": str(error)}
+    stop, clock = threading.Event(), _Clock(warmup, float(job["seconds"]))
+    clock.start(stop, wanted=not steps)
+    try:
+        status = run(config, folder, stop=stop, opened=clock.opened)
+    finally:
+        stop.set()
+    if status is not RunStatus.FINISHED and not (status is RunStatus.STOPPED and not steps):
+        return {"reason": Run(folder).run_json.get("reason") or f"The run is {status}."}
+    try:
+        metrics = measured(folder, warmup)
+    except (TooShort, RunError, StoreError) as error:
+        return {"reason": str(error)}
+    return {"metrics": metrics, "machine": Run(folder).run_json.get("environment") or {}}
+
+
+class _Clock:
+    """Ends a run of unknown step time some seconds after its warm-up, two steps after at least."""
+
+    def __init__(self, warmup: int, seconds: float) -> None:
+        self._warmup = warmup
+        self._seconds = seconds
+        self._recorder: Recorder | None = None
+
+    def opened(self, recorder: Recorder) -> None:
+        """Take the recorder, which counts the steps."""
+        self._recorder = recorder
+
+    def start(self, stop: threading.Event, *, wanted: bool) -> None:
+        """Watch the steps in a thread of its own, if `wanted`."""
+        if wanted:
+            threading.Thread(
+                target=self._watch, args=(stop,), name="lab-clock", daemon=True
+            ).start()
+
+    def _watch(self, stop: threading.Event) -> None:
+        while self._step() < self._warmup:
+            if stop.wait(POLL_S):
+                return
+        ends = time.monotonic() + self._seconds
+        while time.monotonic() < ends or self._step() < self._warmup + 2:
+            if stop.wait(POLL_S):
+                return
+        stop.set()
+
+    def _step(self) -> int:
+        return 0 if self._recorder is None else self._recorder.step
