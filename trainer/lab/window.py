@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.metrics import throttle_words
 from stepscope.reading import Run, open_run
-from stepscope.sampling.nvml_fields import throttle_words
 
 BLOCKS = 10
 FEWEST_EPOCHS = 5

@@ -1,0 +1,361 @@
+"""A sweep from plan to verdicts, its samples taken by a fake that knows the true effects."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.config import ConfigError, RunConfig, Workload
+from trainer.lab.arms import Arm, make_arm
+from trainer.lab.content import METRICS
+from trainer.lab.folder import SAMPLES, SWEEP_JSON, SweepError, read_sweep, write_plan
+from trainer.lab.plan import Plan
+from trainer.lab.report import to_csv, to_html
+from trainer.lab.sweep import Sweep, read_samples, with_steps
+from trainer.problems import TrainDevice
+
+CPU = TrainDevice(id="cpu", name="a CPU", memory_total=2**33)
+CONFIG = RunConfig(workload=Workload.DIGITS_CNN, channels_last=False, fused=False)
+
+Effect = Callable[[Mapping[str, Any]], dict[str, Any]]
+
+
+class FakeTaker:
+    """Answers as a process would: 1000 samples/s times the effects of a job's changes."""
+
+    def __init__(self, effects: Mapping[str, float], *, noise: float = 0.003) -> None:
+        self.stopping = False
+        self.jobs: list[Mapping[str, Any]] = []
+        self.stop_after = math.inf
+        self.answers: dict[str, Effect] = {}
+        self._effects = effects
+        self._random = random.Random(7)
+        self._noise = noise
+
+    def take(self, job: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+        assert timeout_s > 0
+        self.jobs.append(job)
+        if len(self.jobs) > self.stop_after:
+            self.stopping = True
+            return {"reason": "killed", "seconds": 1.0}
+        rate = 1000 * math.exp(self._random.gauss(0, self._noise))
+        answer: dict[str, Any] = {}
+        for field, value in job["changes"].items():
+            rate *= 1 + self._effects.get(field, 0.0)
+            if field in self.answers:
+                answer |= self.answers[field]({**job, "value": value})
+        metrics = dict.fromkeys(METRICS) | {
+            "samples_per_sec": rate,
+            "step_time": 128 / rate,
+            "peak_process": 2.0**29,
+            "loss": 0.5 + 0.01 * (job["seed"] % 7),
+            "loss_finite": True,
+        }
+        metrics |= answer.pop("metrics", {})
+        return {"seconds": 5.0, "metrics": metrics, "machine": {"torch": "2.13"}, **answer}
+
+
+def arm(**changes: Any) -> Arm:
+    return make_arm(changes, CONFIG, [CPU])
+
+
+def plan(*arms: Arm, **numbers: Any) -> Plan:
+    given = {"steps": 100, "warmup": 20, **numbers}
+    return Plan(config=CONFIG, arms=arms, **given)
+
+
+def sweep(folder: Path, a_plan: Plan, taker: FakeTaker) -> dict[str, Any]:
+    if not (folder / SWEEP_JSON).exists():
+        write_plan(folder, a_plan)
+    return Sweep(folder, a_plan, [CPU], taker).run()
+
+
+def verdicts(result: Mapping[str, Any]) -> dict[str, str]:
+    return {one["name"]: one["verdict"] for one in result["arms"]}
+
+
+def test_true_effects_are_found_with_their_size(tmp_path: Path) -> None:
+    taker = FakeTaker({"channels_last": 0.10, "precision": -0.20})
+    found = sweep(
+        tmp_path,
+        plan(arm(channels_last=True), arm(precision="bf16"), arm(set_to_none=False)),
+        taker,
+    )
+    assert found["status"] == "finished"
+    assert verdicts(found) == {
+        "channels_last": "faster",
+        "precision=bf16": "slower",
+        "set_to_none=false": "no_difference",
+    }
+    first = found["arms"][0]
+    assert first["low"] < 0.10 < first["high"]
+    assert first["resolution"] < 0.03
+    assert first["rounds"] == 5
+    assert first["text"].startswith("faster by ")
+    assert first["loss"]["verdict"] == "same"
+    assert found["baseline"]["metrics"]["samples_per_sec"] == pytest.approx(1000, rel=0.01)
+    assert found["machine"] == {"device": "a CPU", "torch": "2.13"}
+    assert json.loads((tmp_path / SWEEP_JSON).read_text()) == found
+
+
+def test_each_round_has_all_once_in_an_order_of_its_own_with_one_seed(tmp_path: Path) -> None:
+    taker = FakeTaker({})
+    sweep(tmp_path, plan(arm(channels_last=True), arm(fused=True), max_rounds=4), taker)
+    rounds = [taker.jobs[i : i + 3] for i in range(0, 12, 3)]
+    orders = set()
+    for jobs in rounds:
+        names = [next(iter(job["changes"]), "baseline") for job in jobs]
+        assert sorted(names) == ["baseline", "channels_last", "fused"]
+        orders.add(tuple(names))
+        assert len({job["seed"] for job in jobs}) == 1
+    assert len(orders) > 1
+    assert len({jobs[0]["seed"] for jobs in rounds}) == 4
+
+
+def test_a_decided_arm_drops_out(tmp_path: Path) -> None:
+    taker = FakeTaker({"channels_last": 0.3, "set_to_none": 0.015}, noise=0.008)
+    a_plan = plan(arm(channels_last=True), arm(set_to_none=False), find_best=False)
+    found = sweep(tmp_path, a_plan, taker)
+    assert [one["rounds"] for one in found["arms"]] == [5, 12]
+    assert found["rounds"][5]["order"] != found["rounds"][4]["order"]
+    assert "channels_last" not in found["rounds"][5]["order"]
+
+
+def test_two_rounds_leave_all_undecided(tmp_path: Path) -> None:
+    found = sweep(tmp_path, plan(arm(channels_last=True), max_rounds=2), FakeTaker({}))
+    only = found["arms"][0]
+    assert (only["verdict"], only["rounds"]) == ("undecided", 2)
+    assert only["resolution"] > 0
+    assert only["reason"] == "Only 2 rounds: arms are judged after 5."
+    assert found["best"] is None
+
+
+def test_an_arm_that_fails_twice_is_a_row_with_its_reason(tmp_path: Path) -> None:
+    taker = FakeTaker({})
+    taker.answers["fused"] = lambda job: {"reason": "CUDA is out of memory.", "metrics": {}}
+    found = sweep(tmp_path, plan(arm(fused=True), arm(channels_last=True)), taker)
+    failed = found["arms"][0]
+    assert (failed["verdict"], failed["reason"]) == ("failed", "CUDA is out of memory.")
+    assert failed["effect"] is None
+    assert sum("fused" in job["changes"] for job in taker.jobs) == 2
+    assert found["arms"][1]["verdict"] == "no_difference"
+
+
+def test_an_arm_that_fails_once_is_tried_again_in_its_round(tmp_path: Path) -> None:
+    taker = FakeTaker({"fused": 0.1})
+    failures = iter([{"reason": "a hiccup", "metrics": {}}])
+    taker.answers["fused"] = lambda job: next(failures, {})
+    found = sweep(tmp_path, plan(arm(fused=True), find_best=False), taker)
+    assert verdicts(found) == {"fused": "faster"}
+    assert found["arms"][0]["rounds"] == 5
+
+
+def test_an_impossible_arm_costs_no_time(tmp_path: Path) -> None:
+    taker = FakeTaker({})
+    found = sweep(tmp_path, plan(arm(pin_memory=True), max_rounds=1), taker)
+    assert verdicts(found) == {"pin_memory": "impossible"}
+    assert "page-locked" in found["arms"][0]["reason"]
+    assert all(not job["changes"] for job in taker.jobs)
+
+
+def test_a_baseline_that_fails_ends_the_sweep(tmp_path: Path) -> None:
+    taker = FakeTaker({})
+    taker.take = lambda job, timeout_s: {"reason": "no data", "seconds": 1.0}  # type: ignore[method-assign]
+    found = sweep(tmp_path, plan(arm(fused=True), steps=0), taker)
+    assert found["status"] == "failed"
+    assert found["reason"] == "The baseline cannot be measured: no data"
+
+
+def test_winners_are_combined_and_confirmed_with_fresh_seeds(tmp_path: Path) -> None:
+    taker = FakeTaker({"channels_last": 0.2, "fused": 0.1, "set_to_none": 0.0})
+    found = sweep(
+        tmp_path, plan(arm(fused=True), arm(channels_last=True), arm(set_to_none=False)), taker
+    )
+    best = found["best"]
+    assert best["arms"] == ["channels_last", "fused"]
+    assert best["changes"] == {"channels_last": True, "fused": True}
+    assert best["verdict"] == "faster"
+    assert best["low"] < 0.32 < best["high"]
+    assert [one["kept"] for one in found["combining"]] == [True, True]
+    seeds = [{job["seed"] for job in taker.jobs if len(job["changes"]) == n} for n in (0, 1, 2)]
+    assert seeds[2] - seeds[0]
+    phases = [one["phase"] for one in found["rounds"]]
+    assert phases == sorted(phases, key=["measuring", "combining", "confirming"].index)
+
+
+def test_a_winner_with_a_worse_loss_is_not_taken(tmp_path: Path) -> None:
+    taker = FakeTaker({"channels_last": 0.2, "fused": 0.1})
+    taker.answers["channels_last"] = lambda job: {"metrics": {"loss": 0.9}}
+    found = sweep(tmp_path, plan(arm(fused=True), arm(channels_last=True)), taker)
+    assert found["arms"][1]["loss"]["verdict"] == "worse"
+    assert found["best"]["arms"] == ["fused"]
+    assert "loss" in found["combining"][0]["reason"]
+
+
+def test_a_loss_that_is_no_number_is_worse(tmp_path: Path) -> None:
+    taker = FakeTaker({"fused": 0.1})
+    taker.answers["fused"] = lambda job: {"metrics": {"loss": None, "loss_finite": False}}
+    found = sweep(tmp_path, plan(arm(fused=True)), taker)
+    assert found["arms"][0]["verdict"] == "faster"
+    assert found["arms"][0]["loss"]["verdict"] == "worse"
+    assert found["arms"][0]["loss"]["text"] == "loss is no finite number in 5 of 5 rounds"
+    assert found["best"] is None
+
+
+def test_winners_that_exclude_each_other_are_not_combined(tmp_path: Path) -> None:
+    taker = FakeTaker({"num_workers": 0.1, "prefetch_factor": 0.1})
+    first = make_arm({"num_workers": 2, "prefetch_factor": 4}, CONFIG, [CPU])
+    second = make_arm({"num_workers": 4}, CONFIG, [CPU])
+    found = sweep(tmp_path, plan(first, second), taker)
+    assert found["best"]["arms"] == ["num_workers=2+prefetch_factor=4"]
+    assert found["combining"][1] == {
+        "tried": ["num_workers=2+prefetch_factor=4", "num_workers=4"],
+        "kept": False,
+        "reason": "num_workers is 2 in the combination already",
+    }
+
+
+def test_a_stopped_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
+    a_plan = plan(arm(channels_last=True), arm(fused=True), max_rounds=5)
+    whole = FakeTaker({"channels_last": 0.1})
+    (tmp_path / "whole").mkdir()
+    expected = sweep(tmp_path / "whole", a_plan, whole)
+    (tmp_path / "parts").mkdir()
+    taken: list[Mapping[str, Any]] = []
+    for _ in range(100):
+        taker = FakeTaker({"channels_last": 0.1})
+        taker.stop_after = 4
+        found = sweep(tmp_path / "parts", a_plan, taker)
+        taken += taker.jobs[:4]
+        if found["status"] == "finished":
+            break
+        assert found["status"] == "stopped"
+        assert found["arms"][0]["verdict"] in ("undecided", "faster")
+    assert [job["changes"] for job in taken] == [job["changes"] for job in whole.jobs]
+    assert [job["seed"] for job in taken] == [job["seed"] for job in whole.jobs]
+    assert verdicts(found) == verdicts(expected)
+
+
+def test_half_a_line_left_by_a_kill_is_taken_again(tmp_path: Path) -> None:
+    a_plan = plan(arm(channels_last=True), max_rounds=2)
+    sweep(tmp_path, a_plan, FakeTaker({}))
+    path = tmp_path / SAMPLES
+    path.write_bytes(path.read_bytes()[:-20])
+    again = FakeTaker({})
+    found = sweep(tmp_path, a_plan, again)
+    assert len(again.jobs) == 1
+    assert found["status"] == "finished"
+    assert len(read_samples(tmp_path)[0]) == 4
+
+
+def test_a_damaged_line_is_named(tmp_path: Path) -> None:
+    (tmp_path / SAMPLES).write_text('{"contest": "arms"}\n')
+    with pytest.raises(SweepError, match="line 1 is no sample"):
+        read_samples(tmp_path)
+
+
+def test_a_sweep_of_a_killed_process_reads_as_stopped(tmp_path: Path) -> None:
+    found = sweep(tmp_path, plan(arm(channels_last=True), max_rounds=1), FakeTaker({}))
+    (tmp_path / SWEEP_JSON).write_text(json.dumps({**found, "status": "running"}))
+    assert read_sweep(tmp_path)["status"] == "running"  # this process
+    gone = {**found, "status": "running", "pid_started": 1.0}
+    (tmp_path / SWEEP_JSON).write_text(json.dumps(gone))
+    assert read_sweep(tmp_path)["status"] == "stopped"
+
+
+def test_steps_are_chosen_from_a_first_sample(tmp_path: Path) -> None:
+    taker = FakeTaker({}, noise=0)
+    found = sweep(
+        tmp_path,
+        plan(arm(channels_last=True), steps=0, warmup=0, sample_s=12.8, max_rounds=1),
+        taker,
+    )
+    assert (taker.jobs[0]["steps"], taker.jobs[0]["seconds"]) == (0, 12.8)
+    assert taker.jobs[1]["steps"] == 100  # 12.8 s of 128 ms
+    assert taker.jobs[1]["warmup"] == 25
+    assert (found["plan"]["steps"], found["plan"]["warmup"]) == (100, 25)
+    slow = with_steps(plan(steps=0, warmup=0, sample_s=0.1), read_samples(tmp_path)[0][0])
+    assert (slow.steps, slow.warmup) == (30, 10)
+
+
+def test_progress_never_promises_more_time_than_is_left(tmp_path: Path) -> None:
+    seen: list[dict[str, Any]] = []
+    a_plan = plan(arm(channels_last=True), arm(fused=True))
+    write_plan(tmp_path, a_plan)
+    taker = FakeTaker({"channels_last": 0.2})
+    Sweep(tmp_path, a_plan, [CPU], taker, seen.append).run()
+    totals = [one["progress"]["total"] for one in seen if one["progress"]["phase"] == "measuring"]
+    assert totals == sorted(totals, reverse=True)
+    assert seen[0]["progress"]["doing"].startswith("round 1 of 12: ")
+    assert seen[0]["progress"]["seconds_left"] is None
+    assert seen[1]["progress"]["seconds_left"] == 5.0 * (totals[1] - 1)
+    last = seen[-1]["progress"]
+    assert (last["done"], last["total"], last["seconds_left"]) == (len(taker.jobs),) * 2 + (0.0,)
+
+
+def test_drift_of_the_machine_is_said_and_fools_no_arm(tmp_path: Path) -> None:
+    taker = FakeTaker({"fused": 0.05}, noise=0.002)
+    plain, count = taker.take, iter(range(1000))
+
+    def slower_and_slower(job: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+        answer = plain(job, timeout_s)
+        answer["metrics"]["samples_per_sec"] *= math.exp(-0.002 * next(count))
+        return answer
+
+    taker.take = slower_and_slower  # type: ignore[method-assign]
+    found = sweep(tmp_path, plan(arm(fused=True), arm(set_to_none=False), find_best=False), taker)
+    assert verdicts(found) == {"fused": "faster", "set_to_none=false": "no_difference"}
+    assert found["drift"]["p"] < 0.05
+    assert "became slower" in found["drift"]["text"]
+
+
+def test_plans_survive_json_and_refuse_nonsense() -> None:
+    a_plan = plan(arm(channels_last=True), arm(pin_memory=True))
+    again = Plan.from_dict(json.loads(json.dumps(a_plan.to_dict())))
+    assert again == a_plan
+    for wrong in (
+        {"max_rounds": 0},
+        {"steps": -1},
+        {"alpha": 0.9},
+        {"looks": ()},
+        {"looks": (8, 5)},
+        {"same": 0.001},
+    ):
+        with pytest.raises(ConfigError):
+            replace(a_plan, **wrong)
+    with pytest.raises(ConfigError, match="twice"):
+        plan(arm(fused=True), arm(fused=True))
+
+
+def test_reports_escape_what_a_foreign_folder_may_hold(tmp_path: Path) -> None:
+    taker = FakeTaker({"channels_last": 0.1})
+    taker.answers["fused"] = lambda job: {"reason": "<script>alert(1)</script>", "metrics": {}}
+    evil = replace(arm(fused=True), name='=cmd()"<b>')
+    found = sweep(tmp_path, plan(evil, arm(channels_last=True), arm(pin_memory=True)), taker)
+    page = to_html(found)
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+    assert "<b>" not in page.replace("<li><b>", "")
+    assert "http" not in page
+    assert page.count("<circle") == 1
+    lines = to_csv(found).splitlines()
+    assert len(lines) == 5
+    assert lines[0].startswith("name,label,verdict,effect,low,high,resolution,rounds,reason,")
+    assert not any(line.startswith(("=", '"=')) for line in lines)
+    assert lines[2].startswith("channels_last,channels_last on,faster,0.1")
+
+
+def test_reports_are_made_of_a_sweep_that_has_measured_nothing(tmp_path: Path) -> None:
+    taker = FakeTaker({})
+    taker.stopping = True
+    found = sweep(tmp_path, plan(arm(fused=True), steps=0), taker)
+    assert found["status"] == "stopped"
+    assert "No effect was measured" in to_html(found)
+    assert len(to_csv(found).splitlines()) == 3
