@@ -1,0 +1,221 @@
+"""What the command line and the page can ask of the lab: arms, presets, estimates."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.config import FIELDS, ConfigError, RunConfig, Workload, defaults
+from trainer.lab.arms import FIXED, NOT_TIMED, arms, changed, make_arm
+from trainer.lab.folder import (
+    SweepError,
+    new_sweep_folder,
+    seconds_per_sample,
+    sweep_folder,
+    sweep_folders,
+    write_json,
+    write_plan,
+)
+from trainer.lab.options import UsageError, parser, plan_of
+from trainer.lab.plan import PRESETS, Plan, estimate
+from trainer.problems import TrainDevice, problems
+from trainer.switches import SWITCHES
+
+CPU = TrainDevice(id="cpu", name="a CPU", memory_total=2**33)
+GPU = TrainDevice(
+    id="GPU-1", name="a GPU", memory_total=2**34, cuda_index=0, compute_capability=(9, 0)
+)
+
+
+def planned(*words: str, devices: tuple[TrainDevice, ...] = (CPU,)) -> tuple[Plan, tuple[str, ...]]:
+    return plan_of(parser().parse_args(["--workload", "digits_cnn", *words]), devices)
+
+
+def changes(*words: str, devices: tuple[TrainDevice, ...] = (CPU,)) -> dict[str, Any]:
+    plan, _ = planned("--arms", *words, devices=devices)
+    return {arm.name: dict(arm.changes) for arm in plan.arms}
+
+
+def test_every_switch_has_an_arm_or_a_reason_to_have_none() -> None:
+    for config in (defaults(Workload.DIGITS_CNN), defaults(Workload.DIGITS_CNN, "GPU-1")):
+        offered = {field for arm in arms(config, [CPU, GPU]) for field in arm.changes}
+        missing = {switch.field for switch in SWITCHES} - offered
+        assert missing <= NOT_TIMED | {"persistent_workers"}  # without workers it means nothing
+    names = [arm.name for arm in arms(defaults(Workload.DIGITS_CNN), [CPU, GPU])]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("device", ["cpu", "GPU-1"])
+def test_an_arm_without_a_problem_is_a_configuration_that_can_run(device: str) -> None:
+    config = defaults(Workload.DIGITS_CNN, device)
+    for arm in arms(config, [CPU, GPU]):
+        if arm.problem is None:
+            assert problems(changed(config, arm.changes), [CPU, GPU]) == (), arm.name
+            assert changed(config, arm.changes) != config
+
+
+def test_an_arm_brings_what_it_needs() -> None:
+    config = replace(defaults(Workload.DIGITS_CNN, "GPU-1"), pin_memory=False, non_blocking=False)
+    assert make_arm({"non_blocking": True}, config, [GPU]).changes == {
+        "non_blocking": True,
+        "pin_memory": True,
+    }
+    assert make_arm({"foreach": True}, config, [GPU]).changes == {"foreach": True, "fused": False}
+    pinned = defaults(Workload.DIGITS_CNN, "GPU-1")
+    assert make_arm({"pin_memory": False}, pinned, [GPU]).changes == {
+        "pin_memory": False,
+        "non_blocking": False,
+    }
+    # A step of as many samples as before.
+    assert make_arm({"accumulation": 4}, config, [GPU]).changes == {
+        "accumulation": 4,
+        "batch_size": 32,
+    }
+
+
+def test_words_of_arms() -> None:
+    assert changes("precision=bf16,num_workers=2+prefetch_factor=4") == {
+        "precision=bf16": {"precision": "bf16"},
+        "num_workers=2+prefetch_factor=4": {"num_workers": 2, "prefetch_factor": 4},
+    }
+    assert changes("learning_rate=1e-3") == {"learning_rate=1e-3": {"learning_rate": 1e-3}}
+    assert changes("channels_last=false") == {"channels_last=false": {"channels_last": False}}
+
+
+def test_a_switch_that_an_arm_switches_on_is_off_in_the_baseline() -> None:
+    plan, notes = planned("--arms", "channels_last,fused")
+    assert (plan.config.channels_last, plan.config.fused) == (False, False)
+    assert [dict(arm.changes) for arm in plan.arms] == [{"channels_last": True}, {"fused": True}]
+    assert notes == (
+        "channels_last is off in the baseline, because an arm switches it on",
+        "fused is off in the baseline, because an arm switches it on",
+    )
+    on_gpu, _ = planned("--arms", "pin_memory", devices=(GPU, CPU))
+    assert (on_gpu.config.pin_memory, on_gpu.config.non_blocking) == (False, False)
+    assert on_gpu.config.device == "GPU-1"
+
+
+def test_a_choice_without_a_value_stands_for_all_of_its_values() -> None:
+    plan, _ = planned("--arms", "precision")
+    impossible = {arm.name for arm in plan.arms if arm.problem is not None}
+    assert {arm.name for arm in plan.arms} >= {"precision=bf16", "precision=tf32"}
+    assert impossible >= {"precision=tf32", "precision=fp16"}
+
+
+def test_impossible_arms_stay_as_rows() -> None:
+    plan, _ = planned("--arms", "pin_memory,channels_last")
+    assert [arm.problem is None for arm in plan.arms] == [False, True]
+
+
+def test_options_of_the_baseline() -> None:
+    plan, _ = planned(
+        *("--arms", "num_workers=2", "--precision", "bf16", "--batch-size", "64"),
+        *("--set", "learning_rate=0.01", "--set", "channels_last=false"),
+        *("--steps", "50", "--warmup", "5", "--max-rounds", "8", "--no-best"),
+    )
+    config = plan.config
+    assert (config.precision, config.batch_size, config.learning_rate) == ("bf16", 64, 0.01)
+    assert not config.channels_last
+    assert (plan.steps, plan.warmup, plan.max_rounds, plan.find_best) == (50, 5, 8, False)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--arms", "pin_memry"], "Did you mean pin_memory"),
+        (["--arms", "epochs=3"], "epochs cannot be an arm"),
+        (["--arms", "precision=fp31"], "must be one of fp32"),
+        (["--arms", "batch_size=0"], "must be 1 to 65536"),
+        (["--arms", "precision=fp32"], "the baseline's own setting"),
+        (["--arms", "num_workers+pin_memory"], "has no value"),
+        (["--arms", "width"], "no value to suggest"),
+        (["--arms", "channels_last", "--set", "channels_last=1"], "on in the baseline by --set"),
+        (["--arms", "channels_last", "--preset", "loading"], "Leave out --arms or --preset"),
+        (["--set", "batch_size"], "must be FIELD=VALUE"),
+        (["--set", "nonsense=1"], "is no setting"),
+        (["--device", "cuda"], "no usable GPU"),
+        (["--precision", "tf32"], "TF32 is a mode of NVIDIA"),
+        (["--max-rounds", "0"], "max_rounds: must be 1 to 100"),
+    ],
+)
+def test_wrong_words_are_refused_with_what_to_do(words: list[str], said: str) -> None:
+    with pytest.raises((UsageError, ConfigError), match=said):
+        planned(*words)
+
+
+def test_workloads_are_refused_by_name() -> None:
+    with pytest.raises(UsageError, match="Choose one of linear"):
+        plan_of(parser().parse_args([]), [CPU])
+    with pytest.raises(UsageError, match="got 'x'"):
+        plan_of(parser().parse_args(["--workload", "x"]), [CPU])
+
+
+def test_all_that_can_be_is_compared_by_default() -> None:
+    plan, _ = planned()
+    assert plan.arms
+    assert all(arm.problem is None for arm in plan.arms)
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+@pytest.mark.parametrize("devices", [(CPU,), (GPU, CPU)])
+def test_presets_make_a_plan(name: str, devices: tuple[TrainDevice, ...]) -> None:
+    plan, _ = planned("--preset", name, devices=devices)
+    assert plan.arms
+    assert problems(plan.config, devices) == ()
+    for arm in plan.arms:
+        assert set(arm.changes) <= set(FIELDS) - FIXED
+    if name == "cpu_gpu":
+        can = [arm.problem is None for arm in plan.arms]
+        assert (plan.config.device, can) == ("cpu", [len(devices) == 2])
+    if name == "tutorials":
+        off = {switch.field for switch in SWITCHES} - {"set_to_none", "persistent_workers"}
+        assert not any(getattr(plan.config, field) is True for field in off)
+
+
+def test_the_page_can_plan_without_torch() -> None:
+    code = "import sys, trainer.lab.plan, trainer.lab.report; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_estimate_grows_with_arms_and_rounds() -> None:
+    def seconds(*words: str) -> tuple[float, float]:
+        found = estimate(planned(*words)[0], 5.0)
+        return found.low, found.high
+
+    one = seconds("--arms", "channels_last", "--no-best")
+    assert one == (5.0 + 5 * 2 * 5.0, 5.0 + 12 * 2 * 5.0)
+    assert seconds("--arms", "channels_last,pin_memory", "--no-best") == one  # one cannot be
+    more = seconds("--arms", "channels_last,fused", "--no-best")
+    assert more[0] > one[0]
+    assert more[1] > one[1]
+    assert seconds("--arms", "channels_last")[1] > one[1]
+    assert seconds("--arms", "compile=default", "--no-best")[0] > 5 * 40
+
+
+def test_earlier_sweeps_tell_what_a_sample_takes(tmp_path: Path) -> None:
+    assert seconds_per_sample(tmp_path, "linear", "cpu") is None
+    folder = new_sweep_folder(tmp_path, "linear")
+    plan = Plan(config=RunConfig(workload=Workload.LINEAR), arms=())
+    write_plan(folder, plan)
+    assert seconds_per_sample(tmp_path, "linear", "cpu") is None
+    samples = {"baseline": {"seconds": 4.0}, "a": {"seconds": 6.0}}
+    content = {"plan": plan.to_dict(), "rounds": [{"samples": samples}]}
+    write_json(folder / "sweep.json", content)
+    assert seconds_per_sample(tmp_path, "linear", "cpu") == 5.0
+    assert seconds_per_sample(tmp_path, "digits_cnn", "cpu") is None
+    assert seconds_per_sample(tmp_path, "linear", "GPU-1") is None
+    assert list(sweep_folders(tmp_path)) == [folder]
+    assert sweep_folder(tmp_path, folder.name) == folder
+    (folder / "sweep.json").write_text("[]")
+    assert seconds_per_sample(tmp_path, "linear", "cpu") is None
+
+
+@pytest.mark.parametrize("name", ["../runs", "a/b", "", ".hidden", "nothing-here"])
+def test_a_sweep_is_named_by_a_plain_name(tmp_path: Path, name: str) -> None:
+    with pytest.raises(SweepError):
+        sweep_folder(tmp_path, name)

@@ -1,0 +1,94 @@
+"""The rate of a window of steps: right in bursts and across epochs, hardly moved by one hiccup."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from trainer.lab.window import burst_cuts, rate
+
+Steps = NDArray[np.float64]
+ONE_EPOCH = np.ones(10_000)
+
+
+def smooth(rng: np.random.Generator, count: int) -> Steps:
+    return np.exp(rng.normal(0, 0.05, count))
+
+
+def bursts(period: int) -> Callable[[np.random.Generator, int], Steps]:
+    """Steps of mean 1: all but one of each period wait for nothing, as with `period` workers."""
+
+    def make(rng: np.random.Generator, count: int) -> Steps:
+        slow = (np.arange(count) + rng.integers(period)) % period == 0
+        seconds = np.where(slow, period - 0.02 * (period - 1), 0.02)
+        return np.asarray(seconds * np.exp(rng.normal(0, 0.05, count)), dtype=np.float64)
+
+    return make
+
+
+def estimates(
+    make: Callable[[np.random.Generator, int], Steps], count: int, sweeps: int = 200
+) -> Steps:
+    rng = np.random.default_rng(count)
+    return np.array(
+        [rate(make(rng, count), np.ones(count), ONE_EPOCH[:count]) for _ in range(sweeps)]
+    )
+
+
+@pytest.mark.parametrize("count", [30, 60, 200, 1000])
+@pytest.mark.parametrize("make", [smooth, *(bursts(period) for period in (2, 3, 4, 7, 8))])
+def test_the_rate_is_unbiased_in_bursts(
+    make: Callable[[np.random.Generator, int], Steps], count: int
+) -> None:
+    found = estimates(make, count)
+    error = found.std() / np.sqrt(len(found))
+    assert found.mean() == pytest.approx(1, abs=0.006 + 3 * error)
+
+
+def test_the_median_step_would_be_wrong_in_bursts() -> None:
+    rng = np.random.default_rng(0)
+    assert 1 / np.median(bursts(4)(rng, 1000)) > 40
+
+
+def test_one_hiccup_hardly_moves_the_rate() -> None:
+    seconds = np.ones(200)
+    seconds[77] = 40.0
+    assert rate(seconds, np.ones(200), ONE_EPOCH[:200]) == pytest.approx(1)
+    assert 200 / seconds.sum() < 0.85
+
+
+def test_each_epoch_is_a_block_where_there_are_five_whole_ones() -> None:
+    # Six steps an epoch, the first of which waits for the workers to start.
+    epochs = np.repeat(np.arange(9), 6).astype(float)
+    seconds = np.ones(54)
+    seconds[::6] = 7.0
+    samples = np.full(54, 128.0)
+    samples[5::6] = 64.0  # the last batch of an epoch is smaller
+    expected = (5 * 128 + 64) / 12
+    assert rate(seconds, samples, epochs) == pytest.approx(expected)
+    # Cut anywhere: only whole epochs count.
+    assert rate(seconds[3:50], samples[3:50], epochs[3:50]) == pytest.approx(expected)
+
+
+def test_the_starts_of_few_epochs_are_left_out() -> None:
+    # The documented limit: with two epochs in the window the slow start is in one block of ten.
+    epochs = np.repeat([1.0, 2.0], 100)
+    seconds = np.ones(200)
+    seconds[100] = 30.0
+    assert rate(seconds, np.ones(200), epochs) == pytest.approx(1)
+
+
+def test_a_short_window_gives_its_mean() -> None:
+    seconds = np.array([1.0, 1.0, 4.0])
+    assert len(burst_cuts(seconds)) == 0
+    assert rate(seconds, np.full(3, 2.0), np.ones(3)) == pytest.approx(1)
+
+
+def test_cuts_lie_behind_slow_steps() -> None:
+    seconds = bursts(4)(np.random.default_rng(1), 400)
+    cuts = burst_cuts(seconds)
+    assert len(cuts) == 11
+    assert (seconds[cuts - 1] > 1).all()
