@@ -1,0 +1,98 @@
+"""The lessons: all are listed, short, readable, and use nothing but torch, numpy and the stdlib."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import sys
+import tokenize
+from itertools import groupby
+
+import pytest
+
+from trainer.lessons import BY_NAME, FOLDER, LESSONS, Lesson
+
+LINES, WIDTH = 30, 100
+SILENT = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
+each_lesson = pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.name)
+
+
+def code_lines(source: str) -> set[int]:
+    """The numbers of the lines with code: not those of comments, docstrings and blank lines."""
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in SILENT:
+            lines |= set(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.FunctionDef) and ast.get_docstring(node):
+            lines -= set(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+    return lines
+
+
+def test_code_lines_are_counted_without_comments_and_docstrings() -> None:
+    source = '"""Two\nlines."""\n\nx = [\n    1,\n]  # three\n# none\ndef f():\n    """No."""\n'
+    assert code_lines(source) == {4, 5, 6, 8}
+
+
+def test_every_file_is_listed_once() -> None:
+    files = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "__init__")
+    assert sorted(lesson.name for lesson in LESSONS) == files
+    assert len({lesson.title for lesson in LESSONS}) == len(LESSONS)
+    assert list(BY_NAME) == [lesson.name for lesson in LESSONS]
+
+
+def test_lessons_of_a_theme_stand_together() -> None:
+    groups = [theme for theme, _ in groupby(LESSONS, key=lambda lesson: lesson.theme)]
+    assert len(groups) == len(set(groups))
+
+
+@each_lesson
+def test_it_is_short(lesson: Lesson) -> None:
+    source = lesson.path.read_text()
+    assert 0 < len(code_lines(source)) <= LINES
+    assert max(map(len, source.splitlines())) <= WIDTH
+
+
+@each_lesson
+def test_it_says_what_it_shows(lesson: Lesson) -> None:
+    tree = ast.parse(lesson.path.read_text())
+    parts = [tree, *(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))]
+    assert all(ast.get_docstring(part) for part in parts)
+    assert 40 <= len(lesson.text.split()) <= 90  # one paragraph
+    assert "\n" not in lesson.text
+
+
+@each_lesson
+def test_it_imports_only_torch_numpy_and_the_standard_library(lesson: Lesson) -> None:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(lesson.path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0
+            names.add(str(node.module).partition(".")[0])
+    assert names <= {"torch", "numpy", *sys.stdlib_module_names}
+
+
+@each_lesson
+def test_its_folder_hides_no_other_module(lesson: Lesson) -> None:
+    """Python looks for imports in the folder of the script first."""
+    assert lesson.name not in {"torch", "numpy", *sys.stdlib_module_names}
+
+
+@each_lesson
+def test_a_lesson_that_needs_cuda_ends_with_the_sentence_of_the_list(lesson: Lesson) -> None:
+    source = lesson.path.read_text()
+    exits = re.findall(r"if not torch\.cuda\.is_available\(\):\n    sys\.exit\((.*)\)", source)
+    assert [ast.literal_eval(text) for text in exits] == (
+        [lesson.needs_cuda] if lesson.needs_cuda else []
+    )
+    assert not (lesson.needs_cuda and lesson.on_cpu)

@@ -1,0 +1,247 @@
+"""The lessons of the Learn page: every other file here is one, a program of at most 30 lines.
+
+Run one with `python trainer/lessons/NAME.py`. This list is pure: no torch import.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lesson:
+    """One technique: a program, and a paragraph that explains its result.
+
+    `needs_cuda` says why nothing can run without CUDA, in the words with which the program ends
+    there; None where it runs on a CPU too. `on_cpu` says what is different there.
+    """
+
+    name: str  # of the file, and in the page's address
+    theme: str
+    title: str
+    text: str
+    needs_cuda: str | None = None
+    on_cpu: str = ""
+    limit_s: float = 60.0  # after which the page ends it
+
+    @property
+    def path(self) -> Path:
+        """The program."""
+        return FOLDER / f"{self.name}.py"
+
+
+START = "First steps"
+ARITHMETIC = "Arithmetic"
+MEMORY = "Memory and copies"
+LAUNCHES = "Kernels and launches"
+INSIDE = "Looking inside"
+
+LESSONS: tuple[Lesson, ...] = (
+    Lesson(
+        name="devices",
+        theme=START,
+        title="Devices, and choosing one",
+        text="A program that asks for its device once, in one line, runs on every machine: with a "
+        "GPU, with several and with none. Compute capability decides which number formats and "
+        "kernels a GPU has: 8.0 and later have bf16 and TF32. Free memory is that of the whole "
+        "GPU, so what other programs hold is missing from it.",
+        on_cpu="the list of CUDA devices is empty, and the CPU is chosen.",
+    ),
+    Lesson(
+        name="moving_tensors",
+        theme=START,
+        title="Moving tensors to a device",
+        text="Two tensors can only be combined on one device: torch never moves one by itself, "
+        "because a copy is slow and should be seen in the code. The cure is to move the inputs to "
+        "the model's device before the call. A tensor's to() makes a new tensor, so its result "
+        "must be assigned; a module's to() moves the module itself.",
+        on_cpu="torch's device “meta”, which holds no numbers, stands for the GPU. The error is "
+        "the same.",
+    ),
+    Lesson(
+        name="autograd",
+        theme=START,
+        title="Autograd by hand",
+        text="Each operation on x is recorded, and backward() walks the record from the end with "
+        "the chain rule. The result is the exact derivative, here checked by hand and by a "
+        "difference. backward() adds to what is in x.grad: this makes gradient accumulation "
+        "possible, and is why each training loop must clear the gradients.",
+    ),
+    Lesson(
+        name="linear_regression",
+        theme=START,
+        title="Linear regression by hand",
+        text="Training is four steps, again and again: compute the error, let backward() find the "
+        "slopes, go a little way downhill, clear the slopes. w and b come close to the numbers "
+        "that made the data, and the loss stops near the square of the noise, which no line can "
+        "remove. A model this small waits for the launch of each operation, so a GPU is no faster.",
+    ),
+    Lesson(
+        name="seeds",
+        theme=START,
+        title="Seeds and random state",
+        text="A generator gives a fixed sequence; the seed chooses the sequence and the state is "
+        "the place in it. A checkpoint therefore keeps the state, not the seed: a resumed run goes "
+        "on with the numbers that would have come. The CPU and each GPU have generators of their "
+        "own, and the same seed gives different numbers on each.",
+    ),
+    Lesson(
+        name="matmul",
+        theme=ARITHMETIC,
+        title="Matmul: CPU against GPU",
+        text="The work grows with the third power of the size, the data only with the second: "
+        "large products keep every unit busy, small ones mostly wait. So the GFLOP/s rise with the "
+        "size, on both. A small product on a GPU takes as long as its launch, and only larger ones "
+        "show what the GPU can do. Without waiting for the GPU the clock would show the launch "
+        "alone.",
+        on_cpu="the CPU's half is measured.",
+        limit_s=120.0,
+    ),
+    Lesson(
+        name="half_tensors",
+        theme=ARITHMETIC,
+        title="Half tensors: fp16 and bf16",
+        text="Both have 16 bits and take half the memory of fp32. fp16 spends them on digits: it "
+        "ends at 65,504, and 1e-8 becomes 0, which is what a gradient scaler is for. bf16 has the "
+        "range of fp32 and only two to three decimal digits. Which one is fast depends on the "
+        "hardware: a device without units for a format must convert, and can be slower than in "
+        "fp32.",
+    ),
+    Lesson(
+        name="amp",
+        theme=ARITHMETIC,
+        title="Mixed precision by hand",
+        text="autocast runs matrix products in fp16 and keeps the weights in fp32. The scaler "
+        "multiplies the loss, so that small gradients do not become 0; where they overflow to "
+        "infinity it leaves the step out and halves its factor, as the first steps show, and "
+        "after 20 good steps it doubles it again. Gradients are unscaled before clipping: else "
+        "the limit would apply to numbers that are thousands of times too large.",
+        on_cpu="autocast and the scaler work on a CPU too; whether fp16 is faster there depends "
+        "on its instructions.",
+    ),
+    Lesson(
+        name="cudnn_benchmark",
+        theme=ARITHMETIC,
+        title="cudnn.benchmark",
+        text="cuDNN has several algorithms for each convolution. Without benchmark it chooses by a "
+        "rule; with it the first call of each shape times them all and keeps the fastest. That "
+        "first call is therefore slower, and a shape that changes with each batch pays it again "
+        "and again.",
+        needs_cuda="cuDNN is NVIDIA's library of GPU kernels: a CPU has no such choice to make.",
+    ),
+    Lesson(
+        name="allocated_reserved",
+        theme=MEMORY,
+        title="Allocated, reserved, cached",
+        text="Allocated is what tensors hold; reserved is what torch has taken from the driver; "
+        "the difference is its cache. del moves memory into the cache, from which the next tensor "
+        "is served without asking the driver. A reference cycle keeps its tensors until "
+        "gc.collect(). empty_cache() gives back what no tensor uses: it helps other programs, "
+        "not this one, which must ask the driver again.",
+        needs_cuda="torch counts the memory of its CUDA allocator only: a CPU tensor comes from "
+        "malloc.",
+    ),
+    Lesson(
+        name="out_of_memory",
+        theme=MEMORY,
+        title="Out of memory: what to do",
+        text="The whole batch does not fit into the 200 MiB that this program allows itself. "
+        "Activations grow with the batch, weights and gradients do not: so the batch is halved "
+        "until it fits, and the gradients of the parts are added up. The error object must not be "
+        "kept, because it holds the frames of the failed call and with them all their tensors. "
+        "Other remedies are 16 bits and activation checkpointing.",
+        needs_cuda="Without CUDA there is no limit to set: Linux ends a process that takes too "
+        "much.",
+    ),
+    Lesson(
+        name="pinned_copies",
+        theme=MEMORY,
+        title="Pinned memory and copies",
+        text="The GPU's copy engine reads only page-locked memory, which the system may not move. "
+        "From ordinary memory the driver must copy piece by piece into a page-locked buffer first, "
+        "and the call returns only when that is done. From pinned memory the copy is direct, and "
+        "with non_blocking=True Python goes on at once. Pinning itself is slow: it pays for memory "
+        "that is used again and again.",
+        needs_cuda="Pinned memory serves copies to a GPU: on a CPU a tensor is used where it lies.",
+    ),
+    Lesson(
+        name="streams",
+        theme=LAUNCHES,
+        title="Streams and events",
+        text="Python only puts work into a stream and goes on; the GPU takes it out in order. So a "
+        "clock in Python measures the queueing, and events, which the GPU stamps itself, measure "
+        "the work. Two streams have no order between them: wait_stream makes one, and "
+        "record_stream tells the allocator that the memory is still being read there.",
+        needs_cuda="A stream is a queue of GPU work: on a CPU each operation is done when it "
+        "returns.",
+    ),
+    Lesson(
+        name="warm_up",
+        theme=LAUNCHES,
+        title="Warm-up: slow first calls",
+        text="The first call pays for what happens once: libraries are loaded, kernels chosen, "
+        "memory is reserved, on a GPU also the CUDA context is made. A mean over all calls mixes "
+        "this with the work itself; a measurement should leave the first calls out, and use a "
+        "median, which one disturbed call cannot move.",
+        on_cpu="there is no context to make; thread pools, libraries and memory are warmed up.",
+    ),
+    Lesson(
+        name="cuda_graphs",
+        theme=LAUNCHES,
+        title="CUDA Graphs",
+        text="Each kernel costs Python and the driver a few microseconds to launch, and fifty tiny "
+        "kernels are done sooner than they are launched. A graph records them once and replays "
+        "them with one launch. The price: every replay uses the same memory and shapes, so new "
+        "input must be copied to the old place, and nothing on the CPU is repeated.",
+        needs_cuda="A CUDA graph records launches of GPU kernels: a CPU launches none.",
+    ),
+    Lesson(
+        name="compile_modes",
+        theme=LAUNCHES,
+        title="torch.compile in three modes",
+        text="Eager code runs one kernel for each operation, and each reads and writes the whole "
+        "tensor. The compiler makes one loop of them, which goes through the memory once. "
+        "reduce-overhead adds CUDA Graphs, and max-autotune tries several kernels, mostly for "
+        "matrix products. The seconds of the first call must be earned back by the calls that "
+        "follow: divide them by what a call saves.",
+        on_cpu="the three modes write the same C++ here, which is compiled once; CUDA Graphs and "
+        "Triton's choice of kernels need a GPU. It takes half a minute and more.",
+        limit_s=300.0,
+    ),
+    Lesson(
+        name="jiterator",
+        theme=LAUNCHES,
+        title="Jiterator",
+        text="The formula is compiled to one CUDA kernel at its first call and kept. Eager code "
+        "needs five kernels with four intermediate tensors, so it moves several times as many "
+        "bytes, and such formulas are bound by memory. Jiterator has no backward pass: use it "
+        "where no gradient is needed, else torch.compile.",
+        needs_cuda="Jiterator compiles its kernels with NVRTC, NVIDIA's compiler for GPUs.",
+    ),
+    Lesson(
+        name="profiler",
+        theme=INSIDE,
+        title="The profiler",
+        text="Each row is one operator with the time spent in itself, without what it calls. The "
+        "rows at the top are where a change can pay; an operator of 2 % cannot win more than 2 %. "
+        "On a GPU compare both times: much CPU time and little GPU time means that launches are "
+        "the limit. The first calls are left out, else their one-time work would lead the table.",
+        on_cpu="the CPU's operators are shown; there are no kernels to trace.",
+    ),
+    Lesson(
+        name="nvtx_ranges",
+        theme=INSIDE,
+        title="NVTX ranges",
+        text="A range gives a part of the program a name on the time line of Nsight Systems, right "
+        "above the kernels that it launched. While no profiler listens a range costs next to "
+        "nothing, so it can stay in the code. It marks when Python was in that part: the kernels "
+        "run later, in their stream.",
+        needs_cuda="NVTX marks the time line of a GPU: a build of torch without CUDA leaves it "
+        "out.",
+    ),
+)
+
+BY_NAME: dict[str, Lesson] = {lesson.name: lesson for lesson in LESSONS}
