@@ -18,5 +18,6 @@ st.html(FOLDER / "page.css")
 pages = [
     st.Page("views/live.py", title="Live", default=True),
     st.Page("views/runs.py", title="Runs", url_path="runs"),
+    st.Page("views/learn.py", title="Learn", url_path="learn"),
 ]
 st.navigation(pages, position="top").run()

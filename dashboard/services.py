@@ -20,6 +20,7 @@ from pathlib import Path
 import psutil
 import streamlit as st
 
+from dashboard.lesson_runs import LessonRuns
 from dashboard.run_index import RunIndex
 from dashboard.run_summary import RunSummary, summarize
 from stepscope.run import RunError, RunInfo, read_run, run_folder, run_folders, runs_root
@@ -48,6 +49,7 @@ class Services:
         self.runs = runs
         self.examples = examples
         self.index = RunIndex(runs)
+        self.lessons = LessonRuns()
         self._summaries: dict[str, RunSummary] = {}
         self._lock = threading.Lock()
         self._active: ActiveRun | None = None
@@ -133,6 +135,7 @@ class Services:
 
     def close(self) -> None:
         """Stop the active run and flush its data; a second call does nothing."""
+        self.lessons.close()
         with self._lock:
             active, self._active = self._active, None
         if active is not None and not active.stop(STOP_TIMEOUT_S):

@@ -1,0 +1,152 @@
+"""The learn page: lists all lessons, shows the program that runs, and says why one cannot run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+import trainer.lessons
+from dashboard import services
+from tests.app.test_live_view import GPU, Machine, label, machine, text_of
+from tests.integration.test_lesson_run import SLEEP, Write, write
+from trainer.lessons import LESSONS
+
+__all__ = ["machine", "write"]
+Learn = Callable[..., AppTest]
+
+
+@pytest.fixture
+def learn(page: Callable[..., AppTest]) -> Learn:
+    """Open the learn page with these URL parameters."""
+
+    def opened(**params: str) -> AppTest:
+        app = page()
+        for name, value in params.items():
+            app.query_params[name] = value
+        app.switch_page("views/learn.py").run()
+        assert not app.exception
+        return app
+
+    return opened
+
+
+def press(app: AppTest, name: str) -> None:
+    label(app, "button", name).click().run()
+    assert not app.exception
+
+
+def wait_for_result(app: AppTest, server: services.Services) -> None:
+    deadline = time.monotonic() + 60
+    while server.lessons.running() is not None:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    app.run()
+    assert not app.exception
+
+
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.name)
+def test_a_link_opens_each_lesson_with_the_program_that_runs(
+    learn: Learn, machine: Machine, lesson: trainer.lessons.Lesson
+) -> None:
+    machine()
+    app = learn(lesson=lesson.name)
+    assert app.query_params["lesson"] == lesson.name
+    assert f"### {lesson.title}" in [part.value for part in app.markdown]
+    assert [code.value for code in app.code] == [lesson.path.read_text().strip()]
+    assert lesson.text in text_of(app)
+    links = [link.proto.label for link in app.sidebar.get("page_link")]
+    assert links == [other.title for other in LESSONS]
+    run = label(app, "button", "Run")
+    assert run.help
+    assert run.disabled == (lesson.needs_cuda is not None)
+    if lesson.needs_cuda:
+        (said,) = app.info
+        assert lesson.needs_cuda in said.value
+        assert "CPU-only build" in said.value
+
+
+def test_with_a_gpu_nothing_is_missing(learn: Learn, machine: Machine) -> None:
+    machine(GPU)
+    for name in ("cuda_graphs", "amp"):
+        app = learn(lesson=name)
+        assert not label(app, "button", "Run").disabled
+        assert "Without CUDA" not in text_of(app)
+        assert not app.info
+
+
+@pytest.mark.parametrize("name", ["absent", "../devices", "<b>", "__init__"])
+def test_a_link_to_no_lesson_is_said_and_shows_the_first(learn: Learn, name: str) -> None:
+    app = learn(lesson=name)
+    assert "does not exist" in text_of(app)
+    assert f"### {LESSONS[0].title}" in [part.value for part in app.markdown]
+
+
+def test_a_lesson_runs_and_shows_its_result(learn: Learn, server: services.Services) -> None:
+    app = learn(lesson="autograd")
+    press(app, "Run")
+    assert label(app, "button", "Stop").help
+    wait_for_result(app, server)
+    assert "a second backward() adds its gradient: 16.0" in app.code[0].value
+    assert "Measured on this machine in" in text_of(app)
+    assert not label(app, "button", "Run").disabled
+    other = learn(lesson="autograd")  # another tab
+    assert "adds its gradient: 16.0" in other.code[0].value
+
+
+def test_one_lesson_at_a_time_and_stop(
+    learn: Learn, server: services.Services, write: Write
+) -> None:
+    for lesson in LESSONS:
+        write(SLEEP, name=lesson.name)
+    app, other = learn(lesson="autograd"), learn(lesson="seeds")
+    press(app, "Run")
+    other.run()
+    assert label(other, "button", "Run").disabled
+    assert "“Autograd by hand” is running" in text_of(other)
+    press(app, "Stop")
+    assert server.lessons.running() is None
+    assert "Stopped after" in text_of(app)
+    other.run()
+    assert not label(other, "button", "Run").disabled
+
+
+def test_a_failed_lesson_says_so(
+    learn: Learn, server: services.Services, write: Write, tmp_path: Path
+) -> None:
+    for lesson in LESSONS:
+        write("raise ValueError('<b>broken</b>')\n", name=lesson.name)
+    app = learn(lesson="autograd")
+    press(app, "Run")
+    wait_for_result(app, server)
+    assert "It ended with exit code 1." in text_of(app)
+    assert "ValueError: <b>broken</b>" in app.code[0].value
+
+
+def test_a_child_that_cannot_start_is_said(learn: Learn, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_args: object, **_options: object) -> None:
+        raise OSError("too many processes")
+
+    app = learn(lesson="autograd")
+    monkeypatch.setattr("trainer.runners.lesson.subprocess.Popen", refuse)
+    press(app, "Run")
+    assert "could not start. too many processes" in text_of(app)
+
+
+def test_while_a_run_trains_no_lesson_can_disturb_it(
+    learn: Learn, server: services.Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "active_id", lambda: "20261122-digits")
+    app = learn(lesson="autograd")
+    assert label(app, "button", "Run").disabled
+    assert "20261122-digits is training" in text_of(app)
+
+
+def test_the_settings_survive_a_visit(page: Callable[..., AppTest]) -> None:
+    app = page(batch_size="32")
+    app.switch_page("views/learn.py").run()
+    app.switch_page("views/live.py").run()
+    assert label(app, "number_input", "Batch size").value == 32

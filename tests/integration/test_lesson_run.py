@@ -1,0 +1,145 @@
+"""A lesson's child process: its output, its limits and its end, whatever the program does."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import trainer.lessons
+from dashboard.lesson_runs import LessonRuns
+from stepscope.run import RunError
+from trainer.lessons import Lesson
+from trainer.runners.lesson import OUTPUT_LIMIT, LessonOutput, LessonRun, LessonState
+
+Write = Callable[..., Lesson]
+SLEEP = "import time\nprint('begun')\ntime.sleep(60)\n"
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """Make a lesson of this program."""
+    monkeypatch.setattr(trainer.lessons, "FOLDER", tmp_path)
+
+    def lesson(program: str, limit_s: float = 30.0, name: str = "program") -> Lesson:
+        (tmp_path / f"{name}.py").write_text(program)
+        return Lesson(name=name, theme="", title=name, text="", limit_s=limit_s)
+
+    return lesson
+
+
+def until(run: LessonRun, true: Callable[[LessonOutput], bool]) -> LessonOutput:
+    deadline = time.monotonic() + 20
+    while not true(run.output()):
+        assert time.monotonic() < deadline, run.output()
+        time.sleep(0.02)
+    return run.output()
+
+
+def ended(run: LessonRun) -> LessonOutput:
+    return until(run, lambda output: output.state is not LessonState.RUNNING)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+def test_output_comes_while_it_runs_and_stays(write: Write, tmp_path: Path) -> None:
+    go_on = tmp_path / "go on"
+    program = f"""
+import pathlib, sys, time
+print("first")
+while not pathlib.Path({str(go_on)!r}).exists():
+    time.sleep(0.01)
+print("second", file=sys.stderr)
+"""
+    run = LessonRun(write(program))
+    assert until(run, lambda output: "first" in output.text).state is LessonState.RUNNING
+    go_on.touch()
+    output = ended(run)
+    assert (output.state, output.text) == (LessonState.FINISHED, "first\nsecond\n")
+    assert output.seconds == run.output().seconds > 0  # the clock has stopped
+
+
+def test_a_failure_keeps_its_traceback(write: Write) -> None:
+    output = ended(LessonRun(write("print('before')\nraise ValueError('broken')\n")))
+    assert output.state is LessonState.FAILED
+    assert output.reason == "It ended with exit code 1."
+    assert output.text.startswith("before\n")
+    assert "ValueError: broken" in output.text
+
+
+def test_it_is_ended_at_its_time_limit(write: Write) -> None:
+    output = ended(LessonRun(write(SLEEP, limit_s=1.0)))
+    assert output.state is LessonState.FAILED
+    assert output.reason == "It was ended after 1 s, its time limit."
+    assert output.seconds < 10
+
+
+def test_it_is_ended_when_it_prints_too_much(write: Write) -> None:
+    output = ended(LessonRun(write("while True:\n    print('x' * 1000)\n")))
+    assert output.state is LessonState.FAILED
+    assert "more than 64 KiB" in str(output.reason)
+    assert len(output.text) == OUTPUT_LIMIT
+
+
+def test_stop_ends_it_with_all_that_it_started(write: Write) -> None:
+    program = f"""
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", {SLEEP!r}], stdout=subprocess.DEVNULL)
+print("child", child.pid)
+time.sleep(60)
+"""
+    run = LessonRun(write(program))
+    text = until(run, lambda output: "child" in output.text).text
+    run.stop(10)
+    assert not run.running()
+    assert run.output().state is LessonState.STOPPED
+    deadline = time.monotonic() + 5
+    while alive(int(text.split()[1])):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_grandchild_that_stays_does_not_keep_it_running(write: Write) -> None:
+    program = f"""
+import subprocess, sys
+print("child", subprocess.Popen([sys.executable, "-c", {SLEEP!r}]).pid)
+"""
+    output = ended(LessonRun(write(program)))
+    assert output.state is LessonState.FINISHED
+    assert output.seconds < 20
+    assert not alive(int(output.text.split()[1]))
+
+
+def test_bytes_that_are_no_text_are_shown_as_such(write: Write) -> None:
+    program = "import sys\nsys.stdout.buffer.write(b'\\xff\\x00 <b>')\n"
+    assert ended(LessonRun(write(program))).text == "\N{REPLACEMENT CHARACTER}\0 <b>"
+
+
+def test_one_at_a_time_and_the_last_result_is_kept(write: Write) -> None:
+    runs = LessonRuns()
+    slow, quick = write(SLEEP, name="slow"), write("print('done')\n", name="quick")
+    runs.start(slow)
+    assert runs.running() is slow
+    with pytest.raises(RunError, match="one lesson at a time, got a second while “slow” runs"):
+        runs.start(quick)
+    first = runs.of("slow")
+    assert first is not None
+    first.stop(10)
+    runs.start(quick)
+    second = runs.of("quick")
+    assert second is not None
+    assert ended(second).text == "done\n"
+    assert first.output().state is LessonState.STOPPED
+    assert runs.of("absent") is None
+    runs.start(slow)
+    runs.close()
+    assert runs.running() is None
