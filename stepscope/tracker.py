@@ -26,6 +26,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from stepscope.diagnosis.outcome import outcome
+from stepscope.profiling.ranges import DATA, span
 from stepscope.recording.recorder import NAME_LIMIT, Recorder
 from stepscope.recording.ring import WIDTH, Layout, Ring
 from stepscope.recording.rows import RATES, SAMPLES
@@ -143,7 +144,8 @@ class Tracker:
         while True:
             began = time.perf_counter()
             try:
-                batch = next(iterator)
+                with span(DATA):
+                    batch = next(iterator)
             except StopIteration:
                 return
             self._waited_s = (self._waited_s or 0.0) + time.perf_counter() - began

@@ -42,6 +42,9 @@ class FakeRecorder:
     def put_back(self, commands: Sequence[Command]) -> None:
         self.asked[:0] = commands
 
+    def want_boundary(self) -> None:
+        pass
+
     def wait_command(self, timeout_s: float) -> list[Command]:
         return [self.while_paused.pop(0)] if self.while_paused else []
 

@@ -89,7 +89,7 @@ def supported_commands(run: RunInfo) -> frozenset[str]:
     listed = run.run_json.get("commands")
     if isinstance(listed, list):
         return frozenset(name for name in listed if isinstance(name, str))
-    return frozenset(CommandName) - {CommandName.MEMORY_SNAPSHOT}
+    return frozenset(CommandName) - {CommandName.MEMORY_SNAPSHOT, CommandName.PROFILE}
 
 
 def start_button(active_id: str | None, problems: Sequence[Problem]) -> Json:

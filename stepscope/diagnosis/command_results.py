@@ -57,3 +57,27 @@ def memory_snapshot(name: str, size: int, first: int, last: int) -> str:
 
 def _change(before: Bytes, after: Bytes, key: str) -> str:
     return f"{format_bytes(before.get(key, 0))} → {format_bytes(after[key])}"
+
+
+def profile(
+    first: int,
+    last: int,
+    *,
+    slower: float | None,
+    held_s: float,
+    early: str | None,
+    size: int | None,
+) -> str:
+    """Say which steps a profile has, what it cost them, and how large its trace is.
+
+    `slower` is how much longer a profiled step took, as a fraction of one before; `held_s` is the
+    time for which training stood still; `early` tells why it has fewer steps than were asked for.
+    """
+    text = f"Profile: step {first}" if first == last else f"Profile: steps {first} to {last}"
+    if slower is not None:
+        percent = round(100 * slower)
+        text += f", {percent} % slower than before" if percent > 0 else ", no slower than before"
+    text += f"; training stood still for {held_s:.2f} s"
+    if early is not None:
+        text += f"; it ended early: {early}"
+    return text if size is None else f"{text}; trace of {format_bytes(size)}"

@@ -57,6 +57,7 @@ class CommandName(StrEnum):
     SAVE_CHECKPOINT = "save_checkpoint"
     MARK = "mark"
     MEMORY_SNAPSHOT = "memory_snapshot"
+    PROFILE = "profile"
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from stepscope.run import RunStatus
 from stepscope.sampling import allocator
 from stepscope.sampling.allocator import Readings
 from stepscope.sampling.sampler import Sampler
+from stepscope.session.profiling import Profiling
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +70,9 @@ class CommandServer:
 
     `own` holds the handlers that only this kind of run has, STOP among them. `check` is called at
     each boundary, and again and again while the run is paused: it may raise to end the run. A run
-    that is no `training` answers MARK and `own` alone.
+    that is no `training` answers MARK and `own` alone. `step` returns the number of the last step,
+    the recorder's if not given: a loop of ours is ahead of it. `closed_here` says that the training
+    thread itself calls `close`, however training ends.
     """
 
     def __init__(
@@ -80,6 +83,8 @@ class CommandServer:
         *,
         check: Callable[[], None] = lambda: None,
         training: bool = True,
+        step: Callable[[], int] | None = None,
+        closed_here: bool = False,
     ) -> None:
         self.memory = Memory(sampler.readings)
         self._recorder = recorder
@@ -89,6 +94,12 @@ class CommandServer:
         self._training = training
         self._paused = False
         self._snapshot: _Snapshot | None = None
+        self.profiling = Profiling(
+            recorder,
+            step=step or (lambda: recorder.step),
+            on_gpu=lambda: self.memory.on_gpu,
+            ended_here=closed_here,
+        )
         self._handlers: dict[CommandName, Handler] = {CommandName.MARK: self._mark, **own}
         if training:
             self._handlers |= {
@@ -98,6 +109,7 @@ class CommandServer:
                 CommandName.RESET_PEAKS: self._reset_peaks,
                 CommandName.COLLECT_GARBAGE: self._collect_garbage,
                 CommandName.MEMORY_SNAPSHOT: self._memory_snapshot,
+                CommandName.PROFILE: self.profiling.ask,
             }
 
     def supported_commands(self) -> list[CommandName]:
@@ -107,6 +119,7 @@ class CommandServer:
             for name in CommandName
             if name in self._handlers
             and (self.memory.on_gpu or name is not CommandName.MEMORY_SNAPSHOT)
+            and ("torch" in sys.modules or name is not CommandName.PROFILE)
         ]
 
     def serve(self, flush: Callable[[], None]) -> float:
@@ -117,10 +130,20 @@ class CommandServer:
         """
         if self._readings.wanted:
             self._readings.serve()
+        profiling, took_s = self.profiling, 0.0
+        if profiling.active:
+            with self._readings.held():
+                took_s = profiling.reach()
         asked = deque(self._recorder.take_commands())
-        if not asked:
+        if asked:
+            took_s += self._serve(asked, flush)
+        else:
             self._check()
-            return 0.0
+        if profiling.active:
+            profiling.leave()
+        return took_s
+
+    def _serve(self, asked: deque[Command], flush: Callable[[], None]) -> float:
         began = time.perf_counter()
         try:
             flush()
@@ -131,6 +154,7 @@ class CommandServer:
                 if not self._paused:
                     return time.perf_counter() - began
                 asked.extend(self._recorder.wait_command(PAUSED_POLL_S))
+                self.profiling.poll()
                 if self._readings.wanted:
                     self._readings.serve()
         except BaseException:  # a stop, or Ctrl-C; the script may go on all the same
@@ -147,6 +171,9 @@ class CommandServer:
         """End what needs another step: none will come. A second call does nothing."""
         if self._snapshot is not None:
             self._guarded(self._end_snapshot, self._snapshot.command)
+        if self.profiling.active:
+            with self._readings.held():
+                self.profiling.close()
 
     def _serve_one(self, command: Command) -> None:
         handler = self._handlers.get(command.name)
@@ -173,6 +200,7 @@ class CommandServer:
             self._recorder.finish(command, "Pause: the run is paused already", ok=False)
             return
         self._paused = True
+        self.profiling.interrupt("the run was paused")
         self._recorder.set_status(RunStatus.PAUSED)
         self._recorder.finish(command, f"Pause: after step {self._recorder.step}")
 

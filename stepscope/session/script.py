@@ -65,6 +65,7 @@ class ScriptSession(Session):
         self.sample(source, gpus, host=first_here, start=sample)
         self._readings = self.sampler.readings
         self._commands = self.answer({CommandName.STOP: self._stop})
+        self._profiling = self._commands.profiling
         self._at_close.callback(self._commands.close)
         self._at_close.callback(self._stopper.close)
 
@@ -75,7 +76,7 @@ class ScriptSession(Session):
         some microseconds ten times a second, and is not counted. While the run is paused this does
         not return. Stop acts as Ctrl-C, so it raises what the script's own SIGINT handler raises.
         """
-        if not self._waiting and not self._readings.wanted:
+        if not self._waiting and not self._readings.wanted and not self._profiling.active:
             return 0.0
         if os.getpid() != self._pid:
             return 0.0

@@ -112,12 +112,22 @@ class Session:
         *,
         check: Callable[[], None] = lambda: None,
         training: bool = True,
+        step: Callable[[], int] | None = None,
+        closed_here: bool = False,
     ) -> CommandServer:
         """Return the CommandServer with these arguments, and list its commands in run.json.
 
         The caller closes it.
         """
-        server = CommandServer(self.recorder, self.sampler, own, check=check, training=training)
+        server = CommandServer(
+            self.recorder,
+            self.sampler,
+            own,
+            check=check,
+            training=training,
+            step=step,
+            closed_here=closed_here,
+        )
         self.recorder.describe(commands=server.supported_commands())
         return server
 

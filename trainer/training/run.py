@@ -156,7 +156,11 @@ def _train(attempt: _Attempt) -> None:
         own = OwnCommands(recorder, training, attempt.stop)
         with (
             compiled(training.model, config, compute.device) as forward,
-            closing(attempt.session.answer(own.handlers, check=own.check)) as commands,
+            closing(
+                attempt.session.answer(
+                    own.handlers, check=own.check, step=lambda: training.step, closed_here=True
+                )
+            ) as commands,
             closing(make_loader(task.train, config, compute)) as loader,
             closing(make_validation_loader(task.validation, config, compute)) as validation_loader,
         ):

@@ -17,6 +17,7 @@ from threading import get_ident
 from types import ModuleType
 from typing import Any
 
+from stepscope.profiling.ranges import DATA, span
 from stepscope.tracker import batch_length
 from stepscope.watch.hooks.passes import Feed, Pass
 from stepscope.watch.hooks.patches import Function, Guard, Patches, opaque
@@ -59,7 +60,8 @@ class Batches:
             began_s = clock()
             self._fetching = True
             try:
-                batch = original(iterator)
+                with span(DATA):
+                    batch = original(iterator)
             except StopIteration:
                 guard.call(self._ended, iterator, began_s)
                 raise

@@ -13,6 +13,7 @@ from threading import get_ident
 from types import ModuleType
 from typing import Any
 
+from stepscope.profiling.ranges import BACKWARD, span
 from stepscope.watch.hooks.parties import Grads, reading
 from stepscope.watch.hooks.patches import Function, Guard, Patches, opaque
 from stepscope.watch.hooks.state import State
@@ -50,7 +51,8 @@ class Losses:
             before = guard.call(parties.gradients) if parties.are_several else None
             state.in_backward = True
             try:
-                result = original(tensors, grad_tensors, *args, **kwargs)
+                with span(BACKWARD):
+                    result = original(tensors, grad_tensors, *args, **kwargs)
             finally:
                 state.in_backward = False
             state.backwards += 1

@@ -1,0 +1,78 @@
+"""Names the parts of a step while somebody looks: in a profile, and as NVTX ranges on a GPU.
+
+`span` is called in every step, so without a profile it does nothing at all. NVTX ranges are what
+Nsight Systems shows as rows; they are emitted during a profile on CUDA and under Nsight itself.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+from stepscope.profiling.phases import BACKWARD, DATA, FORWARD, OPTIMIZER
+
+__all__ = ["BACKWARD", "DATA", "FORWARD", "OPTIMIZER", "begin", "end", "span", "under_nsight"]
+
+NSIGHT = "NSYS_PROFILING_SESSION_ID"
+"""Set by `nsys` in what it profiles."""
+
+_OFF: AbstractContextManager[None] = nullcontext()
+_Emit = Callable[[str], AbstractContextManager[None]]
+
+
+def under_nsight() -> bool:
+    """Say whether Nsight Systems profiles this process."""
+    return NSIGHT in os.environ
+
+
+def span(name: str) -> AbstractContextManager[None]:
+    """Name the code within, such as `with span(BACKWARD): loss.backward()`.
+
+    Of two such spans, one within the other, the outer one counts.
+    """
+    return _OFF if _emit is None else _emit(name)
+
+
+def begin(*, nvtx: bool) -> None:
+    """Emit ranges from now on, of the calling thread alone; `nvtx` needs a CUDA build of torch."""
+    global _emit
+    thread = threading.get_ident()
+    record = sys.modules["torch"].profiler.record_function
+
+    def emit(name: str) -> AbstractContextManager[None]:
+        return _marked(name, record, nvtx) if threading.get_ident() == thread else _OFF
+
+    _emit = emit
+
+
+def end() -> None:
+    """Emit no more ranges, but those for Nsight Systems."""
+    global _emit
+    _emit = _nvtx if under_nsight() else None
+
+
+@contextmanager
+def _marked(name: str, record: Callable[[str], Any], nvtx: bool) -> Iterator[None]:
+    with _nvtx(name) if nvtx else _OFF, record(name):
+        yield
+
+
+@contextmanager
+def _nvtx(name: str) -> Iterator[None]:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        yield
+        return
+    torch.cuda.nvtx.range_push(name)
+    try:
+        yield
+    finally:
+        torch.cuda.nvtx.range_pop()
+
+
+_emit: _Emit | None = None
+end()

@@ -1,0 +1,174 @@
+"""The summary of a profile: made of its trace, written beside it, and read with care.
+
+A run folder may come from somebody else, so `parse` believes nothing: neither sizes nor types.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from stepscope.profiling.flame import NAME_LIMIT, NODES_LIMIT, Flame, fold
+from stepscope.profiling.operators import Operator, operators
+from stepscope.profiling.phases import OTHER, PHASES, Phases, phases
+from stepscope.profiling.trace import Trace, main_thread
+
+SCHEMA = 1
+OPERATORS_LIMIT = 300
+"""Operators in the table; what the others took is in `operators_left`."""
+BYTES_LIMIT = 8 * 2**20
+"""A summary of all nodes and operators has at most a third of it."""
+_NUMBER_LIMIT = 1e18
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What the page shows of a profile; times in microseconds, memory in bytes."""
+
+    first: int
+    last: int
+    """First and last step in it."""
+    cuda: bool
+    """Whether kernels were asked for; without it all CUDA times are zero and mean nothing."""
+    stacks: bool
+    operators: list[Operator]
+    operators_left: int
+    """Further operators, which took less time than any of those."""
+    phases: Phases
+    flame: Flame
+
+
+def summarize(trace: Trace, *, first: int, last: int, cuda: bool, thread: int | None) -> Summary:
+    """Return the summary of a trace of these steps. Raises ValueError where it has no operators."""
+    trains = main_thread(trace, thread)
+    if trains is None:
+        raise ValueError("the trace has no operators: no torch code ran in the profiled thread")
+    found = operators(trace)
+    return Summary(
+        first=first,
+        last=last,
+        cuda=cuda,
+        stacks=bool(trace.frames.get(trains)),
+        operators=found[:OPERATORS_LIMIT],
+        operators_left=max(0, len(found) - OPERATORS_LIMIT),
+        phases=phases(trace, trains),
+        flame=fold(trace, trains),
+    )
+
+
+def to_text(summary: Summary) -> str:
+    """Return the summary as `parse` reads it."""
+    content = {"schema": SCHEMA, **asdict(summary)}
+    return json.dumps(_rounded(content), separators=(",", ":"))
+
+
+def parse(text: str) -> Summary:
+    """Return a summary. Raises ValueError, with a sentence, for what is none."""
+    if len(text) > BYTES_LIMIT:
+        raise ValueError(f"must have at most {BYTES_LIMIT} bytes, got {len(text)}")
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"is no JSON ({type(error).__name__})") from error
+    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+        raise ValueError(f"must be an object of schema {SCHEMA}")
+    listed = _list(content, "operators", OPERATORS_LIMIT)
+    return Summary(
+        first=_whole(content, "first"),
+        last=_whole(content, "last"),
+        cuda=content.get("cuda") is True,
+        stacks=content.get("stacks") is True,
+        operators=[_operator(row) for row in listed],
+        operators_left=_whole(content, "operators_left"),
+        phases=_phases(content.get("phases")),
+        flame=_flame(content.get("flame")),
+    )
+
+
+def _operator(row: Any) -> Operator:
+    content = _object(row, "operators")
+    numbers: dict[str, Any] = {}
+    for part in fields(Operator)[1:]:
+        exact = part.type == "int"
+        numbers[part.name] = _whole(content, part.name) if exact else _number(content, part.name)
+    return Operator(_text(content.get("name")), **numbers)
+
+
+def _phases(content: Any) -> Phases:
+    found = _object(content, "phases")
+    both = []
+    for key in ("cpu_us", "cuda_us"):
+        times = _object(found.get(key), key)
+        both.append({phase: max(0.0, _number(times, phase)) for phase in (*PHASES, OTHER)})
+    return Phases(*both)
+
+
+def _flame(content: Any) -> Flame:
+    found = _object(content, "flame")
+    names = [_text(name) for name in _list(found, "names", NODES_LIMIT + 1)]
+    columns = {key: _list(found, key, NODES_LIMIT + 1) for key in _COLUMNS}
+    count = len(columns["parent"])
+    if any(len(column) != count for column in columns.values()):
+        raise ValueError("flame: all columns must have the same length")
+    for node, (name, parent) in enumerate(zip(columns["name"], columns["parent"], strict=True)):
+        if type(name) is not int or not 0 <= name < len(names):
+            raise ValueError("flame: name must be an index of names")
+        if type(parent) is not int or not -1 <= parent < node:
+            raise ValueError("flame: parent must be an earlier node, or -1")
+    return Flame(
+        names,
+        columns["name"],
+        columns["parent"],
+        [max(0.0, _checked("total_us", us)) for us in columns["total_us"]],
+        [int(_checked("calls", calls)) for calls in columns["calls"]],
+        _whole(found, "left_out"),
+    )
+
+
+_COLUMNS = ("name", "parent", "total_us", "calls")
+
+
+def _object(value: Any, name: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{name}: must be an object")
+    return value
+
+
+def _list(content: dict[str, Any], name: str, limit: int) -> list[Any]:
+    value = content.get(name)
+    if not isinstance(value, list) or len(value) > limit:
+        raise ValueError(f"{name}: must be a list of at most {limit}")
+    return value
+
+
+def _number(content: dict[str, Any], name: str) -> float:
+    return _checked(name, content.get(name))
+
+
+def _checked(name: str, value: Any) -> float:
+    if type(value) not in (int, float) or not math.isfinite(value) or abs(value) > _NUMBER_LIMIT:
+        raise ValueError(f"{name}: must be a finite number")
+    return float(value)
+
+
+def _whole(content: dict[str, Any], name: str) -> int:
+    return int(_checked(name, content.get(name)))
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError("name: must be a text")
+    return "".join(char if char.isprintable() else "�" for char in value[:NAME_LIMIT])
+
+
+def _rounded(value: Any) -> Any:
+    """Round to a tenth of a microsecond, which is finer than the clock."""
+    if isinstance(value, float):
+        return round(value, 1)
+    if isinstance(value, dict):
+        return {key: _rounded(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(inner) for inner in value]
+    return value

@@ -1,0 +1,164 @@
+"""Reads what torch's profiler writes: a chrome trace. Pure.
+
+Form: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU (Trace Event
+Format): complete events (`ph` X) with `ts` and `dur` in microseconds, nested by time in each `tid`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+OPERATOR, FRAME, ANNOTATION = "cpu_op", "python_function", "user_annotation"
+GPU_WORK = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
+MEMORY = "[memory]"
+CPU, CUDA = 0, 1
+"""Device types of torch (c10/core/DeviceType.h)."""
+
+_BETWEEN = re.compile(r"[\s,]*")
+
+
+class Span(NamedTuple):
+    """Something that took time in one thread; `link` tells which GPU work an operator started."""
+
+    start_us: float
+    end_us: float
+    name: str
+    link: int | None = None
+
+
+class GpuWork(NamedTuple):
+    """A kernel or a copy; `link` is that of the operator which started it."""
+
+    duration_us: float
+    link: int | None
+
+
+class Allocation(NamedTuple):
+    """Bytes taken (positive) or given back (negative) on a device type."""
+
+    at_us: float
+    size: int
+    device_type: int
+
+
+@dataclass(slots=True)
+class Trace:
+    """A trace, its events by thread and in order of time: an enclosing span before its parts."""
+
+    operators: dict[int, list[Span]] = field(default_factory=dict)
+    frames: dict[int, list[Span]] = field(default_factory=dict)
+    annotations: dict[int, list[Span]] = field(default_factory=dict)
+    allocations: dict[int, list[Allocation]] = field(default_factory=dict)
+    gpu: list[GpuWork] = field(default_factory=list)
+    events: int = 0
+
+
+def read_trace(text: str) -> Trace:
+    """Return what we use of a chrome trace. Raises ValueError for any other text.
+
+    Events are decoded one by one: all at once they would take ten times the room.
+    """
+    trace = Trace()
+    by_kind = {OPERATOR: trace.operators, FRAME: trace.frames, ANNOTATION: trace.annotations}
+    for event in _events(text):
+        trace.events += 1
+        kind, phase = event.get("cat"), event.get("ph")
+        if phase == "X" and kind in by_kind:
+            start, duration, thread = _times(event)
+            if thread is not None:
+                span = Span(start, start + duration, str(event.get("name")), _link(event))
+                by_kind[kind].setdefault(thread, []).append(span)
+        elif phase == "X" and kind in GPU_WORK:
+            trace.gpu.append(GpuWork(max(0.0, _number(event.get("dur")) or 0.0), _link(event)))
+        elif event.get("name") == MEMORY:
+            _add_allocation(trace, event)
+    for spans in (*trace.operators.values(), *trace.frames.values(), *trace.annotations.values()):
+        spans.sort(key=lambda span: (span.start_us, -span.end_us))
+    return trace
+
+
+def parents(spans: list[Span]) -> list[int]:
+    """Return for each span of one thread the index of the one around it, -1 for none.
+
+    `spans` are in order of time, an enclosing span before its parts.
+    """
+    found, around = [], list[int]()
+    for index, span in enumerate(spans):
+        while around and spans[around[-1]].end_us <= span.start_us:
+            around.pop()
+        found.append(around[-1] if around else -1)
+        around.append(index)
+    return found
+
+
+def self_times(spans: list[Span], parent: list[int]) -> list[float]:
+    """Return the microseconds that each span spent outside of the spans within it."""
+    times = [span.end_us - span.start_us for span in spans]
+    for index, outer in enumerate(parent):
+        if outer >= 0:
+            inside = min(spans[index].end_us, spans[outer].end_us) - spans[index].start_us
+            times[outer] -= inside
+    return [max(0.0, time) for time in times]
+
+
+def main_thread(trace: Trace, wanted: int | None = None) -> int | None:
+    """Return the thread that trains: `wanted` if it is there, else the one with most operators."""
+    if wanted in trace.operators:
+        return wanted
+    return max(trace.operators, key=lambda tid: len(trace.operators[tid]), default=None)
+
+
+def extent_us(groups: Iterable[list[Span]]) -> tuple[float, float]:
+    """Return the first start and the last end of sorted spans, two zeros without any."""
+    there = [spans for spans in groups if spans]
+    if not there:
+        return 0.0, 0.0
+    return min(s[0].start_us for s in there), max(span.end_us for s in there for span in s)
+
+
+def _events(text: str) -> Iterator[dict[str, Any]]:
+    at = text.find('"traceEvents"')
+    at = text.find("[", at) + 1 if at >= 0 else 0
+    if not at:
+        raise ValueError("no chrome trace: it has no list traceEvents")
+    decode = json.JSONDecoder(strict=False).raw_decode
+    while True:
+        between = _BETWEEN.match(text, at)
+        at = between.end() if between else at
+        if text[at : at + 1] == "]":
+            return
+        event, at = decode(text, at)
+        if isinstance(event, dict):
+            yield event
+
+
+def _times(event: dict[str, Any]) -> tuple[float, float, int | None]:
+    """Return start and duration in microseconds and the thread; None where one is missing."""
+    start, duration, thread = _number(event.get("ts")), _number(event.get("dur")), event.get("tid")
+    if start is None or duration is None or type(thread) is not int:
+        return 0.0, 0.0, None
+    return start, max(0.0, duration), thread
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if type(value) in (int, float) and math.isfinite(value) else None
+
+
+def _link(event: dict[str, Any]) -> int | None:
+    args = event.get("args")
+    link = args.get("External id") if isinstance(args, dict) else None
+    return link if type(link) is int else None
+
+
+def _add_allocation(trace: Trace, event: dict[str, Any]) -> None:
+    args, thread, at = event.get("args"), event.get("tid"), _number(event.get("ts"))
+    if not isinstance(args, dict) or type(thread) is not int or at is None:
+        return
+    size, kind = args.get("Bytes"), args.get("Device Type")
+    if type(size) is int and type(kind) is int:
+        trace.allocations.setdefault(thread, []).append(Allocation(at, size, kind))

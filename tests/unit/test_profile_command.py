@@ -1,0 +1,329 @@
+"""PROFILE from the press to the answer; the process that writes the files is a stand-in here."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from stepscope.diagnosis import command_results as results
+from stepscope.profiling import ranges
+from stepscope.profiling.write import trace_name
+from stepscope.recording.recorder import Command, CommandName, Recorder
+from stepscope.sampling.sampler import Sampler
+from stepscope.session import profiling
+from stepscope.session.commands import CommandServer
+from tests.fakes import FakeRecorder, command
+
+Event = tuple[str, str, dict[str, Any]]
+
+
+@dataclass
+class Writer:
+    """A process that has ended, or runs while `code` is None; fair: only its end is looked at."""
+
+    folder: Path
+    code: int | None = 0
+    said: bytes = b""
+    stderr: Any = None
+    started: list[Path] = field(default_factory=list)
+
+    def start(self, folder: Path, raw: Path, made: Any) -> Writer:
+        assert b"traceEvents" in raw.read_bytes()
+        self.started.append(raw)
+        self.stderr = io.BytesIO(self.said)
+        (self.folder / trace_name(made.first, made.last)).write_bytes(b"packed")
+        return self
+
+    def poll(self) -> int | None:
+        return self.code
+
+    def wait(self, timeout: float) -> int:
+        if self.code is None:
+            raise profiling.subprocess.TimeoutExpired("writer", timeout)
+        return self.code
+
+
+class Bench:
+    """A training of one addition a step."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.recorder = FakeRecorder(folder)
+        self.writer = Writer(folder)
+        monkeypatch.setattr(profiling, "_writer", self.writer.start)
+        recorder = cast("Recorder", self.recorder)
+        sampler = Sampler(recorder, allocator_index=None)
+        self.server = CommandServer(recorder, sampler, {}, closed_here=True)
+
+    def ask(self, **args: Any) -> None:
+        self.serve(command(CommandName.PROFILE, **args))
+
+    def serve(self, *asked: Command) -> float:
+        self.recorder.asked = list(asked)
+        return self.server.serve(lambda: None)
+
+    def train(self, steps: int) -> None:
+        for _ in range(steps):
+            with ranges.span(ranges.FORWARD):
+                torch.ones(3) + 1
+            self.recorder.step += 1
+            self.serve()
+
+    @property
+    def answers(self) -> list[Event]:
+        return [event for event in self.recorder.events if event[0] == "profile"]
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    return Bench(tmp_path, monkeypatch)
+
+
+def profiled() -> bool:
+    return bool(torch.autograd._profiler_enabled())  # type: ignore[no-untyped-call]
+
+
+def test_so_many_steps_are_profiled(bench: Bench) -> None:
+    bench.train(10)
+    bench.ask(steps=3)
+    assert bench.server.profiling.active
+    bench.train(profiling.BEFORE_STEPS)
+    assert profiled()
+    assert bench.answers == []
+    bench.train(3)
+    assert not profiled()
+    bench.train(1)
+    [(_, text, data)] = bench.answers
+    assert (data["ok"], data["first"], data["last"]) == (True, 16, 18)
+    assert data["path"] == "profile-step-16-18.json.gz"
+    assert data["summary"] == "profile-step-16-18.summary.json"
+    assert text.startswith("Profile: steps 16 to 18, ")
+    assert text.endswith("; trace of 6 B")
+    assert type(data["slower"]) is float
+    assert not bench.server.profiling.active
+    bench.ask(steps=1)
+    bench.train(profiling.BEFORE_STEPS + 2)
+    assert bench.answers[1][2]["first"] == bench.answers[1][2]["last"] == 25
+
+
+def test_slow_steps_are_not_waited_for(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiling, "BEFORE_S", 0.0)
+    monkeypatch.setattr(profiling, "PROFILE_S", 0.0)
+    bench.ask()
+    bench.train(3)
+    [(_, text, data)] = bench.answers
+    assert (data["first"], data["last"]) == (2, 2)
+    assert "it ended early: a profile ends after 0 s" in text
+
+
+def test_only_steps_count(bench: Bench) -> None:
+    bench.ask(steps=1)
+    for _ in range(20):
+        bench.serve()  # validation has boundaries without a step
+    assert not profiled()
+    bench.train(profiling.BEFORE_STEPS)
+    for _ in range(20):
+        bench.serve()
+    assert profiled()
+    bench.train(2)
+    assert len(bench.answers) == 1
+
+
+@pytest.mark.parametrize("steps", [0, 51, -1, 2.5, "5", True, None])
+def test_a_wrong_number_of_steps_is_refused(bench: Bench, steps: Any) -> None:
+    bench.ask(steps=steps)
+    [(_, text, data)] = bench.answers
+    assert data["ok"] is False
+    assert text.startswith("Profile: steps must be a whole number from 1 to 50, got ")
+
+
+def test_one_at_a_time(bench: Bench) -> None:
+    bench.ask()
+    bench.ask()
+    assert bench.answers[0][1:] == (
+        "Profile: one is being taken already",
+        {"ok": False},
+    )
+
+
+def test_a_profiler_of_the_scripts_own_is_left_alone(bench: Bench) -> None:
+    with profile(activities=[ProfilerActivity.CPU]) as own:
+        bench.ask()
+        bench.train(10)
+    assert own.key_averages()
+    [(_, text, data)] = bench.answers
+    assert data["ok"] is False
+    assert "another torch profiler is active" in text
+
+
+def test_a_profiler_that_the_script_starts_later_ends_ours(bench: Bench) -> None:
+    starters = torch.autograd.profiler._prepare_profiler, torch.autograd.profiler._enable_profiler
+    bench.ask(steps=50)
+    bench.train(profiling.BEFORE_STEPS + 2)
+    with profile(activities=[ProfilerActivity.CPU]) as own:
+        torch.ones(4) * 3
+        bench.train(2)
+    assert [row.count for row in own.key_averages() if row.key == "aten::mul"] == [1]
+    [(_, text, data)] = bench.answers
+    assert (data["ok"], data["first"], data["last"]) == (True, 6, 8)
+    assert text.count("it ended early: the script started a profiler of its own") == 1
+    assert starters == (
+        torch.autograd.profiler._prepare_profiler,
+        torch.autograd.profiler._enable_profiler,
+    )
+
+
+def test_a_profiler_of_another_thread_waits_for_ours_to_end(bench: Bench) -> None:
+    made: list[int] = []
+
+    def other() -> None:
+        with profile(activities=[ProfilerActivity.CPU]) as own:
+            torch.ones(4) * 3
+        made.extend(row.count for row in own.key_averages() if row.key == "aten::mul")
+
+    bench.ask(steps=50)
+    bench.train(profiling.BEFORE_STEPS + 1)
+    thread = threading.Thread(target=other)
+    thread.start()
+    while not bench.answers:
+        bench.train(1)
+    thread.join(20)
+    assert made == [1]
+
+
+def test_a_fork_ends_it(bench: Bench) -> None:
+    bench.ask(steps=50)
+    bench.train(profiling.BEFORE_STEPS + 1)
+    assert profiled()
+    child = os.fork()
+    if child == 0:
+        os._exit(int(profiled()))
+    assert os.waitpid(child, 0)[1] == 0
+    bench.train(2)
+    [(_, text, data)] = bench.answers
+    assert data["ok"]
+    assert "the process forked" in text
+
+
+def test_a_pause_ends_it(bench: Bench) -> None:
+    bench.ask(steps=50)
+    bench.train(profiling.BEFORE_STEPS + 2)
+    bench.recorder.while_paused = [command(CommandName.MARK), command(CommandName.RESUME)]
+    bench.serve(command(CommandName.PAUSE))
+    bench.train(1)
+    [(_, text, data)] = bench.answers
+    assert (data["ok"], data["first"], data["last"]) == (True, 6, 7)
+    assert text.count("it ended early: the run was paused") == 1
+
+
+def test_asked_of_a_paused_run_it_begins_after_the_pause(bench: Bench) -> None:
+    bench.recorder.while_paused = [
+        command(CommandName.PROFILE, steps=1),
+        command(CommandName.RESUME),
+    ]
+    bench.serve(command(CommandName.PAUSE))
+    bench.train(profiling.BEFORE_STEPS + 2)
+    assert bench.answers[0][2]["ok"]
+
+
+def test_the_end_of_the_run_ends_it(bench: Bench) -> None:
+    bench.ask(steps=50)
+    bench.train(profiling.BEFORE_STEPS + 3)
+    bench.server.close()
+    assert not profiled()
+    [(_, text, data)] = bench.answers
+    assert (data["ok"], data["last"]) == (True, 8)
+    assert "it ended early: the run ended" in text
+    bench.server.close()
+    assert len(bench.answers) == 1
+
+
+def test_the_end_of_the_run_before_it_began(bench: Bench) -> None:
+    bench.ask()
+    bench.train(1)
+    bench.server.close()
+    assert bench.answers[0][1] == "Profile: the run ended before it began"
+    assert bench.answers[0][2]["ok"] is False
+
+
+def test_files_that_take_long_are_not_waited_for(bench: Bench) -> None:
+    bench.writer.code = None
+    bench.ask(steps=1)
+    bench.train(profiling.BEFORE_STEPS + 10)
+    assert bench.answers == []
+    bench.server.close()
+    [(_, text, data)] = bench.answers
+    assert text.endswith("; its files are still being written")
+    assert (data["first"], data["last"]) == (6, 6)  # what came after is not part of it
+
+
+def test_files_that_could_not_be_written(bench: Bench) -> None:
+    bench.writer.code, bench.writer.said = 1, b"a warning\nthe trace has 2.00 GiB; too much\n"
+    bench.ask(steps=1)
+    bench.train(profiling.BEFORE_STEPS + 2)
+    [(_, text, data)] = bench.answers
+    assert data["ok"] is False
+    assert text.endswith("; but the trace has 2.00 GiB; too much")
+
+
+@pytest.mark.parametrize("broken", ["start", "stop", "export_chrome_trace"])
+def test_a_profiler_that_fails_is_answered(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("CUPTI error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(profile, broken, fail)
+        bench.ask(steps=2)
+        bench.train(profiling.BEFORE_STEPS + 5)
+    [(_, text, data)] = bench.answers
+    assert (text, data["ok"]) == ("Profile: failed (RuntimeError: CUPTI error)", False)
+    assert ranges.span("data") is ranges._OFF
+    if profiled():
+        torch._C._autograd._disable_profiler()
+        torch.autograd.profiler._is_profiler_enabled = False
+
+
+def test_a_script_that_trains_in_another_thread_is_refused(bench: Bench) -> None:
+    bench.server.profiling._ended_here = False
+    thread = threading.Thread(target=bench.ask)
+    thread.start()
+    thread.join()
+    assert "trains in a thread of its own" in bench.answers[0][1]
+    bench.ask(steps=1)
+    assert len(bench.answers) == 1
+
+
+def test_a_profiler_of_python_keeps_its_place(bench: Bench) -> None:
+    seen: list[str] = []
+    sys.setprofile(lambda frame, kind, arg: seen.append(kind))
+    try:
+        bench.ask(steps=1)
+        bench.train(profiling.BEFORE_STEPS + 2)
+        kept = sys.getprofile()
+    finally:
+        sys.setprofile(None)
+    assert kept is not None
+    assert bench.answers[0][2]["ok"]
+
+
+def test_ranges_cost_nothing_without_a_profile() -> None:
+    assert ranges.span("data") is ranges.span("forward")
+
+
+def test_results_in_words() -> None:
+    said = results.profile(4, 8, slower=0.256, held_s=0.3, early=None, size=3 * 2**20)
+    expected = "Profile: steps 4 to 8, 26 % slower than before; training stood still for 0.30 s; "
+    assert said == expected + "trace of 3.00 MiB"
+    said = results.profile(4, 4, slower=-0.1, held_s=0.3, early="it rained", size=None)
+    assert said.startswith("Profile: step 4, no slower than before; ")
+    assert said.endswith("; it ended early: it rained")
