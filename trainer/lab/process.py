@@ -79,7 +79,6 @@ class SampleProcess:
                 process.stdin.write(json.dumps(job).encode() + b"\n")
             # stdin stays open until the answer: its end tells the child that its sweep is gone.
             text = process.stdout.read()
-            process.stdin.close()
         finally:
             timer.cancel()
             self._process = None
@@ -99,7 +98,8 @@ def _end(process: subprocess.Popen[bytes]) -> int:
     # Before its number is given back: until then no other group can have it.
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     _kill(process)
-    return process.wait()
+    with process:  # closes its pipes
+        return process.wait()
 
 
 def _parsed(text: bytes) -> dict[str, Any] | None:

@@ -1,0 +1,203 @@
+"""The lab with real processes: samples that end in every way, and sweeps from the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from trainer.config import Workload, defaults
+from trainer.lab.folder import SAMPLES, read_sweep
+from trainer.lab.process import LOG, RUN, SampleProcess
+
+LONG = 10**8
+SWEEP = ["--workload", "linear", "--device", "cpu", "--steps", "30", "--warmup", "5"]
+
+
+def job(**given: Any) -> dict[str, Any]:
+    config = defaults(Workload.LINEAR).to_dict()
+    return {
+        **{"config": config, "changes": {}, "seed": 3, "warmup": 10, "steps": 60, "seconds": 0.2},
+        **given,
+    }
+
+
+def wait_until(true: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < deadline, "timed out"
+        time.sleep(0.02)
+
+
+def lab(folder: Path, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "trainer.lab", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "STEPSCOPE_RUNS": str(folder)},
+    )
+
+
+def taken(folder: Path) -> int:
+    path = folder / SAMPLES
+    return path.read_text().count("\n") if path.exists() else 0
+
+
+def test_a_sample_is_a_recorded_run_with_equal_losses_for_equal_seeds(tmp_path: Path) -> None:
+    process = SampleProcess(tmp_path)
+    first, same, other = (process.take(job(seed=seed), 120) for seed in (3, 3, 4))
+    metrics = first["metrics"]
+    assert metrics["steps"] == 60
+    assert metrics["samples_per_sec"] > 0
+    assert metrics["step_time"] == pytest.approx(32 / metrics["samples_per_sec"], rel=0.2)
+    assert metrics["peak_process"] > 2**26
+    assert metrics["peak_allocated"] is None
+    assert first["machine"]["torch"]
+    assert metrics["loss"] == same["metrics"]["loss"]
+    assert metrics["loss"] != other["metrics"]["loss"]
+    assert first["seconds"] > 0
+    assert not (tmp_path / RUN).exists()
+
+
+def test_the_first_sample_ends_by_time(tmp_path: Path) -> None:
+    answer = SampleProcess(tmp_path).take(job(steps=0, seconds=0.3), 120)
+    assert answer["metrics"]["steps"] >= 2
+    assert answer["metrics"]["window_s"] < 30
+
+
+def test_what_cannot_train_is_a_reason(tmp_path: Path) -> None:
+    process = SampleProcess(tmp_path)
+    refused = process.take(job(changes={"pin_memory": True}), 120)
+    assert refused["reason"].startswith("pin_memory: page-locked memory")
+    nonsense = process.take(job(changes={"batch_size": 0}), 120)
+    assert nonsense["reason"].startswith("batch_size: must be 1 to")
+    diverged = process.take(job(changes={"learning_rate": 100.0}, steps=300), 120)
+    assert diverged["metrics"]["loss"] is None
+    assert diverged["metrics"]["loss_finite"] is False
+
+
+def test_a_process_that_dies_is_a_reason(tmp_path: Path) -> None:
+    process = SampleProcess(tmp_path)
+
+    def kill() -> None:
+        wait_until(lambda: process._process is not None)
+        assert process._process is not None
+        os.kill(process._process.pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    answer = process.take(job(steps=LONG), 120)
+    killer.join()
+    assert "killed (SIGKILL)" in answer["reason"]
+    broken = process.take({"config": {}}, 120)
+    assert broken["reason"].startswith("Its process ended with exit code 1. KeyError")
+    assert (tmp_path / LOG).read_text().startswith("Traceback")
+
+
+def test_a_time_out_is_a_reason_and_leaves_no_process(tmp_path: Path) -> None:
+    answer = SampleProcess(tmp_path).take(job(steps=LONG), 1.0)
+    assert answer["reason"] == "It took longer than 1 s and was ended."
+    wait_until(lambda: not samples_of(os.getpid()))
+
+
+def samples_of(pid: int) -> list[psutil.Process]:
+    """Return the sample processes below a process, its own children and theirs."""
+    found = []
+    for child in psutil.Process(pid).children(recursive=True):
+        try:
+            if "trainer.lab.sample" in child.cmdline():
+                found.append(child)
+        except psutil.Error:
+            continue
+    return found
+
+
+def test_a_sweep_from_the_command_line(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    report = tmp_path / "report.html"
+    words = [*SWEEP, "--arms", "pin_memory,set_to_none", "--max-rounds", "2", "--json", str(out)]
+    process = lab(tmp_path, *words, "--html", str(report))
+    stdout, stderr = process.communicate(timeout=120)
+    assert process.returncode == 0, stderr
+    found = json.loads(out.read_text())
+    assert found["baseline"]["name"] == "baseline"
+    assert {one["name"]: one["verdict"] for one in found["arms"]} == {
+        "pin_memory": "impossible",
+        "set_to_none": "undecided",
+    }
+    for arm in found["arms"]:
+        assert {"effect", "low", "high", "resolution", "rounds", "reason"} <= set(arm)
+    assert found["arms"][1]["rounds"] == 2
+    assert "undecided after 2 rounds" in stdout
+    assert "set_to_none is off in the baseline" in stderr
+    assert "round 2 of 2" in stderr
+    assert report.read_text().startswith("<!doctype html>")
+    folder = next((tmp_path / "lab").iterdir())
+    assert read_sweep(folder)["status"] == "finished"
+
+
+def test_ctrl_c_stops_a_sweep_and_the_folder_goes_on(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    words = [*SWEEP, "--arms", "set_to_none", "--max-rounds", "2", "--folder", str(folder)]
+    process = lab(tmp_path, *words)
+    wait_until(lambda: taken(folder) >= 1 and bool(samples_of(process.pid)))
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    assert f"--folder {folder}" in stderr
+    before = taken(folder)
+    assert before < 4
+    assert read_sweep(folder)["status"] == "stopped"
+    resumed = lab(tmp_path, "--folder", str(folder))
+    _, stderr = resumed.communicate(timeout=120)
+    assert resumed.returncode == 0, stderr
+    assert taken(folder) == 4
+    assert read_sweep(folder)["status"] == "finished"
+
+
+def test_kill_9_leaves_no_sample_and_a_sweep_that_goes_on(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    words = [*SWEEP, "--arms", "set_to_none", "--max-rounds", "1", "--folder", str(folder)]
+    process = lab(tmp_path, *words)
+    wait_until(lambda: bool(samples_of(process.pid)))
+    child = samples_of(process.pid)[0]
+    second = lab(tmp_path, "--folder", str(folder))
+    _, said = second.communicate(timeout=60)
+    assert second.returncode == 2
+    assert "another process works on this sweep" in said
+    process.kill()
+    process.communicate()
+    wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+    assert read_sweep(folder)["status"] == "stopped"
+    resumed = lab(tmp_path, "--folder", str(folder))
+    _, said = resumed.communicate(timeout=120)
+    assert resumed.returncode == 0, said
+    assert taken(folder) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--arms", "x"], "--arms: 'x' is no setting"),
+        (["--json", "/nowhere/out.json"], "--json: must be a file in an existing folder"),
+        (["--folder", "/nowhere"], "holds no plan.json"),
+    ],
+)
+def test_wrong_usage_ends_with_2(tmp_path: Path, words: list[str], said: str) -> None:
+    given = words if words[0] == "--folder" else ["--workload", "linear", *words]
+    process = lab(tmp_path, *given)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert said in stderr
+    assert not (tmp_path / "lab").exists()
