@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from stepscope.formatting import format_bytes
+from stepscope.profiling.ranges import DATA, span
 from stepscope.recording.recorder import Recorder
 from stepscope.recording.scalars import Row
 from stepscope.run import RunStatus
@@ -147,7 +148,8 @@ class Loop:
         waited = 0.0
         for number in range(1, count + 1):
             began = time.perf_counter()
-            inputs, targets = next(batches)
+            with span(DATA):
+                inputs, targets = next(batches)
             waited += time.perf_counter() - began
             last = number == count
             if len(targets):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from stepscope.profiling.ranges import BACKWARD, FORWARD, OPTIMIZER, span
 from trainer.training.model import AS_LOADED, InputForm
 from trainer.workloads.task import LossFunction
 
@@ -43,20 +44,23 @@ class TrainStep:
 
     def forward(self, inputs: Tensor, targets: Tensor, of: int = 0) -> Tensor:
         """Return the mean loss of a batch (0-d), or its part of the mean over `of` samples."""
-        loss = self._outputs_and_loss(self.compiled or self.model, inputs, targets)[1]
-        return loss * (len(targets) / of) if of > len(targets) else loss
+        with span(FORWARD):
+            loss = self._outputs_and_loss(self.compiled or self.model, inputs, targets)[1]
+            return loss * (len(targets) / of) if of > len(targets) else loss
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of a loss to those that are there."""
-        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        with span(BACKWARD):
+            self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def update(self) -> Tensor | None:
         """Update the weights, then drop the gradients; return their norm (0-d) with clipping.
 
         With `set_to_none` only weights and optimizer state stay allocated between steps.
         """
-        norm = self.apply()
-        self.optimizer.zero_grad(set_to_none=self.set_to_none)
+        with span(OPTIMIZER):
+            norm = self.apply()
+            self.optimizer.zero_grad(set_to_none=self.set_to_none)
         return norm
 
     def apply(self) -> Tensor | None:

@@ -1,0 +1,224 @@
+"""Profiles for real: of a run of ours, of watched scripts, and what is in their files."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.profiling.phases import PHASES
+from stepscope.profiling.summary import Summary, parse
+from stepscope.run import RunError, RunStatus, read_run, run_folders
+from stepscope.store import EventRow, RunReader, StoreError
+from stepscope.store.reader import send_command
+from trainer.config import Workload, defaults
+from trainer.training.run import run as train
+
+SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
+
+
+def wait_for(found: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            if result := found():
+                return result
+        except (OSError, ValueError, RunError, StoreError, StopIteration):
+            pass  # the folder is not complete yet
+        time.sleep(0.02)
+    raise AssertionError("timed out")
+
+
+def ask(folder: Path, name: str, **args: Any) -> EventRow:
+    """Ask for something and wait until it is done or refused."""
+    command_id = send_command(folder, name, args)
+
+    def answered() -> EventRow:
+        with RunReader(folder) as reader:
+            events = reader.events(limit=10_000)
+        return next(event for event in events if event.data.get("command_id") == command_id)
+
+    answer: EventRow = wait_for(answered)
+    return answer
+
+
+def checked_trace(folder: Path, event: EventRow) -> list[dict[str, Any]]:
+    """Return the events of the trace, after a look at the form that Perfetto reads."""
+    packed = (folder / event.data["path"]).read_bytes()
+    assert len(packed) == event.data["bytes"]
+    content = json.loads(gzip.decompress(packed))
+    events: list[dict[str, Any]] = content["traceEvents"]
+    assert content["displayTimeUnit"] == "ms"
+    kinds = Counter(e["ph"] for e in events)
+    assert kinds["X"] > 100
+    assert set(kinds) <= set("XiMsfCBEb")
+    for e in events:
+        assert {"pid", "tid", "ts", "name"} <= e.keys(), e
+        assert "dur" in e or e["ph"] != "X", e
+    return events
+
+
+def summary_of(folder: Path, event: EventRow) -> Summary:
+    return parse((folder / event.data["summary"]).read_text())
+
+
+@contextmanager
+def ours(folder: Path) -> Iterator[threading.Event]:
+    config = replace(defaults(Workload.DIGITS_CNN), epochs=10_000, threads=1)
+    stop = threading.Event()
+    thread = threading.Thread(target=train, args=(config, folder), kwargs={"stop": stop})
+    thread.start()
+    try:
+        wait_for(lambda: read_run(folder).run_json["step"] > 5)
+        yield stop
+    finally:
+        stop.set()
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+@contextmanager
+def watched(runs: Path, *arguments: str) -> Iterator[Path]:
+    """Watch the script and return its folder; Stop ends it as Ctrl-C does."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stepscope.watch", "profiled.py", *arguments],
+        cwd=SCRIPTS,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "STEPSCOPE_RUNS": str(runs)},
+    )
+    try:
+        folder: Path = wait_for(lambda: next(run_folders(runs)))
+        wait_for(lambda: read_run(folder).status is RunStatus.RUNNING)
+        yield folder
+        ask(folder, "stop")
+        errors = process.communicate(timeout=60)[1]
+        assert process.returncode in (0, 1, -2, 130), errors.decode()  # no crash
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_run_of_ours(tmp_path: Path) -> None:
+    with ours(tmp_path):
+        event = ask(tmp_path, "profile", steps=4)
+    assert event.data["ok"], event.text
+    first = event.data["first"]
+    assert event.data["last"] == first + 3
+    events = checked_trace(tmp_path, event)
+    ranges = Counter(e["name"] for e in events if e.get("cat") == "user_annotation")
+    for phase in PHASES:
+        assert ranges[phase] == 4, phase
+    names = {e["name"] for e in events if e.get("cat") == "python_function"}
+    assert any("trainer/training/step.py" in name for name in names)
+    summary = summary_of(tmp_path, event)
+    assert (summary.first, summary.last, summary.cuda) == (first, first + 3, False)
+    calls = {operator.name: operator.calls for operator in summary.operators}
+    assert calls["aten::convolution_backward"] == 2 * 4
+    times = summary.phases.cpu_us
+    assert all(times[phase] > 0 for phase in PHASES)
+    assert times["other"] < sum(times.values()) / 2
+    assert any("step.py" in name for name in summary.flame.names)
+    left = [path.name for path in tmp_path.iterdir() if path.name.startswith(".profile")]
+    assert left == []
+
+
+def test_the_end_of_a_run_of_ours_writes_what_was_recorded(tmp_path: Path) -> None:
+    with ours(tmp_path) as stop:
+        command_id = send_command(tmp_path, "profile", {"steps": 50})
+        time.sleep(0.2)
+        stop.set()
+    with RunReader(tmp_path) as reader:
+        events = reader.events(limit=10_000)
+    [event] = [event for event in events if event.data.get("command_id") == command_id]
+    if event.data["ok"]:  # else it had not begun, and says so
+        wait_for(lambda: summary_of(tmp_path, event).first == event.data["first"])
+    else:
+        assert "before it began" in event.text
+
+
+def test_a_watched_script(tmp_path: Path) -> None:
+    with watched(tmp_path) as folder:
+        event = ask(folder, "profile", steps=5)
+        again = ask(folder, "profile", steps=1)
+        during = send_command(folder, "profile", {"steps": 50})
+    assert event.data["ok"], event.text
+    assert again.data["ok"], again.text
+    events = checked_trace(folder, event)
+    summary = summary_of(folder, event)
+    calls = {operator.name: operator.calls for operator in summary.operators}
+    assert calls["aten::addmm"] == 2 * 5
+    assert all(summary.phases.cpu_us[phase] > 0 for phase in PHASES)
+    assert any(name.startswith("profiled.py(") for name in summary.flame.names)
+    ranges = Counter(e["name"] for e in events if e.get("cat") == "user_annotation")
+    assert (ranges["backward"], ranges["data"] >= 5) == (5, True)
+    assert read_run(folder).status is RunStatus.STOPPED
+    with RunReader(folder) as reader:
+        [last] = [e for e in reader.events() if e.data.get("command_id") == during]
+    assert last.text.startswith("Profile: ")
+
+
+@pytest.mark.parametrize("framework", ["lightning", "huggingface"])
+def test_a_script_of_a_framework(tmp_path: Path, framework: str) -> None:
+    pytest.importorskip("transformers" if framework == "huggingface" else framework)
+    with watched(tmp_path, f"--{framework}") as folder:
+        event = ask(folder, "profile", steps=3)
+    assert event.data["ok"], event.text
+    checked_trace(folder, event)
+    summary = summary_of(folder, event)
+    assert summary.last - summary.first == 2
+    for phase in ("data", "forward", "backward", "optimizer"):
+        assert summary.phases.cpu_us[phase] > 0, phase
+
+
+def test_a_script_with_a_profiler_of_its_own(tmp_path: Path) -> None:
+    with watched(tmp_path, "--own") as folder:
+        event = ask(folder, "profile", steps=3)
+    assert event.data["ok"] is False
+    assert "another torch profiler is active" in event.text
+
+
+def test_a_script_of_init(tmp_path: Path) -> None:
+    script = tmp_path / "mine.py"
+    script.write_text(
+        "import time, torch, stepscope\n"
+        "rec = stepscope.init('mine')\n"
+        "w = torch.ones(3, requires_grad=True)\n"
+        "optimizer = torch.optim.SGD([w], lr=0.1)\n"
+        "for batch in rec.batches(torch.ones(3) for _ in range(1_000_000)):\n"
+        "    loss = (w * batch).sum() ** 2\n"
+        "    optimizer.zero_grad()\n"
+        "    loss.backward()\n"
+        "    optimizer.step()\n"
+        "    rec.step(loss=loss)\n"
+        "    time.sleep(0.002)\n"
+    )
+    root = str(Path(__file__).resolve().parents[2])
+    environ = {**os.environ, "STEPSCOPE_RUNS": str(tmp_path / "runs"), "PYTHONPATH": root}
+    process = subprocess.Popen([sys.executable, str(script)], env=environ, stderr=subprocess.PIPE)
+    try:
+        folder: Path = wait_for(lambda: next(run_folders(tmp_path / "runs")))
+        wait_for(lambda: read_run(folder).status is RunStatus.RUNNING)
+        event = ask(folder, "profile", steps=3)
+        ask(folder, "stop")
+        process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert event.data["ok"], event.text
+    checked_trace(folder, event)
+    times = summary_of(folder, event).phases.cpu_us
+    assert all(times[phase] > 0 for phase in ("data", "backward", "optimizer"))
+    assert times["forward"] == 0  # no module, and nothing else tells what forward is
