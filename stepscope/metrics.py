@@ -32,6 +32,7 @@ class Unit(StrEnum):
     MEGAHERTZ = "MHz"
     SECOND = "s"
     PER_SECOND = "1/s"
+    TERAFLOPS = "TFLOP/s"
     COUNT = "count"
     MASK = "bit mask"
 
@@ -191,6 +192,23 @@ METRICS: tuple[Metric, ...] = (
         "host clock",
         "Part of the step time in which the host, two steps ahead, waited for the GPU. Near 0 the "
         "GPU waits for the host: for its launches, or for data. Built-in loop only.",
+    ),
+    _step(
+        "perf/tflops",
+        Unit.TERAFLOPS,
+        "model TFLOP/s",
+        "torch.utils.flop_counter.FlopCounterMode",
+        "Floating-point operations of the model in this step, forward and backward, divided by its "
+        "step time. Counted once, at the run's start; what activation checkpointing computes again "
+        "does not count. Built-in loop only.",
+    ),
+    _step(
+        "perf/mfu",
+        Unit.PERCENT,
+        "model FLOPs utilization",
+        "perf/tflops and the GPU's data sheet",
+        "Share of the GPU's dense peak for the run's precision that perf/tflops is (MFU). Missing "
+        "on a CPU and where no peak is known; peak_reason in run.json says why.",
     ),
     _sample(
         "memory/allocated",

@@ -1,0 +1,188 @@
+"""Floating-point operations of a model, counted by hand and by torch, and the peaks of devices."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from trainer.config import Precision, RunConfig, Workload, defaults
+from trainer.peaks import PEAKS, Peak, peak_of
+from trainer.problems import TrainDevice
+from trainer.training.flops import Speed, count
+from trainer.workloads import WORKLOADS
+from trainer.workloads.task import Task, TensorSplit
+
+H100 = "NVIDIA H100 80GB HBM3"
+GPU = TrainDevice(id="GPU-1", name=H100, memory_total=2**36, cuda_index=0)
+CPU = TrainDevice(id="cpu", name="CPU", memory_total=2**34)
+
+
+def task(model: nn.Module, *shape: int) -> Task:
+    """A task whose loss is the sum of the model's outputs; inputs (8, *shape)."""
+    split = TensorSplit.of(torch.ones(8, *shape), torch.ones(8))
+    return Task(model=model, train=split, validation=split, loss=lambda out, _: out.sum())
+
+
+def test_a_linear_layer() -> None:
+    forward = 2 * 8 * 64 * 10
+    # Backward: the gradient of the weights; that of the inputs is not wanted.
+    assert count(task(nn.Linear(64, 10), 64), 8) == 2 * forward
+    first = 2 * 8 * 64 * 32
+    second = 2 * 8 * 32 * 10
+    two = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    assert count(task(two, 64), 8) == 2 * first + 3 * second
+
+
+def test_a_convolution() -> None:
+    forward = 2 * 8 * 16 * (10 * 10) * (3 * 3 * 3)  # batch, channels, places, weights of each
+    assert count(task(nn.Conv2d(3, 16, 3), 3, 12, 12), 8) == 2 * forward
+
+
+class Attention(nn.Module):
+    """Self-attention of 4 heads that makes its own positions on the inputs' device."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = (x + torch.arange(x.shape[1], device=x.device)[:, None]).unflatten(2, (4, 16))
+        q = q.transpose(1, 2)
+        return nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+
+
+def test_attention_counts_in_full() -> None:
+    projection, length, width = nn.Linear(64, 64), 32, 64
+    model = nn.Sequential(projection, Attention())
+    linear = 2 * 8 * length * width * width
+    scores = 2 * 8 * length * length * width
+    assert count(task(model, length, width), 8) == 2 * linear + 3 * 2 * scores
+
+
+@pytest.mark.parametrize("workload", [Workload.DIGITS_CNN, Workload.FILL, Workload.LINEAR])
+def test_counting_changes_nothing(workload: Workload) -> None:
+    config = replace(defaults(workload), batch_size=8)
+    made = WORKLOADS[workload](config)
+    made.model.append(nn.Dropout(0.5)) if isinstance(made.model, nn.Sequential) else None
+    before = {name: value.clone() for name, value in made.model.state_dict().items()}
+    drawn = torch.get_rng_state()
+    first = count(made, 8)
+    assert first == count(made, 8) > 0
+    assert count(made, 16) == 2 * first
+    assert torch.equal(torch.get_rng_state(), drawn)
+    for name, value in made.model.state_dict().items():
+        assert torch.equal(value, before[name])
+    assert all(weights.grad is None for weights in made.model.parameters())
+
+
+def test_weights_that_two_layers_share_are_one() -> None:
+    model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False))
+    apart = count(task(model, 64), 8)
+    model[1].weight = model[0].weight
+    assert count(task(model, 64), 8) == apart
+
+
+class Reads(nn.Linear):
+    """Asks for a value of its inputs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x * x.mean().item())
+
+
+def test_a_model_that_cannot_be_counted_trains_without() -> None:
+    speed = Speed.of(task(Reads(64, 10), 64), RunConfig(batch_size=8), GPU)
+    assert speed.per_sample is None
+    assert (speed.reason or "").startswith("Not counted: the model does not run without values (")
+    assert speed.row(8, 0.1) == {}
+    assert speed.facts(8)["flops_per_step"] is None
+    nothing = Speed.of(task(nn.BatchNorm1d(64), 64), RunConfig(batch_size=8), GPU)
+    assert (nothing.reason or "").startswith("Not counted: no operation")
+
+
+def test_speed_and_share_of_the_peak() -> None:
+    config = RunConfig(batch_size=8, precision=Precision.BF16)
+    speed = Speed.of(task(nn.Linear(64, 10), 64), config, GPU)
+    flops = 2 * 2 * 8 * 64 * 10
+    row = speed.row(8, 1e-6)
+    assert row == {
+        "perf/tflops": pytest.approx(flops / 1e-6 / 1e12),
+        "perf/mfu": pytest.approx(100 * flops / 1e-6 / 989.5e12),
+    }
+    half = speed.row(4, 1e-6)["perf/tflops"]
+    assert half == pytest.approx(flops / 2 / 1e-6 / 1e12)
+    assert speed.facts(32) == {
+        "flops_per_step": 4 * flops,
+        "flops_reason": None,
+        "peak_flops": 989.5e12,
+        "peak_source": "https://www.nvidia.com/en-us/data-center/h100/",
+        "peak_reason": None,
+    }
+
+
+def test_a_cpu_has_a_speed_and_no_share() -> None:
+    speed = Speed.of(task(nn.Linear(64, 10), 64), RunConfig(batch_size=8), CPU)
+    assert set(speed.row(8, 1.0)) == {"perf/tflops"}
+    assert "cores" in speed.facts(8)["peak_reason"]
+
+
+# --- the table of peaks ------------------------------------------------------------------------
+
+
+def test_every_peak_is_positive_with_a_source_of_its_maker() -> None:
+    for one in PEAKS:
+        figures = [one.fp32, one.tf32, one.bf16, one.fp16]
+        assert all(figure is None or figure > 0 for figure in figures), one.name
+        assert re.match(r"https://(www|images|resources)\.nvidia\.com/", one.source), one.name
+        # Shorter numbers are never slower, and tensor cores of 16 bits never slower than of tf32.
+        assert one.fp32 <= (one.tf32 or one.fp16) <= one.fp16
+        assert one.bf16 in (None, one.fp16)
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "tflops"),
+    [
+        (H100, "bf16", 989.5),
+        (H100, "pure_fp16", 989.5),
+        (H100, "tf32", 494.5),
+        (H100, "fp32", 67),
+        ("NVIDIA H100 PCIe", "bf16", 756.5),
+        ("NVIDIA H100 NVL", "bf16", 835.5),
+        ("NVIDIA H200", "bf16", 989.5),
+        ("NVIDIA H200 NVL", "bf16", 835.5),
+        ("NVIDIA B200", "bf16", 2250),
+        ("NVIDIA A100-SXM4-80GB", "bf16", 312),
+        ("NVIDIA A100-PCIE-40GB", "tf32", 156),
+        ("NVIDIA A100 80GB PCIe", "fp32", 19.5),
+        ("NVIDIA A10", "fp16", 125),
+        ("NVIDIA L4", "bf16", 121),
+        ("NVIDIA L40S", "bf16", 362),
+        ("Tesla T4", "fp16", 65),
+        ("Tesla V100-SXM2-32GB", "fp16", 125),
+        ("NVIDIA GeForce RTX 3090", "bf16", 71),
+        ("NVIDIA GeForce RTX 4090", "bf16", 165.2),
+        ("NVIDIA GeForce RTX 5090", "bf16", 209.5),
+    ],
+)
+def test_known_devices(device: str, precision: str, tflops: float) -> None:
+    peak = peak_of(device, Precision(precision))
+    assert isinstance(peak, Peak)
+    assert peak.flops == pytest.approx(tflops * 1e12)
+
+
+@pytest.mark.parametrize(
+    ("device", "said"),
+    [
+        (None, "a CPU's depends"),
+        ("NVIDIA A10G", "none is known for NVIDIA A10G"),
+        ("NVIDIA GeForce RTX 4090 D", "none is known"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", "none is known"),
+        ("NVIDIA H100 80GB HBM3 (cudasim)", "none is known"),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "a part of a GPU"),
+        ("Tesla T4", "has no bf16 arithmetic"),
+    ],
+)
+def test_what_has_no_peak_says_why(device: Any, said: str) -> None:
+    reason = peak_of(device, Precision.BF16)
+    assert isinstance(reason, str)
+    assert said in reason
