@@ -27,6 +27,7 @@ from trainer.failures import NanLoss, nan_remedy
 from trainer.training.checkpoint import write_checkpoint
 from trainer.training.commands import RunStopped
 from trainer.training.data import Loader
+from trainer.training.flops import Speed
 from trainer.training.graphs import GraphedStep
 from trainer.training.loss_reader import Reader
 from trainer.training.state import Training
@@ -85,6 +86,7 @@ class Loop:
     reader: Reader
     recorder: Recorder
     commands: CommandServer
+    speed: Speed
     _last_saved: float = field(default_factory=time.monotonic)
 
     def train(self) -> None:
@@ -126,6 +128,7 @@ class Loop:
                 "perf/step_time": now - boundary,
                 "perf/samples_per_sec": done.samples / (now - boundary),
                 "perf/data_wait": done.waited,
+                **self.speed.row(done.samples, now - boundary),
             }
             if tokens is not None:
                 row["perf/tokens_per_sec"] = done.samples * tokens / (now - boundary)

@@ -35,6 +35,7 @@ from trainer.training.compiling import compiled
 from trainer.training.compute import Compute, CpuCompute, CudaCompute, why_lost
 from trainer.training.data import make_loader, make_validation_loader
 from trainer.training.flags import run_flags
+from trainer.training.flops import Speed
 from trainer.training.graphs import GraphedStep, graphed
 from trainer.training.loop import Journal, Loop
 from trainer.training.model import InputForm, prepare
@@ -148,9 +149,15 @@ def _train(attempt: _Attempt) -> None:
         task = WORKLOADS[config.workload](config)
         if too_short := epoch_problem(config, task.train.length):
             raise RunFailed(str(too_short))
+        speed = Speed.of(task, config, attempt.device)
         training = Training(config, prepare(task.model, config, compute.device), compute)
         parameters = sum(weights.numel() for weights in task.model.parameters())
-        recorder.describe(parameters=parameters, **task.run_info)
+        recorder.describe(
+            parameters=parameters,
+            compute_capability=attempt.device.compute_capability,
+            **speed.facts(config.step_size),
+            **task.run_info,
+        )
         if config.resume:
             _resume(training, recorder)
         own = OwnCommands(recorder, training, attempt.stop)
@@ -185,6 +192,7 @@ def _train(attempt: _Attempt) -> None:
                 reader=compute.reader(Journal(recorder, config)),
                 recorder=recorder,
                 commands=commands,
+                speed=speed,
             ).train()
 
 
