@@ -38,6 +38,8 @@ SWITCHES: list[dict[str, Any]] = [
     {"num_workers": 2},
     {"num_workers": 1, "persistent_workers": False, "copy_stream": True, "prefetch_factor": 3},
     {"copy_stream": True, "accumulation": 2},
+    {"copy_stream": True, "cuda_graphs": True},
+    {"data_on_device": True, "cuda_graphs": True},
 ]
 
 switches = pytest.mark.parametrize("changes", SWITCHES, ids=lambda changes: ",".join(changes))
@@ -106,7 +108,8 @@ def test_every_way_trains_to_the_same_loss_and_resumes(
     gpu: TrainDevice, changes: dict[str, Any], tmp_path: Path, saving_at_step: Any
 ) -> None:
     """Order and arithmetic are the same, so the losses are, to the last bit on the simulator."""
-    config = small(gpu, accumulation=changes.get("accumulation", 1))
+    same = {name: changes[name] for name in ("accumulation", "cuda_graphs") if name in changes}
+    config = small(gpu, **same)
     plain = finished(config, tmp_path / "plain")
     saved = len(plain) - 4
     saving_at_step(saved)
