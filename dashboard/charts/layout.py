@@ -186,7 +186,7 @@ def _step_time(content: RunContent) -> Json:
     scripted = content.kind is not RunKind.TRAINER  # whose wait may not be seen
     traces = [trace("perf/step_time"), trace("perf/data_wait", optional=scripted)]
     if content.has_cuda:
-        traces.append(trace("perf/h2d", optional=True))
+        traces += [trace("perf/h2d", optional=True), trace("perf/gpu_time", optional=True)]
     return chart("step_time", "Step time", traces, y=y_axis(Unit.SECOND), warm_up=WARM_UP_ROWS)
 
 

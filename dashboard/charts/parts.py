@@ -38,6 +38,7 @@ COLORS: dict[str, str] = {
     "perf/step_time": "blue",
     "perf/data_wait": "orange",
     "perf/h2d": "green",
+    "perf/gpu_time": "pink",
 }
 LINES = ("blue", "green", "orange", "pink", "amber", "gray")
 """Colors of lines that share a metric, such as the losses of several optimizers."""
