@@ -67,7 +67,8 @@ class RunContent:
     of `gpus`. `gpu_reason` and `allocator_reason` say why GPU or allocator values do not exist;
     the latter is None on a CUDA device whose allocator answers.
     `optimizers` are the class names, in the order of their first steps. `custom` are the metrics
-    that only this run has, those with a chart; `custom_left` counts the others.
+    that only this run has, those with a chart; `custom_left` counts the others. `flops_reason`
+    says why operations could not be counted, `peak_reason` why their share of the peak is unknown.
     """
 
     has_cuda: bool
@@ -80,6 +81,8 @@ class RunContent:
     optimizers: tuple[str, ...] = ()
     custom: tuple[str, ...] = ()
     custom_left: int = 0
+    flops_reason: str | None = None
+    peak_reason: str | None = None
 
 
 def run_content(run: RunInfo) -> RunContent:
@@ -99,6 +102,8 @@ def run_content(run: RunInfo) -> RunContent:
         optimizers=optimizer_names(run_json),
         custom=custom,
         custom_left=left,
+        flops_reason=_text(run_json.get("flops_reason")),
+        peak_reason=_text(run_json.get("peak_reason")),
     )
 
 
@@ -205,6 +210,10 @@ def _fit(fit: Mapping[str, Any]) -> Fit | None:
 
 def _texts(value: Any) -> list[str]:
     return [entry for entry in value if isinstance(entry, str)] if isinstance(value, list) else []
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _dict(value: Any) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def _training(content: RunContent) -> list[Json]:
         charts.append(_power(content, "more"))
     if gpu_kind(content) == "heat":
         charts.append(_memory_used(content, "more"))
-    return [*charts, _throughput(content), *_optimizer(content)]
+    return [*charts, _throughput(content), *_flops(content), *_optimizer(content)]
 
 
 def _recording(content: RunContent) -> list[Json]:
@@ -180,6 +180,17 @@ def _throughput(content: RunContent) -> Json:
         y2 = y_axis(Unit.PER_SECOND)
     y, empty = y_axis(Unit.PER_SECOND), NO_SAMPLES.get(content.kind)
     return chart("throughput", "Throughput", traces, y=y, y2=y2, empty=empty, group="more")
+
+
+def _flops(content: RunContent) -> list[Json]:
+    """Model TFLOP/s and their share of the peak; operations of a script are not counted."""
+    if content.kind is not RunKind.TRAINER:
+        return []
+    share = trace("perf/mfu", label="share of the peak", axis="y2", dash="dot", optional=True)
+    note, empty = content.peak_reason, content.flops_reason
+    traces = [trace("perf/tflops", optional=empty is None), share]
+    y, y2 = y_axis(Unit.TERAFLOPS), y_axis(Unit.PERCENT)
+    return [chart("flops", "Model FLOPs", traces, y=y, y2=y2, note=note, empty=empty, group="more")]
 
 
 def _step_time(content: RunContent) -> Json:

@@ -35,6 +35,8 @@ COLORS: dict[str, str] = {
     "gpu/temp": "orange",
     "perf/samples_per_sec": "blue",
     "perf/tokens_per_sec": "orange",
+    "perf/tflops": "blue",
+    "perf/mfu": "orange",
     "perf/step_time": "blue",
     "perf/data_wait": "orange",
     "perf/h2d": "green",

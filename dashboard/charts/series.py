@@ -47,6 +47,8 @@ FOLDED = {
     "train/amp_scale",
     "train/amp_skipped",
     "perf/tokens_per_sec",
+    "perf/tflops",
+    "perf/mfu",
     "gpu/temp",
     "gpu/power_limit",
 }

@@ -36,6 +36,9 @@ export function scaleFor(unit, value) {
   if (unit === "s" && size < 1) {
     return size >= 1e-3 ? { unit: "ms", factor: 1e-3 } : { unit: "µs", factor: 1e-6 };
   }
+  if (unit === "TFLOP/s" && size < 1) {
+    return size >= 1e-3 ? { unit: "GFLOP/s", factor: 1e-3 } : { unit: "MFLOP/s", factor: 1e-6 };
+  }
   return { unit: unit === "count" ? "" : unit, factor: 1 };
 }
 

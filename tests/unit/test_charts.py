@@ -224,7 +224,7 @@ def test_the_first_screen_has_four_charts_and_the_others_are_folded_away() -> No
     first = [entry["id"] for entry in charts if entry["group"] == "main"]
     assert first == ["loss", "memory", "utilization", "step_time"]
     folded = [entry["id"] for entry in charts if entry["group"] == "more"]
-    assert folded == ["power", "throughput", "learning_rate", "grad_norm", "amp_scale"]
+    assert folded == ["power", "throughput", "flops", "learning_rate", "grad_norm", "amp_scale"]
 
 
 def test_what_the_optimizer_does_is_shown_only_where_recorded() -> None:
