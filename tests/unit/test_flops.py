@@ -76,6 +76,21 @@ def test_counting_changes_nothing(workload: Workload) -> None:
     assert all(weights.grad is None for weights in made.model.parameters())
 
 
+def test_a_language_model_needs_six_operations_a_weight_and_token() -> None:
+    """6 N T of Kaplan et al. (arXiv:2001.08361), and PaLM's 12 L d T a token for its attention.
+
+    N are the weights of linear layers, the head's too: what is looked up is not multiplied.
+    """
+    config = replace(defaults(Workload.GPT), batch_size=4, width=128, layers=3, context=64)
+    made = WORKLOADS[Workload.GPT](config)
+    weights = sum(
+        part.weight.numel() for part in made.model.modules() if isinstance(part, nn.Linear)
+    )
+    tokens = 4 * 64
+    attention = 12 * config.layers * config.width * config.context * tokens
+    assert count(made, 4) == pytest.approx(6 * weights * tokens + attention, rel=0.001)
+
+
 def test_weights_that_two_layers_share_are_one() -> None:
     model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False))
     apart = count(task(model, 64), 8)
