@@ -23,6 +23,7 @@ import streamlit as st
 from dashboard.lesson_runs import LessonRuns
 from dashboard.run_index import RunIndex
 from dashboard.run_summary import RunSummary, summarize
+from dashboard.verdicts import Verdicts
 from stepscope.run import RunError, RunInfo, read_run, run_folder, run_folders, runs_root
 from trainer.config import RunConfig
 from trainer.problems import TrainDevice
@@ -50,6 +51,7 @@ class Services:
         self.examples = examples
         self.index = RunIndex(runs)
         self.lessons = LessonRuns()
+        self.verdicts = Verdicts()
         self._summaries: dict[str, RunSummary] = {}
         self._lock = threading.Lock()
         self._active: ActiveRun | None = None

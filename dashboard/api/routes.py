@@ -25,8 +25,10 @@ from dashboard import live_chart, services
 from dashboard.api import commands
 from dashboard.api.page_token import page_token
 from dashboard.charts import series
+from dashboard.controls.proposal import is_possible
+from dashboard.verdicts import as_json
 from stepscope.recording.recovery import recover_ended
-from stepscope.run import RunError, RunStatus, read_run
+from stepscope.run import RunError, RunInfo, RunStatus, read_run
 from stepscope.store import STORE_NAME, RunReader, StoreError
 from stepscope.store.reader import Axis
 
@@ -88,11 +90,20 @@ def get_series(request: Request) -> Answer:
     include_folded = bool(query.get("include_folded"))
     try:
         with RunReader(folder) as reader:
-            return series.update(reader, run, cursors, int(after), include_folded) | token
+            answer = series.update(reader, run, cursors, int(after), include_folded)
+            return answer | token | {"verdict": _verdict(server, reader, run)}
     except StoreError:
         if run.status is not RunStatus.PENDING:
             raise
         return series.state(run) | token  # its process is just making the store
+
+
+def _verdict(server: services.Services, reader: RunReader, run: RunInfo) -> Answer | None:
+    """Return what the steps of the run wait for, None where there is nothing to say."""
+    config = run.run_json.get("config") or {}
+    devices = server.devices().devices if server.devices_known else []
+    allowed = functools.partial(is_possible, config=config, devices=devices)
+    return as_json(server.verdicts.of(reader, run, allowed))
 
 
 @_answering

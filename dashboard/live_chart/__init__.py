@@ -64,13 +64,15 @@ def live_chart(
     page_token: str,
     on_start: Callable[[], None],
     on_pick: Callable[[], None],
+    on_setting: Callable[[], None],
 ) -> ComponentResult:
     """Mount the header and, for a run, its live charts; return the component's result.
 
     `layout` comes from `dashboard.charts.layout`, `header` from `dashboard.views.live_panel`.
     `page_token` names what the page was built from: the component runs the script again once the
     server names another. `on_start` is called for a press on Start, `on_pick` when another run is
-    chosen, whose id is then the component's `run`.
+    chosen, whose id is then the component's `run`. `on_setting` is called when the setting that
+    a verdict proposes is taken: the component's `setting`, with `field` and `value`.
     """
     data = {
         "run": run_id,
@@ -85,4 +87,5 @@ def live_chart(
         on_stale_change=_rerun,
         on_start_change=on_start,
         on_run_change=on_pick,
+        on_setting_change=on_setting,
     )

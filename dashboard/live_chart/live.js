@@ -13,6 +13,7 @@ import { Poller } from "./poll.js";
 import { Store } from "./store.js";
 import { readTheme } from "./theme.js";
 import { TileRow } from "./tiles.js";
+import { VerdictLine } from "./verdict.js";
 
 const PACE_MS = 500;
 const PENDING_PACE_MS = 80;
@@ -31,6 +32,7 @@ class LiveView {
       send,
     });
     this.memoryButtons = new ButtonGroup(true, send, "Memory");
+    this.verdict = new VerdictLine((setting) => this.setTriggerValue("setting", setting));
     this.tiles = new TileRow();
     this.bar = new AxisBar(this.store);
     this.table = new EventTable();
@@ -50,7 +52,7 @@ class LiveView {
       refused: (sentence) => this.refused(sentence),
       trouble,
     });
-    const parts = [this.tiles, this.bar, this.board, this.table];
+    const parts = [this.verdict, this.tiles, this.bar, this.board, this.table];
     this.body = el("div", { class: "ss-body" }, ...parts.map((part) => part.node));
     this.root = el(
       "div",
@@ -213,6 +215,7 @@ class LiveView {
     const { store } = this;
     this.header.update(store);
     this.memoryButtons.update(store.answer?.status, store.waitingFor);
+    this.verdict.update(store);
     this.body.hidden = !store.run || Boolean(store.unreadable);
   }
 

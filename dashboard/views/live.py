@@ -49,7 +49,7 @@ if params != st.query_params.to_dict():
 note = run.run_json.get("note") if run else None
 if note:
     st.caption(f":material/inventory_2: {escape_markdown(str(note))}")
-live_panel(server, problems, listing, run, trouble)
+live_panel(server, config, problems, listing, run, trouble)
 if run is None:
     empty_page(server, found)
 else:

@@ -11,6 +11,7 @@ from dashboard.api.page_token import page_token
 from dashboard.charts.content import run_content
 from dashboard.charts.layout import layout
 from dashboard.controls.actions import buttons, start_button
+from dashboard.controls.proposal import take_proposal
 from dashboard.controls.run_picker import RUN, choices, choose
 from dashboard.live_chart import live_chart
 from dashboard.run_index import Listing
@@ -46,13 +47,14 @@ def start_if_pressed(server: Services, config: RunConfig, problems: Sequence[Pro
 
 def live_panel(
     server: Services,
+    config: RunConfig,
     problems: Sequence[Problem],
     listing: Listing,
     run: RunInfo | None,
     trouble: str | None = None,
 ) -> None:
-    """Draw the header row and, for a run, its charts; `trouble` says why the picked one is not
-    there."""
+    """Draw the header row and, for a run, its charts; `config` and `problems` are the sidebar's,
+    `trouble` says why the picked run is not there."""
     picked = st.session_state.get(RUN)
     error = st.session_state.pop(ERROR, None)
     header = {
@@ -62,6 +64,7 @@ def live_panel(
         "buttons": buttons(run),
         "look_only": read_only_reason(run) if run is not None and run.status.live else None,
         "trouble": trouble,
+        "settings": config.to_dict(),
         # Numbered, so that the same sentence is shown again.
         "error": {"id": time.time_ns() // 1000, "text": error} if error else None,
     }
@@ -73,6 +76,7 @@ def live_panel(
         page_token=page_token(listing, run),
         on_start=_start_pressed,
         on_pick=_pick,
+        on_setting=_take_setting,
     )
 
 
@@ -82,3 +86,10 @@ def _start_pressed() -> None:
 
 def _pick() -> None:
     choose(st.session_state[KEY].run)
+
+
+def _take_setting() -> None:
+    try:
+        take_proposal(st.session_state[KEY].setting)
+    except ValueError as error:
+        st.session_state[ERROR] = f"The setting was not taken. {error}"

@@ -1,0 +1,101 @@
+"""The verdict that the page shows of a run: worked out every few seconds, and slow to change.
+
+All tabs poll twice a second, and each poll takes time from a training thread in this process. So a
+verdict is made at most every EVERY_S seconds for all of them together, in 2 ms. One that is shown
+stays for HOLD_S, and another takes its place only when it was found twice in a row.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from stepscope.diagnosis.bottleneck import Allowed, Kind, Verdict, verdict
+from stepscope.diagnosis.remedies import setting_text
+from stepscope.diagnosis.window import recent_figures, setup_of
+from stepscope.run import RunInfo, RunKind
+from stepscope.store import RunReader
+
+EVERY_S = 3.0
+HOLD_S = 10.0
+KEPT = 64
+"""Runs whose verdict is kept."""
+
+
+@dataclass(slots=True)
+class Shown:
+    """What is shown of a run, and what was found last; times on a monotonic clock."""
+
+    looked: float
+    verdict: Verdict | None = None
+    since: float = 0.0
+    """When its kind was first shown."""
+    written: float = 0.0
+    """When its text was."""
+    found: Kind | None = None
+    is_new: bool = True
+    is_final: bool = False
+
+    def settle(self, found: Verdict, now: float) -> None:
+        """Take what was found: at once where nothing was known of the run before."""
+        told = found if found.kind.names_a_cause else None
+        kind = told.kind if told is not None else None
+        shown = self.verdict.kind if self.verdict is not None else None
+        if kind == shown:
+            if now - self.written >= HOLD_S:
+                self.verdict, self.written = told, now
+        elif self.is_new or (kind == self.found and (shown is None or now - self.since >= HOLD_S)):
+            self.verdict, self.since, self.written = told, now, now
+        self.found, self.is_new = kind, False
+
+
+class Verdicts:
+    """One a server; `of` may be called from any thread."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._shown: dict[str, Shown] = {}
+
+    def of(self, reader: RunReader, run: RunInfo, allowed: Allowed) -> Verdict | None:
+        """Return the verdict to show; None where there is nothing to say. Raises StoreError.
+
+        `allowed(field, value)` says which settings are possible on this machine.
+        """
+        if run.run_json.get("kind") == RunKind.RECORD:
+            return None
+        now, live = self._clock(), run.status.live
+        with self._lock:
+            shown = self._entry(str(run.folder), now)
+            if not shown.is_new and (shown.is_final or (live and now - shown.looked < EVERY_S)):
+                return shown.verdict
+            shown.looked = now
+        figures = recent_figures(reader, run.run_json)
+        found = verdict(figures, setup_of(run.run_json, figures.step_time), allowed)
+        with self._lock:
+            if not live:  # what is found last stays
+                shown.verdict, shown.is_new, shown.is_final = None, True, True
+            shown.settle(found, now)
+            return shown.verdict
+
+    def _entry(self, key: str, now: float) -> Shown:
+        shown = self._shown.pop(key, None) or Shown(now)
+        self._shown[key] = shown
+        if len(self._shown) > KEPT:
+            self._shown.pop(next(iter(self._shown)))
+        return shown
+
+
+def as_json(found: Verdict | None) -> dict[str, Any] | None:
+    """Return what the browser draws: a sentence, and what to try in words or as a setting."""
+    if found is None or found.next is None:
+        return None
+    step = found.next
+    drawn: dict[str, Any] = {"kind": found.kind.value, "text": found.text}
+    if step.name is None:
+        return drawn | {"words": step.text}
+    said = setting_text(step.name, step.value)
+    return drawn | {"setting": {"field": step.name, "value": step.value, "text": said}}

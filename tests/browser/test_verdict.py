@@ -1,0 +1,55 @@
+"""The line above the tiles: what the steps wait for, and the link that sets the sidebar."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from playwright.sync_api import Page, expect
+
+from stepscope.run import RunStatus
+from tests.browser.conftest import Server
+from tests.unit.recorded_runs import recorded_run, write_run
+from tests.unit.test_verdicts import rows
+from trainer.config import RunConfig
+
+
+def test_the_link_sets_the_sidebar_for_the_next_run(
+    server: Server, open_page: Callable[..., Page]
+) -> None:
+    server.runs.mkdir(exist_ok=True)
+    told = {"config": RunConfig().to_dict(), "environment": {"cores": 8}}
+    write_run(server.runs / "own", told, steps=rows(0.063))
+    page = open_page("/?run=own")
+    line = page.get_by_test_id("verdict")
+    expect(line).to_contain_text("Input-bound: 63 % of a step waits for data.")
+    above = line.bounding_box()
+    tiles = page.get_by_test_id("kpi-loss").bounding_box()
+    assert above is not None
+    assert tiles is not None
+    assert above["y"] + above["height"] <= tiles["y"]
+    page.get_by_role("button", name="Try num_workers 4").press("Enter")
+    expect(line).to_contain_text("num_workers 4 is set for the next run.")
+    page.wait_for_url("**num_workers=4**")
+    page.get_by_text("Data loading", exact=True).click()
+    expect(page.get_by_label("num_workers", exact=True)).to_have_value("4")
+    expect(page.get_by_role("button", name="Try num_workers 4")).to_have_count(0)
+    # Where the reader sets it back, it is proposed again.
+    page.get_by_label("num_workers", exact=True).fill("0")
+    page.get_by_label("num_workers", exact=True).press("Enter")
+    expect(page.get_by_role("button", name="Try num_workers 4")).to_be_visible()
+
+
+def test_a_script_is_told_in_words_and_a_young_run_has_no_line(
+    server: Server, open_page: Callable[..., Page]
+) -> None:
+    server.runs.mkdir(exist_ok=True)
+    recorded_run(server.runs, "input_bound_cpu")
+    page = open_page("/?run=input_bound_cpu")
+    expect(page.get_by_test_id("verdict")).to_contain_text("In the DataLoader call try")
+    expect(page.get_by_test_id("verdict").get_by_role("button")).to_be_hidden()
+    live = {"status": RunStatus.FINISHED.value, "created": time.time() - 5}
+    write_run(server.runs / "young", live, steps=rows(0.06, count=10))
+    page.goto(f"{server.url}/?run=young")
+    expect(page.get_by_test_id("status")).to_contain_text("Finished")
+    expect(page.get_by_test_id("verdict")).to_be_hidden()

@@ -1,0 +1,55 @@
+"""A poll's answer carries the verdict of the run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+
+from dashboard import services
+from dashboard.api.routes import get_series
+from stepscope.run import write_run_json
+from tests.unit.recorded_runs import recorded_run, write_run
+from tests.unit.test_verdicts import rows
+from trainer.config import RunConfig
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> services.Services:
+    made = services.Services(tmp_path, tmp_path / "none")
+    made.devices()
+    monkeypatch.setattr(services, "get", lambda: made)
+    return made
+
+
+def poll(run: str) -> dict[str, Any]:
+    query = f"run={run}".encode()
+    answer = get_series(Request({"type": "http", "query_string": query, "headers": []}))
+    told: dict[str, Any] = json.loads(answer.body)
+    assert answer.status_code == 200, told
+    return told
+
+
+def test_a_run_of_ours_gets_a_setting(server: services.Services, tmp_path: Path) -> None:
+    config, environment = RunConfig().to_dict(), {"cores": 8}
+    write_run(tmp_path / "own", {"config": config, "environment": environment}, steps=rows(0.06))
+    told = poll("own")["verdict"]
+    assert told["kind"] == "input-bound"
+    assert told["setting"] == {"field": "num_workers", "value": 4, "text": "num_workers 4"}
+    assert len(json.dumps(told)) < 250  # twice a second
+
+
+def test_a_script_gets_words_and_a_young_run_nothing(
+    server: services.Services, tmp_path: Path
+) -> None:
+    recorded_run(tmp_path, "input_bound_cpu")
+    assert "num_workers=2" in poll("input_bound_cpu")["verdict"]["words"]
+    write_run(tmp_path / "young", steps=rows(0.06, count=10))
+    assert poll("young")["verdict"] is None
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    write_run_json(begun, {"created": 1.0, "status": "finished", "heartbeat": 1.0})
+    assert "verdict" not in poll("begun")  # it has no store yet
