@@ -119,7 +119,7 @@ def _triton_reason(capability: tuple[int, int]) -> str | None:
         needed, found = (f"{major}.{minor}" for major, minor in (_TRITON_SINCE, capability))
         return f"torch.compile needs compute capability {needed}, this GPU has {found}"
     if importlib.util.find_spec("triton") is None:
-        return "torch.compile makes GPU kernels with Triton, which is not installed"
+        return "torch.compile makes GPU kernels with Triton, and there is no package triton"
     return _compiler_reason("C", os.environ.get("CC", "gcc"), "clang")
 
 

@@ -27,6 +27,7 @@ SHARED_MEMORY_REASON = (
 )
 _NO_WORKSPACE = "unable to find an engine"
 """cuDNN says so when no convolution's workspace fits; in a script it may mean other things."""
+_NOT_DETERMINISTIC = "does not have a deterministic implementation"
 _GPU_CALL = ("CUDA error", "cuDNN error", "CUDNN_STATUS", "CUBLAS_STATUS", "cuBLAS error")
 _SHARED_MEMORY = ("/torch_", "shared memory", "bus error")
 _TAKES = {
@@ -66,6 +67,11 @@ def explain(
         )
     if isinstance(error, RunFailed):
         return failed(text)
+    if config.deterministic and _NOT_DETERMINISTIC in first:
+        return failed(
+            f"deterministic: {first.split(_NOT_DETERMINISTIC)[0].strip()} has no algorithm that "
+            "gives the same result each time. Switch deterministic off."
+        )
     return failed(f"Training raised {type(error).__name__}: {first[:300]}. See the traceback.")
 
 

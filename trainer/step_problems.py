@@ -80,7 +80,7 @@ def _compile_problems(
     if config.compile is Compile.NONE:
         return
     if compile_reason is not None:
-        yield Problem("compile", compile_reason, "Install it, or set compile to none")
+        yield Problem("compile", compile_reason, "Set compile to none")
     if config.activation_checkpointing:
         reason = "torch.compile chooses by itself what it computes again"
         yield Problem("compile", reason, "Switch off activation_checkpointing")

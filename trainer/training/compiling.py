@@ -60,7 +60,7 @@ def told_in_a_sentence(config: RunConfig) -> Iterator[None]:
             raise
         raise RunFailed(
             f"compile: torch.compile ({config.compile}) could not compile this model: "
-            f"{_first_line(error)}. Set compile to none."
+            f"{_what(error)}. Set compile to none."
         ) from error
 
 
@@ -73,6 +73,10 @@ def _refuse_thread(config: RunConfig) -> None:
         )
 
 
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0].rstrip(".:")[:300] if lines else type(error).__name__
+def _what(error: BaseException) -> str:
+    """Return what the compiler says: a failure of its backend carries the true one."""
+    inner = getattr(error, "inner_exception", error)
+    lines = [line.strip() for line in str(inner).splitlines() if line.strip()]
+    return (
+        f"{type(inner).__name__}: {lines[0].rstrip('.:')[:300]}" if lines else type(inner).__name__
+    )

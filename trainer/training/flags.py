@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -9,7 +10,12 @@ import torch
 from torch.backends import cudnn
 
 from trainer.config import RunConfig
+from trainer.failures import RunFailed
 from trainer.training.precision import precision_flags
+
+WORKSPACES = "CUBLAS_WORKSPACE_CONFIG"
+_FIXED = (":4096:8", ":16:8")
+"""The two values with which cuBLAS gives the same result each time, by its manual."""
 
 
 @contextmanager
@@ -39,3 +45,25 @@ def _determinism(wanted: bool) -> Iterator[None]:
         yield
     finally:
         torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+
+
+def fix_workspaces(config: RunConfig) -> None:
+    """Give cuBLAS the fixed workspaces that a deterministic run on a GPU needs.
+
+    Torch reads this variable once, at the first matrix product of the process, so it stays set.
+    Raises RunFailed where a GPU has been used without it. To be called before this run uses one.
+    """
+    if not config.deterministic or config.device == "cpu":
+        return
+    value = os.environ.get(WORKSPACES)
+    if value in _FIXED:
+        return
+    has_context = torch._C._cuda_hasPrimaryContext  # type: ignore[attr-defined]
+    used = any(map(has_context, range(torch.cuda.device_count())))
+    if used or value is not None:
+        found = f"it is {value}" if value is not None else "this process began without it"
+        raise RunFailed(
+            f"deterministic: cuBLAS needs {WORKSPACES}={_FIXED[0]} before a process first uses a "
+            f"GPU, and {found}. Choose the process runner, or restart with the variable set."
+        )
+    os.environ[WORKSPACES] = _FIXED[0]

@@ -34,7 +34,7 @@ from trainer.training.commands import OwnCommands, RunStopped
 from trainer.training.compiling import compiled
 from trainer.training.compute import Compute, CpuCompute, CudaCompute, why_lost
 from trainer.training.data import make_loader, make_validation_loader
-from trainer.training.flags import run_flags
+from trainer.training.flags import fix_workspaces, run_flags
 from trainer.training.flops import Speed
 from trainer.training.graphs import GraphedStep, graphed
 from trainer.training.loop import Journal, Loop
@@ -85,6 +85,7 @@ def _run(config: RunConfig, session: Session, stop: threading.Event) -> Outcome:
     device: TrainDevice | None = None
     try:
         device = _device(config)
+        fix_workspaces(config)
         compute = _compute(device)
         compute.reset_peaks()  # in the server's process those of the run before still stand
         source = open_source()

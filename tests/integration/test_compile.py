@@ -1,0 +1,106 @@
+"""torch.compile on the CPU, for real: one model through its C++ compiler.
+
+Its modes for GPUs need Triton, which the simulator has not: they are not verified anywhere yet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from stepscope.run import RunStatus
+from tests.integration.test_resume import train
+from tests.integration.test_training import events, metric, run_json, small
+from trainer.config import Compile, Workload
+from trainer.devices import list_devices
+from trainer.problems import choice_problem
+from trainer.training.checkpoint import read_checkpoint
+from trainer.training.loop import Loop
+from trainer.training.run import run
+
+# Torch's own, as it imports its compiler.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+MLP = small(Workload.DIGITS_MLP, batch_size=512, epochs=2, max_steps=30)  # 26 steps an epoch
+COMPILED = replace(MLP, compile=Compile.DEFAULT)
+
+
+@pytest.mark.timeout(400)
+def test_a_compiled_model_trains_as_the_plain_one_and_keeps_its_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = choice_problem("compile", "default", MLP, list_devices())
+    if problem is not None:
+        pytest.skip(str(problem))
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
+    built: list[int] = []
+    loop = Loop.train
+
+    def count(self: Loop) -> None:
+        built.append(len([*cache.rglob("*.so")]))
+        loop(self)
+        built.append(len([*cache.rglob("*.so")]))
+
+    monkeypatch.setattr(Loop, "train", count)
+    plain = train(tmp_path, "plain", MLP)
+    assert built == [0, 0]
+    compiled = train(tmp_path, "compiled", COMPILED)
+    # Kernels of the forward and the backward pass, for both sizes of batch before the first step.
+    assert built[2] > 1
+    assert built[3] == built[2]
+    np.testing.assert_allclose(compiled, plain, rtol=1e-4)
+    first, last = (event for event in events(tmp_path / "compiled") if event.kind == "compile")
+    assert first.text.startswith("Compiling the model (torch.compile, default)")
+    assert last.data["seconds"] > metric(tmp_path / "compiled", "perf/step_time").max()
+    names = [
+        read_checkpoint(tmp_path / name / "last.pt")["model"] for name in ("plain", "compiled")
+    ]
+    assert names[0].keys() == names[1].keys()
+    more = replace(COMPILED, max_steps=40, resume="compiled/last.pt")
+    expected = replace(MLP, max_steps=40, resume="plain/last.pt")
+    np.testing.assert_allclose(
+        train(tmp_path, "again", more), train(tmp_path, "expected", expected), rtol=1e-4
+    )
+
+
+def test_a_model_that_cannot_be_compiled_is_told_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: Any, **options: Any) -> None:
+        raise ValueError("no kernel for this")
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=broken))
+    assert run(COMPILED, tmp_path) is RunStatus.FAILED
+    reason = run_json(tmp_path)["reason"]
+    assert reason.startswith("compile: torch.compile (default) could not compile this model")
+    assert "ValueError: no kernel for this. " in reason
+    assert reason.endswith("Set compile to none.")
+    assert not (tmp_path / "traceback.txt").exists()
+
+
+@pytest.mark.parametrize("mode", [mode for mode in Compile if mode is not Compile.NONE])
+def test_each_mode_is_handed_to_torch(
+    mode: Compile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modes = []
+
+    def note(model: Any, *, mode: str) -> Any:
+        modes.append(mode)
+        return model
+
+    monkeypatch.setattr(torch, "compile", note)
+    config = replace(COMPILED, compile=mode, max_steps=1)
+    if mode is Compile.REDUCE_OVERHEAD:
+        assert run(config, tmp_path) is RunStatus.FAILED
+        assert "reduce-overhead adds CUDA Graphs" in run_json(tmp_path)["reason"]
+        assert modes == []
+    else:
+        assert run(config, tmp_path) is RunStatus.FINISHED
+        assert modes == [mode.value]

@@ -1,0 +1,156 @@
+"""Each switch of the step on the CPU: it trains as plain fp32 does, and resumes bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from stepscope.run import RunStatus
+from tests.integration.conftest import SaveAtStep
+from tests.integration.test_resume import train
+from tests.integration.test_training import events, metric, run_json, small
+from trainer.config import RunConfig, Workload
+from trainer.training.checkpoint import read_checkpoint
+from trainer.training.loop import Loop
+from trainer.training.run import run
+from trainer.training.step import TrainStep
+
+CNN = small(Workload.DIGITS_CNN, epochs=3, batch_size=512, max_steps=60, learning_rate=5e-3, seed=3)
+SAVED = 33  # within the second epoch of 26 steps
+
+# Each switch, with how far its losses may be from those of plain fp32, relative to them. What
+# takes the same arithmetic must be equal; other orders of sums differ by rounding, which 60 steps
+# of Adam make larger; 16 bits keep two to three digits, and in the weights too if they are pure.
+SWITCHED: dict[str, tuple[dict[str, Any], float]] = {
+    "warm-up": ({"warmup": True}, 0.0),
+    "gradients filled with zeros": ({"set_to_none": False}, 0.0),
+    "deterministic": ({"deterministic": True}, 0.0),
+    "activation checkpointing": ({"activation_checkpointing": True}, 0.0),
+    "clipping above every norm": ({"clip_norm": 1e6}, 5e-3),
+    "channels_last off": ({"channels_last": False}, 5e-3),
+    "foreach": ({"fused": False, "foreach": True}, 5e-3),
+    "a loop over the parameters": ({"fused": False}, 5e-3),
+    "accumulation": ({"batch_size": 128, "accumulation": 4}, 5e-3),
+    "bf16": ({"precision": "bf16"}, 0.05),
+    "pure_bf16": ({"precision": "pure_bf16"}, 0.05),
+}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
+    """The losses of plain fp32."""
+    losses = train(tmp_path_factory.mktemp("plain"), "run", CNN)
+    assert losses[-1] < 0.6 * losses[0]
+    return losses
+
+
+@pytest.mark.parametrize("name", SWITCHED)
+def test_a_switch_trains_as_plain_fp32_and_resumes_bitwise(
+    name: str, plain: np.ndarray, tmp_path: Path, saving_at_step: SaveAtStep
+) -> None:
+    changes, tolerance = SWITCHED[name]
+    config = replace(CNN, **changes)
+    saving_at_step(SAVED)
+    whole = train(tmp_path, "whole", config)
+    if tolerance:
+        np.testing.assert_allclose(whole, plain, rtol=tolerance)
+    else:
+        assert np.array_equal(whole, plain)
+    rest = train(tmp_path, "rest", replace(config, resume=f"whole/step-{SAVED}.pt"))
+    assert np.array_equal(rest, whole[SAVED:])
+    assert np.array_equal(
+        metric(tmp_path / "rest", "val/loss"), metric(tmp_path / "whole", "val/loss")[1:]
+    )
+
+
+def test_an_incomplete_last_step_of_an_epoch_is_averaged_over_what_it_has(tmp_path: Path) -> None:
+    """12,942 samples: 4 whole steps of 3,000 in 3 batches each, then 942 in one."""
+    large = replace(CNN, batch_size=3000, max_steps=0, epochs=2)
+    whole = train(tmp_path, "whole", large)
+    parts = train(tmp_path, "parts", replace(large, batch_size=1000, accumulation=3))
+    assert len(parts) == len(whole) == 10
+    np.testing.assert_allclose(parts, whole, rtol=1e-4)
+    seen = metric(tmp_path / "parts", "perf/samples_per_sec") * metric(
+        tmp_path / "parts", "perf/step_time"
+    )
+    assert np.allclose(seen, [3000, 3000, 3000, 3000, 942] * 2)
+
+
+def test_a_loader_that_leaves_samples_out_does_not_leave_gradients_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The third batch of each epoch's last step does not come: its step is made of two."""
+    train_step: Callable[..., Any] = Loop._train_step
+
+    def short(self: Loop, batches: Any, left: int) -> Any:
+        if left == 3000:
+            batches = iter([next(batches), next(batches)])
+        return train_step(self, batches, left)
+
+    updates: list[int] = []
+    update = TrainStep.update
+    monkeypatch.setattr(Loop, "_train_step", short)
+    monkeypatch.setattr(
+        TrainStep,
+        "update",
+        lambda self: updates.append(1) or update(self),  # type: ignore[func-returns-value]
+    )
+    config = replace(CNN, batch_size=1000, accumulation=3, max_steps=0, epochs=1)
+    monkeypatch.setattr("trainer.workloads.digits.HELD_OUT", 1797 - 1000)  # 9,000 samples
+    losses = train(tmp_path, "run", config)
+    assert len(losses) == len(updates) == 3
+
+
+def test_warm_up_is_told(tmp_path: Path) -> None:
+    train(tmp_path, "run", replace(CNN, warmup=True, max_steps=1))
+    first = events(tmp_path / "run")[0]
+    assert first.kind == "warmup"
+    assert "3 steps" in first.text
+
+
+def test_flags_hold_while_it_trains_and_not_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = set()
+    step = TrainStep.__call__
+
+    def look(self: TrainStep, *batch: Any) -> Any:
+        seen.add(torch.are_deterministic_algorithms_enabled())
+        return step(self, *batch)
+
+    monkeypatch.setattr(TrainStep, "__call__", look)
+    train(tmp_path, "run", replace(CNN, deterministic=True, max_steps=2))
+    assert seen == {True}
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_pure_weights_are_saved_in_16_bits_and_go_on_in_32(tmp_path: Path) -> None:
+    config = replace(CNN, precision="pure_bf16", max_steps=20)
+    train(tmp_path, "pure", config)
+    model = read_checkpoint(tmp_path / "pure" / "last.pt")["model"]
+    assert {weights.dtype for weights in model.values()} == {torch.bfloat16}
+    again: RunConfig = replace(CNN, max_steps=40, resume="pure/last.pt")
+    losses = train(tmp_path, "fp32", again)
+    assert losses[-1] < losses[0]
+
+
+def test_an_operation_without_a_deterministic_algorithm_is_told_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward = TrainStep.forward
+
+    def scatter(self: TrainStep, *batch: Any) -> Any:
+        torch.zeros(3).put(torch.tensor([0, 0]), torch.ones(2))
+        return forward(self, *batch)
+
+    monkeypatch.setattr(TrainStep, "forward", scatter)
+    assert run(replace(CNN, deterministic=True), tmp_path) is RunStatus.FAILED
+    reason = run_json(tmp_path)["reason"]
+    assert reason.startswith("deterministic: put_ has no algorithm")
+    assert "Switch deterministic off" in reason

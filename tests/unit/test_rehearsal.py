@@ -1,0 +1,89 @@
+"""Warm-up steps change nothing: weights, statistics, optimizer, loss scale, random numbers."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from trainer.config import Optimizer, RunConfig
+from trainer.training.compute import CpuCompute
+from trainer.training.precision import autocast
+from trainer.training.rehearsal import changing_nothing, first_batch, whole_step
+from trainer.training.state import Training
+from trainer.training.step import TrainStep
+from trainer.workloads.task import TensorSplit
+
+KERNELS = [{"fused": True}, {"fused": False, "foreach": True}, {"fused": False}]
+BATCH = torch.rand(8, 4), torch.rand(8, 2)
+
+
+def make(**changes: Any) -> tuple[Training, TrainStep]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 2))
+    config = RunConfig(**{"learning_rate": 0.01, **changes})
+    training = Training(config, model, CpuCompute())
+    training.scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
+    step = TrainStep(
+        model=model,
+        loss=nn.MSELoss(),
+        optimizer=training.optimizer,
+        scaler=training.scaler,
+        autocast=autocast(config.precision, torch.device("cpu")),
+        clip_norm=1.0,
+        set_to_none=config.set_to_none,
+    )
+    return training, step
+
+
+def losses(step: TrainStep, steps: int) -> list[float]:
+    return [step(*BATCH)[0].item() for _ in range(steps)]
+
+
+@pytest.mark.parametrize("optimizer", list(Optimizer))
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("done", [0, 3])
+def test_losses_are_bitwise_those_without_warm_up(
+    optimizer: Optimizer, kernel: dict[str, bool], done: int
+) -> None:
+    """At a run's beginning and, as after a resume, when the optimizer has state."""
+    _, plain = make(optimizer=optimizer, **kernel)
+    expected = losses(plain, done + 4)
+    training, step = make(optimizer=optimizer, **kernel)
+    assert losses(step, done) == expected[:done]
+    with changing_nothing(training):
+        before = training.model[0].weight.clone()  # type: ignore[index]
+        for _ in range(3):
+            whole_step(step, BATCH, 2)
+        assert not torch.equal(before, training.model[0].weight)  # type: ignore[index]
+        assert training.scaler.get_scale() > 4.0
+    assert losses(step, 4) == expected[done:]
+
+
+def test_everything_is_put_back_in_place() -> None:
+    training, step = make()
+    losses(step, 1)
+    before = copy.deepcopy(training.state_dict())
+    places = [tensor.data_ptr() for tensor in training.model.state_dict().values()]
+    with changing_nothing(training):
+        losses(step, 5)
+    after = training.state_dict()
+    assert [tensor.data_ptr() for tensor in training.model.state_dict().values()] == places
+    assert after["optimizer"]["param_groups"] == before["optimizer"]["param_groups"]
+    for part in ("model", "scaler", "rng"):
+        torch.testing.assert_close(after[part], before[part], rtol=0, atol=0)
+    states = after["optimizer"]["state"], before["optimizer"]["state"]
+    torch.testing.assert_close(*states, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("batch_size", "sizes"), [(4, (4, 2)), (5, (5, 5)), (64, (10, 10))])
+def test_the_first_batch_has_the_size_of_the_largest_or_the_last(
+    batch_size: int, sizes: tuple[int, int]
+) -> None:
+    split = TensorSplit.of(torch.rand(10, 4), torch.rand(10, 2))
+    config = RunConfig(batch_size=batch_size)
+    found = [len(first_batch(split, config, CpuCompute(), last=last)[1]) for last in (False, True)]
+    assert tuple(found) == sizes

@@ -1,0 +1,117 @@
+"""Settings of the step that exclude each other, or have no effect: told, with a remedy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from trainer.config import RunConfig, Workload, defaults
+from trainer.problems import TrainDevice, choice_problem, problems
+from trainer.step_problems import epoch_problem
+
+CPU = TrainDevice(id="cpu", name="CPU", memory_total=2**30)
+GPU = TrainDevice(
+    id="GPU-0", name="GPU", memory_total=2**30, cuda_index=0, compute_capability=(9, 0)
+)
+CNN, MLP = Workload.DIGITS_CNN, Workload.DIGITS_MLP
+
+
+def found(device: TrainDevice, workload: Workload = CNN, **changes: Any) -> set[str]:
+    config = replace(defaults(workload, device.id), **changes)
+    return {problem.field for problem in problems(config, [device])}
+
+
+@pytest.mark.parametrize("device", [CPU, GPU])
+@pytest.mark.parametrize("workload", list(Workload))
+def test_the_defaults_have_no_problem(device: TrainDevice, workload: Workload) -> None:
+    assert found(device, workload) == set()
+
+
+@pytest.mark.parametrize(
+    ("changes", "fields"),
+    [
+        ({"cuda_graphs": True}, {"cuda_graphs"}),
+        ({"cudnn_benchmark": True}, {"cudnn_benchmark"}),
+        ({"memory_warmup": True}, {"memory_warmup"}),
+        ({"precision": "pure_fp16"}, {"precision"}),
+        ({"compile": "reduce-overhead"}, {"compile"}),
+        ({"precision": "pure_bf16"}, set()),
+        ({"compile": "default"}, set()),
+        ({"compile": "max-autotune"}, set()),
+        ({"deterministic": True, "warmup": True, "accumulation": 4, "clip_norm": 1.0}, set()),
+        ({"fused": False, "foreach": True, "set_to_none": False}, set()),
+        ({"activation_checkpointing": True}, set()),
+        ({"fused": True, "foreach": True}, {"fused", "foreach"}),
+    ],
+)
+def test_on_a_cpu(changes: dict[str, Any], fields: set[str]) -> None:
+    assert found(CPU, **changes) == fields
+
+
+@pytest.mark.parametrize(
+    ("changes", "fields"),
+    [
+        ({"cuda_graphs": True}, set()),
+        ({"cuda_graphs": True, "precision": "fp16", "clip_norm": 1.0, "accumulation": 4}, set()),
+        ({"cuda_graphs": True, "fused": False}, set()),
+        ({"cuda_graphs": True, "activation_checkpointing": True, "deterministic": True}, set()),
+        ({"cuda_graphs": True, "precision": "fp16", "fused": False}, {"cuda_graphs"}),
+        ({"cuda_graphs": True, "optimizer": "sgd", "fused": False}, {"cuda_graphs"}),
+        ({"cuda_graphs": True, "compile": "default"}, {"cuda_graphs", "compile"}),
+        ({"cuda_graphs": True, "set_to_none": False}, {"set_to_none"}),
+        ({"cuda_graphs": True, "warmup": True}, {"warmup"}),
+        ({"cuda_graphs": True, "memory_warmup": True}, {"memory_warmup"}),
+        ({"warmup": True, "memory_warmup": True, "cudnn_benchmark": True}, set()),
+        ({"cudnn_benchmark": True, "deterministic": True}, {"cudnn_benchmark", "deterministic"}),
+        ({"precision": "pure_fp16"}, set()),
+        ({"compile": "reduce-overhead"}, set()),
+        (
+            {"compile": "default", "activation_checkpointing": True},
+            {"compile", "activation_checkpointing"},
+        ),
+    ],
+)
+def test_on_a_gpu(changes: dict[str, Any], fields: set[str]) -> None:
+    assert found(GPU, **changes) == fields
+
+
+@pytest.mark.parametrize("field", ["channels_last", "cudnn_benchmark", "activation_checkpointing"])
+def test_a_switch_that_a_workload_cannot_feel_is_refused(field: str) -> None:
+    assert found(GPU, MLP, **{field: True}) == {field}
+    assert found(GPU, CNN, **{field: True}) == set()
+
+
+def test_of_two_that_exclude_each_other_either_can_be_switched_off() -> None:
+    config = replace(RunConfig(), fused=True)
+    problem = choice_problem("foreach", True, config, [CPU])
+    assert problem is not None
+    assert problem.remedy == "Switch off fused"
+    other = choice_problem("fused", True, replace(config, fused=False, foreach=True), [CPU])
+    assert other is not None
+    assert other.remedy == "Switch off foreach"
+    assert choice_problem("fused", False, replace(config, foreach=True), [CPU]) is None
+
+
+@pytest.mark.parametrize("device", [CPU, GPU])
+def test_a_missing_compiler_is_named(device: TrainDevice) -> None:
+    without = replace(device, compile_reason="there is no g++ on this machine")
+    problem = choice_problem("compile", "default", defaults(CNN, device.id), [without])
+    assert problem is not None
+    assert "g++" in problem.reason
+    assert choice_problem("compile", "none", defaults(CNN, device.id), [without]) is None
+
+
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0)])
+def test_pure_bf16_needs_what_bf16_needs(capability: tuple[int, int]) -> None:
+    old = replace(GPU, compute_capability=capability)
+    for precision in ("bf16", "pure_bf16"):
+        assert found(old, precision=precision) == ({"precision"} if capability < (8, 0) else set())
+    assert found(old, precision="pure_fp16") == set()
+
+
+@pytest.mark.parametrize(("accumulation", "fits"), [(1, True), (7, True), (8, False)])
+def test_a_step_has_no_more_batches_than_an_epoch(accumulation: int, fits: bool) -> None:
+    config = RunConfig(batch_size=100, accumulation=accumulation)
+    assert (epoch_problem(config, 601) is None) == fits
