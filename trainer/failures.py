@@ -100,9 +100,13 @@ def _less_memory(short: Shortage, config: RunConfig, device: TrainDevice | None)
     ]
     ways = [f"lower {_either(lower)}"] if lower else []
     if short is Shortage.PINNED:
-        ways.append("switch off pin_memory and non_blocking")
+        all_three = "pin_memory, non_blocking and copy_stream"
+        pinned = all_three if config.copy_stream else "pin_memory and non_blocking"
+        ways.append(f"switch off {pinned}")
     elif short is Shortage.GPU or config.device == "cpu":
         ways += _shorter_numbers(config, device)
+        if config.data_on_device:
+            ways.append("switch off data_on_device")
     text = ", or ".join(ways) or "Choose a device with more memory"
     return text[0].upper() + text[1:]
 

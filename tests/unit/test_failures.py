@@ -121,6 +121,12 @@ HOST_OOM = RuntimeError("DefaultCPUAllocator: not enough memory: you tried to al
             gpu(),
             "Choose a device with more memory.",
         ),
+        (
+            OOM,
+            {"data_on_device": True, "precision": Precision.BF16},
+            gpu(),
+            "Lower batch_size, or switch off data_on_device.",
+        ),
         (HOST_OOM, {}, gpu(), "Lower batch_size."),
         (HOST_OOM, {"num_workers": 2}, gpu(), "Lower batch_size or num_workers."),
         (HOST_OOM, {"device": "cpu"}, CPU_DEVICE, "Lower batch_size, or choose bf16."),
@@ -155,7 +161,9 @@ def test_memory_that_cannot_be_pinned_is_not_the_gpus() -> None:
     for error in (caught.value, in_thread):
         reason = explain(error, ON_GPU, gpu()).reason
         assert reason.startswith("The host could not page-lock more memory. ")
-        assert "switch off pin_memory" in reason
+        assert "switch off pin_memory and non_blocking." in reason
+        aside = explain(error, replace(ON_GPU, copy_stream=True), gpu()).reason
+        assert "switch off pin_memory, non_blocking and copy_stream." in aside
         assert "page-lock" in str(outcome(error).reason)
     elsewhere = torch.AcceleratorError("CUDA error: out of memory")
     assert explain(elsewhere, ON_GPU, gpu()).reason.startswith("The GPU ran out of memory")
