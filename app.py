@@ -1,11 +1,16 @@
 """The launcher: `streamlit run app.py` serves the page and its data routes on one port."""
 
+import sys
+
 import streamlit as st
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from dashboard.api.routes import ROUTES
+from dashboard.arguments import take_arguments
 from dashboard.services import lifespan
+
+take_arguments(sys.argv)
 
 # Streamlit checks the Host header of its WebSocket only; this covers our routes as well.
 HOSTS = list(st.get_option("server.allowedHosts") or ["*"])

@@ -70,7 +70,7 @@ class NanPolicy(StrEnum):
 
 
 class Workload(StrEnum):
-    """The built-in workloads; each has a file in `trainer/workloads/`."""
+    """The workloads; each has a file in `trainer/workloads/`, and `user` runs one given to it."""
 
     LINEAR = "linear"
     DIGITS_MLP = "digits_mlp"
@@ -80,6 +80,7 @@ class Workload(StrEnum):
     RESNET = "resnet"
     MATMUL = "matmul"
     FILL = "fill"
+    USER = "user"
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +302,7 @@ _DEFAULTS: dict[Workload, dict[str, Any]] = {
         "width": 512,
     },
     Workload.FILL: {"epochs": 5, "batch_size": 16, "learning_rate": 1e-3},
+    Workload.USER: {"epochs": 10, "batch_size": 32, "learning_rate": 1e-3, "channels_last": False},
 }
 
 

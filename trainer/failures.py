@@ -8,9 +8,10 @@ from dataclasses import replace
 import torch
 
 from stepscope.diagnosis.outcome import Outcome, Shortage, failed, out_of_memory, shortage
-from trainer.config import LIMITS, Precision, RunConfig, Runner
+from trainer.config import LIMITS, Precision, RunConfig, Runner, Workload
 from trainer.problems import TrainDevice, choice_problem
 from trainer.traits import reads
+from trainer.user_workload import place_in_user_code
 
 
 class RunFailed(Exception):
@@ -72,7 +73,9 @@ def explain(
             f"deterministic: {first.split(_NOT_DETERMINISTIC)[0].strip()} has no algorithm that "
             "gives the same result each time. Switch deterministic off."
         )
-    return failed(f"Training raised {type(error).__name__}: {first[:300]}. See the traceback.")
+    place = place_in_user_code(error) if config.workload is Workload.USER else None
+    at = f" at {place}" if place else ""
+    return failed(f"Training raised {type(error).__name__}{at}: {first[:300]}. See the traceback.")
 
 
 def nan_remedy(config: RunConfig) -> str:

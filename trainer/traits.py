@@ -33,6 +33,8 @@ TRAITS: dict[Workload, Traits] = {
     Workload.RESNET: Traits(fields=("width", "image_size", "classes"), convolutions=True),
     Workload.MATMUL: Traits(fields=("width",)),
     Workload.FILL: Traits(fields=("width", "image_size"), convolutions=True),
+    # What its model and data are is known only once its file has run: nothing is ruled out.
+    Workload.USER: Traits(fields=("own",), convolutions=True),
 }
 
 SOME_HAVE = frozenset(field for traits in TRAITS.values() for field in traits.fields)

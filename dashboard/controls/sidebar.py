@@ -13,7 +13,7 @@ import streamlit as st
 
 from dashboard.controls.fields import Choice, number, reason, select, switch_number, switch_select
 from dashboard.controls.techniques import groups
-from dashboard.controls.workload_fields import workload_fields
+from dashboard.controls.workload_fields import absent, offered, workload_fields
 from dashboard.format import escape_markdown
 from dashboard.services import Devices
 from stepscope.formatting import format_bytes
@@ -27,7 +27,6 @@ from trainer.config import (
     Workload,
     defaults,
 )
-from trainer.data_sets import data_problem
 from trainer.problems import TrainDevice, problems
 from trainer.switches import SWITCHES
 
@@ -40,6 +39,7 @@ WORKLOADS = {
     Workload.RESNET: "ResNet-18, 224 px (synthetic)",
     Workload.MATMUL: "Matrix multiplication",
     Workload.FILL: "Fill the GPU: residual CNN",
+    Workload.USER: "Your own workload",
 }
 PRECISIONS = {
     Precision.FP32: "fp32",
@@ -117,8 +117,7 @@ def sidebar(
         _training(choice)
         groups(choice, checkpoints)
     config = _current()
-    absent = data_problem(config)
-    return config, (*problems(config, found.devices), *([absent] if absent else []))
+    return config, (*problems(config, found.devices), *absent(config))
 
 
 def link_params(config: RunConfig, devices: Sequence[TrainDevice]) -> dict[str, str]:
@@ -199,7 +198,7 @@ def _device_name(device: TrainDevice) -> str:
 def _workload(config: RunConfig) -> None:
     st.selectbox(
         "Workload",
-        list(WORKLOADS),
+        offered(config.workload),
         format_func=WORKLOADS.__getitem__,
         key="config_workload",
         on_change=_reload_defaults,

@@ -5,9 +5,15 @@ from __future__ import annotations
 import streamlit as st
 
 from dashboard.controls.fields import number, reason
-from trainer.config import LIMITS, RunConfig, Workload
+from trainer.config import LIMITS, Problem, RunConfig, Workload
 from trainer.data_sets import data_problem, data_root, data_sets
 from trainer.traits import TRAITS
+from trainer.user_workload import (
+    UserWorkloadError,
+    user_problem,
+    user_workload,
+    user_workload_settings,
+)
 
 CAPTIONS = {
     Workload.IMAGES: "Images from a CSV file or from class folders, decoded anew each epoch.",
@@ -51,11 +57,28 @@ FIELDS: dict[str, tuple[str, str]] = {
 """Label and help of each field; its kind of widget follows from its type."""
 
 
+def offered(chosen: Workload) -> list[Workload]:
+    """Return the workloads to choose from; the user's own if one was given, or is `chosen`."""
+    try:
+        given = user_workload() is not None
+    except UserWorkloadError:
+        given = True  # its file is gone, which `absent` tells once it is chosen
+    return [one for one in Workload if one is not Workload.USER or given or one is chosen]
+
+
+def absent(config: RunConfig) -> tuple[Problem, ...]:
+    """Return what this workload needs on the disk and does not find there."""
+    found = (data_problem(config), user_problem(config))
+    return tuple(problem for problem in found if problem is not None)
+
+
 def workload_fields(config: RunConfig) -> None:
     """Draw what the chosen workload has beside the settings of all: numbers first, two a row."""
     if config.workload in CAPTIONS:
         st.caption(CAPTIONS[config.workload])
     names = TRAITS[config.workload].fields
+    if "own" in names:
+        _own(config)
     if "data" in names:
         _data(config)
     numbers = [name for name in names if name in LIMITS]
@@ -84,3 +107,26 @@ def _data(config: RunConfig) -> None:
     problem = data_problem(config)
     if problem is not None:
         reason(problem)
+
+
+def _own(config: RunConfig) -> None:
+    """Draw the user's own workload: which file it is, and a switch for each of its settings."""
+    problem = user_problem(config)
+    if problem is not None:
+        reason(problem)
+    try:
+        given, settings = user_workload(), user_workload_settings()
+    except UserWorkloadError:
+        return
+    if given is not None:
+        st.caption(f"`{given}`, given when the server was started.")
+    for name, text in settings.items():
+        st.session_state[f"own_{name}"] = config.has(name)
+        st.toggle(name, key=f"own_{name}", help=text, on_change=_switch_own, args=(name,))
+
+
+def _switch_own(name: str) -> None:
+    """Put a switch's new position into `own`, which keeps the names that are on."""
+    state = st.session_state
+    on = [each for each in str(state.config_own).split(",") if each and each != name]
+    state.config_own = ",".join([*on, name] if state[f"own_{name}"] else on)

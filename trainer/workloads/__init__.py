@@ -1,11 +1,11 @@
-"""The built-in workloads, by name."""
+"""The workloads, by name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from trainer.config import RunConfig, Workload
-from trainer.workloads import digits, fill, gpt, images, linear, matmul, resnet
+from trainer.workloads import digits, fill, gpt, images, linear, matmul, resnet, user
 from trainer.workloads.task import Task
 
 WORKLOADS: dict[Workload, Callable[[RunConfig], Task]] = {
@@ -17,4 +17,5 @@ WORKLOADS: dict[Workload, Callable[[RunConfig], Task]] = {
     Workload.RESNET: resnet.task,
     Workload.MATMUL: matmul.task,
     Workload.FILL: fill.task,
+    Workload.USER: user.task,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ Batch = tuple[Tensor, Tensor]  # inputs, targets
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 
 
+@runtime_checkable
 class Split(Protocol):
     """One split of a data set. Worker processes take from a copy of it, so it can be pickled."""
 

@@ -1,0 +1,33 @@
+"""What follows `--` in `streamlit run app.py -- …`: settings that no page may change."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+
+from trainer import data_sets
+from trainer.user_workload import OPTION, UserWorkloadError, choose
+
+APP = "app.py"
+
+
+def take_arguments(argv: Sequence[str]) -> None:
+    """Put the user's own workload and the data folder into the environment, as whole paths.
+
+    Training may run in a child process with another working directory. `argv` is that of
+    `streamlit run`: the script and what follows `--`. Any other program that imports the app has
+    arguments of its own, which are left alone. Ends the program with a sentence for arguments that
+    cannot be used.
+    """
+    os.environ[data_sets.VARIABLE] = str(data_sets.data_root())
+    if os.path.basename(argv[0]) != APP:
+        return
+    parser = argparse.ArgumentParser(prog=f"streamlit run {APP} --", allow_abbrev=False)
+    parser.add_argument(OPTION, metavar="PATH.py:FUNCTION", help="a workload of your own")
+    options = parser.parse_args(argv[1:])
+    if options.workload is not None:
+        try:
+            choose(options.workload)
+        except UserWorkloadError as error:
+            parser.exit(2, f"{error}\n")

@@ -1,0 +1,344 @@
+"""A workload of the user's own: what it may be, its settings, and where its errors are."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, TensorDataset
+
+from dashboard.arguments import take_arguments
+from trainer import data_sets
+from trainer.config import RunConfig, Workload, defaults
+from trainer.failures import explain
+from trainer.user_workload import (
+    VARIABLE,
+    UserWorkloadError,
+    choose,
+    user_problem,
+    user_workload,
+    user_workload_settings,
+)
+from trainer.workloads import WORKLOADS
+from trainer.workloads.dataset_split import DatasetSplit
+from trainer.workloads.task import Task, TensorSplit
+from trainer.workloads.user_file import UserCodeError, UserFile
+
+PROJECT = Path(__file__).resolve().parents[2]
+EXAMPLE = PROJECT / "examples" / "own_workload.py"
+SOURCE = UserFile(EXAMPLE)
+Write = Callable[[str], Path]
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each test ends with the environment and without the modules that it loaded."""
+    monkeypatch.setenv(VARIABLE, "")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield
+    for name in [name for name in sys.modules if name.startswith(("user_workload_", "beside_it"))]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Write this as the user's file and choose its function `build`."""
+
+    def file(text: str) -> Path:
+        path = tmp_path / "mine.py"
+        path.write_text(text)
+        choose(f"{path}:build")
+        return path
+
+    return file
+
+
+def make(**changes: Any) -> Task:
+    config = replace(defaults(Workload.USER), **changes)
+    return WORKLOADS[Workload.USER](config)
+
+
+HEAD = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from trainer.workloads.task import Task, TensorSplit
+
+data = TensorDataset(torch.arange(10.0)[:, None], torch.arange(10) % 2)
+"""
+
+
+def returning(**parts: str) -> str:
+    given = {
+        "model": "nn.Linear(1, 2)",
+        "train": "data",
+        "validation": "data",
+        "loss": "nn.CrossEntropyLoss()",
+    } | parts
+    call = ", ".join(f"{name}={text}" for name, text in given.items())
+    return f"{HEAD}\ndef build(config):\n    return Task({call})\n"
+
+
+def test_the_example_trains() -> None:
+    choose(f"{EXAMPLE}:build")
+    torch.manual_seed(0)
+    task = make()
+    inputs, targets = task.train.take(torch.arange(64))
+    assert (inputs.shape, inputs.dtype) == ((64, 2), torch.float32)
+    assert (targets.shape, targets.dtype) == ((64,), torch.int64)
+    optimizer = torch.optim.Adam(task.model.parameters(), lr=0.01)
+    losses = []
+    for _ in range(50):
+        optimizer.zero_grad()
+        loss = task.loss(task.model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.8 * losses[0]
+    assert task.run_info["user_workload"] == "own_workload.py:build"
+
+
+def test_its_settings_are_known_without_running_it_and_reach_build() -> None:
+    choose(f"{EXAMPLE}:build")
+    settings = user_workload_settings()
+    assert list(settings) == ["wide", "slow_loading"]
+    assert all(text.endswith(".") for text in settings.values())
+    plain, wide = make().model, make(own="wide").model
+    assert sum(p.numel() for p in wide.parameters()) > 5 * sum(
+        p.numel() for p in plain.parameters()
+    )
+
+
+def test_reading_settings_loads_no_torch() -> None:
+    code = (
+        "import sys; from trainer.user_workload import choose, user_workload_settings;"
+        f"choose({str(EXAMPLE) + ':build'!r}); print(list(user_workload_settings()));"
+        "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr) == ("['wide', 'slow_loading']\n", "")
+
+
+@pytest.mark.parametrize(
+    "text", ["mine.py", "mine.py:", "mine.txt:build", ":build", "mine.py:no-name", "mine:build", ""]
+)
+def test_what_is_no_file_and_function_is_refused(text: str) -> None:
+    with pytest.raises(UserWorkloadError, match="must be path.py:function"):
+        choose(text)
+    assert user_workload() is None
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserWorkloadError, match="there is no file"):
+        choose(f"{tmp_path}/none.py:build")
+
+
+def test_it_is_kept_as_a_whole_path_for_child_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my file.py").write_text(HEAD)
+    monkeypatch.chdir(tmp_path)
+    choose("my file.py:build")
+    monkeypatch.chdir("/")
+    found = user_workload()
+    assert found is not None
+    assert (found.path, str(found)) == (tmp_path / "my file.py", "my file.py:build")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("SETTINGS = ['a']", "mine.py, line 1: SETTINGS must be a dict"),
+        ("SETTINGS = {'a': 1}", "must be a dict of names and sentences"),
+        ("SETTINGS = dict(a='x')", "must be a dict of names and sentences, written out"),
+        ("x = 1\nSETTINGS = {'Bad name': 'x'}", "mine.py, line 2: the setting 'Bad name' needs"),
+        (f"SETTINGS = { ({f'a{n}': 'x' for n in range(33)}) }", "has 33 names, 32 are allowed"),
+        ("def build(:", "mine.py, line 1: invalid syntax"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_one_sentence(write: Write, text: str, words: str) -> None:
+    write(text)
+    with pytest.raises(UserWorkloadError) as caught:
+        user_workload_settings()
+    assert words in str(caught.value)
+    problem = user_problem(defaults(Workload.USER))
+    assert problem is not None
+    assert str(problem) == str(caught.value)
+
+
+def test_settings_may_be_annotated_or_missing(write: Write) -> None:
+    write("SETTINGS: dict[str, str] = {'a': 'Does a.'}")
+    assert user_workload_settings() == {"a": "Does a."}
+    write("x = 1")
+    assert user_workload_settings() == {}
+
+
+def test_problems_of_the_choice(write: Write, tmp_path: Path) -> None:
+    config = defaults(Workload.USER)
+    none = user_problem(config)
+    assert none is not None
+    assert "streamlit run app.py -- --workload" in none.remedy
+    assert user_problem(RunConfig()) is None
+    path = write("SETTINGS = {'a': 'Does a.'}")
+    assert user_problem(config) is None
+    assert user_problem(replace(config, own="a")) is None
+    unknown = user_problem(replace(config, own="a,b"))
+    assert unknown is not None
+    assert (unknown.field, unknown.reason) == ("own", "the file has no setting b; it has a")
+    path.unlink()
+    gone = user_problem(config)
+    assert gone is not None
+    assert "there is no file" in gone.reason
+
+
+def test_without_a_file_no_run_can_start() -> None:
+    with pytest.raises(UserCodeError, match="no workload of your own was given"):
+        make()
+
+
+BROKEN = [
+    ("import nothing_like_this", "mine.py, line 1: ModuleNotFoundError: No module named"),
+    ("def build(config):\n    return 1 / 0", "mine.py, line 2, in build: ZeroDivisionError: div"),
+    ("x = (", "mine.py, line 1: SyntaxError: '(' was never closed"),
+    ("build = 3", "mine.py has no function build"),
+    ("def build(config):\n    return None", "must return a trainer.workloads.task.Task, got None"),
+    (returning(model="3"), "needs a Module as model and a function as loss, got int and"),
+    (returning(loss="3"), "needs a Module as model and a function as loss, got Linear and int"),
+    (returning(train="3"), "train of mine.py:build must be a Split or a Dataset"),
+    (returning(validation="iter([])"), "validation of mine.py:build must be a Split or a Dataset"),
+    (returning(train="[]"), "train has no samples"),
+    (returning(train="[1, 2]"), "each sample of train must be a pair of input and target, got int"),
+    (returning(train="[('text', 1)]"), "must be tensors, arrays or numbers, got tuple"),
+    (returning(train="[({'a': 1}, 1)]"), "must be tensors, arrays or numbers, got dict"),
+    (returning(train="[(object(), 1)]"), "train of mine.py:build cannot be used: TypeError"),
+    (returning(nonsense="3"), "mine.py, line 10, in build: TypeError"),
+]
+
+
+@pytest.mark.parametrize(("text", "words"), BROKEN, ids=[words for _, words in BROKEN])
+def test_what_is_wrong_in_the_file_is_one_sentence_with_its_line(
+    write: Write, text: str, words: str
+) -> None:
+    write(text)
+    with pytest.raises(UserCodeError) as caught:
+        make()
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_error_in_a_file_beside_it_is_told_with_that_file(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "beside_it.py").write_text("def broken():\n    raise ValueError('no')\n")
+    write("import beside_it\ndef build(config):\n    return beside_it.broken()\n")
+    with pytest.raises(UserCodeError, match=r"^beside_it\.py, line 2, in broken: ValueError: no\."):
+        make()
+
+
+def test_a_file_beside_it_hides_none_of_ours(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "trainer.py").write_text("raise RuntimeError('wrong module')")
+    (tmp_path / "json.py").write_text("raise RuntimeError('wrong module')")
+    write("import json\n" + returning())
+    assert make().train.length == 10
+
+
+def test_a_lack_of_memory_stays_what_it_is(write: Write) -> None:
+    write("def build(config):\n    raise MemoryError")
+    with pytest.raises(MemoryError):
+        make()
+
+
+def test_an_error_while_training_is_told_with_its_line(write: Write) -> None:
+    write(
+        HEAD
+        + "\nclass Model(nn.Linear):\n    def forward(self, x):\n        return x @ x\n"
+        + returning(model="Model(1, 2)").removeprefix(HEAD)
+    )
+    task = make()
+    inputs, _ = task.train.take(torch.arange(4))
+    with pytest.raises(RuntimeError) as caught:
+        task.model(inputs)
+    outcome = explain(caught.value, defaults(Workload.USER))
+    assert outcome.reason is not None
+    assert outcome.reason.startswith("Training raised RuntimeError at mine.py, line 11, in forward")
+
+
+def test_a_change_takes_effect_at_the_next_run(write: Write) -> None:
+    write(returning())
+    assert make().train.length == 10
+    write(returning(train="data[:4]").replace("data[:4]", "[data[0], data[1]]"))
+    assert make().train.length == 2
+
+
+def test_splits_of_ours_are_taken_as_they_are(write: Write) -> None:
+    write(returning(train="TensorSplit.of(*data.tensors)", run_info="{'data': 'ten numbers'}"))
+    task = make()
+    assert isinstance(task.train, TensorSplit)
+    assert task.run_info["data"] == "ten numbers"
+
+
+class Fractions(Dataset[tuple[float, float]]):
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> tuple[float, float]:
+        return index / 2, index / 4
+
+
+def test_a_dataset_becomes_batches_in_the_order_asked() -> None:
+    split = DatasetSplit.of(Fractions(), "train", SOURCE)
+    inputs, targets = split.take(torch.tensor([4, 0, 1]))
+    assert inputs.tolist() == [2.0, 0.0, 0.5]
+    assert targets.tolist() == [1.0, 0.0, 0.25]
+    assert inputs.dtype is targets.dtype is torch.float32
+    room = split.room(3)
+    filled = split.take(torch.tensor([4, 0, 1]), out=room)
+    assert filled[0].data_ptr() == room[0].data_ptr()
+    assert torch.equal(filled[0], inputs)
+
+
+def test_arrays_numbers_and_lists_of_pairs_are_datasets() -> None:
+    pairs = [(np.full((2, 3), place, np.uint8), place) for place in range(4)]
+    split = DatasetSplit.of(pairs, "train", SOURCE)
+    inputs, targets = split.take(torch.tensor([3, 1]))
+    assert (inputs.shape, inputs.dtype) == ((2, 2, 3), torch.uint8)
+    assert targets.tolist() == [3, 1]
+    assert [part.shape for part in split.room(5)] == [(5, 2, 3), (5,)]
+
+
+def test_samples_of_different_shapes_are_one_sentence() -> None:
+    split = DatasetSplit.of([(torch.zeros(2), 0), (torch.zeros(3), 0)], "train", SOURCE)
+    with pytest.raises(UserCodeError, match="a sample of train cannot be made: RuntimeError"):
+        split.take(torch.arange(2))
+
+
+def test_a_subset_of_a_dataset_is_one_too() -> None:
+    whole = TensorDataset(torch.arange(10.0), torch.arange(10))
+    part = torch.utils.data.Subset(whole, [7, 3])
+    assert DatasetSplit.of(part, "train", SOURCE).take(torch.arange(2))[1].tolist() == [7, 3]
+
+
+def test_the_page_takes_it_from_its_command_line_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(data_sets.VARIABLE, "some/where")
+    monkeypatch.chdir(tmp_path)
+    take_arguments(["/usr/bin/pytest", "--workload", "nothing"])
+    assert user_workload() is None
+    take_arguments(["app.py", "--workload", f"{EXAMPLE}:build"])
+    found = user_workload()
+    assert found is not None
+    assert found.path == EXAMPLE
+    assert data_sets.data_root() == tmp_path / "some" / "where"
+    for arguments in (["--workload", "x.py"], ["--unknown"], ["--work", "x.py:build"]):
+        with pytest.raises(SystemExit) as ended:
+            take_arguments(["app.py", *arguments])
+        assert ended.value.code == 2
+    assert "must be path.py:function" in capsys.readouterr().err
