@@ -52,6 +52,8 @@ def explain(
     if lost is not None:
         return replace(failed(f"The GPU failed: {lost}. {_after_loss(config)}."), fatal=True)
     text = str(error)
+    if isinstance(error, RunFailed):
+        return failed(text)
     first = text.strip().split("\n")[0].rstrip(".")
     short = Shortage.GPU if _NO_WORKSPACE in text else shortage(error)
     if isinstance(error, RuntimeError) and "DataLoader worker" in text:
@@ -66,8 +68,6 @@ def explain(
             f"A call to the GPU failed: {first[:300]}. The GPU still answers: start again, and see "
             "the traceback if it fails again."
         )
-    if isinstance(error, RunFailed):
-        return failed(text)
     if config.deterministic and _NOT_DETERMINISTIC in first:
         return failed(
             f"deterministic: {first.split(_NOT_DETERMINISTIC)[0].strip()} has no algorithm that "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -15,13 +16,15 @@ SaveAtStep = Callable[[int], None]
 @pytest.fixture
 def saving_at_step(monkeypatch: pytest.MonkeyPatch) -> SaveAtStep:
     """Return a function that makes the next run save a checkpoint after a step, as the button."""
+    return partial(save_at_step, monkeypatch)
 
-    def arm(step: int) -> None:
-        def save(self: OwnCommands) -> None:
-            if self._training.step == step:
-                path = self._recorder.folder / f"step-{step}.pt"
-                write_checkpoint(path, self._training.state_dict())
 
-        monkeypatch.setattr(OwnCommands, "check", save)
+def save_at_step(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Make the next run save a checkpoint after a step, as the button does."""
 
-    return arm
+    def save(self: OwnCommands) -> None:
+        if self._training.step == step:
+            path = self._recorder.folder / f"step-{step}.pt"
+            write_checkpoint(path, self._training.state_dict())
+
+    monkeypatch.setattr(OwnCommands, "check", save)

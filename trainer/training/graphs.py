@@ -40,7 +40,10 @@ def graphed(step: TrainStep, training: Training, batch: Batch) -> GraphedStep:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:  # also of a capture that an illegal call has ended
-            detail = str(error).strip().split("\n")[0].rstrip(".")
+            first: BaseException = error
+            while first.__context__ is not None:  # the end of a broken capture raises as well
+                first = first.__context__
+            detail = str(first).strip().split("\n")[0].rstrip(".")
             raise RunFailed(
                 f"cuda_graphs: the step cannot be captured ({detail[:300]}). "
                 "Switch cuda_graphs off."

@@ -1,0 +1,393 @@
+"""Each switch of the step on a GPU: it acts, trains as plain fp32 does, and resumes.
+
+CUDA Graphs, autocast, the loss scale and checkpointing run on the simulator too. The modes of
+torch.compile for GPUs do not, and nothing here says how fast anything is.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from stepscope.run import RunStatus
+from tests.gpu.conftest import waiting_raises
+from tests.integration.conftest import save_at_step
+from tests.integration.test_training import events, metric, run_json
+from trainer.config import Precision, RunConfig, Workload, defaults
+from trainer.devices import list_devices
+from trainer.problems import TrainDevice, problems
+from trainer.training import flags
+from trainer.training.checkpoint import read_checkpoint
+from trainer.training.compute import CudaCompute
+from trainer.training.data import MemoryLoader
+from trainer.training.graphs import graphed
+from trainer.training.loop import Loop
+from trainer.training.model import InputForm, prepare
+from trainer.training.precision import autocast
+from trainer.training.rehearsal import first_batch
+from trainer.training.run import run
+from trainer.training.state import Training
+from trainer.training.step import TrainStep
+from trainer.workloads import WORKLOADS
+from trainer.workloads.task import Task
+
+SAVED = 33  # within the second epoch of 26 steps
+
+# Each switch, with how far its losses may be from those of plain fp32, relative to them: 60 steps
+# of Adam make the rounding of another order of sums larger; 16 bits keep two to three digits; Adam
+# in pure fp16 divides by more, and so takes other steps.
+SWITCHED: dict[str, tuple[dict[str, Any], float]] = {
+    "warm-up": ({"warmup": True, "memory_warmup": True}, 5e-3),
+    "cudnn.benchmark": ({"cudnn_benchmark": True}, 5e-3),
+    "gradients filled with zeros": ({"set_to_none": False}, 5e-3),
+    "activation checkpointing": ({"activation_checkpointing": True}, 5e-3),
+    "foreach": ({"fused": False, "foreach": True}, 5e-3),
+    "a loop over the parameters": ({"fused": False}, 5e-3),
+    "accumulation": ({"batch_size": 128, "accumulation": 4}, 5e-3),
+    "tf32": ({"precision": "tf32"}, 0.05),
+    "bf16": ({"precision": "bf16"}, 0.05),
+    "fp16": ({"precision": "fp16", "clip_norm": 1e6}, 0.05),
+    "pure_bf16": ({"precision": "pure_bf16"}, 0.05),
+    "pure_fp16": ({"precision": "pure_fp16"}, 0.5),
+    "CUDA Graphs": ({"cuda_graphs": True}, 5e-3),
+    "CUDA Graphs, foreach": ({"cuda_graphs": True, "fused": False, "foreach": True}, 5e-3),
+    "CUDA Graphs, fp16, clipping, accumulation": (
+        {
+            "cuda_graphs": True,
+            "precision": "fp16",
+            "clip_norm": 1e6,
+            "batch_size": 128,
+            "accumulation": 4,
+        },
+        0.05,
+    ),
+    "CUDA Graphs, checkpointing": (
+        {"cuda_graphs": True, "activation_checkpointing": True},
+        5e-3,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def gpu() -> TrainDevice:
+    return next(d for d in list_devices() if d.cuda_index is not None and d.reason is None)
+
+
+def cnn(gpu: TrainDevice, **changes: Any) -> RunConfig:
+    base = replace(
+        defaults(Workload.DIGITS_CNN, gpu.id),
+        **{"epochs": 3, "batch_size": 512, "max_steps": 60, "learning_rate": 5e-3, "seed": 3},
+    )
+    return replace(base, **changes)
+
+
+def train(root: Path, name: str, config: RunConfig) -> np.ndarray:
+    """Run to the end in its own folder and return the losses."""
+    (root / name).mkdir()
+    assert run(config, root / name) is RunStatus.FINISHED, run_json(root / name)["reason"]
+    return metric(root / name, "train/loss")
+
+
+@pytest.fixture(scope="module")
+def plain(gpu: TrainDevice, tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
+    """The losses of plain fp32."""
+    return train(tmp_path_factory.mktemp("plain"), "run", cnn(gpu))
+
+
+@pytest.mark.parametrize("name", SWITCHED)
+def test_a_switch_trains_as_plain_fp32_and_resumes(
+    name: str,
+    plain: np.ndarray,
+    gpu: TrainDevice,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    changes, tolerance = SWITCHED[name]
+    config = cnn(gpu, **changes)
+    if refused := problems(config, [gpu]):
+        pytest.skip(str(refused[0]))
+    save_at_step(monkeypatch, SAVED)
+    whole = train(tmp_path, "whole", config)
+    # In fp16 the first steps overflow and are skipped, until the loss scale fits.
+    np.testing.assert_allclose(whole[:2], plain[:2], rtol=min(tolerance, 0.01))
+    np.testing.assert_allclose(whole[-10:].mean(), plain[-10:].mean(), rtol=tolerance)
+    rest = train(tmp_path, "rest", replace(config, resume=f"whole/step-{SAVED}.pt"))
+    np.testing.assert_allclose(rest, whole[SAVED:], rtol=0.02)
+
+
+@pytest.fixture
+def replays(monkeypatch: pytest.MonkeyPatch) -> list[torch.cuda.CUDAGraph]:
+    """Every graph that is replayed, as often as it is."""
+    called: list[torch.cuda.CUDAGraph] = []
+    replay = torch.cuda.CUDAGraph.replay
+
+    def count(self: torch.cuda.CUDAGraph) -> None:
+        called.append(self)
+        replay(self)
+
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", count)
+    return called
+
+
+@pytest.mark.parametrize(
+    ("accumulation", "graphs", "replayed"),
+    # 12,942 samples in batches of 512: 25 whole ones and 142 samples. In steps of 2, 3 and 5
+    # batches the last step of an epoch is not whole, and all of its batches go without the graph.
+    [(1, 1, 25), (2, 2, 24), (3, 3, 24), (5, 3, 25)],
+)
+def test_whole_steps_are_replayed_and_the_rest_goes_without_the_graph(
+    accumulation: int,
+    graphs: int,
+    replayed: int,
+    gpu: TrainDevice,
+    tmp_path: Path,
+    replays: list[torch.cuda.CUDAGraph],
+) -> None:
+    config = cnn(
+        gpu, accumulation=accumulation, max_steps=0, epochs=2, optimizer="sgd", clip_norm=0.5
+    )
+    expected = train(tmp_path, "eager", config)
+    assert replays == []
+    losses = train(tmp_path, "graphs", replace(config, cuda_graphs=True))
+    assert len(replays) == 2 * replayed
+    assert len(set(replays)) == graphs
+    np.testing.assert_allclose(losses, expected, rtol=1e-4)
+    for key in ("train/grad_norm", "val/loss"):
+        found, wanted = (metric(tmp_path / name, key) for name in ("graphs", "eager"))
+        np.testing.assert_allclose(found, wanted, rtol=1e-3)
+    told = [event.text for event in events(tmp_path / "graphs") if event.kind == "cuda_graphs"]
+    assert len(told) == 1
+    assert "the last step of an epoch is smaller" in told[0]
+
+
+def test_a_graph_follows_the_schedule_and_the_loss_scale(gpu: TrainDevice, tmp_path: Path) -> None:
+    """A rate or a scale that was recorded as a number would stay what it was."""
+    config = cnn(
+        gpu, max_steps=0, schedule="cosine", optimizer="sgd", learning_rate=0.2, precision="fp16"
+    )
+    expected = train(tmp_path, "eager", config)
+    losses = train(tmp_path, "graphs", replace(config, cuda_graphs=True))
+    np.testing.assert_allclose(losses, expected, rtol=0.01)
+    rates, scales = (metric(tmp_path / "graphs", key) for key in ("train/lr", "train/amp_scale"))
+    assert rates[0] == pytest.approx(0.2)
+    assert rates[-1] < 0.1
+    assert np.array_equal(scales, metric(tmp_path / "eager", "train/amp_scale"))
+    still = train(tmp_path, "still", replace(config, cuda_graphs=True, schedule="none"))
+    assert np.abs(still[26:] - losses[26:]).max() > 1e-4
+
+
+def test_a_graph_gives_its_memory_back(gpu: TrainDevice, tmp_path: Path) -> None:
+    config = cnn(gpu, cuda_graphs=True, max_steps=5, accumulation=3)
+    train(tmp_path, "first", config)  # pays for what torch keeps for itself
+    allocated = torch.cuda.memory_allocated(gpu.cuda_index)
+    reserved = torch.cuda.memory_reserved(gpu.cuda_index)
+    train(tmp_path, "second", config)
+    assert torch.cuda.memory_allocated(gpu.cuda_index) == allocated
+    assert torch.cuda.memory_reserved(gpu.cuda_index) == reserved
+
+
+class Draws(nn.Module):
+    """A model with dropout in its blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        block = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.5))
+        self.blocks = nn.Sequential(nn.Flatten(), block, nn.Linear(64, 10))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.blocks(images)
+        return scores
+
+
+class Waits(Draws):
+    """A model that reads a value back, which no capture can do."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return super().forward(images) * (1 if images.sum().item() else 2)
+
+
+def with_model(monkeypatch: pytest.MonkeyPatch, make: Callable[[], nn.Module]) -> None:
+    cnn_task = WORKLOADS[Workload.DIGITS_CNN]
+
+    def task(config: RunConfig) -> Task:
+        return replace(cnn_task(config), model=make())
+
+    monkeypatch.setitem(WORKLOADS, Workload.DIGITS_CNN, task)
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "words"),
+    [
+        (Draws, {"activation_checkpointing": True}, "this model draws random numbers (dropout)"),
+        (Waits, {}, "operation not permitted when stream is capturing"),
+    ],
+)
+def test_a_step_that_no_graph_can_hold_is_refused_and_the_next_run_works(
+    model: Callable[[], nn.Module],
+    changes: dict[str, Any],
+    words: str,
+    gpu: TrainDevice,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with_model(monkeypatch, model)
+    (tmp_path / "refused").mkdir()
+    config = cnn(gpu, cuda_graphs=True, max_steps=5)
+    assert run(replace(config, **changes), tmp_path / "refused") is RunStatus.FAILED
+    reason = run_json(tmp_path / "refused")["reason"]
+    assert reason.startswith("cuda_graphs: ")
+    assert words in reason
+    monkeypatch.undo()
+    train(tmp_path, "next", config)
+
+
+def test_dropout_draws_other_numbers_in_each_replay(
+    gpu: TrainDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same batch again and again, with a rate that moves nothing."""
+    with_model(monkeypatch, Draws)
+    config = cnn(gpu, cuda_graphs=True, batch_size=12_942, epochs=6, learning_rate=1e-8)
+    losses = train(tmp_path, "run", config)
+    assert len(set(losses.tolist())) == 6
+
+
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.FP16, Precision.PURE_FP16])
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_replaying_never_waits_for_the_gpu(
+    gpu: TrainDevice, precision: Precision, accumulation: int
+) -> None:
+    assert gpu.cuda_index is not None
+    config = cnn(
+        gpu, precision=precision, cuda_graphs=True, accumulation=accumulation, clip_norm=1.0
+    )
+    compute = CudaCompute(gpu.cuda_index)
+    with flags.run_flags(config):
+        task = WORKLOADS[config.workload](config)
+        training = Training(config, prepare(task.model, config, compute.device), compute)
+        step = TrainStep(
+            model=training.model,
+            loss=task.loss,
+            optimizer=training.optimizer,
+            scaler=training.scaler,
+            autocast=autocast(precision, compute.device),
+            clip_norm=config.clip_norm,
+            form=InputForm.of(config),
+        )
+        captured = graphed(step, training, first_batch(task.train, config, compute))
+        of = config.step_size if accumulation > 1 else 0
+        batches = MemoryLoader(task.train, config, compute).batches(
+            training.order(task.train.length)
+        )
+        with ExitStack() as watched:
+            for number, batch in enumerate(batches, 1):
+                if number == 5:
+                    watched.enter_context(waiting_raises())
+                captured(*batch, of, number % accumulation == 0)
+                compute.pace()
+                training.optimizer.param_groups[0]["lr"] *= 0.9  # a schedule's work
+
+
+def test_memory_warm_up_leaves_the_driver_nothing_to_give(
+    gpu: TrainDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    loop = Loop.train
+
+    def count(self: Loop) -> None:
+        asked.append(torch.cuda.memory_stats(gpu.cuda_index)["num_device_alloc"])
+        loop(self)
+        asked.append(torch.cuda.memory_stats(gpu.cuda_index)["num_device_alloc"])
+
+    monkeypatch.setattr(Loop, "train", count)
+    config = cnn(gpu, max_steps=0, epochs=1)
+    expected = train(tmp_path, "without", config)
+    losses = train(tmp_path, "with", replace(config, memory_warmup=True))
+    np.testing.assert_allclose(losses, expected, rtol=1e-4)
+    assert asked[1] > asked[0]
+    assert asked[3] == asked[2]
+    event = next(event for event in events(tmp_path / "with") if event.kind == "memory_warmup")
+    before, after = event.data["before"], event.data["after"]
+    assert after["memory/reserved"] > before["memory/reserved"]
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"),
+    [(Precision.PURE_BF16, torch.bfloat16), (Precision.PURE_FP16, torch.float16)],
+)
+def test_pure_weights_and_optimizer_state_take_half_of_the_memory(
+    precision: Precision, dtype: torch.dtype, gpu: TrainDevice, tmp_path: Path
+) -> None:
+    config = replace(
+        defaults(Workload.FILL, gpu.id),
+        **{"width": 8, "image_size": 16, "max_steps": 4, "precision": precision},
+    )
+    if refused := problems(config, [gpu]):
+        pytest.skip(str(refused[0]))
+    train(tmp_path, "run", config)
+    state = read_checkpoint(tmp_path / "run" / "last.pt")
+    for name, weights in state["model"].items():
+        counts = "num_batches_tracked" in name
+        wanted = torch.int64 if counts else torch.float32 if "norm" in name else dtype
+        assert weights.dtype == wanted, name
+    moments = {part["exp_avg"].dtype for part in state["optimizer"]["state"].values()}
+    assert moments == {dtype, torch.float32}
+
+
+def test_cudnn_benchmark_and_deterministic_hold_while_it_trains(
+    gpu: TrainDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[bool, bool]] = []
+    forward = TrainStep.forward
+
+    def look(self: TrainStep, *batch: Any) -> torch.Tensor:
+        seen.append((torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic))
+        return forward(self, *batch)
+
+    monkeypatch.setattr(TrainStep, "forward", look)
+    monkeypatch.setenv(flags.WORKSPACES, ":4096:8")
+    for name, changes in (("a", {"cudnn_benchmark": True}), ("b", {"deterministic": True})):
+        train(tmp_path, name, cnn(gpu, max_steps=2, **changes))
+    assert seen == [(True, False)] * 2 + [(False, True)] * 2
+
+
+def test_deterministic_comes_too_late_in_a_process_that_has_used_the_gpu(
+    gpu: TrainDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.zeros(1, device=f"cuda:{gpu.cuda_index}")
+    monkeypatch.delenv(flags.WORKSPACES, raising=False)
+    assert run(cnn(gpu, deterministic=True), tmp_path) is RunStatus.FAILED
+    reason = run_json(tmp_path)["reason"]
+    assert reason.startswith("deterministic: cuBLAS needs CUBLAS_WORKSPACE_CONFIG=:4096:8")
+    assert "Choose the process runner" in reason
+
+
+def test_deterministic_in_a_process_of_its_own_gives_the_same_losses_twice(
+    gpu: TrainDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(flags.WORKSPACES, raising=False)
+    config = json.dumps(cnn(gpu, deterministic=True, max_steps=10, threads=1).to_dict())
+    losses = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        with subprocess.Popen(
+            [sys.executable, "-m", "trainer.runners.worker", str(tmp_path / name)],
+            stdin=subprocess.PIPE,
+        ) as process:
+            assert process.stdin is not None
+            process.stdin.write(config.encode() + b"\n")
+            process.stdin.flush()
+            assert process.wait(100) == 0
+        assert run_json(tmp_path / name)["status"] == "finished", run_json(tmp_path / name)
+        losses.append(metric(tmp_path / name, "train/loss"))
+    assert np.array_equal(*losses)
