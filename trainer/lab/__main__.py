@@ -14,6 +14,7 @@ from typing import Any
 from stepscope.formatting import format_duration, printable
 from stepscope.run import process_identity, replacing, runs_root
 from trainer.config import ConfigError
+from trainer.data_sets import data_problem
 from trainer.devices import list_devices
 from trainer.lab.arms import arms
 from trainer.lab.folder import (
@@ -71,9 +72,9 @@ def _run(options: argparse.Namespace) -> int:
         if options.json not in (None, "-"):
             write_json(Path(options.json), sweep)
 
-    refused = problems(plan.config, devices)
-    if refused:
-        sweep = _refuse(folder, f"The baseline cannot run here: {refused[0]}")
+    refused = next(iter(problems(plan.config, devices)), None) or data_problem(plan.config)
+    if refused is not None:
+        sweep = _refuse(folder, f"The baseline cannot run here: {refused}")
     else:
         sweep = Sweep(folder, plan, devices, taker, show).run()
     terminal.clear()

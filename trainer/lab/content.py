@@ -114,7 +114,8 @@ def _arm(
 ) -> dict[str, Any]:
     arm = plan.arms[index]
     if arm.problem is not None:
-        verdict = impossible(str(arm.problem))
+        # Without the remedy, which speaks to one who wants the setting: "switch it off".
+        verdict = impossible(f"{arm.problem.field}: {arm.problem.reason}")
     else:
         ended = over or course.phase is not Phase.MEASURING or course.next is None
         verdict = judged(course.arms, arm.name, rules_of(plan), over=ended)
