@@ -17,6 +17,8 @@ Json = Mapping[str, Any]
 LONGEST_TEXT = 400
 """Characters of one text that are shown."""
 MOST_ARMS = 200
+DRIFT_P = 0.05
+"""Below it the lab says that the machine drifted."""
 
 
 class SweepStatus(StrEnum):
@@ -102,6 +104,32 @@ class RoundSample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """The samples of one round by the arm's name; `phase` is what the round was for."""
+
+    number: int
+    phase: str
+    samples: Mapping[str, RoundSample]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drift:
+    """Whether the baseline became faster or slower over the rounds, in words."""
+
+    found: bool
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """A combination that was tried on the way to the best one."""
+
+    names: tuple[str, ...]
+    kept: bool
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SweepContent:
     """A sweep at one moment."""
 
@@ -114,8 +142,9 @@ class SweepContent:
     baseline: Arm
     arms: tuple[Arm, ...]
     best: Best | None
-    drift: str | None
-    rounds: tuple[Mapping[str, RoundSample], ...]
+    drift: Drift | None
+    tried: tuple[Tried, ...]
+    rounds: tuple[Round, ...]
     config: Mapping[str, Any]
     machine: Mapping[str, Any]
     max_rounds: int | None
@@ -132,7 +161,7 @@ def to_content(sweep: Json) -> SweepContent:
             f"sweep.json: must be that of a sweep, got {str(error)[:80]!r}. Delete the folder."
         ) from error
     plan = _mapping(sweep.get("plan"))
-    baseline, drift = _mapping(sweep.get("baseline")), _mapping(sweep.get("drift"))
+    baseline = _mapping(sweep.get("baseline"))
     return SweepContent(
         workload=workload or "?",
         status=status,
@@ -140,10 +169,11 @@ def to_content(sweep: Json) -> SweepContent:
         created=created if math.isfinite(created) else 0.0,
         updated=number(sweep.get("updated")) or created,
         progress=_progress(_mapping(sweep.get("progress"))),
-        baseline=_arm({"name": "baseline", "label": "Baseline", **baseline, "verdict": None}),
+        baseline=_arm({"name": "baseline", **baseline, "verdict": None}),
         arms=tuple(_arm(_mapping(arm)) for arm in _list(sweep.get("arms"))[:MOST_ARMS]),
         best=_best(sweep.get("best")),
-        drift=text(drift.get("text")),
+        drift=_drift(_mapping(sweep.get("drift"))),
+        tried=tuple(_tried(_mapping(one)) for one in _list(sweep.get("combining"))),
         rounds=tuple(_round(_mapping(one)) for one in _list(sweep.get("rounds"))),
         config=_mapping(plan.get("config")),
         machine=_mapping(sweep.get("machine")),
@@ -213,9 +243,23 @@ def _progress(progress: Json) -> Progress:
     )
 
 
-def _round(one: Json) -> Mapping[str, RoundSample]:
+def _drift(drift: Json) -> Drift | None:
+    words, p = text(drift.get("text")), number(drift.get("p"))
+    return None if words is None else Drift(found=p is not None and p < DRIFT_P, text=words)
+
+
+def _tried(one: Json) -> Tried:
+    names = tuple(filter(None, map(text, _list(one.get("tried")))))
+    return Tried(names=names, kept=one.get("kept") is True, reason=text(one.get("reason")))
+
+
+def _round(one: Json) -> Round:
     samples = _mapping(one.get("samples"))
-    return {str(name): _round_sample(_mapping(sample)) for name, sample in samples.items()}
+    return Round(
+        number=_whole(one.get("round")) or 0,
+        phase=text(one.get("phase")) or "measuring",
+        samples={str(name): _round_sample(_mapping(sample)) for name, sample in samples.items()},
+    )
 
 
 def _round_sample(sample: Json) -> RoundSample:

@@ -37,6 +37,8 @@ SYMBOLS: dict[Verdict, str] = {
     Verdict.MEASURING: "circle-open",
 }
 ROW_PX = 34
+LARGEST = 10.0
+"""Effect from which on a figure says only "above": two rounds can give an interval of millions."""
 LABEL_LENGTH = 34
 """Characters of a label beside the chart; the table has the whole one."""
 
@@ -72,11 +74,10 @@ def percent(value: float | None, *, signed: bool = True) -> str:
 
     >>> percent(0.1204), percent(-0.005), percent(0.02, signed=False), percent(None)
     ('+12.0 %', '−0.5 %', '2.0 %', '–')
+    >>> percent(12_345.0)
+    'above +1000 %'
     """
-    if value is None:
-        return "–"
-    shown = f"{100 * value:{'+' if signed else ''}.1f} %"
-    return shown.replace("-", "\N{MINUS SIGN}")
+    return "–" if value is None else f"{_figure(value, '+' if signed else '')} %"
 
 
 def interval(low: float | None, high: float | None) -> str:
@@ -87,7 +88,13 @@ def interval(low: float | None, high: float | None) -> str:
     """
     if low is None or high is None:
         return ""
-    return f"[{100 * low:+.1f}, {100 * high:+.1f}]".replace("-", "\N{MINUS SIGN}")
+    return f"[{_figure(low, '+')}, {_figure(high, '+')}]"
+
+
+def _figure(value: float, sign: str) -> str:
+    if value > LARGEST:
+        return f"above {sign}{100 * LARGEST:.0f}"
+    return f"{100 * value:{sign}.1f}".replace("-", "\N{MINUS SIGN}")
 
 
 def _trace(verdict: Verdict, arms: list[Arm], rows: dict[str, int]) -> dict[str, Any]:
@@ -122,16 +129,27 @@ def _layout(arms: list[Arm], margin: float | None) -> dict[str, Any]:
         "height": 92 + ROW_PX * len(arms),
         "margin": {"l": 8, "r": 16, "t": 36, "b": 44},
         "showlegend": True,
-        "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom"},
+        "legend": {
+            "orientation": "h",
+            "x": 0,
+            "xanchor": "left",
+            "y": 1,
+            "yanchor": "bottom",
+            "font": {"size": 13},
+            "itemclick": False,
+            "itemdoubleclick": False,
+        },
         "hovermode": "closest",
         "dragmode": False,
         "shapes": shapes,
         "xaxis": {
-            "title": {"text": "Throughput against the baseline, %"},
+            "title": {"text": "Throughput against the baseline", "font": {"size": 13}},
             "zeroline": True,
             "zerolinewidth": 2,
             "zerolinecolor": "#7a8490",
-            "tickformat": "+~f",
+            "ticksuffix": " %",
+            "tickfont": {"size": 13},
+            "range": _range(arms, margin or 0.0),
             "fixedrange": True,
         },
         "yaxis": {
@@ -139,11 +157,23 @@ def _layout(arms: list[Arm], margin: float | None) -> dict[str, Any]:
             "ticktext": [_label(arm) for arm in arms],
             "range": [len(arms) - 0.5, -0.5],
             "automargin": True,
+            "tickfont": {"size": 13},
             "showgrid": False,
             "zeroline": False,
             "fixedrange": True,
         },
     }
+
+
+def _range(arms: list[Arm], margin: float) -> list[float]:
+    """Return what of the axis is shown, in percent: an interval far wider than the effects, as two
+    rounds give it, runs out of the chart instead of hiding them."""
+    most = 3 * max(0.02, margin, *(abs(arm.effect or 0.0) for arm in arms))
+    ends = [end for arm in arms for end in (arm.low, arm.high, arm.effect) if end is not None]
+    low, high = min(-2 * margin, *ends), max(2 * margin, *ends)
+    low, high = max(low, -most), min(high, most)
+    room = 0.04 * (high - low)
+    return [round(100 * (low - room), 3), round(100 * (high + room), 3)]
 
 
 def _band(low: float, high: float) -> dict[str, Any]:

@@ -121,11 +121,11 @@ def _marked(arm: Arm) -> str:
 
 
 def _setting(arm: Arm) -> Cell:
-    return Cell(arm.label)
+    return Cell(arm.label) if arm.verdict is not None else Cell("Baseline", arm.label)
 
 
 def _verdict(arm: Arm) -> Cell:
-    return Cell(WORDS[arm.verdict] if arm.verdict else "baseline")
+    return Cell(WORDS[arm.verdict] if arm.verdict else "baseline", arm.reason or "")
 
 
 def _effect(arm: Arm) -> Cell:

@@ -84,7 +84,7 @@ def sweep(status: str = "finished", **others: Any) -> Json:
             "seconds_left": 341.0,
             "phase": "measuring",
         },
-        "baseline": {"name": "baseline", "label": "Baseline", "rounds": 5}
+        "baseline": {"name": "baseline", "label": "digits_mlp on CPU, fp32", "rounds": 5}
         | {"metrics": metrics(10_000.0)},
         "arms": ARMS,
         "best": None,

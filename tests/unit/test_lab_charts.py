@@ -52,7 +52,7 @@ def test_the_best_combination_stands_first() -> None:
     made = figure(best=BEST)
     assert made["layout"]["yaxis"]["ticktext"][0] == "Best combination"
     table = [row.label for row in rows(to_content(sweep(best=BEST)))]
-    assert table[:3] == ["Best combination", "Baseline", "compile on"]
+    assert table[:3] == ["Best combination", "digits_mlp on CPU, fp32", "compile on"]
 
 
 def test_the_chart_is_the_same_while_no_result_is_new() -> None:
