@@ -1,4 +1,4 @@
-"""What all tabs share: the run folders, the devices and the one active run.
+"""What all tabs share: the run folders, the devices, and the one active run or sweep.
 
 The only `st.cache_resource` of the app. Everything is made here and handed down.
 """
@@ -23,9 +23,12 @@ import streamlit as st
 from dashboard.lesson_runs import LessonRuns
 from dashboard.run_index import RunIndex
 from dashboard.run_summary import RunSummary, summarize
+from dashboard.sweeps import Sweeps
 from dashboard.verdicts import Verdicts
 from stepscope.run import RunError, RunInfo, read_run, run_folder, run_folders, runs_root
 from trainer.config import RunConfig
+from trainer.lab.folder import SweepError
+from trainer.lab.plan import Plan
 from trainer.problems import TrainDevice
 from trainer.runners import ActiveRun, start
 
@@ -52,6 +55,7 @@ class Services:
         self.index = RunIndex(runs)
         self.lessons = LessonRuns()
         self.verdicts = Verdicts()
+        self.sweeps = Sweeps(runs, examples)
         self._summaries: dict[str, RunSummary] = {}
         self._lock = threading.Lock()
         self._active: ActiveRun | None = None
@@ -71,9 +75,15 @@ class Services:
     def start(self, config: RunConfig) -> Path:
         """Start a run and return its folder.
 
-        Raises RunError while another one is active, OSError where it cannot be started.
+        Raises RunError while another one or a sweep is active, OSError where it cannot be started.
         """
         with self._lock:
+            sweep = self.sweeps.active_id()
+            if sweep is not None:
+                raise RunError(
+                    f"Start: a training would disturb what the sweep {sweep} measures. "
+                    "Stop the sweep first."
+                )
             active = self.active_id()
             if active is not None:
                 raise RunError(
@@ -90,6 +100,29 @@ class Services:
                     )
             self._active = start(config, self.runs)
             return self._active.folder
+
+    def start_sweep(self, plan: Plan) -> str:
+        """Start a sweep and return its id.
+
+        Raises SweepError while a run or another sweep is active, OSError where it cannot be
+        started.
+        """
+        with self._lock:
+            self._refuse_beside_a_run()
+            return self.sweeps.start(plan)
+
+    def resume_sweep(self, sweep_id: str) -> None:
+        """Go on with a sweep. Raises as `start_sweep`, and SweepError for one that has finished."""
+        with self._lock:
+            self._refuse_beside_a_run()
+            self.sweeps.resume(sweep_id)
+
+    def _refuse_beside_a_run(self) -> None:
+        active = self.active_id()
+        if active is not None:
+            raise SweepError(
+                f"The run {active} is active and would disturb the measurement. Stop it first."
+            )
 
     def active_id(self) -> str | None:
         """Return the id of the run that this server is training, if any."""
@@ -136,13 +169,14 @@ class Services:
         return data
 
     def close(self) -> None:
-        """Stop the active run and flush its data; a second call does nothing."""
+        """Stop the active run or sweep and flush its data; a second call does nothing."""
         self.lessons.close()
         with self._lock:
             active, self._active = self._active, None
         if active is not None and not active.stop(STOP_TIMEOUT_S):
             log.warning("run %s did not stop in time", active.folder.name)
             active.end_with_server()
+        self.sweeps.close(STOP_TIMEOUT_S)
 
     def _find_devices(self) -> None:
         try:

@@ -1,0 +1,273 @@
+"""The sweeps of this server: their list, and the one that runs, as a child process.
+
+The sweep's folder is all that the page and the child share. The child goes on when the browser is
+closed, and is stopped, to be resumed later, when the server ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from dashboard.run_files import tail
+from dashboard.sweep_content import SweepContent, SweepStatus, to_content
+from stepscope.run import process_of, user_name
+from trainer.lab.folder import (
+    SWEEP_JSON,
+    SweepError,
+    new_sweep_folder,
+    read_sweep,
+    sweep_folder,
+    sweep_folders,
+    write_plan,
+)
+from trainer.lab.plan import Plan
+
+log = logging.getLogger(__name__)
+
+LAB_LOG = "lab.log"
+STOP_TIMEOUT_S = 10.0
+STARTING_S = 60.0
+"""Age up to which a sweep that another process has just planned may still begin."""
+MAX_LISTED = 100
+EXAMPLE = "This is a recorded example: look only."
+_PROJECT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """A sweep at one moment; `look_only` says why this page cannot stop, resume or delete it."""
+
+    folder: Path
+    json: dict[str, Any]
+    content: SweepContent
+    look_only: str | None
+
+    @property
+    def id(self) -> str:
+        """The folder's name."""
+        return self.folder.name
+
+    @property
+    def planned(self) -> int:
+        """Settings that it was asked to compare."""
+        plan = self.json.get("plan")
+        arms = plan.get("arms") if isinstance(plan, dict) else None
+        return len(arms) if isinstance(arms, list) else 0
+
+    @property
+    def live(self) -> bool:
+        """True while it may still write."""
+        return self.content.status.live
+
+
+class Sweeps:
+    """One a server; every method may be called from any session's thread.
+
+    Methods raise SweepError, whose text is a sentence, for what cannot be done, OSError where the
+    system refuses it.
+    """
+
+    def __init__(self, runs: Path, examples: Path) -> None:
+        self._runs = runs
+        self._examples = examples
+        self._lock = threading.Lock()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._child_id: str | None = None
+        self._launched_ns = 0
+        self._stopped = False
+        self._ended: dict[Path, tuple[int, Sweep]] = {}
+
+    def list_sweeps(self) -> list[Sweep]:
+        """Return the readable sweeps, the newest first, then the examples."""
+        found = []
+        for root in (self._runs, self._examples):
+            for folder in list(sweep_folders(root))[:MAX_LISTED]:
+                with contextlib.suppress(SweepError):
+                    found.append(self._read(folder))
+        return found
+
+    def read(self, sweep_id: str) -> Sweep:
+        """Return a sweep or example. Raises SweepError for an unknown or unsafe id."""
+        try:
+            return self._read(sweep_folder(self._runs, sweep_id))
+        except SweepError:
+            with contextlib.suppress(SweepError):
+                return self._read(sweep_folder(self._examples, sweep_id))
+            raise
+
+    def active_id(self) -> str | None:
+        """Return the sweep that measures on this machine, if any, whoever has started it."""
+        here = (
+            sweep.id
+            for sweep in self.list_sweeps()
+            if sweep.live and sweep.json.get("host", socket.gethostname()) == socket.gethostname()
+        )
+        return next(here, None)
+
+    def start(self, plan: Plan) -> str:
+        """Begin a sweep in a folder of its own and return its id."""
+        with self._lock:
+            self._refuse_second()
+            folder = new_sweep_folder(self._runs, str(plan.config.workload))
+            write_plan(folder, plan)
+            self._launch(folder)
+            return folder.name
+
+    def resume(self, sweep_id: str) -> None:
+        """Go on with a sweep that was stopped or whose process was killed."""
+        with self._lock:
+            self._refuse_second()
+            sweep = self.read(sweep_id)
+            reason = sweep.look_only or not_resumable(sweep.content.status)
+            if reason is not None:
+                raise SweepError(f"Resume: {reason}")
+            self._launch(sweep.folder)
+
+    def stop(self, sweep_id: str, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """End a sweep so that it can be resumed; the sample under way is thrown away.
+
+        Its process is killed if it has not ended in time.
+        """
+        with self._lock:
+            if sweep_id == self._child_id and self._child is not None:
+                self._stopped = True
+                _end(self._child, timeout_s)
+                return
+            sweep = self.read(sweep_id)
+            if sweep.look_only is not None:
+                raise SweepError(f"Stop: {sweep.look_only}")
+            process = process_of(sweep.json)
+            if process is not None:  # begun in a terminal, or by a server that was killed
+                _end(process, timeout_s)
+
+    def delete(self, sweep_id: str) -> None:
+        """Delete the folder of a sweep that does not run."""
+        with self._lock:
+            sweep = self.read(sweep_id)
+            if sweep.look_only is not None:
+                raise SweepError(f"Delete: {sweep.look_only}")
+            if sweep.live:
+                raise SweepError("Delete: the sweep still runs. Stop it first.")
+            shutil.rmtree(sweep.folder)
+            self._ended.pop(sweep.folder, None)
+
+    def close(self, timeout_s: float) -> None:
+        """Stop the sweep that this server has begun; a second call does nothing."""
+        with self._lock:
+            child, self._child, self._child_id = self._child, None, None
+        if child is not None and child.poll() is None:
+            _end(child, timeout_s)
+
+    def _refuse_second(self) -> None:
+        active = self.active_id()
+        if active is not None:
+            raise SweepError(f"One sweep at a time: {active} is measuring. Stop it first.")
+
+    def _launch(self, folder: Path) -> None:
+        """Start the process that measures; its group is its own, to be ended as a whole."""
+        with (folder / LAB_LOG).open("ab", buffering=0) as output:
+            self._child = subprocess.Popen(
+                [sys.executable, "-m", "trainer.lab", "--folder", str(folder.resolve())],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=_PROJECT,
+                start_new_session=True,
+            )
+        self._child_id, self._launched_ns = folder.name, time.time_ns()
+        self._ended.pop(folder, None)  # its end may be another one, without a new sweep.json
+        self._stopped = False
+
+    def _alive(self, sweep_id: str) -> bool:
+        child = self._child
+        return sweep_id == self._child_id and child is not None and child.poll() is None
+
+    def _read(self, folder: Path) -> Sweep:
+        try:
+            modified = os.stat(folder / SWEEP_JSON).st_mtime_ns
+        except OSError as error:
+            raise SweepError(f"{folder.name}: cannot be read ({error.strerror}).") from error
+        known = self._ended.get(folder)
+        if known is not None and known[0] == modified and not self._alive(folder.name):
+            return known[1]
+        content = read_sweep(folder)
+        try:
+            checked = to_content(content)
+        except ValueError as error:
+            raise SweepError(f"{folder.name}: {error}") from error
+        judged = self._judged(folder, checked, modified)
+        sweep = Sweep(folder, content, judged, self._look_only(folder, content))
+        if not sweep.live:
+            self._ended[folder] = (modified, sweep)
+        return sweep
+
+    def _judged(self, folder: Path, content: SweepContent, modified_ns: int) -> SweepContent:
+        """Return the content as of now: a resumed child has not written yet, or one has ended
+        without a word."""
+        if self._alive(folder.name):
+            if content.status.live or modified_ns > self._launched_ns:
+                return content
+            return replace(content, status=SweepStatus.PENDING, reason=None)
+        silent = folder.name == self._child_id and modified_ns <= self._launched_ns
+        never_begun = (
+            content.status is SweepStatus.PENDING and time.time() - content.created > STARTING_S
+        )
+        if silent or never_begun:
+            reason = "Stopped before it began." if self._stopped else _last_words(folder)
+            return replace(content, status=SweepStatus.STOPPED, reason=reason)
+        return content
+
+    def _look_only(self, folder: Path, content: dict[str, Any]) -> str | None:
+        if folder.is_relative_to(self._examples):
+            return EXAMPLE
+        host, user = content.get("host", socket.gethostname()), content.get("user", user_name())
+        if host != socket.gethostname():
+            return f"This sweep belongs to the host {str(host)[:60]}: look only."
+        if user != user_name():
+            return f"This sweep belongs to the user {str(user)[:60]}: look only."
+        return None
+
+
+def not_resumable(status: SweepStatus) -> str | None:
+    """Say why a sweep of this status cannot be resumed; None where it can."""
+    if status is SweepStatus.FINISHED:
+        return "the sweep has finished."
+    if status.live:
+        return "the sweep is running."
+    return None
+
+
+def _last_words(folder: Path) -> str:
+    """Say that a sweep's process has ended before it wrote anything, and what it printed last."""
+    said = (tail(folder / LAB_LOG) or "").strip().splitlines()
+    return f"Its process ended before it measured: {said[-1][:200] if said else 'it said nothing'}"
+
+
+def _end(process: subprocess.Popen[bytes] | psutil.Process, timeout_s: float) -> None:
+    """Ask a process to end with SIGTERM; kill it and its group if it has not ended in time."""
+    try:
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout_s)
+    except (psutil.TimeoutExpired, subprocess.TimeoutExpired):
+        log.warning("the sweep did not stop within %.1f s: killed", timeout_s)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            # Begun in a terminal, its group may hold more than the sweep.
+            own_group = os.getpgid(process.pid) == process.pid
+            (os.killpg if own_group else os.kill)(process.pid, signal.SIGKILL)
+        process.wait(timeout_s)
+    except psutil.NoSuchProcess:
+        return  # it has just ended by itself

@@ -1,0 +1,146 @@
+"""The sweep of a server as a process: its start, stop, resume, death, and the end of the server."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dashboard.services import Services
+from dashboard.sweep_content import SweepStatus
+from dashboard.sweeps import Sweep
+from stepscope.run import RunError, RunStatus, process_of, read_run
+from tests.integration.test_runners import wait_until
+from trainer.config import Workload, defaults
+from trainer.lab.folder import SAMPLES, SweepError
+from trainer.lab.plan import Plan, make_arm
+
+LONG = 100_000
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Services]:
+    made = Services(tmp_path / "runs", tmp_path / "examples")
+    made.devices()
+    yield made
+    made.close()
+
+
+def plan(server: Services, rounds: int = 2, steps: int = 5) -> Plan:
+    base = defaults(Workload.LINEAR)
+    arm = make_arm({"fused": False}, base, server.devices().devices)
+    return Plan(config=base, arms=(arm,), steps=steps, warmup=2, max_rounds=rounds, find_best=False)
+
+
+def samples(server: Services, sweep_id: str) -> int:
+    path = server.sweeps.read(sweep_id).folder / SAMPLES
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def ended(server: Services, sweep_id: str) -> Sweep:
+    wait_until(lambda: not server.sweeps.read(sweep_id).live, 100)
+    return server.sweeps.read(sweep_id)
+
+
+def test_a_sweep_runs_to_its_end_and_no_training_beside_it(server: Services) -> None:
+    sweep_id = server.start_sweep(plan(server))
+    assert server.sweeps.active_id() == sweep_id
+    with pytest.raises(RunError, match=f"disturb what the sweep {sweep_id} measures"):
+        server.start(defaults(Workload.LINEAR))
+    with pytest.raises(SweepError, match="One sweep at a time"):
+        server.start_sweep(plan(server))
+    sweep = ended(server, sweep_id)
+    assert sweep.content.status is SweepStatus.FINISHED, sweep.content.reason
+    assert samples(server, sweep_id) == 4
+    assert server.sweeps.active_id() is None
+    with pytest.raises(SweepError, match="has finished"):
+        server.resume_sweep(sweep_id)
+
+
+def test_no_sweep_beside_a_training(server: Services) -> None:
+    run = server.start(replace(defaults(Workload.LINEAR), epochs=LONG))
+    wait_until(lambda: read_run(run).status is RunStatus.RUNNING)
+    with pytest.raises(SweepError, match=f"{run.name} is active and would disturb"):
+        server.start_sweep(plan(server))
+    assert server.sweeps.list_sweeps() == []
+
+
+def test_a_stopped_sweep_goes_on_where_it_was(server: Services) -> None:
+    sweep_id = server.start_sweep(plan(server))
+    wait_until(lambda: samples(server, sweep_id) >= 1)
+    server.sweeps.stop(sweep_id)
+    sweep = server.sweeps.read(sweep_id)
+    assert sweep.content.status is SweepStatus.STOPPED
+    assert server.sweeps.active_id() is None
+    had = samples(server, sweep_id)
+    server.resume_sweep(sweep_id)
+    assert server.sweeps.read(sweep_id).live
+    assert ended(server, sweep_id).content.status is SweepStatus.FINISHED
+    assert had < samples(server, sweep_id) == 4
+
+
+def test_a_sweep_stopped_at_once_says_so(server: Services) -> None:
+    sweep_id = server.start_sweep(plan(server))
+    server.sweeps.stop(sweep_id)
+    content = server.sweeps.read(sweep_id).content
+    assert (content.status, content.reason) == (SweepStatus.STOPPED, "Stopped before it began.")
+
+
+def test_a_killed_sweep_is_stopped_with_the_reason_and_can_go_on(server: Services) -> None:
+    sweep_id = server.start_sweep(plan(server))
+    wait_until(lambda: samples(server, sweep_id) >= 1)
+    os.kill(int(server.sweeps.read(sweep_id).json["pid"]), signal.SIGKILL)
+    sweep = ended(server, sweep_id)
+    assert sweep.content.status is SweepStatus.STOPPED
+    assert "killed" in str(sweep.content.reason)
+    server.resume_sweep(sweep_id)
+    assert ended(server, sweep_id).content.status is SweepStatus.FINISHED
+
+
+def test_the_end_of_the_server_stops_the_sweep(server: Services) -> None:
+    sweep_id = server.start_sweep(plan(server, rounds=50))
+    wait_until(lambda: samples(server, sweep_id) >= 1)
+    process = process_of(server.sweeps.read(sweep_id).json)
+    assert process is not None
+    server.close()
+    assert not process.is_running()
+    assert server.sweeps.read(sweep_id).content.status is SweepStatus.STOPPED
+
+
+def test_another_server_stops_the_sweep_of_one_that_was_killed(
+    server: Services, tmp_path: Path
+) -> None:
+    sweep_id = server.start_sweep(plan(server, rounds=50))
+    wait_until(lambda: samples(server, sweep_id) >= 1)
+    second = Services(tmp_path / "runs", tmp_path / "examples")
+    second.devices()
+    assert second.sweeps.active_id() == sweep_id
+    with pytest.raises(SweepError, match="Stop it first"):
+        second.sweeps.delete(sweep_id)
+    second.sweeps.stop(sweep_id)
+    assert ended(second, sweep_id).content.status is SweepStatus.STOPPED
+    second.sweeps.delete(sweep_id)
+    assert second.sweeps.list_sweeps() == []
+    second.close()
+
+
+def test_a_process_that_cannot_begin_leaves_its_last_words(server: Services) -> None:
+    sweep_id = server.start_sweep(plan(server))
+    server.sweeps.stop(sweep_id)
+    folder = server.sweeps.read(sweep_id).folder
+    (folder / "plan.json").write_text("{}")
+    server.resume_sweep(sweep_id)
+    sweep = ended(server, sweep_id)
+    assert "ended before it measured" in str(sweep.content.reason)
+    assert "plan.json: is no plan" in str(sweep.content.reason)
+
+
+@pytest.mark.parametrize("sweep_id", ["../runs", "absent", "", "a/b"])
+def test_no_other_folder_is_read_or_deleted(server: Services, sweep_id: str) -> None:
+    for action in (server.sweeps.read, server.sweeps.delete, server.sweeps.stop):
+        with pytest.raises(SweepError, match="sweep: "):
+            action(sweep_id)
