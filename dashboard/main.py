@@ -17,6 +17,7 @@ st.logo(str(FOLDER / "logo.svg"))
 st.html(FOLDER / "page.css")
 pages = [
     st.Page("views/live.py", title="Live", default=True),
+    st.Page("views/lab.py", title="Lab", url_path="lab"),
     st.Page("views/runs.py", title="Runs", url_path="runs"),
     st.Page("views/learn.py", title="Learn", url_path="learn"),
 ]

@@ -25,11 +25,17 @@ _FACTS = (
 )
 
 
-def page_token(listing: Listing, run: RunInfo | None) -> str:
-    """Return the name of what a page that shows `run` is built from."""
+def page_token(listing: Listing, run: RunInfo | None, sweep_id: str | None = None) -> str:
+    """Return the name of what a page that shows `run` is built from.
+
+    `sweep_id` is the sweep that runs, beside which no training can be started.
+    """
+    state = listing.version
+    if sweep_id is not None:
+        state += f"{zlib.crc32(sweep_id.encode()):x}"
     if run is None:
-        return listing.version
+        return state
     run_json = [run.run_json.get(name) for name in _FACTS]
     # A drawing of 200 points need not be compared point by point.
     built_from = (run.id, run.status.value, run_json, "fit" in run.run_json, snapshots(run.folder))
-    return f"{listing.version}-{zlib.crc32(repr(built_from).encode()):x}"
+    return f"{state}-{zlib.crc32(repr(built_from).encode()):x}"

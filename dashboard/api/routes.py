@@ -84,7 +84,7 @@ def get_series(request: Request) -> Answer:
     run = read_run(folder)
     if run.status is RunStatus.CRASHED or run.heartbeat_age_s > CLOSED_S:
         recover_ended(run)  # what a killed process had not stored yet
-    token = {"page_token": page_token(server.index.recent(), run)}
+    token = {"page_token": page_token(server.index.recent(), run, server.sweeps.active_id())}
     if not (folder / STORE_NAME).exists():
         return series.state(run) | token
     include_folded = bool(query.get("include_folded"))
@@ -109,7 +109,8 @@ def _verdict(server: services.Services, reader: RunReader, run: RunInfo) -> Answ
 @_answering
 def get_runs(_request: Request) -> Answer:
     """`/api/runs`: the name of the run list's state, for a page that shows no run."""
-    return {"page_token": page_token(services.get().index.recent(), None)}
+    server = services.get()
+    return {"page_token": page_token(server.index.recent(), None, server.sweeps.active_id())}
 
 
 @_answering

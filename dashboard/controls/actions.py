@@ -92,11 +92,15 @@ def supported_commands(run: RunInfo) -> frozenset[str]:
     return frozenset(CommandName) - {CommandName.MEMORY_SNAPSHOT, CommandName.PROFILE}
 
 
-def start_button(active_id: str | None, problems: Sequence[Problem]) -> Json:
+def start_button(
+    active_id: str | None, problems: Sequence[Problem], sweep_id: str | None = None
+) -> Json:
     """Return the button that starts a run: its help and why it cannot be pressed now, or None."""
     refused = None
     if active_id:
         refused = f"One run at a time: {active_id} is active. Stop it first."
+    elif sweep_id:
+        refused = f"It would disturb what the sweep {sweep_id} measures. Stop it in Lab first."
     elif problems:
         refused = "These settings cannot run. " + " ".join(map(str, problems))
     return {"label": "Start", "help": "Train with the settings in the sidebar.", "refused": refused}

@@ -60,7 +60,7 @@ def live_panel(
     header = {
         "runs": choices(picked, listing),
         "picked": picked,
-        "start": start_button(server.active_id(), problems),
+        "start": start_button(server.active_id(), problems, server.sweeps.active_id()),
         "buttons": buttons(run),
         "look_only": read_only_reason(run) if run is not None and run.status.live else None,
         "trouble": trouble,
@@ -73,7 +73,7 @@ def live_panel(
         layout(run_content(run)) if run else None,
         header,
         key=KEY,
-        page_token=page_token(listing, run),
+        page_token=page_token(listing, run, server.sweeps.active_id()),
         on_start=_start_pressed,
         on_pick=_pick,
         on_setting=_take_setting,

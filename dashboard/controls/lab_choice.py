@@ -1,0 +1,264 @@
+"""What a sweep is to measure: the baseline, the settings to tick, and for how many rounds.
+
+The widgets keep their values for the session, also while other pages are shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
+
+from dashboard.controls.lab_words import BASELINES, GROUPS, arm_help, arm_words, group_of, seconds
+from dashboard.controls.lab_words import baseline_words as words
+from dashboard.controls.sidebar import WORKLOADS
+from dashboard.format import escape_markdown
+from dashboard.services import Devices, Services
+from trainer.config import FIELDS, ConfigError, Problem, RunConfig, Workload, defaults
+from trainer.lab.folder import seconds_per_sample
+from trainer.lab.plan import MAX_ROUNDS, PRESETS, Arm, Plan, arms, estimate
+from trainer.lab.presets import PLAIN
+from trainer.problems import TrainDevice, problems
+
+_TAKEN = "lab_preset_taken"
+_KEPT: Any = {"persist_state": "session"}
+_OF_A_WORKLOAD = (
+    *("epochs", "batch_size", "learning_rate", "optimizer", "schedule"),
+    *("width", "image_size", "layers", "context"),
+)
+"""Settings that belong to a workload: another one brings its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The plan as it is chosen now, why it cannot start or None, and where to draw the button."""
+
+    plan: Plan
+    refused: str | None
+    place: DeltaGenerator
+
+
+def wanted(server: Services, found: Devices, settings: RunConfig) -> Wanted:
+    """Draw the choice and return it; `settings` are the sidebar's."""
+    st.markdown("#### What to try")
+    base = _baseline(found.devices, settings)
+    preset = _preset()
+    preset_arms: list[Arm] = []
+    if preset is not None:
+        base, preset_arms = PRESETS[preset].build(base, found.devices)
+    about = f"{PRESETS[preset].help} " if preset is not None else ""
+    st.caption(f"{about}**Baseline:** {escape_markdown(words(base))}.")
+    rounds, steps, find_best = _length()
+    # Filled when the ticks below are known; its height is kept, so that they stay where they are.
+    place = st.container(gap="xsmall", key="lab_begin")
+    of_preset = {arm.name for arm in preset_arms}
+    offered = {arm.name: arm for arm in (*arms(base, found.devices), *preset_arms)}
+    if st.session_state.pop(_TAKEN, False):
+        for name in offered:
+            st.session_state[_box(name)] = name in of_preset
+    chosen = _ticks(list(offered.values()), of_preset, found.devices)
+    plan = Plan(
+        config=base, arms=tuple(chosen), max_rounds=rounds, steps=steps, find_best=find_best
+    )
+    refused = _refused(plan, problems(base, found.devices))
+    if refused is None:
+        place.markdown(_time_words(server, plan))
+    return Wanted(plan, refused, place)
+
+
+def sidebar_baseline(
+    settings: RunConfig, workload: Workload, device: str, devices: Sequence[TrainDevice]
+) -> RunConfig:
+    """Return the sidebar's settings for a workload and device that may be others.
+
+    Another workload brings its own sizes; what the device cannot do is switched off.
+    """
+    config = settings
+    if workload is not settings.workload:
+        own = defaults(workload, device)
+        known = [name for name in _OF_A_WORKLOAD if hasattr(own, name)]
+        config = replace(config, workload=workload, **{name: getattr(own, name) for name in known})
+    config = replace(config, device=device, resume="", max_steps=0)
+    off = {p.field: PLAIN[p.field] for p in problems(config, devices) if p.field in PLAIN}
+    return replace(config, **off)
+
+
+def plain_baseline(workload: Workload, device: str) -> RunConfig:
+    """Return the workload's own settings with every technique off."""
+    return replace(defaults(workload, device), **PLAIN)
+
+
+def _baseline(devices: Sequence[TrainDevice], settings: RunConfig) -> RunConfig:
+    names = {device.id: _device_name(device) for device in devices}
+    first = settings.device if settings.device in names else devices[0].id
+    workload = st.selectbox(
+        "Workload",
+        list(WORKLOADS),
+        format_func=WORKLOADS.__getitem__,
+        key=_first("lab_workload", settings.workload),
+        help="What is trained in each sample. A technique may pay on one workload and cost on "
+        "another.",
+        **_KEPT,
+    )
+    device = st.selectbox(
+        "Device",
+        list(names),
+        format_func=names.__getitem__,
+        key=_first("lab_device", first),
+        help="Where the baseline trains. Other devices can be ticked below.",
+        **_KEPT,
+    )
+    kind = st.radio(
+        "Baseline settings",
+        list(BASELINES),
+        format_func=BASELINES.__getitem__,
+        key=_first("lab_baseline", "plain"),
+        horizontal=True,
+        help="Each setting is measured as a change of the baseline. Plain has every technique off; "
+        "the other is what the sidebar of Live says now.",
+        **_KEPT,
+    )
+    if kind == "plain":
+        return plain_baseline(workload, device)
+    return sidebar_baseline(settings, workload, device, devices)
+
+
+def _device_name(device: TrainDevice) -> str:
+    return "CPU" if device.cuda_index is None else f"cuda:{device.cuda_index} · {device.name}"
+
+
+def _preset() -> str | None:
+    preset: str | None = st.pills(
+        "Take a preset",
+        list(PRESETS),
+        format_func=lambda name: PRESETS[name].label,
+        key="lab_preset",
+        on_change=_preset_taken,
+        help="Ticks a ready choice of settings and takes its baseline. You can change the ticks "
+        "afterwards; press it again to go back to your own baseline.",
+        **_KEPT,
+    )
+    return preset
+
+
+def _preset_taken() -> None:
+    # Ticked in the script: here the settings are those of the last time the page was drawn.
+    st.session_state[_TAKEN] = st.session_state["lab_preset"] is not None
+
+
+def _length() -> tuple[int, int, bool]:
+    with st.expander("How long"):
+        rounds = st.number_input(
+            "Rounds at most",
+            2,
+            MAX_ROUNDS,
+            key=_first("lab_rounds", 12),
+            help="A round measures the baseline and every setting once, in random order. After 5, "
+            "8 and 12 rounds the lab judges, and what is decided is measured no more.",
+            **_KEPT,
+        )
+        steps = st.number_input(
+            "Steps a sample",
+            0,
+            100_000,
+            key=_first("lab_steps", 0),
+            help="Steps of one measurement, after its warm-up; 0 takes as many as the baseline "
+            "makes in two seconds.",
+            **_KEPT,
+        )
+        find_best = st.toggle(
+            "Find the best combination",
+            key=_first("lab_find_best", True),
+            help="Adds the winners one after another and measures the result against the baseline "
+            "once more.",
+            **_KEPT,
+        )
+    return int(rounds), int(steps), bool(find_best)
+
+
+def _first(key: str, value: Any) -> str:
+    """Give a widget the value that it has at first, and return its key."""
+    st.session_state.setdefault(key, value)
+    return key
+
+
+def _box(name: str) -> str:
+    return f"lab_arm_{name}"
+
+
+def _ticks(offered: list[Arm], of_preset: set[str], devices: Sequence[TrainDevice]) -> list[Arm]:
+    """Draw a box for each arm, in the sidebar's groups; return the arms to measure.
+
+    One of a preset that cannot be is a row of the sweep too, with its reason.
+    """
+    chosen = []
+    for group in GROUPS:
+        members = [arm for arm in offered if group_of(arm) == group]
+        if members:
+            with st.container(gap="xxsmall"):
+                st.markdown(f"**{group}**")
+                chosen += _group(members, of_preset, devices)
+    return chosen
+
+
+def _group(members: list[Arm], of_preset: set[str], devices: Sequence[TrainDevice]) -> list[Arm]:
+    chosen = []
+    refused: dict[Problem, list[str]] = {}
+    names = {device.id: _device_name(device) for device in devices}
+    # What can be measured stands first: a reason below is then about the last ones.
+    members = sorted(members, key=lambda arm: arm.problem is not None)
+    for row in (members[at : at + 2] for at in range(0, len(members), 2)):
+        for column, arm in zip(st.columns(2, gap="xsmall"), row, strict=False):
+            key, label = _box(arm.name), arm_words(arm, names)
+            if arm.problem is not None:
+                st.session_state[key] = arm.name in of_preset
+                refused.setdefault(arm.problem, []).append(label)
+            off = arm.problem is not None
+            if column.checkbox(label, key=key, help=arm_help(arm), disabled=off, **_KEPT):
+                chosen.append(arm)
+    for problem, labels in refused.items():
+        st.caption(
+            f":material/block: {escape_markdown(', '.join(labels))}: "
+            f"{escape_markdown(problem.reason)}. {escape_markdown(problem.remedy)}."
+        )
+    return chosen
+
+
+def _refused(plan: Plan, found: Sequence[Problem]) -> str | None:
+    if found:
+        return "The baseline cannot run. " + " ".join(map(str, found))
+    if not plan.arms:
+        return "Tick at least one setting, or take a preset."
+    problem = plan.arms[0].problem
+    if problem is not None and all(arm.problem is not None for arm in plan.arms):
+        return f"None of these settings can be measured here. {problem}"
+    return None
+
+
+def _time_words(server: Services, plan: Plan) -> str:
+    measured = seconds_per_sample(server.runs, str(plan.config.workload), plan.config.device)
+    takes = estimate(plan, measured)
+    here = sum(arm.problem is None for arm in plan.arms)
+    listed = len(plan.arms) - here
+    few = min(plan.looks)
+    early = "" if plan.max_rounds >= few else f" Fewer than {few} rounds give no verdict."
+    more = f" {listed} cannot be had here and are listed with their reason." if listed else ""
+    return (
+        f"Takes **{seconds(takes.low, takes.high)}**: {here} setting{'s' if here > 1 else ''} and "
+        f"the baseline, at most {plan.max_rounds} round{'s' if plan.max_rounds > 1 else ''}."
+        f"{early}{more}"
+    )
+
+
+def settings_of_sidebar() -> RunConfig:
+    """Return the sidebar's settings, which the page Live has drawn or a link has set."""
+    state = st.session_state
+    base = defaults(state["config_workload"], state["config_device"])
+    given = {name: state[f"config_{name}"] for name in FIELDS if f"config_{name}" in state}
+    try:
+        return replace(base, **given)
+    except ConfigError:
+        return base

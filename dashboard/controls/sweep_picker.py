@@ -1,0 +1,82 @@
+"""Which sweep the lab shows; its id is in the session's state and in the URL (`?sweep=`)."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+import streamlit as st
+
+from dashboard.controls.lab_words import workload_and_device
+from dashboard.services import Services
+from dashboard.sweeps import EXAMPLE, Sweep
+
+SWEEP = "lab_sweep"
+_NEXT = "lab_sweep_next"
+
+
+def picked_sweep(server: Services) -> str | None:
+    """Draw the list of sweeps, where there is more than none; return the one to show.
+
+    One that was just started or is named in the URL wins, then the one chosen before, then the
+    one that runs, then the newest of this server's. An example is shown only when chosen.
+    """
+    state, sweeps = st.session_state, server.sweeps.list_sweeps()
+    known = {sweep.id: sweep for sweep in sweeps}
+    own = [sweep.id for sweep in sweeps if sweep.look_only != EXAMPLE]
+    first = next((sweep.id for sweep in sweeps if sweep.live), own[0] if own else None)
+    asked = state.pop(_NEXT, None) or state.get(SWEEP) or st.query_params.get("sweep")
+    chosen = asked if asked in known else state.get("kept_lab_sweep")
+    state[SWEEP] = chosen if chosen in known else first
+    if own or state[SWEEP] is not None:
+        names = labels(sweeps)
+        st.selectbox(
+            "Sweep",
+            list(known),
+            format_func=names.__getitem__,
+            key=SWEEP,
+            label_visibility="collapsed",
+            help="Earlier sweeps, the newest first.",
+        )
+    picked: str | None = state[SWEEP]
+    state["kept_lab_sweep"] = picked
+    if picked is not None and st.query_params.get("sweep") != picked:
+        st.query_params["sweep"] = picked
+    return picked
+
+
+def show_sweep(sweep_id: str | None) -> None:
+    """Show this sweep from the next script run on; None: whatever comes first."""
+    st.session_state[_NEXT] = sweep_id
+    if sweep_id is None:
+        for key in (SWEEP, "kept_lab_sweep"):
+            st.session_state.pop(key, None)
+        st.query_params.pop("sweep", None)
+
+
+def labels(sweeps: Sequence[Sweep]) -> dict[str, str]:
+    """Return each sweep's label by its id, no two alike: the list knows them apart by it."""
+    made = {sweep.id: label(sweep) for sweep in sweeps}
+    seen = Counter(made.values())
+    return {
+        sweep_id: text if seen[text] == 1 else f"{text} · {sweep_id}"
+        for sweep_id, text in made.items()
+    }
+
+
+def label(sweep: Sweep) -> str:
+    """Return what a sweep is called in the list.
+
+    "Digits, MLP on CPU · 22 Nov 06:15 · finished · 6 settings"
+    """
+    content = sweep.content
+    when = time.strftime("%d %b %H:%M", time.localtime(content.created))
+    count = len(content.arms) or sweep.planned
+    settings = f"{count} setting{'' if count == 1 else 's'}"
+    # Said the same from the start to the end of a sweep: the list is not drawn with each sample.
+    status = "running" if sweep.live else str(content.status)
+    name = workload_and_device(content.workload, content.config)
+    if sweep.look_only == EXAMPLE:
+        name = f"Example: {name}"
+    return " · ".join([name, when, status, settings])

@@ -1,0 +1,60 @@
+"""The lab: choose settings, measure what each is worth here, and take the best into the sidebar."""
+
+from pathlib import Path
+
+import streamlit as st
+
+from dashboard import services
+from dashboard.controls import sidebar as controls
+from dashboard.controls.lab_choice import settings_of_sidebar, wanted
+from dashboard.controls.sweep_picker import picked_sweep, show_sweep
+from dashboard.format import escape_markdown
+from dashboard.views.lab_panel import ERROR, empty_lab, sweep_panel
+from trainer.lab.folder import SweepError
+
+server = services.get()
+if not server.devices_known:
+    with st.spinner("Loading PyTorch and looking for GPUs…", show_time=True):
+        server.devices()
+found = server.devices()
+controls.load_link(found)
+controls.keep_settings()
+st.html(Path(__file__).resolve().parents[1] / "lab.css")
+
+with st.container(key="lab"):
+    left, right = st.columns([3, 7], gap="medium")
+with left, st.container(key="lab_choice"):
+    choice = wanted(server, found, settings_of_sidebar())
+    run, sweep = server.active_id(), server.sweeps.active_id()
+    refused = choice.refused
+    if sweep is not None:
+        refused = f"One sweep at a time: {sweep} is measuring. Stop it first."
+    elif run is not None:
+        refused = f"The run {run} is active and would disturb the measurement. Stop it first."
+    pressed = choice.place.button(
+        "Start sweep",
+        type="primary",
+        width="stretch",
+        key="lab_start",
+        disabled=refused is not None,
+        help=refused or "Measure these settings, each sample in a process of its own.",
+    )
+    if refused is not None:
+        choice.place.caption(f":material/block: {escape_markdown(refused)}")
+# Not in a callback: it would have the settings of the last time that the page was drawn.
+if pressed:
+    try:
+        show_sweep(server.start_sweep(choice.plan))
+    except (SweepError, OSError) as error:
+        st.session_state[ERROR] = f"The sweep could not start. {error}"
+    st.rerun()
+
+with right, st.container(key="lab_results"):
+    shown = picked_sweep(server)
+    trouble = st.session_state.pop(ERROR, None)
+    if trouble is not None:
+        st.error(trouble, icon=":material/error:")
+    if shown is None:
+        empty_lab()
+    else:
+        sweep_panel(server, shown)

@@ -1,0 +1,196 @@
+"""A sweep on the lab page: how far it is, what it has found, and what can be done with it.
+
+Everything is read from the sweep's folder. While the sweep runs, a fragment draws it anew once a
+second; elements keep their places and keys, so only what has changed is drawn.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import time
+from collections.abc import Callable
+
+import streamlit as st
+
+from dashboard.controls import sidebar as controls
+from dashboard.controls.lab_words import workload_and_device
+from dashboard.controls.sweep_picker import show_sweep
+from dashboard.format import escape_markdown
+from dashboard.services import Services
+from dashboard.sweep_content import SweepContent, SweepStatus
+from dashboard.sweeps import Sweep, not_resumable
+from dashboard.views.lab_results import results
+from stepscope.run import RunError
+from trainer.config import ConfigError, RunConfig
+from trainer.lab.folder import SweepError
+from trainer.lab.report import to_csv, to_html
+
+ERROR = "lab_error"
+"""In the session's state: a sentence that the page shows once."""
+AGAIN_S = 1.0
+
+
+def empty_lab() -> None:
+    """Say what the lab does and what to press."""
+    with st.container(border=True, key="lab_empty"):
+        st.markdown(
+            "#### Which settings pay on this machine?\n"
+            "The lab trains the workload again and again in fresh processes, with and without each "
+            "setting, in random order. From the paired differences it says how much faster a "
+            "setting is, or that it makes no difference, and how small a difference it could have "
+            "seen.\n\nTick settings or take a preset, then press **Start sweep**."
+        )
+
+
+def sweep_panel(server: Services, sweep_id: str) -> None:
+    """Draw a sweep; while it runs, again every second."""
+    try:
+        sweep = server.sweeps.read(sweep_id)
+    except SweepError as error:
+        st.error(str(error), icon=":material/error:")
+        return
+    st.fragment(_draw, run_every=AGAIN_S if sweep.live else None)(server, sweep_id, sweep.live)
+
+
+def _draw(server: Services, sweep_id: str, was_live: bool) -> None:
+    try:
+        sweep = server.sweeps.read(sweep_id)
+    except SweepError:  # deleted in another tab
+        st.rerun()
+    if was_live and not sweep.live:
+        st.rerun()  # the buttons on the left, and no more ticks
+    with st.container(key="lab_state"):
+        _state(sweep)
+    with st.container(horizontal=True, key="lab_buttons"):
+        _actions(server, sweep)
+        if sweep.json.get("baseline") is not None:
+            _downloads(sweep)
+    with st.container(key="lab_found"):
+        results(sweep.content, functools.partial(_use, sweep))
+
+
+def _state(sweep: Sweep) -> None:
+    content = sweep.content
+    title = workload_and_device(content.workload, content.config)
+    st.markdown(f"#### {escape_markdown(title)}: {content.status}")
+    if content.status.live:
+        st.progress(content.progress.share, text=escape_markdown(progress_words(content)))
+        return
+    reason = escape_markdown(content.reason) if content.reason else ""
+    progress = content.progress
+    if content.status is SweepStatus.STOPPED:
+        done = f" {progress.done} of at most {progress.total} samples are measured."
+        said = f"{reason or 'Stopped.'}{done if progress.total else ''}"
+        st.warning(said, icon=":material/pause_circle:")
+    elif content.status is SweepStatus.FAILED:
+        st.error(reason or "The sweep failed.", icon=":material/error:")
+
+
+def progress_words(content: SweepContent, now: float | None = None) -> str:
+    """Return what the sweep is doing and how long it will still take at most."""
+    progress = content.progress
+    if content.status is SweepStatus.PENDING or not progress.total:
+        return "Starting: PyTorch is being loaded…"
+    parts = [progress.doing or "measuring", f"{progress.done} of {progress.total} samples"]
+    if progress.seconds_left is not None:
+        passed = (time.time() if now is None else now) - content.updated
+        left = max(0, round(progress.seconds_left - max(0.0, passed)))
+        parts.append(f"at most {left // 60}:{left % 60:02} left")
+    return " · ".join(parts)
+
+
+def _actions(server: Services, sweep: Sweep) -> None:
+    status = sweep.content.status
+    if sweep.live:
+        stop = st.button(
+            "Stop",
+            icon=":material/stop_circle:",
+            key=f"lab_stop_{sweep.id}",
+            disabled=sweep.look_only is not None,
+            help=sweep.look_only
+            or "End the sweep now. What is measured stays, and Resume goes on from there.",
+        )
+        if stop:
+            with st.spinner("Stopping…"):
+                _try("The sweep could not be stopped", lambda: server.sweeps.stop(sweep.id))
+        return
+    if not_resumable(status) is None:
+        refused = sweep.look_only or _busy(server)
+        resume = st.button(
+            "Resume",
+            icon=":material/resume:",
+            key=f"lab_resume_{sweep.id}",
+            disabled=refused is not None,
+            help=refused or "Go on after the last sample.",
+        )
+        if resume:
+            _try("The sweep could not go on", lambda: server.resume_sweep(sweep.id))
+    if sweep.look_only is None:
+        _delete(server, sweep)
+
+
+def _busy(server: Services) -> str | None:
+    run, other = server.active_id(), server.sweeps.active_id()
+    if run is not None:
+        return f"The run {run} is active and would disturb the measurement. Stop it first."
+    if other is not None:
+        return f"One sweep at a time: {other} is measuring. Stop it first."
+    return None
+
+
+def _delete(server: Services, sweep: Sweep) -> None:
+    with st.popover("Delete…", icon=":material/delete:", key="lab_delete"):
+        st.markdown("Delete this sweep and everything that it measured?")
+        # Its key names the sweep: a press on a page of before must not delete another one.
+        sure = st.button(
+            "Delete it", type="primary", key=f"lab_delete_sure_{sweep.id}", help="For good."
+        )
+    if sure:
+        show_sweep(None)
+        _try("The sweep could not be deleted", lambda: server.sweeps.delete(sweep.id))
+
+
+def _try(failed: str, action: Callable[[], None]) -> None:
+    """Do it and draw the whole page anew; a refusal becomes a sentence on it."""
+    try:
+        action()
+    except (SweepError, RunError, OSError) as error:
+        st.session_state[ERROR] = f"{failed}. {error}"
+    st.rerun()
+
+
+def _downloads(sweep: Sweep) -> None:
+    for name, ending, mime, make, text in (
+        ("CSV", "csv", "text/csv", to_csv, "The table, a line a setting."),
+        ("JSON", "json", "application/json", _json, "All of sweep.json: each sample is in it."),
+        ("HTML report", "html", "text/html", to_html, "One file to send or print."),
+    ):
+        st.download_button(
+            name,
+            functools.partial(make, sweep.json),
+            file_name=f"{sweep.id}.{ending}",
+            mime=mime,
+            icon=":material/download:",
+            key=f"lab_download_{ending}",
+            on_click="ignore",
+            help=text,
+        )
+
+
+def _json(sweep: dict[str, object]) -> str:
+    return json.dumps(sweep, indent=1)
+
+
+def _use(sweep: Sweep) -> None:
+    """Put the best combination into the sidebar and open Live."""
+    best = sweep.content.best
+    if best is None:
+        return
+    try:
+        config = RunConfig.from_dict({**sweep.content.config, **best.changes})
+    except ConfigError as error:
+        st.session_state[ERROR] = f"These settings cannot be used: {error}"
+        st.rerun()
+    controls.load(config)
+    st.switch_page("views/live.py")

@@ -1,0 +1,94 @@
+"""What a sweep has found: the best combination, the chart, the table, and what disturbed it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import streamlit as st
+
+from dashboard.charts.lab import effects_figure
+from dashboard.charts.lab_table import absent_sentence, table_html
+from dashboard.controls.lab_words import clock_rows, throttle_words
+from dashboard.format import escape_markdown
+from dashboard.sweep_content import SweepContent, SweepStatus, Verdict
+
+
+def results(sweep: SweepContent, use: Callable[[], None]) -> None:
+    """Draw everything that is known; `use` is called for a press on "Use these settings"."""
+    _best(sweep, use)
+    figure = effects_figure(sweep)
+    with st.container(border=figure is not None, key="lab_chart"):
+        if figure is not None:
+            st.plotly_chart(figure, key="lab_effects", config={"displayModeBar": False})
+        elif sweep.status.live:
+            st.caption("Effects stand here once the first rounds are measured.")
+    _disturbances(sweep)
+    if sweep.arms:
+        with st.container(key="lab_table"):
+            st.html(table_html(sweep))
+    absent = absent_sentence(sweep)
+    if absent is not None:
+        st.caption(f":material/info: {absent}")
+    _more(sweep)
+
+
+def _disturbances(sweep: SweepContent) -> None:
+    """Say in a sentence each what the machine did beside the measurement."""
+    if sweep.drift is not None and sweep.drift.found:
+        st.warning(escape_markdown(sweep.drift.text), icon=":material/trending_down:")
+    throttled = throttle_words(sweep)
+    if throttled is not None:
+        st.warning(escape_markdown(throttled), icon=":material/device_thermostat:")
+    if sweep.drift is not None and not sweep.drift.found:
+        st.caption(f":material/check: {escape_markdown(sweep.drift.text)}")
+
+
+def _more(sweep: SweepContent) -> None:
+    rows = clock_rows(sweep)
+    if rows:
+        with st.expander("Clocks and power of each round", icon=":material/speed:"):
+            st.table(rows)
+    if sweep.tried:
+        with st.expander("Combinations tried", icon=":material/call_merge:"):
+            for tried in sweep.tried:
+                word = "kept" if tried.kept else "left out"
+                why = f": {tried.reason}" if tried.reason else ""
+                st.caption(escape_markdown(f"{' + '.join(tried.names)}: {word}{why}"))
+    if sweep.machine:
+        with st.expander("Baseline and machine", icon=":material/info:"):
+            st.json({"machine": sweep.machine, "baseline": sweep.config})
+
+
+def _best(sweep: SweepContent, use: Callable[[], None]) -> None:
+    best = sweep.best
+    if best is None:
+        return
+    with st.container(border=True, horizontal=True, vertical_alignment="center", key="lab_best"):
+        arm = best.arm
+        if not best.changes:
+            why = arm.reason or arm.text or "No setting is faster than the baseline."
+            st.markdown(f"**No better combination.** {escape_markdown(why)}")
+            return
+        names = {a.name: a.label for a in sweep.arms}
+        parts = " + ".join(names.get(name, name) for name in best.names)
+        figures = arm.text or ""
+        if arm.verdict is not None and arm.verdict not in (Verdict.FASTER, Verdict.MEASURING):
+            figures = f"{figures} Confirmed against the baseline, it does not pay."
+        st.markdown(
+            f"**Best combination:** {escape_markdown(parts)}  \n{escape_markdown(figures)}"
+            + (f" {escape_markdown(arm.reason)}" if arm.reason else ""),
+            width="stretch",
+        )
+        still = sweep.status in (SweepStatus.RUNNING, SweepStatus.PENDING)
+        pressed = st.button(
+            "Use these settings",
+            type="primary",
+            icon=":material/tune:",
+            key="lab_use",
+            disabled=still,
+            help="It is still being confirmed."
+            if still
+            else "Put the baseline with these changes into the sidebar and open Live.",
+        )
+    if pressed:
+        use()

@@ -1,0 +1,298 @@
+"""The lab page in every state, without a browser and without measuring."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from dashboard import services
+from stepscope.run import process_identity, user_name
+from tests.app.test_live_view import GPU, Machine, header, label, machine, text_of, trigger
+from tests.unit.fake_sweep import BEST, sweep
+from trainer.config import Precision
+from trainer.lab.plan import Plan
+
+__all__ = ["machine"]  # a fixture of the live page's tests
+OpenPage = Callable[..., AppTest]
+ID = "20261122-061500-digits-mlp-ab12"
+
+
+def store(root: Path, content: dict[str, Any], sweep_id: str = ID, **others: Any) -> Path:
+    folder = root / "lab" / sweep_id
+    folder.mkdir(parents=True)
+    (folder / "plan.json").write_text(json.dumps(content["plan"]))
+    owner = {"host": socket.gethostname(), "user": user_name()}
+    (folder / "sweep.json").write_text(json.dumps(owner | content | others))
+    return folder
+
+
+@pytest.fixture
+def lab(page: OpenPage) -> OpenPage:
+    def open_it(**params: str) -> AppTest:
+        app = page(**params)
+        app.switch_page("views/lab.py").run()
+        assert not app.exception
+        return app
+
+    return open_it
+
+
+@pytest.fixture
+def started(server: services.Services, monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
+    """The plans that the page starts, instead of a process."""
+    plans: list[Plan] = []
+
+    def start(plan: Plan) -> str:
+        plans.append(plan)
+        return store(server.runs, sweep(), f"started-{len(plans)}").name
+
+    monkeypatch.setattr(server, "start_sweep", start)
+    return plans
+
+
+def html(app: AppTest) -> str:
+    return " ".join(part.proto.body for part in app.get("html"))
+
+
+def labels(app: AppTest) -> set[str]:
+    return {button.label for button in app.button}
+
+
+def has(app: AppTest, kind: str, text: str) -> bool:
+    return any(widget.label == text for widget in app.get(kind))
+
+
+def test_an_empty_lab_says_what_it_does_and_what_to_press(lab: OpenPage) -> None:
+    app = lab()
+    assert "Which settings pay on this machine?" in text_of(app)
+    assert "then press **Start sweep**" in text_of(app)
+    assert label(app, "button", "Start sweep").disabled
+    assert "Tick at least one setting" in text_of(app)
+
+
+def test_every_control_has_help(lab: OpenPage, server: services.Services) -> None:
+    store(server.runs, sweep(best=BEST))
+    app = lab()
+    widgets = [*app.button, *app.selectbox, *app.number_input, *app.checkbox, *app.toggle]
+    widgets += [*app.radio, *app.get("button_group")]
+    assert [widget.label for widget in widgets if not widget.help] == []
+
+
+def test_a_tick_says_how_long_it_takes_and_start_takes_it(
+    lab: OpenPage, started: list[Plan]
+) -> None:
+    app = lab()
+    label(app, "selectbox", "Workload").select("digits_mlp").run()
+    label(app, "number_input", "Rounds at most").set_value(3)
+    label(app, "number_input", "Steps a sample").set_value(20)
+    label(app, "checkbox", "bf16 AMP").check().run()
+    assert "Takes **" in text_of(app)
+    assert "1 setting and the baseline, at most 3 rounds" in text_of(app)
+    assert "Fewer than 5 rounds give no verdict" in text_of(app)
+    label(app, "button", "Start sweep").click().run()
+    (plan,) = started
+    assert [arm.changes for arm in plan.arms] == [{"precision": "bf16"}]
+    assert (plan.config.workload, plan.max_rounds, plan.steps) == ("digits_mlp", 3, 20)
+    assert plan.config.fused is False  # plain
+    assert label(app, "selectbox", "Sweep").value == "started-1"
+
+
+def test_the_choice_is_there_after_another_page(lab: OpenPage, started: list[Plan]) -> None:
+    app = lab()
+    label(app, "number_input", "Rounds at most").set_value(7)
+    label(app, "checkbox", "bf16 AMP").check().run()
+    app.switch_page("views/runs.py").run()
+    app.switch_page("views/lab.py").run()
+    assert label(app, "checkbox", "bf16 AMP").value
+    assert label(app, "number_input", "Rounds at most").value == 7
+
+
+def test_what_a_cpu_cannot_do_is_disabled_with_its_reason(lab: OpenPage, machine: Machine) -> None:
+    machine()
+    app = lab()
+    box = label(app, "checkbox", "pin_memory")
+    assert box.disabled
+    assert not box.value
+    assert "page-locked memory serves copies to a GPU" in text_of(app)
+
+
+def test_a_preset_ticks_its_settings_and_lists_what_cannot_be(
+    lab: OpenPage, started: list[Plan], machine: Machine
+) -> None:
+    machine()
+    app = lab()
+    pills = label(app, "button_group", "Take a preset")
+    pills.set_value("precision").run()
+    assert label(app, "checkbox", "bf16 AMP").value
+    assert label(app, "checkbox", "tf32").value
+    assert label(app, "checkbox", "tf32").disabled
+    assert "cannot be had here and are listed with their reason" in text_of(app)
+    label(app, "checkbox", "bf16 AMP").uncheck().run()
+    label(app, "button", "Start sweep").click().run()
+    names = {arm.name for arm in started[0].arms}
+    assert "precision=tf32" in names
+    assert "precision=bf16" not in names
+
+
+def test_cpu_against_gpu_without_a_gpu_cannot_start(lab: OpenPage, machine: Machine) -> None:
+    machine()
+    app = lab()
+    label(app, "button_group", "Take a preset").set_value("cpu_gpu").run()
+    assert label(app, "button", "Start sweep").disabled
+    assert "None of these settings can be measured here" in text_of(app)
+
+
+def test_cpu_against_gpu_with_one(lab: OpenPage, started: list[Plan], machine: Machine) -> None:
+    machine(GPU)
+    app = lab()
+    label(app, "button_group", "Take a preset").set_value("cpu_gpu").run()
+    label(app, "button", "Start sweep").click().run()
+    assert started[0].config.device == "cpu"
+    assert started[0].arms[0].changes["device"] == GPU.id
+
+
+def test_the_sidebar_can_be_the_baseline(lab: OpenPage, started: list[Plan]) -> None:
+    app = lab(workload="digits_mlp", precision="bf16", batch_size="64", epochs="3")
+    label(app, "radio", "Baseline settings").set_value("sidebar").run()
+    label(app, "checkbox", "fp32").check().run()
+    label(app, "button", "Start sweep").click().run()
+    config = started[0].config
+    assert (config.precision, config.batch_size) == (Precision.BF16, 64)
+    label(app, "selectbox", "Workload").select("linear").run()
+    label(app, "button", "Start sweep").click().run()
+    other = started[1].config
+    assert (other.workload, other.precision, other.batch_size) == ("linear", Precision.BF16, 32)
+
+
+def test_a_finished_sweep_shows_chart_table_and_best(
+    lab: OpenPage, server: services.Services
+) -> None:
+    drift = {"rho": -0.9, "p": 0.001, "text": "The machine became slower by 3.0 %."}
+    rounds = [{"round": 1, "samples": {"baseline": {"throttle": "power cap", "sm_clock": 1410}}}]
+    store(server.runs, sweep(best=BEST, drift=drift, rounds=rounds))
+    app = lab()
+    assert "compile on" in html(app)
+    assert "CUDA Graphs need a GPU" in html(app)
+    spec = json.loads(app.get("plotly_chart")[0].proto.spec)
+    assert spec["layout"]["yaxis"]["ticktext"][0] == "Best combination"
+    assert "**Best combination:** compile on" in text_of(app)
+    assert "The machine became slower by 3.0 %" in text_of(app)
+    assert "power cap in 1 of 1 round" in text_of(app)
+    assert app.query_params["sweep"] == [ID] or app.query_params["sweep"] == ID
+    assert {"Stop", "Resume"}.isdisjoint(labels(app))
+
+
+def test_use_these_settings_fills_the_sidebar(lab: OpenPage, server: services.Services) -> None:
+    store(server.runs, sweep(best=BEST | {"changes": {"precision": "bf16", "fused": False}}))
+    app = lab()
+    label(app, "button", "Use these settings").click().run()
+    assert not app.exception
+    assert app.query_params["precision"] == ["bf16"] or app.query_params["precision"] == "bf16"
+    assert label(app, "selectbox", "Precision").value == "bf16"
+
+
+def test_foreign_changes_that_no_run_takes_are_refused(
+    lab: OpenPage, server: services.Services
+) -> None:
+    store(server.runs, sweep(best=BEST | {"changes": {"batch_size": 10**9}}))
+    app = lab()
+    label(app, "button", "Use these settings").click().run()
+    assert not app.exception
+    assert "These settings cannot be used" in text_of(app)
+
+
+def test_a_running_sweep_shows_its_progress_and_blocks_the_start(
+    lab: OpenPage, server: services.Services, page: OpenPage
+) -> None:
+    identity = process_identity()  # ours: it lives
+    store(server.runs, sweep("running", updated=time.time() + 3, **identity))
+    app = lab()
+    assert label(app, "button", "Start sweep").disabled
+    assert f"{ID} is measuring" in text_of(app)
+    (bar,) = app.get("progress")
+    assert bar.proto.value == int(100 * 17 / 96)
+    assert "17 of 96 samples · at most 5\\:4" in bar.proto.text
+    assert has(app, "button", "Stop")
+    live = page()
+    assert f"disturb what the sweep {ID} measures" in header(live)["start"]["refused"]
+    trigger(live, "start")
+    assert "Stop the sweep first" in header(live)["error"]["text"]
+
+
+def test_a_killed_sweep_is_stopped_with_the_reason(
+    lab: OpenPage, server: services.Services
+) -> None:
+    gone = process_identity() | {"pid": 2**22 + 1}
+    store(server.runs, sweep("running", **gone))
+    app = lab()
+    assert "Its process is gone" in text_of(app)
+    assert not label(app, "button", "Resume").disabled
+    assert not label(app, "button", "Start sweep").disabled or "Tick at least" in text_of(app)
+
+
+def test_a_training_blocks_start_and_resume(
+    lab: OpenPage, server: services.Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store(server.runs, sweep("stopped", reason="Stopped."))
+    monkeypatch.setattr(server, "active_id", lambda: "some-run")
+    app = lab()
+    for name in ("Start sweep", "Resume"):
+        assert label(app, "button", name).disabled
+        assert "some-run is active" in label(app, "button", name).help
+
+
+def test_a_sweep_of_another_host_is_for_looking(lab: OpenPage, server: services.Services) -> None:
+    store(server.runs, sweep("stopped", host="elsewhere"))
+    app = lab()
+    assert label(app, "button", "Resume").disabled
+    assert "belongs to the host elsewhere" in label(app, "button", "Resume").help
+    assert not has(app, "button", "Delete it")
+
+
+def test_delete_asks_and_shows_the_next(lab: OpenPage, server: services.Services) -> None:
+    store(server.runs, sweep(), "20261101-000000-a-1")
+    folder = store(server.runs, sweep())
+    app = lab()
+    assert label(app, "selectbox", "Sweep").value == ID
+    label(app, "button", "Delete it").click().run()
+    assert not app.exception
+    assert not folder.exists()
+    assert label(app, "selectbox", "Sweep").value == "20261101-000000-a-1"
+    label(app, "button", "Delete it").click().run()
+    assert "Which settings pay on this machine?" in text_of(app)
+
+
+def test_a_named_sweep_opens_by_its_address(page: OpenPage, server: services.Services) -> None:
+    store(server.runs, sweep(), "20261101-000000-a-1")
+    store(server.runs, sweep())
+    app = page()
+    app.query_params["sweep"] = "20261101-000000-a-1"
+    app.switch_page("views/lab.py").run()
+    assert label(app, "selectbox", "Sweep").value == "20261101-000000-a-1"
+
+
+@pytest.mark.parametrize("broken", ["{", "[]", '{"status": "finished"}'])
+def test_a_damaged_sweep_is_left_out(lab: OpenPage, server: services.Services, broken: str) -> None:
+    folder = store(server.runs, sweep())
+    (folder / "sweep.json").write_text(broken)
+    assert "Which settings pay on this machine?" in text_of(lab())
+
+
+def test_a_link_out_of_the_folder_is_not_followed(
+    lab: OpenPage, server: services.Services, tmp_path: Path
+) -> None:
+    store(tmp_path / "other", sweep())
+    (server.runs / "lab").mkdir(parents=True)
+    os.symlink(tmp_path / "other" / "lab" / ID, server.runs / "lab" / "link")
+    app = lab()
+    if has(app, "button", "Delete it"):
+        label(app, "button", "Delete it").click().run()
+    assert (tmp_path / "other" / "lab" / ID / "sweep.json").exists()
