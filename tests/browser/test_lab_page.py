@@ -1,0 +1,249 @@
+"""The lab as a person uses it: tick, start, watch, stop, resume, report, take the best over."""
+
+from __future__ import annotations
+
+import csv
+import json
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Locator, Page, expect
+
+from stepscope.run import process_identity, replacing, user_name
+from tests.browser.conftest import Server
+from tests.browser.test_axe import violations
+from tests.browser.test_live_page import OpenPage, button, wait_until
+from tests.unit.fake_sweep import BEST, sweep
+
+SLOW = pytest.mark.timeout(300)  # eight processes that import torch, on a machine that is busy
+PATIENCE = 60_000
+"""Milliseconds: Streamlit fetches the chart library at the first chart."""
+ID = "20261122-061500-digits-mlp-ab12"
+
+
+def store(server: Server, status: str = "finished", **others: Any) -> Path:
+    """Put a sweep into the server's folder, as another process would have written it."""
+    folder = server.runs / "lab" / ID
+    folder.mkdir(parents=True, exist_ok=True)
+    owner = {"host": socket.gethostname(), "user": user_name()}
+    content = owner | sweep(status, combining=[], **others)
+    (folder / "plan.json").write_text(json.dumps(content["plan"]))
+    with replacing(folder / "sweep.json", durable=False) as part:
+        part.write_text(json.dumps(content))
+    return folder
+
+
+def running(server: Server, **others: Any) -> Path:
+    """Store a sweep that this process seems to measure."""
+    return store(server, "running", updated=time.time(), **process_identity(), **others)
+
+
+def row(page: Page, arm: str) -> Locator:
+    return page.locator(f'.lab-table tr[data-arm="{arm}"]')
+
+
+def tick(page: Page, name: str) -> None:
+    box = page.get_by_role("checkbox", name=name, exact=True)
+    page.get_by_test_id("stCheckbox").filter(has=box).locator("label").click()
+    expect(box).to_be_checked()
+
+
+def fill(page: Page, name: str, value: int) -> None:
+    field = page.get_by_role("spinbutton", name=name)
+    field.fill(str(value))
+    field.press("Enter")
+
+
+def start(page: Page, rounds: int) -> None:
+    """Choose a sweep of three settings over short samples, and start it."""
+    expect(button(page, "Start sweep")).to_be_disabled(timeout=PATIENCE)
+    page.get_by_role("combobox", name="Workload").click()
+    page.get_by_role("option", name="Digits, MLP").click()
+    page.get_by_text("How long").click()
+    fill(page, "Rounds at most", rounds)
+    fill(page, "Steps a sample", 20)
+    for name in ("bf16 AMP", "Fused optimizer", "foreach optimizer"):
+        tick(page, name)
+    expect(page.get_by_text("3 settings and the baseline")).to_be_visible()
+    button(page, "Start sweep").click()
+    expect(button(page, "Stop")).to_be_visible(timeout=PATIENCE)
+    expect(button(page, "Start sweep")).to_be_disabled()
+
+
+def folder_of(server: Server) -> Path:
+    (folder,) = (server.runs / "lab").iterdir()
+    return folder
+
+
+def samples(server: Server) -> int:
+    path = folder_of(server) / "samples.jsonl"
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def downloaded(page: Page, name: str) -> str:
+    with page.expect_download() as download:
+        button(page, name).click()
+    return Path(download.value.path()).read_text()
+
+
+@SLOW
+def test_three_settings_from_ticking_to_the_report(open_page: OpenPage, server: Server) -> None:
+    page = open_page("/lab", expected="404")
+    start(page, rounds=2)
+    expect(page.get_by_text("of 8 samples")).to_be_visible(timeout=PATIENCE)
+    expect(row(page, "fused")).to_contain_text("measuring", timeout=PATIENCE)
+    expect(button(page, "Stop")).to_have_count(0, timeout=200_000)
+    for arm in ("precision=bf16", "fused", "foreach"):
+        expect(row(page, arm)).to_contain_text("undecided")
+        expect(row(page, arm)).to_contain_text("Only 2 rounds")
+    expect(page.locator(".st-key-lab_chart .js-plotly-plot")).to_be_visible(timeout=PATIENCE)
+    expect(button(page, "Start sweep")).to_be_enabled()
+    lines = list(csv.DictReader(downloaded(page, "CSV").splitlines()))
+    assert {line["name"] for line in lines} == {"baseline", "precision=bf16", "fused", "foreach"}
+    content = json.loads(downloaded(page, "JSON"))
+    assert content["status"] == "finished"
+    report = downloaded(page, "HTML report")
+    assert report.startswith("<!doctype html>")
+    assert "foreach" in report
+
+
+@SLOW
+def test_stop_reload_and_resume(open_page: OpenPage, server: Server) -> None:
+    page = open_page("/lab", expected="404")
+    start(page, rounds=2)
+    wait_until(lambda: samples(server) >= 2, page, 120)
+    page.goto("about:blank")  # nobody looks: it goes on
+    had = samples(server)
+    wait_until(lambda: samples(server) > had, page, 60)
+    page.goto(f"{server.url}/lab")
+    button(page, "Stop").click(timeout=PATIENCE)
+    expect(page.get_by_text("resume goes on from here")).to_be_visible(timeout=PATIENCE)
+    had = samples(server)
+    assert had < 8
+    button(page, "Resume").click()
+    expect(button(page, "Stop")).to_be_visible(timeout=PATIENCE)
+    page.get_by_test_id("stHeader").get_by_role("link", name="Live").click()
+    expect(button(page, "Start")).to_be_disabled(timeout=PATIENCE)
+    page.get_by_test_id("stHeader").get_by_role("link", name="Lab").click()
+    expect(button(page, "Start sweep")).to_be_visible(timeout=PATIENCE)
+    expect(button(page, "Stop")).to_have_count(0, timeout=200_000)
+    assert samples(server) == 8
+    page.get_by_test_id("stHeader").get_by_role("link", name="Live").click()
+    expect(button(page, "Start")).to_be_enabled(timeout=PATIENCE)
+
+
+def test_use_these_settings(open_page: OpenPage, server: Server) -> None:
+    store(server, best=BEST | {"changes": {"precision": "bf16", "fused": False}})
+    page = open_page("/lab", expected="404")
+    button(page, "Use these settings").click(timeout=PATIENCE)
+    expect(page.get_by_text("New run")).to_be_visible(timeout=PATIENCE)
+    expect(page.get_by_role("combobox", name="Precision")).to_have_value("bf16 AMP")
+    assert "precision=bf16" in page.url
+    assert "workload=digits_mlp" in page.url
+
+
+def test_a_start_on_live_is_possible_again_when_the_sweep_ends(
+    open_page: OpenPage, server: Server
+) -> None:
+    running(server)
+    page = open_page("/")
+    expect(button(page, "Start")).to_be_disabled(timeout=PATIENCE)
+    store(server)
+    expect(button(page, "Start")).to_be_enabled(timeout=PATIENCE)
+
+
+def test_what_has_not_changed_is_not_drawn_anew(open_page: OpenPage, server: Server) -> None:
+    running(server)
+    page = open_page("/lab", expected="404")
+    plot = page.locator(".st-key-lab_chart .js-plotly-plot")
+    expect(plot).to_be_visible(timeout=PATIENCE)
+    page.get_by_text("How long").click()
+    field = page.get_by_role("spinbutton", name="Rounds at most")
+    field.fill("7")
+    plot.evaluate("node => { node.dataset.mine = 'chart'; }")
+    row(page, "compile").evaluate("node => { node.dataset.mine = 'row'; }")
+    before = page.get_by_role("progressbar").get_attribute("aria-valuenow")
+    running(server, progress={"done": 48, "total": 96, "doing": "x", "seconds_left": 9.0})
+    expect(page.get_by_text("48 of 96 samples")).to_be_visible(timeout=PATIENCE)
+    assert page.get_by_role("progressbar").get_attribute("aria-valuenow") != before
+    assert page.locator("[data-mine]").count() == 2
+    expect(field).to_have_value("7")  # typed, not yet sent
+    running(server, arms=[])
+    expect(plot).to_have_count(0, timeout=PATIENCE)
+
+
+def test_an_ended_sweep_asks_the_server_for_nothing(open_page: OpenPage, server: Server) -> None:
+    store(server)
+    page = open_page("/", expected="404")
+    sent: list[float] = []
+    page.on("websocket", lambda ws: ws.on("framesent", lambda _: sent.append(time.monotonic())))
+    page.goto(f"{server.url}/lab")
+    expect(row(page, "compile")).to_be_visible(timeout=PATIENCE)
+    page.wait_for_timeout(2_000)
+    before = len(sent)
+    page.wait_for_timeout(4_000)
+    assert before > 0
+    assert len(sent) == before
+
+
+@pytest.fixture(params=["light", "dark"])
+def themed(request: pytest.FixtureRequest, browser: Browser) -> Iterator[Page]:
+    """A tab of a browser that asks for this theme."""
+    context = browser.new_context(
+        viewport={"width": 1400, "height": 1000}, color_scheme=request.param
+    )
+    page = context.new_page()
+    page.set_default_timeout(30_000)
+    yield page
+    context.close()
+
+
+def test_no_state_has_a_violation(themed: Page, server: Server) -> None:
+    page = themed
+    page.goto(f"{server.url}/lab")
+    expect(page.get_by_text("Which settings pay on this machine?")).to_be_visible(timeout=PATIENCE)
+    page.get_by_text("All the tutorials' techniques").click()
+    expect(page.get_by_text("cannot be had here")).to_be_visible()
+    assert violations(page) == []
+    drift = {"rho": -0.9, "p": 0.001, "text": "The machine became slower."}
+    store(server, best=BEST, drift=drift)
+    page.goto(f"{server.url}/lab")
+    expect(row(page, "precision")).to_contain_text("failed", timeout=PATIENCE)
+    expect(page.locator(".st-key-lab_chart .js-plotly-plot")).to_be_visible(timeout=PATIENCE)
+    assert violations(page) == []
+    running(server)
+    page.reload()
+    expect(button(page, "Stop")).to_be_visible(timeout=PATIENCE)
+    expect(page.locator(".st-key-lab_chart .js-plotly-plot")).to_be_visible(timeout=PATIENCE)
+    page.wait_for_timeout(500)
+    assert violations(page) == []
+
+
+def test_delete_asks_first(open_page: OpenPage, server: Server) -> None:
+    folder = store(server)
+    page = open_page("/lab", expected="404")
+    page.get_by_role("button", name="Delete…").click(timeout=PATIENCE)
+    expect(page.get_by_text("Delete this sweep and everything")).to_be_visible()
+    assert folder.exists()
+    button(page, "Delete it").click()
+    expect(page.get_by_text("Which settings pay on this machine?")).to_be_visible()
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("width", [400, 800, 1400])
+def test_nothing_is_wider_than_the_page(browser: Browser, server: Server, width: int) -> None:
+    store(server, best=BEST)
+    context = browser.new_context(viewport={"width": width, "height": 900})
+    page = context.new_page()
+    page.goto(f"{server.url}/lab")
+    expect(row(page, "compile")).to_be_visible(timeout=PATIENCE)
+    expect(page.locator(".st-key-lab_chart .js-plotly-plot")).to_be_visible(timeout=PATIENCE)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    wide = """nodes => nodes.filter(node => node.getBoundingClientRect().right > innerWidth + 1
+            && !node.closest(".st-key-lab_table")).map(node => node.outerHTML.slice(0, 160))"""
+    assert page.locator(".stMain button, .stMain p, .stMain h4").evaluate_all(wide) == []
+    context.close()
