@@ -28,7 +28,7 @@ EXPECTED = {
     ],
     "warm_up": ["call 12: ", "times as long as a later one"],
     "compile_modes": ["eager ", "default ", "reduce-overhead ", "max-autotune "],
-    "profiler": ["part: forward", "part: backward"],
+    "profiler": ["operator ", "aten::"],
 }
 """What a machine without CUDA prints, beside its own measurements."""
 

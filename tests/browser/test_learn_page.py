@@ -1,0 +1,121 @@
+"""The learn page in Chromium: every lesson runs from its page, on one server, as a person does."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.browser.conftest import Server, start_server, stop_server
+from tests.browser.test_axe import press, violations
+from tests.browser.test_live_page import OpenPage, button, wait_until
+from trainer.lessons import BY_NAME, LESSONS, Lesson
+
+MISSING = "404"
+"""In the console: Streamlit asks for its own addresses below /learn first."""
+SECOND = 1_000
+
+
+@pytest.fixture(scope="module")
+def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One server for all tests here; each test ends what it starts."""
+    server = start_server(tmp_path_factory.mktemp("server"), CUDA_VISIBLE_DEVICES="")
+    yield server
+    stop_server(server)
+
+
+def shown(page: Page, lesson: Lesson) -> None:
+    expect(page.get_by_role("heading", name=lesson.title)).to_be_visible(timeout=60 * SECOND)
+
+
+@pytest.mark.timeout(400)  # compiling takes half a minute, on a busy machine much longer
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.name)
+def test_every_lesson_runs_from_its_page(open_page: OpenPage, lesson: Lesson) -> None:
+    page = open_page(f"/learn?lesson={lesson.name}", expected=MISSING)
+    shown(page, lesson)
+    last = lesson.path.read_text().strip().splitlines()[-1].strip()
+    program = page.locator(".stCode").last
+    expect(program).to_contain_text(last, timeout=30 * SECOND)
+    if lesson.needs_cuda:
+        expect(button(page, "Run")).to_be_disabled(timeout=30 * SECOND)
+        expect(page.get_by_text("This lesson needs CUDA")).to_be_visible()
+        expect(page.get_by_role("status")).to_contain_text(lesson.needs_cuda)
+        return
+    button(page, "Run").click()
+    expect(page.get_by_text("Measured on this machine in")).to_be_visible(timeout=300 * SECOND)
+    expect(page.locator(".stCode")).to_have_count(2, timeout=30 * SECOND)
+    assert len(page.locator(".stCode").first.inner_text().splitlines()) >= 4
+    expect(button(page, "Run")).to_be_enabled()
+
+
+def test_output_comes_while_it_runs_and_stop_ends_it(open_page: OpenPage) -> None:
+    page = open_page("/learn?lesson=compile_modes", expected=MISSING)
+    other = open_page("/learn?lesson=seeds", expected=MISSING)
+    shown(other, BY_NAME["seeds"])
+    button(page, "Run").click()
+    # The first line is there long before the compiler is loaded.
+    expect(page.locator(".stCode").first).to_contain_text("eager ", timeout=60 * SECOND)
+    expect(page.get_by_role("progressbar")).to_be_visible()
+    expect(page.get_by_text(re.compile(r"Running for \d+ s, at most 300 s"))).to_be_visible()
+    expect(other.get_by_text("“torch.compile in three modes” is running")).to_be_visible()
+    expect(button(other, "Run")).to_be_disabled()
+    button(page, "Stop").click()
+    expect(page.get_by_text("Stopped after")).to_be_visible()
+    expect(button(page, "Run")).to_be_enabled()
+    expect(button(other, "Run")).to_be_enabled()  # by itself, some seconds later
+
+
+def test_from_lesson_to_lesson_by_links_and_back(open_page: OpenPage) -> None:
+    page = open_page("/", expected=MISSING)  # at the reload
+    page.get_by_test_id("stHeader").get_by_role("link", name="Learn").click()
+    shown(page, LESSONS[0])
+    page.get_by_test_id("stSidebar").get_by_role("link", name="Mixed precision by hand").click()
+    shown(page, BY_NAME["amp"])
+    wait_until(lambda: page.url.endswith("/learn?lesson=amp"), page)
+    following = LESSONS[LESSONS.index(BY_NAME["amp"]) + 1]
+    page.locator(".st-key-lesson_after").get_by_role("link").click()
+    shown(page, following)
+    wait_until(lambda: page.url.endswith(f"?lesson={following.name}"), page)
+    page.go_back()
+    shown(page, BY_NAME["amp"])
+    page.reload()
+    shown(page, BY_NAME["amp"])
+    marked = page.get_by_test_id("stSidebar").locator(".st-key-lesson_here")
+    expect(marked).to_have_text("Mixed precision by hand")
+
+
+def test_a_lesson_runs_by_keyboard(open_page: OpenPage) -> None:
+    page = open_page("/learn?lesson=autograd", expected=MISSING)
+    shown(page, BY_NAME["autograd"])
+    expect(button(page, "Run")).to_be_enabled()
+    press(page, button(page, "Run"))
+    expect(page.get_by_text("Measured on this machine in")).to_be_visible(timeout=60 * SECOND)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1400, 400])
+def test_it_has_no_violation_and_fits(
+    browser: Browser, server: Server, scheme: Any, width: Any
+) -> None:
+    size = {"width": width, "height": 1000}
+    context = browser.new_context(viewport=size, color_scheme=scheme)
+    page = context.new_page()
+    for name in ("autograd", "cuda_graphs"):
+        page.goto(f"{server.url}/learn?lesson={name}")
+        shown(page, BY_NAME[name])
+        if name == "autograd":
+            button(page, "Run").click()
+            expect(button(page, "Stop")).to_be_visible()
+            assert violations(page) == []
+            expect(page.get_by_text("Measured on this machine in")).to_be_visible(
+                timeout=60 * SECOND
+            )
+        expect(button(page, "Run")).to_be_visible()
+        page.mouse.move(width / 2, 5)  # off the button: its help lies outside of all landmarks
+        expect(page.get_by_role("tooltip")).to_have_count(0)
+        assert violations(page) == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    context.close()

@@ -1,0 +1,61 @@
+"""Every lesson runs on a GPU; on the simulator all but those that it cannot run.
+
+torch.compile and Jiterator need compilers for GPUs, which the simulator does not have; the profiler
+runs there, and traces no kernel. Times on the simulator say nothing.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.gpu.conftest import SIMULATED
+from tests.integration.test_lessons import run
+from trainer.lessons import LESSONS, Lesson
+
+NOT_SIMULATED = ("compile_modes", "jiterator")
+EXPECTED = {
+    "devices": ["cuda:0 ", "Chosen: cuda:0, which computes"],
+    "moving_tensors": ["y is on cuda:0", "same device", "the model's weight is now on cuda:0"],
+    "autograd": ["backward():       8.0"],
+    "linear_regression": ["step 200: loss 0.00"],
+    "seeds": ["equal: True", "the next numbers are the same: True"],
+    "matmul": ["  2048  cuda ", "times as fast"],
+    "half_tensors": ["         inf       70144", "a @ a on cuda, ms"],
+    "amp": ["step left out, scale halved", "output torch.float16, weights torch.float32"],
+    "cudnn_benchmark": ["False ", "True "],
+    "allocated_reserved": [
+        "a takes 64 MiB                      64.0      64.0       0.0",
+        "del a: it goes into the cache        0.0      64.0      64.0",
+        "b of 48 MiB comes from there        48.0      64.0      16.0",
+        "del b: the cycle still holds it      48.0      64.0      16.0",
+        "gc.collect() breaks the cycle        0.0      64.0      64.0",
+        "empty_cache(): to the driver         0.0       0.0       0.0",
+    ],
+    "out_of_memory": ["batch  16384: CUDA out of memory.", "16384 of 16384 samples done"],
+    "pinned_copies": ["    64  pageable", "    64  pinned"],
+    "streams": ["done by then: False", "the result of the side stream is right: True"],
+    "warm_up": ["the first tensor on cuda: ", "call 12: "],
+    "cuda_graphs": ["the replay computes with the new input: True", "eager: ", "graph: "],
+    "compile_modes": ["default ", "reduce-overhead ", "max-autotune "],
+    "jiterator": ["same: True"],
+    "profiler": ["operator ", "GPU ms", "aten::"],
+    "nvtx_ranges": ["5 steps with 5 ranges each", "a range costs "],
+}
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.name)
+def test_it_runs_on_a_gpu(lesson: Lesson, tmp_path: Path) -> None:
+    ended = run(lesson, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    if SIMULATED and lesson.name in NOT_SIMULATED:
+        assert ended.returncode != 0
+        assert "not simulated" in ended.stderr or lesson.name == "compile_modes"
+        return
+    assert ended.returncode == 0, ended.stderr
+    assert [part for part in EXPECTED[lesson.name] if part not in ended.stdout] == []
+    assert "same result: False" not in ended.stdout
+    if SIMULATED and lesson.name == "profiler":
+        assert "No kernel was traced" in ended.stdout
