@@ -9,11 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stepscope.formatting import terminal_text
+from stepscope.profiling.summary import BYTES_LIMIT, Summary, parse
+from stepscope.profiling.write import summary_name, trace_name
 
 TAIL_BYTES = 20_000
 SNAPSHOTS = 50
 """Memory snapshots listed at most."""
 
+PROFILES = 50
+"""Profiles listed at most, the newest."""
+
+_PROFILE = re.compile(r"profile-step-(\d{1,16})-(\d{1,16})\.summary\.json")
 _SNAPSHOT = re.compile(r"snapshot-[\w.-]{1,100}\.pickle")
 
 
@@ -25,18 +31,64 @@ class Snapshot:
     size: int
 
 
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A profile that a run has written, of its steps `first` to `last`."""
+
+    first: int
+    last: int
+    trace_size: int | None
+    """Bytes of the trace; None where it is not there."""
+
+    @property
+    def trace(self) -> str:
+        """The name of the trace file."""
+        return trace_name(self.first, self.last)
+
+
 def snapshots(folder: Path) -> tuple[Snapshot, ...]:
     """Return the run's memory snapshots, by name; a link is none."""
-    try:
-        with os.scandir(folder) as entries:
-            found = [
-                Snapshot(entry.name, entry.stat(follow_symlinks=False).st_size)
-                for entry in entries
-                if _SNAPSHOT.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
-            ]
-    except OSError:
-        return ()
+    sizes = _plain_files(folder, "snapshot-")
+    found = [Snapshot(name, size) for name, size in sizes.items() if _SNAPSHOT.fullmatch(name)]
     return tuple(sorted(found, key=lambda snapshot: snapshot.name)[:SNAPSHOTS])
+
+
+def profiles(folder: Path) -> tuple[Profile, ...]:
+    """Return the run's profiles, the one of the latest steps first."""
+    sizes = _plain_files(folder, "profile-")
+    found = []
+    for name in sizes:
+        steps = _PROFILE.fullmatch(name)
+        if steps is not None:
+            first, last = map(int, steps.groups())
+            if name == summary_name(first, last):  # not 007
+                found.append(Profile(first, last, sizes.get(trace_name(first, last))))
+    return tuple(sorted(found, key=lambda made: (made.last, made.first), reverse=True)[:PROFILES])
+
+
+def profile_of(folder: Path, first: int, last: int) -> Profile:
+    """Return a listed profile. Raises ValueError for one that is not."""
+    for made in profiles(folder):
+        if (made.first, made.last) == (first, last):
+            return made
+    raise ValueError(f"profile: there is none of steps {first} to {last}. Pick one of the list.")
+
+
+def profile_summary(folder: Path, profile: Profile) -> Summary:
+    """Return what a profile found. Raises OSError, and ValueError for what is no summary."""
+    name = summary_name(profile.first, profile.last)
+    with open(_open(folder / name), "rb") as file:
+        data = file.read(BYTES_LIMIT + 1)
+    try:
+        return parse(data.decode(errors="replace"))
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}. Profile again.") from error
+
+
+def profile_trace(folder: Path, profile: Profile) -> bytes:
+    """Return the compressed trace of a listed profile. Raises OSError."""
+    with open(_open(folder / profile.trace), "rb") as file:
+        return file.read()
 
 
 def snapshot_bytes(folder: Path, name: str) -> bytes:
@@ -60,6 +112,19 @@ def tail(path: Path, limit: int = TAIL_BYTES) -> str | None:
     if size > limit:
         text = text[text.find("\n") + 1 :]  # the first line is cut
     return terminal_text(text)
+
+
+def _plain_files(folder: Path, prefix: str) -> dict[str, int]:
+    """Return the sizes of the files by their names, those that begin so; no link, no folder."""
+    try:
+        with os.scandir(folder) as entries:
+            return {
+                entry.name: entry.stat(follow_symlinks=False).st_size
+                for entry in entries
+                if entry.name.startswith(prefix) and entry.is_file(follow_symlinks=False)
+            }
+    except OSError:
+        return {}
 
 
 def _open(path: Path) -> int:

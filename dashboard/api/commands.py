@@ -12,6 +12,7 @@ from dashboard import services
 from dashboard.controls.actions import refusal
 from stepscope.recording.recorder import CommandName
 from stepscope.run import RunInfo, read_run
+from stepscope.session.profiling import STEPS_LIMIT
 from stepscope.session.stopping import SIGNALS, kill_unheard
 from stepscope.store.reader import send_command
 
@@ -61,7 +62,7 @@ def send(body: bytes) -> dict[str, Any]:
     return {"said": said}
 
 
-def _parse(body: bytes) -> tuple[str, CommandName, dict[str, str], int]:
+def _parse(body: bytes) -> tuple[str, CommandName, dict[str, Any], int]:
     if len(body) > MAX_BYTES:
         raise ValueError(f"The request must have at most {MAX_BYTES} bytes, got {len(body)}.")
     asked = json.loads(body)
@@ -79,7 +80,12 @@ def _parse(body: bytes) -> tuple[str, CommandName, dict[str, str], int]:
     return run_id, CommandName(name), _arguments(CommandName(name), args), command_id
 
 
-def _arguments(name: CommandName, args: object) -> dict[str, str]:
+def _arguments(name: CommandName, args: object) -> dict[str, Any]:
+    if name is CommandName.PROFILE:
+        steps = args.get("steps") if isinstance(args, dict) else None
+        if type(steps) is not int or not 1 <= steps <= STEPS_LIMIT:
+            raise ValueError(f"args: steps must be a whole number from 1 to {STEPS_LIMIT}.")
+        return {"steps": steps}
     if name is not CommandName.MARK:
         if args:
             raise ValueError(f"args: must be empty for {name}.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 
-from dashboard.run_files import snapshots
+from dashboard.run_files import profiles, snapshots
 from dashboard.run_index import Listing
 from stepscope.run import RunInfo
 
@@ -37,5 +37,6 @@ def page_token(listing: Listing, run: RunInfo | None, sweep_id: str | None = Non
         return state
     run_json = [run.run_json.get(name) for name in _FACTS]
     # A drawing of 200 points need not be compared point by point.
-    built_from = (run.id, run.status.value, run_json, "fit" in run.run_json, snapshots(run.folder))
+    files = snapshots(run.folder), profiles(run.folder)
+    built_from = (run.id, run.status.value, run_json, "fit" in run.run_json, files)
     return f"{state}-{zlib.crc32(repr(built_from).encode()):x}"

@@ -25,7 +25,9 @@ from dashboard import live_chart, services
 from dashboard.api import commands
 from dashboard.api.page_token import page_token
 from dashboard.charts import series
+from dashboard.charts.profile import shown
 from dashboard.controls.proposal import is_possible
+from dashboard.run_files import profile_of, profile_summary
 from dashboard.verdicts import as_json
 from stepscope.recording.recovery import recover_ended
 from stepscope.run import RunError, RunInfo, RunStatus, read_run
@@ -127,6 +129,21 @@ def get_window(request: Request) -> Answer:
         return series.window(reader, read_run(folder), axis, low, high, include_folded)
 
 
+@_answering
+def get_profile(request: Request) -> Answer:
+    """`/api/profile?run=&first=&last=`: the parts of a step and the stacks of a profile."""
+    query = request.query_params
+    folder = services.get().folder(query.get("run", ""))
+    steps = [query.get("first", ""), query.get("last", "")]
+    if not all(step.isdecimal() and len(step) <= 16 for step in steps):
+        raise ValueError(f"first, last: must be steps, got {str(steps)[:60]}.")
+    profile = profile_of(folder, *map(int, steps))
+    try:
+        return shown(profile_summary(folder, profile))
+    except OSError as error:
+        raise ValueError(f"The profile cannot be read: {error.strerror}.") from error
+
+
 async def post_command(request: Request) -> Response:
     """`/api/command`: JSON of run, name, args and id, the id that the run's event will carry."""
     try:
@@ -175,6 +192,7 @@ ROUTES = [
     Route("/api/series", get_series),
     Route("/api/window", get_window),
     Route("/api/runs", get_runs),
+    Route("/api/profile", get_profile),
     Route("/api/command", post_command, methods=["POST"]),
     Route("/api/{path:path}", no_such_route, methods=["GET", "POST", "PUT", "PATCH", "DELETE"]),
     Route("/vendor/plotly.min.js", get_plotly),

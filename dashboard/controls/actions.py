@@ -18,7 +18,8 @@ Json = dict[str, Any]
 class Action:
     """One button; `script_help` is for a run whose loop is not ours.
 
-    `memory`: it stands beside the memory chart, where its effect shows.
+    `memory`: it stands beside the memory chart, where its effect shows. `waiting` is said until the
+    answer comes, where that takes more than the end of a step.
     """
 
     name: CommandName
@@ -26,6 +27,7 @@ class Action:
     help: str
     script_help: str | None = None
     memory: bool = False
+    waiting: str | None = None
 
 
 ACTIONS = (
@@ -75,6 +77,14 @@ ACTIONS = (
         memory=True,
     ),
     Action(
+        CommandName.PROFILE,
+        "Profile",
+        "Record the next steps with torch's profiler: operators, stacks and a trace for Perfetto. "
+        "These steps are slower, on a CPU by a quarter to twice, and training stands still for "
+        "a moment at the end.",
+        waiting="sent. A few steps to compare with, then the profiled ones, then the files…",
+    ),
+    Action(
         CommandName.SAVE_CHECKPOINT,
         "Save checkpoint",
         "Write model, optimizer, schedule and random state to a file named by the step.",
@@ -121,6 +131,7 @@ def buttons(run: RunInfo | None) -> list[Json]:
             "label": action.label,
             "help": action.help if ours else action.script_help or action.help,
             "memory": action.memory,
+            "waiting": action.waiting,
             "when": {
                 status.value: _not_in(status, action.name, run_kind(run))
                 for status in RunStatus

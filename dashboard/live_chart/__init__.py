@@ -1,4 +1,4 @@
-"""The live page's one browser component: header, numbers, charts and events of a run.
+"""The live page's browser components: header, numbers, charts and events of a run; a profile.
 
 It keeps its DOM for its life and polls `/api/series` for new points only, so a script run sends
 configuration, never samples. Streamlit sends a component's inline source with every message, so
@@ -50,6 +50,13 @@ _mount = st.components.v2.component(
     isolate_styles=False,
 )
 
+_mount_flame = st.components.v2.component(
+    "stepscope_flame",
+    js=_loader("flame.js", "stepscopeFlame"),
+    css=(_FOLDER / "flame.css").read_text(encoding="utf-8"),
+    isolate_styles=False,
+)
+
 
 def _rerun() -> None:
     """The callback of `stale`: the script run that it brings is enough."""
@@ -89,3 +96,8 @@ def live_chart(
         on_run_change=on_pick,
         on_setting_change=on_setting,
     )
+
+
+def flame_graph(run_id: str, first: int, last: int, *, key: str) -> None:
+    """Mount the parts of a step and the stacks of a profile, of its steps `first` to `last`."""
+    _mount_flame(key=key, data={"run": run_id, "first": first, "last": last})

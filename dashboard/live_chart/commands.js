@@ -46,23 +46,45 @@ class Button {
   }
 }
 
-// Mark opens a small box for the marker's text; Enter sends it.
-class MarkButton extends Button {
-  constructor(label, send) {
-    super(label, () => {});
-    const input = el("input", {
+// Mark and Profile open a small box for what they need to know; Enter sends it.
+const BOXES = {
+  mark: {
+    input: {
       type: "text",
       "aria-label": "Event text",
       placeholder: "what happened",
       maxlength: TEXT_LENGTH,
-      autofocus: "",
-    });
-    const form = el("form", {}, input, el("button", { class: "ss-button" }, "Add mark"));
+    },
+    before: "",
+    button: "Add mark",
+    args: (value) => ({ text: value }),
+  },
+  profile: {
+    input: {
+      type: "number",
+      "aria-label": "Steps to profile",
+      min: 1,
+      max: 50,
+      step: 1,
+      value: 5,
+      required: "",
+    },
+    before: "Next steps",
+    button: "Start profile",
+    args: (value) => ({ steps: Number(value) }),
+  },
+};
+
+class BoxButton extends Button {
+  constructor(label, { input, before, button, args }, send) {
+    super(label, () => {});
+    const field = el("input", { ...input, autofocus: "" });
+    const form = el("form", {}, before, field, el("button", { class: "ss-button" }, button));
     this.box = el("div", { class: "ss-popover", popover: "auto" }, form);
     form.addEventListener("submit", (event) => {
       event.preventDefault();
-      send({ text: input.value });
-      input.value = "";
+      send(args(field.value));
+      field.value = input.value ?? "";
       this.box.hidePopover();
     });
     this.box.addEventListener("beforetoggle", () => this.place());
@@ -94,8 +116,8 @@ export class ButtonGroup {
       .filter((spec) => spec.memory === this.memory)
       .map((spec) => {
         const send = (args = {}) => this.send(spec, args);
-        const button =
-          spec.name === "mark" ? new MarkButton(spec.label, send) : new Button(spec.label, send);
+        const box = BOXES[spec.name];
+        const button = box ? new BoxButton(spec.label, box, send) : new Button(spec.label, send);
         return { spec, button };
       });
     this.node.replaceChildren(...this.made.map(({ button }) => button.part || button.node));

@@ -134,7 +134,7 @@ class LiveView {
   async send(button, args) {
     const { store } = this;
     const [id, run] = [newCommandId(), store.run];
-    store.ask(id, button.name, `${button.label}: ${store.layout.waiting}`);
+    store.ask(id, button.name, `${button.label}: ${button.waiting ?? store.layout.waiting}`);
     this.showState();
     this.poller.now();
     try {
@@ -158,7 +158,8 @@ class LiveView {
     const { store } = this;
     if (!store.run || store.unreadable) return RUNS_PACE_MS;
     if (store.ended) return ENDED_PACE_MS;
-    return store.waitingFor ? PENDING_PACE_MS : PACE_MS;
+    // A profile takes many steps, which polls in the same process would disturb.
+    return store.waitingFor && store.waitingFor !== "profile" ? PENDING_PACE_MS : PACE_MS;
   }
 
   take(answer) {

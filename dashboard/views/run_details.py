@@ -15,6 +15,7 @@ from dashboard.controls.run_labels import KINDS
 from dashboard.run_files import Snapshot, snapshot_bytes, snapshots, tail
 from dashboard.services import Services
 from dashboard.views.live_panel import ERROR
+from dashboard.views.run_profile import profile_section
 from stepscope.formatting import format_bytes
 from stepscope.run import RunInfo, RunKind, rank_file
 from trainer.config import ConfigError, RunConfig
@@ -36,6 +37,7 @@ def details(server: Services, run: RunInfo) -> None:
         _script(run)
     if (run.folder / OUTPUT).exists():
         _output(run.folder)
+    profile_section(run)
     kept = snapshots(run.folder)
     if kept:
         _snapshots(run, kept)

@@ -15,8 +15,11 @@ NAME_LIMIT = 200
 # The names of built-in functions have an address, and those of torch's own classes a long word.
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _BINDING = re.compile(r" of pybind11_builtins\.\w+ object")
-# Between a module's call and its `forward` torch has two functions of its own.
-_CALL = re.compile(r"torch/nn/modules/module\.py\(\d+\): (_wrapped_call_impl|_call_impl)$")
+# Between a module's call and its `forward` torch has two functions of its own, and our ranges one.
+_CALL = re.compile(
+    r"torch/nn/modules/module\.py\(\d+\): (_wrapped_call_impl|_call_impl)$"
+    r"|stepscope/profiling/ranges\.py\("
+)
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from stepscope.profiling.trace import Span, Trace, extent_us
@@ -33,8 +33,8 @@ class Phases:
     """Time of the GPU work that the phase started."""
 
 
-def phases(trace: Trace, thread: int) -> Phases:
-    """Return the phases of the thread that trains.
+def phases(trace: Trace, thread: int, left_out: Sequence[tuple[float, float]] = ()) -> Phases:
+    """Return the phases of the thread that trains, without the times that are `left_out`.
 
     A phase within another one is part of that. But `Optimizer.step` may be given a closure that
     computes the loss, as Lightning does: what lies within it counts as what it is.
@@ -44,11 +44,14 @@ def phases(trace: Trace, thread: int) -> Phases:
     marks = _marked((*spans[0], *spans[1]))
     inner = _outermost(mark for mark in marks if mark[0] != OPTIMIZER)
     steps = _outermost(mark for mark in marks if mark[0] == OPTIMIZER)
-    parts = sorted([*inner, *_without(steps, inner)], key=lambda part: part[1])
+    own = [(OTHER, start_us, stop_us) for start_us, stop_us in left_out]
+    parts = _without([*inner, *_without(steps, inner)], own)
+    parts.sort(key=lambda part: part[1])
     cpu_us = dict.fromkeys((*PHASES, OTHER), 0.0)
     for phase, start_us, stop_us in parts:
         cpu_us[phase] += stop_us - start_us
-    cpu_us[OTHER] = max(0.0, end_us - begin_us - sum(cpu_us.values()))
+    own_us = sum(stop_us - start_us for _, start_us, stop_us in own)
+    cpu_us[OTHER] = max(0.0, end_us - begin_us - own_us - sum(cpu_us.values()))
     return Phases(cpu_us, _cuda_us(trace, parts))
 
 
@@ -84,9 +87,9 @@ def _outermost(marks: Iterable[_Part]) -> list[_Part]:
 
 
 def _without(parts: list[_Part], cut: list[_Part]) -> list[_Part]:
-    """Return what is left of the parts where `cut` is taken out; both in order of time."""
+    """Return what is left of the parts where `cut`, in order of time, is taken out."""
     left, first = [], 0
-    for phase, start_us, end_us in parts:
+    for phase, start_us, end_us in sorted(parts, key=lambda part: part[1]):
         while first < len(cut) and cut[first][2] <= start_us:
             first += 1
         at_us = start_us

@@ -13,7 +13,7 @@ from typing import Any
 from stepscope.profiling.flame import NAME_LIMIT, NODES_LIMIT, Flame, fold
 from stepscope.profiling.operators import Operator, operators
 from stepscope.profiling.phases import OTHER, PHASES, Phases, phases
-from stepscope.profiling.trace import Trace, main_thread
+from stepscope.profiling.trace import Trace, leave_out_own, main_thread
 
 SCHEMA = 1
 OPERATORS_LIMIT = 300
@@ -45,6 +45,7 @@ def summarize(trace: Trace, *, first: int, last: int, cuda: bool, thread: int | 
     trains = main_thread(trace, thread)
     if trains is None:
         raise ValueError("the trace has no operators: no torch code ran in the profiled thread")
+    own = leave_out_own(trace, trains)
     found = operators(trace)
     return Summary(
         first=first,
@@ -53,7 +54,7 @@ def summarize(trace: Trace, *, first: int, last: int, cuda: bool, thread: int | 
         stacks=bool(trace.frames.get(trains)),
         operators=found[:OPERATORS_LIMIT],
         operators_left=max(0, len(found) - OPERATORS_LIMIT),
-        phases=phases(trace, trains),
+        phases=phases(trace, trains, own),
         flame=fold(trace, trains),
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ MEMORY = "[memory]"
 CPU, CUDA = 0, 1
 """Device types of torch (c10/core/DeviceType.h)."""
 
+_OWN = re.compile(r"stepscope/session/commands\.py\(\d+\): serve$").search
 _BETWEEN = re.compile(r"[\s,]*")
 
 
@@ -104,6 +106,29 @@ def self_times(spans: list[Span], parent: list[int]) -> list[float]:
             inside = min(spans[index].end_us, spans[outer].end_us) - spans[index].start_us
             times[outer] -= inside
     return [max(0.0, time) for time in times]
+
+
+def without(spans: list[Span], cut: list[tuple[float, float]]) -> list[Span]:
+    """Return the spans that begin in none of the intervals; all in order of time."""
+    starts = [start_us for start_us, _ in cut]
+    kept = []
+    for span in spans:
+        index = bisect_right(starts, span.start_us) - 1
+        if index < 0 or span.start_us >= cut[index][1]:
+            kept.append(span)
+    return kept
+
+
+def leave_out_own(trace: Trace, thread: int) -> list[tuple[float, float]]:
+    """Take what Stepscope did at step boundaries out of this thread; return when that was.
+
+    The frames that serve the page are known by their names; without frames nothing is found.
+    """
+    own = [(span.start_us, span.end_us) for span in trace.frames.get(thread, []) if _OWN(span.name)]
+    for group in (trace.operators, trace.frames, trace.annotations):
+        if thread in group:
+            group[thread] = without(group[thread], own)
+    return own
 
 
 def main_thread(trace: Trace, wanted: int | None = None) -> int | None:

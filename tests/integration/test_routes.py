@@ -25,6 +25,7 @@ from stepscope.recording.recorder import Recorder
 from stepscope.run import STALE_S, RunKind, RunStatus, read_run
 from stepscope.store import STORE_NAME
 from tests.integration.test_ring_recovery import killed_run
+from tests.unit.test_run_profile import write as write_profile
 
 
 @pytest.fixture(scope="module")
@@ -189,6 +190,20 @@ def test_a_button_becomes_a_command_in_the_run_folder(client: TestClient, runs: 
     assert (again.status_code, len(asked(folder))) == (422, 3)
 
 
+def test_a_profile_is_served_by_its_steps(client: TestClient, runs: Path) -> None:
+    record(runs / "profiled")
+    write_profile(runs / "profiled", 5, 6)
+    steps = {"run": "profiled", "first": "5", "last": "6"}
+    body = client.get("/api/profile", params=steps).json()
+    assert len(body["flame"]["parent"]) > 5
+    for wrong in ({"first": "4"}, {"last": "x"}, {"first": "-1"}, {"last": "../6"}, {"last": ""}):
+        answer = client.get("/api/profile", params=steps | wrong)
+        assert (answer.status_code, list(answer.json())) == (400, ["error"])
+    (runs / "profiled" / "profile-step-5-6.summary.json").write_text("{}")
+    answer = client.get("/api/profile", params=steps)
+    assert (answer.status_code, "of schema 1" in answer.json()["error"]) == (400, True)
+
+
 @pytest.mark.parametrize(
     ("changed", "status", "word"),
     [
@@ -207,6 +222,10 @@ def test_a_button_becomes_a_command_in_the_run_folder(client: TestClient, runs: 
         ({"run": "theirs"}, 403, "Stop was not sent: This run belongs to the user eve"),
         ({"name": "save_checkpoint"}, 403, "Save checkpoint was not sent: this run does not"),
         ({"name": "resume"}, 403, "does not answer it"),
+        ({"name": "profile"}, 400, "steps must be a whole number from 1 to 50"),
+        ({"name": "profile", "args": {"steps": 51}}, 400, "from 1 to 50"),
+        ({"name": "profile", "args": {"steps": True}}, 400, "from 1 to 50"),
+        ({"name": "profile", "args": {"steps": 5}}, 403, "does not answer it"),
     ],
 )
 def test_a_command_that_cannot_be_sent_is_refused_in_a_sentence(

@@ -531,3 +531,62 @@ def test_a_marks_label_stays_inside_the_chart_and_touches_no_other(js: Script) -
     assert set(spans) == {"peaks", "e5", "gc"}  # the newer of the first two
     assert spans["e5"][0] > 60  # on the right of its line
     assert spans["gc"][1] < 125  # there the axis stands
+
+
+FLAME = {
+    "names": ["start", "main", "left", "right", "aten::mm"],
+    "name": [0, 1, 2, 3, 4, 4],
+    "parent": [-1, 0, 1, 1, 2, 3],
+    "total_us": [100, 100, 30, 60, 30, 6],
+}
+
+
+def test_a_flame_graph_puts_the_largest_first_and_draws_what_is_seen(js: Script) -> None:
+    drawn = js("boxes(place(flame), flame.parent, -1, 1000)", flame=FLAME)
+    expected = [[0, 0, 1000, 0], [1, 0, 1000, 1], [3, 0, 600, 2], [2, 600, 300, 2]]
+    assert sorted(drawn) == sorted([*expected, [5, 0, 60, 3], [4, 600, 300, 3]])
+    zoomed = js("boxes(place(flame), flame.parent, 3, 1000)", flame=FLAME)
+    assert sorted(zoomed) == [[0, 0, 1000, 0], [1, 0, 1000, 1], [3, 0, 1000, 2], [5, 0, 100, 3]]
+    narrow = js("boxes(place(flame), flame.parent, -1, 10)", flame=FLAME)
+    assert 5 not in {node for node, *_ in narrow}
+
+
+def test_outer_functions_that_hold_all_are_not_drawn(js: Script) -> None:
+    chain = {"parent": [-1, 0, 1, 2, 3, 4], "total_us": [9, 9, 9, 9, 5, 4]}
+    drawn = js("boxes(place(flame), flame.parent, -1, 90)", flame=chain)
+    assert {node: row for node, _, _, row in drawn} == {2: 0, 3: 1, 4: 2, 5: 3}
+    assert js("neighbor(place(flame), flame.parent, -1)", flame=chain) == 2
+    assert js("neighbor(place(flame), flame.parent, 2, 'ArrowUp')", flame=chain) == 2
+
+
+def test_a_part_that_is_larger_than_its_whole_stays_within(js: Script) -> None:
+    odd = {"parent": [-1, 0, 0], "total_us": [10, 8, 30]}
+    drawn = js("boxes(place(flame), flame.parent, -1, 100)", flame=odd)
+    assert all(left + width <= 100 for _, left, width, _ in drawn)
+
+
+def test_arrow_keys_move_among_the_stacks(js: Script) -> None:
+    def move(node: int, key: str) -> Any:
+        given = {"flame": FLAME, "node": node, "key": key}
+        return js("neighbor(place(flame), flame.parent, node, key)", **given)
+
+    assert [move(1, "ArrowDown"), move(3, "ArrowRight"), move(2, "ArrowLeft")] == [3, 2, 3]
+    assert [move(2, "ArrowRight"), move(4, "ArrowDown"), move(4, "ArrowUp")] == [2, 4, 2]
+    assert js("neighbor(place(flame), [], -1)", flame={"parent": [], "total_us": []}) == -1
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("train.py(9): main", "Python"),
+        ("nn.Module: Linear_0", "module"),
+        ("<built-in method conv2d of type object>", "built-in function"),
+        ("aten::addmm", "operator"),
+        ("autograd::engine::evaluate_function: AddmmBackward0", "operator"),
+        ("AddmmBackward0", "operator"),
+        ("backward", "operator"),
+    ],
+)
+def test_functions_are_told_apart(js: Script, name: str, kind: str) -> None:
+    kinds = ["Python", "module", "built-in function", "operator"]
+    assert kinds[js("kindOf(name)", name=name)] == kind

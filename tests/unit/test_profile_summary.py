@@ -115,6 +115,20 @@ def test_a_closure_of_the_optimizer_counts_as_what_it_is() -> None:
     assert found.cuda_us["optimizer"] == 7
 
 
+def test_what_stepscope_does_between_two_steps_is_left_out() -> None:
+    own = [
+        *STEP,
+        frame("stepscope/session/commands.py(128): serve", 85, 15),
+        frame("stepscope/profiling/capture.py(100): stop", 86, 10),
+        op("aten::own", 87, 1, 9),
+    ]
+    summary = summarize(trace_of(own), first=1, last=1, cuda=True, thread=MAIN)
+    assert "aten::own" not in {operator.name for operator in summary.operators}
+    assert not any("stepscope/" in name for name in summary.flame.names)
+    times = summary.phases.cpu_us
+    assert (times["optimizer"], times["other"]) == (15, 1)
+
+
 def test_stacks_are_folded() -> None:
     twice = [*STEP, *({**e, "ts": e["ts"] + 200} for e in STEP if e["tid"] == MAIN)]
     flame = fold(trace_of(twice), MAIN)

@@ -198,6 +198,8 @@ def test_the_page_is_of_before_when_what_it_is_built_from_changes(tmp_path: Path
         seen.append(token())
     (folder / "snapshot-step-3.pickle").write_bytes(b"xy")
     seen.append(token())
+    (folder / "profile-step-3-4.summary.json").write_bytes(b"{}")
+    seen.append(token())
     write(tmp_path, "b")
     seen.append(token())
     assert len(set(seen)) == len(seen)

@@ -1,0 +1,133 @@
+"""The profiles of a run: operators, the parts of a step, stacks, and the trace to download."""
+
+from __future__ import annotations
+
+import functools
+
+import streamlit as st
+
+from dashboard.charts.content import run_content
+from dashboard.charts.profile import rows
+from dashboard.controls.actions import supported_commands
+from dashboard.live_chart import flame_graph
+from dashboard.run_files import Profile, profile_summary, profile_trace, profiles
+from stepscope.formatting import format_bytes, printable
+from stepscope.profiling.summary import Summary
+from stepscope.recording.recorder import CommandName
+from stepscope.run import RunInfo, read_only_reason
+
+TABLE_HEIGHT = 320  # px
+NO_CUDA = "CUDA time was not recorded: Nsight Systems was attached, which has it for itself."
+number = st.column_config.NumberColumn
+TIME, MEMORY = "%.3f ms", "%.2f MiB"
+COLUMNS = {
+    "Operator": st.column_config.TextColumn(
+        pinned=True, help="As torch names it; aten:: are those of torch's tensor library."
+    ),
+    "Calls": number(format="localized", help="In all profiled steps."),
+    "CUDA self": number(format=TIME, help="Time of the kernels that the operator itself started."),
+    "CUDA total": number(format=TIME, help="With the kernels of the operators within it."),
+    "CPU self": number(format=TIME, help="Time in the operator itself, in all profiled steps."),
+    "CPU total": number(format=TIME, help="With the operators that it calls."),
+    "CUDA memory": number(format=MEMORY, help="Taken less given back by the operator itself."),
+    "CPU memory": number(format=MEMORY, help="Taken less given back by the operator itself."),
+}
+PERFETTO = (
+    "To open the trace, go to [ui.perfetto.dev](https://ui.perfetto.dev) and choose *Open trace "
+    "file*: it is read in your browser, and nothing is uploaded by us."
+)
+
+
+@st.fragment
+def profile_section(run: RunInfo) -> None:
+    """Draw the profile that is chosen, the newest at first; without one say how to get it."""
+    made = profiles(run.folder)
+    if not made:
+        _empty(run)
+        return
+    with st.container(border=True, key="profile"):
+        with st.container(horizontal=True, vertical_alignment="center", key="profile_head"):
+            st.markdown("#### Profile", width="content")
+            profile = _chosen(made)
+            _download(run, profile)
+        try:
+            summary = profile_summary(run.folder, profile)
+        except (OSError, ValueError) as error:
+            st.warning(f"This profile cannot be read: {printable(str(error))}")
+            return
+        flame_graph(run.id, profile.first, profile.last, key=f"flame_{run.id}")
+        _operators(summary)
+        st.caption(" ".join(_notes(run, summary, profile)))
+
+
+def _empty(run: RunInfo) -> None:
+    asked = run.status.live and read_only_reason(run) is None
+    if asked and CommandName.PROFILE in supported_commands(run):
+        st.caption(
+            ":material/speed: No profile yet: **Profile** in the row above records the next steps. "
+            "What took their time, in which operators and lines, then stands here."
+        )
+
+
+def _chosen(made: tuple[Profile, ...]) -> Profile:
+    if len(made) == 1:
+        st.markdown(_steps(made[0]), width="content")
+        return made[0]
+    return st.selectbox(
+        "Profile",
+        made,
+        format_func=_steps,
+        key="chosen_profile",
+        label_visibility="collapsed",
+        width=220,
+        help="The profiles of this run, the newest first.",
+    )
+
+
+def _steps(profile: Profile) -> str:
+    if profile.first == profile.last:
+        return f"Step {profile.first:,}"
+    return f"Steps {profile.first:,} to {profile.last:,}"
+
+
+def _download(run: RunInfo, profile: Profile) -> None:
+    if profile.trace_size is None:
+        return
+    st.download_button(
+        f"Trace ({format_bytes(profile.trace_size)})",
+        functools.partial(profile_trace, run.folder, profile),
+        file_name=f"{run.id}-{profile.trace}",
+        mime="application/gzip",
+        icon=":material/download:",
+        key=f"trace_{profile.first}_{profile.last}",
+        on_click="ignore",
+        help="Every event of these steps on a time axis, for Perfetto (ui.perfetto.dev).",
+    )
+
+
+def _operators(summary: Summary) -> None:
+    st.dataframe(
+        rows(summary),
+        column_config=COLUMNS,
+        hide_index=True,
+        height=TABLE_HEIGHT if len(summary.operators) > 8 else "auto",
+        key="operators",
+        alt="Operators, those with the most time of their own first",
+    )
+
+
+def _notes(run: RunInfo, summary: Summary, profile: Profile) -> list[str]:
+    """Return the sentences below the table."""
+    steps = summary.last - summary.first + 1
+    said = [f"Sums over {steps} steps." if steps > 1 else "Of one step."]
+    if summary.operators_left:
+        said.append(f"{summary.operators_left:,} operators that took less are not in the table.")
+    said.append("A click on a column's title sorts by it.")
+    if not summary.cuda:
+        on_gpu = run_content(run).has_cuda
+        said.append(NO_CUDA if on_gpu else "There is no CUDA time on a CPU.")
+    if not summary.stacks:
+        said.append("Without Python's frames: another profiler of Python was active.")
+    if profile.trace_size is not None:
+        said.append(PERFETTO)
+    return said

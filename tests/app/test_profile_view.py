@@ -1,0 +1,52 @@
+"""The section of profiles on the live page, without a browser."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from stepscope.run import RunStatus
+from tests.app.test_live_view import OpenPage, record
+from tests.unit.test_run_profile import write
+
+
+def test_a_run_with_profiles_shows_the_newest(page: OpenPage, tmp_path: Path) -> None:
+    folder = record(tmp_path, "one", device="GPU-1")
+    write(folder, 5, 6)
+    write(folder, 10, 12)
+    (folder / "profile-step-10-12.json.gz").write_bytes(b"trace")
+    app = page(run="one")
+    [choice] = [box for box in app.selectbox if box.key == "chosen_profile"]
+    assert choice.options == ["Steps 10 to 12", "Steps 5 to 6"]
+    drawn = [json.loads(part.proto.json) for part in app.get("bidi_component")]
+    assert {"run": "one", "first": 10, "last": 12} in drawn
+    [table] = app.dataframe
+    assert "CUDA self" in table.value.columns
+    assert any("ui.perfetto.dev" in caption.value for caption in app.caption)
+    choice.select_index(1).run()
+    drawn = [json.loads(part.proto.json) for part in app.get("bidi_component")]
+    assert {"run": "one", "first": 5, "last": 6} in drawn
+    assert not any("ui.perfetto.dev" in caption.value for caption in app.caption)
+
+
+def test_what_is_no_summary_is_told(page: OpenPage, tmp_path: Path) -> None:
+    folder = record(tmp_path, "one")
+    (folder / "profile-step-5-6.summary.json").write_text("[]")
+    app = page(run="one")
+    [warning] = [said.value for said in app.warning if "profile" in said.value]
+    assert warning.endswith("must be an object of schema 1. Profile again.")
+    assert len(app.dataframe) == 0
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_without_one_a_live_run_says_how_to_get_it(
+    page: OpenPage, tmp_path: Path, live: bool
+) -> None:
+    status = RunStatus.RUNNING if live else RunStatus.FINISHED
+    folder = record(tmp_path, "one", commands=["profile", "stop"])
+    run_json = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(run_json | {"status": status}))
+    told = any("No profile yet" in caption.value for caption in page(run="one").caption)
+    assert told is live
