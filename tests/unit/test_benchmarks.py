@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from benchmarks import overhead, pairs, reader, recorder, recording_child, report
+from benchmarks import (
+    lab_truth,
+    lab_truth_workload,
+    overhead,
+    pairs,
+    reader,
+    recorder,
+    recording_child,
+    report,
+)
 from benchmarks.peers import adapters
 from benchmarks.peers import environment as peers
+from trainer.workloads.task import TensorSplit
 
 
 def test_a_ratio_is_to_the_line_between_the_bare_blocks_around() -> None:
@@ -206,3 +219,56 @@ def test_a_report_rounds_all_the_way_down() -> None:
     }
     assert report.quantile([], 0.5) is None
     assert report.quantile([1.0, 2.0, 3.0, 4.0], 0.95) == 4.0
+
+
+def test_the_planted_delay_makes_each_step_longer_by_its_factor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [0.0]
+
+    def now() -> float:
+        clock[0] += 1e-6  # what a look at the clock takes
+        return clock[0]
+
+    monkeypatch.setattr(lab_truth_workload.time, "perf_counter", now)
+    inner = TensorSplit.of(torch.zeros(4, 1), torch.zeros(4))
+    ends = []
+    split = lab_truth_workload.SlowedSplit(inner, 1.05)
+    for step_s in (0.002, 0.004, 0.001):
+        split.take(torch.arange(2))
+        ends.append(clock[0])
+        clock[0] += step_s
+    split.take(torch.arange(2))
+    taken = [b - a for a, b in pairwise([*ends, clock[0]])]
+    assert taken == pytest.approx([0.0021, 0.0042, 0.00105], abs=4e-6)
+
+
+def test_the_planted_drift_grows_with_the_samples_of_the_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert lab_truth_workload.drift() == 1
+    monkeypatch.setenv(lab_truth_workload.DRIFT_FOLDER, str(tmp_path))
+    assert lab_truth_workload.drift() == 1
+    (tmp_path / "samples.jsonl").write_text("{}\n" * 36)
+    assert lab_truth_workload.drift() == pytest.approx(1.06)
+
+
+def test_a_sweep_counts_as_right_if_the_delay_lies_in_its_interval() -> None:
+    def arm(verdict: str, low: float, high: float) -> dict[str, Any]:
+        return {"verdict": verdict, "low": low, "high": high, "text": verdict}
+
+    def sweep(delayed: dict[str, Any], no_op: dict[str, Any]) -> dict[str, Any]:
+        progress = {"done": 30}
+        return {
+            "status": "finished",
+            "arms": [delayed, no_op],
+            "drift": None,
+            "progress": progress,
+        }
+
+    right = lab_truth.judged(sweep(arm("slower", -0.06, -0.04), arm("undecided", -0.02, 0.05)))
+    assert (right["delay_found"], right["no_op_different"]) == (True, False)
+    wrong = lab_truth.judged(sweep(arm("slower", -0.04, -0.03), arm("faster", 0.02, 0.05)))
+    assert (wrong["delay_found"], wrong["no_op_different"]) == (False, True)
+    unsure = lab_truth.judged(sweep(arm("undecided", -0.06, 0.01), arm("no_difference", 0, 0)))
+    assert (unsure["delay_found"], unsure["no_op_different"]) == (False, False)
