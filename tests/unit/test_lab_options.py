@@ -12,6 +12,7 @@ import pytest
 
 from trainer.config import FIELDS, ConfigError, RunConfig, Workload, defaults
 from trainer.lab.arms import FIXED, NOT_TIMED, arms, changed, make_arm
+from trainer.lab.course import merged
 from trainer.lab.folder import (
     SweepError,
     new_sweep_folder,
@@ -219,3 +220,51 @@ def test_earlier_sweeps_tell_what_a_sample_takes(tmp_path: Path) -> None:
 def test_a_sweep_is_named_by_a_plain_name(tmp_path: Path, name: str) -> None:
     with pytest.raises(SweepError):
         sweep_folder(tmp_path, name)
+
+
+@pytest.fixture
+def own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A file of the user's own with two settings, given as `--workload` gives it."""
+    path = tmp_path / "mine.py"
+    path.write_text('SETTINGS = {"quick": "Less to do.", "late": "Waits."}\n')
+    monkeypatch.setenv("STEPSCOPE_WORKLOAD", f"{path}:build")
+    return f"{path}:build"
+
+
+def own_plan(own_file: str, *words: str) -> Plan:
+    return plan_of(parser().parse_args(["--workload", own_file, "--device", "cpu", *words]), [CPU])[
+        0
+    ]
+
+
+def test_settings_of_a_workload_of_the_users_own_are_arms(own_file: str) -> None:
+    plan = own_plan(own_file, "--arms", "quick,late+num_workers=2,quick+late")
+    assert plan.config.workload is Workload.USER
+    assert [(arm.name, arm.label, dict(arm.changes)) for arm in plan.arms] == [
+        ("quick", "quick on", {"own": "quick"}),
+        ("late+num_workers=2", "late on, num_workers 2", {"own": "late", "num_workers": 2}),
+        ("quick+late", "late on, quick on", {"own": "quick,late"}),
+    ]
+    offered = {arm.name: arm.problem for arm in arms(plan.config, [CPU])}
+    assert (offered["quick"], offered["late"]) == (None, None)
+    on = own_plan(own_file, "--set", "own=late", "--arms", "late=false,quick")
+    assert [dict(arm.changes) for arm in on.arms] == [{"own": ""}, {"own": "late,quick"}]
+
+
+def test_settings_of_the_users_own_add_up_in_a_combination(own_file: str) -> None:
+    config = own_plan(own_file, "--set", "own=late").config
+    both = merged(config, {"own": "late,quick"}, {"own": "", "num_workers": 2})
+    assert both == {"own": "quick", "num_workers": 2}
+    assert merged(config, {"fused": False}, {"num_workers": 2}) == {
+        "fused": False,
+        "num_workers": 2,
+    }
+
+
+@pytest.mark.parametrize(
+    ("arms", "said"),
+    [("quik", "Did you mean quick"), ("quick=7", "can be on or off"), ("lat", "Did you mean late")],
+)
+def test_unknown_settings_of_the_users_own_are_refused(own_file: str, arms: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        own_plan(own_file, "--arms", arms)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import signal
 import sys
 import time
@@ -13,7 +14,7 @@ from typing import Any
 
 from stepscope.formatting import format_duration, printable
 from stepscope.run import process_identity, replacing, runs_root
-from trainer.config import ConfigError
+from trainer.config import ConfigError, Workload
 from trainer.data_sets import data_problem
 from trainer.devices import list_devices
 from trainer.lab.arms import arms
@@ -28,13 +29,14 @@ from trainer.lab.folder import (
     write_json,
     write_plan,
 )
-from trainer.lab.options import PLANNING, UsageError, parser, plan_of
+from trainer.lab.options import PLANNING, UsageError, is_file, parser, plan_of
 from trainer.lab.plan import Plan, estimate, with_problems
 from trainer.lab.process import SampleProcess
 from trainer.lab.report import to_csv, to_html
 from trainer.lab.sweep import Sweep
 from trainer.lab.terminal import Terminal, closing, table
 from trainer.problems import TrainDevice, problems
+from trainer.user_workload import UserWorkloadError, choose, user_problem, user_workload
 
 FINISHED, FAILED, USAGE, STOPPED = 0, 1, 2, 130
 Show = Callable[[dict[str, Any]], None]
@@ -46,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _check_outputs(options)
         return _run(options)
-    except (UsageError, ConfigError, SweepError) as error:
+    except (UsageError, ConfigError, SweepError, UserWorkloadError) as error:
         _say(str(error))
         return USAGE
     except OSError as error:
@@ -55,6 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
+    if is_file(options.workload):
+        choose(options.workload)
     devices = list_devices()
     if options.list:
         plan, _ = plan_of(options, devices)
@@ -72,7 +76,9 @@ def _run(options: argparse.Namespace) -> int:
         if options.json not in (None, "-"):
             write_json(Path(options.json), sweep)
 
-    refused = next(iter(problems(plan.config, devices)), None) or data_problem(plan.config)
+    config = plan.config
+    refused = next(iter(problems(config, devices)), None)
+    refused = refused or data_problem(config) or user_problem(config)
     if refused is not None:
         sweep = _refuse(folder, f"The baseline cannot run here: {refused}")
     else:
@@ -84,9 +90,15 @@ def _run(options: argparse.Namespace) -> int:
 def _folder_and_plan(
     options: argparse.Namespace, devices: Sequence[TrainDevice]
 ) -> tuple[Path, Plan]:
-    """Return a sweep that is resumed, or make a new one."""
+    """Return a sweep that is resumed, or make a new one.
+
+    The file of a workload of the user's own is never taken from a folder: it would be run.
+    """
+    resumes = bool(options.folder) and (Path(options.folder) / PLAN_JSON).is_file()
+    if resumes and is_file(options.workload):
+        options.workload = None
     given = [name for name in PLANNING if getattr(options, name)]
-    if options.folder and (Path(options.folder) / PLAN_JSON).is_file():
+    if resumes:
         if given:
             raise UsageError(
                 f"--folder: holds a plan already, got --{given[0].replace('_', '-')} as well. "
@@ -154,7 +166,9 @@ def _close(options: argparse.Namespace, folder: Path, sweep: dict[str, Any]) -> 
     else:
         _say(sweep["reason"])
     if sweep["status"] == "stopped":
-        _say(f"To go on: python -m trainer.lab --folder {folder}")
+        given = user_workload() if sweep["workload"] == Workload.USER else None
+        own = f" --workload {shlex.quote(f'{given.path}:{given.function}')}" if given else ""
+        _say(f"To go on: python -m trainer.lab --folder {shlex.quote(str(folder))}{own}")
         return STOPPED
     return FINISHED if sweep["status"] == "finished" else FAILED
 

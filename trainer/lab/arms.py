@@ -19,9 +19,11 @@ from trainer.config import (
     Precision,
     Problem,
     RunConfig,
+    Workload,
 )
 from trainer.problems import TrainDevice, problems
 from trainer.switches import SWITCHES
+from trainer.user_workload import UserWorkloadError, user_workload_settings
 
 FIXED = frozenset(
     {"workload", "epochs", "seed", "max_steps", "resume", "runner", "nan_policy", "schedule"}
@@ -63,13 +65,43 @@ class Arm:
 
 
 def arms(config: RunConfig, devices: Sequence[TrainDevice]) -> list[Arm]:
-    """Return every arm that makes sense for this baseline, those that cannot be with `problem`."""
-    return [
+    """Return every arm that makes sense for this baseline, those that cannot be with `problem`.
+
+    The settings that a workload of the user's own declares come first.
+    """
+    own = [_own_arm(name, config, devices) for name in own_settings(config)]
+    return own + [
         make_arm({field: value}, config, devices)
         for field in (*(s.field for s in SWITCHES), "batch_size", "threads", "device")
         if field not in NOT_TIMED
         for value in suggested(field, config, devices)
     ]
+
+
+def _own_arm(name: str, config: RunConfig, devices: Sequence[TrainDevice]) -> Arm:
+    on = not config.has(name)
+    changes = {"own": own_with(config, {name: on})}
+    return make_arm(changes, config, devices, name=name if on else f"{name}=false")
+
+
+def own_settings(config: RunConfig) -> Mapping[str, str]:
+    """Return the settings that the user's own workload declares, with what each does.
+
+    Empty for other workloads, and for a file that cannot be read: `user_problem` says why.
+    """
+    if config.workload is not Workload.USER:
+        return {}
+    try:
+        return user_workload_settings()
+    except UserWorkloadError:
+        return {}
+
+
+def own_with(config: RunConfig, switched: Mapping[str, bool]) -> str:
+    """Return the baseline's `own` with these settings switched on or off."""
+    names = [name for name in config.own.split(",") if name and switched.get(name, True)]
+    added = [name for name, on in switched.items() if on and name not in names]
+    return ",".join([*names, *added])
 
 
 def suggested(field: str, config: RunConfig, devices: Sequence[TrainDevice]) -> Iterator[Any]:
@@ -122,7 +154,7 @@ def make_arm(
         problem = next((one for one in found if one.field in changes), next(iter(found), None))
     except ConfigError as error:
         problem = error.problem
-    label = ", ".join(_said(field, value) for field, value in whole.items())
+    label = ", ".join(_said(field, value, config) for field, value in whole.items())
     return Arm(name=name or arm_name(changes), label=label, changes=whole, problem=problem)
 
 
@@ -178,7 +210,16 @@ def _companions(changes: Mapping[str, Any], config: RunConfig) -> dict[str, Any]
     }
 
 
-def _said(field: str, value: Any) -> str:
+def own_changes(config: RunConfig, own: str) -> dict[str, bool]:
+    """Return which of the user's own settings `own` switches on or off in the baseline."""
+    before, after = (set(filter(None, text.split(","))) for text in (config.own, own))
+    return {name: name in after for name in sorted(before ^ after)}
+
+
+def _said(field: str, value: Any, config: RunConfig) -> str:
+    if field == "own":
+        switched = own_changes(config, value)
+        return ", ".join(f"{name} {'on' if on else 'off'}" for name, on in switched.items())
     if isinstance(value, bool):
         return f"{field} {'on' if value else 'off'}"
     return f"{field} {value}"

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from trainer.config import ConfigError, RunConfig
-from trainer.lab.arms import Arm, changed
+from trainer.lab.arms import Arm, changed, own_changes, own_with
 from trainer.lab.contest import Contest, Next, Sample, Standing, stand
 from trainer.lab.plan import Plan
 from trainer.lab.statistics import Rules, Side
@@ -121,7 +121,7 @@ def _combine(
             names, changes = [name], dict(found.changes[name])
             found.tried.append(Tried((name,), True, "the largest effect"))
             continue
-        together = merged(changes, found.changes[name])
+        together = merged(plan.config, changes, found.changes[name])
         refused = _refused(changes, found.changes[name], plan.config, together, devices)
         if refused is not None:
             found.tried.append(Tried((*names, name), False, refused))
@@ -135,12 +135,14 @@ def _combine(
         _confirm(found, plan, samples, names, changes)
 
 
-def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Return both changes at once; own settings of a workload add up."""
-    own = [change["own"] for change in (first, second) if change.get("own")]
+def merged(
+    config: RunConfig, first: Mapping[str, Any], second: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return both changes of a baseline at once; the settings of a user's own workload add up."""
     together = {**first, **second}
+    own = [own_changes(config, change["own"]) for change in (first, second) if "own" in change]
     if own:
-        together["own"] = ",".join(dict.fromkeys(",".join(own).split(",")))
+        together["own"] = own_with(config, {name: on for one in own for name, on in one.items()})
     return together
 
 

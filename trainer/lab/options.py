@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from trainer.config import FIELDS, ConfigError, RunConfig, Workload, defaults
-from trainer.lab.arms import FIXED, Arm, arms, make_arm, suggested
+from trainer.lab.arms import FIXED, Arm, arms, make_arm, own_settings, own_with, suggested
 from trainer.lab.plan import PRESETS, Plan
 from trainer.problems import TrainDevice, problems
 
@@ -42,7 +42,8 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = found.add_argument
-    add("--workload", metavar="W", help=f"one of {', '.join(Workload)}")
+    built_in = ", ".join(one for one in Workload if one is not Workload.USER)
+    add("--workload", metavar="W", help=f"path.py:build of your own, or one of {built_in}")
     add("--arms", metavar="A,B=1,…", help="settings to compare; without it all that can be")
     add("--preset", choices=sorted(PRESETS), help="a baseline and arms, instead of --arms")
     add("--device", metavar="D", help="cpu, cuda (the largest GPU) or a GPU's UUID")
@@ -120,11 +121,14 @@ def _baseline(
 ) -> RunConfig:
     if options.workload is None:
         raise UsageError(f"--workload: is missing. Choose one of {', '.join(Workload)}.")
-    if options.workload not in list(Workload):
+    own = is_file(options.workload)
+    if not own and options.workload not in list(Workload):
         raise UsageError(
-            f"--workload: must be one of {', '.join(Workload)}, got {options.workload!r}."
+            f"--workload: must be path.py:build or one of {', '.join(Workload)}, got "
+            f"{options.workload[:60]!r}."
         )
-    config = defaults(Workload(options.workload), _device(options.device, devices))
+    workload = Workload.USER if own else Workload(options.workload)
+    config = defaults(workload, _device(options.device, devices))
     return replace(config, **{field: value_of(field, text) for field, text in given.items()})
 
 
@@ -140,6 +144,11 @@ def _device(asked: str | None, devices: Sequence[TrainDevice]) -> str:
     return gpus[0].id
 
 
+def is_file(workload: str | None) -> bool:
+    """Say whether `--workload` means a file of the user's own."""
+    return workload is not None and ".py" in workload
+
+
 def value_of(field: str, text: str) -> Any:
     """Return a field's value from its text. Raises ConfigError."""
     config, found = RunConfig.from_params({field: text})
@@ -148,11 +157,12 @@ def value_of(field: str, text: str) -> Any:
     return getattr(config, field)
 
 
-def _known(field: str, option: str) -> str:
-    if field in FIELDS:
+def _known(field: str, option: str, own: Iterable[str] = ()) -> str:
+    known = [*own, *FIELDS]
+    if field in known:
         return field
-    near = difflib.get_close_matches(field, FIELDS, n=3, cutoff=0.5)
-    hint = f"Did you mean {' or '.join(near)}?" if near else f"There are {', '.join(FIELDS)}."
+    near = difflib.get_close_matches(field, known, n=3, cutoff=0.5)
+    hint = f"Did you mean {' or '.join(near)}?" if near else f"There are {', '.join(known)}."
     raise UsageError(f"{option}: {field[:60]!r} is no setting. {hint}")
 
 
@@ -190,14 +200,17 @@ def _changes(
     """Yield the changes that a word of `--arms` means; several for a field without a value."""
     parts = re.split(r"\+(?=[a-z_])", token)
     named = [part.partition("=") for part in parts]
+    own = [name for name in own_settings(config) if name not in FIELDS]
     for field, _, _ in named:
-        _known(field, "--arms")
+        _known(field, "--arms", own)
         if field in FIXED:
             raise UsageError(
                 f"--arms: {field} cannot be an arm, it is the same for all. Set it with --set."
             )
+    switched = {field: _on(field, equals + text) for field, equals, text in named if field in own}
+    named = [part for part in named if part[0] not in own]
     bare = [field for field, equals, _ in named if not equals and not _is_switch(field)]
-    if bare and len(named) > 1:
+    if bare and len(parts) > 1:
         raise UsageError(f"--arms: {bare[0]} in {token!r} has no value. Give {bare[0]}=….")
     if bare:
         values = list(suggested(bare[0], config, devices))
@@ -205,10 +218,20 @@ def _changes(
             raise UsageError(f"--arms: {bare[0]} has no value to suggest. Give {bare[0]}=….")
         yield from ({bare[0]: value} for value in values)
         return
+    change = {"own": own_with(config, switched)} if switched else {}
     try:
-        yield {field: value_of(field, text) if eq else True for field, eq, text in named}
+        yield change | {f: value_of(f, text) if equals else True for f, equals, text in named}
     except ConfigError as error:
         raise UsageError(f"--arms: {error}") from error
+
+
+def _on(name: str, text: str) -> bool:
+    """Return whether a setting of the user's own workload is switched on or off."""
+    if text in ("", "=true", "=1"):
+        return True
+    if text in ("=false", "=0"):
+        return False
+    raise UsageError(f"--arms: {name} can be on or off, got {text[1:60]!r}. Give {name}=false.")
 
 
 def _is_switch(field: str) -> bool:
