@@ -33,6 +33,8 @@ GAPS = 0.25
 utilization is sampled, so small gaps mean nothing."""
 EXPLAINED = 0.8
 """Least share of the visible wait that a named cause explains (issue 9)."""
+AHEAD = 0.02
+"""Share of a step that a host which is ahead of the GPU waits for it, at least."""
 BUSY_HOST = 0.9
 """Use of all cores above which a process that does not run waits for a core, and not for a disk."""
 
@@ -74,6 +76,7 @@ class Figures:
     data_wait: float | None = None
     copies: float | None = None
     device_time: float | None = None
+    gpu_wait: float | None = None
     utilization: float | None = None
     process_cpu: float | None = None
     host_cpu: float | None = None
@@ -161,7 +164,8 @@ def parts_of(figures: Figures, setup: Setup) -> Parts | str:
 
     - computing is the smaller of the time between the step's two events and utilization × T. The
       events also span gaps inside a step, in which the utilization falls; the utilization also
-      counts other processes, which the events do not.
+      counts other processes, which the events do not. Without a utilization the events are only
+      believed where the host waits for the GPU: then it is ahead, and there are no gaps.
     - What is left, the device stands still or copies. Copies come first: on the stream that
       computes, they cannot hide. With a stream of their own they can, and data come first.
     - Waiting for data counts as far as the device stands still meanwhile; a wait behind steps that
@@ -183,8 +187,8 @@ def parts_of(figures: Figures, setup: Setup) -> Parts | str:
     busy = _busy(figures)
     if busy is None:
         return (
-            "Not told: neither the time that the GPU computes nor its utilization is known here, "
-            "and a wait for data that the GPU does not notice holds nothing up."
+            "Not told: the GPU's utilization is not known here, and without it nothing tells "
+            "whether the GPU computes or stands still."
         )
     idle = 1.0 - busy
     copied = min(1.0, (figures.copies or 0.0) / figures.step_time)
@@ -208,11 +212,12 @@ def _cpu_parts(figures: Figures, wait: float) -> Parts:
 
 
 def _busy(figures: Figures) -> float | None:
-    known = [figures.utilization]
-    if figures.device_time is not None:
-        known.append(figures.device_time / figures.step_time)
-    shares = [share for share in known if share is not None]
-    return min(1.0, *shares) if shares else None
+    """Return the share of a step in which the GPU computes; None where it cannot be told."""
+    between = figures.device_time
+    if figures.utilization is None:
+        unsure = figures.gpu_wait is not None and figures.gpu_wait < AHEAD * figures.step_time
+        return None if between is None or unsure else min(1.0, between / figures.step_time)
+    return min(1.0, figures.utilization, 1.0 if between is None else between / figures.step_time)
 
 
 def _cause(parts: Parts, figures: Figures, setup: Setup) -> tuple[Kind, float | None]:

@@ -52,6 +52,7 @@ def recent_figures(reader: RunReader, run_json: Mapping[str, Any]) -> Figures:
         data_wait=_mean(_column(steps, "perf/data_wait")),
         copies=_sum_a_step(_column(steps, "perf/h2d")),
         device_time=_mean(_column(steps, "perf/gpu_time")),
+        gpu_wait=_mean(_column(steps, "perf/gpu_wait")),
         utilization=_share(_column(devices, "gpu/util")),
         process_cpu=_share(_column(samples, "process/cpu")),
         host_cpu=_share(_column(samples, "host/cpu"), least=1),  # read once a second

@@ -159,6 +159,15 @@ def test_what_is_not_known_is_said() -> None:
     assert "DataLoader" in verdict(figures(data_wait=None), SCRIPT).text
 
 
+def test_without_a_utilization_a_gpu_is_believed_busy_where_the_host_waits_for_it() -> None:
+    """As with MIG, where NVML gives none; between a step's events there may be gaps."""
+    ahead = figures(utilization=None, gpu_wait=0.06)
+    assert verdict(ahead, gpu()).kind == "compute-bound"
+    assert verdict(replace(ahead, gpu_wait=0.0), gpu()).kind is Kind.UNCLEAR
+    waits = replace(ahead, device_time=0.03, data_wait=0.066)
+    assert verdict(waits, gpu()).kind == "input-bound"
+
+
 def test_on_a_cpu_what_is_no_wait_is_computing() -> None:
     cpu = Figures(steps=200, step_time=0.1, data_wait=0.03)
     assert verdict(cpu, CPU).kind == "input-bound"
@@ -194,6 +203,7 @@ def test_parts_always_sum_to_the_step_and_a_named_cause_explains_enough(setup: S
             copies=some(0.12),
             device_time=some(0.13),
             utilization=some(1.0),
+            gpu_wait=some(0.1),
             process_cpu=some(3.0),
             host_cpu=some(1.0),
             throttled=some(1.0),
