@@ -82,6 +82,17 @@ def test_a_blocking_copy_is_no_wait_for_data() -> None:
     assert (found.next.name, found.next.value) == ("pin_memory", True)
 
 
+def test_the_host_s_wait_for_a_copy_is_counted_once() -> None:
+    """The loop waits 40 ms for a batch, 30 of them because the copy blocks it."""
+    given = figures(data_wait=0.04, copies=0.03, device_time=0.03, utilization=0.3)
+    parts = parts_of(given, gpu({"pin_memory": False, "non_blocking": False}))
+    assert isinstance(parts, Parts)
+    assert (parts.data, parts.copies) == (pytest.approx(0.1), pytest.approx(0.3))
+    ahead = parts_of(given, gpu())
+    assert isinstance(ahead, Parts)
+    assert ahead.data == pytest.approx(0.4)
+
+
 def test_copies_on_a_stream_of_their_own_hide_behind_the_wait() -> None:
     aside = gpu({"copy_stream": True})
     found = verdict(figures(data_wait=0.06, copies=0.03, device_time=0.04, utilization=0.4), aside)
