@@ -44,7 +44,7 @@ from trainer.training.rehearsal import first_batch, rehearse
 from trainer.training.state import Training
 from trainer.training.step import TrainStep
 from trainer.workloads import WORKLOADS
-from trainer.workloads.task import Task
+from trainer.workloads.task import Task, TensorSplit
 
 log = logging.getLogger(__name__)
 
@@ -156,6 +156,7 @@ def _train(attempt: _Attempt) -> None:
         recorder.describe(
             parameters=parameters,
             compute_capability=attempt.device.compute_capability,
+            data_in_memory=isinstance(task.train, TensorSplit),
             **speed.facts(config.step_size),
             **task.run_info,
         )
