@@ -6,8 +6,8 @@ On a CPU the host is the device, so there are no copies and no launches.
 
 The *visible wait* is what a verdict has to explain:
 
-- where the device stands still, the time of a step in which it does not compute;
-- where it nearly always computes, the step itself.
+- where the device stands still or copies for more than a fifth of a step, that time;
+- where it computes for the rest, four fifths and more, the step itself.
 
 A verdict's `share` is the part of the visible wait that its cause explains, 0 to 1. Under EXPLAINED
 no cause is named. How the parts follow from the figures is said at `parts_of`.
@@ -24,15 +24,16 @@ from stepscope.diagnosis.remedies import Next, Setup, next_to_try
 
 MIN_STEPS = 20
 """Steady steps below which nothing is said, as TraceML waits before it warns."""
-STANDS_STILL = 0.15
-"""Share of a step from which waiting for data or copies is worth a verdict: the larger of two
-thresholds in use (TensorBoard's profiler plugin warned of a DataLoader above 5 %, TraceML from
-10 % on), because the first gain must be visible above the noise between runs."""
+EXPLAINED = 0.8
+"""Least share of the visible wait that a named cause explains: below it several causes are at work,
+and a change about one of them may show nothing."""
+STANDS_STILL = 1 - EXPLAINED
+"""Share of a step from which waiting for data or copies is worth a verdict: from there on computing
+does not explain the step any more. TraceML calls a share of 20 % critical; the profiler plugin of
+TensorBoard warned of a DataLoader above 5 %, which is less than runs differ among themselves."""
 GAPS = 0.25
 """Share of a step from which gaps between launches are: launches are never free, and a driver's
 utilization is sampled, so small gaps mean nothing."""
-EXPLAINED = 0.8
-"""Least share of the visible wait that a named cause explains (issue 9)."""
 AHEAD = 0.02
 """Share of a step that a host which is ahead of the GPU waits for it, at least."""
 BUSY_HOST = 0.9
@@ -223,7 +224,7 @@ def _busy(figures: Figures) -> float | None:
 def _cause(parts: Parts, figures: Figures, setup: Setup) -> tuple[Kind, float | None]:
     """Return the kind and the share of the visible wait that it explains."""
     idle = parts.idle
-    if idle >= STANDS_STILL:
+    if idle > STANDS_STILL:
         if parts.data >= EXPLAINED * idle:
             return Kind.INPUT, parts.data / idle
         if parts.copies >= EXPLAINED * idle:

@@ -32,7 +32,8 @@ class Setup:
 
     `own`: the settings in `config` are those of a RunConfig. Without it `config` is a script's own
     and is not looked at. `capability` is the GPU's compute capability, None if not known.
-    `step_time` is in seconds.
+    `step_time` is in seconds. `in_memory`: the whole data set lies in memory, so that loading a
+    batch is one indexing call, which worker processes only make slower.
     """
 
     on_gpu: bool
@@ -41,6 +42,7 @@ class Setup:
     cores: int = 1
     capability: tuple[int, int] | None = None
     step_time: float = 0.0
+    in_memory: bool = False
 
     @property
     def threads(self) -> int:
@@ -106,6 +108,12 @@ def setting_text(name: str, value: Any) -> str:
 
 def _input(setup: Setup) -> Iterator[Candidate]:
     workers = setup.number("num_workers")
+    if setup.in_memory:
+        if workers:
+            yield "num_workers", 0
+        elif setup.on_gpu and not setup.is_on("data_on_device"):
+            yield "data_on_device", True
+        return
     most = max(FEWEST_CORES, setup.cores)
     if workers:
         if setup.config.get("persistent_workers") is False:

@@ -79,6 +79,7 @@ def setup_of(run_json: Mapping[str, Any], step_time: float = 0.0) -> Setup:
         cores=cores if type(cores) is int and cores > 0 else 1,
         capability=(capability[0], capability[1]) if known and capability else None,
         step_time=step_time,
+        in_memory=run_json.get("data_in_memory") is True,
     )
 
 

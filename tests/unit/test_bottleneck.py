@@ -121,6 +121,12 @@ def test_small_gaps_are_no_verdict_of_their_own() -> None:
     assert verdict(figures(device_time=0.078), gpu()).kind is Kind.UNCLEAR
 
 
+def test_a_fifth_of_waiting_does_not_make_a_computing_step_input_bound() -> None:
+    waits = Figures(steps=50, step_time=0.1, data_wait=0.019)
+    assert verdict(waits, CPU).kind == "compute-bound"
+    assert verdict(replace(waits, data_wait=0.021), CPU).kind == "input-bound"
+
+
 def test_two_causes_of_the_same_size_are_not_told_apart() -> None:
     found = verdict(figures(data_wait=0.03, device_time=0.04), gpu())
     assert found.kind is Kind.UNCLEAR
@@ -231,7 +237,7 @@ def test_parts_always_sum_to_the_step_and_a_named_cause_explains_enough(setup: S
         if found.share is not None:
             assert EXPLAINED - 1e-9 <= found.share <= 1 + 1e-9
         if found.kind in (Kind.INPUT, Kind.TRANSFER, Kind.LAUNCH):
-            assert parts.idle >= STANDS_STILL
+            assert parts.idle > STANDS_STILL
             largest = {
                 Kind.INPUT: parts.data,
                 Kind.TRANSFER: parts.copies,
@@ -289,6 +295,13 @@ def test_a_proposal_respects_what_is_set() -> None:
     assert proposed("compute-bound", gpu({"deterministic": True})) == ("deterministic", False)
     last = {"precision": "bf16", "compile": "default"}
     assert proposed("compute-bound", gpu(last)) == (None, None)
+
+
+def test_data_in_memory_need_no_workers() -> None:
+    assert proposed("input-bound", gpu(in_memory=True)) == ("data_on_device", True)
+    assert proposed("input-bound", gpu({"num_workers": 2}, in_memory=True)) == ("num_workers", 0)
+    on_device = gpu({"data_on_device": True}, in_memory=True)
+    assert proposed("input-bound", on_device) == (None, None)
 
 
 def test_a_proposal_respects_what_is_possible() -> None:

@@ -146,6 +146,8 @@ def test_the_setup_of_a_foreign_run_json_is_read_with_care() -> None:
         None,
         0,
     )
-    known = setup_of({"environment": {"cores": 8}, "compute_capability": [9, 0]})
-    assert (known.cores, known.capability) == (8, (9, 0))
+    known = setup_of(
+        {"environment": {"cores": 8}, "compute_capability": [9, 0], "data_in_memory": True}
+    )
+    assert (known.cores, known.capability, known.in_memory) == (8, (9, 0), True)
     assert setup_of({"kind": "watch", "config": {"pin_memory": True}}).is_on("pin_memory") is False
