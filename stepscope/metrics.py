@@ -183,7 +183,8 @@ METRICS: tuple[Metric, ...] = (
         "CUDA events around the step",
         "Time on the device from the begin of the forward pass to the end of the optimizer's "
         "update, copies of the batch left out. Where the host launches too slowly it contains the "
-        "gaps between kernels: perf/gpu_wait tells.",
+        "gaps between kernels: perf/gpu_wait tells. Built-in loop only: where the forward pass of "
+        "a watched script begins is not known.",
     ),
     _step(
         "perf/gpu_wait",
