@@ -235,6 +235,34 @@ def test_on_the_device_only_the_order_is_copied(gpu: TrainDevice, compute: CudaC
         assert counted["bytes h2d"] == 2048 * 8
 
 
+@simulator_only
+def test_a_run_with_its_data_on_the_device_copies_nothing_in_its_steps(
+    gpu: TrainDevice, tmp_path: Path
+) -> None:
+    """Twice as many steps of the same epochs make no copy more; with batches from the host 26."""
+    copies: dict[tuple[bool, int], int] = {}
+    for resident in (True, False):
+        for size in (1024, 512):
+            config = small(gpu, batch_size=size, epochs=1, data_on_device=resident)
+            with calls() as counted:
+                finished(config, tmp_path / f"{resident}-{size}")
+            copies[resident, size] = counted["copy h2d"]
+    assert copies[True, 512] == copies[True, 1024]
+    assert copies[False, 512] - copies[False, 1024] == 2 * STEPS
+
+
+def test_a_run_whose_data_do_not_fit_ends_with_the_figures(
+    gpu: TrainDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CudaCompute, "free_memory", lambda self: (2**20, 2**31))
+    assert train(small(gpu, data_on_device=True), tmp_path) is RunStatus.FAILED
+    assert run_json(tmp_path)["reason"] == (
+        "data_on_device: the data set takes 3.26 MiB, and 1.00 MiB of the GPU's 2.00 GiB are "
+        "free. Switch off data_on_device."
+    )
+    assert not (tmp_path / "traceback.txt").exists()
+
+
 def test_an_epoch_longer_than_the_data_repeats_them_on_the_device(
     gpu: TrainDevice, compute: CudaCompute
 ) -> None:
