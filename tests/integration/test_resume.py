@@ -88,6 +88,35 @@ def test_a_checkpoint_that_does_not_fit_is_refused_in_a_sentence(
     assert not (tmp_path / "second" / "traceback.txt").exists()
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"layers": 2}, "made with layers 1, got 2. Set layers to 1."),
+        ({"context": 32}, "made with context 16, got 32"),
+        ({"tied_head": False}, "made with tied_head True, got False"),
+    ],
+)
+def test_another_size_of_a_gpt_is_named(
+    changes: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    config = small(Workload.GPT, max_steps=3)
+    train(tmp_path, "first", config)
+    (tmp_path / "second").mkdir()
+    again = replace(config, **{"max_steps": 5, "resume": "first/last.pt", **changes})
+    assert run(again, tmp_path / "second") is RunStatus.FAILED
+    assert words in run_json(tmp_path / "second")["reason"]
+
+
+def test_dropout_goes_on_with_the_same_random_numbers(
+    tmp_path: Path, saving_at_step: SaveAtStep
+) -> None:
+    config = small(Workload.GPT, dropout=0.2, max_steps=12)
+    saving_at_step(7)
+    whole = train(tmp_path, "whole", config)
+    resumed = train(tmp_path, "resumed", replace(config, resume="whole/step-7.pt"))
+    assert np.array_equal(resumed, whole[7:])
+
+
 def test_the_page_is_told_what_came_from_the_checkpoint(tmp_path: Path) -> None:
     config = small(Workload.DIGITS_MLP, epochs=2, schedule=Schedule.NONE)
     train(tmp_path, "first", config)

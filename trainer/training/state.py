@@ -16,8 +16,11 @@ from trainer.training.precision import grad_scaler
 
 MOMENTUM = 0.9
 PLATEAU_FACTOR, PLATEAU_PATIENCE = 0.5, 3
-SAME = ("workload", "width", "optimizer", "schedule")
-"""Settings that a resumed run must share with its checkpoint."""
+SAME = (
+    *("workload", "width", "layers", "context", "classes", "tied_head", "data"),
+    *("optimizer", "schedule"),
+)
+"""Settings that a resumed run must share with its checkpoint, as far as that has them."""
 
 
 class Training:
@@ -84,7 +87,8 @@ class Training:
     def load(self, state: dict[str, Any]) -> None:
         """Continue from a checkpoint. Raises CheckpointError if it does not fit this run."""
         for name in SAME:
-            theirs, ours = state["config"].get(name), getattr(self.config, name)
+            ours = getattr(self.config, name)
+            theirs = state["config"].get(name, ours)
             if theirs != ours:
                 raise CheckpointError(
                     f"resume: the checkpoint was made with {name} {theirs}, got {ours}. "
