@@ -12,6 +12,7 @@ This module does not import torch.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator
 from enum import StrEnum
 from itertools import islice
@@ -91,7 +92,9 @@ def _absent(root: Path, name: str) -> Problem:
     reason = f"no images with labels at {root / name}" if name else "no data set is chosen"
     if others:
         return Problem("data", reason, f"Choose {_either(others[:3])}")
-    return Problem("data", reason, f"Write the real digits as image files with: {MAKE_DIGITS}")
+    # With the whole path: the command may be given elsewhere than where the server was started.
+    command = f"{MAKE_DIGITS} {shlex.quote(str(root / 'digits'))}"
+    return Problem("data", reason, f"Write the real digits as image files with: {command}")
 
 
 def _either(names: list[str]) -> str:

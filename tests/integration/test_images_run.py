@@ -16,6 +16,7 @@ import pytest
 
 from stepscope.run import RunStatus
 from stepscope.store import EventRow, RunReader
+from tests.integration.conftest import SaveAtStep
 from trainer.config import RunConfig, Workload, defaults
 from trainer.data_sets import VARIABLE
 from trainer.training.run import run as train
@@ -121,14 +122,29 @@ def test_broken_images_are_left_out_by_choice(digits: Path, tmp_path: Path, work
     assert len(losses(folder)) == 3 * 3
 
 
-def test_a_broken_image_ends_the_run_with_one_sentence(digits: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_broken_image_ends_the_run_with_one_sentence(
+    digits: Path, tmp_path: Path, workers: int
+) -> None:
     (digits / "images").joinpath(sorted(os.listdir(digits / "images"))[0]).write_bytes(b"no")
     folder = new_run(tmp_path, "run")
-    assert train(few(), folder) is RunStatus.FAILED
+    assert train(few(num_workers=workers), folder) is RunStatus.FAILED
     reason = run_json(folder)["reason"]
     assert re.match(r"labels\.csv, line \d+: images/\d+\.png: it is no image", reason)
     assert "Traceback" not in (folder / "run.json").read_text()
     assert not any("Traceback" in f"{event.text}{event.data}" for event in events(folder))
+
+
+@pytest.mark.parametrize("step", [6, 7], ids=["epoch end", "mid-epoch"])
+def test_a_resumed_run_mirrors_the_same_images(
+    digits: Path, tmp_path: Path, step: int, saving_at_step: SaveAtStep
+) -> None:
+    saving_at_step(step)
+    whole, resumed = new_run(tmp_path, "whole"), new_run(tmp_path, "resumed")
+    config = few(epochs=5, flip=True)
+    assert train(config, whole) is RunStatus.FINISHED
+    assert train(replace(config, resume=f"whole/step-{step}.pt"), resumed) is RunStatus.FINISHED
+    assert np.array_equal(losses(resumed), losses(whole)[step:])
 
 
 def test_data_that_are_gone_are_one_sentence(digits: Path, tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def test_missing_data_are_a_problem_with_the_command_that_makes_some(
     problem = data_problem(config)
     assert problem is not None
     assert problem.field == "data"
-    assert MAKE_DIGITS in problem.remedy
+    assert f"{MAKE_DIGITS} {tmp_path}/digits" in problem.remedy
     files(tmp_path, "mine.csv")
     other = data_problem(config)
     assert other is not None
