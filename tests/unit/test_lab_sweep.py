@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import random
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +21,7 @@ from trainer.lab.folder import SAMPLES, SWEEP_JSON, SweepError, read_sweep, writ
 from trainer.lab.plan import Plan
 from trainer.lab.report import to_csv, to_html
 from trainer.lab.sweep import Sweep, read_samples, with_steps
+from trainer.lab.terminal import Terminal, closing, progress_line, table
 from trainer.problems import TrainDevice
 
 CPU = TrainDevice(id="cpu", name="a CPU", memory_total=2**33)
@@ -268,6 +271,11 @@ def test_a_sweep_of_a_killed_process_reads_as_stopped(tmp_path: Path) -> None:
     gone = {**found, "status": "running", "pid_started": 1.0}
     (tmp_path / SWEEP_JSON).write_text(json.dumps(gone))
     assert read_sweep(tmp_path)["status"] == "stopped"
+    elsewhere = {**gone, "host": "another"}
+    (tmp_path / SWEEP_JSON).write_text(json.dumps(elsewhere))
+    assert read_sweep(tmp_path)["status"] == "running"
+    (tmp_path / SWEEP_JSON).write_text(json.dumps({**elsewhere, "updated": 1.0}))
+    assert read_sweep(tmp_path)["status"] == "stopped"
 
 
 def test_steps_are_chosen_from_a_first_sample(tmp_path: Path) -> None:
@@ -359,3 +367,50 @@ def test_reports_are_made_of_a_sweep_that_has_measured_nothing(tmp_path: Path) -
     assert found["status"] == "stopped"
     assert "No effect was measured" in to_html(found)
     assert len(to_csv(found).splitlines()) == 3
+
+
+def test_the_documentation_names_every_part_of_sweep_json(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "lab.md").read_text()
+    taker = FakeTaker({"channels_last": 0.1})
+    found = sweep(tmp_path, plan(arm(channels_last=True), max_rounds=5), taker)
+    parts = [found, found["plan"], found["progress"], found["arms"][0], found["rounds"][0]]
+    parts += [found["arms"][0]["loss"], found["baseline"], found["baseline"]["metrics"]]
+    missing = {key for part in parts for key in part if f"`{key}`" not in page}
+    assert missing == set()
+    assert set(found["best"]) - {"arms"} <= set(found["arms"][0])
+
+
+class Screen(io.StringIO):
+    """A terminal of 40 columns."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_draws_the_table_over_the_former_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[dict[str, Any]] = []
+    a_plan = plan(arm(channels_last=True), max_rounds=1)
+    write_plan(tmp_path, a_plan)
+    Sweep(tmp_path, a_plan, [CPU], FakeTaker({}), seen.append).run()
+    screen = Screen()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("COLUMNS", "40")
+    terminal = Terminal()
+    terminal.show(seen[0])
+    first = screen.getvalue()
+    assert first.splitlines()[0].startswith("[0/2] round 1 of 1: ")
+    assert len(first.splitlines()) == 4
+    assert max(map(len, first.splitlines())) < 40  # a line that wraps would not be overwritten
+    terminal.show(seen[1])
+    assert screen.getvalue().removeprefix(first).startswith("\x1b[4F\x1b[J[1/2]")
+    terminal.clear()
+    assert screen.getvalue().endswith("\x1b[4F\x1b[J")
+
+
+def test_no_name_of_a_setting_controls_the_terminal(tmp_path: Path) -> None:
+    taker = FakeTaker({})
+    taker.answers["fused"] = lambda job: {"reason": "\x1b[2Jgone", "metrics": {}}
+    found = sweep(tmp_path, plan(arm(fused=True), max_rounds=1), taker)
+    assert "\x1b" not in "".join([*table(found), *closing(found), progress_line(found)])

@@ -129,10 +129,13 @@ def _best(
         return None
     ended = over or course.next is None
     name = " + ".join(course.winners)
+    verdict = judged(course.confirmed, name, rules_of(plan), over=ended)
+    if BASELINE in course.confirmed.failed:
+        verdict["reason"] = f"The baseline failed: {course.confirmed.failed[BASELINE]}"
     return {
         "arms": list(course.winners),
         "changes": dict(course.best),
-        **judged(course.confirmed, name, rules_of(plan), over=ended),
+        **verdict,
         "metrics": medians(of_contest(samples, CONFIRM), name),
     }
 

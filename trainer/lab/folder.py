@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.run import is_run_id, new_run_folder, process_of, replacing
+from stepscope.run import is_run_id, new_run_folder, pid_namespace, process_of, replacing
 
 if TYPE_CHECKING:
     from trainer.lab.plan import Plan
@@ -25,6 +25,10 @@ PLAN_JSON = "plan.json"
 SWEEP_JSON = "sweep.json"
 SAMPLES = "samples.jsonl"
 GONE = "Its process is gone: it was killed, or the machine went down. Resume goes on from there."
+
+
+STALE_S = 3600.0
+"""Silence after which a sweep of another machine or container counts as gone: samples take long."""
 
 
 class SweepError(Exception):
@@ -95,10 +99,17 @@ def read_plan(folder: Path) -> dict[str, Any]:
 def read_sweep(folder: Path) -> dict[str, Any]:
     """Return what sweep.json holds, as "stopped" where its process is gone. Raises SweepError."""
     sweep = _read(folder / SWEEP_JSON)
-    of_this_host = sweep.get("host") == socket.gethostname()
-    if sweep.get("status") == "running" and of_this_host and process_of(sweep) is None:
+    if sweep.get("status") == "running" and not _alive(sweep):
         sweep |= {"status": "stopped", "reason": GONE}
     return sweep
+
+
+def _alive(sweep: dict[str, Any]) -> bool:
+    here = (socket.gethostname(), pid_namespace())
+    if (sweep.get("host"), sweep.get("pid_namespace")) == here:
+        return process_of(sweep) is not None
+    updated = sweep.get("updated")
+    return isinstance(updated, int | float) and time.time() - updated < STALE_S
 
 
 def seconds_per_sample(root: Path, workload: str, device: str) -> float | None:
