@@ -53,26 +53,30 @@ def select(name: str, label: str, options: Mapping[Any, str], text: str) -> None
     )
 
 
-def reason(problem: Problem, name: str | None = None) -> None:
-    """Say why something cannot be had, and what to do about it."""
+def reason(problem: Problem, name: str | None = None, *, chosen: bool = True) -> None:
+    """Say why something cannot be had, and what to do about it.
+
+    What is not chosen need not be taken back: of its remedies only the others are said.
+    """
     prefix = f"{name}: " if name else ""
-    st.caption(f":material/block: {prefix}{problem.reason}. {problem.remedy}.")
+    own = problem.remedy.startswith("Switch it ")
+    remedy = f" {problem.remedy}." if chosen or not own else ""
+    st.caption(f":material/block: {prefix}{problem.reason}.{remedy}")
 
 
 def switch(name: str, choice: Choice) -> None:
-    """Draw a technique that is on or off, disabled with the reason where it cannot be on."""
+    """Draw a technique that is on or off, disabled with the reason where it cannot be otherwise.
+
+    One that cannot be as it is now stays usable, so that it can be switched back.
+    """
     about = BY_FIELD[name]
-    # It stays usable while it is on, so that it can be switched off.
-    stuck = bool(getattr(choice.config, name))
-    refused = choice.refusal(name, True)
-    st.toggle(
-        about.label,
-        key=f"config_{name}",
-        help=about.help,
-        disabled=refused is not None and not stuck,
-    )
-    if refused is not None:
-        reason(refused)
+    value = bool(getattr(choice.config, name))
+    wrong, refused = choice.refusal(name, value), choice.refusal(name, not value)
+    fixed = wrong is None and refused is not None
+    st.toggle(about.label, key=f"config_{name}", help=about.help, disabled=fixed)
+    problem = wrong or refused
+    if problem is not None:
+        reason(problem, chosen=wrong is not None)
 
 
 def switch_number(name: str, choice: Choice) -> None:
@@ -82,7 +86,7 @@ def switch_number(name: str, choice: Choice) -> None:
     refused = choice.refusal(name, value if value != off else LEAST_USE.get(name, off + 1))
     number(name, about.label, about.help, disabled=refused is not None and value == off)
     if refused is not None:
-        reason(refused)
+        reason(refused, chosen=value != off)
 
 
 def switch_select(name: str, options: Mapping[Any, str], choice: Choice) -> None:

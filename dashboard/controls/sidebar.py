@@ -111,7 +111,7 @@ def sidebar(
                 f"They are not those of {escape_markdown(shown)}."
             )
         _device(config, found)
-        _workload(config)
+        _workload(config, found)
         choice = Choice(config, found.devices)
         switch_select("precision", PRECISIONS, choice)
         _training(choice)
@@ -142,10 +142,12 @@ def _current() -> RunConfig:
         return base
 
 
-def _reload_defaults() -> None:
+def _reload_defaults(devices: Sequence[TrainDevice]) -> None:
+    """Give a newly chosen workload its defaults, and take back what it cannot use."""
     state = st.session_state
     kept = {name: state[f"config_{name}"] for name in _KEPT if f"config_{name}" in state}
     load(replace(defaults(state["config_workload"], state["config_device"]), **kept))
+    _take_back(devices)
 
 
 def _adapt_to_device(devices: Sequence[TrainDevice]) -> None:
@@ -154,9 +156,15 @@ def _adapt_to_device(devices: Sequence[TrainDevice]) -> None:
     base = defaults(state["config_workload"], state["config_device"])
     for name in ("pin_memory", "non_blocking", "precision"):
         state[f"config_{name}"] = getattr(base, name)
-    for problem in problems(_current(), devices):
+    _take_back(devices)
+
+
+def _take_back(devices: Sequence[TrainDevice]) -> None:
+    config = _current()
+    base = defaults(config.workload, config.device)
+    for problem in problems(config, devices):
         if problem.field not in ("device", "workload"):
-            state[f"config_{problem.field}"] = getattr(base, problem.field)
+            st.session_state[f"config_{problem.field}"] = getattr(base, problem.field)
 
 
 def _device(config: RunConfig, found: Devices) -> None:
@@ -195,13 +203,14 @@ def _device_name(device: TrainDevice) -> str:
     return f"cuda:{device.cuda_index} · {name}"
 
 
-def _workload(config: RunConfig) -> None:
+def _workload(config: RunConfig, found: Devices) -> None:
     st.selectbox(
         "Workload",
         offered(config.workload),
         format_func=WORKLOADS.__getitem__,
         key="config_workload",
         on_change=_reload_defaults,
+        args=(found.devices,),
         help="Choosing a workload sets its recommended epochs, batch size and learning rate.",
     )
     workload_fields(config)

@@ -58,6 +58,19 @@ def test_an_impossible_switch_is_disabled_with_the_reason(
     assert text_of(app).count("this machine cannot. Leave it.") == 3
 
 
+def test_what_cannot_be_off_is_disabled_while_it_is_on(page: OpenPage) -> None:
+    app = page()
+    assert widget(app, "persistent_workers").disabled  # there are no workers
+    assert "no workers that could end with each epoch." in text_of(app)
+    assert "Switch it on" not in text_of(app)
+    widget(app, "num_workers").set_value(2).run()
+    assert not widget(app, "persistent_workers").disabled
+    widget(app, "persistent_workers").set_value(False).run()
+    widget(app, "num_workers").set_value(0).run()
+    assert not widget(app, "persistent_workers").disabled  # so that it can be switched back
+    assert "Switch it on, or set num_workers above 0." in text_of(app)
+
+
 def test_what_is_on_and_impossible_can_be_switched_off(
     page: OpenPage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,17 +108,21 @@ def test_another_device_takes_back_what_it_cannot_do(
     assert widget(app, "pin_memory").value is False
 
 
-def test_another_workload_keeps_the_switches_and_brings_its_memory_format(page: OpenPage) -> None:
-    app = page(accumulation="4", max_steps="9", compile="default")
+def test_another_workload_keeps_the_switches_that_it_can_use(page: OpenPage) -> None:
+    app = page(accumulation="4", max_steps="9", deterministic="1", activation_checkpointing="1")
     assert widget(app, "channels_last").value is True
     label(app, "selectbox", "Workload").select("digits_mlp").run()
     assert widget(app, "accumulation").value == 4
     assert widget(app, "max_steps").value == 9
-    assert widget(app, "compile").value == "default"
+    assert widget(app, "deterministic").value is True
     assert widget(app, "channels_last").value is False
+    assert widget(app, "activation_checkpointing").value is False  # of no use in two layers
 
 
-def test_values_survive_another_page_and_are_in_the_link(page: OpenPage) -> None:
+def test_values_survive_another_page_and_are_in_the_link(
+    page: OpenPage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse(monkeypatch)
     app = page()
     widget(app, "accumulation").set_value(4)
     widget(app, "set_to_none").set_value(False)
