@@ -35,7 +35,7 @@ WORKLOADS = {
     Workload.DIGITS_MLP: "Digits, MLP (real data)",
     Workload.DIGITS_CNN: "Digits, small CNN (real data)",
     Workload.IMAGES: "Your images, small CNN",
-    Workload.GPT: "Character GPT (real text)",
+    Workload.GPT: "GPT of characters (real text)",
     Workload.RESNET: "ResNet-18, 224 px (synthetic)",
     Workload.MATMUL: "Matrix multiplication",
     Workload.FILL: "Fill the GPU: residual CNN",
