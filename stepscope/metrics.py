@@ -197,7 +197,7 @@ METRICS: tuple[Metric, ...] = (
     _step(
         "perf/tflops",
         Unit.TERAFLOPS,
-        "model TFLOP/s",
+        "model FLOPs",
         "torch.utils.flop_counter.FlopCounterMode",
         "Floating-point operations of the model in this step, forward and backward, divided by its "
         "step time. Counted once, at the run's start; what activation checkpointing computes again "

@@ -186,10 +186,12 @@ def _flops(content: RunContent) -> list[Json]:
     """Model TFLOP/s and their share of the peak; operations of a script are not counted."""
     if content.kind is not RunKind.TRAINER:
         return []
-    share = trace("perf/mfu", label="share of the peak", axis="y2", dash="dot", optional=True)
     note, empty = content.peak_reason, content.flops_reason
-    traces = [trace("perf/tflops", optional=empty is None), share]
-    y, y2 = y_axis(Unit.TERAFLOPS), y_axis(Unit.PERCENT)
+    traces, y2 = [trace("perf/tflops", optional=empty is None)], None
+    if note is None:
+        share = trace("perf/mfu", label="share of the peak", axis="y2", dash="dot", optional=True)
+        traces, y2 = [*traces, share], y_axis(Unit.PERCENT)
+    y = y_axis(Unit.TERAFLOPS)
     return [chart("flops", "Model FLOPs", traces, y=y, y2=y2, note=note, empty=empty, group="more")]
 
 

@@ -33,7 +33,9 @@ def test_reasons_of_the_run_stand_in_it(tmp_path: Any) -> None:
     chart = flops_chart(run_content(RunInfo(tmp_path, RunStatus.RUNNING, None, 0.0, told)))
     assert chart is not None
     assert (chart["empty"], chart["note"]) == ("Not counted: x.", "No share of a peak: y.")
-    assert chart["traces"][0]["optional"] is False  # the chart stays, with its reason
+    (line,) = chart["traces"]
+    assert (line["metric"], chart["y2"]) == ("perf/tflops", None)
+    assert line["optional"] is False  # the chart stays, with its reason
     foreign = run_content(RunInfo(tmp_path, RunStatus.RUNNING, None, 0.0, {"peak_reason": 3}))
     assert foreign.peak_reason is None
 
