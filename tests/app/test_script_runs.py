@@ -73,6 +73,7 @@ def test_a_watched_run_is_picked_by_itself_and_its_buttons_are_those_it_answers(
     assert buttons(app) == {
         "Pause",
         "Stop",
+        "Profile",
         "Empty cache",
         "Reset peak stats",
         "Collect garbage",
