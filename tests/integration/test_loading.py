@@ -234,3 +234,18 @@ def test_stop_ends_the_workers_of_training_and_validation(
         stop.set()
         wait_for(lambda: run_json(folder)["status"] == "stopped")
     wait_for(lambda: multiprocessing.active_children() == [])
+
+
+def test_a_killed_worker_of_one_epoch_ends_the_run_with_a_reason(tmp_path: Path) -> None:
+    config = small(Workload.DIGITS_MLP, epochs=10_000, num_workers=1, persistent_workers=False)
+    with background(config, tmp_path):
+        wait_for(lambda: run_json(tmp_path).get("step", 0) > 5)
+        # One may just have ended by itself with its epoch, so each that comes is killed.
+        wait_for(lambda: kill_workers() or run_json(tmp_path)["status"] == "failed")
+    assert "A data-loading worker died" in run_json(tmp_path)["reason"]
+    wait_for(lambda: multiprocessing.active_children() == [])
+
+
+def kill_workers() -> None:
+    for worker in multiprocessing.active_children():
+        worker.kill()
