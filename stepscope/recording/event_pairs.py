@@ -44,7 +44,10 @@ class EventPairs:
         return bool(pair[1].query())
 
     def seconds(self, pair: Pair) -> float:
-        """Return the time between the events of a pair that has ended, and free the pair."""
+        """Return the time between the events of a pair that has ended, and free the pair.
+
+        Raises what torch raises where it has not, or where the device failed: the pair stays taken.
+        """
         seconds: float = pair[0].elapsed_time(pair[1]) / 1e3  # milliseconds
         self._free.append(pair)
         return seconds

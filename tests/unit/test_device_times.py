@@ -52,7 +52,8 @@ class FakeEvent:
         self.device.reached = max(self.device.reached, self.number)
 
     def elapsed_time(self, end: FakeEvent) -> float:
-        assert end.query(), "asked before the device was there: this would raise"
+        if not end.query():
+            raise ValueError("Both events must be completed before calculating elapsed time.")
         return end.at_ms - self.at_ms
 
 

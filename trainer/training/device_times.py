@@ -92,12 +92,10 @@ class DeviceTimes:
 
     def _elapsed(self, pair: Pair) -> float | None:
         try:
-            if self._pairs.has_ended(pair):
-                return self._pairs.seconds(pair)
-        except RuntimeError:  # the device failed; whatever the training calls next tells of it
+            return self._pairs.seconds(pair)  # torch itself asks first whether they have passed
+        except (RuntimeError, ValueError):  # not yet, or the device failed, which others tell
+            self._pairs.free(pair)
             return None
-        self._pairs.free(pair)
-        return None
 
 
 class TimedScalars(DeviceScalars):
