@@ -17,9 +17,12 @@ import pytest
 from trainer.config import ConfigError, RunConfig, Workload
 from trainer.lab.arms import Arm, make_arm
 from trainer.lab.content import METRICS
+from trainer.lab.contest import Contest, Sample, stand
+from trainer.lab.course import rules_of
 from trainer.lab.folder import SAMPLES, SWEEP_JSON, SweepError, read_sweep, write_plan
 from trainer.lab.plan import Plan
 from trainer.lab.report import to_csv, to_html
+from trainer.lab.statistics import judge
 from trainer.lab.sweep import Sweep, read_samples, with_steps
 from trainer.lab.terminal import Terminal, closing, progress_line, table
 from trainer.problems import TrainDevice
@@ -322,6 +325,33 @@ def test_drift_of_the_machine_is_said_and_fools_no_arm(tmp_path: Path) -> None:
     assert verdicts(found) == {"fused": "faster", "set_to_none=false": "no_difference"}
     assert found["drift"]["p"] < 0.05
     assert "became slower" in found["drift"]["text"]
+
+
+def test_an_arm_that_left_without_a_difference_keeps_its_share(tmp_path: Path) -> None:
+    noise = random.Random(5)
+    contest = Contest("arms", "baseline", ("same", "open"))
+    samples = []
+    for number in range(1, 9):
+        for name in ("baseline", "same", "open"):
+            rate = 1000.0 * (1 + (0.03 + noise.gauss(0, 0.02)) * (name == "open"))
+            metrics = {"samples_per_sec": rate, "loss": 1.0, "loss_finite": True}
+            samples.append(Sample(contest="arms", round=number, name=name, metrics=metrics))
+    rules = rules_of(plan())
+    standing = stand(contest, samples, rules, seed=0)
+    assert standing.decided == {"same"}
+    assert standing.speed["same"].rounds == 5
+    ratios = [math.log(one.metrics["samples_per_sec"] / 1000) for one in samples[2::3]]
+    kept = judge({"open": ratios}, rules, retained=1)["open"]
+    assert (standing.speed["open"].low, standing.speed["open"].high) == (kept.low, kept.high)
+
+
+def test_what_is_no_finite_number_is_missing_in_the_files(tmp_path: Path) -> None:
+    taker = FakeTaker({})
+    taker.answers["fused"] = lambda job: {"metrics": {"data_wait": math.nan, "mfu": math.inf}}
+    found = sweep(tmp_path, plan(arm(fused=True), max_rounds=1), taker)
+    assert found["arms"][0]["metrics"]["data_wait"] is None
+    for name in (SAMPLES, SWEEP_JSON):
+        assert "NaN" not in (tmp_path / name).read_text()
 
 
 def test_plans_survive_json_and_refuse_nonsense() -> None:

@@ -73,6 +73,16 @@ def test_each_epoch_is_a_block_where_there_are_five_whole_ones() -> None:
     assert rate(seconds[3:50], samples[3:50], epochs[3:50]) == pytest.approx(expected)
 
 
+def test_blocks_of_epochs_have_all_of_their_batches() -> None:
+    # Blocks of ten steps would have one or two of the smaller batches, an epoch always has one.
+    epochs = np.repeat(np.arange(9), 6).astype(float)
+    samples = np.full(54, 128.0)
+    samples[5::6] = 64.0
+    assert rate(np.ones(54), samples, epochs) == pytest.approx((5 * 128 + 64) / 6)
+    few = rate(np.ones(54), samples, np.ones(54))
+    assert few != pytest.approx((5 * 128 + 64) / 6, rel=0.01)
+
+
 def test_the_starts_of_few_epochs_are_left_out() -> None:
     # The documented limit: with two epochs in the window the slow start is in one block of ten.
     epochs = np.repeat([1.0, 2.0], 100)

@@ -124,7 +124,7 @@ def judge(
     tested = sorted(
         ((one.p_beyond(margin), name) for name, one in found.items() if one is not None),
     )
-    left, stopped = len(found) + retained, False
+    left = len(found) + retained
     findings = {
         name: Finding(Side.OPEN, len(differences[name]))
         for name, one in found.items()
@@ -134,9 +134,10 @@ def judge(
         one = found[name]
         assert one is not None
         level = rules.alpha_of_look / max(1, left)
-        stopped = stopped or p > level
-        findings[name] = _finding(one, level, margin, rules.same, different=not stopped)
-        left -= not stopped
+        # After the first that is not below its level none is: p rises, and the level stays.
+        different = p <= level
+        findings[name] = _finding(one, level, margin, rules.same, different=different)
+        left -= different
     return {name: findings[name] for name in differences}
 
 
