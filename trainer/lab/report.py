@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from trainer.lab.table import HEADINGS, ordered, rows
-from trainer.lab.words import percent
+from trainer.lab.table import HEADINGS, NUMBERS, ordered, rows
 
 COLUMNS = ("name", "label", "verdict", "effect", "low", "high", "resolution", "rounds", "reason")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -83,8 +82,8 @@ def _paragraphs(sweep: Mapping[str, Any]) -> list[str]:
         f"{plan['steps']} steps after {plan['warmup']} of warm-up. Each round has the baseline and "
         f"every remaining arm once, in random order. Judged after rounds "
         f"{', '.join(map(str, plan['looks']))} by Student's t on paired log ratios with Holm's "
-        f"correction, at {percent(plan['alpha'])} for all arms and looks together. Nothing is "
-        f"claimed within ±{percent(plan['margin'])}.",
+        f"correction, at {100 * plan['alpha']:g} % for all arms and looks together. Nothing is "
+        f"claimed within ±{100 * plan['margin']:g} %.",
     ]
     if sweep["drift"] is not None:
         texts.append(sweep["drift"]["text"])
@@ -130,8 +129,12 @@ def _rounds(sweep: Mapping[str, Any]) -> str:
         for one in sweep["rounds"]
         for name in one["order"]
     ]
-    heads = ("round", "setting", "samples/s", "loss", "SM clock, MHz", "power, W", "throttled")
-    return f"<details><summary>{len(cells)} samples</summary>{_table(heads, cells)}</details>"
+    table = _table(_OF_A_ROUND, cells)
+    return f"<details><summary>{len(cells)} samples</summary>{table}</details>"
+
+
+_OF_A_ROUND = ("round", "setting", "samples/s", "loss", "SM clock, MHz", "power, W", "throttled")
+_NUMBERS = NUMBERS | {"SM clock, MHz", "power, W"}
 
 
 def _number(value: Any, form: str) -> str:
@@ -139,8 +142,15 @@ def _number(value: Any, form: str) -> str:
 
 
 def _table(heads: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    head = "".join(f'<th scope="col">{escape(text)}</th>' for text in heads)
-    lines = ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in body]
+    number = [' class="number"' if text in _NUMBERS else "" for text in heads]
+    head = "".join(
+        f'<th scope="col"{kind}>{escape(text)}</th>'
+        for text, kind in zip(heads, number, strict=True)
+    )
+    lines = [
+        "".join(f"<td{kind}>{escape(cell)}</td>" for cell, kind in zip(row, number, strict=True))
+        for row in body
+    ]
     rows_ = "\n".join(f"<tr>{line}</tr>" for line in lines)
     return f'<div class="wide"><table><tr>{head}</tr>\n{rows_}</table></div>'
 
@@ -149,7 +159,8 @@ def _facts(sweep: Mapping[str, Any]) -> dict[str, Any]:
     return {name: sweep[name] for name in ("id", "plan", "machine")}
 
 
-ROW, LEFT, WIDTH, RIGHT = 26, 220, 520, 190
+ROW, LEFT, WIDTH, RIGHT = 26, 250, 470, 340
+LONGEST_NAME = 34
 
 
 def effects_svg(arms: Sequence[Mapping[str, Any]], margin: float) -> str:
@@ -178,7 +189,7 @@ def effects_svg(arms: Sequence[Mapping[str, Any]], margin: float) -> str:
     for row, arm in enumerate(shown):
         y = ROW * row + ROW / 2
         parts += [
-            f'<text x="{LEFT - 10}" y="{y + 4}" text-anchor="end">{escape(str(arm["name"])[:40])}'
+            f'<text x="{LEFT - 10}" y="{y + 4}" text-anchor="end">{escape(_cut(str(arm["name"])))}'
             "</text>",
             f'<line class="{escape(str(arm["verdict"]))}" x1="{x(arm["low"]):.1f}" y1="{y}" '
             f'x2="{x(arm["high"]):.1f}" y2="{y}"/>',
@@ -194,6 +205,10 @@ def effects_svg(arms: Sequence[Mapping[str, Any]], margin: float) -> str:
     )
 
 
+def _cut(name: str) -> str:
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
+
+
 _STYLE = """
 :root { color-scheme: light dark; --text: #1b1f24; --faint: #59636e; --line: #d1d9e0;
   --page: #fff; --up: #0a7d3c; --down: #b3261e; --band: #eaeef2; }
@@ -204,9 +219,10 @@ body { background: var(--page); color: var(--text); margin: 0;
 main { max-width: 1100px; margin: 0 auto; padding: 1rem; }
 h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
 .wide { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+table { border-collapse: collapse; font-size: 14px; font-variant-numeric: tabular-nums; }
 th, td { border-bottom: 1px solid var(--line); padding: .25rem .75rem .25rem 0;
   text-align: left; vertical-align: top; }
+.number { text-align: right; white-space: nowrap; }
 pre { overflow-x: auto; font-size: 12px; }
 svg text { fill: var(--text); font: 13px system-ui, sans-serif; }
 svg text.axis { fill: var(--faint); }

@@ -6,9 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepscope.formatting import format_bytes
-from trainer.lab.words import Verdict
+from trainer.lab.words import Verdict, percent
 
-HEADINGS = ("setting", "verdict", "samples/s", "step", "data wait", "peak", "loss", "rounds")
+HEADINGS = (
+    *("setting", "verdict", "resolution", "samples/s", "step", "data wait", "peak"),
+    *("loss", "rounds"),
+)
+NUMBERS = frozenset(HEADINGS) - {"setting", "verdict", "loss"}
+"""Columns whose cells end at the right."""
 
 _LAST = (Verdict.MEASURING, Verdict.UNDECIDED, Verdict.FAILED, Verdict.IMPOSSIBLE)
 
@@ -26,13 +31,14 @@ def ordered(sweep: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def rows(sweep: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """Return the cells of each arm, and those of the baseline before them."""
     baseline = sweep["baseline"]
-    first = ("baseline", baseline["label"], *_metrics(baseline["metrics"]), "", baseline["rounds"])
+    metrics = _metrics(baseline["metrics"])
     return [
-        tuple(map(str, first)),
+        ("baseline", str(baseline["label"]), "", *metrics, "", str(baseline["rounds"])),
         *(
             (
                 str(arm["name"]),
                 str(arm["text"]),
+                "" if arm["resolution"] is None else percent(float(arm["resolution"])),
                 *_metrics(arm["metrics"]),
                 str(arm["loss"]["text"]) if arm["effect"] is not None else "",
                 str(arm["rounds"]),

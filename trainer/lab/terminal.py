@@ -9,10 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepscope.formatting import format_duration, printable
-from trainer.lab.table import HEADINGS, rows
+from trainer.lab.table import HEADINGS, NUMBERS, rows
 from trainer.lab.words import summary
-
-NUMBERS = frozenset({"samples/s", "step", "data wait", "peak", "rounds"})
 
 
 class Terminal:

@@ -125,10 +125,12 @@ def of_drift(found: Drift | None, first_to_last: float | None) -> dict[str, Any]
 def percent(fraction: float | None) -> str:
     """Return a fraction in percent with one digit.
 
-    >>> percent(0.1205)
-    '12.1 %'
+    >>> percent(0.1205), percent(80_000)
+    ('12.1 %', 'above 1000 %')
     """
-    return "?" if fraction is None else f"{100 * fraction:.1f} %"
+    if fraction is None:
+        return "?"
+    return f"{100 * fraction:.1f} %" if fraction <= _HUGE else f"above {100 * _HUGE:.0f} %"
 
 
 def signed(fraction: float) -> str:
