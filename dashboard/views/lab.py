@@ -7,6 +7,7 @@ import streamlit as st
 from dashboard import services
 from dashboard.controls import sidebar as controls
 from dashboard.controls.lab_choice import settings_of_sidebar, wanted
+from dashboard.controls.run_picker import newest_live
 from dashboard.controls.sweep_picker import picked_sweep, show_sweep
 from dashboard.format import escape_markdown
 from dashboard.views.lab_panel import ERROR, empty_lab, sweep_panel
@@ -41,6 +42,12 @@ with left, st.container(key="lab_choice"):
     )
     if refused is not None:
         choice.place.caption(f":material/block: {escape_markdown(refused)}")
+    other = newest_live(server.list_runs())
+    if other is not None and other != run:
+        choice.place.caption(
+            f":material/warning: The run {escape_markdown(other)} is live on this machine. While "
+            "it works, it disturbs the measurement."
+        )
 # Not in a callback: it would have the settings of the last time that the page was drawn.
 if pressed:
     try:
@@ -55,6 +62,6 @@ with right, st.container(key="lab_results"):
     if trouble is not None:
         st.error(trouble, icon=":material/error:")
     if shown is None:
-        empty_lab()
+        empty_lab(server)
     else:
         sweep_panel(server, shown)

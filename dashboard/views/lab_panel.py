@@ -31,8 +31,8 @@ ERROR = "lab_error"
 AGAIN_S = 1.0
 
 
-def empty_lab() -> None:
-    """Say what the lab does and what to press."""
+def empty_lab(server: Services) -> None:
+    """Say what the lab does and what to press, and offer the recorded sweeps."""
     with st.container(border=True, key="lab_empty"):
         st.markdown(
             "#### Which settings pay on this machine?\n"
@@ -41,6 +41,16 @@ def empty_lab() -> None:
             "setting is, or that it makes no difference, and how small a difference it could have "
             "seen.\n\nTick settings or take a preset, then press **Start sweep**."
         )
+        for example in server.sweeps.list_sweeps():
+            opened = st.button(
+                f"Example: {workload_and_device(example.content.workload, example.content.config)}",
+                key=f"lab_open_{example.id}",
+                icon=":material/play_circle:",
+                help="Open this recorded sweep. Nothing is measured.",
+            )
+            if opened:
+                show_sweep(example.id)
+                st.rerun()
 
 
 def sweep_panel(server: Services, sweep_id: str) -> None:

@@ -14,7 +14,8 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from dashboard import services
-from stepscope.run import process_identity, user_name
+from stepscope.recording.recorder import Recorder
+from stepscope.run import RunStatus, process_identity, user_name
 from tests.app.test_live_view import GPU, Machine, header, label, machine, text_of, trigger
 from tests.unit.fake_sweep import BEST, sweep
 from trainer.config import Precision
@@ -296,3 +297,31 @@ def test_a_link_out_of_the_folder_is_not_followed(
     if has(app, "button", "Delete it"):
         label(app, "button", "Delete it").click().run()
     assert (tmp_path / "other" / "lab" / ID / "sweep.json").exists()
+
+
+def test_an_empty_lab_offers_the_recorded_sweep_for_looking(
+    lab: OpenPage, server: services.Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store(tmp_path / "examples", sweep(best=BEST), "cpu-sweep", host="example", user="example")
+    monkeypatch.setattr(server.sweeps, "_examples", tmp_path / "examples")
+    app = lab()
+    assert "Which settings pay on this machine?" in text_of(app)
+    label(app, "button", "Example: Digits, MLP (real data) on CPU").click().run()
+    assert "**Best combination:**" in text_of(app)
+    assert has(app, "button", "Use these settings")
+    assert not has(app, "button", "Delete it")
+    store(server.runs, sweep())
+    assert label(lab(), "selectbox", "Sweep").value == ID
+
+
+def test_another_live_run_of_this_machine_is_named(
+    lab: OpenPage, server: services.Services
+) -> None:
+    (server.runs / "watched").mkdir()
+    recorder = Recorder(server.runs / "watched", name="train.py")
+    recorder.set_status(RunStatus.RUNNING)
+    try:
+        assert "watched is live on this machine" in text_of(lab())
+    finally:
+        recorder.close(RunStatus.FINISHED)
+    assert "is live on this machine" not in text_of(lab())
