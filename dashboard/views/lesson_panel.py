@@ -64,17 +64,15 @@ def _missing(server: Services, lesson: Lesson) -> None:
         return
     if lesson.needs_cuda:
         st.info(
-            f"**This lesson needs CUDA.** {lesson.needs_cuda} Why there is none: {reason}",
+            f"**This lesson needs CUDA.** {lesson.needs_cuda} No CUDA here: {reason}",
             icon=":material/memory:",
         )
     elif lesson.on_cpu:
-        st.caption(f":material/info: Without CUDA: {lesson.on_cpu} Why there is none: {reason}")
+        st.caption(f":material/info: Without CUDA: {lesson.on_cpu} No CUDA here: {reason}")
 
 
 def _refusal(server: Services, lesson: Lesson) -> str | None:
-    """Return why the lesson cannot be run now."""
-    if lesson.needs_cuda and server.devices().cuda_reason is not None:
-        return "It needs CUDA, which this machine does not offer."
+    """Return why a lesson that this machine can run cannot be run now."""
     active = server.active_id()
     if active is not None:
         return (
@@ -109,17 +107,18 @@ def _result(server: Services, lesson: Lesson, was_running: bool) -> None:
 
 
 def _run_button(server: Services, lesson: Lesson) -> None:
-    refused = _refusal(server, lesson)
+    lacks_cuda = lesson.needs_cuda is not None and server.devices().cuda_reason is not None
+    refused = None if lacks_cuda else _refusal(server, lesson)  # what it lacks is said above
     pressed = st.button(
         "Run",
         type="primary",
         icon=":material/play_arrow:",
-        disabled=refused is not None,
+        disabled=lacks_cuda or refused is not None,
         help="Run this program in a process of its own, on this machine.",
     )
     if refused is not None:
         st.caption(f":material/block: {refused}")
-    if pressed and refused is None:
+    if pressed and not lacks_cuda and refused is None:
         try:
             server.lessons.start(lesson)
         except (RunError, OSError) as error:

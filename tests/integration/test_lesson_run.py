@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import trainer.lessons
+from dashboard import services
 from dashboard.lesson_runs import LessonRuns
 from stepscope.run import RunError
 from trainer.lessons import Lesson
@@ -122,6 +123,16 @@ print("child", subprocess.Popen([sys.executable, "-c", {SLEEP!r}]).pid)
 def test_bytes_that_are_no_text_are_shown_as_such(write: Write) -> None:
     program = "import sys\nsys.stdout.buffer.write(b'\\xff\\x00 <b>')\n"
     assert ended(LessonRun(write(program))).text == "\N{REPLACEMENT CHARACTER}\0 <b>"
+
+
+def test_the_server_ends_it_at_its_own_end(write: Write, tmp_path: Path) -> None:
+    server = services.Services(tmp_path, tmp_path)
+    server.devices()
+    server.lessons.start(write(SLEEP))
+    run = server.lessons.of("program")
+    assert run is not None
+    server.close()
+    assert run.output().state is LessonState.STOPPED
 
 
 def test_one_at_a_time_and_the_last_result_is_kept(write: Write) -> None:

@@ -225,10 +225,11 @@ LESSONS: tuple[Lesson, ...] = (
         name="profiler",
         theme=INSIDE,
         title="The profiler",
-        text="Each row is one operator with the time spent in itself, without what it calls. The "
-        "rows at the top are where a change can pay; an operator of 2 % cannot win more than 2 %. "
-        "On a GPU compare both times: much CPU time and little GPU time means that launches are "
-        "the limit. The first calls are left out, else their one-time work would lead the table.",
+        text="Each row is one operator with the time spent in itself, without what it calls, and "
+        "the memory that it took, less what it freed. The rows at the top are where a change can "
+        "pay: one with a fiftieth of the time cannot win more than that. On a GPU compare both "
+        "times: much CPU time and little GPU time means that launches are the limit. The first "
+        "calls are left out, else their one-time work would lead the table.",
         on_cpu="the CPU's operators are shown; there are no kernels to trace.",
     ),
     Lesson(

@@ -29,6 +29,6 @@ for row in rows[:12]:  # self: without the operators that this one calls
     memory = (row.self_cpu_memory_usage + row.self_device_memory_usage) / 2**20
     print(f"{row.key[:36]:36s} {row.count:5d} {row.self_cpu_time_total / 1e3:7.2f}", end="")
     gpu = f" {row.self_device_time_total / 1e3:7.2f}" if device == "cuda" else ""
-    print(f" {memory:7.1f}{gpu}")
+    print(f" {memory:z7.1f}{gpu}")
 if device == "cuda" and not any(row.self_device_time_total for row in rows):
     print("No kernel was traced: access to the GPU's performance counters may be restricted.")
