@@ -77,6 +77,8 @@ def test_what_is_on_and_impossible_can_be_switched_off(
     refuse(monkeypatch, ("warmup", True), ("num_workers", 3), ("compile", "max-autotune"))
     app = page(warmup="1", num_workers="3", compile="max-autotune")
     assert text_of(app).count("this machine cannot") == 3
+    assert widget(app, "compile").value == "max-autotune"
+    assert "max-autotune" in widget(app, "compile").options
     for field, value in [("warmup", False), ("num_workers", 0), ("compile", "none")]:
         assert not widget(app, field).disabled
         widget(app, field).set_value(value)

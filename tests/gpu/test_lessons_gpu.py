@@ -6,14 +6,21 @@ runs there, and traces no kernel. Times on the simulator say nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from streamlit.testing.v1 import AppTest
 
+from dashboard import services
+from tests.app.conftest import page, server
+from tests.app.test_learn_view import learn, press, wait_for_result
+from tests.app.test_live_view import text_of
 from tests.gpu.conftest import SIMULATED
 from tests.integration.test_lessons import run
 from trainer.lessons import LESSONS, Lesson
 
+__all__ = ["learn", "page", "server"]
 NOT_SIMULATED = ("compile_modes", "jiterator")
 EXPECTED = {
     "devices": ["cuda:0 ", "Chosen: cuda:0, which computes"],
@@ -59,3 +66,14 @@ def test_it_runs_on_a_gpu(lesson: Lesson, tmp_path: Path) -> None:
     assert "same result: False" not in ended.stdout
     if SIMULATED and lesson.name == "profiler":
         assert "No kernel was traced" in ended.stdout
+
+
+def test_the_page_runs_a_lesson_that_needs_cuda(
+    learn: Callable[..., AppTest], server: services.Services
+) -> None:
+    app = learn(lesson="allocated_reserved")
+    assert not app.info
+    press(app, "Run")
+    wait_for_result(app, server)
+    assert "a takes 64 MiB                      64.0      64.0       0.0" in app.code[0].value
+    assert "Measured on this machine in" in text_of(app)
