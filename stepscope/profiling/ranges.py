@@ -11,11 +11,19 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
 
 from stepscope.profiling.phases import BACKWARD, DATA, FORWARD, OPTIMIZER
 
-__all__ = ["BACKWARD", "DATA", "FORWARD", "OPTIMIZER", "begin", "end", "span", "under_nsight"]
+__all__ = [
+    "BACKWARD",
+    "DATA",
+    "FORWARD",
+    "OPTIMIZER",
+    "begin",
+    "end",
+    "span",
+    "under_nsight",
+]
 
 NSIGHT = "NSYS_PROFILING_SESSION_ID"
 """Set by `nsys` in what it profiles."""
@@ -42,9 +50,20 @@ def begin(*, nvtx: bool) -> None:
     global _emit
     thread = threading.get_ident()
     record = sys.modules["torch"].profiler.record_function
+    is_open = False
+
+    @contextmanager
+    def marked(name: str) -> Iterator[None]:
+        nonlocal is_open
+        is_open = True
+        try:
+            with _nvtx(name) if nvtx else _OFF, record(name):
+                yield
+        finally:
+            is_open = False
 
     def emit(name: str) -> AbstractContextManager[None]:
-        return _marked(name, record, nvtx) if threading.get_ident() == thread else _OFF
+        return _OFF if is_open or threading.get_ident() != thread else marked(name)
 
     _emit = emit
 
@@ -53,12 +72,6 @@ def end() -> None:
     """Emit no more ranges, but those for Nsight Systems."""
     global _emit
     _emit = _nvtx if under_nsight() else None
-
-
-@contextmanager
-def _marked(name: str, record: Callable[[str], Any], nvtx: bool) -> Iterator[None]:
-    with _nvtx(name) if nvtx else _OFF, record(name):
-        yield
 
 
 @contextmanager

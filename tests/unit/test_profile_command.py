@@ -320,6 +320,23 @@ def test_ranges_cost_nothing_without_a_profile() -> None:
     assert ranges.span("data") is ranges.span("forward")
 
 
+def test_of_ranges_within_each_other_the_outer_one_counts() -> None:
+    with profile(activities=[ProfilerActivity.CPU]) as made:
+        ranges.begin(nvtx=False)
+        try:
+            with ranges.span("optimizer"), ranges.span("forward"):
+                torch.ones(2) + 1
+            with pytest.raises(KeyError), ranges.span("data"):
+                raise KeyError
+            with ranges.span("backward"):
+                torch.ones(2) + 1
+        finally:
+            ranges.end()
+    names = {row.key for row in made.key_averages()}
+    assert names >= {"optimizer", "data", "backward"}
+    assert "forward" not in names
+
+
 def test_results_in_words() -> None:
     said = results.profile(4, 8, slower=0.256, held_s=0.3, early=None, size=3 * 2**20)
     expected = "Profile: steps 4 to 8, 26 % slower than before; training stood still for 0.30 s; "
