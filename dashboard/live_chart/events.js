@@ -25,6 +25,7 @@ export const EVENT_WORDS = {
   resumed: "Resumed",
   sampler_slowed: "Sampler slowed",
   memory_snapshot: "Memory snapshot",
+  profile: "Profile",
   hook_failed: "Not recorded",
   output_lost: "Output not kept",
   amp_skipped: "Step skipped",
@@ -71,7 +72,7 @@ const GROUPS = {
   other: "Other",
 };
 const COMMANDS = new Set(
-  "mark pause resume stop empty_cache reset_peaks collect_garbage".split(" "),
+  "mark pause resume stop empty_cache reset_peaks collect_garbage profile".split(" "),
 );
 const FAILURES = new Set([...BAD, "hook_failed", "output_lost", "amp_skipped", "sampler_slowed"]);
 const REPEATED = ["epoch", "checkpoint", "amp_skipped"]; // with the progress of training

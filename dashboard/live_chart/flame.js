@@ -275,7 +275,7 @@ class ProfileView {
   }
 
   zoomTo(node) {
-    this.zoom = node;
+    [this.zoom, this.pointed] = [node, NONE]; // what lies under the pointer now is another
     if (node === NONE) this.selected = NONE;
     this.draw();
   }

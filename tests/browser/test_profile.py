@@ -29,7 +29,7 @@ def take_profile(page: Page, steps: int) -> None:
     field.fill(str(steps))
     field.press("Enter")
     answer = page.get_by_test_id("ack")
-    expect(answer).to_contain_text("Profile: step", timeout=60_000)
+    expect(answer).to_have_text(re.compile(r"^Profile: steps? .* — done"), timeout=60_000)
 
 
 def flame(page: Page) -> Locator:

@@ -1,0 +1,130 @@
+"""Profiles of a training on CUDA: the command's life, and the NVTX ranges around parts of a step.
+
+The simulator has no trace of kernels: there these tests see operators of the host alone.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from stepscope.profiling import ranges
+from stepscope.profiling.summary import parse
+from stepscope.run import RunKind, RunStatus
+from stepscope.run.ranks import find_place
+from stepscope.session import profiling
+from stepscope.session.script import ScriptSession
+from stepscope.store import EventRow, RunReader
+from tests.gpu.conftest import SIMULATED
+
+PHASES = ("forward", "backward", "optimizer")
+
+
+class Script:
+    """A training of a small layer, recorded as `stepscope.init` does it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.live = ScriptSession(find_place(folder, "test", {}), name="test", kind=RunKind.INIT)
+        self.model = nn.Linear(64, 64, device="cuda")
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+        self.live.train_on(0)
+
+    def train(self, steps: int) -> None:
+        for _ in range(steps):
+            with ranges.span(ranges.FORWARD):
+                loss = self.model(torch.ones(8, 64, device="cuda")).sum()
+            with ranges.span(ranges.BACKWARD):
+                loss.backward()
+            with ranges.span(ranges.OPTIMIZER):
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+            self.live.recorder.log_step({"train/loss": 1.0})
+            self.live.boundary()
+
+    def profile(self, steps: int) -> None:
+        self.live.recorder._offer(1, "profile", json.dumps({"steps": steps}))
+        self.train(profiling.BEFORE_STEPS + steps + 2)
+
+    def close(self) -> EventRow:
+        self.live.close(RunStatus.FINISHED)
+        with RunReader(self.live.recorder.folder) as reader:
+            [event] = [event for event in reader.events() if event.kind == "profile"]
+        return event
+
+
+def test_a_profile_on_cuda(tmp_path: Path) -> None:
+    script = Script(tmp_path)
+    try:
+        script.profile(3)
+    finally:
+        event = script.close()
+    assert event.data["ok"], event.text
+    folder = script.live.recorder.folder
+    assert event.data["last"] - event.data["first"] == 2
+    events = json.loads(gzip.decompress((folder / event.data["path"]).read_bytes()))["traceEvents"]
+    kinds = Counter(event.get("cat") for event in events)
+    summary = parse((folder / event.data["summary"]).read_text())
+    assert summary.cuda
+    assert all(summary.phases.cpu_us[phase] > 0 for phase in PHASES)
+    linear = next(row for row in summary.operators if row.name == "aten::addmm")
+    assert linear.calls == 3
+    if not SIMULATED:
+        assert kinds["kernel"] > 0
+        assert linear.cuda_self_us > 0
+        assert all(summary.phases.cuda_us[phase] > 0 for phase in PHASES)
+
+
+def test_nvtx_ranges_are_emitted_while_profiled_and_no_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(torch.cuda.nvtx, "range_push", seen.append)
+    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: seen.append("end"))
+    script = Script(tmp_path)
+    try:
+        script.train(2)
+        assert seen == []
+        script.profile(2)
+        script.train(2)
+    finally:
+        script.close()
+    assert seen == [word for phase in PHASES for word in (phase, "end")] * 2
+
+
+def test_under_nsight_all_steps_have_ranges_and_kernels_are_left_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(torch.cuda.nvtx, "range_push", seen.append)
+    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: None)
+    monkeypatch.setenv(ranges.NSIGHT, "1")
+    ranges.end()
+    try:
+        script = Script(tmp_path)
+        try:
+            script.train(2)
+            assert seen == [*PHASES] * 2
+            script.profile(1)
+        finally:
+            event = script.close()
+        summary = (script.live.recorder.folder / event.data["summary"]).read_text()
+        assert not parse(summary).cuda
+        assert len(seen) == 3 * (2 + profiling.BEFORE_STEPS + 1 + 2)
+    finally:
+        monkeypatch.delenv(ranges.NSIGHT)
+        ranges.end()
+
+
+def test_the_real_calls_of_nvtx_do_no_harm(tmp_path: Path) -> None:
+    script = Script(tmp_path)
+    try:
+        script.profile(1)
+        assert torch.cuda.nvtx.range_pop() < 0  # type: ignore[no-untyped-call] # none is open
+    finally:
+        assert script.close().data["ok"]
