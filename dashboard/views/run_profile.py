@@ -22,7 +22,9 @@ number = st.column_config.NumberColumn
 TIME, MEMORY = "%.3f ms", "%.2f MiB"
 COLUMNS = {
     "Operator": st.column_config.TextColumn(
-        pinned=True, help="As torch names it; aten:: are those of torch's tensor library."
+        pinned=True,
+        width="large",
+        help="As torch names it; aten:: are those of torch's tensor library.",
     ),
     "Calls": number(format="localized", help="In all profiled steps."),
     "CUDA self": number(format=TIME, help="Time of the kernels that the operator itself started."),
