@@ -25,7 +25,7 @@ export class VerdictLine {
     this.words = el("span", {});
     this.link = el("button", { class: "ss-verdict-link", onclick: () => this.press() });
     const parts = [this.text, " ", this.words, this.link];
-    const shown = { class: "ss-verdict", role: "status", "data-testid": "verdict", hidden: "" };
+    const shown = { class: "ss-verdict", role: "note", "data-testid": "verdict", hidden: "" };
     this.node = el("p", shown, ...parts);
   }
 

@@ -180,7 +180,7 @@ def parts_of(figures: Figures, setup: Setup) -> Parts | str:
     if figures.data_wait is None and (setup.on_gpu or figures.process_cpu is None):
         return (
             "Not told: the time that this run waits for data is not known; it is measured where "
-            "batches come from a torch DataLoader."
+            "batches come from a torch DataLoader or rec.batches()."
         )
     wait = min(1.0, (figures.data_wait or 0.0) / figures.step_time)
     if not setup.on_gpu:
