@@ -1,11 +1,16 @@
-"""Samples/s of Stepscope's loop against the plain loop of the tutorials, same model and data.
+"""Samples/s of Stepscope's loop against loops that people write themselves, same model and data.
 
     python -m benchmarks.loop [--device cpu|cuda] [--workload digits_cnn] [--pairs 5] [--epochs 20]
+    python -m benchmarks.loop --workload images [--sweep runs/lab/NAME/sweep.json]
 
 Ours is a whole run: recorder, sampler, a row each step, validation, checkpoints. The plain loop is
 what tutorials teach: DataLoader over single items, `.item()` every step, the optimizer as it comes;
-it records nothing. Both have the same threads, batch size, learning rate and validation.
-Pairs are interleaved and their order alternates; the first pair is thrown away.
+it records nothing. Both have the same batch size, learning rate and validation, and on digits the
+same threads. Rounds hold each side once, every other one in reverse; the first is thrown away.
+
+`images` trains the tutorials' classifier on PNG files named in a CSV. There ours has the settings
+that the lab found best on the CPU (of `--sweep`, else FOUND), the plain loop has torch's own
+settings, and a third side is a loop written by hand with the settings of ours.
 """
 
 from __future__ import annotations
@@ -17,21 +22,34 @@ import platform
 import statistics
 import tempfile
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from benchmarks import image_loops
 from stepscope.run import RunStatus
 from stepscope.session.environment import cpu_name
 from trainer.config import RunConfig, Workload, defaults
+from trainer.data_sets import VARIABLE
 from trainer.devices import list_devices
 from trainer.training.run import run
 from trainer.workloads import WORKLOADS
+from trainer.workloads.digit_images import write
+from trainer.workloads.task import TensorSplit
 
-TARGET_ON_CPU = 1.5
+Side = Callable[[RunConfig], float]
+"""Trains with a configuration and returns the seconds of the whole run."""
+
+PLAIN, BY_HAND = "plain", "by_hand"
+ON_CPU = {PLAIN: 1.5}
+ON_CPU_IMAGES = {PLAIN: 2.0, BY_HAND: 0.99}
+"""Least ratios of our samples/s to those of the other sides."""
+FOUND: dict[str, Any] = {}
 
 
 def ours(config: RunConfig) -> float:
@@ -53,6 +71,8 @@ def plain(config: RunConfig) -> float:
     task = WORKLOADS[config.workload](config)
     device = torch.device("cpu" if config.device == "cpu" else "cuda")
     model, loss_fn = task.model.to(device), nn.CrossEntropyLoss()
+    assert isinstance(task.train, TensorSplit)
+    assert isinstance(task.validation, TensorSplit)
     train, validation = (
         TensorDataset(split.inputs, split.targets) for split in (task.train, task.validation)
     )
@@ -78,28 +98,27 @@ def plain(config: RunConfig) -> float:
     return time.perf_counter() - began
 
 
-def measure(config: RunConfig, pairs: int) -> dict[str, object]:
-    """Run the pairs and return the result as JSON values."""
+def measure(
+    config: RunConfig, others: Mapping[str, Side], targets: Mapping[str, float], rounds: int
+) -> dict[str, Any]:
+    """Run the rounds and return the result as JSON values."""
     samples = WORKLOADS[config.workload](config).train.length * config.epochs
-    mine: list[float] = []
-    theirs: list[float] = []
-    for pair in range(pairs + 1):
-        sides = [(ours, mine), (plain, theirs)]
-        for side, rates in sides if pair % 2 else reversed(sides):
-            rates.append(samples / side(config))
-        print(f"pair {pair}: ours {mine[-1]:.0f}, plain {theirs[-1]:.0f} samples/s")
-    mine, theirs = mine[1:], theirs[1:]
-    ratios = [a / b for a, b in zip(mine, theirs, strict=True)]
-    median = statistics.median(ratios)
+    sides: dict[str, Side] = {"ours": ours, **others}
+    rates: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(rounds + 1):
+        for name in list(sides) if number % 2 else reversed(list(sides)):
+            rates[name].append(samples / sides[name](config))
+        found = ", ".join(f"{name} {rates[name][-1]:.0f}" for name in sides)
+        print(f"round {number}: {found} samples/s", flush=True)
+    ratios = {
+        name: [a / b for a, b in zip(rates["ours"][1:], rates[name][1:], strict=True)]
+        for name in others
+    }
     return {
         "benchmark": "loop",
-        "ratio": round(median, 3),
-        "ratio_spread": [round(min(ratios), 3), round(max(ratios), 3)],
-        "ours_samples_per_sec": round(statistics.median(mine)),
-        "plain_samples_per_sec": round(statistics.median(theirs)),
-        "pairs": pairs,
-        "target": TARGET_ON_CPU if config.device == "cpu" else None,
-        "met": median >= TARGET_ON_CPU if config.device == "cpu" else None,
+        "ratios": {name: _summary(values, targets.get(name)) for name, values in ratios.items()},
+        "samples_per_sec": {name: round(statistics.median(of[1:])) for name, of in rates.items()},
+        "rounds": rounds,
         "config": config.to_params() | {"batch_size": config.batch_size, "epochs": config.epochs},
         "machine": {
             "device": next(d.name for d in list_devices() if d.id == config.device),
@@ -111,22 +130,60 @@ def measure(config: RunConfig, pairs: int) -> dict[str, object]:
     }
 
 
+def _summary(ratios: list[float], target: float | None) -> dict[str, Any]:
+    median = statistics.median(ratios)
+    return {
+        "ratio": round(median, 3),
+        "spread": [round(min(ratios), 3), round(max(ratios), 3)],
+        "target": target,
+        "met": None if target is None else median >= target,
+    }
+
+
+def _digits(args: argparse.Namespace, device: str) -> dict[str, Any]:
+    """Measure on data that lie in memory; on CUDA no target is set before a GPU was measured."""
+    config = defaults(Workload(args.workload), device)
+    config = replace(config, epochs=args.epochs, threads=_half_of_the_cores())
+    return measure(config, {PLAIN: plain}, ON_CPU if device == "cpu" else {}, args.pairs)
+
+
+def _images(args: argparse.Namespace, root: Path) -> dict[str, Any]:
+    """Measure on image files, made under `root`, with the lab's best settings."""
+    os.environ[VARIABLE] = str(root)
+    list(write(root / "digits"))
+    best = FOUND if args.sweep is None else json.loads(args.sweep.read_text())["best"]["changes"]
+    config = replace(defaults(Workload.IMAGES), epochs=args.epochs, **best)
+    config = replace(config, threads=config.threads or _half_of_the_cores())
+    others = {PLAIN: image_loops.tutorial, BY_HAND: image_loops.by_hand}
+    return measure(config, others, ON_CPU_IMAGES, args.pairs)
+
+
+def _half_of_the_cores() -> int:
+    """Return what a run takes by default."""
+    return max(1, (os.cpu_count() or 1) // 2)
+
+
 def main() -> None:
     """Measure and print one JSON object last."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--workload", choices=["digits_cnn", "digits_mlp"], default="digits_cnn")
+    parser.add_argument(
+        "--workload", choices=["digits_cnn", "digits_mlp", "images"], default="digits_cnn"
+    )
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--sweep", type=Path, help="a sweep.json whose best settings are taken")
     args = parser.parse_args()
+    if args.workload == "images":
+        if args.device == "cuda":
+            raise SystemExit("--workload images: its settings were found on a CPU.")
+        with tempfile.TemporaryDirectory() as folder:
+            print(json.dumps(_images(args, Path(folder))))
+        return
     gpus = [d.id for d in list_devices() if d.cuda_index is not None and d.reason is None]
     if args.device == "cuda" and not gpus:
         raise SystemExit("--device cuda: torch finds no usable GPU here.")
-    device = gpus[0] if args.device == "cuda" else "cpu"
-    config = defaults(Workload(args.workload), device)
-    threads = max(1, (os.cpu_count() or 1) // 2)
-    config = replace(config, epochs=args.epochs, threads=threads)
-    print(json.dumps(measure(config, args.pairs)))
+    print(json.dumps(_digits(args, gpus[0] if args.device == "cuda" else "cpu")))
 
 
 if __name__ == "__main__":

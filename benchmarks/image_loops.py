@@ -1,0 +1,128 @@
+"""Two loops that people write themselves, for the benchmark `loop` on images from a CSV file.
+
+Neither records anything. `tutorial` is what tutorials teach: one image a call, `.item()` every
+step, everything as it comes. `by_hand` is what an expert would write with the settings of a given
+configuration; it takes nothing from this project but the model and the list of images.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from trainer.config import Precision, RunConfig
+from trainer.workloads.image_list import Entry
+from trainer.workloads.images import ImageSplit, task
+
+TORCHS_THREADS = torch.get_num_threads()
+"""What torch takes if nobody says anything, read before anybody does."""
+
+
+class Images(Dataset[tuple[Tensor, int]]):
+    """Images of a list, decoded and resized one at a time: uint8 (3, size, size), label."""
+
+    def __init__(self, split: ImageSplit) -> None:
+        self._folder: Path = split.folder
+        self._entries: list[Entry] = split.entries
+        self._labels = split.labels.tolist()
+        self._size = (split.size, split.size)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        with Image.open(self._folder / self._entries[index].path) as image:
+            pixels = np.array(image.convert("RGB").resize(self._size, Image.Resampling.BILINEAR))
+        return torch.from_numpy(pixels).permute(2, 0, 1), self._labels[index]
+
+
+def tutorial(config: RunConfig) -> float:
+    """Train as the tutorials do, with torch's own number of threads; return the seconds."""
+    began = time.perf_counter()
+    torch.set_num_threads(TORCHS_THREADS)
+    torch.manual_seed(config.seed)
+    workload = task(config)
+    model, loss_fn = workload.model, nn.CrossEntropyLoss()
+    train, validation = (
+        DataLoader(Images(split), batch_size=config.batch_size, shuffle=shuffle)
+        for split, shuffle in _splits(workload.train, workload.validation)
+    )
+    optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate)
+    losses = []
+    for _ in range(config.epochs):
+        model.train()
+        for inputs, targets in train:
+            optimizer.zero_grad()
+            loss = loss_fn(model(inputs), targets)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        model.eval()
+        correct = 0
+        with torch.no_grad():
+            for inputs, targets in validation:
+                correct += (model(inputs).argmax(1) == targets).sum().item()
+    return time.perf_counter() - began
+
+
+def by_hand(config: RunConfig) -> float:
+    """Train with the settings of `config`, without recording; return the seconds.
+
+    Knows the settings that matter on a CPU: precision fp32 and bf16, channels_last, the fused
+    optimizer, compile, threads, and those of the workers.
+    """
+    began = time.perf_counter()
+    torch.set_num_threads(config.threads)
+    torch.manual_seed(config.seed)
+    workload = task(config)
+    layout = torch.channels_last if config.channels_last else torch.contiguous_format
+    model = workload.model.to(memory_format=layout)  # type: ignore[call-overload]
+    if config.compile != "none":
+        model.compile(mode=config.compile)
+    workers = config.num_workers
+    train, validation = (
+        DataLoader(
+            Images(split),
+            batch_size=config.batch_size,
+            shuffle=shuffle,
+            num_workers=workers,
+            persistent_workers=workers > 0 and config.persistent_workers,
+            prefetch_factor=config.prefetch_factor if workers else None,
+        )
+        for split, shuffle in _splits(workload.train, workload.validation)
+    )
+    bf16 = config.precision is Precision.BF16
+    precision = torch.autocast("cpu", dtype=torch.bfloat16) if bf16 else nullcontext()
+    optimizer = torch.optim.Adam(
+        model.parameters(), lr=config.learning_rate, fused=config.fused, foreach=config.foreach
+    )
+    loss_fn = nn.CrossEntropyLoss()
+    total = torch.zeros(())
+    for _ in range(config.epochs):
+        model.train()
+        for inputs, targets in train:
+            with precision:
+                loss = loss_fn(model(inputs), targets)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=config.set_to_none)
+            total += loss.detach()
+        model.eval()
+        correct = torch.zeros(())
+        with torch.inference_mode(), precision:
+            for inputs, targets in validation:
+                correct += (model(inputs).argmax(1) == targets).sum()
+    return time.perf_counter() - began
+
+
+def _splits(train: object, validation: object) -> tuple[tuple[ImageSplit, bool], ...]:
+    assert isinstance(train, ImageSplit)
+    assert isinstance(validation, ImageSplit)
+    return (train, True), (validation, False)
