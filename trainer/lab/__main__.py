@@ -104,7 +104,7 @@ def _folder_and_plan(
                 f"--folder: holds a plan already, got --{given[0].replace('_', '-')} as well. "
                 "Give --folder alone to go on with it, or another folder."
             )
-        return Path(options.folder), with_problems(_planned(Path(options.folder)), devices)
+        return Path(options.folder), _planned(Path(options.folder), devices)
     if options.folder and not given:
         raise UsageError(f"--folder: {options.folder} holds no plan.json. Give --workload too.")
     plan, notes = plan_of(options, devices)
@@ -119,10 +119,10 @@ def _folder_and_plan(
     return folder, plan
 
 
-def _planned(folder: Path) -> Plan:
+def _planned(folder: Path, devices: Sequence[TrainDevice]) -> Plan:
     values = read_plan(folder)
     try:
-        return Plan.from_dict(values)
+        return with_problems(Plan.from_dict(values), devices)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise SweepError(f"{folder.name}/{PLAN_JSON}: is no plan ({error}).") from error
 
