@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,10 @@ from stepscope.diagnosis.outcome import Outcome
 from stepscope.run import RunError, RunStatus, read_run
 from stepscope.session.session import Session
 from tests.integration.test_runners import wait_until
-from trainer.config import RunConfig, Workload
+from trainer.config import RunConfig, Workload, defaults
 from trainer.training import run as training_run
 
-CONFIG = RunConfig(workload=Workload.LINEAR, epochs=1)
+CONFIG = replace(defaults(Workload.LINEAR), epochs=1)
 
 
 @pytest.fixture
