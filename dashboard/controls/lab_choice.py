@@ -5,7 +5,7 @@ The widgets keep their values for the session, also while other pages are shown.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,21 +15,21 @@ from streamlit.delta_generator import DeltaGenerator
 from dashboard.controls.lab_words import BASELINES, GROUPS, arm_help, arm_words, group_of, seconds
 from dashboard.controls.lab_words import baseline_words as words
 from dashboard.controls.sidebar import WORKLOADS
+from dashboard.controls.workload_fields import absent, offered
 from dashboard.format import escape_markdown
 from dashboard.services import Devices, Services
 from trainer.config import FIELDS, ConfigError, Problem, RunConfig, Workload, defaults
+from trainer.lab.arms import own_settings
 from trainer.lab.folder import seconds_per_sample
 from trainer.lab.plan import MAX_ROUNDS, PRESETS, Arm, Plan, arms, estimate
 from trainer.lab.presets import PLAIN
 from trainer.problems import TrainDevice, problems
+from trainer.switches import SWITCHES
 
 _TAKEN = "lab_preset_taken"
 _KEPT: Any = {"persist_state": "session"}
-_OF_A_WORKLOAD = (
-    *("epochs", "batch_size", "learning_rate", "optimizer", "schedule"),
-    *("width", "image_size", "layers", "context"),
-)
-"""Settings that belong to a workload: another one brings its own."""
+_KEPT_FIELDS = ("seed", "threads", *(s.field for s in SWITCHES if s.field != "channels_last"))
+"""Settings that another workload leaves as they are; channels_last has a default for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,40 +55,41 @@ def wanted(server: Services, found: Devices, settings: RunConfig) -> Wanted:
     # Filled when the ticks below are known; its height is kept, so that they stay where they are.
     place = st.container(gap="xsmall", key="lab_begin")
     of_preset = {arm.name for arm in preset_arms}
-    offered = {arm.name: arm for arm in (*arms(base, found.devices), *preset_arms)}
+    offers = {arm.name: arm for arm in (*arms(base, found.devices), *preset_arms)}
     if st.session_state.pop(_TAKEN, False):
-        for name in offered:
+        for name in offers:
             st.session_state[_box(name)] = name in of_preset
-    chosen = _ticks(list(offered.values()), of_preset, found.devices)
+    chosen = _ticks(list(offers.values()), of_preset, found.devices, own_settings(base))
     plan = Plan(
         config=base, arms=tuple(chosen), max_rounds=rounds, steps=steps, find_best=find_best
     )
-    refused = _refused(plan, problems(base, found.devices))
+    refused = _refused(plan, (*problems(base, found.devices), *absent(base)))
     if refused is None:
         place.markdown(_time_words(server, plan))
     return Wanted(plan, refused, place)
 
 
-def sidebar_baseline(
-    settings: RunConfig, workload: Workload, device: str, devices: Sequence[TrainDevice]
+def baseline(
+    kind: str,
+    settings: RunConfig,
+    workload: Workload,
+    device: str,
+    devices: Sequence[TrainDevice],
 ) -> RunConfig:
-    """Return the sidebar's settings for a workload and device that may be others.
+    """Return the settings to compare with: the sidebar's, or "plain", with every technique off.
 
-    Another workload brings its own sizes; what the device cannot do is switched off.
+    A workload that is not the sidebar's brings its own sizes; what it or the device cannot do is
+    switched off.
     """
     config = settings
     if workload is not settings.workload:
-        own = defaults(workload, device)
-        known = [name for name in _OF_A_WORKLOAD if hasattr(own, name)]
-        config = replace(config, workload=workload, **{name: getattr(own, name) for name in known})
+        kept = {name: getattr(settings, name) for name in _KEPT_FIELDS}
+        config = replace(defaults(workload, device), **kept)
     config = replace(config, device=device, resume="", max_steps=0)
+    if kind == "plain":
+        return replace(config, **PLAIN)
     off = {p.field: PLAIN[p.field] for p in problems(config, devices) if p.field in PLAIN}
     return replace(config, **off)
-
-
-def plain_baseline(workload: Workload, device: str) -> RunConfig:
-    """Return the workload's own settings with every technique off."""
-    return replace(defaults(workload, device), **PLAIN)
 
 
 def _baseline(devices: Sequence[TrainDevice], settings: RunConfig) -> RunConfig:
@@ -96,7 +97,7 @@ def _baseline(devices: Sequence[TrainDevice], settings: RunConfig) -> RunConfig:
     first = settings.device if settings.device in names else devices[0].id
     workload = st.selectbox(
         "Workload",
-        list(WORKLOADS),
+        offered(st.session_state.get("lab_workload", settings.workload)),
         format_func=WORKLOADS.__getitem__,
         key=_first("lab_workload", settings.workload),
         help="What is trained in each sample. A technique may pay on one workload and cost on "
@@ -118,12 +119,11 @@ def _baseline(devices: Sequence[TrainDevice], settings: RunConfig) -> RunConfig:
         key=_first("lab_baseline", "plain"),
         horizontal=True,
         help="Each setting is measured as a change of the baseline. Plain has every technique off; "
-        "the other is what the sidebar of Live says now.",
+        "the other is what the sidebar of Live says now. Batch size, learning rate and sizes are "
+        "the sidebar's in both, and the recommended ones for another workload.",
         **_KEPT,
     )
-    if kind == "plain":
-        return plain_baseline(workload, device)
-    return sidebar_baseline(settings, workload, device, devices)
+    return baseline(kind, settings, workload, device, devices)
 
 
 def _device_name(device: TrainDevice) -> str:
@@ -189,7 +189,12 @@ def _box(name: str) -> str:
     return f"lab_arm_{name}"
 
 
-def _ticks(offered: list[Arm], of_preset: set[str], devices: Sequence[TrainDevice]) -> list[Arm]:
+def _ticks(
+    offered: list[Arm],
+    of_preset: set[str],
+    devices: Sequence[TrainDevice],
+    own: Mapping[str, str],
+) -> list[Arm]:
     """Draw a box for each arm, in the sidebar's groups; return the arms to measure.
 
     One of a preset that cannot be is a row of the sweep too, with its reason.
@@ -200,11 +205,16 @@ def _ticks(offered: list[Arm], of_preset: set[str], devices: Sequence[TrainDevic
         if members:
             with st.container(gap="xxsmall"):
                 st.markdown(f"**{group}**")
-                chosen += _group(members, of_preset, devices)
+                chosen += _group(members, of_preset, devices, own)
     return chosen
 
 
-def _group(members: list[Arm], of_preset: set[str], devices: Sequence[TrainDevice]) -> list[Arm]:
+def _group(
+    members: list[Arm],
+    of_preset: set[str],
+    devices: Sequence[TrainDevice],
+    own: Mapping[str, str],
+) -> list[Arm]:
     chosen = []
     refused: dict[Problem, list[str]] = {}
     names = {device.id: _device_name(device) for device in devices}
@@ -217,7 +227,7 @@ def _group(members: list[Arm], of_preset: set[str], devices: Sequence[TrainDevic
                 st.session_state[key] = arm.name in of_preset
                 refused.setdefault(arm.problem, []).append(label)
             off = arm.problem is not None
-            if column.checkbox(label, key=key, help=arm_help(arm), disabled=off, **_KEPT):
+            if column.checkbox(label, key=key, help=arm_help(arm, own), disabled=off, **_KEPT):
                 chosen.append(arm)
     for problem, labels in refused.items():
         st.caption(

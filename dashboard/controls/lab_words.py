@@ -53,6 +53,8 @@ def arm_words(arm: Arm, devices: Mapping[str, str]) -> str:
     if not arm.changes:
         return arm.label
     field, value = next(iter(arm.changes.items()))
+    if field == "own":
+        return arm.name.replace("=false", " off")
     label = BY_FIELD[field].label if field in BY_FIELD else field.replace("_", " ")
     if field == "compile":
         return f"compile {value}"
@@ -67,9 +69,14 @@ def arm_words(arm: Arm, devices: Mapping[str, str]) -> str:
     return f"{label} {value}"
 
 
-def arm_help(arm: Arm) -> str:
-    """Return what the technique does, and what an arm changes besides it."""
+def arm_help(arm: Arm, own_settings: Mapping[str, str]) -> str:
+    """Return what the technique does, and what an arm changes besides it.
+
+    `own_settings` has the help of what a workload of the user's own declares.
+    """
     field = next(iter(arm.changes), "device")
+    if field == "own":
+        return own_settings.get(arm.name.removesuffix("=false"), arm.label)
     text = BY_FIELD[field].help if field in BY_FIELD else HELP.get(field, arm.label)
     others = [f"{name} = {value}" for name, value in arm.changes.items() if name != field]
     return f"{text} Changes along with it: {', '.join(others)}." if others else text
