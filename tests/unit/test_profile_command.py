@@ -16,6 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from stepscope.diagnosis import command_results as results
 from stepscope.profiling import ranges
+from stepscope.profiling.capture import Capture
 from stepscope.profiling.write import trace_name
 from stepscope.recording.recorder import Command, CommandName, Recorder
 from stepscope.sampling.sampler import Sampler
@@ -181,8 +182,17 @@ def test_a_profiler_that_the_script_starts_later_ends_ours(bench: Bench) -> None
     )
 
 
-def test_a_profiler_of_another_thread_waits_for_ours_to_end(bench: Bench) -> None:
+def test_a_profiler_of_another_thread_waits_for_ours_to_end(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made: list[int] = []
+    begins, another = threading.Event(), Capture._another
+
+    def announced(capture: Capture) -> None:
+        begins.set()
+        another(capture)
+
+    monkeypatch.setattr(Capture, "_another", announced)
 
     def other() -> None:
         with profile(activities=[ProfilerActivity.CPU]) as own:
@@ -193,6 +203,7 @@ def test_a_profiler_of_another_thread_waits_for_ours_to_end(bench: Bench) -> Non
     bench.train(profiling.BEFORE_STEPS + 1)
     thread = threading.Thread(target=other)
     thread.start()
+    assert begins.wait(20)
     while not bench.answers:
         bench.train(1)
     thread.join(20)
