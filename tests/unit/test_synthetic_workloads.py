@@ -157,4 +157,7 @@ def test_a_model_computes_in_the_type_of_its_weights(
 ) -> None:
     task, _ = make(workload, **SMALL[workload])
     inputs, targets = first_batch(task, 2)
-    assert task.loss(task.model.to(dtype)(inputs), targets).isfinite()
+    loss = task.loss(task.model.to(dtype)(inputs), targets)
+    loss.backward()
+    assert loss.isfinite()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in task.model.parameters())

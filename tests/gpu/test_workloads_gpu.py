@@ -1,0 +1,103 @@
+"""The workloads that read files, text or the user's code, and those that only compute, on CUDA."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stepscope.run import RunStatus
+from tests.integration.test_training import metric, run_json
+from tests.sizes import SMALL
+from trainer import data_sets, user_workload
+from trainer.config import Precision, RunConfig, Workload, defaults
+from trainer.devices import list_devices
+from trainer.problems import TrainDevice, problems
+from trainer.training.run import run as train
+from trainer.workloads.digit_images import write
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "own_workload.py"
+SIZES = SMALL | {
+    Workload.IMAGES: {"image_size": 8, "flip": False},
+    Workload.USER: {},
+}
+NEW = [Workload.GPT, Workload.RESNET, Workload.MATMUL, Workload.IMAGES, Workload.USER]
+
+
+@pytest.fixture(scope="module")
+def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    list(write(folder / "digits"))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def given(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Image data and a workload of the user's own, as at the start of the page."""
+    monkeypatch.setenv(data_sets.VARIABLE, str(data_folder))
+    monkeypatch.setenv(user_workload.VARIABLE, f"{EXAMPLE}:build")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield
+    sys.modules.pop("user_workload_own_workload", None)
+
+
+@pytest.fixture
+def gpu() -> TrainDevice:
+    return next(d for d in list_devices() if d.cuda_index is not None and d.reason is None)
+
+
+def small(gpu: TrainDevice, workload: Workload, **changes: Any) -> RunConfig:
+    base = replace(defaults(workload, gpu.id), **SIZES[workload])
+    return replace(base, **{"max_steps": 30, "learning_rate": 3e-3, **changes})
+
+
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.FP16, Precision.PURE_BF16])
+@pytest.mark.parametrize("workload", NEW)
+def test_each_workload_learns_in_each_precision(
+    gpu: TrainDevice, workload: Workload, precision: Precision, tmp_path: Path
+) -> None:
+    config = small(gpu, workload, precision=precision)
+    if problems(config, [gpu]):
+        pytest.skip(str(problems(config, [gpu])[0]))
+    layer_norm = workload is Workload.GPT and precision is Precision.PURE_BF16
+    if layer_norm and "cudasim" in gpu.name:
+        pytest.skip("the simulator has no backward pass of a layer norm in bf16")
+    assert train(config, tmp_path) is RunStatus.FINISHED, run_json(tmp_path)["reason"]
+    loss = metric(tmp_path, "train/loss")
+    assert np.isfinite(loss).all()
+    assert loss[-5:].mean() < 0.95 * loss[:5].mean()
+
+
+@pytest.mark.parametrize("workload", [Workload.IMAGES, Workload.USER])
+def test_files_and_datasets_reach_the_gpu_the_same_from_workers(
+    gpu: TrainDevice, workload: Workload, tmp_path: Path
+) -> None:
+    losses = []
+    for workers in (0, 2):
+        folder = tmp_path / str(workers)
+        folder.mkdir()
+        config = small(gpu, workload, num_workers=workers, max_steps=20)
+        assert train(config, folder) is RunStatus.FINISHED, run_json(folder)["reason"]
+        losses.append(metric(folder, "train/loss"))
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
+
+
+def test_mirrored_images_and_dropout_are_drawn_anew_in_a_cuda_graph(
+    gpu: TrainDevice, tmp_path: Path
+) -> None:
+    """A replayed graph that drew the same numbers each time would leave the loss of one batch."""
+    for workload, changes in (
+        (Workload.IMAGES, {"flip": True}),
+        (Workload.GPT, {"dropout": 0.5, "learning_rate": 1e-8}),
+    ):
+        folder = tmp_path / workload
+        folder.mkdir()
+        config = small(gpu, workload, cuda_graphs=True, **changes)
+        assert not problems(config, [gpu])
+        assert train(config, folder) is RunStatus.FINISHED, run_json(folder)["reason"]
+        assert len(np.unique(metric(folder, "train/loss"))) > 20
