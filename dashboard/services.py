@@ -29,6 +29,7 @@ from stepscope.run import RunError, RunInfo, read_run, run_folder, run_folders, 
 from trainer.config import RunConfig
 from trainer.lab.folder import SweepError
 from trainer.lab.plan import Plan
+from trainer.lessons import Lesson
 from trainer.problems import TrainDevice
 from trainer.runners import ActiveRun, start
 
@@ -104,8 +105,8 @@ class Services:
     def start_sweep(self, plan: Plan) -> str:
         """Start a sweep and return its id.
 
-        Raises SweepError while a run or another sweep is active, OSError where it cannot be
-        started.
+        Raises SweepError while a run, a lesson or another sweep is active, OSError where it cannot
+        be started.
         """
         with self._lock:
             self._refuse_beside_a_run()
@@ -117,7 +118,21 @@ class Services:
             self._refuse_beside_a_run()
             self.sweeps.resume(sweep_id)
 
+    def start_lesson(self, lesson: Lesson) -> None:
+        """Run a lesson. Raises RunError beside a run, a sweep or a lesson, OSError as a run."""
+        with self._lock:
+            busy = self.active_id() or self.sweeps.active_id()
+            if busy is not None:
+                raise RunError(f"Run: {busy} is active and would disturb it. Stop it first.")
+            self.lessons.start(lesson)
+
     def _refuse_beside_a_run(self) -> None:
+        lesson = self.lessons.running()
+        if lesson is not None:
+            raise SweepError(
+                f"The lesson “{lesson.title}” is running and would disturb the measurement. "
+                "Wait for its end, or stop it on the page Learn."
+            )
         active = self.active_id()
         if active is not None:
             raise SweepError(

@@ -73,11 +73,11 @@ def _missing(server: Services, lesson: Lesson) -> None:
 
 def _refusal(server: Services, lesson: Lesson) -> str | None:
     """Return why a lesson that this machine can run cannot be run now."""
-    active = server.active_id()
+    active = server.active_id() or server.sweeps.active_id()
     if active is not None:
         return (
-            f"{active} is training: its step times and the lesson's measurements would disturb "
-            "each other. Stop it, or wait for its end."
+            f"{active} is running: its measurements and those of the lesson would disturb each "
+            "other. Stop it, or wait for its end."
         )
     running = server.lessons.running()
     if running is not None and running is not lesson:
@@ -120,7 +120,7 @@ def _run_button(server: Services, lesson: Lesson) -> None:
         st.caption(f":material/block: {refused}")
     if pressed and not lacks_cuda and refused is None:
         try:
-            server.lessons.start(lesson)
+            server.start_lesson(lesson)
         except (RunError, OSError) as error:
             st.error(f"The lesson could not start. {error}")
         else:

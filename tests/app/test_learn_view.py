@@ -11,8 +11,10 @@ from streamlit.testing.v1 import AppTest
 
 import trainer.lessons
 from dashboard import services
+from stepscope.run import RunError
 from tests.app.test_live_view import GPU, Machine, label, machine, text_of
 from tests.integration.test_lesson_run import SLEEP, Write, write
+from trainer.lab.folder import SweepError
 from trainer.lessons import LESSONS
 
 __all__ = ["machine", "write"]
@@ -136,13 +138,26 @@ def test_a_child_that_cannot_start_is_said(learn: Learn, monkeypatch: pytest.Mon
     assert "could not start. too many processes" in text_of(app)
 
 
-def test_while_a_run_trains_no_lesson_can_disturb_it(
-    learn: Learn, server: services.Services, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("active", ["run", "sweep"])
+def test_beside_a_run_or_a_sweep_no_lesson_starts(
+    learn: Learn, server: services.Services, monkeypatch: pytest.MonkeyPatch, active: str
 ) -> None:
-    monkeypatch.setattr(server, "active_id", lambda: "20261122-digits")
     app = learn(lesson="autograd")
+    owner = server if active == "run" else server.sweeps
+    monkeypatch.setattr(owner, "active_id", lambda: "20261122-digits")
+    press(app, "Run")  # drawn before the other one began
+    assert server.lessons.running() is None
+    app.run()
     assert label(app, "button", "Run").disabled
-    assert "20261122-digits is training" in text_of(app)
+    assert "20261122-digits is running: its measurements and those" in text_of(app)
+    with pytest.raises(RunError, match="20261122-digits is active and would disturb it"):
+        server.start_lesson(LESSONS[0])
+
+
+def test_beside_a_lesson_no_sweep_starts(server: services.Services, write: Write) -> None:
+    server.start_lesson(write(SLEEP))
+    with pytest.raises(SweepError, match="The lesson “program” is running"):
+        server.resume_sweep("20261122-061500-digits-cnn-ab12")
 
 
 def test_the_settings_survive_a_visit(page: Callable[..., AppTest]) -> None:
