@@ -59,7 +59,7 @@ SWITCHED: dict[str, tuple[dict[str, Any], float]] = {
     "bf16": ({"precision": "bf16"}, 0.05),
     "fp16": ({"precision": "fp16", "clip_norm": 1e6}, 0.05),
     "pure_bf16": ({"precision": "pure_bf16"}, 0.05),
-    "pure_fp16": ({"precision": "pure_fp16"}, 0.5),
+    "pure_fp16": ({"precision": "pure_fp16"}, 0.25),
     "CUDA Graphs": ({"cuda_graphs": True}, 5e-3),
     "CUDA Graphs, foreach": ({"cuda_graphs": True, "fused": False, "foreach": True}, 5e-3),
     "CUDA Graphs, fp16, clipping, accumulation": (
