@@ -89,6 +89,7 @@ class Sweeps:
         self._child_id: str | None = None
         self._launched_ns = 0
         self._stopped = False
+        self._looked: tuple[float, str | None] = (-float("inf"), None)
         self._ended: dict[Path, tuple[int, Sweep]] = {}
 
     def list_sweeps(self) -> list[Sweep]:
@@ -109,8 +110,18 @@ class Sweeps:
                 return self._read(sweep_folder(self._examples, sweep_id))
             raise
 
-    def active_id(self) -> str | None:
-        """Return the sweep that measures on this machine, if any, whoever has started it."""
+    def active_id(self, max_age_s: float = 0.0) -> str | None:
+        """Return the sweep that measures on this machine, if any, whoever has started it.
+
+        As of at most `max_age_s` ago: each open tab asks twice a second.
+        """
+        looked, active = self._looked
+        if time.monotonic() - looked >= max_age_s:
+            active = self._find_active()
+            self._looked = time.monotonic(), active
+        return active
+
+    def _find_active(self) -> str | None:
         here = (
             sweep.id
             for sweep in self.list_sweeps()
@@ -268,6 +279,7 @@ def _end(process: subprocess.Popen[bytes] | psutil.Process, timeout_s: float) ->
             # Begun in a terminal, its group may hold more than the sweep.
             own_group = os.getpgid(process.pid) == process.pid
             (os.killpg if own_group else os.kill)(process.pid, signal.SIGKILL)
-        process.wait(timeout_s)
+        with contextlib.suppress(psutil.TimeoutExpired, subprocess.TimeoutExpired):
+            process.wait(timeout_s)
     except psutil.NoSuchProcess:
         return  # it has just ended by itself

@@ -39,6 +39,8 @@ Answer = dict[str, Any]
 FOREVER = {"Cache-Control": "public, max-age=31536000, immutable"}
 CLOSED_S = 5.0
 """Age of the heartbeat from which a run that says it has ended no longer holds its files."""
+SWEEP_AGE_S = 1.0
+"""Age of what a poll says of a running sweep: nobody waits for it."""
 AXES: dict[str, Axis] = {"step": "step", "time": "time"}
 
 
@@ -86,7 +88,9 @@ def get_series(request: Request) -> Answer:
     run = read_run(folder)
     if run.status is RunStatus.CRASHED or run.heartbeat_age_s > CLOSED_S:
         recover_ended(run)  # what a killed process had not stored yet
-    token = {"page_token": page_token(server.index.recent(), run, server.sweeps.active_id())}
+    token = {
+        "page_token": page_token(server.index.recent(), run, server.sweeps.active_id(SWEEP_AGE_S))
+    }
     if not (folder / STORE_NAME).exists():
         return series.state(run) | token
     include_folded = bool(query.get("include_folded"))
@@ -112,7 +116,9 @@ def _verdict(server: services.Services, reader: RunReader, run: RunInfo) -> Answ
 def get_runs(_request: Request) -> Answer:
     """`/api/runs`: the name of the run list's state, for a page that shows no run."""
     server = services.get()
-    return {"page_token": page_token(server.index.recent(), None, server.sweeps.active_id())}
+    return {
+        "page_token": page_token(server.index.recent(), None, server.sweeps.active_id(SWEEP_AGE_S))
+    }
 
 
 @_answering
