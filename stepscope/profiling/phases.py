@@ -105,7 +105,11 @@ def _without(parts: list[_Part], cut: list[_Part]) -> list[_Part]:
 
 
 def _cuda_us(trace: Trace, parts: list[_Part]) -> dict[str, float]:
-    """Sort GPU work by when it was started: `backward` runs its operators in a thread of torch."""
+    """Sort GPU work by when it was started, in whichever thread: `backward` has one of torch's.
+
+    That is the time of the call of CUDA, or else of the operator: a compiled model, or a replayed
+    graph, starts kernels without one.
+    """
     started = {
         span.link: span.start_us
         for spans in trace.operators.values()
@@ -115,7 +119,9 @@ def _cuda_us(trace: Trace, parts: list[_Part]) -> dict[str, float]:
     starts = [start_us for _, start_us, _ in parts]
     cuda_us = dict.fromkeys((*PHASES, OTHER), 0.0)
     for work in trace.gpu:
-        at_us = started.get(work.link) if work.link is not None else None
+        at_us = trace.launches.get(work.call) if work.call is not None else None
+        if at_us is None and work.link is not None:
+            at_us = started.get(work.link)
         index = bisect_right(starts, at_us) - 1 if at_us is not None else -1
         within = index >= 0 and at_us is not None and at_us <= parts[index][2]
         cuda_us[parts[index][0] if within else OTHER] += work.duration_us

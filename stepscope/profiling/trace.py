@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 OPERATOR, FRAME, ANNOTATION = "cpu_op", "python_function", "user_annotation"
 GPU_WORK = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
+LAUNCHES = frozenset({"cuda_runtime", "cuda_driver"})
 MEMORY = "[memory]"
 CPU, CUDA = 0, 1
 """Device types of torch (c10/core/DeviceType.h)."""
@@ -34,10 +35,11 @@ class Span(NamedTuple):
 
 
 class GpuWork(NamedTuple):
-    """A kernel or a copy; `link` is that of the operator which started it."""
+    """A kernel or a copy: `link` is that of the operator which started it, `call` that of CUDA."""
 
     duration_us: float
     link: int | None
+    call: int | None = None
 
 
 class Allocation(NamedTuple):
@@ -57,6 +59,8 @@ class Trace:
     annotations: dict[int, list[Span]] = field(default_factory=dict)
     allocations: dict[int, list[Allocation]] = field(default_factory=dict)
     gpu: list[GpuWork] = field(default_factory=list)
+    launches: dict[int, float] = field(default_factory=dict)
+    """When each call of CUDA was made, in microseconds, by its number."""
     events: int = 0
 
 
@@ -76,7 +80,12 @@ def read_trace(text: str) -> Trace:
                 span = Span(start, start + duration, str(event.get("name")), _link(event))
                 by_kind[kind].setdefault(thread, []).append(span)
         elif phase == "X" and kind in GPU_WORK:
-            trace.gpu.append(GpuWork(max(0.0, _number(event.get("dur")) or 0.0), _link(event)))
+            duration = max(0.0, _number(event.get("dur")) or 0.0)
+            trace.gpu.append(GpuWork(duration, _link(event), _link(event, "correlation")))
+        elif phase == "X" and kind in LAUNCHES:
+            call, at = _link(event, "correlation"), _number(event.get("ts"))
+            if call is not None and at is not None:
+                trace.launches[call] = at
         elif event.get("name") == MEMORY:
             _add_allocation(trace, event)
     for spans in (*trace.operators.values(), *trace.frames.values(), *trace.annotations.values()):
@@ -174,9 +183,9 @@ def _number(value: Any) -> float | None:
     return float(value) if type(value) in (int, float) and math.isfinite(value) else None
 
 
-def _link(event: dict[str, Any]) -> int | None:
+def _link(event: dict[str, Any], key: str = "External id") -> int | None:
     args = event.get("args")
-    link = args.get("External id") if isinstance(args, dict) else None
+    link = args.get(key) if isinstance(args, dict) else None
     return link if type(link) is int else None
 
 

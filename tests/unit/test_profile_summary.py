@@ -95,6 +95,13 @@ def test_phases_come_from_ranges_and_from_what_torch_marks() -> None:
     assert found.cuda_us == expected
 
 
+def test_a_kernel_without_an_operator_belongs_to_the_part_that_launched_it() -> None:
+    launch = event("cuda_runtime", "cudaGraphLaunch", 50, 2, correlation=123)
+    late = event("kernel", "triton", 900, 30, 99, **{"External id": 0, "correlation": 123})
+    found = phases(trace_of([*STEP, launch, late]), MAIN)
+    assert found.cuda_us["backward"] == 200 + 30
+
+
 def test_a_phase_within_another_one_is_part_of_that() -> None:
     within = [event("user_annotation", "forward", 0, 10), frame("nn.Module: Net_0", 2, 5)]
     assert phases(trace_of(within), MAIN).cpu_us["forward"] == 10
