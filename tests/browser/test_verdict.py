@@ -13,6 +13,9 @@ from tests.unit.recorded_runs import recorded_run, write_run
 from tests.unit.test_verdicts import rows
 from trainer.config import RunConfig
 
+SLOW_MS = 20_000
+"""For what needs the page's script: its first run imports torch."""
+
 
 def test_the_link_sets_the_sidebar_for_the_next_run(
     server: Server, open_page: Callable[..., Page]
@@ -22,6 +25,7 @@ def test_the_link_sets_the_sidebar_for_the_next_run(
     write_run(server.runs / "own", told, steps=rows(0.063))
     page = open_page("/?run=own")
     line = page.get_by_test_id("verdict")
+    line.wait_for(timeout=SLOW_MS)
     expect(line).to_contain_text("Input-bound: 63 % of a step waits for data.")
     above = line.bounding_box()
     tiles = page.get_by_test_id("kpi-loss").bounding_box()
@@ -32,12 +36,13 @@ def test_the_link_sets_the_sidebar_for_the_next_run(
     expect(line).to_contain_text("num_workers 4 is set for the next run.")
     page.wait_for_url("**num_workers=4**")
     page.get_by_text("Data loading", exact=True).click()
-    expect(page.get_by_label("num_workers", exact=True)).to_have_value("4")
+    number = page.get_by_label("num_workers", exact=True)
+    expect(number).to_have_value("4", timeout=SLOW_MS)
     expect(page.get_by_role("button", name="Try num_workers 4")).to_have_count(0)
     # Where the reader sets it back, it is proposed again.
-    page.get_by_label("num_workers", exact=True).fill("0")
-    page.get_by_label("num_workers", exact=True).press("Enter")
-    expect(page.get_by_role("button", name="Try num_workers 4")).to_be_visible()
+    number.fill("0")
+    number.press("Enter")
+    expect(page.get_by_role("button", name="Try num_workers 4")).to_be_visible(timeout=SLOW_MS)
 
 
 def test_a_script_is_told_in_words_and_a_young_run_has_no_line(
@@ -46,10 +51,11 @@ def test_a_script_is_told_in_words_and_a_young_run_has_no_line(
     server.runs.mkdir(exist_ok=True)
     recorded_run(server.runs, "input_bound_cpu")
     page = open_page("/?run=input_bound_cpu")
+    page.get_by_test_id("verdict").wait_for(timeout=SLOW_MS)
     expect(page.get_by_test_id("verdict")).to_contain_text("In the DataLoader call try")
     expect(page.get_by_test_id("verdict").get_by_role("button")).to_be_hidden()
     live = {"status": RunStatus.FINISHED.value, "created": time.time() - 5}
     write_run(server.runs / "young", live, steps=rows(0.06, count=10))
     page.goto(f"{server.url}/?run=young")
-    expect(page.get_by_test_id("status")).to_contain_text("Finished")
+    expect(page.get_by_test_id("status")).to_contain_text("Finished", timeout=SLOW_MS)
     expect(page.get_by_test_id("verdict")).to_be_hidden()
