@@ -83,8 +83,8 @@ def nan_remedy(config: RunConfig) -> str:
     ways = ["lower learning_rate"]
     if not config.clip_norm:
         ways.append("switch on clip_norm")
-    if config.precision is Precision.FP16:
-        ways.append("choose fp32 instead of fp16")
+    if config.precision in (Precision.FP16, Precision.PURE_FP16):
+        ways.append(f"choose fp32 instead of {config.precision}")
     return _either(ways).capitalize()
 
 
@@ -116,7 +116,7 @@ def _less_memory(short: Shortage, config: RunConfig, device: TrainDevice | None)
 
 def _shorter_numbers(config: RunConfig, device: TrainDevice | None) -> list[str]:
     """The precision with 16 bits that the device can run, for a run that has 32."""
-    if device is None or config.precision in (Precision.BF16, Precision.FP16):
+    if device is None or config.precision not in (Precision.FP32, Precision.TF32):
         return []
     for precision in (Precision.BF16, Precision.FP16):
         if choice_problem("precision", precision, config, [device]) is None:

@@ -109,6 +109,7 @@ HOST_OOM = RuntimeError("DefaultCPUAllocator: not enough memory: you tried to al
         (OOM, {"precision": Precision.TF32}, gpu(), "Lower batch_size, or choose bf16."),
         (OOM, {"precision": Precision.BF16}, gpu(), "Lower batch_size."),
         (OOM, {"precision": Precision.FP16}, gpu(), "Lower batch_size."),
+        (OOM, {"precision": Precision.PURE_BF16}, gpu(), "Lower batch_size."),
         (
             OOM,
             {"workload": Workload.FILL, "precision": Precision.BF16},
@@ -144,6 +145,8 @@ def test_the_advice_is_one_that_this_run_can_follow(
 def test_a_nans_advice_is_one_that_this_run_can_follow() -> None:
     assert nan_remedy(ON_GPU) == "Lower learning_rate or switch on clip_norm"
     assert nan_remedy(replace(ON_GPU, clip_norm=1.0)) == "Lower learning_rate"
+    pure = nan_remedy(replace(ON_GPU, precision=Precision.PURE_FP16))
+    assert pure.endswith("choose fp32 instead of pure_fp16")
     fp16 = nan_remedy(replace(ON_GPU, precision=Precision.FP16))
     assert fp16.endswith("switch on clip_norm or choose fp32 instead of fp16")
 
