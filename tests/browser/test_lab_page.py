@@ -84,6 +84,13 @@ def samples(server: Server) -> int:
     return len(path.read_text().splitlines()) if path.exists() else 0
 
 
+def settled(page: Page) -> None:
+    """Wait until Streamlit has drawn everything: it fades what may go, and buttons change color."""
+    app = page.get_by_test_id("stApp")
+    expect(app).to_have_attribute("data-test-script-state", "notRunning", timeout=PATIENCE)
+    page.wait_for_timeout(700)
+
+
 def downloaded(page: Page, name: str) -> str:
     with page.expect_download() as download:
         button(page, name).click()
@@ -207,19 +214,21 @@ def test_no_state_has_a_violation(themed: Page, server: Server) -> None:
     page.goto(f"{server.url}/lab")
     expect(page.get_by_text("Which settings pay on this machine?")).to_be_visible(timeout=PATIENCE)
     page.get_by_text("All the tutorials' techniques").click()
-    expect(page.get_by_text("cannot be had here")).to_be_visible()
+    expect(page.get_by_text("cannot be had here")).to_be_visible(timeout=PATIENCE)
+    settled(page)
     assert violations(page) == []
     drift = {"rho": -0.9, "p": 0.001, "text": "The machine became slower."}
     store(server, best=BEST, drift=drift)
     page.goto(f"{server.url}/lab")
     expect(row(page, "precision")).to_contain_text("failed", timeout=PATIENCE)
     expect(page.locator(".st-key-lab_chart .js-plotly-plot")).to_be_visible(timeout=PATIENCE)
+    settled(page)
     assert violations(page) == []
     running(server)
     page.reload()
     expect(button(page, "Stop")).to_be_visible(timeout=PATIENCE)
     expect(page.locator(".st-key-lab_chart .js-plotly-plot")).to_be_visible(timeout=PATIENCE)
-    page.wait_for_timeout(500)
+    page.wait_for_timeout(700)  # its script runs each second
     assert violations(page) == []
 
 
