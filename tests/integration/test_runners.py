@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from stepscope.run import RunStatus, read_run
 from stepscope.store import RunReader, StoreError
 from tests.integration.test_training import metric
 from trainer import runners
-from trainer.config import NanPolicy, Optimizer, RunConfig, Runner, Workload
+from trainer.config import NanPolicy, Optimizer, RunConfig, Runner, Workload, defaults
 from trainer.training.step import TrainStep
 
 BOTH = pytest.mark.parametrize("runner", list(Runner))
@@ -34,7 +35,7 @@ def wait_until(true: Callable[[], bool], timeout_s: float = 40.0) -> None:
 
 
 def config(runner: Runner, epochs: int) -> RunConfig:
-    return RunConfig(workload=Workload.LINEAR, epochs=epochs, runner=runner)
+    return replace(defaults(Workload.LINEAR), epochs=epochs, runner=runner)
 
 
 @BOTH
@@ -100,8 +101,8 @@ def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
 
 
 def test_stopping_a_run_gone_nan_leaves_no_nan_weights(tmp_path: Path) -> None:
-    gone = RunConfig(
-        workload=Workload.LINEAR,
+    gone = replace(
+        defaults(Workload.LINEAR),
         epochs=LONG,
         learning_rate=100.0,
         optimizer=Optimizer.SGD,
