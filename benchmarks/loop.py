@@ -28,10 +28,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
-from benchmarks import image_loops
+from benchmarks.plain_loops import by_hand, images_plainly, train_plainly
 from stepscope.run import RunStatus
 from stepscope.session.environment import cpu_name
 from trainer.config import RunConfig, Workload, defaults
@@ -64,37 +63,17 @@ def ours(config: RunConfig) -> float:
 
 
 def plain(config: RunConfig) -> float:
-    """Train as the tutorials do; return the seconds of the whole run."""
+    """Train on data in memory as the tutorials do; return the seconds of the whole run."""
     began = time.perf_counter()
     torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
     task = WORKLOADS[config.workload](config)
-    device = torch.device("cpu" if config.device == "cpu" else "cuda")
-    model, loss_fn = task.model.to(device), nn.CrossEntropyLoss()
     assert isinstance(task.train, TensorSplit)
     assert isinstance(task.validation, TensorSplit)
     train, validation = (
         TensorDataset(split.inputs, split.targets) for split in (task.train, task.validation)
     )
-    train_loader = DataLoader(train, batch_size=config.batch_size, shuffle=True)
-    validation_loader = DataLoader(validation, batch_size=config.batch_size)
-    optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate)
-    losses = []
-    for _ in range(config.epochs):
-        model.train()
-        for inputs, targets in train_loader:
-            inputs, targets = inputs.to(device), targets.to(device)
-            optimizer.zero_grad()
-            loss = loss_fn(model(inputs), targets)
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-        model.eval()
-        correct = 0
-        with torch.no_grad():
-            for inputs, targets in validation_loader:
-                inputs, targets = inputs.to(device), targets.to(device)
-                correct += (model(inputs).argmax(1) == targets).sum().item()
+    train_plainly(config, task.model, train, validation)
     return time.perf_counter() - began
 
 
@@ -154,7 +133,7 @@ def _images(args: argparse.Namespace, root: Path) -> dict[str, Any]:
     best = FOUND if args.sweep is None else json.loads(args.sweep.read_text())["best"]["changes"]
     config = replace(defaults(Workload.IMAGES), epochs=args.epochs, **best)
     config = replace(config, threads=config.threads or _half_of_the_cores())
-    others = {PLAIN: image_loops.tutorial, BY_HAND: image_loops.by_hand}
+    others = {PLAIN: images_plainly, BY_HAND: by_hand}
     return measure(config, others, ON_CPU_IMAGES, args.pairs)
 
 

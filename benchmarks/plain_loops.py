@@ -1,8 +1,9 @@
-"""Two loops that people write themselves, for the benchmark `loop` on images from a CSV file.
+"""Two loops that people write themselves, for the benchmark `loop`. Neither records anything.
 
-Neither records anything. `tutorial` is what tutorials teach: one image a call, `.item()` every
-step, everything as it comes. `by_hand` is what an expert would write with the settings of a given
-configuration; it takes nothing from this project but the model and the list of images.
+`train_plainly` is what tutorials teach: DataLoader over single items, `.item()` every step,
+everything as it comes. `by_hand` is what an expert would write for images from a CSV file with the
+settings of a given configuration; it takes nothing from this project but the model and the list of
+images.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import time
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 from trainer.config import Precision, RunConfig
 from trainer.workloads.image_list import Entry
 from trainer.workloads.images import ImageSplit, task
+from trainer.workloads.task import Task
 
 TORCHS_THREADS = torch.get_num_threads()
 """What torch takes if nobody says anything, read before anybody does."""
@@ -43,22 +46,20 @@ class Images(Dataset[tuple[Tensor, int]]):
         return torch.from_numpy(pixels).permute(2, 0, 1), self._labels[index]
 
 
-def tutorial(config: RunConfig) -> float:
-    """Train as the tutorials do, with torch's own number of threads; return the seconds."""
-    began = time.perf_counter()
-    torch.set_num_threads(TORCHS_THREADS)
-    torch.manual_seed(config.seed)
-    workload = task(config)
-    model, loss_fn = workload.model, nn.CrossEntropyLoss()
-    train, validation = (
-        DataLoader(Images(split), batch_size=config.batch_size, shuffle=shuffle)
-        for split, shuffle in _splits(workload.train, workload.validation)
-    )
+def train_plainly(
+    config: RunConfig, model: nn.Module, train: Dataset[Any], validation: Dataset[Any]
+) -> None:
+    """Train as the tutorials do."""
+    device = torch.device("cpu" if config.device == "cpu" else "cuda")
+    model, loss_fn = model.to(device), nn.CrossEntropyLoss()
+    train_loader = DataLoader(train, batch_size=config.batch_size, shuffle=True)
+    validation_loader = DataLoader(validation, batch_size=config.batch_size)
     optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate)
     losses = []
     for _ in range(config.epochs):
         model.train()
-        for inputs, targets in train:
+        for inputs, targets in train_loader:
+            inputs, targets = inputs.to(device), targets.to(device)
             optimizer.zero_grad()
             loss = loss_fn(model(inputs), targets)
             loss.backward()
@@ -67,8 +68,19 @@ def tutorial(config: RunConfig) -> float:
         model.eval()
         correct = 0
         with torch.no_grad():
-            for inputs, targets in validation:
+            for inputs, targets in validation_loader:
+                inputs, targets = inputs.to(device), targets.to(device)
                 correct += (model(inputs).argmax(1) == targets).sum().item()
+
+
+def images_plainly(config: RunConfig) -> float:
+    """Train on image files as the tutorials do, with torch's own number of threads."""
+    began = time.perf_counter()
+    torch.set_num_threads(TORCHS_THREADS)
+    torch.manual_seed(config.seed)
+    workload = task(config)
+    train, validation = (Images(split) for split in _splits(workload))
+    train_plainly(config, workload.model, train, validation)
     return time.perf_counter() - began
 
 
@@ -96,7 +108,7 @@ def by_hand(config: RunConfig) -> float:
             persistent_workers=workers > 0 and config.persistent_workers,
             prefetch_factor=config.prefetch_factor if workers else None,
         )
-        for split, shuffle in _splits(workload.train, workload.validation)
+        for split, shuffle in zip(_splits(workload), (True, False), strict=True)
     )
     bf16 = config.precision is Precision.BF16
     precision = torch.autocast("cpu", dtype=torch.bfloat16) if bf16 else nullcontext()
@@ -108,6 +120,7 @@ def by_hand(config: RunConfig) -> float:
     for _ in range(config.epochs):
         model.train()
         for inputs, targets in train:
+            inputs = inputs.contiguous(memory_format=layout)
             with precision:
                 loss = loss_fn(model(inputs), targets)
             loss.backward()
@@ -122,7 +135,7 @@ def by_hand(config: RunConfig) -> float:
     return time.perf_counter() - began
 
 
-def _splits(train: object, validation: object) -> tuple[tuple[ImageSplit, bool], ...]:
-    assert isinstance(train, ImageSplit)
-    assert isinstance(validation, ImageSplit)
-    return (train, True), (validation, False)
+def _splits(workload: Task) -> tuple[ImageSplit, ImageSplit]:
+    assert isinstance(workload.train, ImageSplit)
+    assert isinstance(workload.validation, ImageSplit)
+    return workload.train, workload.validation
