@@ -190,6 +190,8 @@ class Sweeps:
 
     def _launch(self, folder: Path) -> None:
         """Start the process that measures; its group is its own, to be ended as a whole."""
+        if self._child is not None:
+            _end(self._child, STOP_TIMEOUT_S)  # its sweep is over, it may still be on its way out
         with (folder / LAB_LOG).open("ab", buffering=0) as output:
             self._child = subprocess.Popen(
                 [sys.executable, "-m", "trainer.lab", "--folder", str(folder.resolve())],

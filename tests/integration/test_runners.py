@@ -35,7 +35,8 @@ def wait_until(true: Callable[[], bool], timeout_s: float = 40.0) -> None:
 
 
 def config(runner: Runner, epochs: int) -> RunConfig:
-    return replace(defaults(Workload.LINEAR), epochs=epochs, runner=runner)
+    base = replace(defaults(Workload.LINEAR), optimizer=Optimizer.ADAM)
+    return replace(base, epochs=epochs, runner=runner)
 
 
 @BOTH
