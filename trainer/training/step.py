@@ -45,7 +45,9 @@ class TrainStep:
     def forward(self, inputs: Tensor, targets: Tensor, of: int = 0) -> Tensor:
         """Return the mean loss of a batch (0-d), or its part of the mean over `of` samples."""
         with span(FORWARD):
-            loss = self._outputs_and_loss(self.compiled or self.model, inputs, targets)[1]
+            # Not `or`: what torch compiles may have a length, which then counts as its truth.
+            model = self.model if self.compiled is None else self.compiled
+            loss = self._outputs_and_loss(model, inputs, targets)[1]
             return loss * (len(targets) / of) if of > len(targets) else loss
 
     def backward(self, loss: Tensor) -> None:
