@@ -6,11 +6,13 @@ form is in docs/lab.md. `samples.jsonl` has a line for each sample, from which a
 
 from __future__ import annotations
 
+import fcntl
 import json
 import socket
 import statistics
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,7 @@ LAB = "lab"
 PLAN_JSON = "plan.json"
 SWEEP_JSON = "sweep.json"
 SAMPLES = "samples.jsonl"
+LOCK = "lock"
 GONE = "Its process is gone: it was killed, or the machine went down. Resume goes on from there."
 
 
@@ -89,6 +92,22 @@ def write_plan(folder: Path, plan: Plan) -> None:
             "machine": {},
         },
     )
+
+
+@contextmanager
+def only_one(folder: Path) -> Iterator[None]:
+    """Hold the lock of a sweep: to measure, to write its sweep.json, or to delete its folder.
+
+    Raises SweepError where another process holds it, OSError where there is no folder.
+    """
+    with (folder / LOCK).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise SweepError(
+                f"{folder.name}: another process works on this sweep. Stop that one first."
+            ) from error
+        yield
 
 
 def read_plan(folder: Path) -> dict[str, Any]:

@@ -6,14 +6,12 @@ goes on where samples.jsonl ends; the sample that was under way is taken again.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,14 +21,13 @@ from trainer.config import Compile
 from trainer.lab.content import CALIBRATE, content, finite
 from trainer.lab.contest import TRIES, Contest, Next, Sample, Standing, of_contest
 from trainer.lab.course import BASELINE, Course, Phase, course
-from trainer.lab.folder import SAMPLES, SCHEMA, SWEEP_JSON, SweepError, write_json
+from trainer.lab.folder import SAMPLES, SCHEMA, SWEEP_JSON, SweepError, only_one, write_json
 from trainer.lab.plan import Plan
 from trainer.problems import TrainDevice
 
 FEWEST_STEPS = 30
 FEWEST_WARM_STEPS = 10
 CALIBRATION_WARM_STEPS = 5
-LOCK = "lock"
 FIRST_TIMEOUT_S = 900.0
 LEAST_TIMEOUT_S = 300.0
 TIMES_LONGER = 20.0
@@ -75,7 +72,7 @@ class Sweep:
         Raises SweepError while another process works on this sweep, OSError where the folder
         cannot be written.
         """
-        with _only_one(self._folder):
+        with only_one(self._folder):
             self._created = _created(self._folder)
             self._samples, self._machine = read_samples(self._folder)
             return self._run()
@@ -209,19 +206,6 @@ def read_samples(folder: Path) -> tuple[list[Sample], dict[str, Any]]:
                 f"{folder.name}/{SAMPLES}: line {number} is no sample ({error}). Delete the line."
             ) from error
     return samples, machine
-
-
-@contextmanager
-def _only_one(folder: Path) -> Iterator[None]:
-    """Hold the lock of a sweep. Raises SweepError where another process holds it."""
-    with (folder / LOCK).open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise SweepError(
-                f"{folder.name}: another process works on this sweep. Stop that one first."
-            ) from error
-        yield
 
 
 def _created(folder: Path) -> float:
