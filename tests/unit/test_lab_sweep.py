@@ -17,13 +17,13 @@ import pytest
 from trainer.config import ConfigError, RunConfig, Workload
 from trainer.lab.arms import Arm, make_arm
 from trainer.lab.content import METRICS
-from trainer.lab.contest import Contest, Sample, stand
+from trainer.lab.contest import Contest, Next, Sample, stand
 from trainer.lab.course import rules_of
 from trainer.lab.folder import SAMPLES, SWEEP_JSON, SweepError, read_sweep, write_plan
 from trainer.lab.plan import Plan
 from trainer.lab.report import to_csv, to_html
 from trainer.lab.statistics import judge
-from trainer.lab.sweep import Sweep, read_samples, with_steps
+from trainer.lab.sweep import Sweep, read_samples, seed_of, with_steps
 from trainer.lab.terminal import Terminal, closing, progress_line, table
 from trainer.problems import TrainDevice
 
@@ -203,6 +203,56 @@ def test_a_winner_with_a_worse_loss_is_not_taken(tmp_path: Path) -> None:
     assert found["arms"][1]["loss"]["verdict"] == "worse"
     assert found["best"]["arms"] == ["fused"]
     assert "loss" in found["combining"][0]["reason"]
+
+
+def broken_together(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Lose the loss where two changes are made at once, but never while they are combined."""
+    both = len(job["changes"]) == 2 and job["confirms"]
+    return {"metrics": {"loss": None, "loss_finite": False}} if both else {}
+
+
+def test_a_combination_whose_confirmed_loss_is_worse_gives_way_to_the_one_before(
+    tmp_path: Path,
+) -> None:
+    taker = FakeTaker({"channels_last": 0.2, "fused": 0.1})
+    a_plan = plan(arm(fused=True), arm(channels_last=True))
+    plain, confirms = taker.take, seed_of(a_plan, Next("confirm", 0, ""))
+
+    def take(job: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+        within = confirms <= job["seed"] <= confirms + a_plan.max_rounds
+        return plain({**job, "confirms": within}, timeout_s)
+
+    taker.take = take  # type: ignore[method-assign]
+    taker.answers["fused"] = broken_together
+    found = sweep(tmp_path, a_plan, taker)
+    assert found["status"] == "finished"
+    assert (found["best"]["arms"], found["best"]["verdict"]) == (["channels_last"], "faster")
+    assert found["best"]["loss"]["verdict"] == "same"
+    assert found["best"]["metrics"]["samples_per_sec"] == pytest.approx(1200, rel=0.01)
+    assert [one["kept"] for one in found["combining"]] == [True, False]
+    assert "loss is no finite number" in found["combining"][1]["reason"]
+    assert found["rounds"][-1]["phase"] == "confirming"
+    assert "Not in it: fused: confirmed against the baseline, loss" in "\n".join(closing(found))
+
+
+def test_without_a_sound_combination_the_reports_say_that_there_is_none(tmp_path: Path) -> None:
+    taker, a_plan = FakeTaker({"fused": 0.1}), plan(arm(fused=True))
+    first = seed_of(a_plan, Next("confirm", 0, ""))
+
+    def confirming(seed: int) -> bool:
+        return first < seed <= first + a_plan.max_rounds
+
+    broken = {"metrics": {"loss": None, "loss_finite": False}}
+    taker.answers["fused"] = lambda job: broken.copy() if confirming(job["seed"]) else {}
+    taker.stop_after = 14  # two of the confirmation's rounds
+    stopped = sweep(tmp_path, a_plan, taker)
+    taker.stop_after, taker.stopping = math.inf, False
+    for text in ("\n".join(closing(stopped)), to_html(stopped)):
+        assert "loss is no finite number in 2 of 2 rounds" in text
+    found = sweep(tmp_path, a_plan, taker)
+    assert found["best"] is None
+    for text in ("\n".join(closing(found)), to_html(found)):
+        assert "none: the loss of each combination that was faster is worse." in text
 
 
 def test_a_loss_that_is_no_number_is_worse(tmp_path: Path) -> None:

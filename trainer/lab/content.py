@@ -128,6 +128,7 @@ def _best(
     if course.confirmed is None or course.best is None:
         return None
     ended = over or course.next is None
+    assert course.contest is not None
     name = " + ".join(course.winners)
     verdict = judged(course.confirmed, name, rules_of(plan), over=ended)
     if BASELINE in course.confirmed.failed:
@@ -136,7 +137,7 @@ def _best(
         "arms": list(course.winners),
         "changes": dict(course.best),
         **verdict,
-        "metrics": medians(of_contest(samples, CONFIRM), name),
+        "metrics": medians(of_contest(samples, course.contest.key), name),
     }
 
 
@@ -168,7 +169,7 @@ def _of_a_round(sample: Sample) -> dict[str, Any]:
 
 
 def _phase(contest: str) -> Phase:
-    if contest == CONFIRM:
+    if contest.startswith(CONFIRM):
         return Phase.CONFIRMING
     return Phase.COMBINING if contest.startswith(COMBINE) else Phase.MEASURING
 

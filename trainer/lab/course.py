@@ -3,7 +3,7 @@
 All arms against the baseline, then the search for the best combination: the winners join it one by
 one, the largest first, each in a contest of its own against the combination so far. What remains is
 confirmed against the baseline with fresh rounds, because the largest of many effects was also the
-luckiest.
+luckiest. A combination whose loss is worse there loses the setting that joined it last.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from trainer.lab.arms import Arm, changed, own_changes, own_with
 from trainer.lab.contest import Contest, Next, Sample, Standing, stand
 from trainer.lab.plan import Plan
 from trainer.lab.statistics import Rules, Side
+from trainer.lab.words import of_loss
 from trainer.problems import TrainDevice, problems
 
 BASELINE = "baseline"
@@ -111,16 +112,17 @@ def _combine(
         key=lambda name: speed[name].effect or 0.0,
         reverse=True,
     )
-    names: list[str] = []
-    changes: dict[str, Any] = {}
+    # The combinations that stood, the last one the largest.
+    stood: list[tuple[tuple[str, ...], Mapping[str, Any]]] = []
     for name in winners:
         if loss_is_worse(found.arms, name):
             found.tried.append(Tried((name,), False, "its loss after equal steps is worse"))
             continue
-        if not names:
-            names, changes = [name], dict(found.changes[name])
+        if not stood:
+            stood.append(((name,), found.changes[name]))
             found.tried.append(Tried((name,), True, "the largest effect"))
             continue
+        names, changes = stood[-1]
         together = merged(plan.config, changes, found.changes[name])
         refused = _refused(changes, found.changes[name], plan.config, together, devices)
         if refused is not None:
@@ -130,9 +132,8 @@ def _combine(
         if kept is None:
             return
         if kept:
-            names, changes = [*names, name], together
-    if names:
-        _confirm(found, plan, samples, names, changes)
+            stood.append(((*names, name), together))
+    _confirm(found, plan, samples, stood)
 
 
 def merged(
@@ -198,13 +199,25 @@ def _confirm(
     found: Course,
     plan: Plan,
     samples: Sequence[Sample],
-    names: Sequence[str],
-    changes: Mapping[str, Any],
+    stood: Sequence[tuple[tuple[str, ...], Mapping[str, Any]]],
 ) -> None:
-    best = " + ".join(names)
-    contest = Contest(CONFIRM, BASELINE, (best,))
-    standing = stand(contest, samples, rules_of(plan), plan.seed)
-    found.phase, found.contest, found.standing = Phase.CONFIRMING, contest, standing
-    found.changes[best] = changes
-    found.winners, found.best, found.confirmed = tuple(names), changes, standing
-    found.next = standing.next
+    """Compare the last combination that stood with the baseline.
+
+    Where its loss is worse, it goes on with the one before; `best` stays None where none is left.
+    """
+    key = CONFIRM
+    for names, changes in reversed(stood):
+        best = " + ".join(names)
+        contest = Contest(key, BASELINE, (best,))
+        standing = stand(contest, samples, rules_of(plan), plan.seed)
+        found.phase, found.contest, found.standing = Phase.CONFIRMING, contest, standing
+        found.changes[best] = changes
+        found.next = standing.next
+        if standing.next is not None or not loss_is_worse(standing, best):
+            found.winners, found.best, found.confirmed = names, changes, standing
+            return
+        reason = f"confirmed against the baseline, {of_loss(standing, best)['text']}"
+        found.tried = [
+            Tried(names, False, reason) if one.names == names else one for one in found.tried
+        ]
+        key = f"{CONFIRM} {' + '.join(names[:-1])}"

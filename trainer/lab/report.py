@@ -14,6 +14,7 @@ from html import escape
 from typing import Any
 
 from trainer.lab.table import HEADINGS, NUMBERS, ordered, rows
+from trainer.lab.words import of_best
 
 COLUMNS = ("name", "label", "verdict", "effect", "low", "high", "resolution", "rounds", "reason")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -103,10 +104,10 @@ def _best(sweep: Mapping[str, Any]) -> list[str]:
     if best is None and not tried:
         return []
     lines = ["<h2>Best combination</h2>"]
-    if best is not None:
-        names = " + ".join(map(str, best["arms"]))
-        text = f"{names}: {best['text']}, confirmed against the baseline in {best['rounds']} rounds"
-        lines.append(f"<p>{escape(text)}.</p>")
+    text = of_best(sweep)
+    if text is not None:
+        rounds = "" if best is None else f" Rounds against the baseline: {best['rounds']}."
+        lines.append(f"<p>{escape(text + rounds)}</p>")
     items = [
         f"<li>{escape(' + '.join(map(str, one['tried'])))}: "
         f"{'kept' if one['kept'] else 'left out'}, {escape(str(one['reason']))}</li>"

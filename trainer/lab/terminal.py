@@ -10,7 +10,7 @@ from typing import Any
 
 from stepscope.formatting import format_duration, printable
 from trainer.lab.table import HEADINGS, NUMBERS, rows
-from trainer.lab.words import summary
+from trainer.lab.words import of_best, summary
 
 
 class Terminal:
@@ -80,9 +80,9 @@ def closing(sweep: Mapping[str, Any]) -> list[str]:
         f"{summary(counts) or 'No arm'}; {plan['steps']} steps a sample after {plan['warmup']} of "
         "warm-up, one process each."
     ]
-    best = sweep["best"]
+    best = of_best(sweep)
     if best is not None:
-        lines.append(f"Best combination: {' + '.join(best['arms'])}: {best['text']}.")
+        lines.append(f"Best combination: {best}")
     for tried in sweep["combining"]:
         if not tried["kept"]:
             lines.append(f"Not in it: {tried['tried'][-1]}: {tried['reason']}.")

@@ -145,6 +145,17 @@ def signed(fraction: float) -> str:
     return f"{sign}{100 * abs(fraction):.1f} %"
 
 
+def of_best(sweep: Mapping[str, Any]) -> str | None:
+    """Return what a sweep says of its best combination, a sentence; None before there is one."""
+    best = sweep["best"]
+    if best is not None:
+        why = f" {best['reason']}" if best["reason"] else ""
+        return f"{' + '.join(best['arms'])}: {best['text']}; {best['loss']['text']}.{why}"
+    if sweep["combining"] and sweep["status"] == "finished":
+        return "none: the loss of each combination that was faster is worse."
+    return None
+
+
 def summary(counts: Mapping[str, int]) -> str:
     """Return how many arms have which verdict, in the order of the verdicts.
 
