@@ -255,6 +255,18 @@ def test_without_a_sound_combination_the_reports_say_that_there_is_none(tmp_path
         assert "none: the loss of each combination that was faster is worse." in text
 
 
+def test_a_loss_gets_its_verdict_at_a_look_and_keeps_it_until_the_next(tmp_path: Path) -> None:
+    taker = FakeTaker({"fused": 0.015}, noise=0.02)
+    taker.answers["fused"] = lambda job: {"metrics": {"loss": 0.9 + 0.01 * (job["seed"] % 3)}}
+    a_plan = plan(arm(fused=True))
+    for rounds, verdict in ((3, "undecided"), (6, "worse")):
+        taker.stop_after, taker.stopping = 2 * rounds, False
+        found = sweep(tmp_path, a_plan, taker)
+        assert (found["status"], found["arms"][0]["verdict"]) == ("stopped", "undecided")
+        assert found["arms"][0]["loss"]["verdict"] == verdict  # of round 5
+        assert found["arms"][0]["loss"]["low"] > 0.2
+
+
 def test_a_loss_that_is_no_number_is_worse(tmp_path: Path) -> None:
     taker = FakeTaker({"fused": 0.1})
     taker.answers["fused"] = lambda job: {"metrics": {"loss": None, "loss_finite": False}}

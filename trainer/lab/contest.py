@@ -193,7 +193,12 @@ def _look_between(standing: Standing, rounds: _Rounds, still: Sequence[str], rul
     retained = sum(standing.speed[name].side is Side.SAME for name in standing.decided)
     speed, loss = _judged(rounds, names, rules, retained)
     for name in names:
-        one = speed[name]
-        standing.speed[name] = Finding(Side.OPEN, one.rounds, one.effect, one.low, one.high)
-        standing.loss[name] = loss[name]
+        standing.speed[name] = _open(speed[name])
+        if name not in standing.loss or standing.loss[name].side is Side.OPEN:
+            standing.loss[name] = _open(loss[name])
         standing.broken[name] = rounds.broken(name)
+
+
+def _open(one: Finding) -> Finding:
+    """Return a finding between looks: its figures without a verdict."""
+    return Finding(Side.OPEN, one.rounds, one.effect, one.low, one.high)
