@@ -175,7 +175,8 @@ def parts_of(figures: Figures, setup: Setup) -> Parts | str:
     - The rest are gaps: the host neither waits for data nor copies, it is late with launching.
 
     On a CPU, computing is what is not data wait, at most the CPU time that the process had, unless
-    all cores of the host are in use (or nobody knows): then it waits for a core.
+    all cores of the host are in use (or nobody knows): then it waits for a core. Without that CPU
+    time, nobody can say that a step which hardly waits for data computes.
     """
     if figures.data_wait is None and (setup.on_gpu or figures.process_cpu is None):
         return (
@@ -204,7 +205,12 @@ def parts_of(figures: Figures, setup: Setup) -> Parts | str:
     return Parts(compute=busy, data=data, copies=copies, other=max(0.0, idle - data - copies))
 
 
-def _cpu_parts(figures: Figures, wait: float) -> Parts:
+def _cpu_parts(figures: Figures, wait: float) -> Parts | str:
+    if figures.process_cpu is None and wait <= STANDS_STILL:
+        return (
+            "Not told: whether the process computes or waits is not known; that takes a second of "
+            "steps at least."
+        )
     other = 0.0
     cores = figures.host_cpu
     if figures.process_cpu is not None and cores is not None and cores < BUSY_HOST:

@@ -19,7 +19,11 @@ from stepscope.store.frames import Floats
 FIRST_STEPS = 5
 """Steps at a run's start that are left out: kernels load, caches and the allocator fill."""
 WINDOW_STEPS = 512
-"""Newest steps that are looked at, at most: one or two frames of the store."""
+"""Newest steps that are looked at: one or two frames of the store."""
+LEAST_S = 3.0
+"""Time that short steps are looked at for, so that the sampler has enough readings of it."""
+MOST_STEPS = 16384
+"""Steps that are looked at for that, at most: 3 s of steps of 0.2 ms, read in some 10 ms."""
 WINDOW_S = 30.0
 """Age of the steps that count, as far as MIN_STEPS of them are that young."""
 READINGS = 4096
@@ -95,14 +99,25 @@ def _steady(reader: RunReader, info: SeriesInfo | None) -> Block:
     """Return the steps of the window that have a step time."""
     if info is None:
         return Block.from_rows([])
-    first = max(FIRST_STEPS, info.rows - WINDOW_STEPS)
-    block = reader.read(info.id, first, info.rows, 1)
+    block = _newest(reader, info)
     times = _column(block, STEP_TIME)
     timed = np.flatnonzero(times > 0)
     if not len(timed):
         return block.slice(0, 0)
     young = np.count_nonzero(block.ts[timed] > block.ts[timed[-1]] - WINDOW_S)
     return _rows(block, timed[-max(MIN_STEPS, int(young)) :])
+
+
+def _newest(reader: RunReader, info: SeriesInfo) -> Block:
+    """Return the newest WINDOW_STEPS rows of steps, or LEAST_S of them where that is more."""
+    first = max(FIRST_STEPS, info.rows - WINDOW_STEPS)
+    block = reader.read(info.id, first, info.rows, 1)
+    if first == FIRST_STEPS or block.ts[-1] - block.ts[0] >= LEAST_S:
+        return block
+    last = float(block.ts[-1])
+    start, _ = reader.rows_between(info.id, "time", last - LEAST_S, last)
+    first = max(FIRST_STEPS, info.rows - MOST_STEPS, min(first, start))
+    return reader.read(info.id, first, info.rows, 1)
 
 
 def _during(steps: Block, times: Floats, reader: RunReader, info: SeriesInfo | None) -> Block:

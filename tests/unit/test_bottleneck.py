@@ -122,7 +122,7 @@ def test_small_gaps_are_no_verdict_of_their_own() -> None:
 
 
 def test_a_fifth_of_waiting_does_not_make_a_computing_step_input_bound() -> None:
-    waits = Figures(steps=50, step_time=0.1, data_wait=0.019)
+    waits = Figures(steps=50, step_time=0.1, data_wait=0.019, process_cpu=1.0)
     assert verdict(waits, CPU).kind == "compute-bound"
     assert verdict(replace(waits, data_wait=0.021), CPU).kind == "input-bound"
 
@@ -186,7 +186,7 @@ def test_without_a_utilization_a_gpu_is_believed_busy_where_the_host_waits_for_i
 
 
 def test_on_a_cpu_what_is_no_wait_is_computing() -> None:
-    cpu = Figures(steps=200, step_time=0.1, data_wait=0.03)
+    cpu = Figures(steps=200, step_time=0.1, data_wait=0.03, process_cpu=1.0)
     assert verdict(cpu, CPU).kind == "input-bound"
     assert verdict(replace(cpu, data_wait=0.01), CPU).kind == "compute-bound"
     assert "the CPU computes for 90 %" in verdict(replace(cpu, data_wait=0.01), CPU).text
@@ -201,6 +201,16 @@ def test_a_process_that_neither_computes_nor_loads_is_not_compute_bound() -> Non
     assert verdict(crowded, CPU).kind == "compute-bound"
     # Without the process's own time nothing tells that it sleeps.
     assert verdict(replace(asleep, host_cpu=None), CPU).kind == "compute-bound"
+
+
+def test_without_cpu_time_nothing_is_called_compute_bound() -> None:
+    """As with a run of less than a second: it may as well have slept."""
+    blind = Figures(steps=200, step_time=0.001, data_wait=0.0)
+    found = verdict(blind, CPU)
+    assert found.kind is Kind.UNCLEAR
+    assert found.text.startswith("Not told: whether the process computes or waits is not known")
+    assert verdict(replace(blind, data_wait=0.0006), CPU).kind is Kind.INPUT
+    assert verdict(replace(blind, process_cpu=1.0), CPU).kind is Kind.COMPUTE
 
 
 @pytest.mark.parametrize(
@@ -325,7 +335,7 @@ def test_every_proposal_is_a_value_of_its_field() -> None:
 
 
 def test_a_long_step_on_a_cpu_may_use_more_threads_and_a_short_one_not() -> None:
-    busy = Figures(steps=50, step_time=0.1, data_wait=0.0)
+    busy = Figures(steps=50, step_time=0.1, data_wait=0.0, process_cpu=1.0)
     assert verdict(busy, CPU).next is not None
 
     def name(setup: Setup) -> str | None:

@@ -52,6 +52,9 @@ def steps(wait: float, count: int = 60) -> list[Row]:
     return [(0.1 * i, i, values) for i in range(1, count)]
 
 
+BUSY: list[Row] = [(0.1 * i, 0, {"process/cpu": 100.0}) for i in range(60)]
+
+
 def test_a_slow_loader_is_found(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recorded_run(runs, "input_bound_cpu")
     out, err = diagnose(capsys, "input_bound_cpu", "--json")
@@ -147,7 +150,7 @@ def test_a_killed_run_is_found_with_the_steps_it_left(
 
 
 def test_each_rank_has_findings_of_its_own(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = write_run(runs / "r", {"world_size": 2, "rank": 0}, steps=steps(0.001))
+    folder = write_run(runs / "r", {"world_size": 2, "rank": 0}, steps=steps(0.001), samples=BUSY)
     write_run(folder, rank=1, steps=steps(0.06))
     now = time.time()
     told = {"created": now, "status": "finished", "heartbeat": now, "rank": 1, "world_size": 2}

@@ -106,6 +106,26 @@ def test_few_readings_are_no_mean(tmp_path: Path) -> None:
     assert figures_of(folder).utilization is None
 
 
+@pytest.mark.parametrize("seconds", [0.0003, 0.001, 0.0019])
+def test_short_steps_are_looked_at_for_long_enough(tmp_path: Path, seconds: float) -> None:
+    """512 of them last less than the second that a mean of the sampler needs."""
+    rows = steps(round(6 / seconds), seconds, **{"perf/data_wait": 0.0})
+    ticks = [0.1 * i for i in range(60)]
+    on_gpu = write_run(
+        tmp_path / "gpu",
+        {"config": {"device": GPU}},
+        gpu=GPU,
+        steps=rows,
+        devices=[(tick, 0, {"gpu/util": 30.0}) for tick in ticks],
+    )
+    assert figures_of(on_gpu).utilization == pytest.approx(0.3)
+    asleep = {"process/cpu": 2.0, "host/cpu": 10.0}
+    on_cpu = write_run(tmp_path / "cpu", steps=rows, samples=[(tick, 0, asleep) for tick in ticks])
+    found = figures_of(on_cpu)
+    assert found.process_cpu == pytest.approx(0.02)
+    assert verdict(found, setup_of({})).kind is Kind.UNCLEAR
+
+
 def test_copies_that_end_in_a_later_step_are_not_counted_twice(tmp_path: Path) -> None:
     rows = steps(45, 0.1)
     for i, (_, _, values) in enumerate(rows):
