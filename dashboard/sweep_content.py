@@ -17,6 +17,8 @@ Json = Mapping[str, Any]
 LONGEST_TEXT = 400
 """Characters of one text that are shown."""
 MOST_ARMS = 200
+LAST_TIME = 253_402_300_800.0
+"""The end of the year 9999 in epoch seconds: a later time cannot be written as a date."""
 DRIFT_P = 0.05
 """Below it the lab says that the machine drifted."""
 
@@ -155,7 +157,7 @@ def to_content(sweep: Json) -> SweepContent:
     """Return a checked sweep.json. Raises ValueError where it is none."""
     try:
         status = SweepStatus(sweep["status"])
-        created, workload = float(sweep["created"]), text(sweep["workload"])
+        created, workload = _time(sweep["created"]) or 0.0, text(sweep["workload"])
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"sweep.json: must be that of a sweep, got {str(error)[:80]!r}. Delete the folder."
@@ -166,8 +168,8 @@ def to_content(sweep: Json) -> SweepContent:
         workload=workload or "?",
         status=status,
         reason=text(sweep.get("reason")),
-        created=created if math.isfinite(created) else 0.0,
-        updated=number(sweep.get("updated")) or created,
+        created=created,
+        updated=_time(sweep.get("updated")) or created,
         progress=_progress(_mapping(sweep.get("progress"))),
         baseline=_arm({"name": "baseline", **baseline, "verdict": None}),
         arms=tuple(_arm(_mapping(arm)) for arm in _list(sweep.get("arms"))[:MOST_ARMS]),
@@ -186,7 +188,16 @@ def number(value: object) -> float | None:
     """Return a finite number as it is, None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if math.isfinite(value) else None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # an int of hundreds of digits
+        return None
+
+
+def _time(value: object) -> float | None:
+    """Return a time in epoch seconds, None for what is no date."""
+    seconds = number(value)
+    return seconds if seconds is not None and 0 <= seconds < LAST_TIME else None
 
 
 def text(value: object) -> str | None:
@@ -271,7 +282,7 @@ def _round_sample(sample: Json) -> RoundSample:
 
 
 def _whole(value: object) -> int | None:
-    return value if type(value) is int and value >= 0 else None
+    return value if type(value) is int and 0 <= value < 2**53 else None
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

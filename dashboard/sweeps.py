@@ -217,10 +217,10 @@ class Sweeps:
         known = self._ended.get(folder)
         if known is not None and known[0] == modified and not self._alive(folder.name):
             return known[1]
-        content = read_sweep(folder)
         try:
+            content = read_sweep(folder)
             checked = to_content(content)
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             raise SweepError(f"{folder.name}: {error}") from error
         judged = self._judged(folder, checked, modified)
         sweep = Sweep(folder, content, judged, self._look_only(folder, content))
@@ -236,9 +236,8 @@ class Sweeps:
                 return content
             return replace(content, status=SweepStatus.PENDING, reason=None)
         silent = folder.name == self._child_id and modified_ns <= self._launched_ns
-        never_begun = (
-            content.status is SweepStatus.PENDING and time.time() - content.created > STARTING_S
-        )
+        age = abs(time.time() - content.created)  # a time to come is no reason to wait for it
+        never_begun = content.status is SweepStatus.PENDING and age > STARTING_S
         if silent or never_begun:
             reason = "Stopped before it began." if self._stopped else _last_words(folder)
             return replace(content, status=SweepStatus.STOPPED, reason=reason)

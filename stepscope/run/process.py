@@ -63,5 +63,5 @@ def process_of(run_json: dict[str, Any]) -> psutil.Process | None:
         # A process number is used again; the same start time (10 ms clock) is the same process.
         same = abs(process.create_time() - float(run_json["pid_started"])) < 1.0
         return process if same and process.status() != psutil.STATUS_ZOMBIE else None
-    except (psutil.Error, KeyError, ValueError, TypeError):
+    except (psutil.Error, KeyError, ValueError, TypeError, OverflowError):
         return None

@@ -144,7 +144,7 @@ def seconds_per_sample(root: Path, workload: str, device: str) -> float | None:
                 for a_round in sweep["rounds"]
                 for sample in a_round["samples"].values()
             ]
-        except (SweepError, KeyError, TypeError, ValueError, AttributeError):
+        except (SweepError, KeyError, TypeError, ValueError, AttributeError, OverflowError):
             continue  # a foreign or damaged folder: it gives no figures
         if taken:
             return statistics.median(taken)
@@ -164,7 +164,7 @@ def _read(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text())
     except OSError as error:
         raise SweepError(f"{where}: cannot be read ({error.strerror}). Start a sweep.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SweepError(f"{where}: is no JSON ({error}). Delete the folder.") from error
     if not isinstance(content, dict):
         raise SweepError(f"{where}: must be a JSON object. Delete the folder.")

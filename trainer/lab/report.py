@@ -74,10 +74,9 @@ def to_html(sweep: Mapping[str, Any]) -> str:
 
 def _paragraphs(sweep: Mapping[str, Any]) -> list[str]:
     plan, machine = sweep["plan"], sweep["machine"]
-    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(float(sweep["created"])))
     texts = [
         f"{sweep['status']}{': ' + str(sweep['reason']) if sweep['reason'] else ''}. "
-        f"Begun {when} on {machine.get('device') or 'an unknown device'}, "
+        f"Begun {_when(sweep['created'])} on {machine.get('device') or 'an unknown device'}, "
         f"torch {machine.get('torch') or '?'}.",
         f"Baseline: {sweep['baseline']['label']}. Each sample is a fresh process that measures "
         f"{plan['steps']} steps after {plan['warmup']} of warm-up. Each round has the baseline and "
@@ -89,6 +88,13 @@ def _paragraphs(sweep: Mapping[str, Any]) -> list[str]:
     if sweep["drift"] is not None:
         texts.append(sweep["drift"]["text"])
     return [f"<p>{escape(text)}</p>" for text in texts]
+
+
+def _when(created: Any) -> str:
+    try:
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(float(created)))
+    except (OverflowError, ValueError, TypeError, OSError):
+        return "at an unknown time"
 
 
 def _reasons(sweep: Mapping[str, Any]) -> list[str]:
