@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import streamlit as st
 
 from dashboard.api.page_token import page_token
-from dashboard.charts.content import run_content
+from dashboard.charts.content import run_content, run_kind
 from dashboard.charts.layout import layout
 from dashboard.controls.actions import buttons, start_button
-from dashboard.controls.proposal import take_proposal
+from dashboard.controls.proposal import describes, take_proposal
 from dashboard.controls.run_picker import RUN, choices, choose
 from dashboard.live_chart import live_chart
 from dashboard.run_index import Listing
 from dashboard.services import Services
-from stepscope.run import RunError, RunInfo, read_only_reason
+from stepscope.run import RunError, RunInfo, RunKind, read_only_reason
 from trainer.config import Problem, RunConfig
 
 ERROR = "command_error"
@@ -57,6 +59,7 @@ def live_panel(
     `trouble` says why the picked run is not there."""
     picked = st.session_state.get(RUN)
     error = st.session_state.pop(ERROR, None)
+    other = _other_settings(config, run)
     header = {
         "runs": choices(picked, listing),
         "picked": picked,
@@ -64,7 +67,8 @@ def live_panel(
         "buttons": buttons(run),
         "look_only": read_only_reason(run) if run is not None and run.status.live else None,
         "trouble": trouble,
-        "settings": config.to_dict(),
+        # None: those of the shown run are not in the sidebar.
+        "settings": config.to_dict() if other is None else None,
         # Numbered, so that the same sentence is shown again.
         "error": {"id": time.time_ns() // 1000, "text": error} if error else None,
     }
@@ -76,7 +80,7 @@ def live_panel(
         page_token=page_token(listing, run, server.sweeps.active_id()),
         on_start=_start_pressed,
         on_pick=_pick,
-        on_setting=_take_setting,
+        on_setting=functools.partial(_take_setting, other),
     )
 
 
@@ -88,8 +92,18 @@ def _pick() -> None:
     choose(st.session_state[KEY].run)
 
 
-def _take_setting() -> None:
+def _other_settings(config: RunConfig, run: RunInfo | None) -> Mapping[str, Any] | None:
+    """Return the settings of a run of ours that the sidebar's, `config`, do not describe."""
+    if run is None or run_kind(run) is not RunKind.TRAINER:
+        return None
+    settings = run.run_json.get("config")
+    if not isinstance(settings, dict) or describes(config, settings):
+        return None
+    return settings
+
+
+def _take_setting(of_run: Mapping[str, Any] | None) -> None:
     try:
-        take_proposal(st.session_state[KEY].setting)
+        take_proposal(st.session_state[KEY].setting, of_run)
     except ValueError as error:
         st.session_state[ERROR] = f"The setting was not taken. {error}"

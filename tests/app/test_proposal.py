@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from tests.app.test_live_view import component, header, trigger
+from dashboard import services
+from tests.app.test_live_view import component, header, record, trigger
 
 OpenPage = Callable[..., AppTest]
 
@@ -21,6 +23,25 @@ def test_a_proposal_sets_the_sidebar_and_the_link(page: OpenPage) -> None:
     assert app.number_input(key="config_num_workers").value == 3
     assert app.query_params["num_workers"] == "3"
     assert component(app)["header"]["error"] is None
+
+
+def test_it_takes_over_the_settings_of_a_run_that_the_sidebar_does_not_describe(
+    page: OpenPage, server: services.Services
+) -> None:
+    folder = record(server.runs, "one")
+    run_json = json.loads((folder / "run.json").read_text())
+    run_json["config"] |= {"workload": "gpt", "device": "cpu", "batch_size": 48}
+    (folder / "run.json").write_text(json.dumps(run_json))
+    app = page(run="one", workload="digits_cnn", device="cpu", num_workers="3")
+    # As nothing is set for a run of that workload, the browser offers the setting.
+    assert header(app)["settings"] is None
+    trigger(app, "setting", {"field": "num_workers", "value": 3})
+    told = header(app)["settings"]
+    assert (told["workload"], told["batch_size"], told["num_workers"]) == ("gpt", 48, 3)
+    # From now on the sidebar is for that run: what else is set in it stays.
+    app.number_input(key="config_batch_size").set_value(96).run()
+    trigger(app, "setting", {"field": "pin_memory", "value": False})
+    assert header(app)["settings"]["batch_size"] == 96
 
 
 @pytest.mark.parametrize(
