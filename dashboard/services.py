@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import gc
 import importlib
 import logging
@@ -155,9 +156,9 @@ class Services:
         try:
             return run_folder(self.runs, run_id)
         except RunError:
-            if self.examples.is_dir():
+            with contextlib.suppress(RunError):
                 return run_folder(self.examples, run_id)
-            raise
+            raise  # it names the folder of the runs, not that of the examples
 
     def list_runs(self) -> list[RunInfo]:
         """Return the readable runs, live ones first, then newest first.

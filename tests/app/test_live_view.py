@@ -143,6 +143,8 @@ def test_an_unusable_run_is_refused_and_the_page_stays(
     app = page(run=name)
     assert component(app)["run"] is None
     assert header(app)["trouble"]
+    if name == "absent":
+        assert f"no run 'absent' in {server.runs}." in header(app)["trouble"]
     assert header(app)["start"]["refused"] is None
 
 
