@@ -87,6 +87,20 @@ def test_what_cannot_train_is_a_reason(tmp_path: Path) -> None:
     assert diverged["metrics"]["loss_finite"] is False
 
 
+def test_a_folder_that_cannot_be_written_is_no_fault_of_the_sample(tmp_path: Path) -> None:
+    # Files may have 4096 bytes: an empty store fits, and no more.
+    code = (
+        "import json, resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)); "
+        "from pathlib import Path; from trainer.lab.sample_run import take; "
+        f"print(json.dumps(take({{**{job()!r}, 'folder': {str(tmp_path)!r}}})))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    answer = json.loads(ended.stdout.splitlines()[-1])
+    assert answer["stops"] is True
+    assert answer["reason"].startswith("The sample's folder cannot be written: ")
+
+
 def test_a_process_that_dies_is_a_reason(tmp_path: Path) -> None:
     process = SampleProcess(tmp_path)
 
@@ -162,8 +176,8 @@ def test_ctrl_c_stops_a_sweep_and_the_folder_goes_on(tmp_path: Path) -> None:
     resumed = lab(tmp_path, "--folder", str(folder))
     _, stderr = resumed.communicate(timeout=120)
     assert resumed.returncode == 0, stderr
-    assert taken(folder) == 4
-    assert read_sweep(folder)["status"] == "finished"
+    found = read_sweep(folder)
+    assert (found["status"], found["progress"]["done"]) == ("finished", 4)
 
 
 def test_kill_9_leaves_no_sample_and_a_sweep_that_goes_on(tmp_path: Path) -> None:

@@ -22,8 +22,9 @@ from trainer.lab.course import rules_of
 from trainer.lab.folder import SAMPLES, SWEEP_JSON, SweepError, read_sweep, write_plan
 from trainer.lab.plan import Plan
 from trainer.lab.report import to_csv, to_html
+from trainer.lab.samples import read_samples
 from trainer.lab.statistics import judge
-from trainer.lab.sweep import Sweep, read_samples, seed_of, with_steps
+from trainer.lab.sweep import Sweep, seed_of, with_steps
 from trainer.lab.terminal import Terminal, closing, progress_line, table
 from trainer.problems import TrainDevice
 
@@ -290,35 +291,92 @@ def test_winners_that_exclude_each_other_are_not_combined(tmp_path: Path) -> Non
     }
 
 
-def test_a_stopped_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_stopped_sweep_takes_the_open_round_again_and_goes_on(tmp_path: Path) -> None:
     a_plan = plan(arm(channels_last=True), arm(fused=True), max_rounds=5)
     whole = FakeTaker({"channels_last": 0.1})
     (tmp_path / "whole").mkdir()
     expected = sweep(tmp_path / "whole", a_plan, whole)
     (tmp_path / "parts").mkdir()
-    taken: list[Mapping[str, Any]] = []
     for _ in range(100):
         taker = FakeTaker({"channels_last": 0.1})
-        taker.stop_after = 4
+        taker.stop_after = 5  # a round of three and a part of the next
         found = sweep(tmp_path / "parts", a_plan, taker)
-        taken += taker.jobs[:4]
         if found["status"] == "finished":
             break
         assert found["status"] == "stopped"
         assert found["arms"][0]["verdict"] in ("undecided", "faster")
-    assert [job["changes"] for job in taken] == [job["changes"] for job in whole.jobs]
-    assert [job["seed"] for job in taken] == [job["seed"] for job in whole.jobs]
     assert verdicts(found) == verdicts(expected)
+    assert [one["order"] for one in found["rounds"]] == [one["order"] for one in expected["rounds"]]
+    assert found["progress"]["done"] == expected["progress"]["done"]
+    sessions: dict[tuple[str, int], set[int]] = {}
+    for one in read_samples(tmp_path / "parts")[0]:
+        sessions.setdefault((one.contest, one.round), set()).add(one.session)
+    assert len(sessions) >= 5
+    assert all(len(of_round) == 1 for of_round in sessions.values())
 
 
-def test_half_a_line_left_by_a_kill_is_taken_again(tmp_path: Path) -> None:
+def test_failures_before_a_resume_do_not_count(tmp_path: Path) -> None:
+    a_plan = plan(arm(fused=True), max_rounds=5, find_best=False)
+    taker = FakeTaker({"fused": 0.1})
+    plain = taker.take
+
+    def out_of_memory(job: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+        if len(taker.jobs) < 6 or job["changes"]:
+            return plain(job, timeout_s)
+        return {"reason": "CUDA is out of memory.", "seconds": 1.0}
+
+    taker.take = out_of_memory  # type: ignore[method-assign]
+    failed = sweep(tmp_path, a_plan, taker)
+    assert failed["status"] == "failed"
+    assert failed["arms"][0]["rounds"] >= 3
+    again = FakeTaker({"fused": 0.1})
+    found = sweep(tmp_path, a_plan, again)
+    assert (found["status"], verdicts(found)) == ("finished", {"fused": "faster"})
+    assert len(again.jobs) == 4
+
+
+def test_a_sample_that_cannot_be_stored_stops_the_sweep_and_blames_no_setting(
+    tmp_path: Path,
+) -> None:
+    a_plan, taker = plan(arm(fused=True), max_rounds=2), FakeTaker({})
+    taker.answers["fused"] = lambda job: {"reason": "No space left.", "stops": True, "metrics": {}}
+    found = sweep(tmp_path, a_plan, taker)
+    assert found["status"] == "stopped"
+    assert found["reason"] == "No space left. Resume goes on from here when that is solved."
+    assert found["arms"][0]["verdict"] == "undecided"
+    assert sweep(tmp_path, a_plan, FakeTaker({}))["status"] == "finished"
+
+
+@pytest.mark.parametrize("key", ["host", "gpu", "torch"])
+def test_a_sweep_goes_on_only_on_the_machine_it_was_measured_on(tmp_path: Path, key: str) -> None:
+    def answer(value: str) -> FakeTaker:
+        taker = FakeTaker({})
+        plain = taker.take
+
+        def take(job: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+            return {**plain(job, timeout_s), "machine": {key: value}}
+
+        taker.take = take  # type: ignore[method-assign]
+        return taker
+
+    a_plan, first, other = plan(arm(fused=True), max_rounds=5), answer("a"), answer("b")
+    first.stop_after = 3
+    sweep(tmp_path, a_plan, first)
+    refused = sweep(tmp_path, a_plan, other)
+    assert refused["status"] == "stopped"
+    assert refused["reason"].startswith(f"{key}: this sweep was measured with 'a', got 'b'.")
+    assert len(other.jobs) == 1
+    assert sweep(tmp_path, a_plan, answer("a"))["status"] == "finished"
+
+
+def test_half_a_line_left_by_a_kill_is_taken_again_with_its_round(tmp_path: Path) -> None:
     a_plan = plan(arm(channels_last=True), max_rounds=2)
     sweep(tmp_path, a_plan, FakeTaker({}))
     path = tmp_path / SAMPLES
     path.write_bytes(path.read_bytes()[:-20])
     again = FakeTaker({})
     found = sweep(tmp_path, a_plan, again)
-    assert len(again.jobs) == 1
+    assert len(again.jobs) == 2
     assert found["status"] == "finished"
     assert len(read_samples(tmp_path)[0]) == 4
 

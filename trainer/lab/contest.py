@@ -23,7 +23,8 @@ TRIES = 2
 class Sample:
     """One child process and what it measured, or the `reason` why it measured nothing.
 
-    `seconds` is the wall time of the whole process; `metrics` are those of docs/lab.md.
+    `seconds` is the wall time of the whole process; `metrics` are those of docs/lab.md. `session`
+    counts how often the sweep had been resumed.
     """
 
     contest: str
@@ -32,6 +33,7 @@ class Sample:
     reason: str | None = None
     seconds: float = 0.0
     ended: float = 0.0
+    session: int = 0
     metrics: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -64,6 +64,15 @@ class Course:
     changes: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     failed: str | None = None
 
+    @property
+    def open_round(self) -> tuple[str, int] | None:
+        """Contest and number of the round that is not yet whole; None where the sweep is over."""
+        if self.next is not None:
+            return self.next.contest, self.next.round
+        if self.failed is None or self.contest is None or self.standing is None:
+            return None
+        return self.contest.key, self.standing.round
+
 
 def rules_of(plan: Plan) -> Rules:
     """Return the numbers of the recipe that the plan has."""

@@ -25,8 +25,16 @@ def take(job: Mapping[str, Any]) -> dict[str, Any]:
     """Run the job; return `metrics` and `machine`, or the `reason` why there are none.
 
     A job has `config`, `changes`, `seed`, `warmup`, `steps`, and `folder`, which is empty. Without
-    `steps` the run ends `seconds` after its warm-up.
+    `steps` the run ends `seconds` after its warm-up. Where the folder cannot be written the answer
+    has `stops` beside the reason.
     """
+    try:
+        return _taken(job)
+    except (StoreError, OSError) as error:
+        return {"reason": f"The sample's folder cannot be written: {error}.", "stops": True}
+
+
+def _taken(job: Mapping[str, Any]) -> dict[str, Any]:
     folder, warmup, steps = Path(job["folder"]), int(job["warmup"]), int(job["steps"])
     try:
         config = replace(
@@ -50,7 +58,7 @@ def take(job: Mapping[str, Any]) -> dict[str, Any]:
         return {"reason": Run(folder).run_json.get("reason") or f"The run is {status}."}
     try:
         metrics = measured(folder, warmup)
-    except (TooShort, RunError, StoreError) as error:
+    except (TooShort, RunError) as error:
         return {"reason": str(error)}
     return {"metrics": metrics, "machine": Run(folder).run_json.get("environment") or {}}
 

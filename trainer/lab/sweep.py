@@ -1,7 +1,8 @@
 """Runs a sweep, or goes on with one: a sample after the other, until its course has no next.
 
 All that is known stands in the folder after each sample. So a sweep that was stopped, or killed,
-goes on where samples.jsonl ends; the sample that was under way is taken again.
+goes on where samples.jsonl ends. The round that was under way is taken again as a whole: its
+samples are compared with each other, and hours may have passed.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from trainer.config import Compile
 from trainer.lab.content import CALIBRATE, content, finite
 from trainer.lab.contest import TRIES, Contest, Next, Sample, Standing, of_contest
 from trainer.lab.course import BASELINE, Course, Phase, course
-from trainer.lab.folder import SAMPLES, SCHEMA, SWEEP_JSON, SweepError, only_one, write_json
+from trainer.lab.folder import SAMPLES, SCHEMA, SWEEP_JSON, only_one, write_json
 from trainer.lab.plan import Plan
+from trainer.lab.samples import read_samples
 from trainer.problems import TrainDevice
 
 FEWEST_STEPS = 30
@@ -32,6 +34,8 @@ FIRST_TIMEOUT_S = 900.0
 LEAST_TIMEOUT_S = 300.0
 TIMES_LONGER = 20.0
 """A sample may take this many times the longest so far, and LEAST_TIMEOUT_S in any case."""
+SAME_MACHINE = ("host", "gpu", "torch")
+"""What must be equal in all samples of a sweep, by its name in `machine`."""
 COMPILE_TIMEOUT_S = 1800.0
 
 
@@ -41,7 +45,10 @@ class Taker(Protocol):
     stopping: bool
 
     def take(self, job: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Measure; return `metrics` and `machine`, or `reason`, and `seconds`."""
+        """Measure; return `metrics` and `machine`, or `reason`, and `seconds`.
+
+        `stops` is set where the reason lies in the sweep's folder and not in the setting.
+        """
 
 
 class Sweep:
@@ -65,6 +72,7 @@ class Sweep:
         self._changed = changed
         self._samples: list[Sample] = []
         self._machine: dict[str, Any] = {}
+        self._session = 0
 
     def run(self) -> dict[str, Any]:
         """Measure what is left; return the last content of sweep.json.
@@ -74,8 +82,18 @@ class Sweep:
         """
         with only_one(self._folder):
             self._created = _created(self._folder)
-            self._samples, self._machine = read_samples(self._folder)
+            self._resume()
             return self._run()
+
+    def _resume(self) -> None:
+        """Take up the samples so far, without those of the round that was under way."""
+        read, machine = read_samples(self._folder)
+        self._session = 1 + max((one.session for one in read), default=-1)
+        self._samples = read
+        _, where = self._stand()
+        again = where.open_round
+        self._samples = [one for one in self._samples if (one.contest, one.round) != again]
+        self._machine = machine if any(one.ok for one in self._samples) else {}
 
     def _run(self) -> dict[str, Any]:
         while True:
@@ -88,8 +106,25 @@ class Sweep:
                 return self._write(plan, where, "stopped", "Stopped; resume goes on from here.")
             self._write(plan, where, "running", None)
             taken = self._taker.take(self._job(plan, where), self._timeout_s(where))
-            if not self._taker.stopping:
-                self._keep(where.next, taken)
+            if self._taker.stopping:
+                continue
+            if (reason := self._cannot_go_on(taken)) is not None:
+                return self._write(plan, where, "stopped", reason)
+            self._keep(where.next, taken)
+
+    def _cannot_go_on(self, taken: Mapping[str, Any]) -> str | None:
+        """Say why no sample can be taken now, for which no setting is to blame."""
+        if taken.get("stops"):
+            return f"{taken['reason']} Resume goes on from here when that is solved."
+        machine = taken.get("machine") or {}
+        for key in SAME_MACHINE:
+            before, now = self._machine.get(key), machine.get(key)
+            if key in machine and key in self._machine and before != now:
+                return (
+                    f"{key}: this sweep was measured with {before!r}, got {now!r}. "
+                    "Resume it there, or start a new sweep here."
+                )
+        return None
 
     def _stand(self) -> tuple[Plan, Course]:
         """Return the plan with its steps chosen, and where the sweep stands."""
@@ -134,6 +169,7 @@ class Sweep:
             reason=taken.get("reason"),
             seconds=float(taken["seconds"]),
             ended=time.time(),
+            session=self._session,
             metrics=finite(taken.get("metrics") or {}),
         )
         line = {**asdict(sample), "machine": taken.get("machine") or {}}
@@ -178,34 +214,6 @@ def with_steps(plan: Plan, measured: Sample | None) -> Plan:
 def seed_of(plan: Plan, asked: Next) -> int:
     """Return the seed of a sample: the same for all of a round, and fresh in each contest."""
     return plan.seed + zlib.crc32(asked.contest.encode()) % 10**9 + asked.round
-
-
-def read_samples(folder: Path) -> tuple[list[Sample], dict[str, Any]]:
-    """Return the samples of a sweep so far, and the machine they were taken on.
-
-    A last line that a kill has cut off is left out, and cut off in the file. Raises SweepError
-    where another line is damaged.
-    """
-    path = folder / SAMPLES
-    samples: list[Sample] = []
-    machine: dict[str, Any] = {}
-    if not path.exists():
-        return samples, machine
-    lines = path.read_bytes().split(b"\n")
-    if lines.pop():  # after the last end of a line there is nothing, unless a kill came
-        with path.open("r+b") as file:
-            file.truncate(sum(len(line) + 1 for line in lines))
-    for number, line in enumerate(lines, start=1):
-        try:
-            values = json.loads(line)
-            machine = machine or values.pop("machine", {})
-            values.pop("machine", None)
-            samples.append(Sample(**values))
-        except (ValueError, TypeError, AttributeError) as error:
-            raise SweepError(
-                f"{folder.name}/{SAMPLES}: line {number} is no sample ({error}). Delete the line."
-            ) from error
-    return samples, machine
 
 
 def _created(folder: Path) -> float:
