@@ -23,6 +23,7 @@ from trainer.lab.folder import (
     SWEEP_JSON,
     SweepError,
     new_sweep_folder,
+    only_one,
     read_plan,
     read_sweep,
     seconds_per_sample,
@@ -143,11 +144,18 @@ def _arms(count: int) -> str:
 
 
 def _refuse(folder: Path, reason: str) -> dict[str, Any]:
-    """Note in sweep.json that the sweep cannot run, also for a page that waits for it."""
-    sweep = read_sweep(folder)
-    sweep |= {"status": "failed", "reason": reason, "updated": time.time(), **process_identity()}
-    write_json(folder / SWEEP_JSON, sweep)
-    return sweep
+    """Note in sweep.json that the sweep cannot run, also for a page that waits for it.
+
+    A sweep that has finished stays as it is: nothing of it has to run. Raises SweepError while
+    another process works on it.
+    """
+    with only_one(folder):
+        sweep = read_sweep(folder)
+        if sweep["status"] == "finished":
+            return sweep
+        now = {"status": "failed", "reason": reason, "updated": time.time(), **process_identity()}
+        write_json(folder / SWEEP_JSON, sweep | now)
+        return sweep | now
 
 
 def _close(options: argparse.Namespace, folder: Path, sweep: dict[str, Any]) -> int:
