@@ -10,7 +10,7 @@ import pytest
 from trainer.config import Workload, defaults
 from trainer.lab.__main__ import FAILED, FINISHED, USAGE, main
 from trainer.lab.arms import Arm
-from trainer.lab.folder import SWEEP_JSON, only_one, read_sweep, write_plan
+from trainer.lab.folder import PLAN_JSON, SWEEP_JSON, only_one, read_sweep, write_plan
 from trainer.lab.plan import Plan
 
 
@@ -47,3 +47,13 @@ def test_a_sweep_that_another_process_runs_is_left_alone(
         assert main(["--folder", str(folder)]) == USAGE
     assert (folder / SWEEP_JSON).read_text() == before
     assert "another process works on this sweep" in capsys.readouterr().err
+
+
+def test_a_plan_that_is_none_is_a_sentence(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = json.loads((folder / PLAN_JSON).read_text())
+    for wrong in ({"looks": [float("inf")]}, {"looks": 5}, {"max_rounds": 5.5}, {"arms": None}):
+        (folder / PLAN_JSON).write_text(json.dumps({**plan, **wrong}))
+        assert main(["--folder", str(folder)]) == USAGE
+        assert len(capsys.readouterr().err.splitlines()) == 1

@@ -387,6 +387,38 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
         read_samples(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"metrics": {}},
+        {"metrics": {"samples_per_sec": None, "step_time": 0.1}},
+        {"metrics": {"samples_per_sec": 0, "step_time": 0.1}},
+        {"metrics": {"samples_per_sec": 1.0, "step_time": 0.1, "mfu": "much"}},
+        {"metrics": []},
+        {"seconds": None},
+        {"round": "1"},
+        {"reason": 5},
+    ],
+)
+def test_a_line_with_wrong_values_is_named(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    metrics = {"samples_per_sec": 1.0, "step_time": 0.1}
+    good = {"contest": "arms", "round": 1, "name": "baseline", "seconds": 1.0, "metrics": metrics}
+    (tmp_path / SAMPLES).write_text(f"{json.dumps(good)}\n")
+    assert read_samples(tmp_path)[0][0].metrics == metrics
+    (tmp_path / SAMPLES).write_text(f"{json.dumps(good)}\n{json.dumps({**good, **wrong})}\n")
+    with pytest.raises(SweepError, match="line 2 is no sample"):
+        read_samples(tmp_path)
+
+
+def test_a_sample_without_a_rate_has_failed(tmp_path: Path) -> None:
+    taker = FakeTaker({})
+    taker.answers["fused"] = lambda job: {"metrics": {"samples_per_sec": math.inf}}
+    found = sweep(tmp_path, plan(arm(fused=True), max_rounds=1), taker)
+    assert verdicts(found) == {"fused": "failed"}
+    assert found["arms"][0]["reason"].startswith("samples_per_sec: must be a number above 0")
+    assert len(read_samples(tmp_path)[0]) == 3
+
+
 def test_a_sweep_of_a_killed_process_reads_as_stopped(tmp_path: Path) -> None:
     found = sweep(tmp_path, plan(arm(channels_last=True), max_rounds=1), FakeTaker({}))
     (tmp_path / SWEEP_JSON).write_text(json.dumps({**found, "status": "running"}))
@@ -485,6 +517,12 @@ def test_plans_survive_json_and_refuse_nonsense() -> None:
         {"looks": ()},
         {"looks": (8, 5)},
         {"same": 0.001},
+        {"looks": (math.inf,)},
+        {"looks": (5.5, 8)},
+        {"max_rounds": 5.5},
+        {"steps": 40.5},
+        {"seed": 1.5},
+        {"find_best": "no"},
     ):
         with pytest.raises(ConfigError):
             replace(a_plan, **wrong)

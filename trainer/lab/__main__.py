@@ -124,7 +124,7 @@ def _planned(folder: Path, devices: Sequence[TrainDevice]) -> Plan:
     values = read_plan(folder)
     try:
         return with_problems(Plan.from_dict(values), devices)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise SweepError(f"{folder.name}/{PLAN_JSON}: is no plan ({error}).") from error
 
 

@@ -62,15 +62,21 @@ class Plan:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _number("steps", self.steps, 0, 10**8)
-        _number("warmup", self.warmup, 0, 10**6)
-        _number("max_rounds", self.max_rounds, 1, MAX_ROUNDS)
+        _whole("steps", self.steps, 0, 10**8)
+        _whole("warmup", self.warmup, 0, 10**6)
+        _whole("max_rounds", self.max_rounds, 1, MAX_ROUNDS)
         _number("alpha", self.alpha, 1e-6, 0.5)
         _number("margin", self.margin, 0.0, 0.5)
         _number("same", self.same, self.margin, 0.5)
         _number("sample_s", self.sample_s, 0.01, 3600)
-        _number("seed", self.seed, 0, 10**9)
-        if not self.looks or list(self.looks) != sorted(set(self.looks)) or self.looks[0] < 2:
+        _whole("seed", self.seed, 0, 10**9)
+        for look in self.looks:
+            _whole("looks", look, 2, 10**6)
+        if not isinstance(self.find_best, bool):
+            raise ConfigError(
+                Problem("find_best", f"must be true or false, got {self.find_best!r}", "Choose one")
+            )
+        if not self.looks or list(self.looks) != sorted(set(self.looks)):
             raise ConfigError(
                 Problem("looks", "must rise from 2 or more", "Leave them as they are")
             )
@@ -107,7 +113,7 @@ class Plan:
         """
         given = {name: values[name] for name in _SIMPLE if name in values}
         if "looks" in values:
-            given["looks"] = tuple(int(look) for look in values["looks"])
+            given["looks"] = tuple(values["looks"])
         found = tuple(Arm.from_dict(arm) for arm in values["arms"])
         return cls(config=RunConfig.from_dict(values["config"]), arms=found, **given)
 
@@ -163,4 +169,12 @@ def _number(field: str, value: Any, low: float, high: float) -> None:
     if not is_number or not low <= value <= high:
         raise ConfigError(
             Problem(field, f"must be {low:g} to {high:g}, got {value!r}", "Choose a value between")
+        )
+
+
+def _whole(field: str, value: Any, low: int, high: int) -> None:
+    _number(field, value, low, high)
+    if not isinstance(value, int):
+        raise ConfigError(
+            Problem(field, f"must be a whole number, got {value!r}", "Leave out its fraction")
         )

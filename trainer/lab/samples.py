@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainer.lab.content import METRICS
 from trainer.lab.contest import Sample
 from trainer.lab.folder import SAMPLES, SweepError
 
@@ -31,12 +34,44 @@ def read_samples(folder: Path) -> tuple[list[Sample], dict[str, Any]]:
             values = json.loads(line)
             machine = machine or values.pop("machine", {})
             values.pop("machine", None)
-            samples.append(Sample(**values))
-        except (ValueError, TypeError, AttributeError) as error:
+            samples.append(_checked(Sample(**values)))
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise SweepError(
                 f"{folder.name}/{SAMPLES}: line {number} is no sample ({error}). Delete the line."
             ) from error
     return _newest(samples), machine
+
+
+def no_rate(metrics: Mapping[str, Any]) -> str | None:
+    """Say why metrics hold no rate that could be compared; None where they do."""
+    for name in ("samples_per_sec", "step_time"):
+        value = metrics.get(name)
+        if not _is_number(value) or not 0 < value < math.inf:
+            return f"{name}: must be a number above 0, got {value!r}."
+    return None
+
+
+def _checked(sample: Sample) -> Sample:
+    """Return a sample whose values have their types. Raises TypeError and ValueError."""
+    kinds = (("contest", str), ("name", str), ("round", int), ("session", int), ("metrics", dict))
+    for name, kind in kinds:
+        if not isinstance(getattr(sample, name), kind):
+            raise TypeError(f"{name}: got {str(getattr(sample, name))[:60]!r}")
+    if not isinstance(sample.reason, str | None):
+        raise TypeError(f"reason: got {str(sample.reason)[:60]!r}")
+    if not _is_number(sample.seconds) or not 0 <= sample.seconds < 10**9:
+        raise ValueError(f"seconds: got {str(sample.seconds)[:60]!r}")
+    for name in METRICS:
+        value = sample.metrics.get(name)
+        if value is not None and not (_is_number(value) and abs(value) <= sys.float_info.max):
+            raise ValueError(f"{name}: got {str(value)[:60]!r}")
+    if sample.ok and (reason := no_rate(sample.metrics)) is not None:
+        raise ValueError(reason)
+    return sample
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _newest(samples: Sequence[Sample]) -> list[Sample]:

@@ -24,7 +24,7 @@ from trainer.lab.contest import TRIES, Contest, Next, Sample, Standing, of_conte
 from trainer.lab.course import BASELINE, Course, Phase, course
 from trainer.lab.folder import SAMPLES, SCHEMA, SWEEP_JSON, only_one, write_json
 from trainer.lab.plan import Plan
-from trainer.lab.samples import read_samples
+from trainer.lab.samples import no_rate, read_samples
 from trainer.problems import TrainDevice
 
 FEWEST_STEPS = 30
@@ -162,15 +162,16 @@ class Sweep:
 
     def _keep(self, asked: Next, taken: Mapping[str, Any]) -> None:
         """Append a sample to samples.jsonl, on the disk before the next one begins."""
+        reason, metrics = taken.get("reason"), finite(taken.get("metrics") or {})
         sample = Sample(
             contest=asked.contest,
             round=asked.round,
             name=asked.name,
-            reason=taken.get("reason"),
+            reason=no_rate(metrics) if reason is None else reason,
             seconds=float(taken["seconds"]),
             ended=time.time(),
             session=self._session,
-            metrics=finite(taken.get("metrics") or {}),
+            metrics=metrics,
         )
         line = {**asdict(sample), "machine": taken.get("machine") or {}}
         with (self._folder / SAMPLES).open("a") as file:
