@@ -108,6 +108,8 @@ def test_true_effects_are_found_with_their_size(tmp_path: Path) -> None:
     assert first["text"].startswith("faster by ")
     assert first["loss"]["verdict"] == "same"
     assert found["baseline"]["metrics"]["samples_per_sec"] == pytest.approx(1000, rel=0.01)
+    keys = ("verdict", "effect", "low", "high", "resolution", "reason")
+    assert [found["baseline"][key] for key in keys] == [None] * 6
     assert found["machine"] == {"device": "a CPU", "torch": "2.13"}
     assert json.loads((tmp_path / SWEEP_JSON).read_text()) == found
 

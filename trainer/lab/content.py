@@ -49,6 +49,8 @@ def content(plan: Plan, samples: Sequence[Sample], course: Course, *, over: bool
         "baseline": {
             "name": BASELINE,
             "label": label(plan.config),
+            # The keys of an arm, for who reads all rows alike.
+            **dict.fromkeys(("verdict", "effect", "low", "high", "resolution", "reason")),
             "rounds": sum(one.ok for one in of_arms if one.name == BASELINE),
             "metrics": medians(of_arms, BASELINE),
         },
