@@ -10,7 +10,7 @@ from dashboard.charts.lab import effects_figure
 from dashboard.charts.lab_table import absent_sentence, table_html
 from dashboard.controls.lab_words import clock_rows, throttle_words
 from dashboard.format import escape_markdown
-from dashboard.sweep_content import SweepContent, SweepStatus, Verdict
+from dashboard.sweep_content import Arm, SweepContent, SweepStatus, Verdict
 
 
 def results(sweep: SweepContent, use: Callable[[], None]) -> None:
@@ -71,24 +71,41 @@ def _best(sweep: SweepContent, use: Callable[[], None]) -> None:
             return
         names = {a.name: a.label for a in sweep.arms}
         parts = " + ".join(names.get(name, name) for name in best.names)
-        figures = arm.text or ""
-        if arm.verdict is not None and arm.verdict not in (Verdict.FASTER, Verdict.MEASURING):
-            figures = f"{figures} Confirmed against the baseline, it does not pay."
         st.markdown(
-            f"**Best combination:** {escape_markdown(parts)}  \n{escape_markdown(figures)}"
-            + (f" {escape_markdown(arm.reason)}" if arm.reason else ""),
+            f"**Best combination:** {escape_markdown(parts)}  \n{escape_markdown(_said(arm))}",
             width="stretch",
         )
-        still = sweep.status in (SweepStatus.RUNNING, SweepStatus.PENDING)
+        problem = _problem(sweep.status, arm)
         pressed = st.button(
             "Use these settings",
             type="primary",
             icon=":material/tune:",
             key="lab_use",
-            disabled=still,
-            help="It is still being confirmed."
-            if still
-            else "Put the baseline with these changes into the sidebar and open Live.",
+            disabled=problem is not None,
+            help=problem or "Put the baseline with these changes into the sidebar and open Live.",
         )
     if pressed:
         use()
+
+
+def _said(best: Arm) -> str:
+    """Return what the confirmation says of the best combination."""
+    parts = [f"{best.text.rstrip('.')}." if best.text else ""]
+    if best.verdict in (Verdict.SLOWER, Verdict.NO_DIFFERENCE):
+        parts.append("Confirmed against the baseline, it does not pay.")
+    elif best.verdict not in (None, Verdict.FASTER, Verdict.MEASURING):
+        parts.append("It is not confirmed against the baseline.")
+    if best.reason is not None and best.reason.rstrip(".") not in parts[0]:
+        parts.append(best.reason)
+    return " ".join(filter(None, parts))
+
+
+def _problem(status: SweepStatus, best: Arm) -> str | None:
+    """Say why the settings of the best combination cannot be taken; None where they can."""
+    if status.live:
+        return "It is still being confirmed."
+    if best.verdict is Verdict.FAILED:
+        return "It failed when it was confirmed against the baseline."
+    if best.verdict is Verdict.SLOWER:
+        return "Confirmed against the baseline, it is slower."
+    return None

@@ -14,6 +14,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from dashboard import services
+from dashboard.format import escape_markdown
 from stepscope.recording.recorder import Recorder
 from stepscope.run import RunStatus, process_identity, user_name
 from tests.app.test_live_view import GPU, Machine, header, label, machine, text_of, trigger
@@ -198,6 +199,30 @@ def test_use_these_settings_fills_the_sidebar(lab: OpenPage, server: services.Se
     assert not app.exception
     assert app.query_params["precision"] == ["bf16"] or app.query_params["precision"] == "bf16"
     assert label(app, "selectbox", "Precision").value == "bf16"
+
+
+REFUTED = "Confirmed against the baseline, it does not pay."
+OPEN = "It is not confirmed against the baseline."
+
+
+@pytest.mark.parametrize(
+    ("verdict", "said", "usable"),
+    [
+        ("faster", None, True),
+        ("no_difference", REFUTED, True),
+        ("slower", REFUTED, False),
+        ("undecided", OPEN, True),
+        ("failed", OPEN, False),
+    ],
+)
+def test_only_a_confirmation_that_is_decided_refutes_the_best_combination(
+    lab: OpenPage, server: services.Services, verdict: str, said: str | None, usable: bool
+) -> None:
+    store(server.runs, sweep("stopped", best=BEST | {"verdict": verdict}))
+    app = lab()
+    assert [text for text in (REFUTED, OPEN) if text in text_of(app)] == [said][: said is not None]
+    assert label(app, "button", "Use these settings").disabled is not usable
+    assert f"{escape_markdown(BEST['text'])}." in text_of(app)
 
 
 def test_foreign_changes_that_no_run_takes_are_refused(
