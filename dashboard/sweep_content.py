@@ -71,6 +71,11 @@ class Arm:
     loss_verdict: str | None = None
     loss_text: str | None = None
 
+    @property
+    def loss_is_worse(self) -> bool:
+        """True where it reached a larger loss after equal steps, or one that is no number."""
+        return self.loss_verdict == "worse"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Best:

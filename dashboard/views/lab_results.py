@@ -62,6 +62,12 @@ def _more(sweep: SweepContent) -> None:
 def _best(sweep: SweepContent, use: Callable[[], None]) -> None:
     best = sweep.best
     if best is None:
+        if sweep.tried and sweep.status is SweepStatus.FINISHED:
+            with st.container(border=True, key="lab_best"):
+                st.markdown(
+                    "**No best combination:** the loss of each combination that was faster is "
+                    "worse after equal steps."
+                )
         return
     with st.container(border=True, horizontal=True, vertical_alignment="center", key="lab_best"):
         arm = best.arm
@@ -95,6 +101,8 @@ def _said(best: Arm) -> str:
         parts.append("Confirmed against the baseline, it does not pay.")
     elif best.verdict not in (None, Verdict.FASTER, Verdict.MEASURING):
         parts.append("It is not confirmed against the baseline.")
+    if best.loss_is_worse:
+        parts.append(f"Its loss after equal steps is worse: {best.loss_text or 'no figure'}.")
     if best.reason is not None and best.reason.rstrip(".") not in parts[0]:
         parts.append(best.reason)
     return " ".join(filter(None, parts))
@@ -108,4 +116,6 @@ def _problem(status: SweepStatus, best: Arm) -> str | None:
         return "It failed when it was confirmed against the baseline."
     if best.verdict is Verdict.SLOWER:
         return "Confirmed against the baseline, it is slower."
+    if best.loss_is_worse:
+        return "Its loss after equal steps is worse than the baseline's."
     return None

@@ -225,6 +225,29 @@ def test_only_a_confirmation_that_is_decided_refutes_the_best_combination(
     assert f"{escape_markdown(BEST['text'])}." in text_of(app)
 
 
+def test_a_best_combination_with_a_worse_loss_says_so_and_cannot_be_taken(
+    lab: OpenPage, server: services.Services
+) -> None:
+    loss = {"verdict": "worse", "text": "loss is no finite number in 5 of 5 rounds"}
+    store(server.runs, sweep(best=BEST | {"loss": loss}))
+    app = lab()
+    said = f"Its loss after equal steps is worse: {loss['text']}."
+    assert escape_markdown(said) in text_of(app)
+    button = label(app, "button", "Use these settings")
+    assert button.disabled
+    assert "loss" in button.help
+
+
+def test_where_each_combination_has_a_worse_loss_there_is_none(
+    lab: OpenPage, server: services.Services
+) -> None:
+    tried = [{"tried": ["compile"], "kept": False, "reason": "its loss is worse"}]
+    store(server.runs, sweep(best=None, combining=tried))
+    app = lab()
+    assert "**No best combination:** the loss of each combination" in text_of(app)
+    assert "Use these settings" not in labels(app)
+
+
 def test_foreign_changes_that_no_run_takes_are_refused(
     lab: OpenPage, server: services.Services
 ) -> None:
