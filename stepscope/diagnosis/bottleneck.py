@@ -222,7 +222,7 @@ def _busy(figures: Figures) -> float | None:
     """Return the share of a step in which the GPU computes; None where it cannot be told."""
     between = figures.device_time
     if figures.utilization is None:
-        unsure = figures.gpu_wait is not None and figures.gpu_wait < AHEAD * figures.step_time
+        unsure = figures.gpu_wait is None or figures.gpu_wait < AHEAD * figures.step_time
         return None if between is None or unsure else min(1.0, between / figures.step_time)
     return min(1.0, figures.utilization, 1.0 if between is None else between / figures.step_time)
 

@@ -181,6 +181,7 @@ def test_without_a_utilization_a_gpu_is_believed_busy_where_the_host_waits_for_i
     ahead = figures(utilization=None, gpu_wait=0.06)
     assert verdict(ahead, gpu()).kind == "compute-bound"
     assert verdict(replace(ahead, gpu_wait=0.0), gpu()).kind is Kind.UNCLEAR
+    assert verdict(replace(ahead, gpu_wait=None), gpu()).kind is Kind.UNCLEAR
     waits = replace(ahead, device_time=0.03, data_wait=0.066)
     assert verdict(waits, gpu()).kind == "input-bound"
 
