@@ -208,7 +208,8 @@ COLUMNS: tuple[Column, ...] = (
     Column("Effect", "Samples/s against the baseline's, with its confidence interval.", _effect),
     Column(
         "Resolution",
-        "The smallest difference that these rounds could have shown: a smaller one stays unseen.",
+        "How far the true effect may be from what the verdict says: from the effect for faster and "
+        "slower, from 0 for the others.",
         _resolution,
     ),
     Column("Rounds", "Rounds in which this setting and the baseline were measured.", _rounds),

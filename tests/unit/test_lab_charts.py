@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
@@ -90,6 +91,17 @@ def test_a_row_has_the_word_and_its_figures() -> None:
     html = table_html(to_content(sweep(arms=[ARMS[2]])))
     for text in ("faster", "+31.0 %", "[+29.0, +33.0]", "2.0 %", "13,100", "512 MiB", "wait 1.00"):
         assert text in html
+
+
+def test_the_help_of_the_resolution_says_what_docs_lab_md_says() -> None:
+    told = re.search(r'title="([^"]+)">Resolution<', table_html(to_content(sweep())))
+    assert told is not None
+    docs = " ".join((Path(__file__).parents[2] / "docs/lab.md").read_text().split()).replace(
+        "`", ""
+    )
+    meaning = "from what the verdict says: from {} for faster and slower, from 0 for the others."
+    assert told[1].endswith(meaning.format("the effect"))
+    assert meaning.format("effect") in docs
 
 
 def test_a_reason_is_text() -> None:
