@@ -23,6 +23,7 @@ from torch import nn
 from stepscope.run import RunStatus
 from tests.gpu.conftest import waiting_raises
 from tests.integration.conftest import save_at_step
+from tests.integration.decoded import Decoded
 from tests.integration.test_training import events, metric, run_json
 from trainer.config import Precision, RunConfig, Workload, defaults
 from trainer.devices import list_devices
@@ -169,6 +170,38 @@ def test_whole_steps_are_replayed_and_the_rest_goes_without_the_graph(
     told = [event.text for event in events(tmp_path / "graphs") if event.kind == "cuda_graphs"]
     assert len(told) == 1
     assert "the last step of an epoch is smaller" in told[0]
+
+
+@pytest.mark.parametrize(("batch_size", "accumulation"), [(1, 2), (1, 3), (2, 2)])
+def test_a_graph_trains_as_without_it_where_samples_are_left_out(
+    batch_size: int,
+    accumulation: int,
+    gpu: TrainDevice,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    replays: list[torch.cuda.CUDAGraph],
+) -> None:
+    """Any batch of a step may have no samples: its first, so that the last is the only one."""
+    (tmp_path / "data").mkdir()
+    for index in range(40):
+        (tmp_path / "data" / str(index)).write_text(str(index / 40))
+    split = Decoded(tmp_path / "data", 40, frozenset(range(4, 40, 3)))
+
+    def task(config: RunConfig) -> Task:
+        return Task(
+            model=nn.Linear(1, 40), train=split, validation=split, loss=nn.CrossEntropyLoss()
+        )
+
+    monkeypatch.setitem(WORKLOADS, Workload.DIGITS_MLP, task)
+    config = replace(
+        defaults(Workload.DIGITS_MLP, gpu.id),
+        **{"epochs": 2, "batch_size": batch_size, "accumulation": accumulation},
+        **{"learning_rate": 0.1, "seed": 3},
+    )
+    expected = train(tmp_path, "eager", config)
+    losses = train(tmp_path, "graphs", replace(config, cuda_graphs=True))
+    assert replays
+    np.testing.assert_allclose(losses, expected, rtol=1e-4)
 
 
 def test_a_graph_follows_the_schedule_and_the_loss_scale(gpu: TrainDevice, tmp_path: Path) -> None:

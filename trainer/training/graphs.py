@@ -77,22 +77,25 @@ class GraphedStep:
         self._rates = [torch.tensor(float(group["lr"]), device=batch[0].device) for group in groups]
         self._filled = [float(group["lr"]) for group in groups]
         step.optimizer.zero_grad(set_to_none=True)  # so that the first backward makes them anew
-        # The first batch of a step writes the gradients, those after it add to them.
-        kinds = [*[False] * min(accumulation - 1, 2), True]
+        # The first batch of a step writes the gradients, those after it add to them: by whether the
+        # step has begun, and whether the batch is its last.
+        kinds = [(False, False), (True, False), (True, True)]
+        if accumulation < 3:
+            kinds = [(False, False), (True, True)] if accumulation == 2 else [(False, True)]
         pool = torch.cuda.graph_pool_handle()
-        self._recordings = [self._record(last, stream, pool) for last in kinds]
+        self._recordings = {kind: self._record(kind[1], stream, pool) for kind in kinds}
 
     def __call__(
         self, inputs: Tensor, targets: Tensor, of: int = 0, last: bool = True
     ) -> tuple[Tensor, Tensor | None]:
         """Train on a batch, as TrainStep does."""
-        if of != self._of or inputs.shape != self._inputs.shape:
+        recording = self._recordings.get((self._begun, last))
+        # None where batches of this step had no samples: a first one is the last, for example.
+        if recording is None or of != self._of or inputs.shape != self._inputs.shape:
             return self._without_graph(inputs, targets, of, last)
         self._inputs.copy_(inputs)
         self._targets.copy_(targets)
         self._fill_rates()
-        place = 0 if not self._begun else -1 if last else 1
-        recording = self._recordings[place]
         recording.graph.replay()
         self._begun = not last
         return recording.loss, recording.norm
