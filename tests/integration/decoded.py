@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import random
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +23,7 @@ class Decoded:
     length: int
     broken: frozenset[int] = frozenset()
     skips: bool = True
+    noisy: bool = False  # adds random numbers of all three kinds, as augmentations do
 
     def take(self, indices: Tensor, out: Batch | None = None) -> Batch:
         (self.folder / f"asked-{os.getpid()}-{indices.tolist()}").touch()
@@ -28,6 +31,9 @@ class Decoded:
         if len(whole) < len(indices) and not self.skips:
             raise RunFailed("images/7.png is no image. Remove it or skip broken images.")
         values = [float((self.folder / str(index)).read_text()) for index in whole]
+        if self.noisy:
+            noise = random.random() + np.random.rand()
+            values = [value + noise + float(torch.rand(())) for value in values]
         inputs, targets = torch.tensor(values).view(-1, 1), torch.tensor(whole, dtype=torch.int64)
         if out is None:
             return inputs, targets

@@ -126,6 +126,43 @@ def test_a_sentence_of_the_split_stays_one(tmp_path: Path, workers: int) -> None
     assert str(caught.value) == "images/7.png is no image. Remove it or skip broken images."
 
 
+def drawn(split: Split, epochs: range, left: int = SAMPLES, **changes: Any) -> list[Tensor]:
+    """The last `left` inputs of each of these epochs, from one loader."""
+    with closing(WorkerLoader(split, config(**changes), CpuCompute())) as loader:
+        order = torch.arange(SAMPLES)[-left:]
+        return [
+            torch.cat([inputs for inputs, _ in loader.batches(order, epoch)]) for epoch in epochs
+        ]
+
+
+def test_random_numbers_in_workers_follow_seed_epoch_and_place(tmp_path: Path) -> None:
+    split = decoded(tmp_path / "data", noisy=True)
+    first, second = drawn(split, range(1, 3))
+    assert not torch.equal(first, second)
+    assert not torch.equal(first, drawn(split, range(1, 2), seed=1)[0])
+    again = drawn(split, range(1, 3), num_workers=1, persistent_workers=False)
+    assert torch.equal(torch.cat(again), torch.cat([first, second]))
+    (rest,) = drawn(split, range(2, 3), left=12)  # of a run resumed in the second epoch
+    assert torch.equal(rest, second[-12:])
+
+
+def test_a_run_whose_workers_draw_random_numbers_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saving_at_step: SaveAtStep
+) -> None:
+    def build(config: RunConfig) -> Task:
+        split = decoded(tmp_path / "train", noisy=True)
+        return Task(
+            model=nn.Linear(1, SAMPLES), train=split, validation=split, loss=nn.CrossEntropyLoss()
+        )
+
+    monkeypatch.setitem(WORKLOADS, Workload.DIGITS_MLP, build)
+    base = small(Workload.DIGITS_MLP, batch_size=4, epochs=3, num_workers=1)
+    saving_at_step(13)
+    whole = losses(base, tmp_path / "whole")
+    rest = losses(replace(base, resume="whole/step-13.pt"), tmp_path / "rest")
+    assert np.array_equal(rest, whole[13:])
+
+
 def test_a_missing_file_is_not_taken_for_a_dead_worker(tmp_path: Path) -> None:
     split = decoded(tmp_path / "data")
     (split.folder / "3").unlink()

@@ -40,11 +40,12 @@ class MemoryLoader:
         self._batch_size = config.batch_size
         self._copies = Copies(split, config, compute, times)
 
-    def batches(self, order: Tensor) -> Iterator[Batch]:
+    def batches(self, order: Tensor, epoch: int = 0) -> Iterator[Batch]:
         """Yield the samples of `order` in batches on the device; the last may be smaller.
 
         A split may leave samples out, so any batch may be smaller and even empty. Raises RunFailed
-        if all of an epoch are.
+        if all of an epoch are. Random numbers that a split draws here are those of the calling
+        thread's process, which a checkpoint holds; workers draw theirs by `epoch`.
         """
         taken = (
             self._split.take(indices, out=self._copies.room(len(indices)))
@@ -68,9 +69,9 @@ class WorkerLoader:
         self._workers = Workers(split, config)
         self._copies = Copies(split, config, compute, times)
 
-    def batches(self, order: Tensor) -> Iterator[Batch]:
+    def batches(self, order: Tensor, epoch: int = 0) -> Iterator[Batch]:
         """Yield batches as MemoryLoader does. Raises RuntimeError when a worker has died."""
-        fetched = self._workers.batches(order)
+        fetched = self._workers.batches(order, epoch)
         for batch in _checked(fetched, order, self._split, self._batch_size):
             room = self._copies.room(len(batch[1]))
             if room is not None:
@@ -91,7 +92,7 @@ class DeviceLoader:
         self._device = compute.device
         self._split = _moved(split, compute)
 
-    def batches(self, order: Tensor) -> Iterator[Batch]:
+    def batches(self, order: Tensor, epoch: int = 0) -> Iterator[Batch]:
         """Yield the samples of `order` in batches on the device; the last may be smaller."""
         for indices in in_batches(order.to(self._device), self._batch_size):
             yield self._split.take(indices)

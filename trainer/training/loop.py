@@ -115,7 +115,7 @@ class Loop:
         recorded = {key: value.detach().view(()) for key, value in self.task.recorded.items()}
         learning_rate, tokens = training.learning_rate, self.task.tokens_per_sample
         length = self.task.train.length
-        batches = self.loader.batches(training.order(length))
+        batches = self.loader.batches(training.order(length), training.epoch)
         boundary = time.perf_counter()
         while training.offset < length and not training.has_ended:
             done = self._train_step(batches, length - training.offset)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import multiprocessing
 import multiprocessing.spawn
+import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
@@ -22,10 +24,11 @@ class Workers:
     """`num_workers` processes that load batches ahead, `prefetch_factor` each.
 
     Persistent ones live until `close`; others are started anew for each order and end with it.
+    Each batch has random numbers of its own, which do not depend on the worker that loads it.
     """
 
     def __init__(self, split: Split, config: RunConfig) -> None:
-        self._order = _BatchOrder(config.batch_size)
+        self._order = _BatchOrder(config.batch_size, config.seed)
         self._persistent = config.persistent_workers
         context = multiprocessing.get_context("forkserver")
         # Imported once by the fork server, so that workers start in milliseconds.
@@ -42,15 +45,17 @@ class Workers:
         )
         self._fetched: Any = None
 
-    def batches(self, order: Tensor) -> Iterator[Batch]:
+    def batches(self, order: Tensor, epoch: int = 0) -> Iterator[Batch]:
         """Yield the samples of `order` in batches on the host, in this order.
 
+        A split that draws random numbers draws others in each epoch, and the same ones when a run
+        is resumed: `order` is then the rest of the epoch's.
         Workers that are not persistent end with the iterator, at its end or when it is dropped.
         Raises RuntimeError at most five seconds after a worker has died, and RunFailed if the
         split does.
         """
         assert self._loader is not None
-        self._order.indices = order
+        self._order.indices, self._order.epoch = order, epoch
         with _without_main():
             self._fetched = iter(self._loader)
         try:
@@ -73,7 +78,7 @@ class Workers:
 
 
 class _SplitDataset(Dataset[Batch]):
-    """Gives whole batches to a worker: the list of indices of one batch is one call."""
+    """Gives whole batches to a worker: the seed and the indices of one batch are one call."""
 
     def __init__(self, split: Split) -> None:
         self._split = split
@@ -81,7 +86,9 @@ class _SplitDataset(Dataset[Batch]):
     def __len__(self) -> int:
         return self._split.length
 
-    def __getitems__(self, indices: list[int]) -> Batch | RunFailed:
+    def __getitems__(self, seed_and_indices: list[int]) -> Batch | RunFailed:
+        seed, *indices = seed_and_indices
+        _seed(seed)
         try:
             return self._split.take(torch.tensor(indices))
         except RunFailed as failure:
@@ -89,18 +96,33 @@ class _SplitDataset(Dataset[Batch]):
 
 
 class _BatchOrder(Sampler[list[int]]):
-    """The batches of the current epoch, as lists of indices."""
+    """The batches of the current epoch, each as a seed and a list of indices."""
 
-    def __init__(self, batch_size: int) -> None:
+    def __init__(self, batch_size: int, seed: int) -> None:
         self._batch_size = batch_size
+        self._seed = seed
         self.indices = torch.empty(0, dtype=torch.int64)
+        self.epoch = 0
 
     def __iter__(self) -> Iterator[list[int]]:
+        left = len(self.indices)  # numbers a batch from the epoch's end, also in a resumed run
         for indices in in_batches(self.indices, self._batch_size):
-            yield indices.tolist()
+            seeds = np.random.SeedSequence((self._seed, self.epoch, left))
+            yield [int(seeds.generate_state(1)[0]), *indices.tolist()]
+            left -= len(indices)
 
     def __len__(self) -> int:
         return -(-len(self.indices) // self._batch_size)
+
+
+def _seed(seed: int) -> None:
+    """Seed what a split may draw random numbers from, with 32 bits.
+
+    torch itself seeds a worker once, when it starts.
+    """
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.default_generator.manual_seed(seed)
 
 
 def in_batches(order: Tensor, size: int) -> tuple[Tensor, ...]:
