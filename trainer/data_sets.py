@@ -94,7 +94,7 @@ def _absent(root: Path, name: str) -> Problem:
         return Problem("data", reason, f"Choose {_either(others[:3])}")
     # With the whole path: the command may be given elsewhere than where the server was started.
     command = f"{MAKE_DIGITS} {shlex.quote(str(root / 'digits'))}"
-    return Problem("data", reason, f"Write the real digits as image files with: {command}")
+    return Problem("data", reason, f"Write the real digits as image files with `{command}`")
 
 
 def _either(names: list[str]) -> str:

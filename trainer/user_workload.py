@@ -84,7 +84,7 @@ def user_problem(config: RunConfig) -> Problem | None:
     try:
         if user_workload() is None:
             return Problem(
-                "workload", "no workload of your own was given", f"Start the page with: {START}"
+                "workload", "no workload of your own was given", f"Start the page with `{START}`"
             )
         known = user_workload_settings()
     except UserWorkloadError as error:

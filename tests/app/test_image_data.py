@@ -27,7 +27,8 @@ def said(app: AppTest) -> str:
 
 def test_without_data_the_page_tells_the_command(page: OpenPage, root: Path) -> None:
     app = page(workload="images")
-    assert MAKE_DIGITS in said(app)
+    # As code, with the end of the sentence outside: it can be copied.
+    assert f"`{MAKE_DIGITS} {root}/digits`." in said(app)
     (live,) = app.get("bidi_component")
     assert MAKE_DIGITS in live.proto.json  # beside the button Start
 

@@ -34,7 +34,8 @@ def test_it_is_offered_only_if_one_was_given(page: OpenPage) -> None:
 
 def test_a_link_cannot_bring_one(page: OpenPage) -> None:
     app = page(workload="user", own="wide")
-    assert "streamlit run app.py -- --workload path.py:build" in said(app)
+    # As code: in text the two hyphens would become one dash.
+    assert "`streamlit run app.py -- --workload path.py:build`" in said(app)
 
 
 def test_its_settings_are_switches_that_a_link_can_set(page: OpenPage) -> None:
