@@ -8,3 +8,15 @@ import re
 def escape_markdown(text: str) -> str:
     """Return text that Markdown shows as it is: names and paths come from others."""
     return re.sub(r"([\\`*_\[\]<>$:~#|!])", r"\\\1", text)
+
+
+def code_between_backticks(text: str) -> str:
+    """Return text that Markdown shows as it is, but for commands between backticks: as code.
+
+    >>> code_between_backticks("Write *.csv with `make *.csv`.")
+    'Write \\\\*.csv with `make *.csv`.'
+    """
+    parts = text.split("`")
+    if len(parts) % 2 == 0:
+        return escape_markdown(text)
+    return "`".join(escape_markdown(p) if i % 2 == 0 else p for i, p in enumerate(parts))

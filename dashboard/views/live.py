@@ -7,6 +7,7 @@ import streamlit as st
 from dashboard import services
 from dashboard.charts.content import run_kind
 from dashboard.controls import sidebar as controls
+from dashboard.controls.actions import start_button
 from dashboard.controls.run_labels import run_name
 from dashboard.controls.run_picker import picked_run
 from dashboard.format import escape_markdown
@@ -49,8 +50,9 @@ if params != st.query_params.to_dict():
 note = run.run_json.get("note") if run else None
 if note:
     st.caption(f":material/inventory_2: {escape_markdown(str(note))}")
-live_panel(server, config, problems, listing, run, trouble)
+start = start_button(server.active_id(), problems, server.sweeps.active_id())
+live_panel(server, config, start, listing, run, trouble)
 if run is None:
-    empty_page(server, found)
+    empty_page(server, found, start["refused"])
 else:
     details(server, run)

@@ -12,7 +12,7 @@ import streamlit as st
 from dashboard.api.page_token import page_token
 from dashboard.charts.content import run_content, run_kind
 from dashboard.charts.layout import layout
-from dashboard.controls.actions import buttons, start_button
+from dashboard.controls.actions import Json, buttons
 from dashboard.controls.proposal import describes, take_proposal
 from dashboard.controls.run_picker import RUN, choices, choose
 from dashboard.live_chart import live_chart
@@ -50,20 +50,20 @@ def start_if_pressed(server: Services, config: RunConfig, problems: Sequence[Pro
 def live_panel(
     server: Services,
     config: RunConfig,
-    problems: Sequence[Problem],
+    start: Json,
     listing: Listing,
     run: RunInfo | None,
     trouble: str | None = None,
 ) -> None:
-    """Draw the header row and, for a run, its charts; `config` and `problems` are the sidebar's,
-    `trouble` says why the picked run is not there."""
+    """Draw the header row and, for a run, its charts; `config` has the sidebar's settings,
+    `start` is the button for them, `trouble` says why the picked run is not there."""
     picked = st.session_state.get(RUN)
     error = st.session_state.pop(ERROR, None)
     other = _other_settings(config, run)
     header = {
         "runs": choices(picked, listing),
         "picked": picked,
-        "start": start_button(server.active_id(), problems, server.sweeps.active_id()),
+        "start": start,
         "buttons": buttons(run),
         "look_only": read_only_reason(run) if run is not None and run.status.live else None,
         "trouble": trouble,

@@ -7,13 +7,16 @@ import shlex
 import streamlit as st
 
 from dashboard.controls.run_picker import RUN
-from dashboard.format import escape_markdown
+from dashboard.format import code_between_backticks, escape_markdown
 from dashboard.services import Devices, Services
 from stepscope.formatting import format_bytes
 
 
-def empty_page(server: Services, found: Devices) -> None:
-    """Say what to do: press Start, watch a script of one's own, or look at an example."""
+def empty_page(server: Services, found: Devices, refused: str | None) -> None:
+    """Say what to do: press Start, watch a script of one's own, or look at an example.
+
+    `refused` says why Start cannot be pressed now, None where it can.
+    """
     best, folder = found.devices[0], server.runs.absolute()
     with st.container(border=True, key="empty"):
         st.markdown(
@@ -23,6 +26,11 @@ def empty_page(server: Services, found: Devices) -> None:
             "Choose a workload and a precision in the sidebar, then press **Start**: loss, memory "
             "and utilization appear here and move on while you watch."
         )
+        if refused is not None:
+            st.warning(
+                f"**Start** cannot be pressed yet. {code_between_backticks(refused)}",
+                icon=":material/block:",
+            )
         st.markdown("Or watch a training script of your own, unchanged, from a terminal:")
         st.code(
             f"STEPSCOPE_RUNS={shlex.quote(str(folder))} stepscope watch train.py",

@@ -31,6 +31,8 @@ def test_without_data_the_page_tells_the_command(page: OpenPage, root: Path) -> 
     assert f"`{MAKE_DIGITS} {root}/digits`." in said(app)
     (live,) = app.get("bidi_component")
     assert MAKE_DIGITS in live.proto.json  # beside the button Start
+    (warning,) = app.warning  # where the page says what to press
+    assert f"`{MAKE_DIGITS} {root}/digits`." in warning.value
 
 
 def test_what_the_data_folder_has_is_on_offer(page: OpenPage, root: Path) -> None:
@@ -41,6 +43,7 @@ def test_what_the_data_folder_has_is_on_offer(page: OpenPage, root: Path) -> Non
     box = app.sidebar.selectbox(key="config_data")
     assert (box.value, box.options) == ("digits", ["digits", "mine.csv"])
     assert MAKE_DIGITS not in said(app)
+    assert not app.warning
     box.select("mine.csv").run()
     assert not app.exception
     assert app.query_params["data"] in ("mine.csv", ["mine.csv"])
