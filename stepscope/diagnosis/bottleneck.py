@@ -147,7 +147,8 @@ def verdict(figures: Figures, setup: Setup, allowed: Allowed = lambda name, valu
         return Verdict(kind=Kind.UNCLEAR, text=parts, figures=figures)
     kind, share = _cause(parts, figures, setup)
     if kind is Kind.UNCLEAR or share is None:
-        return Verdict(kind=kind, text=_unclear(parts, setup), parts=parts, figures=figures)
+        text = _unclear(parts, figures, setup)
+        return Verdict(kind=kind, text=text, parts=parts, figures=figures)
     return Verdict(
         kind=kind,
         text=_text(kind, parts, figures, setup),
@@ -174,9 +175,9 @@ def parts_of(figures: Figures, setup: Setup) -> Parts | str:
       the loop measures it, and is taken out of it.
     - The rest are gaps: the host neither waits for data nor copies, it is late with launching.
 
-    On a CPU, computing is what is not data wait, at most the CPU time that the process had, unless
-    all cores of the host are in use (or nobody knows): then it waits for a core. Without that CPU
-    time, nobody can say that a step which hardly waits for data computes.
+    On a CPU, computing is what is not data wait, at most the CPU time that the process had. The
+    rest is waiting: for a core where all cores of the host are in use, else for something else.
+    Without that CPU time, nobody can say that a step which hardly waits for data computes.
     """
     if figures.data_wait is None and (setup.on_gpu or figures.process_cpu is None):
         return (
@@ -212,8 +213,7 @@ def _cpu_parts(figures: Figures, wait: float) -> Parts | str:
             "steps at least."
         )
     other = 0.0
-    cores = figures.host_cpu
-    if figures.process_cpu is not None and cores is not None and cores < BUSY_HOST:
+    if figures.process_cpu is not None:
         other = max(0.0, 1.0 - wait - figures.process_cpu)
     return Parts(compute=1.0 - wait - other, data=wait, copies=0.0, other=other)
 
@@ -289,12 +289,14 @@ def _lowered(figures: Figures) -> str:
     return text
 
 
-def _unclear(parts: Parts, setup: Setup) -> str:
+def _unclear(parts: Parts, figures: Figures, setup: Setup) -> str:
+    crowded = (figures.host_cpu or 0.0) >= BUSY_HOST
+    unnamed = "waiting for a core that others have" if crowded else "waiting for something else"
     shares: Mapping[str, float] = {
         "computing": parts.compute,
         "waiting for data": parts.data,
         "copies to the GPU": parts.copies,
-        "gaps between launches" if setup.on_gpu else "waiting for something else": parts.other,
+        "gaps between launches" if setup.on_gpu else unnamed: parts.other,
     }
     said = [f"{percent(share)} {name}" for name, share in shares.items() if share >= 0.005]
     return f"No single cause: a step is {', '.join(said)}."

@@ -76,9 +76,9 @@ def test_our_own_run_gets_a_setting(tmp_path: Path) -> None:
 
 
 def test_a_run_may_be_named_by_its_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = recorded_run(tmp_path, "compute_bound_cpu")
+    folder = recorded_run(tmp_path, "input_bound_cpu")
     out, _ = diagnose(capsys, str(folder))
-    assert out.startswith("Compute-bound: the CPU computes for ")
+    assert out.startswith("Input-bound: ")
 
 
 def test_a_young_run_is_an_empty_list_and_a_sentence(

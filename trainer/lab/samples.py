@@ -46,7 +46,7 @@ def no_rate(metrics: Mapping[str, Any]) -> str | None:
     """Say why metrics hold no rate that could be compared; None where they do."""
     for name in ("samples_per_sec", "step_time"):
         value = metrics.get(name)
-        if not _is_number(value) or not 0 < value < math.inf:
+        if value is None or not _is_number(value) or not 0 < value < math.inf:
             return f"{name}: must be a number above 0, got {value!r}."
     return None
 
