@@ -18,7 +18,7 @@ from trainer.config import ConfigError, RunConfig, Workload
 from trainer.lab.arms import Arm, make_arm
 from trainer.lab.content import METRICS
 from trainer.lab.contest import Contest, Next, Sample, stand
-from trainer.lab.course import rules_of
+from trainer.lab.course import confirming_rules, rules_of
 from trainer.lab.folder import SAMPLES, SWEEP_JSON, SweepError, read_sweep, write_plan
 from trainer.lab.plan import Plan
 from trainer.lab.report import to_csv, to_html
@@ -193,10 +193,16 @@ def test_winners_are_combined_and_confirmed_with_fresh_seeds(tmp_path: Path) -> 
     assert best["verdict"] == "faster"
     assert best["low"] < 0.32 < best["high"]
     assert [one["kept"] for one in found["combining"]] == [True, True]
+    assert best["rounds"] == 12  # all of them: an early end would favor a lucky estimate
     seeds = [{job["seed"] for job in taker.jobs if len(job["changes"]) == n} for n in (0, 1, 2)]
     assert seeds[2] - seeds[0]
     phases = [one["phase"] for one in found["rounds"]]
     assert phases == sorted(phases, key=["measuring", "combining", "confirming"].index)
+
+
+def test_the_confirmation_is_judged_once_at_the_full_level() -> None:
+    rules = confirming_rules(plan())
+    assert (rules.judged_after, rules.alpha_of_look) == ((12,), 0.05)
 
 
 def test_a_winner_with_a_worse_loss_is_not_taken(tmp_path: Path) -> None:

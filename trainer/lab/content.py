@@ -9,7 +9,16 @@ from typing import Any
 
 from trainer.config import RunConfig
 from trainer.lab.contest import Sample, of_contest
-from trainer.lab.course import ARMS, BASELINE, COMBINE, CONFIRM, Course, Phase, rules_of
+from trainer.lab.course import (
+    ARMS,
+    BASELINE,
+    COMBINE,
+    CONFIRM,
+    Course,
+    Phase,
+    confirming_rules,
+    rules_of,
+)
 from trainer.lab.plan import Plan
 from trainer.lab.statistics import drift
 from trainer.lab.words import impossible, judged, of_drift
@@ -132,7 +141,7 @@ def _best(
     ended = over or course.next is None
     assert course.contest is not None
     name = " + ".join(course.winners)
-    verdict = judged(course.confirmed, name, rules_of(plan), over=ended)
+    verdict = judged(course.confirmed, name, confirming_rules(plan), over=ended)
     if BASELINE in course.confirmed.failed:
         verdict["reason"] = f"The baseline failed: {course.confirmed.failed[BASELINE]}"
     return {

@@ -9,7 +9,7 @@ luckiest. A combination whose loss is worse there loses the setting that joined 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -83,6 +83,14 @@ def rules_of(plan: Plan) -> Rules:
         margin=plan.margin,
         same=plan.same,
     )
+
+
+def confirming_rules(plan: Plan) -> Rules:
+    """Return the rules of the confirmation: all rounds, then one look at the full alpha.
+
+    One that ended at the first significant look would print the larger of many estimates.
+    """
+    return replace(rules_of(plan), looks=(plan.max_rounds,))
 
 
 def runnable(plan: Plan) -> list[Arm]:
@@ -218,7 +226,7 @@ def _confirm(
     for names, changes in reversed(stood):
         best = " + ".join(names)
         contest = Contest(key, BASELINE, (best,))
-        standing = stand(contest, samples, rules_of(plan), plan.seed)
+        standing = stand(contest, samples, confirming_rules(plan), plan.seed)
         found.phase, found.contest, found.standing = Phase.CONFIRMING, contest, standing
         found.changes[best] = changes
         found.next = standing.next
