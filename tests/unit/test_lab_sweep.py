@@ -164,6 +164,21 @@ def test_an_arm_that_fails_once_is_tried_again_in_its_round(tmp_path: Path) -> N
     found = sweep(tmp_path, plan(arm(fused=True), find_best=False), taker)
     assert verdicts(found) == {"fused": "faster"}
     assert found["arms"][0]["rounds"] == 5
+    assert found["arms"][0]["reason"] == "1 of 6 processes failed: a hiccup"
+    assert "fused: 1 of 6 processes failed: a hiccup" in closing(found)
+    tries = found["rounds"][0]["samples"]["fused"]
+    assert (tries["reason"], tries["failures"]) == (None, ["a hiccup"])
+
+
+def test_an_arm_that_fails_once_in_each_round_has_failed_after_three(tmp_path: Path) -> None:
+    taker, calls = FakeTaker({"fused": 0.1}), iter(range(100))
+    taker.answers["fused"] = lambda job: (
+        {} if next(calls) % 2 else {"reason": "a crash", "metrics": {}}
+    )
+    found = sweep(tmp_path, plan(arm(fused=True), arm(set_to_none=False)), taker)
+    assert verdicts(found) == {"fused": "failed", "set_to_none=false": "no_difference"}
+    assert found["arms"][0]["reason"] == "3 of 5 processes failed: a crash"
+    assert found["best"] is None
 
 
 def test_an_impossible_arm_costs_no_time(tmp_path: Path) -> None:

@@ -170,7 +170,15 @@ def _rounds(samples: Sequence[Sample]) -> Iterable[dict[str, Any]]:
             "phase": _phase(contest),
             "contest": contest,
             "order": list(dict.fromkeys(one.name for one in taken)),
-            "samples": {one.name: _of_a_round(one) for one in taken},
+            "samples": {
+                one.name: {
+                    **_of_a_round(one),
+                    "failures": [
+                        two.reason for two in taken if two.name == one.name and not two.ok
+                    ],
+                }
+                for one in taken
+            },
         }
 
 

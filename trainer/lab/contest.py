@@ -17,6 +17,8 @@ from trainer.lab.statistics import Finding, Rules, Side, judge, log_ratios, loss
 
 TRIES = 2
 """Failed attempts at one sample after which its arm has failed."""
+FAILURES = 3
+"""Failed attempts in all rounds after which a challenger has failed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,6 +70,7 @@ class Standing:
     `speed` and `loss` have a finding for each challenger, the last one it was judged by.
     `broken` says in how many rounds a challenger's loss was no finite number while the reference's
     was. `failed` holds the reasons of those that could not be measured, the reference among them.
+    `flaky` says of each whose process failed how often it did, also where another attempt measured.
     """
 
     next: Next | None = None
@@ -78,6 +81,7 @@ class Standing:
     broken: dict[str, int] = field(default_factory=dict)
     decided: set[str] = field(default_factory=set)
     failed: dict[str, str] = field(default_factory=dict)
+    flaky: dict[str, str] = field(default_factory=dict)
 
 
 def of_contest(samples: Iterable[Sample], contest: str) -> list[Sample]:
@@ -89,6 +93,11 @@ def stand(contest: Contest, samples: Sequence[Sample], rules: Rules, seed: int) 
     """Play the contest again from its samples; return where it stands."""
     taken = of_contest(samples, contest.key)
     standing, rounds = Standing(), _Rounds(taken, contest.reference)
+    standing.flaky = {
+        name: flaky
+        for name in (contest.reference, *contest.challengers)
+        if (flaky := _flaky(taken, name)) is not None
+    }
     still = list(contest.challengers)
     for number in range(1, rules.max_rounds + 1):
         standing.round = number
@@ -97,11 +106,14 @@ def stand(contest: Contest, samples: Sequence[Sample], rules: Rules, seed: int) 
             attempts = [one for one in taken if (one.round, one.name) == (number, name)]
             if any(one.ok for one in attempts):
                 continue
-            if len(attempts) < TRIES:
+            too_often = name != contest.reference and _failures(taken, name) >= FAILURES
+            if len(attempts) < TRIES and not too_often:
                 standing.next = Next(contest.key, number, name)
                 standing.left = len(names) - place + (rules.max_rounds - number) * len(names)
                 break
-            standing.failed[name] = attempts[-1].reason or "It gives no reason."
+            standing.failed[name] = (
+                standing.flaky[name] if too_often else attempts[-1].reason or "It gives no reason."
+            )
         if standing.next is not None or contest.reference in standing.failed:
             break
         still = [name for name in still if name not in standing.failed]
@@ -112,6 +124,19 @@ def stand(contest: Contest, samples: Sequence[Sample], rules: Rules, seed: int) 
             break
     _look_between(standing, rounds.until(rules.max_rounds), still, rules)
     return standing
+
+
+def _failures(samples: Sequence[Sample], name: str) -> int:
+    return sum(not one.ok for one in samples if one.name == name)
+
+
+def _flaky(samples: Sequence[Sample], name: str) -> str | None:
+    """Say how many processes of a setting failed, and how the last of them did."""
+    failed = [one for one in samples if one.name == name and not one.ok]
+    if not failed:
+        return None
+    count = sum(one.name == name for one in samples)
+    return f"{len(failed)} of {count} processes failed: {failed[-1].reason}"
 
 
 def order(contest: Contest, still: Sequence[str], number: int, seed: int) -> list[str]:

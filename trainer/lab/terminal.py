@@ -80,6 +80,9 @@ def closing(sweep: Mapping[str, Any]) -> list[str]:
         f"{summary(counts) or 'No arm'}; {plan['steps']} steps a sample after {plan['warmup']} of "
         "warm-up, one process each."
     ]
+    for arm in sweep["arms"]:
+        if arm["reason"] and arm["reason"] not in arm["text"]:
+            lines.append(f"{arm['name']}: {arm['reason']}")
     best = of_best(sweep)
     if best is not None:
         lines.append(f"Best combination: {best}")

@@ -51,6 +51,8 @@ def judged(standing: Standing, name: str, rules: Rules, *, over: bool) -> dict[s
         first = min(rules.judged_after, default=None)
         if over and (first is None or finding.rounds < first):
             reason = f"Only {_rounds(finding.rounds)}: arms are judged after {min(rules.looks)}."
+    if name in standing.flaky and name not in standing.failed:
+        reason = " ".join(filter(None, (reason, standing.flaky[name])))
     return {
         "verdict": verdict,
         "effect": finding.effect,
