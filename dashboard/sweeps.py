@@ -29,6 +29,7 @@ from trainer.lab.folder import (
     SWEEP_JSON,
     SweepError,
     new_sweep_folder,
+    only_one,
     read_sweep,
     sweep_folder,
     sweep_folders,
@@ -166,14 +167,19 @@ class Sweeps:
                 _end(process, timeout_s)
 
     def delete(self, sweep_id: str) -> None:
-        """Delete the folder of a sweep that does not run."""
+        """Delete the folder of a sweep that no process works on."""
         with self._lock:
             sweep = self.read(sweep_id)
             if sweep.look_only is not None:
                 raise SweepError(f"Delete: {sweep.look_only}")
             if sweep.live:
                 raise SweepError("Delete: the sweep still runs. Stop it first.")
-            shutil.rmtree(sweep.folder)
+            if sweep_id == self._child_id and self._child is not None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._child.wait(STOP_TIMEOUT_S)  # its sweep is over, it is on its way out
+            # What sweep.json says is not enough: a process may work on it without having written.
+            with only_one(sweep.folder):
+                shutil.rmtree(sweep.folder)
             self._ended.pop(sweep.folder, None)
 
     def close(self, timeout_s: float) -> None:
