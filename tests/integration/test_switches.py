@@ -13,13 +13,17 @@ import torch
 
 from stepscope.run import RunStatus
 from tests.integration.conftest import SaveAtStep
+from tests.integration.decoded import Decoded
 from tests.integration.test_resume import train
 from tests.integration.test_training import events, metric, run_json, small
 from trainer.config import RunConfig, Workload
 from trainer.training.checkpoint import read_checkpoint
 from trainer.training.loop import Loop
 from trainer.training.run import run
+from trainer.training.state import Training
 from trainer.training.step import TrainStep
+from trainer.workloads import WORKLOADS
+from trainer.workloads.task import Task
 
 CNN = small(Workload.DIGITS_CNN, epochs=3, batch_size=512, max_steps=60, learning_rate=5e-3, seed=3)
 SAVED = 33  # within the second epoch of 26 steps
@@ -100,12 +104,44 @@ def test_a_loader_that_leaves_samples_out_does_not_leave_gradients_behind(
     monkeypatch.setattr(
         TrainStep,
         "update",
-        lambda self: updates.append(1) or update(self),  # type: ignore[func-returns-value]
+        lambda self, *factor: updates.append(1) or update(self, *factor),  # type: ignore[func-returns-value]
     )
     config = replace(CNN, batch_size=1000, accumulation=3, max_steps=0, epochs=1)
     monkeypatch.setattr("trainer.workloads.digits.HELD_OUT", 1797 - 1000)  # 9,000 samples
     losses = train(tmp_path, "run", config)
     assert len(losses) == len(updates) == 3
+
+
+def test_a_step_without_some_samples_is_averaged_over_those_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An epoch of one step: its batches lack samples, or have none, the last or another."""
+    (tmp_path / "data").mkdir()
+    for index in range(12):
+        (tmp_path / "data" / str(index)).write_text(str(index / 12))
+    # Without the first half of the samples the first batches are empty, and so on.
+    halves = [frozenset(range(6)), frozenset(range(6, 12)), frozenset(range(0, 12, 2))]
+    monkeypatch.setattr(Training, "order", lambda self, samples: torch.arange(samples))
+    for number, broken in enumerate(halves):
+        split = Decoded(tmp_path / "data", 12, broken)
+
+        def task(config: RunConfig, split: Decoded = split) -> Task:
+            model = torch.nn.Linear(1, 12)
+            return Task(
+                model=model, train=split, validation=split, loss=torch.nn.CrossEntropyLoss()
+            )
+
+        monkeypatch.setitem(WORKLOADS, Workload.DIGITS_MLP, task)
+        whole = small(
+            Workload.DIGITS_MLP, batch_size=12, epochs=5, learning_rate=0.1, clip_norm=0.1
+        )
+        parts = replace(whole, batch_size=3, accumulation=4)
+        expected = train(tmp_path, f"whole-{number}", whole)
+        np.testing.assert_allclose(train(tmp_path, f"parts-{number}", parts), expected, rtol=1e-5)
+        norms = [
+            metric(tmp_path / f"{name}-{number}", "train/grad_norm") for name in ("whole", "parts")
+        ]
+        np.testing.assert_allclose(*norms, rtol=1e-5)
 
 
 def test_warm_up_is_told(tmp_path: Path) -> None:

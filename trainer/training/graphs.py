@@ -100,10 +100,10 @@ class GraphedStep:
         self._begun = not last
         return recording.loss, recording.norm
 
-    def update(self) -> Tensor | None:
-        """Update the weights with the gradients that are there; return their norm (0-d)."""
+    def update(self, factor: float = 1.0) -> Tensor | None:
+        """Update the weights with the gradients that are there, as TrainStep does."""
         self._begun = False
-        return self._step.apply()
+        return self._step.apply(factor)
 
     def evaluate(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return the model's outputs and their mean loss (0-d), without a graph."""

@@ -73,6 +73,11 @@ class Done:
         loss, samples = former.loss + self.loss, former.samples + self.samples
         return Done(loss, self.norm, samples, self.waited)
 
+    def updated(self, step: TrainStep | GraphedStep, planned: int) -> Done:
+        """Update the weights by the mean over the samples that there were, fewer than planned."""
+        factor = planned / self.samples
+        return replace(self, loss=self.loss * factor, norm=step.update(factor))
+
 
 @dataclass(kw_only=True)
 class Loop:
@@ -148,21 +153,25 @@ class Loop:
         planned = min(left, training.config.step_size)
         count = math.ceil(planned / training.config.batch_size)
         done: Done | None = None
-        waited = 0.0
+        seen, waited = 0, 0.0
         for number in range(1, count + 1):
             began = time.perf_counter()
             with span(DATA):
                 inputs, targets = next(batches)
             waited += time.perf_counter() - began
-            last = number == count
+            seen += len(targets)
+            # The parts of a step of several batches have the weights of the planned samples.
+            last = number == count and (count == 1 or seen == planned)
             if len(targets):
                 training.compute.begin_step()
                 loss, norm = self.step(inputs, targets, planned if count > 1 else 0, last)
                 training.compute.end_step()
                 training.compute.pace()
                 done = Done(loss, norm, len(targets), waited).after(done)
-            elif last and done is not None:  # none of the last batch's samples could be loaded
-                done = replace(done, norm=self.step.update())
+        if done is not None and count > 1 and seen < planned:
+            training.compute.begin_step()
+            done = done.updated(self.step, planned)
+            training.compute.end_step()
         training.step += done is not None
         training.offset += planned
         return done

@@ -55,18 +55,23 @@ class TrainStep:
         with span(BACKWARD):
             self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
-    def update(self) -> Tensor | None:
+    def update(self, factor: float = 1.0) -> Tensor | None:
         """Update the weights, then drop the gradients; return their norm (0-d) with clipping.
 
-        With `set_to_none` only weights and optimizer state stay allocated between steps.
+        With `set_to_none` only weights and optimizer state stay allocated between steps. `factor`
+        multiplies the gradients before: planned samples of the step by those that there were.
         """
         with span(OPTIMIZER):
-            norm = self.apply()
+            norm = self.apply(factor)
             self.optimizer.zero_grad(set_to_none=self.set_to_none)
         return norm
 
-    def apply(self) -> Tensor | None:
-        """Update the weights and leave the gradients; return their norm (0-d) with clipping."""
+    def apply(self, factor: float = 1.0) -> Tensor | None:
+        """Update the weights as `update` does, and leave the gradients."""
+        if factor != 1:
+            for weights in self.model.parameters():
+                if weights.grad is not None:
+                    weights.grad.mul_(factor)
         norm = self._clip() if self.clip_norm > 0 else None
         # fp16: a step with infinite gradients is skipped. Without a fused optimizer the scaler
         # waits for the device here to know.
