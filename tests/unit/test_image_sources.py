@@ -331,6 +331,18 @@ def test_links_in_class_folders_are_refused(tmp_path: Path) -> None:
     assert broken.count == 2
 
 
+@pytest.mark.parametrize("name", ["train.csv", "validation.csv"])
+def test_a_table_that_is_a_link_is_not_read(folder: Path, name: str) -> None:
+    for table_name in ("train.csv", "validation.csv"):
+        table(folder, rows(*GOOD), table_name)
+    secret = table(folder.parent, "secret:x:0:0\n", "passwd")
+    (folder / name).unlink()
+    (folder / name).symlink_to(secret)
+    with pytest.raises(ImageError, match="is a symbolic link") as caught:
+        read(folder)
+    assert "secret" not in str(caught.value)
+
+
 def test_a_table_that_must_not_be_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = table(folder, rows(*GOOD))
 

@@ -85,6 +85,9 @@ def _csv_entries(path: Path, part: str, broken: Broken) -> Iterator[Entry]:
 
 
 def _text(path: Path) -> str:
+    # As with images: it may lead out of the data folder, and errors show lines of the file.
+    if path.is_symlink():
+        raise ImageError(f"data: {path.name} is a symbolic link. Put the file itself there.")
     size = path.stat().st_size
     if size > MAX_CSV_BYTES:
         raise ImageError(
