@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import streamlit as st
 
 from dashboard.controls.lab_words import workload_and_device
+from dashboard.format import escape_markdown
 from dashboard.services import Services
 from dashboard.sweeps import EXAMPLE, Sweep
 
@@ -19,14 +20,18 @@ _NEXT = "lab_sweep_next"
 def picked_sweep(server: Services) -> str | None:
     """Draw the list of sweeps, where there is more than none; return the one to show.
 
-    One that was just started or is named in the URL wins, then the one chosen before, then the
-    one that runs, then the newest of this server's. An example is shown only when chosen.
+    One that is asked for and not there is named in a sentence. One that was just started or is in
+    the URL wins, then the one chosen before, then the one that runs, then the newest of this
+    server's. An example is shown only when chosen.
     """
     state, sweeps = st.session_state, server.sweeps.list_sweeps()
     known = {sweep.id: sweep for sweep in sweeps}
     own = [sweep.id for sweep in sweeps if sweep.look_only != EXAMPLE]
     first = next((sweep.id for sweep in sweeps if sweep.live), own[0] if own else None)
     asked = state.pop(_NEXT, None) or state.get(SWEEP) or st.query_params.get("sweep")
+    if asked and asked not in known:
+        name = escape_markdown(str(asked)[:80])
+        st.warning(f"The sweep {name} is no longer there.", icon=":material/link_off:")
     chosen = asked if asked in known else state.get("kept_lab_sweep")
     state[SWEEP] = chosen if chosen in known else first
     if own or state[SWEEP] is not None:
@@ -41,7 +46,9 @@ def picked_sweep(server: Services) -> str | None:
         )
     picked: str | None = state[SWEEP]
     state["kept_lab_sweep"] = picked
-    if picked is not None and st.query_params.get("sweep") != picked:
+    if picked is None:
+        st.query_params.pop("sweep", None)
+    elif st.query_params.get("sweep") != picked:
         st.query_params["sweep"] = picked
     return picked
 

@@ -29,6 +29,8 @@ from trainer.lab.report import to_csv, to_html
 ERROR = "lab_error"
 """In the session's state: a sentence that the page shows once."""
 AGAIN_S = 1.0
+LOOK_S = 3.0
+"""How often a sweep that is over is looked for: it may be deleted, or resumed, elsewhere."""
 
 
 def empty_lab(server: Services) -> None:
@@ -61,6 +63,18 @@ def sweep_panel(server: Services, sweep_id: str) -> None:
         st.error(str(error), icon=":material/error:")
         return
     st.fragment(_draw, run_every=AGAIN_S if sweep.live else None)(server, sweep_id, sweep.live)
+    if not sweep.live:
+        st.fragment(look_whether_there, run_every=LOOK_S)(server, sweep_id)
+
+
+def look_whether_there(server: Services, sweep_id: str) -> None:
+    """Draw the page anew once the sweep was deleted or resumed in another tab."""
+    try:
+        gone_on = server.sweeps.read(sweep_id).live
+    except SweepError:
+        st.rerun()
+    if gone_on:
+        st.rerun()
 
 
 def _draw(server: Services, sweep_id: str, was_live: bool) -> None:

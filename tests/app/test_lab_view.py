@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from streamlit.testing.v1 import AppTest
 
 from dashboard import services
 from dashboard.format import escape_markdown
+from dashboard.views import lab_panel
 from stepscope.recording.recorder import Recorder
 from stepscope.run import RunStatus, process_identity, user_name
 from tests.app.test_live_view import GPU, Machine, header, label, machine, text_of, trigger
@@ -326,6 +329,43 @@ def test_a_named_sweep_opens_by_its_address(page: OpenPage, server: services.Ser
     app.query_params["sweep"] = "20261101-000000-a-1"
     app.switch_page("views/lab.py").run()
     assert label(app, "selectbox", "Sweep").value == "20261101-000000-a-1"
+
+
+def test_a_deleted_sweep_is_missed_in_a_sentence(lab: OpenPage, server: services.Services) -> None:
+    store(server.runs, sweep(), "20261101-000000-a-1")
+    folder = store(server.runs, sweep())
+    app = lab()
+    assert label(app, "selectbox", "Sweep").value == ID
+    shutil.rmtree(folder)  # as another tab does
+    app.run()
+    assert f"The sweep {ID} is no longer there." in text_of(app)
+    assert label(app, "selectbox", "Sweep").value == "20261101-000000-a-1"
+    assert app.query_params["sweep"] in ("20261101-000000-a-1", ["20261101-000000-a-1"])
+    app.run()
+    assert "no longer there" not in text_of(app)  # said once
+
+
+def test_a_link_to_a_deleted_sweep_says_so(page: OpenPage) -> None:
+    app = page()
+    app.query_params["sweep"] = ID
+    app.switch_page("views/lab.py").run()
+    assert f"The sweep {ID} is no longer there." in text_of(app)
+    assert "Which settings pay on this machine?" in text_of(app)
+    assert "sweep" not in app.query_params
+
+
+def test_a_page_looks_whether_its_sweep_is_still_there(
+    server: services.Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class DrawnAnew(Exception):
+        pass
+
+    monkeypatch.setattr(lab_panel.st, "rerun", Mock(side_effect=DrawnAnew))
+    folder = store(server.runs, sweep())
+    lab_panel.look_whether_there(server, ID)
+    shutil.rmtree(folder)
+    with pytest.raises(DrawnAnew):
+        lab_panel.look_whether_there(server, ID)
 
 
 @pytest.mark.parametrize("broken", ["{", "[]", '{"status": "finished"}'])
