@@ -1,12 +1,14 @@
 """One sample: a training run in a fresh process, `python -m trainer.lab.sample`.
 
 The job comes as one line of JSON on stdin, the result goes as one line of JSON to stdout. The
-process ends when stdin does: its sweep is gone then, and nobody wants the result.
+process ends with its sweep, because nobody wants the result then: Linux kills it, and elsewhere a
+thread sees the end of stdin, unless native code keeps all threads waiting.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
@@ -15,9 +17,13 @@ import signal
 import sys
 import threading
 
+PR_SET_PDEATHSIG = 1
+"""Of linux/prctl.h."""
+
 
 def main() -> None:
     """Measure one sample and print it."""
+    killed_with_parent()
     # What the training prints must not stand in the line of the result.
     results = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -27,6 +33,13 @@ def main() -> None:
     sample_run = importlib.import_module("trainer.lab.sample_run")
     gc.freeze()  # what was imported stays: no collection needs to walk it
     print(json.dumps(sample_run.take(job)), file=results, flush=True)
+
+
+def killed_with_parent() -> None:
+    """Have Linux kill this process when the thread that started it ends; elsewhere do nothing."""
+    if sys.platform == "linux":
+        # The C library of the process itself; a refusal leaves the thread on stdin.
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _end_with_parent() -> None:
