@@ -77,9 +77,13 @@ class Services:
     def start(self, config: RunConfig) -> Path:
         """Start a run and return its folder.
 
-        Raises RunError while another one or a sweep is active, OSError where it cannot be started.
+        Raises RunError while another one, a sweep or a lesson is active, OSError where it cannot be
+        started.
         """
         with self._lock:
+            lesson = self.lesson_refusal()
+            if lesson is not None:
+                raise RunError(f"Start: {lesson}")
             sweep = self.sweeps.active_id()
             if sweep is not None:
                 raise RunError(
@@ -110,13 +114,13 @@ class Services:
         be started.
         """
         with self._lock:
-            self._refuse_beside_a_run()
+            self._refuse_second_sweep()
             return self.sweeps.start(plan)
 
     def resume_sweep(self, sweep_id: str) -> None:
         """Go on with a sweep. Raises as `start_sweep`, and SweepError for one that has finished."""
         with self._lock:
-            self._refuse_beside_a_run()
+            self._refuse_second_sweep()
             self.sweeps.resume(sweep_id)
 
     def start_lesson(self, lesson: Lesson) -> None:
@@ -127,18 +131,34 @@ class Services:
                 raise RunError(f"Run: {busy} is active and would disturb it. Stop it first.")
             self.lessons.start(lesson)
 
-    def _refuse_beside_a_run(self) -> None:
+    def lesson_refusal(self) -> str | None:
+        """Say why nothing can be started beside the lesson that runs; None where none does."""
         lesson = self.lessons.running()
-        if lesson is not None:
-            raise SweepError(
-                f"The lesson “{lesson.title}” is running and would disturb the measurement. "
-                "Wait for its end, or stop it on the page Learn."
-            )
-        active = self.active_id()
-        if active is not None:
-            raise SweepError(
-                f"The run {active} is active and would disturb the measurement. Stop it first."
-            )
+        if lesson is None:
+            return None
+        return (
+            f"The lesson “{lesson.title}” is running and would disturb the measurement. "
+            "Wait for its end, or stop it on the page Learn."
+        )
+
+    def measuring(self, max_age_s: float = 0.0) -> str | None:
+        """Return the sweep, as of at most `max_age_s` ago, or the lesson that runs now, if any."""
+        lesson = self.lessons.running()
+        return self.sweeps.active_id(max_age_s) or (lesson.name if lesson is not None else None)
+
+    def sweep_refusal(self) -> str | None:
+        """Say why no sweep can be started or resumed now; None where one can."""
+        run, other = self.active_id(), self.sweeps.active_id()
+        if run is not None:
+            return f"The run {run} is active and would disturb the measurement. Stop it first."
+        if other is not None:
+            return f"One sweep at a time: {other} is measuring. Stop it first."
+        return self.lesson_refusal()
+
+    def _refuse_second_sweep(self) -> None:
+        refused = self.sweep_refusal()
+        if refused is not None:
+            raise SweepError(refused)
 
     def active_id(self) -> str | None:
         """Return the id of the run that this server is training, if any."""

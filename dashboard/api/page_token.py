@@ -25,14 +25,14 @@ _FACTS = (
 )
 
 
-def page_token(listing: Listing, run: RunInfo | None, sweep_id: str | None = None) -> str:
+def page_token(listing: Listing, run: RunInfo | None, measuring: str | None = None) -> str:
     """Return the name of what a page that shows `run` is built from.
 
-    `sweep_id` is the sweep that runs, beside which no training can be started.
+    `measuring` is the sweep or lesson that runs, beside which no training can be started.
     """
     state = listing.version
-    if sweep_id is not None:
-        state += f"{zlib.crc32(sweep_id.encode()):x}"
+    if measuring is not None:
+        state += f"{zlib.crc32(measuring.encode()):x}"
     if run is None:
         return state
     run_json = [run.run_json.get(name) for name in _FACTS]

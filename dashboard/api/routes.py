@@ -88,9 +88,7 @@ def get_series(request: Request) -> Answer:
     run = read_run(folder)
     if run.status is RunStatus.CRASHED or run.heartbeat_age_s > CLOSED_S:
         recover_ended(run)  # what a killed process had not stored yet
-    token = {
-        "page_token": page_token(server.index.recent(), run, server.sweeps.active_id(SWEEP_AGE_S))
-    }
+    token = {"page_token": page_token(server.index.recent(), run, server.measuring(SWEEP_AGE_S))}
     if not (folder / STORE_NAME).exists():
         return series.state(run) | token
     include_folded = bool(query.get("include_folded"))
@@ -116,9 +114,7 @@ def _verdict(server: services.Services, reader: RunReader, run: RunInfo) -> Answ
 def get_runs(_request: Request) -> Answer:
     """`/api/runs`: the name of the run list's state, for a page that shows no run."""
     server = services.get()
-    return {
-        "page_token": page_token(server.index.recent(), None, server.sweeps.active_id(SWEEP_AGE_S))
-    }
+    return {"page_token": page_token(server.index.recent(), None, server.measuring(SWEEP_AGE_S))}
 
 
 @_answering

@@ -103,14 +103,22 @@ def supported_commands(run: RunInfo) -> frozenset[str]:
 
 
 def start_button(
-    active_id: str | None, problems: Sequence[Problem], sweep_id: str | None = None
+    active_id: str | None,
+    problems: Sequence[Problem],
+    sweep_id: str | None = None,
+    lesson: str | None = None,
 ) -> Json:
-    """Return the button that starts a run: its help and why it cannot be pressed now, or None."""
+    """Return the button that starts a run: its help and why it cannot be pressed now, or None.
+
+    `lesson` says that the lesson that runs is in the way.
+    """
     refused = None
     if active_id:
         refused = f"One run at a time: {active_id} is active. Stop it first."
     elif sweep_id:
         refused = f"It would disturb what the sweep {sweep_id} measures. Stop it in Lab first."
+    elif lesson:
+        refused = lesson
     elif problems:
         refused = "These settings cannot run. " + " ".join(map(str, problems))
     return {"label": "Start", "help": "Train with the settings in the sidebar.", "refused": refused}

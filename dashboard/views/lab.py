@@ -10,7 +10,7 @@ from dashboard.controls.lab_choice import settings_of_sidebar, wanted
 from dashboard.controls.run_picker import newest_live
 from dashboard.controls.sweep_picker import picked_sweep, show_sweep
 from dashboard.format import escape_markdown
-from dashboard.views.lab_panel import ERROR, empty_lab, sweep_panel
+from dashboard.views.lab_panel import ERROR, empty_lab, sweep_panel, watch_for_room
 from trainer.lab.folder import SweepError
 
 server = services.get()
@@ -26,12 +26,8 @@ with st.container(key="lab"):
     left, right = st.columns([3, 7], gap="medium")
 with left, st.container(key="lab_choice"):
     choice = wanted(server, found, settings_of_sidebar())
-    run, sweep = server.active_id(), server.sweeps.active_id()
-    refused = choice.refused
-    if sweep is not None:
-        refused = f"One sweep at a time: {sweep} is measuring. Stop it first."
-    elif run is not None:
-        refused = f"The run {run} is active and would disturb the measurement. Stop it first."
+    busy = server.sweep_refusal()
+    refused = busy or choice.refused
     pressed = choice.place.button(
         "Start sweep",
         type="primary",
@@ -43,11 +39,12 @@ with left, st.container(key="lab_choice"):
     if refused is not None:
         choice.place.caption(f":material/block: {escape_markdown(refused)}")
     other = newest_live(server.list_runs())
-    if other is not None and other != run:
+    if other is not None and other != server.active_id():
         choice.place.caption(
             f":material/warning: The run {escape_markdown(other)} is live on this machine. While "
             "it works, it disturbs the measurement."
         )
+watch_for_room(server, busy)
 # Not in a callback: it would have the settings of the last time that the page was drawn.
 if pressed:
     try:

@@ -77,6 +77,17 @@ def look_whether_there(server: Services, sweep_id: str) -> None:
         st.rerun()
 
 
+def watch_for_room(server: Services, busy: str | None) -> None:
+    """Draw the page anew once what is in the way of a sweep, `busy`, is over or another thing."""
+    st.fragment(look_for_room, run_every=LOOK_S)(server, busy)
+
+
+def look_for_room(server: Services, busy: str | None) -> None:
+    """Draw the page anew if what is in the way of a sweep is not `busy` any more."""
+    if server.sweep_refusal() != busy:
+        st.rerun()
+
+
 def _draw(server: Services, sweep_id: str, was_live: bool) -> None:
     try:
         sweep = server.sweeps.read(sweep_id)
@@ -140,7 +151,7 @@ def _actions(server: Services, sweep: Sweep) -> None:
                 _try("The sweep could not be stopped", lambda: server.sweeps.stop(sweep.id))
         return
     if not_resumable(status) is None:
-        refused = sweep.look_only or _busy(server)
+        refused = sweep.look_only or server.sweep_refusal()
         resume = st.button(
             "Resume",
             icon=":material/resume:",
@@ -152,15 +163,6 @@ def _actions(server: Services, sweep: Sweep) -> None:
             _try("The sweep could not go on", lambda: server.resume_sweep(sweep.id))
     if sweep.look_only is None:
         _delete(server, sweep)
-
-
-def _busy(server: Services) -> str | None:
-    run, other = server.active_id(), server.sweeps.active_id()
-    if run is not None:
-        return f"The run {run} is active and would disturb the measurement. Stop it first."
-    if other is not None:
-        return f"One sweep at a time: {other} is measuring. Stop it first."
-    return None
 
 
 def _delete(server: Services, sweep: Sweep) -> None:

@@ -50,7 +50,9 @@ if params != st.query_params.to_dict():
 note = run.run_json.get("note") if run else None
 if note:
     st.caption(f":material/inventory_2: {escape_markdown(str(note))}")
-start = start_button(server.active_id(), problems, server.sweeps.active_id())
+start = start_button(
+    server.active_id(), problems, server.sweeps.active_id(), server.lesson_refusal()
+)
 live_panel(server, config, start, listing, run, trouble)
 if run is None:
     empty_page(server, found, start["refused"])

@@ -77,7 +77,7 @@ def live_panel(
         layout(run_content(run)) if run else None,
         header,
         key=KEY,
-        page_token=page_token(listing, run, server.sweeps.active_id()),
+        page_token=page_token(listing, run, server.measuring()),
         on_start=_start_pressed,
         on_pick=_pick,
         on_setting=functools.partial(_take_setting, other),

@@ -12,7 +12,16 @@ from streamlit.testing.v1 import AppTest
 import trainer.lessons
 from dashboard import services
 from stepscope.run import RunError
-from tests.app.test_live_view import GPU, Machine, label, machine, text_of
+from tests.app.test_live_view import (
+    GPU,
+    Machine,
+    component,
+    header,
+    label,
+    machine,
+    text_of,
+    trigger,
+)
 from tests.integration.test_lesson_run import SLEEP, Write, write
 from trainer.lab.folder import SweepError
 from trainer.lessons import LESSONS
@@ -158,6 +167,28 @@ def test_beside_a_lesson_no_sweep_starts(server: services.Services, write: Write
     server.start_lesson(write(SLEEP))
     with pytest.raises(SweepError, match="The lesson “program” is running"):
         server.resume_sweep("20261122-061500-digits-cnn-ab12")
+
+
+def test_beside_a_lesson_the_other_pages_say_why_nothing_starts(
+    page: Callable[..., AppTest], server: services.Services, write: Write
+) -> None:
+    live, lab = page(), page()
+    lab.switch_page("views/lab.py").run()
+    before = component(live)["page_token"]
+    server.start_lesson(write(SLEEP))
+    trigger(live, "start")  # drawn before the lesson began
+    assert "“program” is running" in header(live)["error"]["text"]
+    assert not server.list_runs()
+    assert "“program” is running" in header(live)["start"]["refused"]
+    # With another name the page runs again by itself, when the lesson begins and when it ends.
+    assert component(live)["page_token"] != before
+    lab.run()
+    assert label(lab, "button", "Start sweep").disabled
+    assert "“program” is running" in label(lab, "button", "Start sweep").help
+    server.lessons.close()
+    live.run()
+    assert header(live)["start"]["refused"] is None
+    assert component(live)["page_token"] == before
 
 
 def test_the_settings_survive_a_visit(page: Callable[..., AppTest]) -> None:
