@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from trainer.config import Workload, defaults
-from trainer.lab.__main__ import FAILED, FINISHED, USAGE, main
+from trainer.lab.__main__ import FAILED, FINISHED, STOPPED, USAGE, main
 from trainer.lab.arms import Arm
 from trainer.lab.folder import PLAN_JSON, SWEEP_JSON, only_one, read_sweep, write_plan
 from trainer.lab.plan import Plan
+from trainer.problems import TrainDevice
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """Put back the handlers of signals, which the command replaces."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path) -> Path:
     """Return the folder of a sweep whose workload, a user's own file, is not given here."""
-    monkeypatch.setattr("trainer.lab.__main__.signal.signal", lambda *given: None)
     arms = (Arm(name="fused", label="fused on", changes={"fused": True}),)
     write_plan(tmp_path, Plan(config=defaults(Workload.USER), arms=arms))
     return tmp_path
@@ -57,3 +70,23 @@ def test_a_plan_that_is_none_is_a_sentence(
         (folder / PLAN_JSON).write_text(json.dumps({**plan, **wrong}))
         assert main(["--folder", str(folder)]) == USAGE
         assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_ctrl_c_while_torch_is_imported_stops_the_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted() -> list[TrainDevice]:
+        signal.raise_signal(signal.SIGINT)
+        return [TrainDevice(id="cpu", name="a CPU", memory_total=2**33)]
+
+    monkeypatch.setattr("trainer.devices.list_devices", interrupted)
+    arms = (Arm(name="set_to_none=false", label="off", changes={"set_to_none": False}),)
+    write_plan(tmp_path, Plan(config=defaults(Workload.LINEAR), arms=arms, steps=30))
+    assert main(["--folder", str(tmp_path)]) == STOPPED
+    assert read_sweep(tmp_path)["status"] == "stopped"
+    assert read_sweep(tmp_path)["progress"]["done"] == 0
+
+
+def test_the_command_hears_signals_before_it_imports_torch() -> None:
+    code = "import sys, trainer.lab.__main__; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

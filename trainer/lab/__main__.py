@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import shlex
 import signal
@@ -16,7 +17,6 @@ from stepscope.formatting import format_duration, printable
 from stepscope.run import process_identity, replacing, runs_root
 from trainer.config import ConfigError, Workload
 from trainer.data_sets import data_problem
-from trainer.devices import list_devices
 from trainer.lab.arms import arms
 from trainer.lab.folder import (
     PLAN_JSON,
@@ -46,9 +46,10 @@ Show = Callable[[dict[str, Any]], None]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
     options = parser().parse_args(arguments)
+    stop = _Stop()
     try:
         _check_outputs(options)
-        return _run(options)
+        return _run(options, stop)
     except (UsageError, ConfigError, SweepError, UserWorkloadError) as error:
         _say(str(error))
         return USAGE
@@ -57,10 +58,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return FAILED
 
 
-def _run(options: argparse.Namespace) -> int:
+class _Stop:
+    """Hears SIGINT and SIGTERM from now on, also before there is a sweep to stop."""
+
+    def __init__(self) -> None:
+        self._taker: SampleProcess | None = None
+        self._asked = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._stop)
+
+    def reaches(self, taker: SampleProcess) -> None:
+        """Stop this one, now if that was asked already."""
+        self._taker = taker
+        if self._asked:
+            taker.stop()
+
+    def _stop(self, *_: object) -> None:
+        self._asked = True
+        if self._taker is not None:
+            self._taker.stop()
+
+
+def _run(options: argparse.Namespace, stop: _Stop) -> int:
     if is_file(options.workload):
         choose(options.workload)
-    devices = list_devices()
+    # Only now: importing torch takes seconds, in which a Ctrl-C may come.
+    devices = importlib.import_module("trainer.devices").list_devices()
     if options.list:
         plan, _ = plan_of(options, devices)
         for arm in arms(plan.config, devices):
@@ -68,8 +91,7 @@ def _run(options: argparse.Namespace) -> int:
         return FINISHED
     folder, plan = _folder_and_plan(options, devices)
     taker, terminal = SampleProcess(folder), Terminal()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: taker.stop())
+    stop.reaches(taker)
     _say_estimate(folder, plan)
 
     def show(sweep: dict[str, Any]) -> None:
