@@ -60,6 +60,8 @@ def test_a_sample_is_a_recorded_run_with_equal_losses_for_equal_seeds(tmp_path: 
     metrics = first["metrics"]
     assert metrics["steps"] == 60
     assert metrics["samples_per_sec"] > 0
+    mean = metrics["window_s"] * metrics["mean_samples_per_sec"]
+    assert mean == pytest.approx(60 * metrics["step_time"] * metrics["samples_per_sec"])
     assert metrics["step_time"] == pytest.approx(32 / metrics["samples_per_sec"], rel=0.2)
     assert metrics["peak_process"] > 2**26
     assert metrics["peak_allocated"] is None

@@ -181,6 +181,24 @@ def test_an_arm_that_fails_once_in_each_round_has_failed_after_three(tmp_path: P
     assert found["best"] is None
 
 
+def test_stalls_that_the_median_does_not_see_are_said(tmp_path: Path) -> None:
+    taker = FakeTaker({}, noise=0.002)
+    plain = taker.take
+
+    def take(job: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+        answer = plain(job, timeout_s)
+        stalls = 0.8 if "fused" in job["changes"] else 1.0
+        mean = stalls * answer["metrics"]["samples_per_sec"]
+        answer["metrics"]["mean_samples_per_sec"] = mean
+        return answer
+
+    taker.take = take  # type: ignore[method-assign]
+    found = sweep(tmp_path, plan(arm(fused=True), arm(set_to_none=False)), taker)
+    assert [one["verdict"] for one in found["arms"]] == ["no_difference", "no_difference"]
+    assert found["arms"][0]["reason"].startswith("By the mean over all steps it is −20.")
+    assert found["arms"][1]["reason"] is None
+
+
 def test_an_impossible_arm_costs_no_time(tmp_path: Path) -> None:
     taker = FakeTaker({})
     found = sweep(tmp_path, plan(arm(pin_memory=True), max_rounds=1), taker)

@@ -26,6 +26,7 @@ from trainer.lab.words import impossible, judged, of_drift
 CALIBRATE = "calibrate"
 METRICS = (
     "samples_per_sec",
+    "mean_samples_per_sec",
     "step_time",
     "data_wait",
     "h2d",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,7 +70,8 @@ class Standing:
     `left` is the largest number of samples that may still come, should no one be decided.
     `speed` and `loss` have a finding for each challenger, the last one it was judged by.
     `broken` says in how many rounds a challenger's loss was no finite number while the reference's
-    was. `failed` holds the reasons of those that could not be measured, the reference among them.
+    was. `mean_effect` has their effects by the mean rate over all steps, in which stalls count.
+    `failed` holds the reasons of those that could not be measured, the reference among them.
     `flaky` says of each whose process failed how often it did, also where another attempt measured.
     """
 
@@ -80,6 +82,7 @@ class Standing:
     loss: dict[str, Finding] = field(default_factory=dict)
     broken: dict[str, int] = field(default_factory=dict)
     decided: set[str] = field(default_factory=set)
+    mean_effect: dict[str, float] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     flaky: dict[str, str] = field(default_factory=dict)
 
@@ -123,6 +126,10 @@ def stand(contest: Contest, samples: Sequence[Sample], rules: Rules, seed: int) 
         if not still:
             break
     _look_between(standing, rounds.until(rules.max_rounds), still, rules)
+    for name in standing.speed:
+        mean = rounds.mean_effect(name)
+        if mean is not None:
+            standing.mean_effect[name] = mean
     return standing
 
 
@@ -166,6 +173,15 @@ class _Rounds:
             (reference["samples_per_sec"], metrics["samples_per_sec"])
             for reference, metrics in self._pairs(name)
         ]
+
+    def mean_effect(self, name: str) -> float | None:
+        """Return the effect by the mean rates, a fraction; None where a round has none."""
+        key = "mean_samples_per_sec"
+        pairs = [(a.get(key), b.get(key)) for a, b in self._pairs(name)]
+        sound = [(a, b) for a, b in pairs if a is not None and b is not None and min(a, b) > 0]
+        if not sound or len(sound) < len(pairs):
+            return None
+        return math.expm1(statistics.fmean(log_ratios(sound)))
 
     def losses(self, name: str) -> list[tuple[float, float]]:
         """Return pairs of losses that are both finite."""

@@ -89,6 +89,7 @@ def measured(folder: Path, warmup: int) -> dict[str, Any]:
     loss, finite = _loss(run, steps)
     return {
         "samples_per_sec": per_second,
+        "mean_samples_per_sec": samples / float(steps.seconds.sum()),
         "step_time": samples / len(steps.seconds) / per_second,
         "steps": len(steps.seconds),
         "window_s": float(steps.seconds.sum()),

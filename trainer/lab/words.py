@@ -51,8 +51,9 @@ def judged(standing: Standing, name: str, rules: Rules, *, over: bool) -> dict[s
         first = min(rules.judged_after, default=None)
         if over and (first is None or finding.rounds < first):
             reason = f"Only {_rounds(finding.rounds)}: arms are judged after {min(rules.looks)}."
-    if name in standing.flaky and name not in standing.failed:
-        reason = " ".join(filter(None, (reason, standing.flaky[name])))
+    if name not in standing.failed:
+        stalls = _stalls(finding, standing.mean_effect.get(name))
+        reason = " ".join(filter(None, (reason, standing.flaky.get(name), stalls))) or None
     return {
         "verdict": verdict,
         "effect": finding.effect,
@@ -64,6 +65,17 @@ def judged(standing: Standing, name: str, rules: Rules, *, over: bool) -> dict[s
         "text": text,
         "loss": of_loss(standing, name),
     }
+
+
+def _stalls(finding: Finding, mean: float | None) -> str | None:
+    """Say that the mean over all steps tells another effect than the median over blocks."""
+    effect, resolution = finding.effect, finding.resolution
+    if mean is None or effect is None or resolution is None or abs(mean - effect) <= resolution:
+        return None
+    return (
+        f"By the mean over all steps it is {signed(mean)} instead of {signed(effect)}: rare long "
+        "steps count there, and not in the verdict."
+    )
 
 
 def impossible(reason: str) -> dict[str, Any]:
