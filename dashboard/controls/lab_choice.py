@@ -27,6 +27,7 @@ from trainer.problems import TrainDevice, problems
 from trainer.switches import SWITCHES
 
 _TAKEN = "lab_preset_taken"
+_SIDEBARS = "lab_sidebars_workload"
 _KEPT: Any = {"persist_state": "session"}
 _KEPT_FIELDS = ("seed", "threads", *(s.field for s in SWITCHES if s.field != "channels_last"))
 """Settings that another workload leaves as they are; channels_last has a default for each."""
@@ -95,11 +96,14 @@ def baseline(
 def _baseline(devices: Sequence[TrainDevice], settings: RunConfig) -> RunConfig:
     names = {device.id: _device_name(device) for device in devices}
     first = settings.device if settings.device in names else devices[0].id
+    state = st.session_state
+    if state.get(_SIDEBARS) != settings.workload:  # chosen there after the last look
+        state[_SIDEBARS] = state["lab_workload"] = settings.workload
     workload = st.selectbox(
         "Workload",
-        offered(st.session_state.get("lab_workload", settings.workload)),
+        offered(state["lab_workload"]),
         format_func=WORKLOADS.__getitem__,
-        key=_first("lab_workload", settings.workload),
+        key="lab_workload",
         help="What is trained in each sample. A technique may pay on one workload and cost on "
         "another.",
         **_KEPT,

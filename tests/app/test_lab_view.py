@@ -164,6 +164,20 @@ def test_cpu_against_gpu_with_one(lab: OpenPage, started: list[Plan], machine: M
     assert started[0].arms[0].changes["device"] == GPU.id
 
 
+def test_a_workload_chosen_in_the_sidebar_is_the_lab_s_until_another_is_chosen_there(
+    lab: OpenPage,
+) -> None:
+    app = lab()
+    app.switch_page("views/live.py").run()
+    label(app, "selectbox", "Workload").select("digits_mlp").run()
+    app.switch_page("views/lab.py").run()
+    assert label(app, "selectbox", "Workload").value == "digits_mlp"
+    label(app, "selectbox", "Workload").select("linear").run()
+    app.switch_page("views/runs.py").run()
+    app.switch_page("views/lab.py").run()
+    assert label(app, "selectbox", "Workload").value == "linear"
+
+
 def test_the_sidebar_can_be_the_baseline(lab: OpenPage, started: list[Plan]) -> None:
     app = lab(workload="digits_mlp", precision="bf16", batch_size="64", epochs="3")
     label(app, "radio", "Baseline settings").set_value("sidebar").run()
