@@ -101,6 +101,10 @@ def _graph_problems(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             "compile", "the step is either compiled or captured", "Switch off cuda_graphs"
         )
+    if config.activation_checkpointing and config.workload is Workload.GPT and config.dropout:
+        reason = "recomputed in a graph, dropout would draw other numbers"
+        yield Problem("cuda_graphs", reason, "Switch off activation_checkpointing or dropout")
+        yield Problem("activation_checkpointing", reason, "Switch off cuda_graphs or dropout")
     if not config.set_to_none:
         yield Problem(
             "set_to_none",

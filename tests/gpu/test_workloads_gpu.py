@@ -93,9 +93,10 @@ def test_mirrored_images_and_dropout_are_drawn_anew_in_a_cuda_graph(
     """A replayed graph that drew the same numbers each time would leave the loss of one batch."""
     for workload, changes in (
         (Workload.IMAGES, {"flip": True}),
+        (Workload.IMAGES, {"flip": True, "activation_checkpointing": True}),
         (Workload.GPT, {"dropout": 0.5, "learning_rate": 1e-8}),
     ):
-        folder = tmp_path / workload
+        folder = tmp_path / f"{workload}{'-'.join(changes)}"
         folder.mkdir()
         config = small(gpu, workload, cuda_graphs=True, **changes)
         assert not problems(config, [gpu])

@@ -115,3 +115,11 @@ def test_pure_bf16_needs_what_bf16_needs(capability: tuple[int, int]) -> None:
 def test_a_step_has_no_more_batches_than_an_epoch(accumulation: int, fits: bool) -> None:
     config = RunConfig(batch_size=100, accumulation=accumulation)
     assert (epoch_problem(config, 601) is None) == fits
+
+
+def test_dropout_is_not_recomputed_in_a_graph() -> None:
+    both = {"cuda_graphs": True, "activation_checkpointing": True}
+    assert found(GPU, Workload.GPT, **both) == set()
+    assert found(GPU, Workload.GPT, **both, dropout=0.1) == set(both)
+    assert found(GPU, Workload.GPT, cuda_graphs=True, dropout=0.1) == set()
+    assert found(GPU, Workload.IMAGES, **both, dropout=0.1) == set()

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.config import RunConfig
 from trainer.failures import RunFailed
+from trainer.training.recompute import watching_draws
 from trainer.training.rehearsal import WARMUP_STEPS, changing_nothing, whole_step
 from trainer.training.state import Training
 from trainer.training.step import TrainStep
@@ -30,10 +30,15 @@ def graphed(step: TrainStep, training: Training, batch: Batch) -> GraphedStep:
     with changing_nothing(training):
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            before = training.compute.rng_state()
-            for _ in range(WARMUP_STEPS):
-                whole_step(step, batch, training.config.accumulation)
-            _refuse_random_numbers(training.config, before, training.compute.rng_state())
+            with watching_draws(training.compute.rng_state) as draws:
+                for _ in range(WARMUP_STEPS):
+                    whole_step(step, batch, training.config.accumulation)
+            if draws.seen:
+                raise RunFailed(
+                    "cuda_graphs: this model draws random numbers (dropout), and recomputed in a "
+                    "graph they would be others. Switch off activation_checkpointing or "
+                    "cuda_graphs."
+                )
         torch.cuda.current_stream().wait_stream(stream)
         try:
             return GraphedStep(step, batch, training.config.accumulation, stream)
@@ -144,14 +149,3 @@ class GraphedStep:
             if group["lr"] != self._filled[place]:
                 self._filled[place] = float(group["lr"])
                 self._rates[place].fill_(self._filled[place])
-
-
-def _refuse_random_numbers(config: RunConfig, before: Tensor | None, after: Tensor | None) -> None:
-    """Recomputed blocks would draw other numbers than before: a graph cannot set them back."""
-    if not config.activation_checkpointing or before is None or after is None:
-        return
-    if not torch.equal(before, after):
-        raise RunFailed(
-            "cuda_graphs: this model draws random numbers (dropout), and recomputed in a graph "
-            "they would be others. Switch off activation_checkpointing or cuda_graphs."
-        )

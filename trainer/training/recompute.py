@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -16,6 +18,28 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 Forward = Callable[..., Tensor]
+
+
+@dataclass(slots=True)
+class Draws:
+    """Whether a block that is computed again drew random numbers."""
+
+    state: Callable[[], Tensor | None]
+    seen: bool = False
+
+
+_watched: ContextVar[Draws | None] = ContextVar("watched", default=None)
+
+
+@contextmanager
+def watching_draws(state: Callable[[], Tensor | None]) -> Iterator[Draws]:
+    """Find out in this thread's forward passes; `state` reads the generator's state."""
+    draws = Draws(state)
+    token = _watched.set(draws)
+    try:
+        yield draws
+    finally:
+        _watched.reset(token)
 
 
 def recompute_blocks(model: nn.Module, *, preserve_rng_state: bool = True) -> int:
@@ -85,6 +109,8 @@ def _recomputed(
     def run(*inputs: Tensor) -> Tensor:
         if not torch.is_grad_enabled():  # validation keeps no activations
             return forward(*inputs)
+        draws = _watched.get()
+        before = None if draws is None else draws.state()
         outputs: Tensor = checkpoint(
             forward,
             *inputs,
@@ -92,6 +118,9 @@ def _recomputed(
             preserve_rng_state=preserve_rng_state,
             context_fn=contexts if norms else noop_context_fn,
         )
+        if draws is not None and before is not None:
+            after = draws.state()
+            draws.seen |= after is not None and not torch.equal(before, after)
         return outputs
 
     return run
