@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from trainer.config import Compile, Optimizer, Precision, Problem, RunConfig, Workload
 from trainer.traits import TRAITS
 
+_RESNET_SHRINKS = 32
+"""How many pixels of a side become one: a quarter of them in the stem, half in three stages."""
 _FEW_LAYERS = frozenset({Workload.LINEAR, Workload.DIGITS_MLP})
 
 
@@ -18,6 +20,7 @@ def step_problems(config: RunConfig, *, on_gpu: bool, compile_reason: str | None
     return [
         *_pairs(config),
         *_without_effect(config),
+        *_too_few_values(config),
         *(
             ()
             if config.compile is Compile.NONE
@@ -61,6 +64,18 @@ def _without_effect(config: RunConfig) -> Iterator[Problem]:
     if config.activation_checkpointing and config.workload in _FEW_LAYERS:
         reason = "a model of one or two layers has no activations that it could forget"
         yield Problem("activation_checkpointing", reason, "Switch it off")
+
+
+def _too_few_values(config: RunConfig) -> Iterator[Problem]:
+    """Batch norm needs two values of each channel, in the batch or in the image."""
+    small = config.image_size <= _RESNET_SHRINKS
+    if config.workload is Workload.RESNET and config.batch_size == 1 and small:
+        reason = (
+            f"of {config.image_size} pixels one value a channel is left, got batches of one image"
+        )
+        remedy = f"Raise batch_size, or image_size above {_RESNET_SHRINKS}"
+        yield Problem("image_size", reason, remedy)
+        yield Problem("batch_size", reason, remedy)
 
 
 def _gpu_only(config: RunConfig) -> Iterator[Problem]:

@@ -123,3 +123,14 @@ def test_dropout_is_not_recomputed_in_a_graph() -> None:
     assert found(GPU, Workload.GPT, **both, dropout=0.1) == set(both)
     assert found(GPU, Workload.GPT, cuda_graphs=True, dropout=0.1) == set()
     assert found(GPU, Workload.IMAGES, **both, dropout=0.1) == set()
+
+
+@pytest.mark.parametrize(("image_size", "batch_size"), [(8, 1), (32, 1), (33, 1), (32, 2)])
+def test_resnet_needs_two_values_a_channel(image_size: int, batch_size: int) -> None:
+    sizes = {"image_size": image_size, "batch_size": batch_size, "width": 4, "classes": 2}
+    refused = found(CPU, Workload.RESNET, **sizes)
+    if (image_size > 32) or batch_size > 1:
+        assert refused == set()
+    else:
+        assert refused == {"image_size", "batch_size"}
+    assert found(CPU, Workload.FILL, image_size=8, batch_size=1) == set()

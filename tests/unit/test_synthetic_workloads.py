@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
 from pydoc_data import topics
@@ -161,3 +162,26 @@ def test_a_model_computes_in_the_type_of_its_weights(
     loss.backward()
     assert loss.isfinite()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in task.model.parameters())
+
+
+@pytest.mark.parametrize("workload", [Workload.RESNET, Workload.FILL])
+@pytest.mark.parametrize("batch_size", [1, 3, 11, 31, 32, 100])
+def test_all_batches_of_synthetic_images_have_the_whole_size(
+    workload: Workload, batch_size: int
+) -> None:
+    """A last batch of one image of 32 pixels would have one value a channel in a ResNet."""
+    config = RunConfig(workload=workload, width=4, image_size=32, batch_size=batch_size)
+    length = WORKLOADS[workload](config).train.length
+    assert length % batch_size == 0
+    assert length > 1024 - batch_size
+
+
+@pytest.mark.parametrize(("image_size", "batch_size"), [(32, 1), (33, 1), (8, 2)])
+def test_resnet_trains_where_two_values_a_channel_are_left(
+    image_size: int, batch_size: int
+) -> None:
+    config = RunConfig(workload=Workload.RESNET, width=4, image_size=image_size)
+    task = WORKLOADS[Workload.RESNET](config)
+    too_few = image_size <= 32 and batch_size == 1
+    with pytest.raises(ValueError, match="more than 1 value") if too_few else nullcontext():
+        task.model(first_batch(task, batch_size)[0])

@@ -39,6 +39,7 @@ def synthetic_task(
     images, labels = _pool(patterns, size, generator)
     unseen, unseen_labels = _pool(patterns, size, generator)
     samples = max(EPOCH_SAMPLES, EPOCH_BATCHES * config.batch_size)
+    samples -= samples % config.batch_size  # batch norm cannot train on a last batch of one value
     return Task(
         model=model,
         train=TensorSplit(images, labels, samples),
