@@ -150,7 +150,7 @@ def _preset() -> str | None:
 
 def _preset_taken() -> None:
     # Ticked in the script: here the settings are those of the last time the page was drawn.
-    st.session_state[_TAKEN] = st.session_state["lab_preset"] is not None
+    st.session_state[_TAKEN] = True
 
 
 def _length() -> tuple[int, int, bool]:
@@ -227,10 +227,13 @@ def _group(
     for row in (members[at : at + 2] for at in range(0, len(members), 2)):
         for column, arm in zip(st.columns(2, gap="xsmall"), row, strict=False):
             key, label = _box(arm.name), arm_words(arm, names)
+            # One that cannot be is on by a preset only, and can then be taken out of the sweep.
+            ticked = arm.name in of_preset and st.session_state.get(key, False)
+            off = arm.problem is not None and not ticked
+            if off:
+                st.session_state[key] = False  # Streamlit keeps the value of a disabled box
             if arm.problem is not None:
-                st.session_state[key] = arm.name in of_preset
                 refused.setdefault(arm.problem, []).append(label)
-            off = arm.problem is not None
             if column.checkbox(label, key=key, help=arm_help(arm, own), disabled=off, **_KEPT):
                 chosen.append(arm)
     for problem, labels in refused.items():

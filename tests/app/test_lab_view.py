@@ -138,13 +138,28 @@ def test_a_preset_ticks_its_settings_and_lists_what_cannot_be(
     pills.set_value("precision").run()
     assert label(app, "checkbox", "bf16 AMP").value
     assert label(app, "checkbox", "tf32").value
-    assert label(app, "checkbox", "tf32").disabled
+    assert label(app, "checkbox", "fp16 AMP").value
+    label(app, "checkbox", "fp16 AMP").uncheck().run()
+    assert label(app, "checkbox", "fp16 AMP").disabled  # it could not be measured
     assert "cannot be had here and are listed with their reason" in text_of(app)
     label(app, "checkbox", "bf16 AMP").uncheck().run()
     label(app, "button", "Start sweep").click().run()
     names = {arm.name for arm in started[0].arms}
     assert "precision=tf32" in names
     assert "precision=bf16" not in names
+    assert "precision=fp16" not in names
+
+
+def test_a_second_press_on_a_preset_takes_all_its_ticks_back(
+    lab: OpenPage, machine: Machine
+) -> None:
+    machine()
+    app = lab()
+    pills = label(app, "button_group", "Take a preset")
+    pills.set_value("precision").run()
+    assert any(box.value for box in app.checkbox)
+    label(app, "button_group", "Take a preset").set_value(None).run()
+    assert not any(box.value for box in app.checkbox)
 
 
 def test_cpu_against_gpu_without_a_gpu_cannot_start(lab: OpenPage, machine: Machine) -> None:
