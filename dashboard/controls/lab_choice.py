@@ -220,7 +220,7 @@ def _group(
     own: Mapping[str, str],
 ) -> list[Arm]:
     chosen = []
-    refused: dict[Problem, list[str]] = {}
+    refused: dict[tuple[Problem, bool], list[str]] = {}
     names = {device.id: _device_name(device) for device in devices}
     # What can be measured stands first: a reason below is then about the last ones.
     members = sorted(members, key=lambda arm: arm.problem is not None)
@@ -233,14 +233,14 @@ def _group(
             if off:
                 st.session_state[key] = False  # Streamlit keeps the value of a disabled box
             if arm.problem is not None:
-                refused.setdefault(arm.problem, []).append(label)
+                refused.setdefault((arm.problem, off), []).append(label)
             if column.checkbox(label, key=key, help=arm_help(arm, own), disabled=off, **_KEPT):
                 chosen.append(arm)
-    for problem, labels in refused.items():
-        st.caption(
-            f":material/block: {escape_markdown(', '.join(labels))}: "
-            f"{escape_markdown(problem.reason)}. {escape_markdown(problem.remedy)}."
-        )
+    for (problem, off), labels in refused.items():
+        # What is not ticked need not be taken back.
+        remedy = "" if off else f" {problem.remedy}."
+        text = f"{', '.join(labels)}: {problem.reason}.{remedy}"
+        st.caption(f":material/block: {escape_markdown(text)}")
     return chosen
 
 

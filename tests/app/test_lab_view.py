@@ -127,6 +127,7 @@ def test_what_a_cpu_cannot_do_is_disabled_with_its_reason(lab: OpenPage, machine
     assert box.disabled
     assert not box.value
     assert "page-locked memory serves copies to a GPU" in text_of(app)
+    assert "Switch it off" not in text_of(app)  # it is off
 
 
 def test_a_preset_ticks_its_settings_and_lists_what_cannot_be(
