@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import socket
 import statistics
 import time
@@ -100,7 +101,9 @@ def only_one(folder: Path) -> Iterator[None]:
 
     Raises SweepError where another process holds it, OSError where there is no folder.
     """
-    with (folder / LOCK).open("w") as file:
+    # A folder that somebody made up may have a link here: it is neither followed nor emptied.
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+    with open(os.open(folder / LOCK, flags, 0o666)) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -128,7 +131,7 @@ def _alive(sweep: dict[str, Any]) -> bool:
     if (sweep.get("host"), sweep.get("pid_namespace")) == here:
         return process_of(sweep) is not None
     updated = sweep.get("updated")
-    return isinstance(updated, int | float) and time.time() - updated < STALE_S
+    return isinstance(updated, int | float) and abs(time.time() - updated) < STALE_S
 
 
 def seconds_per_sample(root: Path, workload: str, device: str) -> float | None:
