@@ -58,6 +58,8 @@ def _given() -> UserWorkload:
 def _split(given: UserWorkload, name: str, data: Any) -> Split:
     """The data as a Split."""
     if isinstance(data, Split):
+        if data.length < 1:
+            raise UserCodeError(f"workload: {name} has no samples. Look at the Split.")
         return data
     if not is_dataset(data):
         raise UserCodeError(
