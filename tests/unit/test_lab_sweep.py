@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from trainer.config import ConfigError, RunConfig, Workload
+from trainer.config import ConfigError, Problem, RunConfig, Workload
 from trainer.lab.arms import Arm, make_arm
 from trainer.lab.content import METRICS
 from trainer.lab.contest import Contest, Next, Sample, stand
@@ -587,6 +587,14 @@ def test_reports_escape_what_a_foreign_folder_may_hold(tmp_path: Path) -> None:
     assert lines[0].startswith("name,label,verdict,effect,low,high,resolution,rounds,reason,")
     assert not any(line.startswith(("=", '"=')) for line in lines)
     assert lines[2].startswith("channels_last,channels_last on,faster,0.1")
+
+
+def test_a_report_names_an_arm_with_its_reason_once(tmp_path: Path) -> None:
+    wrong = Problem("pin_memory", "page-locked memory serves copies to a GPU", "Switch it off")
+    found = sweep(
+        tmp_path, plan(replace(arm(pin_memory=True), problem=wrong)), FakeTaker({"x": 0.0})
+    )
+    assert "<li><b>pin_memory</b>: page-locked memory serves" in to_html(found)
 
 
 def test_reports_are_made_of_a_sweep_that_has_measured_nothing(tmp_path: Path) -> None:

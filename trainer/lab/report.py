@@ -100,7 +100,10 @@ def _when(created: Any) -> str:
 def _reasons(sweep: Mapping[str, Any]) -> list[str]:
     found = [arm for arm in ordered(sweep) if arm["reason"]]
     items = [
-        f"<li><b>{escape(str(arm['name']))}</b>: {escape(str(arm['reason']))}</li>" for arm in found
+        # The reason of a problem begins with the field, which often is the arm's name.
+        f"<li><b>{escape(name)}</b>: {escape(str(arm['reason']).removeprefix(f'{name}: '))}</li>"
+        for arm in found
+        for name in [str(arm["name"])]
     ]
     return ["<h2>Reasons</h2>", "<ul>", *items, "</ul>"] if items else []
 
