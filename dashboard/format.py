@@ -20,3 +20,12 @@ def code_between_backticks(text: str) -> str:
     if len(parts) % 2 == 0:
         return escape_markdown(text)
     return "`".join(escape_markdown(p) if i % 2 == 0 else p for i, p in enumerate(parts))
+
+
+def named_reason(name: str, reason: str) -> str:
+    """Return a reason with the name of what it is about before it, if it does not begin with it.
+
+    >>> named_reason("tf32", "a GPU is needed"), named_reason("fp16 AMP", "fp16 AMP needs CUDA")
+    ('tf32: a GPU is needed', 'fp16 AMP needs CUDA')
+    """
+    return reason if reason.casefold().startswith(name.casefold()) else f"{name}: {reason}"

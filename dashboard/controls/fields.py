@@ -12,6 +12,7 @@ from typing import Any
 
 import streamlit as st
 
+from dashboard.format import named_reason
 from trainer.config import LIMITS, Problem, RunConfig
 from trainer.problems import TrainDevice, choice_problem
 from trainer.switches import BY_FIELD
@@ -58,10 +59,10 @@ def reason(problem: Problem, name: str | None = None, *, chosen: bool = True) ->
 
     What is not chosen need not be taken back: of its remedies only the others are said.
     """
-    prefix = f"{name}: " if name else ""
+    said = named_reason(name, problem.reason) if name else problem.reason
     own = problem.remedy.startswith("Switch it ")
     remedy = f" {problem.remedy}." if chosen or not own else ""
-    st.caption(f":material/block: {prefix}{problem.reason}.{remedy}")
+    st.caption(f":material/block: {said}.{remedy}")
 
 
 def switch(name: str, choice: Choice) -> None:

@@ -16,7 +16,7 @@ from dashboard.controls.lab_words import BASELINES, GROUPS, arm_help, arm_words,
 from dashboard.controls.lab_words import baseline_words as words
 from dashboard.controls.sidebar import WORKLOADS
 from dashboard.controls.workload_fields import absent, offered
-from dashboard.format import escape_markdown
+from dashboard.format import escape_markdown, named_reason
 from dashboard.services import Devices, Services
 from trainer.config import FIELDS, ConfigError, Problem, RunConfig, Workload, defaults
 from trainer.lab.arms import own_settings
@@ -239,7 +239,7 @@ def _group(
     for (problem, off), labels in refused.items():
         # What is not ticked need not be taken back.
         remedy = "" if off else f" {problem.remedy}."
-        text = f"{', '.join(labels)}: {problem.reason}.{remedy}"
+        text = f"{named_reason(', '.join(labels), problem.reason)}.{remedy}"
         st.caption(f":material/block: {escape_markdown(text)}")
     return chosen
 
