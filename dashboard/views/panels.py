@@ -19,8 +19,17 @@ def empty_page(server: Services, found: Devices, refused: str | None) -> None:
     """
     best, folder = found.devices[0], server.runs.absolute()
     with st.container(border=True, key="empty"):
+        sweep = server.sweeps.active_id()
+        if sweep is not None:
+            st.markdown("#### A sweep of the lab is measuring")
+            st.page_link(
+                "views/lab.py",
+                label="Watch it or stop it in Lab",
+                icon=":material/science:",
+                query_params={"sweep": sweep},
+            )
         st.markdown(
-            "#### Nothing is running yet\n"
+            f"{'' if sweep else '#### Nothing is running yet'}\n"
             f"Training would run on **{escape_markdown(best.name)}** "
             f"({format_bytes(best.memory_total)}). "
             "Choose a workload and a precision in the sidebar, then press **Start**: loss, memory "

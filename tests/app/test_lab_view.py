@@ -72,7 +72,7 @@ def labels(app: AppTest) -> set[str]:
 
 
 def has(app: AppTest, kind: str, text: str) -> bool:
-    return any(widget.label == text for widget in app.get(kind))
+    return any(getattr(widget, "label", widget.proto.label) == text for widget in app.get(kind))
 
 
 def test_an_empty_lab_says_what_it_does_and_what_to_press(lab: OpenPage) -> None:
@@ -305,6 +305,9 @@ def test_a_running_sweep_shows_its_progress_and_blocks_the_start(
     assert has(app, "button", "Stop")
     live = page()
     assert f"disturb what the sweep {ID} measures" in header(live)["start"]["refused"]
+    assert "A sweep of the lab is measuring" in text_of(live)
+    assert "Nothing is running yet" not in text_of(live)
+    assert has(live, "page_link", "Watch it or stop it in Lab")
     trigger(live, "start")
     assert "Stop the sweep first" in header(live)["error"]["text"]
 
