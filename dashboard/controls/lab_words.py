@@ -92,7 +92,10 @@ def baseline_words(config: RunConfig) -> str:
         f"batch {config.batch_size}",
     ]
     used = [_said(name, getattr(config, name)) for name in PLAIN if _differs(config, name)]
-    return " · ".join([*parts, *(used or ["every technique off"])])
+    return " · ".join([*parts, *(used or [_ALL_OFF])])
+
+
+_ALL_OFF = "every technique off but set_to_none, which zero_grad() does by itself"
 
 
 def seconds(low: float, high: float) -> str:

@@ -81,6 +81,7 @@ def test_an_empty_lab_says_what_it_does_and_what_to_press(lab: OpenPage) -> None
     assert "then press **Start sweep**" in text_of(app)
     assert label(app, "button", "Start sweep").disabled
     assert "Tick at least one setting" in text_of(app)
+    assert "every technique off but set\\_to\\_none, which zero\\_grad() does" in text_of(app)
 
 
 def test_every_control_has_help(lab: OpenPage, server: services.Services) -> None:
