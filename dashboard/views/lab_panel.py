@@ -21,6 +21,7 @@ from dashboard.services import Services
 from dashboard.sweep_content import SweepContent, SweepStatus
 from dashboard.sweeps import Sweep, not_resumable
 from dashboard.views.lab_results import results
+from dashboard.views.live_panel import TAKEN_OVER
 from stepscope.run import RunError
 from trainer.config import ConfigError, RunConfig
 from trainer.lab.folder import SweepError
@@ -219,4 +220,8 @@ def _use(sweep: Sweep) -> None:
         st.session_state[ERROR] = f"These settings cannot be used: {error}"
         st.rerun()
     controls.load(config)
+    named = {arm.name: arm.label for arm in sweep.content.arms}
+    changes = ", ".join(named.get(name, name) for name in best.names)
+    title = workload_and_device(sweep.content.workload, sweep.content.config)
+    st.session_state[TAKEN_OVER] = f"{title}, with {changes or best.arm.label}"
     st.switch_page("views/live.py")

@@ -11,7 +11,7 @@ from dashboard.controls.actions import start_button
 from dashboard.controls.run_labels import run_name
 from dashboard.controls.run_picker import picked_run
 from dashboard.format import escape_markdown
-from dashboard.views.live_panel import live_panel, start_if_pressed
+from dashboard.views.live_panel import TAKEN_OVER, live_panel, start_if_pressed
 from dashboard.views.panels import empty_page
 from dashboard.views.run_details import details
 from stepscope.run import RunError, RunKind, read_run
@@ -47,6 +47,13 @@ if picked:
 if params != st.query_params.to_dict():
     st.query_params.from_dict(params)
 
+taken_over = st.session_state.pop(TAKEN_OVER, None)
+if taken_over is not None:
+    st.success(
+        f"The sidebar has the settings of the lab now: {escape_markdown(taken_over)}. "
+        "Press **Start** to train with them.",
+        icon=":material/tune:",
+    )
 note = run.run_json.get("note") if run else None
 if note:
     st.caption(f":material/inventory_2: {escape_markdown(str(note))}")

@@ -25,6 +25,8 @@ ERROR = "command_error"
 """In the session's state: a sentence that the header shows once, as after a refused Start."""
 START = "start_pressed"
 """In the session's state from a press on Start until a run is started."""
+TAKEN_OVER = "settings_taken_over"
+"""In the session's state: what the lab has put into the sidebar; said once."""
 KEY = "live"
 
 

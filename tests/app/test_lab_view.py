@@ -233,6 +233,11 @@ def test_use_these_settings_fills_the_sidebar(lab: OpenPage, server: services.Se
     assert not app.exception
     assert app.query_params["precision"] == ["bf16"] or app.query_params["precision"] == "bf16"
     assert label(app, "selectbox", "Precision").value == "bf16"
+    (told,) = app.success
+    assert "The sidebar has the settings of the lab now" in told.value
+    assert "Digits, MLP (real data) on CPU, with compile on" in told.value
+    app.run()
+    assert not app.success  # said once
 
 
 REFUTED = "Confirmed against the baseline, it does not pay."
