@@ -128,7 +128,13 @@ def progress_words(content: SweepContent, now: float | None = None) -> str:
     progress = content.progress
     if content.status is SweepStatus.PENDING or not progress.total:
         return "Starting: PyTorch is being loaded…"
-    parts = [progress.doing or "measuring", f"{progress.done} of {progress.total} samples"]
+    doing = progress.doing or "measuring"
+    before, _, names = doing.rpartition(": ")
+    labels = {arm.name: arm.label for arm in content.arms}
+    parts = [
+        f"{before}: {labels[names]}" if before and names in labels else doing,
+        f"{progress.done} of {progress.total} samples",
+    ]
     if progress.seconds_left is not None:
         passed = (time.time() if now is None else now) - content.updated
         left = max(0, round(progress.seconds_left - max(0.0, passed)))

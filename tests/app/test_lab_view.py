@@ -17,6 +17,7 @@ from streamlit.testing.v1 import AppTest
 
 from dashboard import services
 from dashboard.format import escape_markdown
+from dashboard.sweep_content import to_content
 from dashboard.views import lab_panel
 from stepscope.recording.recorder import Recorder
 from stepscope.run import RunStatus, process_identity, user_name
@@ -327,6 +328,14 @@ def test_a_killed_sweep_is_stopped_with_the_reason(
     assert "Its process is gone" in text_of(app)
     assert not label(app, "button", "Resume").disabled
     assert not label(app, "button", "Start sweep").disabled or "Tick at least" in text_of(app)
+
+
+def test_the_progress_has_the_label_that_the_table_has() -> None:
+    (one, *_) = sweep()["arms"]
+    both = one | {"name": "a=2+b=false", "label": "a 2, b off"}
+    progress = sweep()["progress"] | {"doing": "combining, round 3 of 12: a=2+b=false"}
+    told = lab_panel.progress_words(to_content(sweep("running", arms=[both], progress=progress)))
+    assert told.startswith("combining, round 3 of 12: a 2, b off · 17 of 96 samples")
 
 
 def test_a_training_blocks_start_and_resume(
