@@ -150,7 +150,7 @@ class Sweeps:
             self._launch(sweep.folder)
 
     def stop(self, sweep_id: str, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """End a sweep so that it can be resumed; the sample under way is thrown away.
+        """End a sweep so that it can be resumed; the open round is then measured anew.
 
         Its process is killed if it has not ended in time.
         """
