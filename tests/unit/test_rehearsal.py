@@ -10,12 +10,13 @@ import torch
 from torch import nn
 
 from trainer.config import Optimizer, RunConfig
+from trainer.failures import RunFailed
 from trainer.training.compute import CpuCompute
 from trainer.training.precision import autocast
 from trainer.training.rehearsal import changing_nothing, first_batch, whole_step
 from trainer.training.state import Training
 from trainer.training.step import TrainStep
-from trainer.workloads.task import TensorSplit
+from trainer.workloads.task import Batch, TensorSplit
 
 KERNELS = [{"fused": True}, {"fused": False, "foreach": True}, {"fused": False}]
 BATCH = torch.rand(8, 4), torch.rand(8, 2)
@@ -87,3 +88,25 @@ def test_the_first_batch_has_the_size_of_the_largest_or_the_last(
     config = RunConfig(batch_size=batch_size)
     found = [len(first_batch(split, config, CpuCompute(), last=last)[1]) for last in (False, True)]
     assert tuple(found) == sizes
+
+
+class LeavesOut(TensorSplit):
+    """Gives only samples from the seventh on."""
+
+    def take(self, indices: torch.Tensor, out: Batch | None = None) -> Batch:
+        return super().take(indices[indices >= 6], out)
+
+
+@pytest.mark.parametrize(("batch_size", "size"), [(2, 2), (4, 4), (64, 4)])
+def test_the_first_batch_has_others_for_samples_that_are_left_out(
+    batch_size: int, size: int
+) -> None:
+    split = LeavesOut.of(torch.arange(10.0)[:, None], torch.arange(10))
+    inputs, targets = first_batch(split, RunConfig(batch_size=batch_size), CpuCompute())
+    assert targets.tolist() == inputs.flatten().tolist() == list(range(6, 6 + size))
+
+
+def test_a_split_that_leaves_out_all_has_no_first_batch() -> None:
+    split = LeavesOut.of(torch.arange(5.0)[:, None], torch.arange(5))
+    with pytest.raises(RunFailed, match="None of the 5 samples could be loaded"):
+        first_batch(split, RunConfig(batch_size=2), CpuCompute())

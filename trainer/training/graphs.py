@@ -15,19 +15,21 @@ from torch import Tensor
 
 from trainer.failures import RunFailed
 from trainer.training.recompute import watching_draws
-from trainer.training.rehearsal import WARMUP_STEPS, changing_nothing, whole_step
+from trainer.training.rehearsal import WARMUP_STEPS, changing_nothing, first_batch, whole_step
 from trainer.training.state import Training
 from trainer.training.step import TrainStep
-from trainer.workloads.task import Batch
+from trainer.workloads.task import Batch, Split
 
 
-def graphed(step: TrainStep, training: Training, batch: Batch) -> GraphedStep:
+def graphed(step: TrainStep, training: Training, split: Split) -> GraphedStep:
     """Warm up with a batch of the full size, then capture the step; neither changes the training.
 
-    The optimizer must be capturable or fused. Raises RunFailed for a step that cannot be captured.
+    The optimizer must be capturable or fused. Raises RunFailed for a step that cannot be captured,
+    and where the split leaves out so many samples that no batch is full.
     """
     stream = torch.cuda.Stream(training.compute.device)  # type: ignore[no-untyped-call]
     with changing_nothing(training):
+        batch = _full_batch(split, training)
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             with watching_draws(training.compute.rng_state) as draws:
@@ -53,6 +55,18 @@ def graphed(step: TrainStep, training: Training, batch: Batch) -> GraphedStep:
                 f"cuda_graphs: the step cannot be captured ({detail[:300]}). "
                 "Switch cuda_graphs off."
             ) from error
+
+
+def _full_batch(split: Split, training: Training) -> Batch:
+    config = training.config
+    batch = first_batch(split, config, training.compute)
+    found, size = len(batch[1]), min(config.batch_size, split.length)
+    if found < size:
+        raise RunFailed(
+            f"cuda_graphs: the step is captured for batches of {size:,}, and {found:,} of the "
+            f"{split.length:,} samples could be loaded. Lower batch_size or switch cuda_graphs off."
+        )
+    return batch
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from torch import Tensor
 from stepscope.formatting import format_bytes
 from stepscope.recording.recorder import Recorder
 from trainer.config import Compile, RunConfig
+from trainer.failures import RunFailed
 from trainer.training.compiling import told_in_a_sentence
 from trainer.training.compute import Compute
 from trainer.training.state import Training
@@ -47,12 +48,22 @@ def rehearse(training: Training, step: TrainStep, task: Task, recorder: Recorder
 def first_batch(split: Split, config: RunConfig, compute: Compute, last: bool = False) -> Batch:
     """Return the first samples of a split on the device: as many as the largest batch has.
 
-    With `last`, as many as the last batch of an epoch.
+    With `last`, as many as the last batch of an epoch. There are fewer only where the split leaves
+    so many out. Raises RunFailed if it leaves out all of them.
     """
     size = min(config.batch_size, split.length)
     if last:
         size = split.length % size or size
-    inputs, targets = split.take(torch.arange(size))
+    batches: list[Batch] = []
+    missing = size
+    for indices in torch.arange(split.length).split(size):
+        batches.append(split.take(indices))
+        missing -= len(batches[-1][1])
+        if missing <= 0:
+            break
+    if missing == size:
+        raise RunFailed(f"None of the {split.length:,} samples could be loaded. Check the data.")
+    inputs, targets = (torch.cat(parts)[:size] for parts in zip(*batches, strict=True))
     return inputs.to(compute.device), targets.to(compute.device)
 
 

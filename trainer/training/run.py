@@ -40,7 +40,7 @@ from trainer.training.graphs import GraphedStep, graphed
 from trainer.training.loop import Journal, Loop
 from trainer.training.model import InputForm, prepare
 from trainer.training.precision import autocast
-from trainer.training.rehearsal import first_batch, rehearse
+from trainer.training.rehearsal import rehearse
 from trainer.training.state import Training
 from trainer.training.step import TrainStep
 from trainer.workloads import WORKLOADS
@@ -201,7 +201,7 @@ def _train(attempt: _Attempt) -> None:
 def _captured(step: TrainStep, training: Training, task: Task, recorder: Recorder) -> GraphedStep:
     """Return the step as CUDA graphs, and say what runs without them."""
     config = training.config
-    captured = graphed(step, training, first_batch(task.train, config, training.compute))
+    captured = graphed(step, training, task.train)
     text = f"The step is captured, for batches of {config.batch_size}"
     if task.train.length % config.step_size:
         text += "; the last step of an epoch is smaller and runs without the graph"
