@@ -56,7 +56,7 @@ def first_batch(split: Split, config: RunConfig, compute: Compute, last: bool = 
         size = split.length % size or size
     batches: list[Batch] = []
     missing = size
-    for indices in torch.arange(split.length).split(size):
+    for indices in torch.split(torch.arange(split.length), size):
         batches.append(split.take(indices))
         missing -= len(batches[-1][1])
         if missing <= 0:
