@@ -29,7 +29,7 @@ from tests.integration.test_training import events, metric, run_json
 from trainer.config import Precision, RunConfig, Workload, defaults
 from trainer.devices import list_devices
 from trainer.problems import TrainDevice, problems
-from trainer.training import flags
+from trainer.training import device_times, flags
 from trainer.training.checkpoint import read_checkpoint
 from trainer.training.compute import CudaCompute
 from trainer.training.data import MemoryLoader
@@ -433,3 +433,17 @@ def test_deterministic_in_a_process_of_its_own_gives_the_same_losses_twice(
         assert run_json(tmp_path / name)["status"] == "finished", run_json(tmp_path / name)
         losses.append(metric(tmp_path / name, "train/loss"))
     assert np.array_equal(*losses)
+
+
+def test_a_run_that_ends_at_a_loss_of_nan_gives_its_events_back(
+    gpu: TrainDevice, tmp_path: Path
+) -> None:
+    config = replace(
+        defaults(Workload.LINEAR, gpu.id),
+        **{"batch_size": 1, "accumulation": 20, "learning_rate": 100.0, "optimizer": "sgd"},
+    )
+    assert run(config, tmp_path) is RunStatus.FAILED
+    assert "The loss is" in run_json(tmp_path)["reason"]
+    assert gpu.cuda_index is not None
+    pairs = device_times._pairs[gpu.cuda_index]
+    assert len(pairs._free) + pairs._left == device_times.PAIRS_LIMIT

@@ -131,6 +131,22 @@ def test_events_are_used_again(device: Device, monkeypatch: pytest.MonkeyPatch) 
     assert len(device.events) == 5  # two pairs, and that of the loss
 
 
+def test_rows_and_a_step_that_a_failure_cut_off_give_their_events_back(device: Device) -> None:
+    steps = Steps(device)
+    for _ in range(2):
+        steps.batch()
+        steps.close(1)  # under way when the run ends
+        steps.batch()
+        steps.times.begin_step()  # out of memory here
+        steps.reader.discard()
+        made = len(device.events)
+        steps = Steps(device)  # the next run of this process
+    assert steps.rows == []
+    assert made == 12  # five pairs, used by both runs, and those of two slots
+    assert scalars._free is not None
+    assert len(scalars._free) == scalars.SLOTS
+
+
 def test_more_than_the_limit_is_missing_and_not_less(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ import psutil
 import torch
 
 from stepscope.diagnosis.outcome import shortage
-from stepscope.recording.scalars import DeviceScalars, RowSink
+from stepscope.recording.scalars import RowSink
 from stepscope.sampling.allocator import COUNTS, read
 from trainer.training.device_times import DeviceTimes, TimedScalars
 from trainer.training.loss_reader import HostReader
@@ -129,7 +129,7 @@ class CudaCompute:
             self._steps[0].synchronize()
             self.times.waited(time.perf_counter() - began)
 
-    def reader(self, sink: RowSink) -> DeviceScalars:
+    def reader(self, sink: RowSink) -> TimedScalars:
         """Return the reader of the loop's scalars."""
         return TimedScalars(sink, self.times)
 

@@ -51,7 +51,8 @@ class DeviceTimes:
 
     def end_step(self) -> None:
         """Mark the end of a batch's computing; a step may have several batches."""
-        self._end(self._step, self._spans.computing)
+        pair, self._step = self._step, None
+        self._end(pair, self._spans.computing)
 
     def waited(self, seconds: float) -> None:
         """Add time that the host waited for the GPU, if it belongs to a training step."""
@@ -62,6 +63,14 @@ class DeviceTimes:
         """Return the pairs since the last call."""
         spans, self._spans = self._spans, Spans()
         return spans
+
+    def discard(self) -> None:
+        """Free the pairs of a step that a failure or the end of the run has left without a row."""
+        spans = self.take()
+        for pair in (*spans.copies, *spans.computing, self._step):
+            if pair is not None:
+                self._pairs.free(pair)
+        self._step = None
 
     def row(self, spans: Spans) -> Row:
         """Return the times in seconds by metric key, and free the pairs.
@@ -112,10 +121,23 @@ class TimedScalars(DeviceScalars):
         self._spans.append(self._times.take())
         super().put(step, ts, row, scalars)
 
+    def discard(self) -> None:
+        """Drop the rows under way, and free all slots and pairs of this run: others need them.
+
+        Waits for the copies.
+        """
+        self._timed_sink = _nowhere
+        self.flush()
+        self._times.discard()
+
     def _finish(self, step: int, ts: float, row: Row) -> None:
         # Rows leave in the order in which they came, so the oldest pairs are this row's.
         row.update(self._times.row(self._spans.popleft()))
         self._timed_sink(step, ts, row)
+
+
+def _nowhere(step: int, ts: float, row: Row) -> None:
+    """Take a row that nobody wants."""
 
 
 def _pairs_of(device: torch.device) -> EventPairs:

@@ -114,6 +114,8 @@ class Loop:
         except Exception:
             self.reader.flush()  # the steps before the failure are whole
             raise
+        finally:
+            self.reader.discard()  # its events and slots belong to the process
 
     def _train_epoch(self) -> None:
         training = self.training

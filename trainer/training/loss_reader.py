@@ -1,6 +1,6 @@
 """How the loop's scalars (loss, gradient norm, …) become numbers: at once on a CPU.
 
-On a GPU `stepscope.recording.scalars.DeviceScalars` brings them some steps later.
+On a GPU `trainer.training.device_times.TimedScalars` brings them some steps later.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from stepscope.recording.scalars import DeviceScalars, Row, RowSink
+from stepscope.recording.scalars import Row, RowSink
+from trainer.training.device_times import TimedScalars
 
 
 class HostReader:
@@ -32,5 +33,8 @@ class HostReader:
     def flush(self) -> None:
         """Do nothing: every row has been logged."""
 
+    def discard(self) -> None:
+        """Do nothing: no row is under way."""
 
-Reader = HostReader | DeviceScalars
+
+Reader = HostReader | TimedScalars
