@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from dashboard.places import PLACES
 from stepscope.diagnosis.bottleneck import Allowed, Kind, Verdict, verdict
 from stepscope.diagnosis.remedies import setting_text
 from stepscope.diagnosis.window import recent_figures, setup_of
@@ -98,4 +99,5 @@ def as_json(found: Verdict | None) -> dict[str, Any] | None:
     if step.name is None:
         return drawn | {"words": step.text}
     said = setting_text(step.name, step.value)
-    return drawn | {"setting": {"field": step.name, "value": step.value, "text": said}}
+    setting = {"field": step.name, "value": step.value, "text": said}
+    return drawn | {"setting": setting | {"place": PLACES.get(step.name)}}

@@ -10,8 +10,15 @@ export function verdictContent(answer, settings) {
   if (!verdict) return null;
   const { text, words, setting } = verdict;
   if (!setting) return { text, words: words || "", link: null, title: null };
-  if (settings?.[setting.field] === setting.value)
-    return { text, words: `${setting.text} is set for the next run.`, link: null, title: null };
+  if (settings?.[setting.field] === setting.value) {
+    const place = setting.place ? ` (sidebar: ${setting.place})` : ""; // its group may be folded
+    return {
+      text,
+      words: `${setting.text} is set for the next run${place}.`,
+      link: null,
+      title: null,
+    };
+  }
   const title = `Puts ${setting.text} into the sidebar, for the next run. This run does not change.`;
   return { text, words: "", link: `Try ${setting.text} →`, title };
 }

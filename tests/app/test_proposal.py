@@ -10,6 +10,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from dashboard import services
+from dashboard.places import PLACES
 from tests.app.test_live_view import component, header, record, trigger
 
 OpenPage = Callable[..., AppTest]
@@ -42,6 +43,20 @@ def test_it_takes_over_the_settings_of_a_run_that_the_sidebar_does_not_describe(
     app.number_input(key="config_batch_size").set_value(96).run()
     trigger(app, "setting", {"field": "pin_memory", "value": False})
     assert header(app)["settings"]["batch_size"] == 96
+
+
+def test_a_setting_is_in_the_group_that_its_place_names(page: OpenPage) -> None:
+    app = page(workload="digits_cnn")
+    groups = {group.label: group for group in app.sidebar.expander}
+    for name, place in PLACES.items():
+        group, _, said = place.partition(", ")
+        widgets = {
+            widget.key: widget.label
+            for kind in ("toggle", "number_input", "selectbox")
+            for widget in groups[group].get(kind)
+        }
+        assert f"config_{name}" in widgets
+        assert not said or widgets[f"config_{name}"] == said
 
 
 @pytest.mark.parametrize(

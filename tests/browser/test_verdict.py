@@ -33,7 +33,7 @@ def test_the_link_sets_the_sidebar_for_the_next_run(
     assert tiles is not None
     assert above["y"] + above["height"] <= tiles["y"]
     page.get_by_role("button", name="Try num_workers 4").press("Enter")
-    expect(line).to_contain_text("num_workers 4 is set for the next run.")
+    expect(line).to_contain_text("num_workers 4 is set for the next run (sidebar: Data loading).")
     page.wait_for_url("**num_workers=4**")
     page.get_by_text("Data loading", exact=True).click()
     number = page.get_by_label("num_workers", exact=True)

@@ -38,7 +38,12 @@ def test_a_run_of_ours_gets_a_setting(server: services.Services, tmp_path: Path)
     write_run(tmp_path / "own", {"config": config, "environment": environment}, steps=rows(0.06))
     told = poll("own")["verdict"]
     assert told["kind"] == "input-bound"
-    assert told["setting"] == {"field": "num_workers", "value": 4, "text": "num_workers 4"}
+    assert told["setting"] == {
+        "field": "num_workers",
+        "value": 4,
+        "text": "num_workers 4",
+        "place": "Data loading",
+    }
     assert len(json.dumps(told)) < 250  # twice a second
 
 

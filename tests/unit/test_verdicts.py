@@ -158,7 +158,12 @@ def test_what_the_browser_gets() -> None:
     assert as_json(ours) == {
         "kind": "input-bound",
         "text": "Input-bound: 63 % of a step waits for data.",
-        "setting": {"field": "num_workers", "value": 4, "text": "num_workers 4"},
+        "setting": {
+            "field": "num_workers",
+            "value": 4,
+            "text": "num_workers 4",
+            "place": "Data loading",
+        },
     }
     script = as_json(verdict(waits, Setup(on_gpu=False, own=False, cores=8)))
     assert script is not None
@@ -187,6 +192,10 @@ def test_the_line_has_a_link_words_or_nothing(js: Script) -> None:
     assert "for the next run" in linked["title"]
     taken = js(shown, answer=answer, settings={"pin_memory": True})
     assert (taken["link"], taken["words"]) == (None, "pin_memory on is set for the next run.")
+    threads = {"field": "threads", "value": 2, "text": "threads 2", "place": "More, CPU threads"}
+    answer = {"verdict": {"kind": "compute-bound", "text": "T.", "setting": threads}}
+    placed = js(shown, answer=answer, settings={"threads": 2})["words"]
+    assert placed == "threads 2 is set for the next run (sidebar: More, CPU threads)."
     words = js(shown, answer={"verdict": {"kind": "k", "text": "T.", "words": "W."}}, settings=None)
     assert (words["text"], words["words"], words["link"]) == ("T.", "W.", None)
     assert js(shown, answer={"verdict": None}, settings={}) is None
