@@ -20,19 +20,23 @@ class Traits:
     """channels_last and the settings of cuDNN can make a difference."""
     decodes: bool = False
     """Each sample is read from a file when it is needed: the data set does not lie in memory."""
+    seeded_data: bool = False
+    """The data are made from the seed: another one gives another task."""
 
 
 TRAITS: dict[Workload, Traits] = {
-    Workload.LINEAR: Traits(),
+    Workload.LINEAR: Traits(seeded_data=True),
     Workload.DIGITS_MLP: Traits(),
     Workload.DIGITS_CNN: Traits(convolutions=True),
     Workload.IMAGES: Traits(
         fields=("data", "image_size", "flip", "skip_broken"), convolutions=True, decodes=True
     ),
     Workload.GPT: Traits(fields=("layers", "width", "context", "dropout", "tied_head")),
-    Workload.RESNET: Traits(fields=("width", "image_size", "classes"), convolutions=True),
-    Workload.MATMUL: Traits(fields=("width",)),
-    Workload.FILL: Traits(fields=("width", "image_size"), convolutions=True),
+    Workload.RESNET: Traits(
+        fields=("width", "image_size", "classes"), convolutions=True, seeded_data=True
+    ),
+    Workload.MATMUL: Traits(fields=("width",), seeded_data=True),
+    Workload.FILL: Traits(fields=("width", "image_size"), convolutions=True, seeded_data=True),
     # What its model and data are is known only once its file has run: nothing is ruled out.
     Workload.USER: Traits(fields=("own",), convolutions=True),
 }

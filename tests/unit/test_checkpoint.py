@@ -5,17 +5,22 @@ from __future__ import annotations
 import io
 import os
 import pickle
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from trainer.config import RunConfig, Workload
 from trainer.training.checkpoint import (
     CheckpointError,
     read_checkpoint,
     weights_bytes,
     write_checkpoint,
 )
+from trainer.training.compute import CpuCompute
+from trainer.training.state import Training
 
 
 def test_a_checkpoint_comes_back_and_leaves_no_part(tmp_path: Path) -> None:
@@ -80,3 +85,28 @@ def test_what_is_no_checkpoint_is_refused_in_a_sentence(tmp_path: Path, kind: st
         torch.save({"weights": torch.zeros(1)}, path)
     with pytest.raises(CheckpointError, match=r"resume: .*best\.pt .*Choose another checkpoint\."):
         read_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("workload", "changes", "refused"),
+    [
+        (Workload.DIGITS_MLP, {"width": 7, "data": "other", "own": "wide", "seed": 5}, None),
+        (Workload.LINEAR, {"data": "other", "width": 7}, None),
+        (Workload.LINEAR, {"seed": 5}, "seed"),
+        (Workload.USER, {"own": "wide"}, "own"),
+    ],
+)
+def test_settings_are_compared_where_the_workload_reads_them(
+    workload: Workload, changes: dict[str, Any], refused: str | None
+) -> None:
+    def make(config: RunConfig) -> Training:
+        return Training(config, torch.nn.Linear(2, 1), CpuCompute())
+
+    config = RunConfig(workload=workload)
+    state = make(config).state_dict()
+    ours = make(replace(config, **changes))
+    if refused is None:
+        ours.load(state)
+        return
+    with pytest.raises(CheckpointError, match=f"made with {refused} "):
+        ours.load(state)

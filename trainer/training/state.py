@@ -13,14 +13,16 @@ from trainer.config import Optimizer, Precision, RunConfig, Schedule
 from trainer.training.checkpoint import CheckpointError
 from trainer.training.compute import Compute
 from trainer.training.precision import grad_scaler
+from trainer.traits import TRAITS, reads
 
 MOMENTUM = 0.9
 PLATEAU_FACTOR, PLATEAU_PATIENCE = 0.5, 3
 SAME = (
     *("workload", "width", "layers", "context", "classes", "tied_head", "data"),
-    *("optimizer", "schedule"),
+    *("own", "seed", "optimizer", "schedule"),
 )
-"""Settings that a resumed run must share with its checkpoint, as far as that has them."""
+"""Settings that a resumed run must share with its checkpoint, as far as that has them and the
+workload reads them; the seed where it makes the data."""
 
 
 class Training:
@@ -86,7 +88,10 @@ class Training:
 
     def load(self, state: dict[str, Any]) -> None:
         """Continue from a checkpoint. Raises CheckpointError if it does not fit this run."""
+        workload = self.config.workload
         for name in SAME:
+            if not reads(workload, name) or (name == "seed" and not TRAITS[workload].seeded_data):
+                continue
             ours = getattr(self.config, name)
             theirs = state["config"].get(name, ours)
             if theirs != ours:
