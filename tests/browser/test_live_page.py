@@ -73,7 +73,7 @@ def choose(page: Page, label: str, option: str) -> None:
 def test_start_and_watch_the_loss_fall(open_page: OpenPage, server: Server) -> None:
     page = open_page()
     expect(page.get_by_text("Nothing is running yet")).to_be_visible(timeout=30_000)
-    choose(page, "Precision", "bf16")
+    choose(page, "Precision", "bf16 AMP")
     expect(page).to_have_url(re.compile("precision=bf16"))
     choose(page, "Precision", "fp32")
     for name in ("Pause", "Resume", "Stop", "Empty cache", "Mark"):

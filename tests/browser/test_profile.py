@@ -15,7 +15,7 @@ from stepscope.profiling.flame import NODES_LIMIT
 from stepscope.profiling.summary import summarize, to_text
 from tests.browser.conftest import ROOT, Server
 from tests.browser.test_axe import violations
-from tests.browser.test_live_page import OpenPage, button
+from tests.browser.test_live_page import OpenPage, button, wait_until
 from tests.unit.test_profile_summary import MAIN, STEP, trace_of
 
 LONG = "/?epochs=5000"
@@ -106,8 +106,18 @@ def test_a_large_profile_and_an_older_one(open_page: OpenPage, server: Server) -
         return performance.now() - began; }"""
     )
     sys.stderr.write(f"50 moves over {NODES_LIMIT} nodes: {drawn:.0f} ms\n")
-    page.get_by_role("combobox", name=re.compile("Profile")).click()
-    page.get_by_role("option", name="Steps 5 to 6").click()
+    # The page may be drawn anew while the list is open, which closes it.
+    chooser = page.get_by_role("combobox", name=re.compile("Profile"))
+    older = page.get_by_role("option", name="Steps 5 to 6")
+    expect(chooser).to_have_count(1)
+
+    def offered() -> bool:
+        chooser.click()
+        page.wait_for_timeout(1000)
+        return older.count() == 1
+
+    wait_until(offered, page, 60)
+    older.click()
     expect(flame(page)).not_to_have_attribute("data-nodes", str(NODES_LIMIT), timeout=30_000)
 
 
