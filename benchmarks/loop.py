@@ -33,7 +33,7 @@ from torch.utils.data import TensorDataset
 from benchmarks.plain_loops import by_hand, images_plainly, train_plainly
 from stepscope.run import RunStatus
 from stepscope.session.environment import cpu_name
-from trainer.config import RunConfig, Workload, defaults
+from trainer.config import Precision, RunConfig, Workload, defaults
 from trainer.data_sets import VARIABLE
 from trainer.devices import list_devices
 from trainer.training.run import run
@@ -48,7 +48,8 @@ PLAIN, BY_HAND = "plain", "by_hand"
 ON_CPU = {PLAIN: 1.5}
 ON_CPU_IMAGES = {PLAIN: 2.0, BY_HAND: 0.99}
 """Least ratios of our samples/s to those of the other sides."""
-FOUND: dict[str, Any] = {}
+FOUND: dict[str, Any] = {"threads": 2, "precision": Precision.BF16}
+"""What the lab found faster on two cores of a Xeon (docs/performance.md)."""
 
 
 def ours(config: RunConfig) -> float:
@@ -130,9 +131,11 @@ def _images(args: argparse.Namespace, root: Path) -> dict[str, Any]:
     """Measure on image files, made under `root`, with the lab's best settings."""
     os.environ[VARIABLE] = str(root)
     list(write(root / "digits"))
-    best = FOUND if args.sweep is None else json.loads(args.sweep.read_text())["best"]["changes"]
-    config = replace(defaults(Workload.IMAGES), epochs=args.epochs, **best)
-    config = replace(config, threads=config.threads or _half_of_the_cores())
+    config = replace(defaults(Workload.IMAGES), **FOUND)
+    if args.sweep is not None:
+        sweep = json.loads(args.sweep.read_text())
+        config = RunConfig.from_dict(sweep["plan"]["config"] | sweep["best"]["changes"])
+    config = replace(config, epochs=args.epochs, threads=config.threads or _half_of_the_cores())
     others = {PLAIN: images_plainly, BY_HAND: by_hand}
     return measure(config, others, ON_CPU_IMAGES, args.pairs)
 
