@@ -302,7 +302,9 @@ class ProfileView {
     const left = this.flame.left_out;
     const more = left ? ` ${left.toLocaleString("en-US")} smaller functions are left out.` : "";
     const { base } = this.placed;
-    const outer = base ? ` ${base} outer functions, which hold nearly all of it, are not drawn.` : "";
+    const outer = base
+      ? ` ${base} outer functions, which hold nearly all of it, are not drawn.`
+      : "";
     const hint = `A click on a function fills the width with it.${outer}${more}`;
     setText(this.text, this.words(this.pointed === NONE ? this.selected : this.pointed) || hint);
   }
