@@ -138,7 +138,10 @@ def test_stop_reload_and_resume(open_page: OpenPage, server: Server) -> None:
     page.get_by_test_id("stHeader").get_by_role("link", name="Lab").click()
     expect(button(page, "Start sweep")).to_be_visible(timeout=PATIENCE)
     expect(button(page, "Stop")).to_have_count(0, timeout=200_000)
-    assert samples(server) == 8
+    (sweep,) = server.runs.glob("lab/*/sweep.json")
+    progress = json.loads(sweep.read_text())["progress"]
+    assert (progress["done"], progress["total"]) == (8, 8)
+    assert samples(server) >= 8  # the round that the stop left open was taken again as a whole
     page.get_by_test_id("stHeader").get_by_role("link", name="Live").click()
     expect(button(page, "Start")).to_be_enabled(timeout=PATIENCE)
 
@@ -183,7 +186,8 @@ def test_what_has_not_changed_is_not_drawn_anew(open_page: OpenPage, server: Ser
     expect(plot).to_have_count(0, timeout=PATIENCE)
 
 
-def test_an_ended_sweep_asks_the_server_for_nothing(open_page: OpenPage, server: Server) -> None:
+def test_an_ended_sweep_is_looked_for_seldom(open_page: OpenPage, server: Server) -> None:
+    """Another tab may delete it: that is asked every three seconds, and nothing else is."""
     store(server)
     page = open_page("/", expected="404")
     sent: list[float] = []
@@ -192,9 +196,10 @@ def test_an_ended_sweep_asks_the_server_for_nothing(open_page: OpenPage, server:
     expect(row(page, "compile")).to_be_visible(timeout=PATIENCE)
     page.wait_for_timeout(2_000)
     before = len(sent)
-    page.wait_for_timeout(4_000)
+    page.wait_for_timeout(6_000)
     assert before > 0
-    assert len(sent) == before
+    # One of the choice and one of the results, twice; three seconds may begin just before.
+    assert len(sent) - before <= 6
 
 
 @pytest.fixture(params=["light", "dark"])
