@@ -1,7 +1,7 @@
 """Every lesson runs on a GPU; on the simulator those that do something else there than on a CPU.
 
-The others run on the CPU in `tests/integration/test_lessons.py`. Jiterator needs a compiler that the
-simulator does not have; the profiler runs there, and traces no kernel. Times on it say nothing.
+The others run on the CPU in `tests/integration/test_lessons.py`. Jiterator needs a compiler that
+the simulator does not have; the profiler runs there, and traces no kernel. Its times say nothing.
 """
 
 from __future__ import annotations
