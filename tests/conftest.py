@@ -62,7 +62,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
             fcntl.flock(running, fcntl.LOCK_UN)  # a forked child may still have the file open
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def need(request: pytest.FixtureRequest) -> Need:
     """Return a function that skips (or fails) the test for a reason; None lets it run."""
     required = request.config.getoption("--require-gpu", default=False)

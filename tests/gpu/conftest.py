@@ -34,6 +34,6 @@ def waiting_raises() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")  # before the fixtures of a module, which use the GPU
 def _cuda(need: Need) -> None:
     need(cuda_reason())
