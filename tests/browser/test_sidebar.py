@@ -34,7 +34,7 @@ def test_each_group_opens_and_a_switch_reaches_the_run(open_page: OpenPage, serv
     expect(sidebar.get_by_label("Steps at most", exact=True)).to_be_visible()  # it stays open
     wait_until(lambda: "set_to_none=0" in page.url and "max_steps=7" in page.url, page)
     button(page, "Start").click()
-    wait_until(lambda: server.runs.is_dir() and any(server.runs.iterdir()), page)
+    wait_until(lambda: any(server.runs.glob("*/run.json")), page)
     config = json.loads((run_folder(server) / "run.json").read_text())["config"]
     assert config["set_to_none"] is False
     assert config["max_steps"] == 7

@@ -199,7 +199,9 @@ def test_kill_9_leaves_no_sample_and_a_sweep_that_goes_on(tmp_path: Path) -> Non
     resumed = lab(tmp_path, "--folder", str(folder))
     _, said = resumed.communicate(timeout=120)
     assert resumed.returncode == 0, said
-    assert taken(folder) == 2
+    # Two samples, and one more if the killed sweep had one: the open round is taken as a whole.
+    assert read_sweep(folder)["progress"]["done"] == 2
+    assert taken(folder) in (2, 3)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills a child with its parent")
