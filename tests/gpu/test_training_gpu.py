@@ -56,7 +56,9 @@ def small(gpu: TrainDevice, workload: Workload, **changes: Any) -> RunConfig:
     return replace(defaults(workload, gpu.id), **{"epochs": 3, **size, **changes})
 
 
-@pytest.mark.parametrize("precision", list(Precision))
+@pytest.mark.parametrize(  # test_switches_gpu.py has the pure ones
+    "precision", [Precision.FP32, Precision.TF32, Precision.BF16, Precision.FP16]
+)
 @pytest.mark.parametrize("clip_norm", [0.0, 1.0])
 @pytest.mark.parametrize("workload", [Workload.DIGITS_CNN, Workload.FILL])
 def test_each_precision_trains(
