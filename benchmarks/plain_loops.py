@@ -98,18 +98,7 @@ def by_hand(config: RunConfig) -> float:
     model = workload.model.to(memory_format=layout)  # type: ignore[call-overload]
     if config.compile != "none":
         model.compile(mode=config.compile)
-    workers = config.num_workers
-    train, validation = (
-        DataLoader(
-            Images(split),
-            batch_size=config.batch_size,
-            shuffle=shuffle,
-            num_workers=workers,
-            persistent_workers=workers > 0 and config.persistent_workers,
-            prefetch_factor=config.prefetch_factor if workers else None,
-        )
-        for split, shuffle in zip(_splits(workload), (True, False), strict=True)
-    )
+    train, validation = _loaders(config, workload)
     bf16 = config.precision is Precision.BF16
     precision = torch.autocast("cpu", dtype=torch.bfloat16) if bf16 else nullcontext()
     optimizer = torch.optim.Adam(
@@ -133,6 +122,23 @@ def by_hand(config: RunConfig) -> float:
             for inputs, targets in validation:
                 correct += (model(inputs).argmax(1) == targets).sum()
     return time.perf_counter() - began
+
+
+def _loaders(config: RunConfig, workload: Task) -> tuple[DataLoader[Any], DataLoader[Any]]:
+    """Return the DataLoaders of training, shuffled, and of validation."""
+    workers = config.num_workers
+    train, validation = (
+        DataLoader(
+            Images(split),
+            batch_size=config.batch_size,
+            shuffle=shuffle,
+            num_workers=workers,
+            persistent_workers=workers > 0 and config.persistent_workers,
+            prefetch_factor=config.prefetch_factor if workers else None,
+        )
+        for split, shuffle in zip(_splits(workload), (True, False), strict=True)
+    )
+    return train, validation
 
 
 def _splits(workload: Task) -> tuple[ImageSplit, ImageSplit]:

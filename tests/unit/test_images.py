@@ -14,12 +14,9 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from tests.unit.test_workloads import losses_on_one_batch
 from trainer.config import RunConfig, Workload, defaults
 from trainer.data_sets import VARIABLE
-from trainer.training.compute import CpuCompute
-from trainer.training.precision import autocast
-from trainer.training.state import Training
-from trainer.training.step import TrainStep
 from trainer.workloads import WORKLOADS, digit_images
 from trainer.workloads.digit_images import NotOurs, write
 from trainer.workloads.image_list import ImageError
@@ -79,17 +76,7 @@ def test_a_batch_can_be_decoded_into_buffers(root: Path) -> None:
 
 def test_a_few_steps_on_one_batch_lower_the_loss(root: Path) -> None:
     task, config = make(learning_rate=0.01)
-    training = Training(config, task.model, CpuCompute())
-    step = TrainStep(
-        model=task.model,
-        loss=task.loss,
-        optimizer=training.optimizer,
-        scaler=training.scaler,
-        autocast=autocast(config.precision, torch.device("cpu")),
-        clip_norm=0.0,
-    )
-    batch = task.train.take(torch.arange(64))
-    losses = [step(*batch)[0].item() for _ in range(30)]
+    losses = losses_on_one_batch(task, config, 64)
     assert losses[-1] < 0.8 * losses[0]
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.sizes import SMALL
-from trainer.config import Workload, defaults
+from trainer.config import RunConfig, Workload, defaults
 from trainer.training.compute import CpuCompute
 from trainer.training.precision import autocast
 from trainer.training.state import Training
@@ -23,10 +23,8 @@ def make(workload: Workload, **changes: Any) -> Task:
     return WORKLOADS[workload](replace(defaults(workload), **(SMALL[workload] | changes)))
 
 
-@pytest.mark.parametrize("workload", list(SMALL))
-def test_a_few_steps_on_one_batch_lower_the_loss(workload: Workload) -> None:
-    task = make(workload)
-    config = replace(defaults(workload), learning_rate=0.01)
+def losses_on_one_batch(task: Task, config: RunConfig, samples: int) -> list[float]:
+    """The losses of 30 steps on the same samples, on the CPU."""
     training = Training(config, task.model, CpuCompute())
     step = TrainStep(
         model=task.model,
@@ -36,8 +34,14 @@ def test_a_few_steps_on_one_batch_lower_the_loss(workload: Workload) -> None:
         autocast=autocast(config.precision, torch.device("cpu")),
         clip_norm=0.0,
     )
-    batch = task.train.take(torch.arange(32))
-    losses = [step(*batch)[0].item() for _ in range(30)]
+    batch = task.train.take(torch.arange(samples))
+    return [step(*batch)[0].item() for _ in range(30)]
+
+
+@pytest.mark.parametrize("workload", list(SMALL))
+def test_a_few_steps_on_one_batch_lower_the_loss(workload: Workload) -> None:
+    config = replace(defaults(workload), learning_rate=0.01)
+    losses = losses_on_one_batch(make(workload), config, 32)
     assert losses[-1] < 0.8 * losses[0]
 
 

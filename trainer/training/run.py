@@ -12,7 +12,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -173,17 +173,7 @@ def _train(attempt: _Attempt) -> None:
             closing(make_loader(task.train, config, compute)) as loader,
             closing(make_validation_loader(task.validation, config, compute)) as validation_loader,
         ):
-            step = TrainStep(
-                model=training.model,
-                loss=task.loss,
-                optimizer=training.optimizer,
-                scaler=training.scaler,
-                autocast=autocast(config.precision, compute.device),
-                clip_norm=config.clip_norm,
-                form=InputForm.of(config),
-                set_to_none=config.set_to_none,
-                compiled=forward,
-            )
+            step = replace(_step(training, task), compiled=forward)
             rehearse(training, step, task, recorder)
             Loop(
                 task=task,
@@ -196,6 +186,21 @@ def _train(attempt: _Attempt) -> None:
                 commands=commands,
                 speed=speed,
             ).train()
+
+
+def _step(training: Training, task: Task) -> TrainStep:
+    """Return the step as the configuration wants it, with the model as it is written."""
+    config = training.config
+    return TrainStep(
+        model=training.model,
+        loss=task.loss,
+        optimizer=training.optimizer,
+        scaler=training.scaler,
+        autocast=autocast(config.precision, training.compute.device),
+        clip_norm=config.clip_norm,
+        form=InputForm.of(config),
+        set_to_none=config.set_to_none,
+    )
 
 
 def _captured(step: TrainStep, training: Training, task: Task, recorder: Recorder) -> GraphedStep:
