@@ -103,10 +103,7 @@ time.sleep(60)
     run.stop(10)
     assert not run.running()
     assert run.output().state is LessonState.STOPPED
-    deadline = time.monotonic() + 5
-    while alive(int(text.split()[1])):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_for_end(int(text.split()[1]))
 
 
 def test_a_grandchild_that_stays_does_not_keep_it_running(write: Write) -> None:
@@ -117,7 +114,7 @@ print("child", subprocess.Popen([sys.executable, "-c", {SLEEP!r}]).pid)
     output = ended(LessonRun(write(program)))
     assert output.state is LessonState.FINISHED
     assert output.seconds < 20
-    assert not alive(int(output.text.split()[1]))
+    wait_for_end(int(output.text.split()[1]))
 
 
 def test_bytes_that_are_no_text_are_shown_as_such(write: Write) -> None:

@@ -244,7 +244,7 @@ def test_a_full_disk_holds_rows_says_so_and_recovers(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("mounting a small file system needs root")
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)], check=False
+        ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(tmp_path)], check=False
     )
     if mounted.returncode != 0:
         pytest.skip("this sandbox does not allow mounts")
@@ -255,7 +255,7 @@ def test_a_full_disk_holds_rows_says_so_and_recovers(tmp_path: Path) -> None:
         wait_until(lambda: step_rows(tmp_path) == 1)
         hog = tmp_path / "hog"
         with pytest.raises(OSError, match="space"):
-            hog.write_bytes(b"\0" * 2_000_000)
+            hog.write_bytes(b"\0" * 6_000_000)
         for step in range(2, 20_002):
             recorder.log(step, {"train/loss": float(hash(step) % 9973)})
         wait_until(lambda: read_run(tmp_path).run_json["problem"] is not None)
