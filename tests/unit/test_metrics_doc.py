@@ -1,10 +1,11 @@
-"""docs/metrics.md says what stepscope/metrics.py says."""
+"""docs/metrics.md says what stepscope/metrics/ says."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from stepscope.metrics import METRICS, metrics_markdown
+from stepscope.metrics import METRICS
+from stepscope.metrics.document import metrics_markdown
 
 DOC = Path(__file__).parents[2] / "docs" / "metrics.md"
 

@@ -1,0 +1,48 @@
+"""What a metric is: its key, stream, unit, source and meaning.
+
+Keys have no unit: values are stored in the unit given here (SI and bytes), and only the page
+formats them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Stream(StrEnum):
+    """The series streams of a run's store (`docs/storage.md`)."""
+
+    STEPS = "steps"
+    SAMPLES = "samples"
+    DEVICES = "devices"
+
+
+class Unit(StrEnum):
+    """Units as stored."""
+
+    NONE = ""
+    BYTES = "B"
+    PERCENT = "%"
+    WATT = "W"
+    JOULE = "J"
+    CELSIUS = "°C"
+    MEGAHERTZ = "MHz"
+    SECOND = "s"
+    PER_SECOND = "1/s"
+    BYTES_PER_SECOND = "B/s"
+    TERAFLOPS = "TFLOP/s"
+    COUNT = "count"
+    MASK = "bit mask"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric: `key` is `group/name`, `source` the call that gives the value."""
+
+    stream: Stream
+    key: str
+    unit: Unit
+    label: str
+    source: str
+    meaning: str

@@ -1,0 +1,159 @@
+"""What is recorded of the process and its host, once per tick of the sampler."""
+
+from __future__ import annotations
+
+import functools
+
+from stepscope.metrics.metric import Metric, Stream, Unit
+
+_sample = functools.partial(Metric, Stream.SAMPLES)
+_ALLOC = "torch.cuda.memory_stats_as_nested_dict"
+
+SAMPLES: tuple[Metric, ...] = (
+    _sample(
+        "memory/allocated",
+        Unit.BYTES,
+        "allocated",
+        f"{_ALLOC}: allocated_bytes.all.current",
+        "Bytes of live tensors in torch's CUDA caching allocator, this process, this device. "
+        "Read between two steps, and ten times a second inside steps of more than two ticks; "
+        "where steps are short and one takes long, its first second is a gap.",
+    ),
+    _sample(
+        "memory/reserved",
+        Unit.BYTES,
+        "reserved",
+        f"{_ALLOC}: reserved_bytes.all.current",
+        "Bytes that the caching allocator holds from the driver: allocated plus its cache.",
+    ),
+    _sample(
+        "memory/peak_allocated",
+        Unit.BYTES,
+        "peak allocated",
+        f"{_ALLOC}: allocated_bytes.all.peak",
+        "Highest allocated since the run began or the last Reset peak stats.",
+    ),
+    _sample(
+        "memory/peak_reserved",
+        Unit.BYTES,
+        "peak reserved",
+        f"{_ALLOC}: reserved_bytes.all.peak",
+        "Highest reserved since the run began or the last Reset peak stats.",
+    ),
+    _sample(
+        "memory/active",
+        Unit.BYTES,
+        "active",
+        f"{_ALLOC}: active_bytes.all.current",
+        "Allocated, plus freed blocks that another stream may still use.",
+    ),
+    _sample(
+        "memory/inactive_split",
+        Unit.BYTES,
+        "inactive split",
+        f"{_ALLOC}: inactive_split_bytes.all.current",
+        "Free parts of blocks in use: cache that empty_cache cannot return.",
+    ),
+    _sample(
+        "memory/alloc_retries",
+        Unit.COUNT,
+        "allocation retries",
+        f"{_ALLOC}: num_alloc_retries",
+        "Allocations since the run began that failed first and succeeded after a cache flush.",
+    ),
+    _sample(
+        "memory/ooms",
+        Unit.COUNT,
+        "out-of-memory errors",
+        f"{_ALLOC}: num_ooms",
+        "Out-of-memory errors that the allocator has raised since the run began.",
+    ),
+    _sample(
+        "process/rss",
+        Unit.BYTES,
+        "process memory",
+        "psutil.Process.memory_info().rss",
+        "Resident memory of the training process.",
+    ),
+    _sample(
+        "process/peak_rss",
+        Unit.BYTES,
+        "peak process memory",
+        "sampler",
+        "Highest process memory sampled since the run began or the last Reset peak stats.",
+    ),
+    _sample(
+        "process/cpu",
+        Unit.PERCENT,
+        "process CPU",
+        "time.process_time()",
+        "CPU time of the training process per wall time, worker processes left out; "
+        "100 % is one core.",
+    ),
+    _sample(
+        "host/cpu",
+        Unit.PERCENT,
+        "host CPU",
+        "psutil.cpu_percent()",
+        "Busy share of all cores of the host.",
+    ),
+    _sample(
+        "host/mem_used",
+        Unit.BYTES,
+        "host memory used",
+        "psutil.virtual_memory()",
+        "Host memory in use: total minus available.",
+    ),
+    _sample(
+        "host/mem_total",
+        Unit.BYTES,
+        "host memory total",
+        "psutil.virtual_memory()",
+        "Host memory installed.",
+    ),
+    _sample(
+        "sampler/cost",
+        Unit.SECOND,
+        "sampler cost",
+        "host clock",
+        "Wall time that the previous tick of the sampler took.",
+    ),
+    _sample(
+        "memory/parameters",
+        Unit.BYTES,
+        "parameters",
+        "storages of the optimizer's parameters",
+        "Bytes of the weights that the optimizers update, each storage once, on the device that "
+        "trains; on a CPU part of the process memory.",
+    ),
+    _sample(
+        "memory/gradients",
+        Unit.BYTES,
+        "gradients",
+        "storages of the parameters' .grad",
+        "Bytes of the gradients that are held at a step boundary; 0 where they are set to None.",
+    ),
+    _sample(
+        "memory/optimizer_state",
+        Unit.BYTES,
+        "optimizer state",
+        "storages in optimizer.state",
+        "Bytes of the tensors that the optimizers keep, such as Adam's moments.",
+    ),
+    _sample(
+        "memory/process_used",
+        Unit.BYTES,
+        "process on the device",
+        "nvmlDeviceGetComputeRunningProcesses",
+        "Device memory of this process as the driver counts it: reserved, and what CUDA's "
+        "context and libraries take. Missing where the driver hides it.",
+    ),
+    _sample(
+        "process/children_rss",
+        Unit.BYTES,
+        "worker memory",
+        "psutil.Process.children",
+        "Resident memory of this process's children, such as data-loading workers; pages shared "
+        "with this process count again.",
+    ),
+)

@@ -1,0 +1,168 @@
+"""What is recorded once per optimizer step."""
+
+from __future__ import annotations
+
+import functools
+
+from stepscope.metrics.metric import Metric, Stream, Unit
+
+_step = functools.partial(Metric, Stream.STEPS)
+
+STEPS: tuple[Metric, ...] = (
+    _step(
+        "train/loss",
+        Unit.NONE,
+        "train loss",
+        "training loop",
+        "Loss of this optimizer step's batch, averaged over its samples. In a watched script: "
+        "sum of the scalars on which backward() was called since the last step or zero_grad(), "
+        "if they changed gradients of the optimizer.",
+    ),
+    _step(
+        "train/backwards",
+        Unit.COUNT,
+        "backward calls",
+        "torch.autograd.backward",
+        "Calls of backward() whose sum is the loss of this step; recorded if more than one.",
+    ),
+    _step(
+        "train/lr",
+        Unit.NONE,
+        "learning rate",
+        "optimizer.param_groups[0]['lr']",
+        "Learning rate that this step used.",
+    ),
+    _step(
+        "train/grad_norm",
+        Unit.NONE,
+        "gradient norm",
+        "clip_grad_norm_",
+        "Total norm of the gradients before clipping (the 2-norm unless the script asks for "
+        "another), over all calls before the step; recorded only with clipping.",
+    ),
+    _step(
+        "train/amp_scale",
+        Unit.NONE,
+        "AMP scale",
+        "GradScaler",
+        "Loss scale of fp16 AMP; halves on inf gradients. The built-in loop reads it at the end "
+        "of each epoch; in a watched script it is the scale that this step used.",
+    ),
+    _step(
+        "train/amp_skipped",
+        Unit.COUNT,
+        "skipped steps",
+        "GradScaler.step",
+        "Optimizer steps skipped so far because a gradient was inf or NaN. A fused optimizer "
+        "skips on the device; that is not counted, only the scale shows it.",
+    ),
+    _step(
+        "train/epoch",
+        Unit.COUNT,
+        "epoch",
+        "training loop",
+        "Epoch that the step belongs to, counted from 1. In a watched script: passes over the "
+        "DataLoader of the training; missing where it is not clear what an epoch is.",
+    ),
+    _step(
+        "val/loss",
+        Unit.NONE,
+        "validation loss",
+        "training loop",
+        "Mean loss over the validation split, once an epoch.",
+    ),
+    _step(
+        "val/accuracy",
+        Unit.PERCENT,
+        "validation accuracy",
+        "training loop",
+        "Share of validation samples classified correctly, once an epoch.",
+    ),
+    _step(
+        "model/weight",
+        Unit.NONE,
+        "weight",
+        "linear workload",
+        "Slope of the fitted line (linear regression only).",
+    ),
+    _step(
+        "model/bias",
+        Unit.NONE,
+        "bias",
+        "linear workload",
+        "Intercept of the fitted line (linear regression only).",
+    ),
+    _step(
+        "perf/step_time",
+        Unit.SECOND,
+        "step time",
+        "host clock",
+        "Wall time from one step boundary to the next; pauses and validation are left out.",
+    ),
+    _step(
+        "perf/samples_per_sec",
+        Unit.PER_SECOND,
+        "samples/s",
+        "host clock",
+        "Samples of this step divided by its step time.",
+    ),
+    _step(
+        "perf/tokens_per_sec",
+        Unit.PER_SECOND,
+        "tokens/s",
+        "gpt workload; the script: tokens=…",
+        "Tokens of this step, which a script gives to stepscope.log or step, divided by its "
+        "step time.",
+    ),
+    _step(
+        "perf/data_wait",
+        Unit.SECOND,
+        "data wait",
+        "host clock",
+        "Part of the step time spent waiting for the next batch.",
+    ),
+    _step(
+        "perf/h2d",
+        Unit.SECOND,
+        "copies to the GPU",
+        "CUDA events around Tensor.to",
+        "Time that the device spent on copies from the host by .to() and .cuda(). In a watched "
+        "script a copy counts for the step in which its end was noticed, in the built-in loop for "
+        "the step that used the batch.",
+    ),
+    _step(
+        "perf/gpu_time",
+        Unit.SECOND,
+        "GPU time",
+        "CUDA events around the step",
+        "Time on the device from the begin of the forward pass to the end of the optimizer's "
+        "update, copies of the batch left out. Where the host launches too slowly it contains the "
+        "gaps between kernels: perf/gpu_wait tells. Built-in loop only: where the forward pass of "
+        "a watched script begins is not known.",
+    ),
+    _step(
+        "perf/gpu_wait",
+        Unit.SECOND,
+        "wait for the GPU",
+        "host clock",
+        "Part of the step time in which the host, two steps ahead, waited for the GPU. Near 0 the "
+        "GPU waits for the host: for its launches, or for data. Built-in loop only.",
+    ),
+    _step(
+        "perf/tflops",
+        Unit.TERAFLOPS,
+        "model FLOPs",
+        "torch.utils.flop_counter.FlopCounterMode",
+        "Floating-point operations of the model in this step, forward and backward, divided by its "
+        "step time. Counted once, at the run's start; what activation checkpointing computes again "
+        "does not count. Built-in loop only.",
+    ),
+    _step(
+        "perf/mfu",
+        Unit.PERCENT,
+        "model FLOPs utilization",
+        "perf/tflops and the GPU's data sheet",
+        "Share of the GPU's dense peak for the run's precision that perf/tflops is (MFU). Missing "
+        "on a CPU and where no peak is known; peak_reason in run.json says why.",
+    ),
+)
