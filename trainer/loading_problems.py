@@ -21,11 +21,15 @@ def _on_a_cpu(config: RunConfig) -> Iterator[Problem]:
         "pin_memory": "page-locked memory serves copies to a GPU",
         "non_blocking": "on a CPU there is no copy to overlap",
         "copy_stream": "on a CPU there is no copy to overlap",
-        "data_on_device": "on a CPU the data are in its memory already",
     }
+    if not TRAITS[config.workload].decodes:
+        reasons["data_on_device"] = "on a CPU the data are in its memory already"
     for field, reason in reasons.items():
         if getattr(config, field):
             yield Problem(field, reason, "Switch it off")
+    if config.data_on_device and config.num_workers:
+        reason = "workers decode in processes of their own"
+        yield Problem("data_on_device", reason, "Set num_workers to 0")
 
 
 def _copy_problems(config: RunConfig) -> Iterator[Problem]:

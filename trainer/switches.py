@@ -118,9 +118,10 @@ SWITCHES: tuple[Switch, ...] = (
     ),
     Switch(
         "data_on_device",
-        "Data set on the GPU",
-        "Copies the whole data set to the GPU once, so that no batch has to travel. It must fit "
-        "beside the training, and data that workers decode cannot use it.",
+        "Data set kept on the device",
+        "Copies the whole data set to the GPU once, so that no batch has to travel; on a CPU it "
+        "keeps the images that the first epoch has decoded. It must fit beside the training, and "
+        "on a GPU data that have to be decoded cannot use it.",
     ),
     Switch(
         "warmup",

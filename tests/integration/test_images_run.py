@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from stepscope.run import RunStatus
@@ -20,6 +21,7 @@ from tests.integration.conftest import SaveAtStep
 from trainer.config import RunConfig, Workload, defaults
 from trainer.data_sets import VARIABLE
 from trainer.training.run import run as train
+from trainer.workloads import images, pictures
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -98,6 +100,47 @@ def test_the_written_digits_are_learned(
     assert info["data"] == "digits: 1,438 images of 10 classes, 359 more held out"
     assert info["classes"] == list("0123456789")
     assert info["left_out"] == {"count": 0, "reasons": []}
+
+
+def test_images_that_are_kept_are_decoded_once_and_give_the_same_run(
+    digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (digits / "images" / "broken.png").write_bytes(b"no image")
+    with (digits / "labels.csv").open("a") as rows:
+        rows.write("\nimages/broken.png,3")
+    asked: list[str] = []
+
+    def counted(path: Path, size: int) -> Any:
+        asked.append(path.name)
+        return pictures.picture(path, size)
+
+    monkeypatch.setattr(images, "picture", counted)
+    runs = {kept: new_run(tmp_path, f"run-{kept}") for kept in (False, True)}
+    decodes = {}
+    for kept, folder in runs.items():
+        asked.clear()
+        config = few(data_on_device=kept, flip=True, skip_broken=True, epochs=3)
+        assert train(config, folder) is RunStatus.FINISHED, run_json(folder)["reason"]
+        decodes[kept] = len(asked) - asked.count("broken.png")
+    assert np.array_equal(losses(runs[False]), losses(runs[True]))
+    # 61 images: each once, and the one that stands in for the broken one. FLOPs are counted on
+    # shapes alone, so nothing else is decoded.
+    assert decodes == {False: 3 * 61, True: 61}
+
+
+def test_images_that_do_not_fit_into_memory_are_refused(
+    digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = psutil.virtual_memory()._replace(available=1000)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    folder = new_run(tmp_path, "run")
+    assert train(few(data_on_device=True), folder) is RunStatus.FAILED
+    reason = run_json(folder)["reason"]
+    assert re.fullmatch(
+        r"data_on_device: the decoded data set takes [0-9.]+ KiB, and 1000 B of the host's memory "
+        r"are available\. Switch off data_on_device\.",
+        reason,
+    )
 
 
 def test_workers_decode_the_same_batches(digits: Path, tmp_path: Path) -> None:

@@ -52,6 +52,14 @@ def alive(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
 
 
+def wait_for_end(pid: int) -> None:
+    """Wait until a killed process is gone."""
+    deadline = time.monotonic() + 5
+    while alive(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def test_output_comes_while_it_runs_and_stays(write: Write, tmp_path: Path) -> None:
     go_on = tmp_path / "go on"
     program = f"""

@@ -53,10 +53,12 @@ def test_settings_of_workers_need_workers(changes: dict[str, Any], on_gpu: bool)
     assert refused(on_gpu, num_workers=1, **changes) == []
 
 
-def test_data_that_are_decoded_cannot_be_kept_on_the_device(
+def test_data_that_are_decoded_can_be_kept_on_a_cpu_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     traits = {**TRAITS, Workload.DIGITS_MLP: Traits(decodes=True)}
     monkeypatch.setattr(rules, "TRAITS", traits)
     assert refused(True, data_on_device=True) == ["data_on_device"]
     assert refused(True, num_workers=2) == []
+    assert refused(False, data_on_device=True) == []
+    assert refused(False, data_on_device=True, num_workers=2) == ["data_on_device"]

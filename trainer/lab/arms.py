@@ -190,10 +190,10 @@ def _companions(changes: Mapping[str, Any], config: RunConfig) -> dict[str, Any]
         needed["fused"] = False
     if changes.get("fused"):
         needed["foreach"] = False
-    if changes.get("num_workers") == 0:
+    if changes.get("num_workers") == 0 or changes.get("data_on_device"):
         needed |= {"prefetch_factor": RunConfig().prefetch_factor, "persistent_workers": True}
     if changes.get("data_on_device"):
-        needed["copy_stream"] = False
+        needed |= {"num_workers": 0, "copy_stream": False}
     if "device" in changes and changes["device"] == "cpu":
         needed |= {"pin_memory": False, "non_blocking": False, "copy_stream": False}
         needed |= {"data_on_device": False, "cuda_graphs": False, "memory_warmup": False}

@@ -8,7 +8,8 @@
   into page-locked memory itself, because the DataLoader would free such memory after each step.
   Validation data that lie in memory are gathered without workers.
 - `data_on_device` (`DeviceLoader`): data that lie in memory are copied to the GPU once, before the
-  first step, and gathered there. Only the order of the samples is copied, once an epoch.
+  first step, and gathered there. Only the order of the samples is copied, once an epoch. On a CPU
+  (`KeptSplit`) the samples that the training thread decodes in the first epoch are kept.
 
 How a batch of the first two comes to a GPU is in `copies.py`.
 """
@@ -26,6 +27,7 @@ from trainer.failures import RunFailed
 from trainer.training.compute import Compute, CudaCompute
 from trainer.training.copies import Copies
 from trainer.training.device_times import DeviceTimes
+from trainer.training.kept import KeptSplit
 from trainer.training.workers import Workers, in_batches
 from trainer.workloads.task import Batch, Split, TensorSplit
 
@@ -106,18 +108,25 @@ Loader = MemoryLoader | WorkerLoader | DeviceLoader
 
 def make_loader(split: Split, config: RunConfig, compute: Compute) -> Loader:
     """Return the loader of the training data; see the module's text."""
-    if config.data_on_device and isinstance(compute, CudaCompute):
-        return DeviceLoader(split, config, compute)
+    if config.data_on_device:
+        return _resident(split, config, compute)
     kind = WorkerLoader if config.num_workers else MemoryLoader
     return kind(split, config, compute, compute.times)
 
 
 def make_validation_loader(split: Split, config: RunConfig, compute: Compute) -> Loader:
     """Return the loader of the validation data, whose copies are not part of any step."""
-    if config.data_on_device and isinstance(compute, CudaCompute):
-        return DeviceLoader(split, config, compute)
+    if config.data_on_device:
+        return _resident(split, config, compute)
     in_workers = config.num_workers and not isinstance(split, TensorSplit)
     return (WorkerLoader if in_workers else MemoryLoader)(split, config, compute)
+
+
+def _resident(split: Split, config: RunConfig, compute: Compute) -> Loader:
+    """Return the loader of data that stay on the device once they are there."""
+    if isinstance(compute, CudaCompute):
+        return DeviceLoader(split, config, compute)
+    return MemoryLoader(KeptSplit(split), config, compute, compute.times)
 
 
 def _checked(batches: Iterator[Batch], order: Tensor, split: Split, size: int) -> Iterator[Batch]:

@@ -1,0 +1,54 @@
+"""Samples that are decoded once and then stay in the host's memory."""
+
+from __future__ import annotations
+
+import psutil
+import torch
+from torch import Tensor
+
+from stepscope.formatting import format_bytes
+from trainer.failures import RunFailed
+from trainer.workloads.task import Batch, Split
+
+
+class KeptSplit:
+    """A split that asks another one for each sample once, when it is first taken.
+
+    The other split gives the same sample each time, and one for each index, as images in files do.
+    """
+
+    def __init__(self, split: Split) -> None:
+        """Make room for all samples. Raises RunFailed if the host has less memory than that."""
+        self._split = split
+        inputs, targets = split.room(1)
+        needed = split.length * (inputs.nbytes + targets.nbytes)
+        free = psutil.virtual_memory().available
+        if needed > free:
+            raise RunFailed(
+                f"data_on_device: the decoded data set takes {format_bytes(needed)}, and "
+                f"{format_bytes(free)} of the host's memory are available. "
+                "Switch off data_on_device."
+            )
+        self._inputs, self._targets = split.room(split.length)  # pages come as they are written
+        self._kept = torch.zeros(split.length, dtype=torch.bool)
+
+    @property
+    def length(self) -> int:
+        """Samples of an epoch."""
+        return self._split.length
+
+    def take(self, indices: Tensor, out: Batch | None = None) -> Batch:
+        """Return the samples at `indices` (int64, below `length`) as one batch, into `out`."""
+        missing = indices[~self._kept[indices]]
+        if len(missing):
+            self._inputs[missing], self._targets[missing] = self._split.take(missing)
+            self._kept[missing] = True
+        inputs, targets = out or (None, None)
+        return (
+            torch.index_select(self._inputs, 0, indices, out=inputs),
+            torch.index_select(self._targets, 0, indices, out=targets),
+        )
+
+    def room(self, size: int, *, pin_memory: bool = False) -> Batch:
+        """Return empty tensors for a batch of `size` samples."""
+        return self._split.room(size, pin_memory=pin_memory)
