@@ -10,12 +10,14 @@ from collections.abc import Callable
 
 import psutil
 
+from stepscope.sampling.children import Children
+
 
 class HostSource:
     """Reads this process (about 10 us) and its host (about 100 us: ask once a second).
 
-    CPU shares are means since the previous reading, so the first one has none. Worker processes of
-    data loading count for the host only.
+    CPU shares are means since the previous reading, so the first one has none. The CPU time of
+    worker processes counts for the host only, their memory in `children`.
     """
 
     def __init__(
@@ -28,6 +30,7 @@ class HostSource:
         self._clock = clock
         self._cpu_clock = cpu_clock
         self._rss = rss if rss is not None else _process_rss()
+        self._children = Children(clock=clock)
         self._peak = 0.0
         self._peak_lock = threading.Lock()  # the training thread resets it
         self._cpu_before: tuple[float, float] | None = None
@@ -35,16 +38,24 @@ class HostSource:
 
     def process(self) -> dict[str, float]:
         """Read memory (bytes) and CPU (% of one core) of this process."""
-        with self._peak_lock:
-            rss = float(self._rss())
-            self._peak = max(self._peak, rss)
-            values = {"process/rss": rss, "process/peak_rss": self._peak}
+        values = {"process/rss": self.resident(), "process/peak_rss": self._peak}
         wall, cpu = self._clock(), self._cpu_clock()
         if self._cpu_before is not None and wall > self._cpu_before[0]:
             share = (cpu - self._cpu_before[1]) / (wall - self._cpu_before[0])
             values["process/cpu"] = 100 * share
         self._cpu_before = wall, cpu
         return values
+
+    def resident(self) -> float:
+        """Read memory (bytes) of this process, also for its peak; from any thread."""
+        with self._peak_lock:
+            rss = float(self._rss())
+            self._peak = max(self._peak, rss)
+            return rss
+
+    def children(self) -> dict[str, float]:
+        """Read memory (bytes) of this process's children, once a second; {} where not known."""
+        return self._children.values()
 
     def host(self) -> dict[str, float]:
         """Read memory (bytes) and CPU (% of all cores) of the host; always from the same thread."""
