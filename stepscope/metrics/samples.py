@@ -122,23 +122,26 @@ SAMPLES: tuple[Metric, ...] = (
         "memory/parameters",
         Unit.BYTES,
         "parameters",
-        "storages of the optimizer's parameters",
-        "Bytes of the weights that the optimizers update, each storage once, on the device that "
-        "trains; on a CPU part of the process memory.",
+        "storages of the parameters of optimizers and models",
+        "Bytes of the weights that the optimizers update and of frozen ones, each storage once, on "
+        "the device that trains; on a CPU part of the process memory. Read about once a second "
+        "between two steps, with memory/allocated or process/rss of the same row.",
     ),
     _sample(
         "memory/gradients",
         Unit.BYTES,
         "gradients",
         "storages of the parameters' .grad",
-        "Bytes of the gradients that are held at a step boundary; 0 where they are set to None.",
+        "Bytes of the gradients that are held between two steps: in a watched script as "
+        "optimizer.step() ends, in the built-in loop after zero_grad(), which sets them to None.",
     ),
     _sample(
         "memory/optimizer_state",
         Unit.BYTES,
         "optimizer state",
         "storages in optimizer.state",
-        "Bytes of the tensors that the optimizers keep, such as Adam's moments.",
+        "Bytes of the tensors that the optimizers keep on the device that trains, such as Adam's "
+        "moments.",
     ),
     _sample(
         "memory/process_used",
@@ -152,8 +155,8 @@ SAMPLES: tuple[Metric, ...] = (
         "process/children_rss",
         Unit.BYTES,
         "worker memory",
-        "psutil.Process.children",
-        "Resident memory of this process's children, such as data-loading workers; pages shared "
-        "with this process count again.",
+        "/proc/PID/task/TID/children and /proc/PID/statm",
+        "Resident memory of this process's children and of theirs, such as data-loading workers, "
+        "once a second; pages shared with this process count again.",
     ),
 )

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from stepscope.sampling.parts import Parts
+
 LONG_S = 0.15
 """A step that takes longer is a long one: one and a half ticks of the sampler."""
 ABRUPT_S = 1.0
@@ -61,17 +63,28 @@ class Readings:
 
     `index` is the CUDA index whose allocator to read, None for a run without CUDA or before it is
     known. Make it in the training thread: retries and failures of allocations count from then on.
+
+    About once a second a boundary also measures `parts`, and where there is no allocator the
+    `resident` bytes of this process, so that both are of one moment.
     """
 
     def __init__(
-        self, index: int | None = None, *, clock: Callable[[], float] = time.monotonic
+        self,
+        index: int | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        resident: Callable[[], float] | None = None,
     ) -> None:
         self.index: int | None = None
+        self.parts = Parts(clock=clock)
         self.wanted = False
         """The sampler asks for a reading. Every boundary looks at this, and calls `serve`."""
         self._clock = clock
         self._before = _counts()
         self._latest: dict[str, float] = {}
+        self._resident = resident
+        self._split: dict[str, float] = {}
+        """What fills the memory, measured with `_latest` and not taken yet."""
         self._read_at = self._asked_at = self._taken_at = clock()
         self._steps_are_long = True  # until a boundary tells
         self._rests_until = -math.inf
@@ -95,11 +108,16 @@ class Readings:
                 before[key] = 0.0
         return {key: value - before.get(key, 0.0) for key, value in values.items()}
 
-    def serve(self) -> None:
-        """Read for the sampler, in the training thread, at a boundary; `take` raises its errors."""
+    def serve(self) -> float:
+        """Read for the sampler, in the training thread, at a boundary; `take` raises its errors.
+
+        Return the seconds of a search for optimizers, 0.0 where there was none: it is no step time.
+        """
         now = self._clock()
         self._steps_are_long = now - self._asked_at > LONG_S
-        self._read_now(now)
+        searched_s = self.parts.find()
+        self._read_now(now + searched_s)
+        return searched_s
 
     def _read_now(self, now: float) -> None:
         self.wanted, self._rests_until = False, -math.inf
@@ -107,6 +125,11 @@ class Readings:
             self._latest, self._read_at, self._error = self.read(), now, None
         except Exception as error:  # noqa: BLE001 - of torch, and no reason to end a training
             self._error = error
+        if self.parts.is_due(now):
+            split = self.parts.read(self.index)
+            if split and self.index is None and self._resident is not None:
+                split["process/rss"] = self._resident()
+            self._split = split
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -122,11 +145,14 @@ class Readings:
         """Return the latest counters, in the sampler's thread, and ask for the next ones.
 
         {} where the latest are too old: during a command, and at first in a step that takes far
-        longer than those before it. Raises the error of the latest reading.
+        longer than those before it. Raises the error of the latest reading. What fills the memory
+        is returned once, with the counters of the same boundary.
         """
-        if self.index is None:
-            return {}
         now = self._clock()
+        split, self._split = self._split, {}
+        if self.index is None:
+            self.wanted = self.wanted or self.parts.is_due(now)
+            return split
         if not self.wanted:
             self._asked_at, self.wanted = now, True
         elif self._may_read(now):
@@ -137,7 +163,7 @@ class Readings:
         since_last_s, self._taken_at = now - self._taken_at, now
         if self._error is not None:
             raise self._error
-        return self._latest if now - self._read_at <= LONG_S + since_last_s else {}
+        return self._latest | split if now - self._read_at <= LONG_S + since_last_s else {}
 
     def _may_read(self, now: float) -> bool:
         patience_s = LONG_S if self._steps_are_long else ABRUPT_S

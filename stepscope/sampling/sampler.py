@@ -13,7 +13,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -58,11 +58,15 @@ class Sampler:
         if not 0.01 <= period_s <= 60:
             raise ValueError(f"period_s: 0.01 to 60 s, got {period_s}. 0.1 is the default.")
         self._recorder = recorder
-        self.readings = allocator.Readings(allocator_index, clock=clock)
+        self._host = HostSource(clock=clock)
+        self.readings = allocator.Readings(
+            allocator_index, clock=clock, resident=self._host.resident
+        )
+        self.observers: list[Callable[[Mapping[str, float]], None]] = []
+        """Told of the process's values at each tick, in the sampler's thread."""
         self._source = open_source() if source is None else source
         self._period_s = period_s
         self._clock = clock
-        self._host = HostSource(clock=clock)
         self._samples_host = host
         self._devices = _devices(self._source, gpu_uuids)
         self._due = {Tier.MEDIUM: -math.inf, Tier.SLOW: -math.inf}
@@ -103,7 +107,7 @@ class Sampler:
         """Take one sample of everything that is due; `start()` calls this each period."""
         begun = self._clock()
         tiers = self._due_tiers(begun)
-        self._sample_process(host=self._samples_host and Tier.SLOW in tiers)
+        self._sample_process(slow=Tier.SLOW in tiers)
         fast_s = sum(self._sample_gpu(*one, tiers) for one in self._devices.items())
         if Tier.SLOW in tiers:
             self._describe()
@@ -123,16 +127,20 @@ class Sampler:
             self._due[tier] = now + (MEDIUM_S if tier is Tier.MEDIUM else SLOW_S)
         return due
 
-    def _sample_process(self, *, host: bool) -> None:
+    def _sample_process(self, *, slow: bool) -> None:
         values = self._guarded("process", self._host.process) or {}
-        if host:
-            values |= self._guarded("host", self._host.host) or {}
+        if slow:
+            values |= self._guarded("children", self._host.children) or {}
+            if self._samples_host:
+                values |= self._guarded("host", self._host.host) or {}
         values |= self._guarded("allocator", self.readings.take) or {}
         if self.readings.wanted:
             self._recorder.want_boundary()
         if self._cost_s is not None:
             values["sampler/cost"] = self._cost_s
         self._recorder.sample(values)
+        for observer in self.observers:
+            self._guarded("observer", observer, values)
 
     def _sample_gpu(self, uuid: str, device: SampledDevice, tiers: list[Tier]) -> float:
         """Record one GPU and its events; return the seconds that reading its fast tier took."""
@@ -174,6 +182,7 @@ class Sampler:
         capabilities = {
             "nvml": self._source.reason,
             "allocator": no_cuda or allocator.reason(),
+            "parts": self.readings.parts.reason,
             "missing": missing,
             "failed": {what: text for (what, *_), text in self._failed.items()},
         }

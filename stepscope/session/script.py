@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 class ScriptSession(Session):
     """One process of a script's run; the first process of a machine samples its GPUs and host.
 
-    Without `sample` nothing is sampled. Raises OSError or StoreError where the folder cannot be
-    written.
+    `parts` knows the script's optimizers: who meets one tells it. Without `sample` nothing is
+    sampled. Raises OSError or StoreError where the folder cannot be written.
     """
 
     def __init__(
@@ -64,6 +64,8 @@ class ScriptSession(Session):
         gpus = map(listed, visible_gpus(whole, os.environ))
         self.sample(source, gpus, host=first_here, start=sample)
         self._readings = self.sampler.readings
+        self.parts = self._readings.parts
+        self.parts.search()
         self._commands = self.answer({CommandName.STOP: self._stop})
         self._profiling = self._commands.profiling
         self._at_close.callback(self._commands.close)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from stepscope.sampling.parts import Parts
 from stepscope.watch import hooks
 from tests.fakes import FakeRecorder
 
@@ -32,6 +33,7 @@ class FakeLive:
     recorder: FakeStepRecorder = field(default_factory=FakeStepRecorder)
     devices: list[int | None] = field(default_factory=list)
     boundaries: int = 0
+    parts: Parts = field(default_factory=Parts)
     serve: Any = None
 
     def boundary(self) -> float:

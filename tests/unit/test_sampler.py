@@ -264,6 +264,7 @@ def test_capabilities_are_recorded_once_and_again_when_they_change() -> None:
     assert bench.recorder.run_json[0]["capabilities"] == {
         "nvml": None,
         "allocator": "the run has used no CUDA device",
+        "parts": "no optimizer of torch was seen",
         "missing": {A: {}, B: {}},
         "failed": {},
     }

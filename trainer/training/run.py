@@ -152,6 +152,9 @@ def _train(attempt: _Attempt) -> None:
             raise RunFailed(str(too_short))
         speed = Speed.of(task, config, attempt.device)
         training = Training(config, prepare(task.model, config, compute.device), compute)
+        parts = attempt.session.sampler.readings.parts
+        parts.add_model(training.model)
+        parts.add_optimizer(training.optimizer)
         parameters = sum(weights.numel() for weights in task.model.parameters())
         recorder.describe(
             parameters=parameters,

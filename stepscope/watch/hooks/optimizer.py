@@ -130,6 +130,7 @@ class OptimizerSteps:
     def _meet(self, optimizer: Any) -> Track | None:
         """Give a new optimizer the first free place."""
         self._state.parties.meet(optimizer)
+        self._state.session.parts.add_optimizer(optimizer)
         self._state.by_hand.give_back()
         if _steps_inside_another(optimizer):
             return self._remember(optimizer, None)
