@@ -3,6 +3,7 @@
 | file           | what it does                                                               |
 |----------------|----------------------------------------------------------------------------|
 | `ranges.py`    | names data, forward, backward and optimizer while a profile is recorded    |
+| `labels.py`    | the same for a history of CUDA allocations                                 |
 | `capture.py`   | starts and stops torch's profiler, in the thread that trains               |
 | `write.py`     | a process of its own: compresses the trace and writes the summary          |
 | `trace.py`     | reads a chrome trace                                                       |

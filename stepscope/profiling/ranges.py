@@ -1,6 +1,7 @@
 """Names the parts of a step while somebody looks: in a profile, and as NVTX ranges on a GPU.
 
-`span` is called in every step, so without a profile it does nothing at all. NVTX ranges are what
+A history of allocations has them too (`labels.py`).
+`span` is called in every step, so while nobody looks it does nothing at all. NVTX ranges are what
 Nsight Systems shows as rows; they are emitted during a profile on CUDA and under Nsight itself.
 """
 
@@ -21,6 +22,7 @@ __all__ = [
     "OPTIMIZER",
     "begin",
     "end",
+    "label",
     "span",
     "under_nsight",
 ]
@@ -47,7 +49,7 @@ def span(name: str) -> AbstractContextManager[None]:
 
 def begin(*, nvtx: bool) -> None:
     """Emit ranges from now on, of the calling thread alone; `nvtx` needs a CUDA build of torch."""
-    global _emit
+    global _ranges
     thread = threading.get_ident()
     record = sys.modules["torch"].profiler.record_function
     is_open = False
@@ -65,13 +67,38 @@ def begin(*, nvtx: bool) -> None:
     def emit(name: str) -> AbstractContextManager[None]:
         return _OFF if is_open or threading.get_ident() != thread else marked(name)
 
-    _emit = emit
+    _ranges = emit
+    _choose()
 
 
 def end() -> None:
     """Emit no more ranges, but those for Nsight Systems."""
+    global _ranges
+    _ranges = _nvtx if under_nsight() else None
+    _choose()
+
+
+def label(emit: _Emit | None) -> None:
+    """Have `span` call this too, beside the ranges; None ends it."""
+    global _labels
+    _labels = emit
+    _choose()
+
+
+def _choose() -> None:
     global _emit
-    _emit = _nvtx if under_nsight() else None
+    _emit = _ranges or _labels if _ranges is None or _labels is None else _both
+
+
+@contextmanager
+def _both(name: str) -> Iterator[None]:
+    ranges, labels = _ranges or _quiet, _labels or _quiet  # one may end just now
+    with labels(name), ranges(name):
+        yield
+
+
+def _quiet(name: str) -> AbstractContextManager[None]:
+    return _OFF
 
 
 @contextmanager
@@ -87,5 +114,8 @@ def _nvtx(name: str) -> Iterator[None]:
         torch.cuda.nvtx.range_pop()
 
 
+_ranges: _Emit | None = None
+_labels: _Emit | None = None
 _emit: _Emit | None = None
+"""What `span` calls: the one of the two that is on, or both."""
 end()

@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 
 from stepscope.diagnosis import command_results as results
+from stepscope.profiling.labels import Labels
 from stepscope.recording.recorder import Command, CommandName, Recorder
 from stepscope.run import RunStatus
 from stepscope.sampling import allocator
@@ -128,12 +129,14 @@ class CommandServer:
         `flush` records the steps still under way, so that a marker stands after them. Stays here
         while the run is paused. Raises only what the handler of STOP and `check` raise.
         """
-        if self._readings.wanted:
-            self._readings.serve()
         profiling, took_s = self.profiling, 0.0
+        if self._snapshot is not None:
+            self._snapshot.labels.begin_step()
+        if self._readings.wanted:
+            took_s += self._readings.serve()
         if profiling.active:
             with self._readings.held():
-                took_s = profiling.reach()
+                took_s += profiling.reach()
         asked = deque(self._recorder.take_commands())
         if asked:
             took_s += self._serve(asked, flush)
@@ -283,6 +286,7 @@ class _Snapshot:
         self._memory: Any = torch.cuda.memory
         # A script may record a history itself: it is written as it is, and goes on.
         self._ours = not torch._C._cuda_isHistoryEnabled()
+        self.labels = Labels()
         if self._ours:
             self._memory._record_memory_history(
                 context="all", stacks="python", max_entries=SNAPSHOT_ENTRIES
@@ -295,6 +299,7 @@ class _Snapshot:
         finally:
             if self._ours:
                 self._memory._record_memory_history(enabled=None)
+            self.labels.end()
 
 
 def _label(command: Command) -> str:

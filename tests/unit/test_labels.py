@@ -1,0 +1,85 @@
+"""The phase that allocations are labeled with, from the spans of a step."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from stepscope.profiling import ranges
+from stepscope.profiling.labels import Labels
+from stepscope.profiling.ranges import BACKWARD, DATA, FORWARD, OPTIMIZER, span
+
+
+class Memory:
+    """Stands for torch.cuda.memory: the text that the next allocation gets."""
+
+    def __init__(self) -> None:
+        self.text = "the script's"
+
+    def _set_memory_metadata(self, text: str) -> None:
+        self.text = text
+
+    def _get_memory_metadata(self) -> str:
+        return self.text
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> Memory:
+    memory = Memory()
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=SimpleNamespace(memory=memory)))
+    return memory
+
+
+def test_each_phase_of_a_step_is_labeled(memory: Memory) -> None:
+    labels = Labels()
+    seen = [memory.text]
+    for phase in (DATA, FORWARD, BACKWARD, OPTIMIZER):
+        with span(phase):
+            seen.append(memory.text)
+        seen.append(memory.text)
+    labels.end()
+    assert [text.removeprefix("phase=") for text in seen] == [
+        *("forward", "data", "forward", "forward", "forward"),
+        *("backward", "optimizer", "optimizer", "forward"),
+    ]
+    assert memory.text == "the script's"
+    with span(FORWARD):
+        assert memory.text == "the script's"
+
+
+def test_after_backward_a_script_is_in_its_optimizer_until_the_boundary(memory: Memory) -> None:
+    labels = Labels()
+    with span(BACKWARD):
+        pass
+    assert memory.text == "phase=optimizer"
+    labels.begin_step()
+    assert memory.text == "phase=forward"
+    labels.end()
+
+
+def test_the_outer_span_counts_and_other_threads_do_not(memory: Memory) -> None:
+    labels = Labels()
+    with span(DATA), span(FORWARD):
+        assert memory.text == "phase=data"
+
+    def other() -> None:
+        with span(BACKWARD):
+            pass
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    assert memory.text == "phase=forward"
+    labels.end()
+
+
+def test_an_older_torch_has_no_place_for_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    older = SimpleNamespace(cuda=SimpleNamespace(memory=SimpleNamespace()))
+    monkeypatch.setitem(sys.modules, "torch", older)
+    labels = Labels()
+    labels.begin_step()
+    assert ranges._emit is None or ranges.under_nsight()
+    labels.end()
