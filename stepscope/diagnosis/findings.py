@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from stepscope.diagnosis.bottleneck import Figures, Verdict, verdict
+from stepscope.diagnosis.growth import Growth
+from stepscope.diagnosis.growth_recorded import recorded_growth, told_growth
 from stepscope.diagnosis.remedies import setting_text
 from stepscope.diagnosis.window import recent_figures, setup_of
 from stepscope.run import RunInfo, RunKind, RunStatus, rank_json
@@ -45,6 +47,8 @@ class Rank:
     run_json: Mapping[str, Any]
     figures: Figures = Figures(steps=0)
     events: tuple[EventRow, ...] = ()
+    growth: Growth | None = None
+    """What its samples show to grow at the end."""
 
     @property
     def verdict(self) -> Verdict:
@@ -144,7 +148,29 @@ def broken_losses(recorded: Recorded) -> Iterator[Finding]:
             )
 
 
-FINDERS: tuple[Callable[[Recorded], Iterator[Finding]], ...] = (end, bottlenecks, broken_losses)
+def growing_memory(recorded: Recorded) -> Iterator[Finding]:
+    """Say that memory grows from step to step, as an event or else the samples tell."""
+    for rank in recorded.ranks:
+        found = told_growth(rank.events)
+        if found is None and rank.growth is not None:
+            found = rank.growth.text, rank.growth.next
+        if found is not None:
+            yield Finding(
+                kind="memory-growth",
+                rank=_torch_rank(rank),
+                phase=None,
+                share=None,
+                text=found[0],
+                next=found[1],
+            )
+
+
+FINDERS: tuple[Callable[[Recorded], Iterator[Finding]], ...] = (
+    end,
+    bottlenecks,
+    broken_losses,
+    growing_memory,
+)
 """Each takes a run and gives its findings; a new kind of finding is one more of them."""
 
 
@@ -197,7 +223,11 @@ def _read_rank(run: RunInfo, number: int) -> Rank:
         with RunReader(run.folder, number) as reader:
             events = tuple(reader.events(limit=EVERY))
             return Rank(
-                number=number, run_json=own, figures=recent_figures(reader, own), events=events
+                number=number,
+                run_json=own,
+                figures=recent_figures(reader, own),
+                events=events,
+                growth=recorded_growth(reader, own),
             )
     except StoreError:
         if number == 0:

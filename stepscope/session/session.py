@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from stepscope.diagnosis.growth_watch import GrowthWatch
 from stepscope.diagnosis.outcome import Outcome
 from stepscope.formatting import terminal_text
 from stepscope.recording.recorder import Command, CommandName, Recorder
@@ -95,6 +96,7 @@ class Session:
             gpu_uuids=[gpu["uuid"] for gpu in gpus],
             period_s=period_s,
         )
+        self.sampler.observers.append(GrowthWatch(self.recorder).observe)
         self.recorder.describe(devices=gpus)
         self.describe_environment(trains_on)
         self._at_close.callback(self.sampler.stop)

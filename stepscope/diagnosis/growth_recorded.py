@@ -1,0 +1,93 @@
+"""Memory that grew in a recorded run: what its events tell, or else what its samples show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from stepscope.diagnosis.growth import (
+    LEAST_READINGS,
+    Growth,
+    Where,
+    find_trend,
+    is_material,
+)
+from stepscope.diagnosis.growth_watch import EVENT, GROUPS, WARM_UP_STEPS
+from stepscope.metrics import Stream
+from stepscope.store import Block, EventRow, RunReader
+from stepscope.store.frames import Floats
+
+BUCKETS = 1024
+"""Buckets of the samples that are read, at most: a few frames, whatever the run's length."""
+
+
+def told_growth(events: Iterable[EventRow]) -> tuple[str, str | None] | None:
+    """Return the text of the newest event of growth and what to look at; None without one."""
+    found = [event for event in events if event.kind == EVENT]
+    if not found:
+        return None
+    text, advice = found[-1].text, found[-1].data.get("next")
+    if not isinstance(advice, str):  # the file may be foreign
+        return text, None
+    return text.removesuffix(advice).strip(), advice
+
+
+def recorded_growth(reader: RunReader, run_json: Mapping[str, Any]) -> Growth | None:
+    """Return growth that goes on at the end of the samples, None where none is certain.
+
+    Raises StoreError.
+    """
+    series = {(info.stream, info.source): info for info in reader.series()}
+    info = series.get((Stream.SAMPLES.value, ""))
+    if info is None or info.rows == 0:
+        return None
+    bucket = 1 << max(0, (info.rows - 1) // BUCKETS).bit_length()
+    block = reader.read(info.id, 0, info.rows, bucket)
+    filling = run_json.get("epoch") == 1
+    children = _carried(_low(block, "process/children_rss"))
+    return _grown(block, Where.ALLOCATED, _low(block, "memory/allocated")) or _grown(
+        block, Where.PROCESS, _low(block, "process/rss") + children, filling=filling
+    )
+
+
+def _grown(block: Block, where: Where, values: Floats, *, filling: bool = False) -> Growth | None:
+    """Return the growth of one kind of memory; `values` has one of every bucket."""
+    known = np.flatnonzero(np.isfinite(values) & (block.step > 0))
+    if not len(known):
+        return None
+    steps, values = block.step[known], values[known]
+    warm = steps >= steps[0] + WARM_UP_STEPS
+    steps, values = _floors(steps[warm], values[warm])
+    for newest in (GROUPS, LEAST_READINGS):
+        trend = find_trend(steps[-newest:], values[-newest:])
+        if trend is not None and is_material(trend, where.value, filling=filling):
+            return Growth(where=where, trend=trend)
+    return None
+
+
+def _floors(steps: Floats, values: Floats) -> tuple[Floats, Floats]:
+    """Return the lowest value of each of up to GROUPS groups of different steps."""
+    firsts = np.flatnonzero(np.diff(steps, prepend=-1))
+    if not len(firsts):
+        return steps, values
+    lows = np.minimum.reduceat(values, firsts)
+    steps = steps[firsts]
+    size = -(-len(steps) // GROUPS)
+    starts = np.arange(0, len(steps), size)
+    return steps[starts], np.minimum.reduceat(lows, starts)
+
+
+def _low(block: Block, key: str) -> Floats:
+    if key not in block.keys:
+        return np.full(len(block), np.nan)
+    values: Floats = block.low[block.keys.index(key)]
+    return values
+
+
+def _carried(values: Floats) -> Floats:
+    """Return the values with the last one in place of each that is missing; 0 before the first."""
+    last = np.maximum.accumulate(np.where(np.isfinite(values), np.arange(len(values)), -1))
+    carried: Floats = np.where(last >= 0, values[np.maximum(last, 0)], 0.0)
+    return carried

@@ -1,0 +1,94 @@
+"""`stepscope watch` on a CPU names the script that leaks, and not the one that does not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stepscope.diagnosis.findings import findings, read_recorded
+from stepscope.run import read_run, run_folders
+from stepscope.store import RunReader
+from tests.integration.test_training import events
+
+SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "growing.py"
+WEIGHTS = 4 * (257 * 256 + 257)
+
+
+def watched(runs: Path, *arguments: str) -> Path:
+    """Run the script and return the folder of its run."""
+    subprocess.run(
+        [sys.executable, "-m", "stepscope.watch", str(SCRIPT), *arguments],
+        env={**os.environ, "STEPSCOPE_RUNS": str(runs), "OMP_NUM_THREADS": "1"},
+        cwd=SCRIPT.parents[2],
+        check=True,
+        capture_output=True,
+        timeout=100,
+    )
+    [folder] = run_folders(runs)
+    return folder
+
+
+def samples(folder: Path, *keys: str) -> list[Any]:
+    """Metrics of the sampler's rows, NaN where a row has none."""
+    with RunReader(folder) as reader:
+        info = next(series for series in reader.series() if series.stream == "samples")
+        block = reader.read(info.id, 0, info.rows, 1)
+    return [block.mean[block.keys.index(key)] for key in keys]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The run that leaks, and the one that does not."""
+    root = tmp_path_factory.mktemp("growth")
+    with ThreadPoolExecutor(2) as pool:
+        leak = pool.submit(watched, root / "leak", "leak")
+        sound = pool.submit(watched, root / "sound")
+        return leak.result(), sound.result()
+
+
+def told(folder: Path) -> list[str]:
+    return [event.text for event in events(folder) if event.kind == "memory_growth"]
+
+
+def found(folder: Path) -> list[str]:
+    every = findings(read_recorded(read_run(folder)))
+    return [finding.text for finding in every if finding.kind == "memory-growth"]
+
+
+def test_the_leak_is_named(folders: tuple[Path, Path]) -> None:
+    leak, _ = folders
+    [text] = told(leak)
+    assert text.startswith("The process's memory grows by ")
+    assert "a list or a sum of losses with their graphs" in text
+    assert found(leak)
+
+
+def test_the_sound_script_is_not(folders: tuple[Path, Path]) -> None:
+    _, sound = folders
+    assert (told(sound), found(sound)) == ([], [])
+
+
+def test_its_parts_are_recorded(folders: tuple[Path, Path]) -> None:
+    for folder in folders:
+        parameters, gradients, state, rss, children = samples(
+            folder,
+            "memory/parameters",
+            "memory/gradients",
+            "memory/optimizer_state",
+            "process/rss",
+            "process/children_rss",
+        )
+        known = np.isfinite(parameters)
+        assert 10 <= known.sum() <= 30, "about once a second"
+        assert set(parameters[known]) == {WEIGHTS}
+        assert set(gradients[known]) == {WEIGHTS}
+        assert state[known][-1] == 2 * WEIGHTS + 4 * 4
+        assert (rss[known] > 4 * WEIGHTS).all()
+        assert np.nanmax(children) == 0

@@ -1,0 +1,239 @@
+"""Which series of memory readings are growth: made-up leaks, noise, teeth, steps and caches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepscope.diagnosis.growth import (
+    LEAST_READINGS,
+    LEAST_STEPS,
+    STRETCHES,
+    Growth,
+    Trend,
+    Where,
+    find_trend,
+    is_material,
+)
+from stepscope.store.frames import Floats
+
+MIB = 2.0**20
+N = 128
+
+Shape = Callable[[Floats, np.random.Generator], Floats]
+
+
+def series(shape: Shape, n: int = N, seed: int = 0) -> tuple[Floats, Floats]:
+    """Readings at steps 0, 10, 20 …: `shape` makes MiB of them, of 0 to 1."""
+    steps = 10.0 * np.arange(n)
+    values = shape(np.linspace(0, 1, n), np.random.default_rng(seed))
+    return steps, MIB * (500 + values)
+
+
+def noise(rng: np.random.Generator, n: int, deviation: float = 1.0) -> Floats:
+    return rng.normal(0, deviation, n)
+
+
+GROWS: dict[str, Shape] = {
+    "a leak without noise": lambda x, rng: 100 * x,
+    "a leak in noise": lambda x, rng: 100 * x + noise(rng, len(x)),
+    "a leak every sixteenth reading": lambda x, rng: 100 * np.floor(x * 16) / 16,
+    "a leak under the teeth of a collector": lambda x, rng: 200 * x + 10 * (32 * x % 1),
+    "a leak that gets faster": lambda x, rng: 60 * x + 60 * x**2,
+    "a leak with one large tensor for a moment": lambda x, rng: (
+        100 * x + 400 * (abs(x - 0.4) < 0.01)
+    ),
+}
+DOES_NOT: dict[str, Shape] = {
+    "always the same": lambda x, rng: 0 * x,
+    "noise": lambda x, rng: noise(rng, len(x), 10),
+    "a step": lambda x, rng: 200.0 * (x > 0.5) + noise(rng, len(x)),
+    "a late step": lambda x, rng: 200.0 * (x > 0.95),
+    "two steps": lambda x, rng: 100.0 * (x > 0.3) + 100.0 * (x > 0.7),
+    "teeth": lambda x, rng: 200 * (6 * x % 1),
+    "one long tooth": lambda x, rng: 200 * np.where(x < 0.9, x, 0),
+    "epochs whose workers are started again": lambda x, rng: 100 * np.sqrt(4 * x % 1),
+    "a cache that fills": lambda x, rng: 200 * (1 - np.exp(-5 * x)),
+    "a cache that was filled": lambda x, rng: 200 * np.minimum(1, 2 * x),
+    "a vocabulary": lambda x, rng: 60 * np.log(1 + 100 * x),
+    "shrinks": lambda x, rng: -100 * x,
+    "a leak that has ended": lambda x, rng: 100 * np.minimum(x, 0.7),
+    "a leak that begins": lambda x, rng: 400 * np.maximum(0, x - 0.8),
+}
+
+
+@pytest.mark.parametrize("name", GROWS)
+def test_it_grows(name: str) -> None:
+    steps, values = series(GROWS[name])
+    trend = find_trend(steps, values)
+    assert trend is not None
+    assert trend.low <= trend.bytes_per_step <= trend.high
+    assert is_material(trend, "allocated")
+    true = (values[-1] - values[0]) / steps[-1]
+    assert trend.bytes_per_step == pytest.approx(true, rel=0.15)
+
+
+@pytest.mark.parametrize("name", DOES_NOT)
+def test_it_does_not_grow(name: str) -> None:
+    for seed in range(5):
+        assert find_trend(*series(DOES_NOT[name], seed=seed)) is None
+
+
+def test_the_interval_of_an_exact_leak_is_its_rate() -> None:
+    trend = find_trend(*series(lambda x, rng: 127 * x))  # 1 MiB a reading, of 10 steps
+    assert trend is not None
+    assert (trend.low, trend.bytes_per_step, trend.high) == pytest.approx([MIB / 10] * 3)
+    assert (trend.first_step, trend.last_step, trend.steps) == (0, 1270, 1270)
+    assert trend.grown == pytest.approx(127 * MIB)
+
+
+def test_few_readings_or_steps_say_nothing() -> None:
+    steps, values = series(lambda x, rng: 100 * x)
+    assert find_trend(steps[: LEAST_READINGS - 1], values[: LEAST_READINGS - 1]) is None
+    assert find_trend(steps[:LEAST_READINGS], values[:LEAST_READINGS]) is not None
+    assert find_trend(steps * (LEAST_STEPS - 1) / steps[-1], values) is None
+    assert find_trend(0 * steps, values) is None
+    assert find_trend(steps[:0], values[:0]) is None
+
+
+def walk(rng: np.random.Generator, n: int) -> Floats:
+    return np.cumsum(rng.normal(0, 1, n))
+
+
+def red(rng: np.random.Generator, n: int) -> Floats:
+    """Noise of which each value is 0.9 of the one before and something new."""
+    out, value = np.empty(n), 0.0
+    for i, new in enumerate(rng.normal(0, 1, n)):
+        out[i] = value = 0.9 * value + new
+    return out
+
+
+FALSE_ALARMS: dict[str, tuple[Any, int]] = {
+    "white noise": (noise, 0),
+    "red noise": (red, 2),
+    "a random walk": (walk, 20),
+}
+"""Of 2000 series of each kind, how many may be taken for growth: a walk does grow, by chance."""
+
+
+@pytest.mark.parametrize("kind", FALSE_ALARMS)
+@pytest.mark.parametrize("n", [LEAST_READINGS, N])
+def test_false_alarms_are_rare(kind: str, n: int) -> None:
+    make, most = FALSE_ALARMS[kind]
+    steps = np.arange(n) * 10.0
+    rng = np.random.default_rng(1)
+    alarms = sum(find_trend(steps, MIB * (500 + make(rng, n))) is not None for _ in range(2000))
+    assert alarms <= most
+
+
+def test_the_interval_holds_the_truth() -> None:
+    """In noise that resembles itself; of 300 leaks that are seen."""
+    rng = np.random.default_rng(2)
+    steps = np.arange(N) * 10.0
+    hits = seen = 0
+    while seen < 300:
+        trend = find_trend(steps, 2.0 * steps + red(rng, N) * 40)
+        if trend is not None:
+            seen += 1
+            hits += trend.low <= 2.0 <= trend.high
+    assert hits / seen > 0.9
+
+
+def test_a_slow_leak_in_little_noise_is_seen_nearly_always() -> None:
+    rng = np.random.default_rng(3)
+    steps = np.arange(N) * 10.0
+    found = [find_trend(steps, MIB * (500 + steps / 40 + noise(rng, N, 0.5))) for _ in range(200)]
+    assert sum(trend is not None for trend in found) > 190
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(LEAST_READINGS, N),
+    st.floats(1e3, 1e9),
+    st.floats(0, 1e12),
+    st.integers(0, 2**32 - 1),
+)
+def test_any_even_leak_is_seen(n: int, rate: float, level: float, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    steps = np.cumsum(rng.integers(3, 7, n)).astype(float)
+    trend = find_trend(steps, level + rate * steps)
+    assert trend is not None
+    assert trend.bytes_per_step == pytest.approx(rate, rel=1e-3)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(0, 1e12), min_size=LEAST_READINGS, max_size=N), st.floats(1, 1e3))
+def test_what_is_found_holds_for_any_readings(values: list[float], width: float) -> None:
+    steps, data = width * np.arange(len(values)), np.array(values)
+    trend = find_trend(steps, data)
+    if trend is not None:
+        assert 0 < trend.low <= trend.bytes_per_step <= trend.high
+    # A level that is added changes nothing; memory that fell to its start at the end never grew.
+    assert find_trend(steps, np.append(data[:-1], data.min())) is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.floats(0.05, 0.95))
+def test_one_step_at_any_time_is_no_growth(seed: int, at: float) -> None:
+    rng = np.random.default_rng(seed)
+    x = np.linspace(0, 1, N)
+    assert find_trend(10 * np.arange(N) + 0.0, MIB * (500 + 100 * (x > at) + noise(rng, N))) is None
+
+
+def trend_of(
+    rate: float, *, low: float = 0.0, level: float = 1000 * MIB, steps: int = 400
+) -> Trend:
+    return Trend(
+        bytes_per_step=rate,
+        low=low or rate,
+        high=rate,
+        first_step=100,
+        last_step=100 + steps,
+        level=level,
+    )
+
+
+def test_what_is_too_little_to_tell() -> None:
+    assert is_material(trend_of(0.05 * MIB), "allocated")
+    assert not is_material(trend_of(0.05 * MIB, level=9000 * MIB), "allocated")
+    assert not is_material(trend_of(0.005 * MIB, level=20 * MIB), "allocated")
+    assert not is_material(trend_of(0.03 * MIB), "process")
+    assert is_material(trend_of(0.06 * MIB), "process")
+    assert not is_material(trend_of(0.06 * MIB), "process", filling=True)
+    assert is_material(trend_of(0.6 * MIB), "process", filling=True)
+
+
+def test_the_words() -> None:
+    trend = Trend(
+        bytes_per_step=0.123 * MIB,
+        low=0.118 * MIB,
+        high=0.129 * MIB,
+        first_step=40,
+        last_step=440,
+        level=700 * MIB,
+    )
+    growth = Growth(where=Where.ALLOCATED, trend=trend, collections=2)
+    assert growth.text == (
+        "Allocated memory grows by 12.3 MiB per 100 steps (95 % interval 11.8 to 12.9, over 400 "
+        "steps) and is now 700 MiB."
+    )
+    assert "loss.detach()" in growth.next
+    assert "garbage collector" not in growth.next
+    assert growth.data["steps"] == 400
+    assert growth.data["where"] == "allocated"
+    uncollected = Growth(where=Where.ALLOCATED, trend=trend, collections=0)
+    assert "garbage collector has had no full run" in uncollected.next
+    workers = Growth(where=Where.WORKERS, trend=trend)
+    assert workers.text.startswith("The memory of the worker processes grows by 12.3 MiB")
+    assert "reference counts" in workers.next
+    small = Growth(where=Where.PROCESS, trend=trend_of(7.0))
+    assert "grows by 700 B per 100 steps (95 % interval 700 to 700," in small.text
+
+
+def test_stretches_are_long_enough() -> None:
+    assert LEAST_READINGS >= 4 * STRETCHES
