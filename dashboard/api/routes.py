@@ -24,7 +24,7 @@ from starlette.routing import Route
 from dashboard import live_chart, services
 from dashboard.api import commands
 from dashboard.api.page_token import page_token
-from dashboard.charts import series
+from dashboard.charts import ledger, series
 from dashboard.charts.profile import shown
 from dashboard.controls.proposal import is_possible
 from dashboard.run_files import profile_of, profile_summary
@@ -73,10 +73,11 @@ def _answering(handler: Callable[[Request], Answer]) -> Callable[[Request], Resp
 
 @_answering
 def get_series(request: Request) -> Answer:
-    """`/api/series?run=&since=&events=&include_folded=`: how a run stands, what is new.
+    """`/api/series?run=&since=&events=&…`: how a run stands, what is new.
 
-    `page_token` names what the page around the charts is built from; `include_folded` asks for
-    what only folded charts show too.
+    `page_token` names what the page around the charts is built from; `include_folded=1` asks for
+    what only folded charts show too, `include_ledger=1` for the parts of the memory;
+    `only=ledger` for nothing else, and for their moments now and of the peak.
     """
     query = request.query_params
     server = services.get()
@@ -94,7 +95,11 @@ def get_series(request: Request) -> Answer:
     include_folded = bool(query.get("include_folded"))
     try:
         with RunReader(folder) as reader:
+            if query.get("only") == ledger.SERIES:
+                return ledger.update(reader, run, cursors, int(after)) | token
             answer = series.update(reader, run, cursors, int(after), include_folded)
+            if query.get("include_ledger"):
+                answer["series"] |= ledger.series_part(reader, run, cursors)
             return answer | token | {"verdict": _verdict(server, reader, run)}
     except StoreError:
         if run.status is not RunStatus.PENDING:
@@ -119,16 +124,23 @@ def get_runs(_request: Request) -> Answer:
 
 @_answering
 def get_window(request: Request) -> Answer:
-    """`/api/window?run=&axis=step|time&from=&to=&include_folded=`: detail for a zoom."""
+    """`/api/window?run=&axis=step|time&from=&to=&…`: detail for a zoom, of the series that
+    `get_series` would give."""
     query = request.query_params
     folder = services.get().folder(query.get("run", ""))
     axis = AXES.get(query.get("axis", "step"))
     if axis is None:
         raise ValueError(f"axis: must be step or time, got {query['axis'][:40]!r}.")
     low, high = _finite(query.get("from", "")), _finite(query.get("to", ""))
+    run = read_run(folder)
+    found: Answer = {}
     with RunReader(folder) as reader:
-        include_folded = bool(query.get("include_folded"))
-        return series.window(reader, read_run(folder), axis, low, high, include_folded)
+        if query.get("only") != ledger.SERIES:
+            include_folded = bool(query.get("include_folded"))
+            found = series.window(reader, run, axis, low, high, include_folded)["series"]
+        if query.get("only") == ledger.SERIES or query.get("include_ledger"):
+            found |= ledger.window_part(reader, run, axis, low, high)
+    return {"run": run.id, "series": found}
 
 
 @_answering

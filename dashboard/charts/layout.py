@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from dashboard.charts.content import Fit, RunContent, loss_keys, norm_keys, rate_keys
+from dashboard.charts.ledger import ledger_traces, metric_words, place_of
 from dashboard.charts.parts import (
     LINES,
     Json,
@@ -47,7 +48,7 @@ def layout(content: RunContent) -> Json:
     """
     recording = content.kind is RunKind.RECORD
     charts = _recording(content) if recording else _training(content)
-    known = {m.key: {"unit": m.unit.value, "label": m.label} for m in METRICS}
+    known = metric_words()
     drawn = {line["metric"] for made in charts for line in made["traces"]}
     own = {key: {"unit": "", "label": key} for key in sorted(drawn - known.keys())}
     return {
@@ -127,11 +128,12 @@ def _loss(content: RunContent) -> Json:
 
 
 def _memory(content: RunContent) -> Json:
-    """What the training holds; of many GPUs only the one that it trains on."""
+    """What the training holds; of many GPUs only the one that it trains on. The reader may switch
+    to the stack of the ledger."""
     if not content.has_cuda:
         traces = [trace(key, "peak") for key in ("process/rss", "process/peak_rss")]
         traces.append(trace("host/mem_used", "context"))
-        return chart("memory", "Memory", traces, y=y_axis(Unit.BYTES))
+        return _with_ledger(content, traces)
     keys = ("memory/allocated", "memory/reserved", "memory/peak_allocated")
     traces = [trace(key, "peak") for key in keys]
     used = gpu_traces(content, "gpu/mem_used", "device used", style="peak")
@@ -140,7 +142,12 @@ def _memory(content: RunContent) -> Json:
         many = gpu_kind(content) == "heat"
         traces += [used[training.index]] if many else used
         traces.append(trace("gpu/mem_total", "context", gpu=training, label="total"))
-    return chart("memory", "Memory", traces, y=y_axis(Unit.BYTES))
+    return _with_ledger(content, traces)
+
+
+def _with_ledger(content: RunContent, lines: list[Json]) -> Json:
+    traces = [*lines, *ledger_traces(place_of(content))]
+    return chart("memory", "Memory", traces, kind="ledger", y=y_axis(Unit.BYTES))
 
 
 def _memory_used(content: RunContent, group: str) -> Json:

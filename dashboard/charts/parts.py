@@ -129,7 +129,8 @@ def chart(
     warm_up: int = 0,
 ) -> Json:
     """One chart. Kinds: lines, heat (a row of heat a GPU; the lines of one GPU where the reader
-    has chosen it), fit. Groups: main, custom (small), more (folded away). `empty` is what stands
+    has chosen it), ledger (parts on top of each other; lines where it has some, until the reader
+    switches), fit. Groups: main, custom (small), more (folded away). `empty` is what stands
     in its place while no line has a value."""
     return {
         "id": chart_id,

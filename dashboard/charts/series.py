@@ -63,12 +63,38 @@ NOT_DRAWN = {
     "memory/alloc_retries",
     "memory/ooms",
     "memory/peak_reserved",
+    "memory/parameters",
+    "memory/gradients",
+    "memory/optimizer_state",
+    "memory/process_used",
+    "process/children_rss",
     "gpu/energy",
     "gpu/mem_clock",
     "gpu/sm_clock",
     "gpu/throttle_reasons",
+    "gpu/mem_reserved",
+    "gpu/mem_others",
+    "gpu/temp_mem",
+    "gpu/temp_margin",
+    "gpu/throttle_power",
+    "gpu/throttle_sw_thermal",
+    "gpu/throttle_hw_thermal",
+    "gpu/throttle_brake",
+    "gpu/fan",
+    "gpu/pcie_tx",
+    "gpu/pcie_rx",
+    "gpu/nvlink_tx",
+    "gpu/nvlink_rx",
+    "gpu/sm_active",
+    "gpu/sm_occupancy",
+    "gpu/tensor_active",
+    "gpu/dram_active",
+    "gpu/ecc_corrected",
+    "gpu/ecc_uncorrected",
+    "gpu/remapped_rows",
+    "gpu/pcie_replays",
 }
-"""Recorded, but in no chart: not worth their bytes twice a second."""
+"""Recorded, but in no chart of this page: not worth their bytes twice a second."""
 LIVE_KEYS = {metric.key for metric in METRICS} - NOT_DRAWN - FOLDED
 QUIET_S = 3.0
 """Age of the heartbeat from which the page says so; a healthy run writes it every second."""
@@ -122,6 +148,20 @@ def parse_cursors(text: str) -> dict[str, Cursor]:
 def fitting_bucket(rows: int) -> int:
     """Return the smallest power of two that puts `rows` rows into at most TARGET buckets."""
     return 1 << max(0, math.ceil(math.log2(rows / TARGET))) if rows > TARGET else 1
+
+
+def span(rows: int, cursor: Cursor | None) -> tuple[int, int, int, bool]:
+    """Return which of `rows` rows to send: start, stop, bucket; True where they replace all.
+
+    Those after a cursor, or an overview where that is better.
+    """
+    natural = fitting_bucket(rows)
+    if cursor is not None and cursor.row <= rows:
+        bucket = max(cursor.bucket, natural)
+        start = rows if cursor.row == rows else cursor.row - cursor.row % bucket
+        if rows - start <= MAX_NEW * bucket:
+            return start, rows, bucket, False
+    return 0, rows, natural, True
 
 
 def update(
@@ -248,15 +288,8 @@ class _Answer:
 
     def delta(self, info: SeriesInfo, cursor: Cursor | None) -> dict[str, Any]:
         """Return the rows after a cursor, or an overview where that is better."""
-        natural = fitting_bucket(info.rows)
-        if cursor is not None and cursor.row <= info.rows:
-            bucket = max(cursor.bucket, natural)
-            start = cursor.row - cursor.row % bucket
-            if cursor.row == info.rows:
-                start = info.rows
-            if info.rows - start <= MAX_NEW * bucket:
-                return self.rows(info, start, info.rows, bucket)
-        return {**self.rows(info, 0, info.rows, natural), "reset": True}
+        start, stop, bucket, reset = span(info.rows, cursor)
+        return {**self.rows(info, start, stop, bucket), "reset": reset}
 
     def newest(self, info: SeriesInfo) -> dict[str, Any]:
         """Return `last`, the newest value of each metric among the last rows, not a bucket's mean;
@@ -354,10 +387,10 @@ def _last_second(block: Block) -> dict[str, float | int]:
 
 def _values(block: Block, row: int, bucket: int) -> dict[str, list[float | int | str | None]]:
     """Return a metric's values; and `odd` where some are not finite: their names, or how many."""
-    values: dict[str, list[float | int | str | None]] = {"mean": _rounded(block.mean[row].tolist())}
+    values: dict[str, list[float | int | str | None]] = {"mean": rounded(block.mean[row].tolist())}
     if bucket > 1:
-        values["min"] = _rounded(block.low[row].tolist())
-        values["max"] = _rounded(block.high[row].tolist())
+        values["min"] = rounded(block.low[row].tolist())
+        values["max"] = rounded(block.high[row].tolist())
     if block.odd[row].any():
         means, counts = block.mean[row].tolist(), block.odd[row].tolist()
         values["odd"] = [
@@ -367,9 +400,11 @@ def _values(block: Block, row: int, bucket: int) -> dict[str, list[float | int |
     return values
 
 
-def _rounded(values: Iterable[float]) -> list[float | int | str | None]:
+def rounded(values: Iterable[float | None]) -> list[float | int | str | None]:
     """Return values at the six digits that a chart can show; None for what JSON has no word for."""
-    return [_number(value) if math.isfinite(value) else None for value in values]
+    return [
+        None if value is None or not math.isfinite(value) else _number(value) for value in values
+    ]
 
 
 def _number(value: float) -> float | int:

@@ -1,4 +1,4 @@
-"""The live page's browser components: header, numbers, charts and events of a run; a profile.
+"""The pages' browser components: a run's header, numbers, charts and events; its memory; a profile.
 
 It keeps its DOM for its life and polls `/api/series` for new points only, so a script run sends
 configuration, never samples. Streamlit sends a component's inline source with every message, so
@@ -50,6 +50,16 @@ _mount = st.components.v2.component(
     isolate_styles=False,
 )
 
+_mount_ledger = st.components.v2.component(
+    "stepscope_ledger",
+    js=_loader("ledger.js", "stepscopeLedger"),
+    css="".join(
+        (_FOLDER / name).read_text(encoding="utf-8")
+        for name in ("live.css", "cards.css", "ledger.css")
+    ),
+    isolate_styles=False,
+)
+
 _mount_flame = st.components.v2.component(
     "stepscope_flame",
     js=_loader("flame.js", "stepscopeFlame"),
@@ -96,6 +106,17 @@ def live_chart(
         on_run_change=on_pick,
         on_setting_change=on_setting,
     )
+
+
+def memory_ledger(
+    run_id: str | None, layout: dict[str, Any] | None, *, key: str, page_token: str
+) -> ComponentResult:
+    """Mount the stack and the table of where a run's memory goes; without a run it waits for one.
+
+    `layout` comes from `dashboard.charts.ledger`; `page_token` is as for `live_chart`.
+    """
+    data = {"run": run_id, "page_token": page_token, "plotly": PLOTLY_URL, "layout": layout}
+    return _mount_ledger(key=key, data=data, on_stale_change=_rerun)
 
 
 def flame_graph(run_id: str, first: int, last: int, *, key: str) -> None:

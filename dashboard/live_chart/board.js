@@ -6,13 +6,14 @@ import { el, setText } from "./dom.js";
 import { FitCard } from "./fit.js";
 import { withUnit } from "./format.js";
 import { HeatCard } from "./heat.js";
+import { LedgerCard } from "./ledger_card.js";
 import { oddNow, recorded } from "./odd.js";
 import { latestOf } from "./series.js";
 
 // A learning rate or scale in a line of text: 0.001, 0.00003, 65536.
 export const brief = (value) => String(Number(value.toPrecision(Math.abs(value) >= 1000 ? 7 : 4)));
 
-const KINDS = { fit: FitCard, heat: HeatCard };
+const KINDS = { fit: FitCard, heat: HeatCard, ledger: LedgerCard };
 
 // The newest value of each metric in a chart, of several GPUs their mean: "power 312 W".
 export function newestWords(lines, live, metrics) {

@@ -31,7 +31,7 @@ export class Card {
     this.visible = false;
     this.plotted = false;
     this.drawnAt = 0;
-    this.height = spec.group === "custom" ? SMALL_HEIGHT : PLOT_HEIGHT;
+    this.height = spec.height ?? (spec.group === "custom" ? SMALL_HEIGHT : PLOT_HEIGHT);
     this.box = { ...MARGIN, r: spec.y2 ? MARGIN_Y2 : MARGIN.r };
     this.build();
   }
@@ -156,13 +156,10 @@ export class Card {
       list.push(slider, this.toggle("log", "log", "Logarithmic loss axis"));
     }
     if (spec.traces.some((trace) => trace.style === "context")) {
-      list.push(
-        this.toggle(
-          `full-${spec.id}`,
-          "full scale",
-          "Scale to the dashed line, or to the values only",
-        ),
-      );
+      const title = "Scale to the dashed line, or to the values only";
+      const full = this.toggle(`full-${spec.id}`, "full scale", title);
+      full.dataset.full = "";
+      list.push(full);
     }
     return list;
   }

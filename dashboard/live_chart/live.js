@@ -24,7 +24,10 @@ const TELL_AGAIN_MS = 5_000;
 class LiveView {
   constructor(parent) {
     this.polls = 0;
-    this.store = new Store(() => this.moved());
+    this.store = new Store(
+      () => this.moved(),
+      () => this.wanted(),
+    );
     const send = (button, args) => this.send(button, args);
     this.header = new Header({
       start: () => this.start(),
@@ -238,6 +241,12 @@ class LiveView {
     this.painter.hover(null, null);
     this.detail.plan();
     this.redraw();
+  }
+
+  // The reader looks at what was not asked for before.
+  wanted() {
+    this.poller.now();
+    this.detail.plan();
   }
 
   redraw() {

@@ -15,12 +15,14 @@ const DEFAULTS = {
   log: false,
   smoothing: 0.6,
   unfolded: false,
+  stacked: false,
 };
 
 export class Store {
-  // `moved()` is called when another part of the horizontal axis is shown.
-  constructor(moved) {
-    this.moved = moved;
+  // `moved()` is called when another part of the horizontal axis is shown, `wanted()` when the next
+  // poll asks for more. `only` is the one series that is asked for, null for all that are drawn.
+  constructor(moved, wanted = () => {}, only = null) {
+    Object.assign(this, { moved, wanted, only });
     this.header = null; // what the page's script knows: runs, buttons, what is in the way
     this.shownError = null; // id of the script's last error
     this.connection = null; // why the server's answer is not there
@@ -99,9 +101,14 @@ export class Store {
     };
   }
 
-  // What only the folded charts show is asked for while they are open.
+  // What only the folded charts show, and the parts of the memory, are asked for while they are seen.
   extras() {
-    return this.prefs.unfolded ? { include_folded: 1 } : {};
+    if (this.only) return { only: this.only };
+    const { unfolded, stacked } = this.prefs;
+    return {
+      ...(unfolded ? { include_folded: 1 } : {}),
+      ...(stacked ? { include_ledger: 1 } : {}),
+    };
   }
 
   // Takes an answer to a poll; returns the events that are new.
@@ -148,6 +155,12 @@ export class Store {
   showFolded(shown) {
     this.set("unfolded", shown);
     this.afresh ||= shown;
+  }
+
+  // Draws the parts of the memory, or its lines.
+  showStacked(shown) {
+    this.set("stacked", shown);
+    if (shown) this.wanted();
   }
 
   save() {

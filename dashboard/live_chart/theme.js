@@ -4,7 +4,9 @@ import { el } from "./dom.js";
 
 // After Okabe and Ito, who chose hues told apart with any color vision; lightness fitted to each
 // background. GPUs among several have the hues that memory's five leave (yellow, black, sky blue,
-// amber) and four more, those that differ most from the others first.
+// amber) and four more, those that differ most from the others first. Of the memory ledger's parts
+// tensors are blues and cache is orange; what stands for all tensors, or for all that is in use, has
+// the color of allocated, or of used.
 export const PALETTES = {
   light: {
     blue: "#0068a8",
@@ -13,6 +15,21 @@ export const PALETTES = {
     pink: "#b04e8b",
     amber: "#a87400",
     gray: "#6b7280",
+    ledger_free: "#e6eaef",
+    ledger_driver: "#9aa1ab",
+    ledger_others: "#e3c414",
+    ledger_unnamed: "#b59f6b",
+    ledger_elsewhere: "#c08a5b",
+    ledger_outside: "#9b6fc4",
+    ledger_whole: "#0068a8",
+    ledger_used: "#008a66",
+    ledger_split: "#cc5a00",
+    ledger_cached: "#f2b880",
+    ledger_workers: "#5c9e8f",
+    ledger_activations: "#b9def5",
+    ledger_optimizer: "#2a86c7",
+    ledger_gradients: "#7fc0ea",
+    ledger_parameters: "#0a3d66",
     gpu0: "#7c2be4",
     gpu1: "#949c2c",
     gpu2: "#161616",
@@ -29,6 +46,21 @@ export const PALETTES = {
     pink: "#e39ac9",
     amber: "#e6bd4a",
     gray: "#98a1ae",
+    ledger_free: "#262f3b",
+    ledger_driver: "#6d7684",
+    ledger_others: "#e5cf3a",
+    ledger_unnamed: "#7d6c48",
+    ledger_elsewhere: "#c99a6a",
+    ledger_outside: "#a983d9",
+    ledger_whole: "#5ab4ec",
+    ledger_used: "#2fc49a",
+    ledger_split: "#f28e4c",
+    ledger_cached: "#a8663a",
+    ledger_workers: "#62aa9a",
+    ledger_activations: "#2b4c66",
+    ledger_optimizer: "#6cb8ee",
+    ledger_gradients: "#2f74a8",
+    ledger_parameters: "#bfe3fa",
     gpu0: "#8d5df8",
     gpu1: "#c8ce2c",
     gpu2: "#f5f5f5",

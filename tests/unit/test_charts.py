@@ -10,6 +10,7 @@ import pytest
 
 from dashboard.charts.content import NO_ALLOCATOR, Fit, Gpu, RunContent
 from dashboard.charts.layout import layout
+from dashboard.charts.ledger import SERIES, TOTAL
 from dashboard.charts.parts import COLORS, GPU_COLORS, series_of
 from stepscope.metrics import BY_KEY, Stream
 from stepscope.run import RunKind
@@ -40,7 +41,8 @@ def chart(made: dict[str, Any], chart_id: str) -> dict[str, Any]:
 
 
 def metrics(entry: dict[str, Any]) -> list[str]:
-    return [trace["metric"] for trace in entry["traces"]]
+    """The metrics of its lines; the parts of the ledger, to which it can be switched, left out."""
+    return [trace["metric"] for trace in entry["traces"] if trace["series"] != SERIES]
 
 
 @pytest.mark.parametrize("content", [CPU, CUDA, WATCHED, RECORD])
@@ -51,6 +53,9 @@ def test_every_trace_and_tile_names_a_known_metric_in_its_stream(content: RunCon
         named += [tile | {"series": name} for name in tile["series"]]
     assert len(named) > len(made["kpis"])
     for entry in named:
+        if entry["series"] == SERIES:
+            assert made["metrics"][entry["metric"]]["unit"] == "B"
+            continue
         metric = BY_KEY.get(entry["metric"])
         # What only this run has comes from its steps.
         assert entry["series"].split("/")[0] == (metric.stream if metric else Stream.STEPS)
@@ -75,6 +80,16 @@ def test_a_cuda_run_shows_the_allocator_and_the_device_total() -> None:
     wanted = {"loss", "samples_per_sec", "step_time", "allocated", "gpu_util", "power"}
     assert wanted <= set(tiles)
     assert len(tiles) <= 8, "one row at 1400 px"
+
+
+@pytest.mark.parametrize(("content", "part"), [(CPU, "workers"), (CUDA, "outside")])
+def test_the_memory_chart_can_be_switched_to_the_ledger(content: RunContent, part: str) -> None:
+    memory = chart(layout(content), "memory")
+    assert memory["kind"] == "ledger"
+    parts = [trace for trace in memory["traces"] if trace["series"] == SERIES]
+    assert f"{SERIES}/{part}" in {trace["metric"] for trace in parts}
+    assert (parts[0]["metric"], parts[-1]["metric"]) == (f"{SERIES}/free", TOTAL)
+    assert chart(layout(RECORD), "memory")["kind"] == "lines"
 
 
 def test_a_script_may_give_tokens_and_the_built_in_training_has_none() -> None:

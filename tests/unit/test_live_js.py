@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 import dashboard.live_chart
 from dashboard.charts.parts import COLORS, GPU_COLORS
+from stepscope.diagnosis.ledger_words import CATEGORIES
 
 FOLDER = Path(dashboard.live_chart.__file__).parent
 EVALUATE = """
@@ -590,3 +591,138 @@ def test_arrow_keys_move_among_the_stacks(js: Script) -> None:
 def test_functions_are_told_apart(js: Script, name: str, kind: str) -> None:
     kinds = ["Python", "module", "built-in function", "operator"]
     assert kinds[js("kindOf(name)", name=name)] == kind
+
+
+PARTS = ["ledger_" + name for name in ("parameters", "gradients", "optimizer", "activations")]
+PARTS += ["ledger_" + name for name in ("cached", "split", "outside", "unnamed", "others")]
+PARTS += ["ledger_driver", "ledger_free"]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("sight", SIGHTS)
+def test_neighbors_in_the_stack_of_the_ledger_can_be_told_apart(
+    js: Script, theme: str, sight: str
+) -> None:
+    palette = js(f"PALETTES.{theme}")
+    for lower, upper in pairwise(PARTS):
+        apart = oklab(palette[lower], sight) - oklab(palette[upper], sight)
+        assert np.linalg.norm(apart) > (0.1 if sight == "normal" else 0.07), (lower, upper)
+
+
+def test_every_part_of_the_ledger_has_its_color_and_the_merged_ones_share_memorys(
+    js: Script,
+) -> None:
+    wanted = {part.color for parts in CATEGORIES.values() for part in parts}
+    for theme in ("light", "dark"):
+        palette = js(f"PALETTES.{theme}")
+        assert wanted <= set(palette)
+        assert palette["ledger_whole"] == palette[COLORS["memory/allocated"]]
+        assert palette["ledger_used"] == palette[COLORS["gpu/mem_used"]]
+        assert palette["ledger_split"] == palette[COLORS["memory/reserved"]]
+
+
+def stack(js: Script, columns: list[list[float | None]], **given: Any) -> Any:
+    xs = given.pop("xs", list(range(len(columns[0]))))
+    values = {"xs": xs, "columns": columns, "times": xs, "range": None, "least": 0.5} | given
+    return js("stackAreas(xs, columns, range, 1, times, least)", **values)
+
+
+def area(outline: dict[str, list[float | None]]) -> float:
+    """What the outlines of a part enclose, by the shoelace formula."""
+    enclosed, points = 0.0, list(zip(outline["x"], outline["y"], strict=True))
+    breaks = [i for i, (_, y) in enumerate(points) if y is None]
+    for start, stop in pairwise([-1, *breaks, len(points)]):
+        ring = points[start + 1 : stop]
+        enclosed += abs(
+            sum(
+                (x0 or 0) * (y1 or 0) - (x1 or 0) * (y0 or 0)
+                for (x0, y0), (x1, y1) in zip(ring, [*ring[1:], ring[0]], strict=True)
+            )
+            / 2
+        )
+    return enclosed
+
+
+def test_parts_stand_on_top_of_each_other(js: Script) -> None:
+    lower, upper = stack(js, [[1, 1, 1, 1], [2, 2, 4, 4]])
+    assert (min(lower["y"]), max(lower["y"])) == (0, 1)
+    assert (min(upper["y"]), max(upper["y"])) == (1, 5)
+    assert area(lower) == pytest.approx(3)
+    assert area(upper) == pytest.approx(2 + 3 + 4)
+    assert len(lower["x"]) == 4, "a flat side costs two points"
+
+
+def test_a_merged_part_takes_the_place_of_others_without_a_slit(js: Script) -> None:
+    whole, first, second = stack(
+        js, [[5, 5, None, None, None], [None, None, 2, 2, 2], [None, None, 3, 3, 3]]
+    )
+    assert max(whole["x"]) == min(first["x"]) == min(second["x"]) == 2
+    assert sum(map(area, (whole, first, second))) == pytest.approx(5 * 4)
+
+
+def test_missing_moments_break_the_stack_only_where_they_last(js: Script) -> None:
+    short = stack(js, [[1, None, 1, 1]], xs=[0, 1, 2, 3])
+    assert None not in short[0]["y"]
+    [long] = stack(js, [[1, 1, None, 1, 1]], xs=[0, 1, 2, 20, 21], times=[0, 1, 2, 20, 21])
+    assert long["y"].count(None) == 0 or area(long) == pytest.approx(2)
+
+
+def test_a_single_moment_is_seen_and_the_range_is_kept(js: Script) -> None:
+    [alone] = stack(js, [[3]], xs=[7])
+    assert area(alone) == pytest.approx(1.5)
+    [part] = stack(js, [[1] * 100], range=[40, 50])
+    assert (min(part["x"]), max(part["x"])) == (39, 51)
+    columns = [[1, 9, 1, 1], [None, 2, 3, None]]
+    assert js("stackTop([0, 1, 2, 3], columns, [2, 3])", columns=columns) == 11
+    assert js("stackTop([0, 1, 2, 3], columns, [3, 3])", columns=columns) == 4
+
+
+TRACES = [
+    {"style": "part", "metric": f"ledger/{key}", "label": key, "color": key}
+    for key in ("free", "others", "cached", "activations", "parameters", "allocated")
+] + [{"style": "context", "metric": "ledger/total", "label": "total", "color": "gray"}]
+LEDGER_SUMS = [
+    {
+        "label": "reserved",
+        "color": "orange",
+        "of": [f"ledger/{key}" for key in ("cached", "activations", "parameters", "allocated")],
+    },
+    {"label": "sum", "color": "blue", "of": ["ledger/activations", "ledger/parameters"]},
+]
+
+
+def moment(**sizes: int) -> dict[str, Any]:
+    return {"t": 1, "s": 1, "v": {f"ledger/{key}": size for key, size in sizes.items()}}
+
+
+def test_the_table_has_the_order_of_the_stack_and_sums_above_their_parts(js: Script) -> None:
+    now = moment(free=50, cached=10, activations=30, parameters=10, total=100)
+    lines = js(
+        "linesOf(traces, sums, moments)", traces=TRACES, sums=LEDGER_SUMS, moments=[now, None]
+    )
+    assert [(line["label"], line["depth"]) for line in lines] == [
+        ("free", 0),
+        ("reserved", 0),
+        ("cached", 1),
+        ("sum", 1),
+        ("activations", 2),
+        ("parameters", 2),
+    ]
+    sizes = [js("bytesAt(moment, keys)", moment=now, keys=line["keys"]) for line in lines]
+    assert sizes == [50, 50, 10, 40, 30, 10]
+    assert js("bytesAt(null, ['ledger/free'])") is None
+
+
+def test_a_sum_of_one_part_is_not_said_twice(js: Script) -> None:
+    now, peak = moment(free=50, allocated=50), moment(free=40, others=60)
+    lines = js(
+        "linesOf(traces, sums, moments)", traces=TRACES, sums=LEDGER_SUMS, moments=[now, peak]
+    )
+    assert [line["label"] for line in lines] == ["free", "others", "allocated"]
+
+
+def test_the_moment_at_the_crosshair_is_the_one_before_a_gap(js: Script) -> None:
+    series = {"t": [0, 1, 2], "s": [0, 5, 9], "v": {"ledger/free": {"mean": [7, None, 9]}}}
+    found = [js("momentAt(series, 'time', x)", series=series, x=x) for x in (0.9, 1.0, 5)]
+    assert [(at["t"], at["v"]["ledger/free"]) for at in found] == [(0, 7), (0, 7), (2, 9)]
+    assert js("momentAt(null, 'time', 1)") is None

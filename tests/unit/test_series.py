@@ -217,7 +217,7 @@ def test_a_window_gives_detail(tmp_path: Path) -> None:
 
 
 def test_numbers_are_short_but_whole_bytes_stay_whole() -> None:
-    assert series._rounded([0.0, 1 / 3, 1.5e11, -2.0]) == [0, 0.333333, 150000000000, -2]
+    assert series.rounded([0.0, 1 / 3, 1.5e11, -2.0]) == [0, 0.333333, 150000000000, -2]
 
 
 @pytest.mark.parametrize(

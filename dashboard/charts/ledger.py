@@ -1,0 +1,227 @@
+"""The memory ledger for the page: its chart, its rows over time, and its table.
+
+The parts are worked out here, from the run's store, so that chart and table agree with
+`stepscope.diagnosis.ledger`; the browser only stacks them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dashboard.charts.content import RunContent, run_content
+from dashboard.charts.parts import Json, chart, training_gpu, y_axis
+from dashboard.charts.series import Cursor, events, fitting_bucket, rounded, span, state
+from stepscope.diagnosis.ledger import Amounts
+from stepscope.diagnosis.ledger_moments import (
+    LedgerSource,
+    Moment,
+    ledger_source,
+    newest_moment,
+    peak_moment,
+    read_moments,
+)
+from stepscope.diagnosis.ledger_words import CATEGORIES, Category, Place, notes
+from stepscope.metrics import METRICS, Unit
+from stepscope.run import RunInfo, RunKind
+from stepscope.store import RunReader
+from stepscope.store.reader import Axis
+
+SERIES = "ledger"
+"""Name of the series in the protocol; its metric `ledger/X` is the part X in bytes."""
+TOTAL = f"{SERIES}/total"
+CHART_HEIGHT = 340  # px, on the page Memory
+TENSORS = ("activations", "optimizer_state", "gradients", "parameters")
+SUMS: Mapping[Place, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
+    Place.DEVICE: (
+        ("reserved by PyTorch", "orange", ("split", "cached", "cache", *TENSORS, "allocated")),
+        ("allocated", "blue", TENSORS),
+    ),
+    Place.HOST: (("this process", "blue", ("rest", *TENSORS[1:])),),
+}
+"""Lines of the table that sum the parts below them: label, color, parts."""
+
+
+def place_of(content: RunContent) -> Place:
+    """Return whose memory a run's ledger divides: a recording's is that of its first GPU."""
+    return Place.HOST if gpu_of(content) is None else Place.DEVICE
+
+
+def gpu_of(content: RunContent) -> str | None:
+    """Return the UUID of the GPU of the ledger, None where it is the host's."""
+    if content.kind is RunKind.RECORD:
+        gpu = training_gpu(content)
+        return None if gpu is None else gpu.uuid
+    return content.training_gpu
+
+
+def ledger_traces(place: Place) -> list[Json]:
+    """Return the parts of the stack, top to bottom, and the line of the total."""
+    return [*map(_part, CATEGORIES[place]), _trace(TOTAL, "total", "context", "gray", "")]
+
+
+def metric_words() -> dict[str, Json]:
+    """Return unit and label of every metric, and of every part of the ledger, for a layout."""
+    known = {metric.key: (metric.unit, metric.label) for metric in METRICS}
+    parts = {part.key: part.label for listed in CATEGORIES.values() for part in listed}
+    known |= {f"{SERIES}/{key}": (Unit.BYTES, label) for key, label in parts.items()}
+    known[TOTAL] = (Unit.BYTES, "total")
+    return {key: {"unit": unit.value, "label": label} for key, (unit, label) in known.items()}
+
+
+def ledger_layout(run: RunInfo) -> Json:
+    """Return the component's layout of the page Memory: one chart, and the sums of its table."""
+    content = run_content(run)
+    place = place_of(content)
+    drawn = chart(
+        "ledger",
+        "Where it goes",
+        ledger_traces(place),
+        kind="ledger",
+        y=y_axis(Unit.BYTES),
+        empty="Nothing was sampled yet.",
+    )
+    return {
+        "charts": [drawn | {"height": CHART_HEIGHT}],
+        "metrics": metric_words(),
+        "sums": [
+            {"label": label, "color": color, "of": [f"{SERIES}/{key}" for key in keys]}
+            for label, color, keys in SUMS[place]
+        ],
+        "axis": "time",
+        "peak_of": PEAKS[place],
+        "fit": None,
+    }
+
+
+PEAKS = {
+    Place.DEVICE: "when most of the device was in use",
+    Place.HOST: "when this process had most",
+}
+"""What the column of the peak is about."""
+
+
+def update(
+    reader: RunReader, run: RunInfo, cursors: Mapping[str, Cursor], after_event: int
+) -> Json:
+    """Return a poll's answer for the page Memory: the new rows, the moments now and of the peak."""
+    content = run_content(run)
+    answer = {**state(run), "events": events(reader, run, after_event)}
+    source = ledger_source(reader.series(), gpu_of(content))
+    if source is None:
+        return answer
+    now, peak = newest_moment(reader, source), peak_moment(reader, source)
+    parts = {} if now is None else now.parts or {}
+    answer["series"] = {SERIES: _delta(reader, run, source, cursors.get(SERIES), now)}
+    answer["ledger"] = {
+        "now": _moment(now, run),
+        "peak": _moment(peak, run),
+        "notes": list(notes(parts, source.place, missing_reasons(run))) if parts else [],
+    }
+    return answer
+
+
+def series_part(reader: RunReader, run: RunInfo, cursors: Mapping[str, Cursor]) -> Json:
+    """Return the ledger's new rows for a poll of the page Live: a series by its name, or {}."""
+    source = ledger_source(reader.series(), gpu_of(run_content(run)))
+    if source is None:
+        return {}
+    now = newest_moment(reader, source)
+    return {SERIES: _delta(reader, run, source, cursors.get(SERIES), now)}
+
+
+def window_part(reader: RunReader, run: RunInfo, axis: Axis, low: float, high: float) -> Json:
+    """Return the ledger between two steps, or two times in seconds since the run's start."""
+    source = ledger_source(reader.series(), gpu_of(run_content(run)))
+    if source is None:
+        return {}
+    if axis == "time":
+        low, high = low + run.created, high + run.created
+    start, stop = reader.rows_between(source.samples.id, axis, low, high)
+    start, stop = max(0, start - 1), min(source.samples.rows, stop + 1)
+    return {SERIES: _rows(reader, run, source, start, stop, fitting_bucket(stop - start))}
+
+
+def missing_reasons(run: RunInfo) -> dict[str, str]:
+    """Return why metrics of the ledger are missing, by metric, as the run's process said."""
+    content, capabilities = run_content(run), _dict(run.run_json.get("capabilities"))
+    of_gpus = _dict(capabilities.get("missing"))
+    found = _dict(of_gpus.get(gpu_of(content) or ""))
+    reasons = {key: why for key, why in found.items() if isinstance(why, str)}
+    for key, why in (
+        ("memory/process_used", found.get("processes")),
+        ("gpu/mem_others", found.get("processes")),
+        ("memory/reserved", capabilities.get("allocator")),
+        ("gpu/mem_used", capabilities.get("nvml")),
+    ):
+        if isinstance(why, str):
+            reasons.setdefault(key, why)
+    return reasons
+
+
+def _part(category: Category) -> Json:
+    key = f"{SERIES}/{category.key}"
+    return _trace(key, category.label, "part", category.color, category.help)
+
+
+def _trace(key: str, label: str, style: str, color: str, words: str) -> Json:
+    return {
+        "series": SERIES,
+        "metric": key,
+        "label": label,
+        "style": style,
+        "color": color,
+        "axis": "y",
+        "dash": "dash" if style == "context" else "solid",
+        "optional": True,
+        "gpu": None,
+        "help": words,
+    }
+
+
+def _delta(
+    reader: RunReader,
+    run: RunInfo,
+    source: LedgerSource,
+    cursor: Cursor | None,
+    now: Moment | None,
+) -> Json:
+    start, stop, bucket, reset = span(source.samples.rows, cursor)
+    part = _rows(reader, run, source, start, stop, bucket) | {"reset": reset}
+    values = {} if now is None else _values(now.parts or {})
+    return part | {"last": values, "since": {}}
+
+
+def _rows(
+    reader: RunReader, run: RunInfo, source: LedgerSource, start: int, stop: int, bucket: int
+) -> Json:
+    found = read_moments(reader, source, start, stop, bucket) if start < stop else []
+    rows = [_values(moment.parts or {}) for moment in found]
+    keys = dict.fromkeys(key for row in rows for key in row)
+    return {
+        "end": stop,
+        "bucket": bucket,
+        "first": start - start % bucket,
+        "reset": False,
+        "t": [round(moment.ts - run.created, 3) for moment in found],
+        "s": [moment.step for moment in found],
+        "v": {key: {"mean": rounded(row.get(key) for row in rows)} for key in keys},
+    }
+
+
+def _values(parts: Amounts) -> dict[str, int]:
+    """Return the parts as metrics of the series; the total only where it is the whole."""
+    found = {f"{SERIES}/{key}": size for key, size in parts.items()}
+    return found | {TOTAL: sum(parts.values())} if "free" in parts else found
+
+
+def _moment(moment: Moment | None, run: RunInfo) -> Json | None:
+    if moment is None or moment.parts is None:
+        return None
+    values = _values(moment.parts)
+    values.setdefault(TOTAL, sum(moment.parts.values()))
+    return {"t": round(moment.ts - run.created, 3), "s": moment.step, "v": values}
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

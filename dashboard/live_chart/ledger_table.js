@@ -1,0 +1,117 @@
+// The table beside the stack of the memory ledger: the same parts, order and colors, now and at the
+// peak. It is also the chart's legend: a press on a part shows or hides it.
+
+import { el, setAttribute, setText } from "./dom.js";
+import { MISSING, clock, isNumber, percent, withUnit } from "./format.js";
+import { bisect, xsOf } from "./lines.js";
+
+const TOTAL = "ledger/total";
+
+// The lines of the table, top to bottom, as {label, color, keys, depth, trace}: a sum of several
+// parts stands before the first of them and has no trace. A part is there if one of the moments has
+// it, a sum if it has more than one part.
+export function linesOf(traces, sums, moments) {
+  const has = (key) => moments.some((moment) => isNumber(moment?.v[key]));
+  const open = sums
+    .map((sum) => ({ ...sum, keys: sum.of.filter(has) }))
+    .filter(({ keys }) => keys.length > 1);
+  const listed = new Set();
+  const lines = [];
+  for (const trace of traces) {
+    if (trace.style !== "part" || !has(trace.metric)) continue;
+    const around = open.filter(({ keys }) => keys.includes(trace.metric));
+    around.forEach(({ label, color, keys }, depth) => {
+      if (!listed.has(label)) lines.push({ label, color, keys, depth, trace: null });
+      listed.add(label);
+    });
+    const { label, color, metric } = trace;
+    lines.push({ label, color, keys: [metric], depth: around.length, trace });
+  }
+  return lines;
+}
+
+// The bytes of a line at a moment, null where it has none of its parts then.
+export function bytesAt(moment, keys) {
+  const known = keys.map((key) => moment?.v[key]).filter(isNumber);
+  return known.length ? known.reduce((sum, value) => sum + value, 0) : null;
+}
+
+// The moment of the series at x, or before it; null before the first.
+export function momentAt(series, axis, x) {
+  if (!series?.t.length) return null;
+  const xs = xsOf(series, axis);
+  let at = Math.min(bisect(xs, x), xs.length - 1);
+  const columns = Object.entries(series.v);
+  while (at > 0 && columns.every(([, { mean }]) => mean[at] === null)) at -= 1;
+  const v = Object.fromEntries(columns.map(([key, { mean }]) => [key, mean[at]]));
+  return { t: series.t[at], s: series.s[at], v };
+}
+
+export class LedgerTable {
+  // `pick(trace)` is called when a part is pressed.
+  constructor(pick) {
+    this.pick = pick;
+    this.rows = [];
+    this.shown = "";
+    this.heads = [el("th", { scope: "col" }), el("th", { scope: "col" })];
+    this.body = el("tbody");
+    const head = el("tr", {}, el("th", { scope: "col" }, "Part"), ...this.heads);
+    const table = el("table", {}, el("thead", {}, head), this.body);
+    this.when = el("p", { class: "ss-muted ss-ledger-when" });
+    this.node = el(
+      "div",
+      { class: "ss-ledger-table", "data-testid": "ledger-table" },
+      table,
+      this.when,
+    );
+  }
+
+  // `title` heads the first column, `moment` is what it shows, `peak` what the second one does.
+  update({ traces, sums, hidden }, title, moment, peak, peakOf) {
+    const lines = linesOf(traces, sums, [moment, peak]);
+    const shape = JSON.stringify(lines);
+    if (shape !== this.shown) this.build(lines);
+    this.shown = shape;
+    setText(this.heads[0], title);
+    setText(this.heads[1], "Peak");
+    for (const { line, button, cells } of this.rows) {
+      if (line.trace) setAttribute(button, "aria-pressed", !hidden(line.trace));
+      fill(cells[0], bytesAt(moment, line.keys), moment?.v[TOTAL]);
+      fill(cells[1], bytesAt(peak, line.keys), peak?.v[TOTAL]);
+    }
+    const step = peak?.s ? `, step ${peak.s.toLocaleString("en-US")}` : "";
+    setText(this.when, peak ? `Peak: at ${clock(peak.t)}${step}, ${peakOf}.` : "");
+  }
+
+  build(lines) {
+    this.rows = lines.map((line) => this.row(line));
+    const total = { label: "total", color: "gray", keys: [TOTAL], depth: 0, trace: null };
+    this.rows.push(this.row(total));
+    this.body.replaceChildren(...this.rows.map(({ node }) => node));
+  }
+
+  row(line) {
+    const { trace, depth } = line;
+    const sum = line.keys.length > 1 || line.keys[0] === TOTAL;
+    const swatch = el("i", { style: `--ss-part:var(--ss-${line.color})`, "data-sum": sum || null });
+    const name = el("span", {}, line.label);
+    const pressed = { type: "button", title: trace?.help, onclick: () => this.pick(trace) };
+    const button = trace ? el("button", pressed, swatch, name) : el("span", {}, swatch, name);
+    const cells = [cell(), cell()];
+    const head = el("th", { scope: "row", style: `--ss-depth:${depth}` }, button);
+    const attributes = { "data-part": line.keys.length > 1 ? `sum:${line.label}` : line.keys[0] };
+    const node = el("tr", attributes, head, ...cells.map((each) => each.node));
+    if (sum) node.classList.add("ss-ledger-sum");
+    return { line, button, cells, node };
+  }
+}
+
+function cell() {
+  const [size, share] = [el("span"), el("span", { class: "ss-muted" })];
+  return { node: el("td", {}, size, share), size, share };
+}
+
+function fill({ size, share }, bytes, total) {
+  setText(size, bytes === null ? MISSING : withUnit(bytes, "B"));
+  setText(share, bytes !== null && total > 0 ? percent((100 * bytes) / total) : "");
+}

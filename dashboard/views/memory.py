@@ -1,0 +1,44 @@
+"""The memory page: where the memory of a run goes, and why it ran out."""
+
+import streamlit as st
+
+from dashboard import services
+from dashboard.api.page_token import page_token
+from dashboard.controls.run_picker import choices, choose, picked_run
+from dashboard.controls.sidebar import keep_settings
+from dashboard.views.memory_ledger import empty_memory, ledger_section, wait_for_run
+from stepscope.run import RunError, read_run
+
+PICKER = "memory_run"
+
+server = services.get()
+keep_settings()
+listing = server.index.fresh()
+picked = picked_run(server, listing)
+run, trouble = None, None
+try:
+    run = read_run(server.folder(picked)) if picked else None
+except RunError as error:
+    trouble = str(error)
+if picked and st.query_params.get("run") != picked:
+    st.query_params["run"] = picked
+
+labels = dict(choices(picked, listing))
+if labels:
+    st.session_state[PICKER] = picked  # another tab, or the Live page, may have chosen since
+    st.selectbox(
+        "Run",
+        list(labels),
+        format_func=labels.__getitem__,
+        index=None,
+        placeholder="Choose a run",
+        key=PICKER,
+        on_change=lambda: choose(st.session_state[PICKER]),
+        width=520,
+    )
+token = page_token(listing, run, server.measuring())
+if run is None:
+    wait_for_run(token)
+    empty_memory(server, trouble)
+else:
+    ledger_section(run, token)

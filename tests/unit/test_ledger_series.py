@@ -1,0 +1,165 @@
+"""What the page is told of the ledger: the new moments, those now and of the peak, and why not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dashboard.charts import ledger, series
+from dashboard.charts.ledger import SERIES, TOTAL
+from dashboard.charts.series import Cursor
+from dashboard.views.memory_ledger import process_rows
+from stepscope.run import RunInfo, RunKind, read_run
+from stepscope.store import RunReader
+from tests.unit.recorded_runs import write_run
+from tests.unit.test_ledger_moments import GPU, device, process, sample
+
+MIB = 2**20
+ON_GPU = {"device": GPU, "kind": RunKind.WATCH, "devices": [{"uuid": GPU, "name": "A100"}]}
+
+
+def cuda_run(folder: Path, ticks: int = 60, **run_json: Any) -> RunInfo:
+    rows = [process(tick, 1000 + 10 * (tick % 7)) for tick in range(ticks)]
+    gpu = [device(tick, 2000 + (500 if tick == 33 else 0)) for tick in range(ticks)]
+    write_run(folder, ON_GPU | run_json, gpu=GPU, samples=rows, devices=gpu)
+    return read_run(folder)
+
+
+def answer(run: RunInfo, cursors: dict[str, Cursor] | None = None) -> dict[str, Any]:
+    with RunReader(run.folder) as reader:
+        found = ledger.update(reader, run, cursors or {}, 0)
+    json.dumps(found, allow_nan=False)
+    return found
+
+
+def test_the_first_answer_has_all_moments_and_sums_to_the_total(tmp_path: Path) -> None:
+    found = answer(cuda_run(tmp_path))
+    part = found["series"][SERIES]
+    assert (part["reset"], part["end"], part["bucket"], len(part["t"])) == (True, 60, 1, 60)
+    columns = {key: values["mean"] for key, values in part["v"].items()}
+    for row in range(60):
+        total = sum(column[row] for key, column in columns.items() if key != TOTAL)
+        assert total == pytest.approx(columns[TOTAL][row], rel=1e-5)
+        assert columns[TOTAL][row] == pytest.approx(10240 * MIB, rel=1e-5)
+    [chart] = ledger.ledger_layout(read_run(tmp_path))["charts"]
+    assert {trace["metric"] for trace in chart["traces"]} >= set(columns)
+
+
+def test_a_poll_answers_only_new_moments_and_costs_little(tmp_path: Path) -> None:
+    run = cuda_run(tmp_path, 400)
+    found = answer(run, {SERIES: Cursor(395, 1)})
+    part = found["series"][SERIES]
+    assert (part["reset"], part["first"], len(part["t"])) == (False, 395, 5)
+    assert len(json.dumps(found["series"])) < 2_000
+    assert answer(run, {SERIES: Cursor(400, 1)})["series"][SERIES]["v"] == {}
+
+
+def test_a_long_run_is_answered_in_buckets(tmp_path: Path) -> None:
+    run = cuda_run(tmp_path, 3000)
+    part = answer(run)["series"][SERIES]
+    assert (part["bucket"], len(part["t"])) == (8, 375)
+    live = answer(run, {SERIES: Cursor(2995, 8)})["series"][SERIES]
+    assert (live["first"], len(live["t"])) == (2992, 1)
+
+
+def test_now_and_the_peak_are_one_moment_each(tmp_path: Path) -> None:
+    found = answer(cuda_run(tmp_path))["ledger"]
+    assert found["now"]["t"] == pytest.approx(5.9)
+    assert found["peak"]["t"] == pytest.approx(3.3)
+    for moment in (found["now"], found["peak"]):
+        values = moment["v"]
+        assert values[TOTAL] == sum(size for key, size in values.items() if key != TOTAL)
+    assert found["now"]["v"]["ledger/free"] == (10240 - 2000) * MIB
+    assert found["peak"]["v"]["ledger/free"] == (10240 - 2500) * MIB
+
+
+def test_the_notes_have_the_reasons_of_the_runs_process(tmp_path: Path) -> None:
+    missing = {GPU: {"processes": "hidden in a container", "gpu/mem_reserved": "old driver"}}
+    run = cuda_run(tmp_path, capabilities={"missing": missing})
+    assert answer(run)["ledger"]["notes"] == [
+        "The driver's own reserve cannot be told apart from what is in use: old driver.",
+        "Other processes and this one outside PyTorch cannot be told apart: hidden in a container.",
+        "Allocated memory is not split into parameters, gradients, optimizer state and the rest: "
+        "this run has not recorded it.",
+    ]
+
+
+@pytest.mark.parametrize("capabilities", [None, [], {"missing": []}, {"missing": {GPU: {"x": 1}}}])
+def test_capabilities_in_another_form_give_no_reason(tmp_path: Path, capabilities: Any) -> None:
+    run = cuda_run(tmp_path, capabilities=capabilities)
+    assert ledger.missing_reasons(run) == {}
+    assert answer(run)["ledger"]["notes"]
+
+
+def test_on_the_live_page_the_parts_are_one_more_series(tmp_path: Path) -> None:
+    run = cuda_run(tmp_path)
+    with RunReader(tmp_path) as reader:
+        live = series.update(reader, run, {}, 0)
+        part = ledger.series_part(reader, run, {})
+        window = ledger.window_part(reader, run, "time", 2.0, 3.0)[SERIES]
+    assert SERIES not in live["series"]
+    assert part[SERIES]["last"]["ledger/free"] == (10240 - 2000) * MIB
+    assert (window["first"], len(window["t"])) == (19, 13)  # a row more on either side
+
+
+def test_a_run_without_samples_has_no_ledger(tmp_path: Path) -> None:
+    write_run(tmp_path, steps=[(0.0, 1, {"train/loss": 1.0})])
+    found = answer(read_run(tmp_path))
+    assert (found["series"], found.get("ledger")) == ({}, None)
+
+
+def test_a_recording_of_the_machine_shows_its_first_gpu(tmp_path: Path) -> None:
+    rows = [sample(tick, host__mem_used=100) for tick in range(5)]
+    gpu = [device(tick) for tick in range(5)]
+    run_json = ON_GPU | {"kind": RunKind.RECORD, "device": None}
+    write_run(tmp_path, run_json, gpu=GPU, samples=rows, devices=gpu)
+    values = answer(read_run(tmp_path))["ledger"]["now"]["v"]
+    assert {key: size // MIB for key, size in values.items()} == {
+        "ledger/free": 8240,
+        "ledger/used": 2000,
+        TOTAL: 10240,
+    }
+
+
+def test_the_sums_of_the_table_are_of_parts_that_exist(tmp_path: Path) -> None:
+    for run_json in (ON_GPU, {"device": "cpu"}):
+        write_run(tmp_path / run_json["device"], run_json, samples=[process(0)])
+        layout = ledger.ledger_layout(read_run(tmp_path / run_json["device"]))
+        [chart] = layout["charts"]
+        known = {trace["metric"] for trace in chart["traces"]}
+        for line in layout["sums"]:
+            assert set(line["of"]) <= known
+        assert known <= set(layout["metrics"])
+
+
+PROCESSES = [
+    {"pid": 1, "name": "train.py", "user": "me", "memory": 900 * MIB, "yours": True},
+    {"pid": 2, "name": "small", "user": "ann", "memory": 10 * MIB, "state": "zombie"},
+    {"pid": 3, "name": "large\x1b[31m", "user": "bob", "memory": 700 * MIB, "command": "x" * 500},
+    {"pid": 4, "name": None, "user": None, "memory": None, "yours": True},
+    "not a process",
+    {"pid": "five", "memory": -1, "name": 7, "command": ["a"]},
+]
+
+
+def test_other_processes_are_listed_by_memory_and_foreign_text_is_tamed() -> None:
+    rows = process_rows({"pid": 1, "gpu_processes": {GPU: PROCESSES}}, GPU)
+    assert rows is not None
+    assert [row["PID"] for row in rows] == [3, 2, 4, None]
+    assert rows[0]["Name"].startswith("large")
+    assert "\x1b" not in rows[0]["Name"]
+    assert len(rows[0]["Command"]) == 80
+    assert rows[1]["State"].startswith("zombie")
+    assert (rows[2]["Name"], rows[2]["User"], rows[2]["Memory"]) == ("—", "— (you)", None)
+    assert rows[3]["Memory"] is None
+
+
+@pytest.mark.parametrize(
+    "listed", [None, [], {}, {GPU: None}, {"GPU-2": PROCESSES}, {GPU: {"pid": 1}}]
+)
+def test_no_list_is_not_an_empty_one(listed: Any) -> None:
+    assert process_rows({"gpu_processes": listed}, GPU) is None
+    assert process_rows({"gpu_processes": {GPU: []}}, GPU) == []
