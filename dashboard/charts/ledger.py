@@ -30,7 +30,7 @@ from stepscope.store.reader import Axis
 SERIES = "ledger"
 """Name of the series in the protocol; its metric `ledger/X` is the part X in bytes."""
 TOTAL = f"{SERIES}/total"
-CHART_HEIGHT = 340  # px, on the page Memory
+CHART_HEIGHT = 380  # px, on the page Memory
 TENSORS = ("activations", "optimizer_state", "gradients", "parameters")
 SUMS: Mapping[Place, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
     Place.DEVICE: (
@@ -75,7 +75,7 @@ def ledger_layout(run: RunInfo) -> Json:
     place = place_of(content)
     drawn = chart(
         "ledger",
-        "Where it goes",
+        "Memory over time",
         ledger_traces(place),
         kind="ledger",
         y=y_axis(Unit.BYTES),
@@ -161,7 +161,8 @@ def missing_reasons(run: RunInfo) -> dict[str, str]:
 
 def _part(category: Category) -> Json:
     key = f"{SERIES}/{category.key}"
-    return _trace(key, category.label, "part", category.color, category.help)
+    trace = _trace(key, category.label, "part", category.color, category.help)
+    return trace | {"short": category.short or category.label}
 
 
 def _trace(key: str, label: str, style: str, color: str, words: str) -> Json:

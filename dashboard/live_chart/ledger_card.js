@@ -2,7 +2,7 @@
 // reader switches between it and the lines of the same chart.
 
 import { Card } from "./card.js";
-import { el, setAttribute } from "./dom.js";
+import { el, setAttribute, setText } from "./dom.js";
 import { holds } from "./odd.js";
 import { visibleSpan, xsOf } from "./lines.js";
 import { coarsen } from "./series.js";
@@ -18,7 +18,8 @@ export class LedgerCard extends Card {
   build() {
     this.switchable = !this.spec.traces.every(ofLedger);
     super.build();
-    for (const { node, trace } of this.chips) {
+    for (const { node, label, trace } of this.chips) {
+      setText(label, trace.short ?? trace.label);
       if (ofLedger(trace)) setAttribute(node, "title", trace.help || "Show or hide the total");
       if (isPart(trace)) node.classList.add("ss-part");
     }
@@ -53,6 +54,7 @@ export class LedgerCard extends Card {
   showMode() {
     const full = this.tools.querySelector("[data-full]");
     if (full) full.hidden = this.stacked;
+    this.legend.classList.toggle("ss-parts", this.stacked);
     this.modes?.forEach((node, i) =>
       setAttribute(node, "aria-pressed", Boolean(i) === this.stacked),
     );

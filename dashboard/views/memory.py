@@ -32,6 +32,7 @@ if labels:
         format_func=labels.__getitem__,
         index=None,
         placeholder="Choose a run",
+        label_visibility="collapsed",
         key=PICKER,
         on_change=lambda: choose(st.session_state[PICKER]),
         width=520,

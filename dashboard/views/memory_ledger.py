@@ -36,7 +36,8 @@ COLUMNS = {
 def ledger_section(run: RunInfo, token: str) -> None:
     """Draw the stack and the table of a run's memory, and the other processes on its GPU."""
     content = run_content(run)
-    st.markdown(f"#### Where the memory goes\n{_whose(run, content)}")
+    st.markdown("#### Where the memory goes")
+    st.caption(_whose(run, content))
     memory_ledger(run.id, ledger_layout(run), key=KEY, page_token=token)
     if gpu_of(content) is not None:
         _processes(run)

@@ -145,8 +145,10 @@ def moments(samples: Block, device: Block | None, place: Place) -> list[Moment]:
     }
     waits = _between(columns[_AT_ONCE[place][0]], samples.ts, hold_s)
     if place is Place.DEVICE:
-        columns["memory/process_used"] = _process_used(samples, columns["memory/reserved"], hold_s)
-        columns |= _of_the_gpu(device, samples.ts, hold_s)
+        reserved = columns["memory/reserved"]
+        own = columns["memory/process_used"] = _process_used(samples, reserved, hold_s)
+        own = np.where(np.isfinite(own), own, reserved)
+        columns |= _of_the_gpu(device, samples.ts, own, hold_s)
     rows = zip(*(column.tolist() for column in columns.values()), strict=True)
     found = [
         None if wait else divide(dict(zip(columns, row, strict=True)), place)
@@ -175,22 +177,34 @@ def _process_used(samples: Block, reserved: Floats, hold_s: float) -> Floats:
     at = _latest(known)
     moved = reserved - reserved[at]
     held = _hold(known, samples.ts, hold_s)
-    return np.where(np.isfinite(moved), held + moved, held)
+    return np.maximum(np.where(np.isfinite(moved), held + moved, held), 0.0)
 
 
-def _of_the_gpu(device: Block | None, ts: Floats, hold_s: float) -> dict[str, Floats]:
+def _of_the_gpu(device: Block | None, ts: Floats, own: Floats, hold_s: float) -> dict[str, Floats]:
+    """Return the GPU's readings at the times `ts`; `own` is what this process has of it then.
+
+    Between the readings of other processes, once a second, they move with what is in use beyond
+    this process.
+    """
     if device is None or not len(device):
         return {key: np.full(len(ts), np.nan) for key in _OF_THE_GPU}
-    after = np.minimum(np.searchsorted(device.ts, ts), len(device) - 1)
+    at = _nearest(device.ts, ts)
+    far = np.abs(device.ts[at] - ts) > hold_s
+    raw = {key: _column(device, key, device.mean) for key in _OF_THE_GPU}
+    held = {key: _hold(values, device.ts, hold_s)[at] for key, values in raw.items()}
+    read = _latest(raw["gpu/mem_others"])[at]
+    used = raw["gpu/mem_used"]
+    moved = held["gpu/mem_used"] - used[read] - (own - own[_nearest(ts, device.ts[read])])
+    others = held["gpu/mem_others"]
+    held["gpu/mem_others"] = np.maximum(others + np.where(np.isfinite(moved), moved, 0.0), 0.0)
+    return {key: np.where(far, np.nan, values) for key, values in held.items()}
+
+
+def _nearest(ts: Floats, wanted: Floats) -> NDArray[np.intp]:
+    """Return for each wanted time the place in `ts`, which is not empty, that is nearest to it."""
+    after = np.minimum(np.searchsorted(ts, wanted), len(ts) - 1)
     before = np.maximum(after - 1, 0)
-    nearer = np.abs(device.ts[before] - ts) < np.abs(device.ts[after] - ts)
-    nearest = np.where(nearer, before, after)
-    far = np.abs(device.ts[nearest] - ts) > hold_s
-    found = {}
-    for key in _OF_THE_GPU:
-        values = _hold(_column(device, key, device.mean), device.ts, hold_s)
-        found[key] = np.where(far, np.nan, values[nearest])
-    return found
+    return np.where(np.abs(ts[before] - wanted) < np.abs(ts[after] - wanted), before, after)
 
 
 def _column(block: Block, key: str, of: Floats) -> Floats:

@@ -16,12 +16,14 @@ class Place(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Category:
-    """What a part of the ledger is: `color` names its color, `help` is one sentence."""
+    """What a part of the ledger is: `color` names its color, `help` is one sentence, `short` a
+    label for where there is little room."""
 
     key: str
     label: str
     color: str
     help: str
+    short: str = ""
 
 
 TENSORS = ("memory/parameters", "memory/optimizer_state", "memory/gradients")
@@ -32,6 +34,7 @@ _OPTIMIZER_STATE = Category(
     "optimizer state",
     "ledger_optimizer",
     "Tensors that the optimizers keep, such as Adam's two moments.",
+    "optimizer",
 )
 _GRADIENTS = Category(
     "gradients",
@@ -53,12 +56,14 @@ _OF_A_DEVICE = (
         "driver reserve",
         "ledger_driver",
         "Device memory that the driver keeps for itself.",
+        "driver",
     ),
     Category(
         "others",
         "other processes",
         "ledger_others",
         "Device memory of all processes but this one, as the driver counts it.",
+        "others",
     ),
     Category(
         "unnamed",
@@ -80,6 +85,7 @@ _OF_A_DEVICE = (
         "ledger_outside",
         "What the driver counts for this process beyond PyTorch's reserve: the CUDA context, "
         "loaded kernels, libraries such as NCCL and cuBLAS.",
+        "outside PyTorch",
     ),
     Category(
         "process",
@@ -99,12 +105,14 @@ _OF_A_DEVICE = (
         "ledger_split",
         "Free parts of cached blocks that also hold tensors: fragmentation, which Empty cache "
         "cannot return.",
+        "split",
     ),
     Category(
         "cached",
         "cached, returnable",
         "ledger_cached",
         "Whole cached blocks without a tensor: reused for the next ones, returned by Empty cache.",
+        "cached",
     ),
     Category(
         "cache",
@@ -118,6 +126,7 @@ _OF_A_DEVICE = (
         "ledger_activations",
         "Allocated tensors that are neither parameters, gradients nor optimizer state: "
         "activations, batches, buffers, temporary results.",
+        "activations",
     ),
     _OPTIMIZER_STATE,
     _GRADIENTS,
@@ -141,6 +150,7 @@ _OF_THE_HOST = (
         "other processes and the system",
         "ledger_others",
         "Host memory in use by all but this process and its workers.",
+        "others",
     ),
     Category(
         "elsewhere",
@@ -160,6 +170,7 @@ _OF_THE_HOST = (
         "ledger_workers",
         "Resident memory of the processes that this one has started, such as data-loading workers; "
         "pages shared with this process count again.",
+        "workers",
     ),
     Category(
         "rest",
@@ -167,6 +178,7 @@ _OF_THE_HOST = (
         "ledger_activations",
         "Resident memory of this process beside the other parts: activations, data, Python and its "
         "libraries, memory kept for reuse.",
+        "rest",
     ),
     _OPTIMIZER_STATE,
     _GRADIENTS,

@@ -103,6 +103,28 @@ def test_between_two_readings_of_the_process_it_moves_with_pytorch(tmp_path: Pat
     assert not any("unnamed" in parts(moment) for moment in found(tmp_path))
 
 
+def test_between_two_readings_of_the_others_they_take_what_this_process_has_not(
+    tmp_path: Path,
+) -> None:
+    own = {"memory__process_used": 1300.0}
+    rows = [
+        process(tick, 1000 + 50 * (tick >= 6), **(own if tick == 0 else {})) for tick in range(9)
+    ]
+    gpu = [
+        device(
+            tick,
+            2100 + 500 * (tick >= 3) + 50 * (tick >= 6),
+            **({"gpu__mem_others": 700.0} if tick == 0 else {}),
+        )
+        for tick in range(9)
+    ]
+    write_run(tmp_path, gpu=GPU, samples=rows, devices=gpu)
+    moments = [parts(moment) for moment in found(tmp_path)]
+    assert [moment["others"] for moment in moments] == [700] * 3 + [1200] * 6
+    assert [moment["outside"] for moment in moments] == [300] * 9
+    assert [moment["unnamed"] for moment in moments] == [100] * 9
+
+
 def test_a_tick_without_the_allocator_is_no_moment_and_silence_is_merged(tmp_path: Path) -> None:
     rows = [process(tick) if tick < 10 else sample(tick, process__rss=900) for tick in range(60)]
     write_run(tmp_path, gpu=GPU, samples=rows, devices=[device(tick) for tick in range(60)])
