@@ -27,8 +27,18 @@ export class LedgerCard extends Card {
   }
 
   buttons() {
+    this.whole = el(
+      "button",
+      {
+        type: "button",
+        class: "ss-tool",
+        title: "Scale to the total, or to what is in use",
+        onclick: () => this.pick(this.free),
+      },
+      "full scale",
+    );
     const list = super.buttons();
-    if (!this.switchable) return list.filter((node) => !node.matches("[data-full]"));
+    if (!this.switchable) return [...list.filter((node) => !("full" in node.dataset)), this.whole];
     const mode = (stacked, label, title) =>
       el("button", { type: "button", title, onclick: () => this.choose(stacked) }, label);
     this.modes = [
@@ -36,7 +46,16 @@ export class LedgerCard extends Card {
       mode(true, "Where it goes", "The parts of the memory, on top of each other"),
     ];
     const attributes = { class: "ss-switch ss-modes", role: "group", "aria-label": "Memory as" };
-    return [el("div", attributes, ...this.modes), ...list];
+    return [...list, this.whole, el("div", attributes, ...this.modes)];
+  }
+
+  get free() {
+    return this.spec.traces.find(isPart);
+  }
+
+  pick(trace) {
+    super.pick(trace);
+    this.showMode();
   }
 
   // Whether the parts are drawn, not the lines.
@@ -54,6 +73,8 @@ export class LedgerCard extends Card {
   showMode() {
     const full = this.tools.querySelector("[data-full]");
     if (full) full.hidden = this.stacked;
+    this.whole.hidden = !this.stacked;
+    setAttribute(this.whole, "aria-pressed", !this.hidden(this.free));
     this.legend.classList.toggle("ss-parts", this.stacked);
     this.modes?.forEach((node, i) =>
       setAttribute(node, "aria-pressed", Boolean(i) === this.stacked),

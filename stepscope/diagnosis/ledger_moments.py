@@ -2,7 +2,7 @@
 
 The two are separate series of the store, and some values are read ten times a second, others once.
 A moment is a row of the process's series; to it belong the GPU's row that is nearest in time, and
-of what is read seldom the value before it, up to `HOLD_S` old.
+of what is read seldom the value before it, up to `HOLD_S` old, of tensors `TENSORS_HOLD_S`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,13 @@ from stepscope.store.frames import Floats
 
 HOLD_S = 2.5
 """Longest time that a value counts after it was read: the slowest are read once a second."""
-ROWS_BEFORE = 32
-"""Rows that are read before those asked for, for the values that they still hold: 3 s at 10 Hz."""
+TENSORS_HOLD_S = 60.0
+"""The same of parameters, gradients and optimizer state, which are read between two steps: a step
+or a validation may be long, and they stay what they were."""
+ROWS_BEFORE = 640
+"""Rows that are read before those asked for, for the values that they still hold: 64 s at 10 Hz."""
 BUCKETS_BEFORE = 4
-"""The same where a bucket is of several rows."""
+"""Buckets that are, at least."""
 PLACES = 64
 """Parts of a range among which the highest value is looked for at a time."""
 NEWEST_ROWS = 8
@@ -82,11 +85,12 @@ def read_moments(
     Raises StoreError.
     """
     start -= start % bucket
-    before = (ROWS_BEFORE if bucket == 1 else BUCKETS_BEFORE) * bucket
+    before = max(-(-ROWS_BEFORE // bucket), BUCKETS_BEFORE) * bucket
     samples = reader.read(source.samples.id, max(0, start - before), stop, bucket)
-    device = _beside(reader, source.device, samples, bucket)
     left_out = (start - max(0, start - before)) // bucket
-    return moments(samples, device, source.place)[left_out:]
+    wanted = samples.slice(left_out, len(samples))
+    device = _beside(reader, source.device, wanted, bucket)
+    return moments(samples, device, source.place, left_out)
 
 
 def newest_moment(reader: RunReader, source: LedgerSource) -> Moment | None:
@@ -132,29 +136,30 @@ def highest_row(reader: RunReader, info: SeriesInfo, key: str) -> int | None:
     return None
 
 
-def moments(samples: Block, device: Block | None, place: Place) -> list[Moment]:
-    """Return the ledger at each row of `samples`; `device` has the rows of the GPU around them.
+def moments(samples: Block, device: Block | None, place: Place, first: int = 0) -> list[Moment]:
+    """Return the ledger at each row of `samples` from the row `first` on; those before only give
+    what still counts then. `device` has the rows of the GPU around them.
 
     A row without a reading that rows shortly before it have is no moment of its own: lines go on
     over it. Where the reading stays away, its parts are merged with others.
     """
     hold_s = max(HOLD_S, 3 * _spacing(samples.ts))
     columns = {key: _column(samples, key, samples.mean) for key in _AT_ONCE[place]}
-    columns |= {
-        key: _hold(_column(samples, key, samples.mean), samples.ts, hold_s) for key in _HELD[place]
-    }
+    for key in _HELD[place]:
+        longest_s = max(hold_s, TENSORS_HOLD_S) if key in TENSORS else hold_s
+        columns[key] = _hold(_column(samples, key, samples.mean), samples.ts, longest_s)
     waits = _between(columns[_AT_ONCE[place][0]], samples.ts, hold_s)
     if place is Place.DEVICE:
         reserved = columns["memory/reserved"]
         own = columns["memory/process_used"] = _process_used(samples, reserved, hold_s)
         own = np.where(np.isfinite(own), own, reserved)
         columns |= _of_the_gpu(device, samples.ts, own, hold_s)
-    rows = zip(*(column.tolist() for column in columns.values()), strict=True)
+    rows = zip(*(column[first:].tolist() for column in columns.values()), strict=True)
     found = [
         None if wait else divide(dict(zip(columns, row, strict=True)), place)
-        for row, wait in zip(rows, waits.tolist(), strict=True)
+        for row, wait in zip(rows, waits[first:].tolist(), strict=True)
     ]
-    places = zip(samples.ts.tolist(), samples.step.tolist(), found, strict=True)
+    places = zip(samples.ts[first:].tolist(), samples.step[first:].tolist(), found, strict=True)
     return [Moment(ts, int(step), parts) for ts, step, parts in places]
 
 

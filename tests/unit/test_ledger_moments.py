@@ -77,15 +77,26 @@ def test_a_moment_joins_the_process_with_the_gpu_beside_it(tmp_path: Path) -> No
 
 
 def test_what_is_read_once_a_second_counts_in_between_but_not_for_ever(tmp_path: Path) -> None:
+    rows = [process(tick) for tick in range(60)]
+    gpu = [device(tick, **({"gpu__mem_others": 300.0} if tick == 5 else {})) for tick in range(60)]
+    write_run(tmp_path, gpu=GPU, samples=rows, devices=gpu)
+    told = ["others" in parts(moment) for moment in found(tmp_path)]
+    assert told[:30] == [tick >= 5 for tick in range(30)]
+    assert not any(told[32:])  # 2.5 s later
+
+
+def test_tensors_are_read_between_steps_which_may_be_long(tmp_path: Path) -> None:
     tensors = {
         "memory__parameters": 100.0,
         "memory__gradients": 10.0,
         "memory__optimizer_state": 200.0,
     }
-    rows = [process(tick, **(tensors if tick == 5 else {})) for tick in range(60)]
-    write_run(tmp_path, gpu=GPU, samples=rows, devices=[device(tick) for tick in range(60)])
+    rows = [process(tick, **(tensors if tick == 5 else {})) for tick in range(700)]
+    gpu = [device(tick) for tick in range(700)]
+    write_run(tmp_path, gpu=GPU, samples=rows, devices=gpu)
     told = ["parameters" in parts(moment) for moment in found(tmp_path)]
-    assert told == [5 <= tick <= 30 for tick in range(60)]  # 2.5 s
+    assert told[:604] == [tick >= 5 for tick in range(604)]
+    assert not any(told[607:])  # a minute later
 
 
 def test_between_two_readings_of_the_process_it_moves_with_pytorch(tmp_path: Path) -> None:
@@ -163,23 +174,27 @@ def test_nothing_was_sampled(tmp_path: Path) -> None:
         assert ledger_source(reader.series(), GPU) is None
 
 
-@pytest.mark.parametrize(("start", "stop"), [(0, 60), (13, 14), (37, 60), (59, 60)])
-def test_any_part_of_the_rows_gives_the_same_moments(tmp_path: Path, start: int, stop: int) -> None:
+@pytest.mark.parametrize("bucket", [1, 2, 8])
+@pytest.mark.parametrize(("start", "stop"), [(0, 64), (13, 24), (40, 64), (56, 64)])
+def test_any_part_of_the_rows_gives_the_same_moments(
+    tmp_path: Path, start: int, stop: int, bucket: int
+) -> None:
     tensors = {
         "memory__parameters": 100.0,
         "memory__gradients": 10.0,
         "memory__optimizer_state": 200.0,
     }
-    rows = [process(tick, 1000 + tick, **(tensors if tick % 10 == 0 else {})) for tick in range(60)]
-    gpu = [device(tick, 3000 + tick) for tick in range(60)]
+    rows = [process(tick, 1000 + tick, **(tensors if tick % 10 == 0 else {})) for tick in range(64)]
+    gpu = [device(tick, 3000 + tick) for tick in range(64)]
     write_run(tmp_path, gpu=GPU, samples=rows, devices=gpu)
-    whole = found(tmp_path)
+    whole = found(tmp_path, bucket=bucket)
     with RunReader(tmp_path) as reader:
         source = ledger_source(reader.series(), GPU)
         assert source is not None
-        assert read_moments(reader, source, start, stop, 1) == whole[start:stop]
+        part = read_moments(reader, source, start, stop, bucket)
         newest = newest_moment(reader, source)
-    assert newest == whole[-1]
+    assert part == whole[start // bucket : -(-stop // bucket)]
+    assert newest == found(tmp_path)[-1]
 
 
 def long_run(folder: Path, ticks: int, peak: int) -> LedgerSource:
