@@ -26,6 +26,7 @@ COMMANDS = {
     "watch": "run a training script unchanged and record it",
     "record": "record this machine's GPUs and host, without any training",
     "runs": "list recorded runs, live ones first, then newest first",
+    "fit": "run a script's first steps and say how much larger a batch fits",
     "diagnose": "say what a run's steps wait for, what ended it, and what to try next",
     "export": "write a run's values as csv, json, parquet or TensorBoard event files",
     "doctor": "say what was found on this machine, what is missing, and why",
@@ -41,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if argv[:1] == ["watch"]:
         # Not through argparse: all that follows belongs to the watched script.
         return int(importlib.import_module("stepscope.watch.main").main(argv[1:]) or 0)
+    if argv[:1] == ["fit"]:
+        return int(importlib.import_module("stepscope.cli.fit").main(argv[1:]))
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # no name may break a listing
     options = parser(next((word for word in argv if word in COMMANDS), None)).parse_args(argv)

@@ -102,6 +102,11 @@ def plan_of(
     )
 
 
+def configured(options: argparse.Namespace, devices: Sequence[TrainDevice]) -> RunConfig:
+    """Return the configuration of the options for a baseline. Raises UsageError and ConfigError."""
+    return _baseline(options, _settings(options), devices)
+
+
 def _settings(options: argparse.Namespace) -> dict[str, str]:
     """Return the fields of the baseline that the options set, as texts."""
     given: dict[str, str] = {}

@@ -38,11 +38,10 @@ from trainer.training.flags import fix_workspaces, run_flags
 from trainer.training.flops import Speed
 from trainer.training.graphs import GraphedStep, graphed
 from trainer.training.loop import Journal, Loop
-from trainer.training.model import InputForm, prepare
-from trainer.training.precision import autocast
+from trainer.training.model import prepare
 from trainer.training.rehearsal import rehearse
 from trainer.training.state import Training
-from trainer.training.step import TrainStep
+from trainer.training.step import TrainStep, step_of
 from trainer.workloads import WORKLOADS
 from trainer.workloads.task import Task, TensorSplit
 
@@ -176,7 +175,7 @@ def _train(attempt: _Attempt) -> None:
             closing(make_loader(task.train, config, compute)) as loader,
             closing(make_validation_loader(task.validation, config, compute)) as validation_loader,
         ):
-            step = replace(_step(training, task), compiled=forward)
+            step = replace(step_of(training, task), compiled=forward)
             rehearse(training, step, task, recorder)
             Loop(
                 task=task,
@@ -189,21 +188,6 @@ def _train(attempt: _Attempt) -> None:
                 commands=commands,
                 speed=speed,
             ).train()
-
-
-def _step(training: Training, task: Task) -> TrainStep:
-    """Return the step as the configuration wants it, with the model as it is written."""
-    config = training.config
-    return TrainStep(
-        model=training.model,
-        loss=task.loss,
-        optimizer=training.optimizer,
-        scaler=training.scaler,
-        autocast=autocast(config.precision, training.compute.device),
-        clip_norm=config.clip_norm,
-        form=InputForm.of(config),
-        set_to_none=config.set_to_none,
-    )
 
 
 def _captured(step: TrainStep, training: Training, task: Task, recorder: Recorder) -> GraphedStep:

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from stepscope.profiling.ranges import BACKWARD, FORWARD, OPTIMIZER, span
 from trainer.training.model import AS_LOADED, InputForm
-from trainer.workloads.task import LossFunction
+from trainer.training.precision import autocast
+from trainer.training.state import Training
+from trainer.workloads.task import LossFunction, Task
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,3 +97,18 @@ class TrainStep:
     def _clip(self) -> Tensor:
         self.scaler.unscale_(self.optimizer)  # the limit is meant for the true gradients
         return nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
+
+
+def step_of(training: Training, task: Task) -> TrainStep:
+    """Return the step as the configuration wants it, with the model as it is written."""
+    config = training.config
+    return TrainStep(
+        model=training.model,
+        loss=task.loss,
+        optimizer=training.optimizer,
+        scaler=training.scaler,
+        autocast=autocast(config.precision, training.compute.device),
+        clip_norm=config.clip_norm,
+        form=InputForm.of(config),
+        set_to_none=config.set_to_none,
+    )

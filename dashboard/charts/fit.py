@@ -1,0 +1,111 @@
+"""Memory and throughput by batch size as one Plotly figure; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+GIB = 2**30
+# After Okabe and Ito, as in charts/lab.py.
+MEMORY_COLOR, RATE_COLOR, LIMIT_COLOR = "#1a80c4", "#b07d00", "#d55e00"
+HEIGHT_PX = 320
+
+
+def batch_figure(curve: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the curve of `python -m trainer.fit --largest` as a figure; None without points.
+
+    Left in GiB what is needed with margin and what is free, right the measured throughput.
+    """
+    points: Sequence[Mapping[str, Any]] = curve.get("points") or ()
+    if not points:
+        return None
+    sizes = [point["batch_size"] for point in points]
+    measured = [point for point in points if point["samples_per_sec"] is not None]
+    traces = [
+        {
+            "type": "scatter",
+            "mode": "lines+markers",
+            "name": "needed, with margin",
+            "x": sizes,
+            "y": [point["needed_bytes"] / GIB for point in points],
+            "line": {"color": MEMORY_COLOR},
+            "hovertemplate": "batch %{x:,}: %{y:.3g} GiB needed<extra></extra>",
+        }
+    ]
+    if measured:
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers",
+                "name": "samples/s, measured",
+                "x": [point["batch_size"] for point in measured],
+                "y": [point["samples_per_sec"] for point in measured],
+                "yaxis": "y2",
+                "line": {"color": RATE_COLOR, "dash": "dot"},
+                "marker": {"symbol": "diamond"},
+                "hovertemplate": "batch %{x:,}: %{y:,.4g} samples/s<extra></extra>",
+            }
+        )
+    return {"data": traces, "layout": _layout(curve, bool(measured))}
+
+
+def _layout(curve: Mapping[str, Any], has_rates: bool) -> dict[str, Any]:
+    layout: dict[str, Any] = {
+        "height": HEIGHT_PX,
+        "margin": {"l": 60, "r": 60 if has_rates else 20, "t": 30, "b": 45},
+        "xaxis": {"title": {"text": "batch size"}, "type": "log", "dtick": 0.30102999566398119},
+        "yaxis": {"title": {"text": "GiB"}, "rangemode": "tozero"},
+        "legend": {"orientation": "h", "y": 1.12, "x": 0},
+        "shapes": [],
+        "annotations": [],
+    }
+    if has_rates:
+        layout["yaxis2"] = {
+            "title": {"text": "samples/s"},
+            "overlaying": "y",
+            "side": "right",
+            "rangemode": "tozero",
+            "showgrid": False,
+        }
+    free = curve.get("free_bytes")
+    highest = max(point["needed_bytes"] for point in curve["points"])
+    # Far above all points it would press them flat.
+    if free is not None and free <= 4 * highest:
+        layout["shapes"].append(
+            {
+                "type": "line",
+                "xref": "paper",
+                "x0": 0,
+                "x1": 1,
+                "y0": free / GIB,
+                "y1": free / GIB,
+                "line": {"color": LIMIT_COLOR, "dash": "dash"},
+            }
+        )
+        layout["annotations"].append(_note(f"free: {free / GIB:.3g} GiB", 1, free / GIB, "paper"))
+    recommended = curve.get("recommended")
+    if recommended is not None:
+        layout["shapes"].append(
+            {
+                "type": "line",
+                "yref": "paper",
+                "y0": 0,
+                "y1": 1,
+                "x0": recommended,
+                "x1": recommended,
+                "line": {"color": RATE_COLOR, "dash": "dash"},
+            }
+        )
+    return layout
+
+
+def _note(text: str, x: float, y: float, xref: str) -> dict[str, Any]:
+    return {
+        "text": text,
+        "x": x,
+        "y": y,
+        "xref": xref,
+        "xanchor": "right",
+        "yanchor": "bottom",
+        "showarrow": False,
+    }

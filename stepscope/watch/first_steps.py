@@ -1,0 +1,175 @@
+"""Measures the memory of a script's first optimizer steps, and ends the script then.
+
+A hook before and one after each `step` of torch's optimizers read the counters of torch's
+allocator, on a CPU the process's memory, and add up what the optimizers know by unique storages.
+The script ends as by `sys.exit(0)` at the boundary after the last wanted step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import psutil
+
+from stepscope.diagnosis.first_steps import Device, StepMemory
+from stepscope.watch.hooks.after_import import AfterImport
+
+log = logging.getLogger(__name__)
+
+RAISED_LIMIT = 3
+"""Steps at which the script is asked to end; one that catches even that is ended from outside."""
+_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_PEAK_ONLY = "5"
+"""Written to clear_refs it sets the peak of the resident memory back (man proc_pid_clear_refs)."""
+
+
+class Enough(SystemExit):
+    """Raised into the script once its first steps are measured."""
+
+
+class FirstSteps:
+    """What was measured so far; `start` waits for the script to import torch.
+
+    `refused` says why nothing can be measured, if that is so. `ended` is called before a script
+    is ended that does not let itself be.
+    """
+
+    def __init__(self, wanted: int, ended: Callable[[], None]) -> None:
+        self.steps: list[StepMemory] = []
+        self.refused: str | None = None
+        self.has_torch = False
+        self._wanted = wanted
+        self._ended = ended
+        self._raised = 0
+        self._before: dict[str, int] = {}
+        self._pid = os.getpid()
+        self._torch: Any = None
+
+    def start(self) -> None:
+        """Begin with the next import of torch."""
+        AfterImport("torch", self._attach).start()
+
+    def _attach(self, torch: ModuleType) -> None:
+        self.has_torch, self._torch = True, torch
+        module = import_module("torch.optim.optimizer")
+        module.register_optimizer_step_pre_hook(self._guarded(self._before_step))
+        module.register_optimizer_step_post_hook(self._guarded(self._after_step))
+
+    def _guarded(self, measure: Callable[[Any], None]) -> Callable[..., None]:
+        """Let no failure of ours reach the script; only `Enough` does."""
+
+        def hook(optimizer: Any, *_: Any) -> None:
+            if os.getpid() != self._pid:  # a forked child
+                return
+            try:
+                measure(optimizer)
+            except Enough:
+                raise
+            except Exception as error:  # noqa: BLE001 - the script must not see ours
+                self.refused = f"The steps could not be measured ({type(error).__name__}: {error})."
+                log.warning("stepscope: %s", self.refused)
+
+        return hook
+
+    def _before_step(self, optimizer: Any) -> None:
+        parameters = [one for group in optimizer.param_groups for one in group["params"]]
+        self._before = {
+            "parameters": stored(parameters),
+            "gradients": stored(one.grad for one in parameters),
+        }
+
+    def _after_step(self, optimizer: Any) -> None:
+        if len(self.steps) < self._wanted:
+            self._measure(optimizer)
+        if len(self.steps) >= self._wanted:
+            self._end()
+
+    def _measure(self, optimizer: Any) -> None:
+        parameters = [one for group in optimizer.param_groups for one in group["params"]]
+        devices = {str(one.device) for one in parameters}
+        kinds = {one.device.type for one in parameters}
+        if len(devices) > 1 or not kinds <= {"cpu", "cuda"}:
+            self.refused = (
+                f"The model lies on {', '.join(sorted(devices))}, and one device is judged at a "
+                "time. Fit a part of it alone."
+            )
+        values = [value for state in optimizer.state.values() for value in _tensors(state)]
+        on_cuda = kinds == {"cuda"}
+        index = parameters[0].device.index if on_cuda else None
+        kept, peak, reserved = self._amounts(index)
+        self.steps.append(
+            StepMemory(
+                optimizer=type(optimizer).__name__,
+                peak=peak,
+                reserved=reserved,
+                kept=kept,
+                state=stored(value for value in values if value.device.type in kinds),
+                device=self._device(index),
+                **self._before,
+            )
+        )
+
+    def _amounts(self, index: int | None) -> tuple[int, int, int | None]:
+        """Return what is there now and the peaks since the step before, on a CPU of the process."""
+        if index is not None:
+            stats = self._torch.cuda.memory_stats_as_nested_dict(index)
+            peak = int(stats["allocated_bytes"]["all"]["peak"])
+            reserved = int(stats["reserved_bytes"]["all"]["peak"])
+            self._torch.cuda.reset_peak_memory_stats(index)
+            return int(stats["allocated_bytes"]["all"]["current"]), peak, reserved
+        peak, now = process_peak(), int(psutil.Process().memory_info().rss)
+        with contextlib.suppress(OSError):
+            _CLEAR.write_text(_PEAK_ONLY)
+        return now, max(peak, now), None
+
+    def _device(self, index: int | None) -> Device:
+        if index is None:
+            return Device("cpu", "the host's memory", int(psutil.virtual_memory().available))
+        free, _ = self._torch.cuda.mem_get_info(index)
+        name = self._torch.cuda.get_device_name(index)
+        return Device("cuda", name, int(free))
+
+    def _end(self) -> None:
+        if threading.current_thread() is not threading.main_thread() or self._raised:
+            # In a thread of its own SystemExit ends that thread alone.
+            self._raised += 1
+            if self._raised > RAISED_LIMIT:
+                self._ended()
+                sys.stderr.flush()
+                os._exit(0)
+        self._raised = max(1, self._raised)
+        raise Enough(0)
+
+
+def stored(tensors: Iterable[Any]) -> int:
+    """Return the bytes of the storages behind tensors, each once; None counts as nothing."""
+    found: dict[tuple[str, int], int] = {}
+    for tensor in tensors:
+        if tensor is not None:
+            local = getattr(tensor, "to_local", None)  # a DTensor's own part
+            storage = (local() if local is not None else tensor).untyped_storage()
+            found[str(tensor.device), storage.data_ptr()] = int(storage.nbytes())
+    return sum(found.values())
+
+
+def process_peak(status: Path = _STATUS) -> int:
+    """Return the peak of the process's resident memory since it was last set back."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in status.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return int(psutil.Process().memory_info().rss)
+
+
+def _tensors(state: Any) -> list[Any]:
+    values = state.values() if isinstance(state, dict) else ()
+    return [value for value in values if hasattr(value, "untyped_storage")]

@@ -1,0 +1,184 @@
+"""The world in which a step is played: tensors with a size and no values, on a GPU that need not be.
+
+Only for a process of its own: parts of torch are replaced for as long as it lasts.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import logging
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_parameter_registration_hook,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from trainer.config import RunConfig
+from trainer.workloads import WORKLOADS
+from trainer.workloads.task import Task
+
+log = logging.getLogger(__name__)
+
+LARGE = 64 * 2**20
+"""Bytes from which a tensor that a model is made of gets no memory, not even before it becomes a
+parameter."""
+_FACTORIES = ("empty", "zeros", "ones", "rand", "randn", "full")
+
+
+def fake_mode() -> FakeTensorMode:
+    """Return a mode in which data of the real world may be used."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+@contextmanager
+def as_on(device: torch.device) -> Iterator[None]:
+    """Let torch take fake tensors of a device for real ones, with or without a GPU."""
+    nn.Module._apply = _Applied()  # type: ignore[method-assign, assignment]
+    if device.type != "cuda":
+        yield
+        return
+    # It would make a context on the GPU, which takes memory there.
+    fake_tensor.init_gpu_context = lambda device: None
+    if not torch.cuda.is_available():
+        torch.cuda.amp.common.amp_definitely_not_available = lambda: False
+        torch.cuda.is_bf16_supported = lambda *_, **__: True
+    # The backward pass in this thread: there is none for a device that does not exist.
+    with torch.autograd.set_multithreading_enabled(False):
+        yield
+
+
+class _Applied:
+    """`Module._apply` for fake tensors, which torch cannot change in place: new ones are put in.
+
+    Parameters that modules share stay shared.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def __get__(self, module: nn.Module, kind: type[nn.Module]) -> Any:
+        return functools.partial(self._apply, module)
+
+    def _apply(self, module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        for child in module.children() if recurse else ():
+            child._apply(fn)
+        for name, given in module._parameters.items():
+            if given is not None:
+                module._parameters[name] = self._new(given, fn)  # type: ignore[assignment]
+        for name, given in module._buffers.items():
+            if given is not None:
+                module._buffers[name] = fn(given)
+        return module
+
+    def _new(self, given: Tensor, fn: Callable[[Tensor], Tensor]) -> Tensor:
+        if id(given) not in self._made:
+            with torch.no_grad():
+                changed = fn(given)
+            new = given if changed is given else nn.Parameter(changed, given.requires_grad)
+            self._made[id(given)] = given, new
+        return self._made[id(given)][1]
+
+
+def fake_task(config: RunConfig, mode: FakeTensorMode, device: torch.device) -> Task:
+    """Return the workload with its data, and a model of fake tensors on the device.
+
+    The model takes no memory, whatever its size, unless its code reads values of its weights.
+    """
+    try:
+        with _without_memory(mode, device):
+            task = WORKLOADS[config.workload](config)
+    except Exception as error:
+        if isinstance(error, (OSError, ValueError, MemoryError)):
+            raise  # of the data or the settings
+        log.info("the model is built for real: %s", error)
+        task = WORKLOADS[config.workload](config)
+    if all(isinstance(tensor, FakeTensor) for tensor in _tensors(task.model)):
+        return task
+    return replace(task, model=_copied(task.model, mode, device))
+
+
+def fake_like(tensor: Tensor, mode: FakeTensorMode, device: torch.device) -> Tensor:
+    """Return a fake tensor of this form; call it outside of `mode`."""
+    with mode:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+
+
+@contextmanager
+def _without_memory(mode: FakeTensorMode, device: torch.device) -> Iterator[None]:
+    """Have parameters and buffers of modules become fake ones when they are registered."""
+
+    def parameter(module: nn.Module, name: str, given: Tensor | None) -> Tensor | None:
+        if given is None or isinstance(given, FakeTensor) and given.device == device:
+            return None
+        return nn.Parameter(fake_like(given, mode, device), requires_grad=given.requires_grad)
+
+    def buffer(module: nn.Module, name: str, given: Tensor | None) -> Tensor | None:
+        if given is None or isinstance(given, FakeTensor) and given.device == device:
+            return None
+        return fake_like(given, mode, device)
+
+    hooks = (
+        register_module_parameter_registration_hook(parameter),
+        register_module_buffer_registration_hook(buffer),
+    )
+    try:
+        with _LargeIsFake(mode):
+            yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+class _LargeIsFake(TorchDispatchMode):
+    """Gives no memory to large new tensors."""
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        super().__init__()
+        self._mode = mode
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = func._schema.name.removeprefix("aten::")
+        if name in _FACTORIES and _bytes(args[0], kwargs) > LARGE:
+            with self._mode:
+                return func(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+def _bytes(shape: Any, kwargs: dict[str, Any]) -> int:
+    dtype = kwargs.get("dtype") or torch.get_default_dtype()
+    return math.prod(shape) * dtype.itemsize
+
+
+def _copied(model: nn.Module, mode: FakeTensorMode, device: torch.device) -> nn.Module:
+    """Return a copy of a model whose parameters and buffers are fake; shared ones stay shared."""
+    copies: dict[int, Any] = {}  # what deepcopy takes for objects that it has copied already
+    for tensor in _tensors(model):
+        fake = fake_like(tensor, mode, device)
+        is_parameter = isinstance(tensor, nn.Parameter)
+        copies[id(tensor)] = (
+            nn.Parameter(fake, requires_grad=tensor.requires_grad) if is_parameter else fake
+        )
+    return copy.deepcopy(model, copies)
+
+
+def _tensors(model: nn.Module) -> Iterator[Tensor]:
+    yield from model.parameters()
+    yield from model.buffers()

@@ -1,0 +1,129 @@
+"""The prediction for a configuration, and whether that fits into what a device has free."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+
+from stepscope.formatting import format_bytes
+from trainer.config import RunConfig, Runner
+from trainer.fit.free import Free
+from trainer.fit.margin import DEFAULT, Margin
+from trainer.fit.peak import Peak, device_peak, host_peak
+from trainer.fit.play import Played, play
+from trainer.problems import TrainDevice
+
+CONTEXT = 512 * 2**20
+"""A process's CUDA context on a recent GPU; a guess, which no GPU has confirmed yet."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prediction:
+    """What a run needs, in bytes; `seconds` is how long it took to say so."""
+
+    config: RunConfig
+    device: str
+    """The name of the device."""
+    peak: Peak
+    outside: dict[str, int] = field(default_factory=dict)
+    """What the run takes on the device or host besides what torch allocates for the training."""
+    samples: int
+    """Of an epoch: no batch is larger."""
+    seconds: float
+    notes: tuple[str, ...] = ()
+
+    @property
+    def taken(self) -> int:
+        """What torch takes from the device: on a GPU with its cache."""
+        return self.peak.allocated if self.peak.reserved is None else self.peak.reserved
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """Whether a prediction fits; None where that cannot be said, for the `reason`."""
+
+    fits: bool | None
+    reason: str
+    needed: int
+    """Bytes with the margin, and with what is outside of torch."""
+
+
+def predict(config: RunConfig, device: TrainDevice) -> Prediction:
+    """Predict the peak of a run; takes seconds, in a process that then does nothing else.
+
+    Raises RunFailed for data that cannot be used.
+    """
+    began = time.perf_counter()
+    on_gpu = device.cuda_index is not None
+    capability = (device.compute_capability or (9, 0)) if on_gpu else None
+    before = psutil.Process().memory_info().rss
+    played = play(config, capability)
+    find = device_peak if on_gpu else host_peak
+    return Prediction(
+        config=config,
+        device=device.name,
+        peak=find(played.events, played.parts),
+        outside={"context": CONTEXT} if on_gpu else _on_host(config, played, before),
+        samples=played.samples,
+        seconds=time.perf_counter() - began,
+        notes=played.notes,
+    )
+
+
+def judge(prediction: Prediction, free: Free, margin: Margin = DEFAULT) -> Verdict:
+    """Compare a prediction with what is free. Pure."""
+    outside = sum(prediction.outside.values())
+    needed = round(prediction.taken * margin.factor) + outside
+    if free.bytes is None:
+        return Verdict(fits=None, reason=free.reason or "What is free is unknown.", needed=needed)
+    room = format_bytes(free.bytes)
+    if prediction.taken + outside > free.bytes:
+        least = format_bytes(prediction.taken + outside)
+        return Verdict(
+            fits=False,
+            reason=f"It needs about {least}, and {room} are free. Use a smaller batch or model.",
+            needed=needed,
+        )
+    with_margin = f"{format_bytes(needed)} with a margin of {100 * (margin.factor - 1):.0f} %"
+    if needed > free.bytes:
+        return Verdict(
+            fits=None,
+            reason=f"It is close: {with_margin}, and {room} are free. Use a smaller batch.",
+            needed=needed,
+        )
+    return Verdict(fits=True, reason=f"It needs {with_margin}, and {room} are free.", needed=needed)
+
+
+def _on_host(config: RunConfig, played: Played, process: int) -> dict[str, int]:
+    """What a run on the CPU takes of the host's memory besides its tensors."""
+    found = {"data_set": played.data_bytes}
+    if config.num_workers:
+        batches = config.num_workers * config.prefetch_factor
+        found["prefetched_batches"] = batches * played.batch_bytes
+    if config.runner is Runner.PROCESS:
+        found["process"] = process
+    return found
+
+
+def to_json(prediction: Prediction, verdict: Verdict, free: Free, margin: Margin) -> dict[str, Any]:
+    """Return what `python -m trainer.fit --json` prints."""
+    return {
+        "predicted_peak_bytes": prediction.peak.allocated,
+        "parts": prediction.peak.parts,
+        "predicted_reserved_bytes": prediction.peak.reserved,
+        "outside": prediction.outside,
+        "needed_bytes": verdict.needed,
+        "device": prediction.config.device,
+        "device_name": prediction.device,
+        "free_bytes": free.bytes,
+        "total_bytes": free.total,
+        "margin": {"factor": margin.factor, "runs": margin.runs, "source": margin.source},
+        "fits": verdict.fits,
+        "reason": verdict.reason,
+        "notes": list(prediction.notes),
+        "seconds": round(prediction.seconds, 3),
+        "config": prediction.config.to_dict(),
+    }

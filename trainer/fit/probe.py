@@ -1,0 +1,87 @@
+"""Measures throughput at a few batch sizes that are predicted to fit, each in a fresh process.
+
+A sample is one of the lab's: an ordinary short run with recorder and sampler. No size is measured
+that is not predicted to leave headroom, so that none runs out of memory.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from stepscope.run import runs_root
+from trainer.config import RunConfig
+from trainer.fit.largest import HEADROOM, Point
+from trainer.lab.process import SampleProcess
+
+WARMUP_STEPS, SECONDS = 3, 1.5
+MOST_SAMPLES = 6
+LONGEST_STEP_S = 4.0
+"""A size whose step would take longer, judged by the last rate, is left out."""
+TIMEOUT_S = 60.0
+
+Say = Callable[[str, float], None]
+"""Takes what is done now, and the share that is done."""
+
+
+def sizes_to_measure(points: Sequence[Point], room: int, known: Sequence[int]) -> list[int]:
+    """Return the largest sizes that leave headroom, each about half of the one above; ascending.
+
+    Sizes whose throughput is known are left out.
+    """
+    fitting = sorted(
+        (point.batch_size for point in points if point.needed <= room * (1 - HEADROOM)),
+        reverse=True,
+    )
+    chosen: list[int] = []
+    for size in fitting:
+        if not chosen or size <= chosen[-1] * 0.6:
+            chosen.append(size)
+    return sorted(size for size in chosen[:MOST_SAMPLES] if size not in known)
+
+
+def measure(
+    config: RunConfig,
+    sizes: Sequence[int],
+    say: Say,
+    started: Callable[[SampleProcess], None] = lambda taker: None,
+) -> tuple[dict[int, float], list[str]]:
+    """Return samples per second by batch size, and a sentence for each size without.
+
+    Raises OSError where no folder can be made.
+    """
+    rates: dict[int, float] = {}
+    missed: list[str] = []
+    root = runs_root()
+    root.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".fit-", dir=root) as folder:
+        taker = SampleProcess(Path(folder))
+        started(taker)
+        rate: float | None = None
+        for done, size in enumerate(sizes):
+            if taker.stopping:
+                break
+            if rate is not None and size * config.accumulation / rate > LONGEST_STEP_S:
+                seconds = size * config.accumulation / rate
+                missed.append(f"{size:,}: not measured, a step would take about {seconds:.0f} s")
+                continue
+            say(f"Measuring batches of {size:,}", done / len(sizes))
+            answer = taker.take(_job(config, size), TIMEOUT_S)
+            metrics = answer.get("metrics")
+            if isinstance(metrics, dict) and (metrics.get("samples_per_sec") or 0) > 0:
+                rate = rates[size] = float(metrics["samples_per_sec"])
+            else:
+                missed.append(f"{size:,}: {answer.get('reason') or 'no rate was measured'}")
+    return rates, missed
+
+
+def _job(config: RunConfig, size: int) -> dict[str, object]:
+    return {
+        "config": config.to_dict(),
+        "changes": {"batch_size": size},
+        "seed": config.seed,
+        "warmup": WARMUP_STEPS,
+        "steps": 0,
+        "seconds": SECONDS,
+    }

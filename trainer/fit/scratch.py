@@ -1,0 +1,67 @@
+"""Memory that an operation takes beside its results: workspaces of cuBLAS, reorders of oneDNN.
+
+Where a figure comes from stands beside it. What is not known is not counted: cuDNN's workspaces on
+a GPU, which depend on the algorithm it chooses.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+import torch
+
+from trainer.config import RunConfig
+from trainer.fit.tracker import Part, Scratch, Tracker
+from trainer.training.flags import WORKSPACES
+
+MATRIX_PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "addbmm", "linear"))
+HOPPER = (9, 0)
+
+
+def scratch_of(config: RunConfig, capability: tuple[int, int] | None) -> Scratch | None:
+    """Return what counts the memory beside the results, on a GPU of this capability or a CPU."""
+    if capability is None:
+        return None
+    return CudaWorkspaces(cublas_workspace(config, capability))
+
+
+def cublas_workspace(config: RunConfig, capability: tuple[int, int]) -> int:
+    """Return the bytes that torch gives cuBLAS for each handle and stream.
+
+    Torch's aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize: 32 MiB on Hopper and
+    Blackwell, else 8 MiB + 128 KiB, unless CUBLAS_WORKSPACE_CONFIG says ":KiB:count…".
+    """
+    chosen = os.environ.get(WORKSPACES) or (":4096:8" if config.deterministic else "")
+    pairs = re.findall(r":(\d{1,9}):(\d{1,9})", chosen)
+    if pairs:
+        return sum(int(size) * 1024 * int(count) for size, count in pairs)
+    return 4096 * 8 * 1024 if capability >= HOPPER else 4096 * 1024 * 2 + 16 * 1024 * 8
+
+
+class CudaWorkspaces:
+    """The workspace of cuBLAS, taken at a thread's first matrix product and kept.
+
+    The forward and the backward pass are two threads.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._taken: set[tuple[bool, str]] = set()
+
+    def __call__(
+        self,
+        tracker: Tracker,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        results: Any,
+    ) -> None:
+        """Count it before the first of its products."""
+        if func._schema.name.removeprefix("aten::") not in MATRIX_PRODUCTS:
+            return
+        user = (torch._C._current_graph_task_id() != -1, tracker.pool)
+        if user not in self._taken:
+            self._taken.add(user)
+            tracker.take(self._size, Part.WORKSPACE)
