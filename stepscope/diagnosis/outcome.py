@@ -5,7 +5,7 @@ from __future__ import annotations
 import linecache
 import re
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from stepscope.formatting import terminal_text
@@ -76,6 +76,29 @@ def out_of_memory(short: Shortage, error: BaseException, remedy: str) -> Outcome
     found = re.search(r"[Tt](ried to allocate [0-9.]+ (bytes|[KMGT]?i?B))", _said_by(error))
     asked = f" (t{found.group(1)})" if found else ""
     return Outcome(RunStatus.FAILED, f"{short}{asked}. {remedy}", failure="oom")
+
+
+def with_case(ended: Outcome, case: str, remedy: str | None = None) -> Outcome:
+    """Name the case in the reason of `out_of_memory`, and give its own remedy where it has one.
+
+    >>> short = Outcome(reason="The GPU ran out of memory (tried to allocate 2.50 GiB). Do this.")
+    >>> with_case(short, "fragmentation").reason
+    'The GPU ran out of memory (tried to allocate 2.50 GiB): fragmentation. Do this.'
+    """
+    first, _, rest = (ended.reason or "").partition(". ")
+    return replace(ended, reason=f"{first}: {case}. {remedy or rest}")
+
+
+def killed_worker(error: BaseException) -> bool:
+    """Say whether a DataLoader's worker was killed, as the kernel does where memory is short."""
+    text = _said_by(error)
+    return "DataLoader worker" in text and ("signal: Killed" in text or "exited unexpect" in text)
+
+
+def worker_out_of_memory() -> Outcome:
+    """Return the outcome of a run that lost a worker which the kernel has killed."""
+    reason = f"{Shortage.HOST}: the kernel ended a DataLoader worker. {_REMEDIES[Shortage.HOST]}"
+    return Outcome(RunStatus.FAILED, reason, failure="oom")
 
 
 def _said_by(value: object) -> str:

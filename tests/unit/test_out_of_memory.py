@@ -1,0 +1,558 @@
+"""Each case of a failed allocation, from figures as torch gives them; what is missing is said."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepscope.diagnosis.oom_record import (
+    Holder,
+    Host,
+    Memory,
+    OomRecord,
+    OomReport,
+    OptimizerState,
+    Readings,
+    Segments,
+    Settings,
+    parse,
+    record_of,
+)
+from stepscope.diagnosis.out_of_memory import Case, OomVerdict, judge, oom_name
+from stepscope.diagnosis.remedies import Setup
+
+MIB = 2**20
+GIB = 2**30
+FULL = OomRecord(
+    ts=1_800_000_000.0,
+    step=0,
+    steps_done=0,
+    phase="forward",
+    training=True,
+    grad=True,
+    device=0,
+    requested=300 * MIB,
+    total=2 * GIB,
+    allowed=2 * GIB,
+    free=100 * MIB,
+    allocated=1720 * MIB,
+    reserved=1740 * MIB,
+    own=1948 * MIB,
+    others=0,
+)
+"""A GPU of 2 GiB that one process has filled before its first step was complete: 208 MiB of it are
+the context's."""
+
+
+def readings(steps: int, allocated: Any, peak: float) -> Readings:
+    """A sample after each step; `allocated` is a function of the step."""
+    every = range(1, steps + 1)
+    return Readings(
+        ts=tuple(1_800_000_000.0 - 0.1 * (steps - i) for i in every),
+        steps=tuple(every),
+        columns={
+            "memory/allocated": tuple(float(allocated(i)) for i in every),
+            "memory/peak_allocated": (float(peak),) * steps,
+        },
+    )
+
+
+def after(steps: int, peak: float, **changes: Any) -> OomRecord:
+    """A record after steps whose peak was this."""
+    flat = readings(steps, lambda i: 200 * MIB, peak)
+    return replace(FULL, step=steps, steps_done=steps, readings=flat, **changes)
+
+
+def figures(verdict: OomVerdict) -> dict[str, str]:
+    return {one.name: one.shown for one in verdict.evidence}
+
+
+def test_a_training_that_never_had_room_is_too_big() -> None:
+    verdict = judge(FULL)
+    assert verdict.case is Case.TOO_BIG
+    assert (
+        "1.68 GiB was in use and 300 MiB more was asked for: the GPU has 2.00 GiB" in verdict.text
+    )
+    assert verdict.text.startswith("Before the first step")
+    assert figures(verdict)["Asked for"] == "300 MiB"
+    assert figures(verdict)["Other processes"] == "0 B"
+    assert "batch" in verdict.next[0].text
+
+
+def test_one_tensor_larger_than_the_gpu_is_too_big_whatever_else_is_known() -> None:
+    verdict = judge(replace(after(50, 500 * MIB), requested=3 * GIB, others=GIB))
+    assert verdict.case is Case.TOO_BIG
+    assert "One tensor of 3.00 GiB" in verdict.text
+
+
+def test_a_memory_fraction_is_the_limit_and_said() -> None:
+    record = replace(FULL, allowed=GIB, free=900 * MIB, allocated=1000 * MIB, reserved=1010 * MIB)
+    verdict = judge(replace(record, requested=100 * MIB, others=0))
+    assert verdict.case is Case.TOO_BIG
+    assert "this process may use 1.00 GiB of the GPU" in verdict.text
+    # The memory of others is not what is missing then.
+    crowded = judge(replace(record, requested=100 * MIB, free=20 * MIB, others=800 * MIB))
+    assert crowded.case is Case.TOO_BIG
+
+
+def test_steps_that_fill_the_gpu_leave_no_room_for_a_little_more() -> None:
+    verdict = judge(after(100, 1700 * MIB, others=0))
+    assert verdict.case is Case.TOO_BIG
+    assert "no room for the differences between steps" in verdict.text
+
+
+PIECES = replace(
+    FULL,
+    allocated=900 * MIB,
+    reserved=1740 * MIB,
+    inactive_split=840 * MIB,
+    segments=Segments(count=40, largest_free=60 * MIB),
+)
+
+
+def test_memory_in_pieces_is_named_with_the_share_that_proves_it() -> None:
+    verdict = judge(PIECES)
+    assert verdict.case is Case.FRAGMENTATION
+    assert verdict.share == pytest.approx(840 / 1740, abs=1e-4)
+    assert "840 MiB of the reserved memory was free in pieces of at most 60.0 MiB (48%" in (
+        verdict.text
+    )
+    assert "expandable_segments:True" in (verdict.next[0].code or "")
+
+
+def test_what_is_set_is_never_proposed() -> None:
+    on = replace(PIECES, settings=Settings(text="x", expandable_segments=True))
+    first = judge(on).next[0]
+    assert "is set already" in first.text
+    assert "max_split_size_mb" in (first.code or "")
+    both = replace(on, settings=Settings(expandable_segments=True, max_split_size=64 * MIB))
+    assert not any("ALLOC_CONF" in (step.code or "") for step in judge(both).next)
+    other = replace(on, settings=Settings(backend="cudaMallocAsync"))
+    assert not any("ALLOC_CONF" in (step.code or "") for step in judge(other).next)
+
+
+@pytest.mark.parametrize(
+    ("segments", "whose"),
+    [
+        (Segments(count=9, largest_free=MIB, elsewhere=320 * MIB), "another stream"),
+        (Segments(count=9, largest_free=MIB, elsewhere=320 * MIB, private=400 * MIB), "private"),
+    ],
+)
+def test_a_block_that_would_fit_and_belongs_to_another_is_told(
+    segments: Segments, whose: str
+) -> None:
+    verdict = judge(replace(PIECES, segments=segments))
+    assert verdict.case is Case.FRAGMENTATION
+    assert f"320 MiB is there for the 300 MiB that was asked for, but it belongs to {whose}" in (
+        verdict.text.replace("a private pool", "private")
+    )
+
+
+def test_a_little_in_pieces_is_not_the_cause() -> None:
+    little = replace(FULL, allocated=1640 * MIB, requested=150 * MIB)
+    assert judge(little).case is Case.TOO_BIG
+
+
+OTHER = replace(
+    FULL,
+    allocated=600 * MIB,
+    reserved=620 * MIB,
+    others=1120 * MIB,
+    own=828 * MIB,
+    processes=(Holder(pid=77, name="python", memory=1120 * MIB, yours=True),),
+)
+
+
+def test_another_process_is_named_with_what_it_holds() -> None:
+    verdict = judge(OTHER)
+    assert verdict.case is Case.OTHER_PROCESS
+    assert verdict.text.startswith("python (process 77) holds 1.09 GiB")
+    assert verdict.share == pytest.approx(1120 / 2048, abs=1e-4)
+    assert verdict.next[0].code == "kill 77"
+    assert "it is yours" in verdict.next[0].text
+
+
+def test_a_process_of_somebody_else_is_waited_for() -> None:
+    strangers = (Holder(pid=77, memory=GIB), Holder(pid=8, name="b"), Holder(pid=9, name="c"))
+    verdict = judge(replace(OTHER, processes=strangers))
+    assert verdict.text.startswith("A process (process 77), b (process 8) and 1 more hold")
+    assert not any("kill" in (step.code or "") for step in verdict.next)
+    assert verdict.next[0].text.startswith("Wait until the other process has ended")
+
+
+def test_others_are_told_from_our_own_where_only_our_memory_is_known() -> None:
+    verdict = judge(replace(OTHER, others=None, processes=()))
+    assert verdict.case is Case.OTHER_PROCESS
+    assert verdict.text.startswith("Another process holds 1.09 GiB")
+
+
+def test_a_desktop_is_no_cause() -> None:
+    desktop = replace(FULL, others=150 * MIB, allocated=1600 * MIB, reserved=1610 * MIB)
+    assert judge(desktop).case is Case.TOO_BIG
+
+
+def test_where_the_driver_hides_processes_no_case_is_named() -> None:
+    hidden = replace(OTHER, others=None, own=None, processes=(), others_reason="in a container")
+    verdict = judge(hidden)
+    assert verdict.case is Case.UNKNOWN
+    assert "held outside of PyTorch's memory" in verdict.text
+    assert "in a container" in verdict.text
+    assert verdict.share is None
+
+
+def test_growth_is_told_a_step_and_in_all() -> None:
+    grown = replace(
+        FULL,
+        step=150,
+        steps_done=150,
+        readings=readings(150, lambda i: (200 + 10 * i) * MIB, 1700 * MIB),
+    )
+    verdict = judge(grown)
+    assert verdict.case is Case.GROWTH
+    assert "grew by 10.0 MiB a step, by 1.46 GiB over 150 steps" in verdict.text
+    assert "loss.item()" in (verdict.next[0].code or "")
+    assert figures(verdict)["Growth of allocated"] == "10.0 MiB a step over 150 steps"
+
+
+def test_growth_is_taken_from_the_runs_own_event() -> None:
+    record = after(4000, 1700 * MIB)
+    assert judge(record).case is not Case.GROWTH
+    event = {"bytes_per_step": 0.4 * MIB, "low": 0.3, "high": 0.5, "steps": 3000}
+    assert judge(record, growth=event).case is Case.GROWTH
+    for broken in ({}, {"bytes_per_step": "x", "steps": True}, {"bytes_per_step": 1e400}):
+        assert judge(record, growth=broken).case is not Case.GROWTH
+
+
+@pytest.mark.parametrize(
+    "allocated",
+    [
+        lambda i: (200 + 300 * (i % 2)) * MIB,  # up and down
+        lambda i: (200 + i % 17) * MIB,
+        lambda i: 900 * MIB - i,
+        lambda i: 200 * MIB + i,  # a byte a step explains nothing
+    ],
+)
+def test_what_is_no_trend_is_not_called_growth(allocated: Any) -> None:
+    record = replace(after(150, 700 * MIB), readings=readings(150, allocated, 700 * MIB))
+    assert judge(record).case is not Case.GROWTH
+
+
+def test_a_reading_inside_a_long_step_does_not_count_as_growth() -> None:
+    steps = tuple(sorted([*range(1, 40)] * 2))
+    inside = tuple(float(200 * MIB + (i % 2) * i * 9 * MIB) for i in range(len(steps)))
+    record = replace(
+        after(39, 700 * MIB),
+        readings=Readings(
+            ts=tuple(float(i) for i in range(len(steps))),
+            steps=steps,
+            columns={
+                "memory/allocated": inside,
+                "memory/peak_allocated": (700.0 * MIB,) * len(steps),
+            },
+        ),
+    )
+    assert judge(record).case is Case.SPIKE
+
+
+def test_one_long_batch_is_a_spike() -> None:
+    verdict = judge(after(100, 700 * MIB, inputs=("8 × 4096",)))
+    assert verdict.case is Case.SPIKE
+    assert "In the forward of one step 1.97 GiB was needed, against 700 MiB at most" in verdict.text
+    assert figures(verdict)["Input of the model"] == "8 × 4096"
+    assert "length" in verdict.next[0].text
+
+
+def test_the_step_under_way_is_not_among_the_usual_ones() -> None:
+    """A reading inside it has its own peak."""
+    record = after(20, 700 * MIB)
+    inside = replace(
+        record,
+        readings=Readings(
+            ts=(1.0, 2.0),
+            steps=(19, 20),
+            columns={"memory/peak_allocated": (700.0 * MIB, 1720.0 * MIB)},
+        ),
+    )
+    assert judge(inside).case is Case.SPIKE
+
+
+def test_validation_with_gradients_is_named_by_mode_and_phase() -> None:
+    verdict = judge(after(100, 1600 * MIB, phase="validation", training=False, function="evaluate"))
+    assert verdict.case is Case.SPIKE
+    assert "In validation (in evaluate) gradients were on" in verdict.text
+    assert "torch.no_grad()" in (verdict.next[0].code or "")
+    off = judge(after(100, 700 * MIB, phase="validation", training=False, grad=False))
+    assert "torch.no_grad()" not in (off.next[0].code or "")
+
+
+ADAM = replace(
+    FULL,
+    phase="optimizer",
+    optimizer=OptimizerState(
+        name="AdamW", parameters=600 * MIB, state=500 * MIB, expected=1200 * MIB
+    ),
+)
+
+
+def test_the_first_step_of_an_optimizer_is_named_with_its_state() -> None:
+    verdict = judge(ADAM)
+    assert verdict.case is Case.OPTIMIZER
+    assert "AdamW keeps 1.17 GiB of state for parameters of 600 MiB" in verdict.text
+    assert "500 MiB was there when 300 MiB more did not fit" in verdict.text
+    assert verdict.share == pytest.approx(1200 / 2048, abs=1e-4)
+    assert any("hardly helps" in step.text for step in verdict.next)
+
+
+def test_the_state_still_to_come_counts_against_pieces_that_fit_one_tensor() -> None:
+    small = replace(ADAM, allocated=1400 * MIB, requested=150 * MIB)
+    assert judge(small).case is Case.OPTIMIZER
+    complete = replace(
+        small,
+        optimizer=OptimizerState(name="SGD", parameters=MIB, state=MIB, expected=MIB),
+    )
+    assert judge(complete).case is Case.FRAGMENTATION
+
+
+def test_an_optimizer_nobody_knows_is_named_without_figures_of_it() -> None:
+    unknown = OptimizerState(name="Mine", parameters=MIB, state=0)
+    assert (
+        "Mine keeps state for parameters of 1.00 MiB"
+        in judge(replace(ADAM, optimizer=unknown)).text
+    )
+    assert judge(replace(ADAM, optimizer=None)).case is Case.OPTIMIZER
+    later = after(100, 1700 * MIB, phase="optimizer")
+    assert judge(later).case is Case.TOO_BIG
+
+
+def test_a_state_that_is_complete_is_not_called_missing() -> None:
+    whole = OptimizerState(name="Adam", parameters=600 * MIB, state=GIB, expected=GIB)
+    verdict = judge(replace(ADAM, optimizer=whole))
+    assert verdict.case is Case.OPTIMIZER
+    assert "was complete" in verdict.text
+    assert any("fused" in (step.code or "") for step in verdict.next)
+
+
+@pytest.mark.parametrize(
+    ("host", "words"),
+    [
+        (None, "The host's memory was not enough for 300 MiB."),
+        (Host(total=8 * GIB, available=GIB), ": 1.00 GiB of 8.00 GiB was available."),
+        (
+            Host(total=8 * GIB, available=GIB, limit=2 * GIB, limit_used=2 * GIB - MIB),
+            "2.00 GiB of the container's 2.00 GiB used.",
+        ),
+        (Host(kills=1), "The kernel ended a process of this"),
+        (Host(kills=3), "The kernel ended 3 processes of this"),
+    ],
+)
+def test_host_memory_is_told_from_gpu_memory(host: Host | None, words: str) -> None:
+    record = OomRecord(ts=0.0, memory=Memory.HOST, requested=300 * MIB, host=host)
+    verdict = judge(record)
+    assert verdict.case is Case.HOST
+    assert words in verdict.text
+    assert "num_workers" in (verdict.next[0].code or "")
+    limited = host is not None and host.limit is not None
+    assert any("container more memory" in step.text for step in verdict.next) is limited
+
+
+def test_page_locked_memory_is_host_memory() -> None:
+    verdict = judge(OomRecord(ts=0.0, memory=Memory.PINNED))
+    assert verdict.case is Case.HOST
+    assert "page-lock" in verdict.text
+    assert "pin_memory" in (verdict.next[0].code or "")
+
+
+@pytest.mark.parametrize(
+    "missing", ["requested", "free", "allocated", "reserved"], ids=lambda name: f"no {name}"
+)
+def test_without_a_figure_no_case_is_named(missing: str) -> None:
+    verdict = judge(replace(FULL, **{missing: None}))
+    assert verdict.case is Case.UNKNOWN
+    assert "was not recorded" in verdict.text
+    assert judge(replace(FULL, allowed=None, total=None)).case is Case.UNKNOWN
+    assert judge(replace(FULL, reserved=10)).case is Case.UNKNOWN  # less than is allocated
+
+
+def test_where_nothing_explains_it_the_verdict_says_so() -> None:
+    verdict = judge(replace(FULL, requested=50 * MIB))
+    assert verdict.case is Case.UNKNOWN
+    assert "was refused although 100 MiB was free a moment later" in verdict.text
+    unrecorded = replace(FULL, step=9, steps_done=9)
+    assert "what earlier steps needed was not recorded" in judge(unrecorded).text
+
+
+OURS = {
+    "batch_size": 64,
+    "accumulation": 1,
+    "precision": "fp32",
+    "activation_checkpointing": False,
+    "memory_warmup": False,
+    "optimizer": "adam",
+    "num_workers": 4,
+    "pin_memory": True,
+    "non_blocking": True,
+    "copy_stream": True,
+    "cuda_graphs": True,
+    "data_on_device": True,
+    "prefetch_factor": 2,
+}
+
+
+def ours(**changes: Any) -> Setup:
+    return Setup(on_gpu=True, own=True, config=OURS | changes, capability=(9, 0))
+
+
+def named(verdict: OomVerdict) -> list[tuple[str | None, Any]]:
+    return [(step.name, step.value) for step in verdict.next if step.name]
+
+
+def test_a_run_of_ours_gets_its_own_settings_in_order() -> None:
+    assert named(judge(FULL, ours())) == [
+        ("batch_size", 32),
+        ("activation_checkpointing", True),
+        ("precision", "bf16"),
+        ("data_on_device", False),
+    ]
+    set_already = ours(
+        batch_size=1, activation_checkpointing=True, precision="bf16", data_on_device=False
+    )
+    assert named(judge(FULL, set_already)) == []
+    assert "device with more memory" in judge(FULL, set_already).next[0].text
+    old = Setup(on_gpu=True, own=True, config=OURS, capability=(7, 0))
+    assert ("precision", "fp16") in named(judge(FULL, old))
+
+
+def test_only_what_the_machine_can_do_is_proposed() -> None:
+    found = judge(FULL, ours(), allowed=lambda name, value: name != "precision")
+    assert "precision" not in dict(named(found))
+
+
+@pytest.mark.parametrize(
+    ("record", "first"),
+    [
+        (PIECES, ("memory_warmup", True)),
+        (
+            replace(PIECES, segments=Segments(count=1, largest_free=0, elsewhere=GIB)),
+            ("copy_stream", False),
+        ),
+        (ADAM, ("optimizer", "sgd")),
+        (OomRecord(ts=0.0, memory=Memory.HOST), ("num_workers", 2)),
+        (OomRecord(ts=0.0, memory=Memory.PINNED), ("copy_stream", False)),
+        (OTHER, ("batch_size", 32)),
+    ],
+)
+def test_each_case_has_settings_of_its_own(record: OomRecord, first: tuple[str, Any]) -> None:
+    assert named(judge(record, ours()))[0] == first
+
+
+# --- the file -------------------------------------------------------------------------------------
+
+RICH = replace(
+    ADAM,
+    message="CUDA out of memory",
+    processes=OTHER.processes,
+    segments=PIECES.segments,
+    host=Host(total=1, kills=0),
+    settings=Settings(text="a:b", expandable_segments=True, fraction=0.5),
+    readings=readings(3, lambda i: i, 4),
+    inputs=("1 × 2",),
+    stack=("train.py:3 step",),
+)
+
+
+def test_a_report_is_the_same_after_it_was_a_file() -> None:
+    report = OomReport(first=FULL, last=RICH, seen=3, ended=True)
+    assert parse(json.dumps(report.to_json())) == report
+    assert record_of(json.loads(json.dumps(RICH.to_json()))) == RICH
+    assert judge(record_of(RICH.to_json())) == judge(RICH)
+    assert (oom_name(), oom_name(3)) == ("oom.json", "oom-rank3.json")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"schema": 9}, "schema 1"),
+        ({"last": None}, "report.last: must be an object"),
+        ({"last": {}}, "missing"),
+        ({"seen": "many"}, "report.seen: must be of type int, got 'many'"),
+        ({"seen": 10**80}, "64 bits"),
+        ({"first": {"ts": 1.0, "free": "x"}}, "report.first.free"),
+        ({"first": {"ts": 1.0, "free": True}}, "report.first.free"),
+        ({"first": {"ts": 1.0, "memory": "tape"}}, "report.first.memory"),
+        ({"first": {"ts": 1.0, "stack": "abc"}}, "report.first.stack: must be a list"),
+        ({"first": {"ts": 1.0, "stack": ["a"] * 3000}}, "list of at most"),
+        ({"first": {"ts": 1.0, "blocks": [{"count": 1}]}}, "missing"),
+        ({"first": {"ts": 1.0, "readings": {"columns": []}}}, "must be an object"),
+    ],
+)
+def test_a_file_of_another_form_is_refused_by_its_field(
+    changes: dict[str, Any], words: str
+) -> None:
+    told = OomReport(first=FULL, last=FULL).to_json() | changes
+    with pytest.raises(ValueError, match=words.replace("(", r"\(")):
+        parse(json.dumps(told))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, '{"schema": 1, "first": NaN}'])
+def test_what_is_no_report_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        parse(text)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner),
+    max_leaves=12,
+)
+sizes = st.none() | st.integers(-5, 2**63 - 1)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    told=st.fixed_dictionaries(
+        {"ts": st.floats(allow_nan=False, allow_infinity=False)},
+        optional=dict.fromkeys(OomRecord.__dataclass_fields__.keys() - {"ts"}, json_values),
+    )
+)
+def test_any_json_is_a_record_or_a_sentence(told: dict[str, Any]) -> None:
+    try:
+        record = record_of(told)
+    except ValueError:
+        return
+    assert judge(record).text
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    figures=st.fixed_dictionaries(
+        dict.fromkeys(
+            ("requested", "total", "allowed", "free", "allocated", "reserved", "own", "others"),
+            sizes,
+        )
+    ),
+    steps=st.none() | st.integers(0, 200),
+    phase=st.sampled_from([None, "forward", "optimizer", "validation"]),
+    peak=st.integers(0, 2**40),
+)
+def test_whatever_the_figures_a_verdict_is_whole(
+    figures: dict[str, int | None], steps: int | None, phase: str | None, peak: int
+) -> None:
+    record = replace(
+        FULL,
+        step=steps or 0,
+        steps_done=steps,
+        phase=phase,
+        readings=readings(steps or 0, lambda i: peak * i, peak),
+        **figures,
+    )
+    verdict = judge(record, ours())
+    assert verdict.text.endswith(".")
+    assert verdict.next
+    assert verdict.share is None or 0 <= verdict.share <= 1
+    if verdict.case is Case.UNKNOWN:
+        assert verdict.share is None
