@@ -1,0 +1,160 @@
+"""What segments hold: live blocks by stack, and how reserved memory is split up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.snapshots.blocks import Fragmentation, fragmentation, largest_blocks
+from stepscope.snapshots.frames import module_of, stack_texts
+
+MIB = 2**20
+Json = dict[str, Any]
+FRAMES = [{"filename": "/me/net.py", "line": 7, "name": "forward"}]
+OTHER = [{"filename": "/me/train.py", "line": 70, "name": "step"}]
+
+
+def block(size: int, state: str = "active_allocated", frames: object = FRAMES, **more: Any) -> Json:
+    """Return a block as torch 2.13 lists it."""
+    return {"size": size, "requested_size": size - 100, "state": state, "frames": frames} | more
+
+
+def segment(*blocks: Json, **more: Any) -> Json:
+    """Return a segment that consists of these blocks."""
+    return {
+        "device": 0,
+        "address": 0x7F0000000000,
+        "total_size": sum(part["size"] for part in blocks),
+        "stream": 0,
+        "segment_type": "large",
+        "segment_pool_id": (0, 0),
+        "is_expandable": False,
+        "blocks": list(blocks),
+    } | more
+
+
+def test_equal_stacks_are_added_up_and_the_largest_comes_first() -> None:
+    segments = [
+        segment(block(2 * MIB), block(5 * MIB, frames=OTHER), block(9 * MIB, "inactive")),
+        segment(block(4 * MIB, frames=[dict(FRAMES[0])]), block(MIB, "active_awaiting_free")),
+        segment(block(3 * MIB), stream=7),
+    ]
+    first, second, third = largest_blocks(segments)
+    assert (first.size, first.requested, first.count) == (6 * MIB, 6 * MIB - 200, 2)
+    assert first.frames == ("/me/net.py:7 in forward",)
+    assert (second.size, second.frames) == (5 * MIB, ("/me/train.py:70 in step",))
+    assert (third.size, third.stream) == (3 * MIB, 7)
+    assert largest_blocks(segments, 1) == (first,)
+
+
+def test_free_parts_of_segments_in_use_are_split() -> None:
+    found = fragmentation(
+        [
+            segment(block(4 * MIB), block(16 * MIB, "inactive")),
+            segment(block(20 * MIB, "inactive")),
+            segment(block(2 * MIB, "active_awaiting_free"), segment_pool_id=(0, 3)),
+        ]
+    )
+    assert found == Fragmentation(
+        reserved=42 * MIB,
+        allocated=4 * MIB,
+        cached=20 * MIB,
+        split=16 * MIB,
+        largest_free=20 * MIB,
+        private_pools=2 * MIB,
+        awaiting_free=2 * MIB,
+    )
+
+
+def test_whole_pages_of_an_expandable_segment_can_be_given_back() -> None:
+    used, free = block(10 * MIB), block(75 * MIB, "inactive")
+    found = fragmentation([segment(used, free, block(15 * MIB), is_expandable=True)])
+    # Pages of 20 MiB: those from 20 to 80 are free as a whole, 10 to 20 and 80 to 85 are parts.
+    assert (found.cached, found.split, found.largest_free) == (60 * MIB, 15 * MIB, 75 * MIB)
+
+
+def test_other_versions_and_nonsense_are_left_out() -> None:
+    old = {
+        "total_size": 2 * MIB,
+        "blocks": [
+            {
+                "size": MIB,
+                "state": "active_allocated",
+                "history": [{"real_size": MIB - 5, "frames": FRAMES}],
+            },
+            {"size": MIB, "state": "inactive"},
+        ],
+    }
+    nonsense = [None, 3, {"blocks": 7}, {"blocks": [{"size": -4, "state": "inactive"}, "x"]}]
+    bools = {"total_size": True, "blocks": [{"size": True, "state": "inactive"}]}
+    [found] = largest_blocks([old, *nonsense, bools])
+    assert (found.size, found.requested, found.stream) == (MIB, MIB - 5, 0)
+    assert fragmentation([old, *nonsense, bools]).reserved == 2 * MIB
+    for other in (None, {}, "segments", 5):
+        assert largest_blocks(other) == ()
+        assert fragmentation(other) == Fragmentation(0, 0, 0, 0, 0, 0)
+
+
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3) | st.floats(),
+    lambda inner: st.lists(inner, max_size=4) | st.tuples(inner, inner),
+    max_leaves=6,
+)
+STATES = st.sampled_from(
+    ["active_allocated", "inactive", "active_awaiting_free", "active_pending_free", "new"]
+)
+BLOCK = st.fixed_dictionaries(
+    {"size": st.integers(-1, 2**30) | ANY, "state": STATES | ANY},
+    optional={"requested_size": st.integers(0, 2**31) | ANY, "frames": ANY, "history": ANY},
+)
+SEGMENT = st.fixed_dictionaries(
+    {"blocks": st.lists(BLOCK, max_size=6) | ANY},
+    optional={
+        "total_size": st.integers(0, 2**31) | ANY,
+        "stream": ANY,
+        "is_expandable": st.booleans() | ANY,
+        "segment_type": st.sampled_from(["small", "large"]) | ANY,
+        "segment_pool_id": ANY,
+    },
+)
+
+
+@given(st.lists(SEGMENT | ANY, max_size=5))
+def test_the_parts_are_never_negative_and_sum_to_what_is_reserved(segments: list[Any]) -> None:
+    found = fragmentation(segments)
+    parts = (found.allocated, found.awaiting_free, found.cached, found.split)
+    assert min(parts) >= 0
+    assert sum(parts) == found.reserved
+    assert 0 <= found.largest_free <= found.reserved
+    assert 0 <= found.private_pools <= found.reserved
+    live = largest_blocks(segments, 1000)
+    assert sum(one.size for one in live) == found.allocated
+    assert all(0 <= one.requested <= one.size for one in live)
+
+
+def test_frames_are_text_without_control_characters() -> None:
+    frames = [
+        {"filename": "??", "line": 0, "name": "??"},
+        {"filename": "a\x1b[31m.py", "line": -3, "name": "f"},
+        {"filename": "x" * 1000, "line": 2, "name": "g"},
+        {"filename": 3, "line": 2, "name": "g"},
+        "frame",
+    ]
+    assert stack_texts(frames) == ("a�[31m.py in f", "x" * 300 + ":2 in g")
+    assert stack_texts(FRAMES * 1000) == stack_texts(FRAMES) * 64
+    assert stack_texts("abc") == ()
+
+
+def test_a_module_is_told_only_where_nn_module_called_its_forward() -> None:
+    call = "/v/torch/nn/modules/module.py:1787 in _call_impl"
+    inner = "/v/torch/nn/modules/conv.py:550 in forward"
+    helper = "/v/torch/nn/functional.py:12 in conv2d"
+    assert module_of([helper, inner, call, "/me/net.py:9 in forward", call]) == (
+        "torch.nn.modules.conv"
+    )
+    assert module_of(["/me/net.py:7 in _act", "/me/net.py:9 in forward", call]) == "net.py"
+    assert module_of(["/me/net.py:9 in forward", "/me/train.py:2 in step"]) is None
+    assert module_of(["/me/opt.py:9 in step"]) is None
+    assert module_of([]) is None
