@@ -89,8 +89,8 @@ def largest_blocks(segments: object, count: int = 20) -> tuple[LiveBlock, ...]:
     """
     found: dict[tuple[int, tuple[str, ...]], list[int]] = {}
     stacks: dict[int, tuple[str, ...]] = {}
-    for segment in dicts(segments):
-        stream = _whole(segment.get("stream")) or 0
+    for segment in segments_of(segments):
+        stream = whole(segment.get("stream")) or 0
         for block in blocks_of(segment):
             if not block.allocated:
                 continue
@@ -112,7 +112,7 @@ def largest_blocks(segments: object, count: int = 20) -> tuple[LiveBlock, ...]:
 def fragmentation(segments: object) -> Fragmentation:
     """Return how the allocator's reserved memory is used; all zero without segments."""
     reserved = allocated = awaiting = cached = largest_free = private = 0
-    for segment in dicts(segments):
+    for segment in segments_of(segments):
         blocks = list(blocks_of(segment))
         total = segment_size(segment, blocks)
         reserved += total
@@ -127,6 +127,20 @@ def fragmentation(segments: object) -> Fragmentation:
     return Fragmentation(reserved, allocated, cached, split, largest_free, private, awaiting)
 
 
+def segments_of(segments: object) -> Iterator[dict[str, Any]]:
+    """Yield the segments of a list, one that is listed again, or shares its blocks, only once.
+
+    A small file can list the same million blocks a million times.
+    """
+    seen: set[int] = set()
+    for segment in dicts(segments):
+        blocks = segment.get("blocks")
+        once = {id(segment), id(blocks)} if isinstance(blocks, list) else {id(segment)}
+        if not once & seen:
+            seen |= once
+            yield segment
+
+
 def dicts(items: object) -> Iterator[dict[str, Any]]:
     """Yield the dicts of a list; nothing where it is none."""
     if isinstance(items, list | tuple):
@@ -137,27 +151,27 @@ def blocks_of(segment: dict[str, Any]) -> Iterator[Block]:
     """Yield a segment's blocks in the order of their place, those whose size is told."""
     start = 0
     for block in dicts(segment.get("blocks")):
-        size, state = _whole(block.get("size")), block.get("state")
+        size, state = whole(block.get("size")), block.get("state")
         if size is None or not isinstance(state, str):
             continue
-        requested, frames = _whole(block.get("requested_size")), block.get("frames")
+        requested, frames = whole(block.get("requested_size")), block.get("frames")
         if requested is None and block.get("history"):  # torch before 2.1
             first = next(dicts(block["history"]), {})
-            requested, frames = _whole(first.get("real_size")), first.get("frames")
-        address = _whole(block.get("address"))
+            requested, frames = whole(first.get("real_size")), first.get("frames")
+        address = whole(block.get("address"))
         yield Block(start, size, min(size, requested or size), state, frames, address)
         start += size
 
 
 def segment_size(segment: dict[str, Any], blocks: list[Block]) -> int:
     """Return a segment's bytes, never less than its blocks have."""
-    return max(_whole(segment.get("total_size")) or 0, sum(block.size for block in blocks))
+    return max(whole(segment.get("total_size")) or 0, sum(block.size for block in blocks))
 
 
 def private_pool(segment: dict[str, Any]) -> bool:
     """Say whether a segment belongs to a pool of its own, such as that of a CUDA graph."""
     pool = segment.get("segment_pool_id")
-    return isinstance(pool, list | tuple) and any(_whole(part) != 0 for part in pool)
+    return isinstance(pool, list | tuple) and any(whole(part) != 0 for part in pool)
 
 
 def _returnable(segment: dict[str, Any], blocks: list[Block], total: int) -> int:
@@ -174,6 +188,6 @@ def _returnable(segment: dict[str, Any], blocks: list[Block], total: int) -> int
     return min(found, total)
 
 
-def _whole(value: object) -> int | None:
+def whole(value: object) -> int | None:
     """Return a number of bytes, an address or a stream; None for anything else."""
     return value if type(value) is int and 0 <= value < LARGEST_SIZE else None

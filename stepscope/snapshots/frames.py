@@ -11,8 +11,8 @@ from pathlib import PurePosixPath
 
 from stepscope.formatting import printable
 
-FRAMES_LIMIT = 64
-"""Frames kept of a stack, the innermost ones; C++ stacks have some 100."""
+FRAMES_LIMIT = 128
+"""Frames kept of a stack, the innermost ones; those of C++ make up to 100."""
 TEXT_LIMIT = 300
 """Characters kept of a file's name, its end, and of a function's."""
 _MODULE_FILE = "torch/nn/modules/module.py"
@@ -50,29 +50,29 @@ def module_of(frames: Sequence[str]) -> str | None:
     """Return the innermost module whose `forward` made the allocation; None where unclear.
 
     Frames name functions, not classes. So a module is told only by a `forward` that `nn.Module`
-    itself has called, as the file of that `forward`, or as its class where the frame has the
-    function's qualified name.
+    itself has called: as the file of that `forward`, and the line that called the module, which
+    tells two layers of one class apart.
 
     >>> call = "/lib/torch/nn/modules/module.py:1780 in _call_impl"
-    >>> module_of(["/lib/torch/nn/modules/linear.py:134 in forward", call])
-    'torch.nn.modules.linear'
-    >>> module_of(["/me/net.py:7 in act", "/me/net.py:9 in Block.forward", call])
-    'Block (net.py)'
-    >>> module_of(["/me/net.py:9 in forward"]) is None
+    >>> linear = "/lib/torch/nn/modules/linear.py:134 in forward"
+    >>> module_of([linear, call, "/me/net.py:9 in forward", call, "/me/train.py:3 in step"])
+    'torch.nn.modules.linear, called at net.py:9'
+    >>> module_of(["/me/net.py:9 in forward", "/me/train.py:3 in step"]) is None
     True
     """
-    for inner, outer in zip(frames, frames[1:], strict=False):
-        if _function(inner) == "forward" and _is_module_call(outer):
-            return _module_name(inner)
+    for place, frame in enumerate(frames):
+        outer = frames[place + 1 :]
+        if _function(frame) == "forward" and outer and _is_module_call(outer[0]):
+            caller = next((one for one in outer if not _is_module_call(one)), None)
+            at = "" if caller is None else f", called at {short(caller).rpartition(' in ')[0]}"
+            return f"{_file_of(frame)}{at}"
     return None
 
 
-def _module_name(frame: str) -> str:
-    where, _, name = frame.rpartition(" in ")
-    path = PurePosixPath(where.rpartition(":")[0].replace("\\", "/"))
-    owner = name.rpartition(".forward")[0]
-    if owner:
-        return f"{owner} ({path.name})"
+def _file_of(frame: str) -> str:
+    """Return a file's name, of one of torch's own the name of its module."""
+    where = frame.rpartition(" in ")[0].rpartition(":")[0]
+    path = PurePosixPath(where.replace("\\", "/"))
     parts = path.with_suffix("").parts
     if "torch" in parts:
         return ".".join(parts[len(parts) - 1 - parts[::-1].index("torch") :])
@@ -87,3 +87,26 @@ def _function(frame: str) -> str:
 def _is_module_call(frame: str) -> bool:
     where = frame.rpartition(" in ")[0].replace("\\", "/").rpartition(":")[0]
     return where.endswith(_MODULE_FILE) and _function(frame) in _MODULE_CALLS
+
+
+def own_frame(frames: Sequence[str]) -> str | None:
+    """Return the innermost frame outside of installed packages, else the innermost of all.
+
+    >>> own_frame(["/v/site-packages/torch/functional.py:5 in dot", "/me/net.py:7 in forward"])
+    '/me/net.py:7 in forward'
+    """
+    own = (frame for frame in frames if not any(part in frame for part in _INSTALLED))
+    return next(own, frames[0] if frames else None)
+
+
+_INSTALLED = ("/site-packages/", "/dist-packages/", "/torch/", "/lib/python3", "<frozen ")
+
+
+def short(frame: str) -> str:
+    """Return a frame with the last part of its path alone.
+
+    >>> short("/home/me/train.py:12 in loss")
+    'train.py:12 in loss'
+    """
+    where, _, name = frame.rpartition(" in ")
+    return f"{where.replace(chr(92), '/').rpartition('/')[2]} in {name}"

@@ -143,18 +143,22 @@ def test_frames_are_text_without_control_characters() -> None:
         "frame",
     ]
     assert stack_texts(frames) == ("a�[31m.py in f", "x" * 300 + ":2 in g")
-    assert stack_texts(FRAMES * 1000) == stack_texts(FRAMES) * 64
+    assert stack_texts(FRAMES * 1000) == stack_texts(FRAMES) * 128
     assert stack_texts("abc") == ()
 
 
 def test_a_module_is_told_only_where_nn_module_called_its_forward() -> None:
     call = "/v/torch/nn/modules/module.py:1787 in _call_impl"
-    inner = "/v/torch/nn/modules/conv.py:550 in forward"
+    wrapped = "/v/torch/nn/modules/module.py:1775 in _wrapped_call_impl"
+    conv = "/v/torch/nn/modules/conv.py:550 in forward"
     helper = "/v/torch/nn/functional.py:12 in conv2d"
-    assert module_of([helper, inner, call, "/me/net.py:9 in forward", call]) == (
-        "torch.nn.modules.conv"
+    block, step = "/me/net.py:9 in forward", "/me/train.py:2 in step"
+    found = module_of([helper, conv, call, wrapped, block, call, wrapped, step])
+    assert found == "torch.nn.modules.conv, called at net.py:9"
+    assert module_of(["/me/net.py:7 in _act", block, call, step]) == (
+        "net.py, called at train.py:2"
     )
-    assert module_of(["/me/net.py:7 in _act", "/me/net.py:9 in forward", call]) == "net.py"
-    assert module_of(["/me/net.py:9 in forward", "/me/train.py:2 in step"]) is None
+    assert module_of([block, call]) == "net.py"
+    assert module_of([block, step]) is None
     assert module_of(["/me/opt.py:9 in step"]) is None
     assert module_of([]) is None
