@@ -1,0 +1,72 @@
+"""Opens a snapshot and writes its summary: a process of its own, with limits.
+
+    python -m stepscope.snapshots.write SNAPSHOT SUMMARY
+
+A foreign file may ask for any amount of memory and time, and a large honest one would hold the
+interpreter of a training for half a minute. On stdout stand the bytes read so far, a line each MB;
+on stderr one line where it failed.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from stepscope.formatting import format_bytes, printable
+from stepscope.snapshots.load import SnapshotError, load
+from stepscope.snapshots.summary import summarize
+from stepscope.snapshots.summary_file import write_summary
+
+MEMORY_LIMIT = 4 * 10**9
+"""Bytes of address space: a history of 1 GB needs some 3 GB."""
+CPU_LIMIT_S = 120
+RESULT_LIMIT = 128 * 2**20
+NICENESS = 10
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Do it; return the exit code."""
+    snapshot, result = map(Path, arguments)
+    _limit(resource.RLIMIT_AS, MEMORY_LIMIT)
+    _limit(resource.RLIMIT_CPU, CPU_LIMIT_S)
+    _limit(resource.RLIMIT_FSIZE, RESULT_LIMIT)
+    _limit(resource.RLIMIT_CORE, 0)
+    os.nice(NICENESS)
+    try:
+        modified_ns = snapshot.stat().st_mtime_ns
+        loaded = load(snapshot, progress=_say, own_process=True)
+        write_summary(result, summarize(loaded), modified_ns)
+    except MemoryError:
+        return _fail(
+            f"{snapshot.name}: must open with at most {format_bytes(MEMORY_LIMIT)} of memory, got "
+            "one that needs more. Record fewer steps."
+        )
+    except (SnapshotError, OSError) as error:
+        return _fail(str(error))
+    return 0
+
+
+def _say(read: int) -> None:
+    sys.stdout.write(f"{read}\n")
+    sys.stdout.flush()
+
+
+def _fail(text: str) -> int:
+    sys.stderr.write(printable(text) + "\n")
+    return 1
+
+
+def _limit(what: int, value: int) -> None:
+    """Lower a limit of this process; one that is lower already stays."""
+    soft, hard = resource.getrlimit(what)
+    known = [one for one in (soft, hard, value) if one != resource.RLIM_INFINITY]
+    resource.setrlimit(what, (min(known), hard))
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stderr.flush()
+    os._exit(code)  # to free ten million objects one by one would take seconds
