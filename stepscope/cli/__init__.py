@@ -28,6 +28,7 @@ COMMANDS = {
     "runs": "list recorded runs, live ones first, then newest first",
     "fit": "run a script's first steps and say how much larger a batch fits",
     "diagnose": "say what a run's steps wait for, what ended it, and what to try next",
+    "snapshot": "say what a memory snapshot of PyTorch holds, or how two of them differ",
     "export": "write a run's values as csv, json, parquet or TensorBoard event files",
     "doctor": "say what was found on this machine, what is missing, and why",
     "ui": "open the dashboard on this machine's runs",

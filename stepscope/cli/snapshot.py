@@ -1,0 +1,248 @@
+"""`stepscope snapshot`: what a memory snapshot of PyTorch holds, and how two of them differ."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from stepscope.formatting import format_bytes, format_duration, printable
+from stepscope.snapshots.blocks import Fragmentation
+from stepscope.snapshots.difference import Difference, difference
+from stepscope.snapshots.frames import own_frame, short
+from stepscope.snapshots.load import SnapshotError
+from stepscope.snapshots.modules import by_module
+from stepscope.snapshots.opening import open_snapshot
+from stepscope.snapshots.summary import Summary
+
+EXAMPLES = (
+    "stepscope snapshot runs/RUN/snapshot-step-120.pickle",
+    "stepscope snapshot before.pickle after.pickle --top 5",
+    "stepscope snapshot FILE --json | jq '.allocations[0]'",
+)
+TOP = 15
+MODULES = 8
+"""Modules listed."""
+PLACES = 12
+"""Streams and pools listed."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add what `run` reads."""
+    parser.add_argument("file", type=Path, metavar="FILE", help="a snapshot (.pickle) of torch")
+    parser.add_argument(
+        "other",
+        type=Path,
+        nargs="?",
+        metavar="OTHER",
+        help="a later snapshot: print what is live in it and not in FILE, and the reverse",
+    )
+    parser.add_argument(
+        "--top",
+        type=_count,
+        default=TOP,
+        metavar="N",
+        help=f"how many allocations or changes to list (default: {TOP})",
+    )
+    parser.add_argument("--json", action="store_true", help="a JSON object, and nothing else")
+
+
+def run(options: argparse.Namespace, root: Path) -> int:
+    """Print what the files hold; return 1 where one cannot be opened."""
+    try:
+        with tempfile.TemporaryDirectory() as spare:
+            opened = [
+                open_snapshot(path, Path(spare), _progress(path))
+                for path in (options.file, options.other)
+                if path is not None
+            ]
+    except SnapshotError as error:
+        return _refuse(str(error))
+    except OSError as error:
+        got = error.filename or options.file
+        return _refuse(f"FILE: cannot be read ({error.strerror or error}), got {got}.")
+    changes = difference(*opened) if len(opened) == 2 else None
+    if options.json:
+        print(json.dumps(as_json(opened[0], changes, options.top), indent=1))
+    else:
+        lines = _text(opened[0], options.top) if changes is None else _changes(changes, options.top)
+        for line in lines:
+            print(printable(line))
+    return 0
+
+
+def as_json(summary: Summary, changes: Difference | None, top: int) -> dict[str, Any]:
+    """Return what is printed, with whole stacks; sizes in bytes."""
+    return {
+        "name": summary.name,
+        "file_size": summary.file_size,
+        "devices": [
+            {
+                "device": one.device,
+                "segments": one.segments,
+                "live_blocks": one.live_blocks,
+                "requested": one.requested,
+                **asdict(one.parts),
+            }
+            for one in summary.devices
+        ],
+        "places": [
+            {"device": one.device, "stream": one.stream, "pool": one.pool, **asdict(one.parts)}
+            for one in summary.places
+        ],
+        "histories": [
+            {
+                "device": one.device,
+                "actions": one.actions,
+                "seconds": one.seconds[-1] if one.seconds else None,
+                "peak": one.peak,
+                "end": one.end,
+            }
+            for one in summary.histories
+        ],
+        "allocations": [
+            {
+                "device": site.device,
+                "size": site.size,
+                "requested": site.requested,
+                "count": site.count,
+                "module": summary.module(site.stack),
+                "frames": summary.frames(site.stack),
+            }
+            for site in summary.sites[:top]
+        ],
+        "modules": [asdict(one) for one in by_module(summary)],
+        "failed": [asdict(one) for one in summary.failed],
+        "difference": None if changes is None else _difference_json(changes, top),
+    }
+
+
+def _difference_json(changes: Difference, top: int) -> dict[str, Any]:
+    return {
+        "before": changes.before,
+        "after": changes.after,
+        "complete": changes.complete,
+        "changes": [asdict(one) | {"more": one.more} for one in changes.changes[:top]],
+    }
+
+
+def _text(summary: Summary, top: int) -> Iterator[str]:
+    yield f"{summary.name}, {format_bytes(summary.file_size)}"
+    for one in summary.devices:
+        yield f"GPU {one.device}: {parts_sentence(one.parts)}"
+        yield (
+            f"  {one.live_blocks:,} live blocks in {one.segments:,} segments; "
+            f"{format_bytes(one.requested)} of them were asked for"
+        )
+    if len(summary.places) > 1:
+        yield "By stream and pool:"
+        for place in summary.places[:PLACES]:
+            pool = f", pool {place.pool}" if place.pool else ""
+            yield f"  GPU {place.device}, stream {place.stream}{pool}: " + parts_sentence(
+                place.parts
+            )
+    yield from _history_lines(summary)
+    yield from _allocation_lines(summary, top)
+    modules = [one for one in by_module(summary) if one.module is not None][:MODULES]
+    if modules:
+        yield "By module, where the stack names one:"
+        yield from (
+            f"  {format_bytes(one.size):>9}  {one.count:>6,}  {one.module}" for one in modules
+        )
+
+
+def _history_lines(summary: Summary) -> Iterator[str]:
+    for one in summary.histories:
+        lasted = f" in {format_duration(one.seconds[-1])}" if one.seconds else ""
+        yield (
+            f"History of GPU {one.device}: {one.actions:,} actions{lasted}, peak "
+            f"{format_bytes(one.peak)} asked for, {format_bytes(one.end)} at its end"
+        )
+    for failed in summary.failed:
+        free = "" if failed.device_free is None else f", {format_bytes(failed.device_free)} free"
+        yield f"Out of memory on GPU {failed.device}: {format_bytes(failed.requested)} asked{free}"
+    if not summary.histories:
+        yield "No history: it was taken without _record_memory_history."
+
+
+def _allocation_lines(summary: Summary, top: int) -> Iterator[str]:
+    if not summary.sites:
+        yield "Nothing is allocated in it."
+        return
+    yield "Live at the end, by the stack that allocated it:"
+    for site in summary.sites[:top]:
+        frames = summary.frames(site.stack)
+        yield f"  {format_bytes(site.size):>9}  {site.count:>6,}  {_where(frames)}"
+    left = len(summary.sites) - top + summary.sites_left
+    if left > 0:
+        size = sum(site.size for site in summary.sites[top:]) + summary.size_left
+        yield f"  {format_bytes(size):>9}          {left:,} further stacks"
+
+
+def _changes(changes: Difference, top: int) -> Iterator[str]:
+    yield (
+        f"Live: {format_bytes(changes.before)} before, {format_bytes(changes.after)} after "
+        f"({_signed(changes.after - changes.before)})"
+    )
+    if not changes.changes:
+        yield "The same stacks hold the same memory in both."
+    for one in changes.changes[:top]:
+        blocks = one.count_after - one.count_before
+        yield f"  {_signed(one.more):>10}  {blocks:>+7,}  {_where(one.frames)}"
+    if len(changes.changes) > top:
+        yield f"  and {len(changes.changes) - top:,} further stacks"
+    if not changes.complete:
+        yield "Not complete: one of them has more stacks than are kept."
+
+
+def parts_sentence(parts: Fragmentation) -> str:
+    """Return how reserved memory is used, as a sum."""
+    waiting = f" + {format_bytes(parts.awaiting_free)} awaiting free" if parts.awaiting_free else ""
+    private = (
+        f"; {format_bytes(parts.private_pools)} in private pools" if parts.private_pools else ""
+    )
+    return (
+        f"reserved {format_bytes(parts.reserved)} = allocated {format_bytes(parts.allocated)}"
+        f"{waiting} + cached {format_bytes(parts.cached)} + split {format_bytes(parts.split)}; "
+        f"largest free block {format_bytes(parts.largest_free)}{private}"
+    )
+
+
+def _where(frames: tuple[str, ...]) -> str:
+    own = own_frame(frames)
+    if own is None:
+        return "(no stack recorded)"
+    inner = "" if frames[0] == own else f", by {short(frames[0])}"
+    return f"{short(own)}{inner}"
+
+
+def _signed(size: int) -> str:
+    return f"{'+' if size >= 0 else '-'}{format_bytes(abs(size))}"
+
+
+def _progress(path: Path) -> Any:
+    """Return what shows how far a large file is, on a terminal alone."""
+
+    def show(share: float) -> None:
+        if sys.stderr.isatty():
+            print(f"\r{printable(path.name)}: {share:.0%} ", end="", file=sys.stderr, flush=True)
+            if share >= 1:
+                print("\r\x1b[K", end="", file=sys.stderr)
+
+    return show
+
+
+def _refuse(text: str) -> int:
+    print(printable(text), file=sys.stderr)
+    return 1
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text[:6]) <= 10_000:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1 to 10000, got {text}.")
+    return int(text)
