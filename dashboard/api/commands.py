@@ -12,12 +12,16 @@ from dashboard import services
 from dashboard.controls.actions import refusal
 from stepscope.recording.recorder import CommandName
 from stepscope.run import RunInfo, read_run
-from stepscope.session.profiling import STEPS_LIMIT
+from stepscope.session import profiling, snapshot
 from stepscope.session.stopping import SIGNALS, kill_unheard
 from stepscope.store.reader import send_command
 
 MAX_BYTES = 4000
 MARK_LENGTH = 200
+STEPS_LIMITS = {
+    CommandName.PROFILE: profiling.STEPS_LIMIT,
+    CommandName.MEMORY_SNAPSHOT: snapshot.STEPS_LIMIT,
+}
 _MAX_ID = 2**53
 """Above it a number in the browser is not exact."""
 
@@ -81,10 +85,10 @@ def _parse(body: bytes) -> tuple[str, CommandName, dict[str, Any], int]:
 
 
 def _arguments(name: CommandName, args: object) -> dict[str, Any]:
-    if name is CommandName.PROFILE:
-        steps = args.get("steps") if isinstance(args, dict) else None
-        if type(steps) is not int or not 1 <= steps <= STEPS_LIMIT:
-            raise ValueError(f"args: steps must be a whole number from 1 to {STEPS_LIMIT}.")
+    if name in STEPS_LIMITS:
+        steps, limit = args.get("steps") if isinstance(args, dict) else None, STEPS_LIMITS[name]
+        if type(steps) is not int or not 1 <= steps <= limit:
+            raise ValueError(f"args: steps must be a whole number from 1 to {limit}.")
         return {"steps": steps}
     if name is not CommandName.MARK:
         if args:

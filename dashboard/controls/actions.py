@@ -72,9 +72,10 @@ ACTIONS = (
     Action(
         CommandName.MEMORY_SNAPSHOT,
         "Memory snapshot",
-        "Record the CUDA allocations of one step, at most 100 000 of them, with the lines of "
-        "code that made them, and keep the file in the run folder: for pytorch.org/memory_viz.",
+        "Record the CUDA allocations of the next steps, the newest 100 000 of them, with the lines "
+        "of code that made them, and keep the file in the run folder. Open it on the page Memory.",
         memory=True,
+        waiting="sent. The next steps are recorded…",
     ),
     Action(
         CommandName.PROFILE,

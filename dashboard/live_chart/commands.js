@@ -46,7 +46,7 @@ class Button {
   }
 }
 
-// Mark and Profile open a small box for what they need to know; Enter sends it.
+// Mark, Profile and Memory snapshot open a small box for what they need to know; Enter sends it.
 const BOXES = {
   mark: {
     input: {
@@ -71,6 +71,20 @@ const BOXES = {
     },
     before: "Next steps",
     button: "Start profile",
+    args: (value) => ({ steps: Number(value) }),
+  },
+  memory_snapshot: {
+    input: {
+      type: "number",
+      "aria-label": "Steps to record",
+      min: 1,
+      max: 50,
+      step: 1,
+      value: 1,
+      required: "",
+    },
+    before: "Next steps",
+    button: "Record allocations",
     args: (value) => ({ steps: Number(value) }),
   },
 };

@@ -12,25 +12,22 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import psutil
 
 from stepscope.diagnosis import command_results as results
-from stepscope.profiling.labels import Labels
 from stepscope.recording.recorder import Command, CommandName, Recorder
 from stepscope.run import RunStatus
 from stepscope.sampling import allocator
 from stepscope.sampling.allocator import Readings
 from stepscope.sampling.sampler import Sampler
 from stepscope.session.profiling import Profiling
+from stepscope.session.snapshot import SnapshotRecording, steps_refusal
 
 log = logging.getLogger(__name__)
 
 PAUSED_POLL_S = 0.1  # how long a paused run may miss that it has to end
 MARK_LENGTH = 200  # characters of a mark's text that are kept
-SNAPSHOT_ENTRIES = 100_000
-"""Allocations kept of one step, some KB each; torch's own default has no bound."""
 
 Handler = Callable[[Command], None]
 
@@ -94,7 +91,7 @@ class CommandServer:
         self._check = check
         self._training = training
         self._paused = False
-        self._snapshot: _Snapshot | None = None
+        self._snapshot: SnapshotRecording | None = None
         self.profiling = Profiling(
             recorder,
             step=step or (lambda: recorder.step),
@@ -249,17 +246,20 @@ class CommandServer:
         self._recorder.finish(command, text, before=before, after=after, objects=objects)
 
     def _memory_snapshot(self, command: Command) -> None:
-        """Begin a history at this boundary, and end it at one where a step has passed."""
-        if not self.memory.on_gpu:
+        """Begin a history at this boundary, and end it at one where its steps have passed."""
+        refused = steps_refusal(command)
+        if refused is not None:
+            self._recorder.finish(command, f"Memory snapshot: {refused}", ok=False)
+        elif not self.memory.on_gpu:
             text = "Memory snapshot: a CPU run has no CUDA allocator to take it of"
             self._recorder.finish(command, text, ok=False)
         elif self._snapshot is None:
-            self._snapshot = _Snapshot(command, self._recorder.step)
+            self._snapshot = SnapshotRecording(command, self._recorder.step)
             self._recorder.put_back([command])
         elif self._snapshot.command is not command:
             text = "Memory snapshot: one is being taken already"
             self._recorder.finish(command, text, ok=False)
-        elif self._recorder.step > self._snapshot.after_step:
+        elif self._recorder.step >= self._snapshot.last_step:
             self._end_snapshot(command)
         else:
             self._recorder.put_back([command])
@@ -274,32 +274,6 @@ class CommandServer:
         size = path.stat().st_size
         text = results.memory_snapshot(path.name, size, first, last)
         self._recorder.finish(command, text, path=path.name, bytes=size, first=first, last=last)
-
-
-class _Snapshot:
-    """Torch's history of CUDA allocations, recorded from now until `write`."""
-
-    def __init__(self, command: Command, after_step: int) -> None:
-        self.command = command
-        self.after_step = after_step
-        torch = sys.modules["torch"]
-        self._memory: Any = torch.cuda.memory
-        # A script may record a history itself: it is written as it is, and goes on.
-        self._ours = not torch._C._cuda_isHistoryEnabled()
-        self.labels = Labels()
-        if self._ours:
-            self._memory._record_memory_history(
-                context="all", stacks="python", max_entries=SNAPSHOT_ENTRIES
-            )
-
-    def write(self, path: str) -> None:
-        """Write what was recorded, in the form of https://pytorch.org/memory_viz, and stop."""
-        try:
-            self._memory._dump_snapshot(path)
-        finally:
-            if self._ours:
-                self._memory._record_memory_history(enabled=None)
-            self.labels.end()
 
 
 def _label(command: Command) -> str:
