@@ -14,26 +14,25 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from stepscope.metrics import throttle_words
 from stepscope.recording.recorder import Recorder
 from stepscope.sampling import allocator
+from stepscope.sampling.device_events import SampledDevice
 from stepscope.sampling.host import HostSource
 from stepscope.sampling.nvml import DeviceSource, open_source
 from stepscope.sampling.nvml_fields import Tier
+from stepscope.sampling.sharing import Sharing
+from stepscope.sampling.xid import XidEvent, XidWatch
 
 log = logging.getLogger(__name__)
 
-MEDIUM_S, SLOW_S = 0.5, 1.0
+PERIODS_S = {Tier.MEDIUM: 0.5, Tier.SLOW: 1.0, Tier.RARE: 10.0}
 COST_BUDGET = 0.05  # share of the period that the fast GPU reads may take: 5 ms at 10 Hz
 COST_WINDOW = 50  # ticks over which it is judged
 SLOWEST_S = 1.0  # longest period that the budget may lead to
-CALM_S = 2.0  # throttling has ended when no reason for it was seen for this long
 
 T = TypeVar("T")
-Event = tuple[str, str, dict[str, Any]]  # kind, text, data
 
 
 class Sampler:
@@ -69,7 +68,11 @@ class Sampler:
         self._clock = clock
         self._samples_host = host
         self._devices = _devices(self._source, gpu_uuids)
-        self._due = {Tier.MEDIUM: -math.inf, Tier.SLOW: -math.inf}
+        self._sharing = Sharing(self._source, clock)
+        if allocator_index is not None and len(self._devices) == 1:
+            (self._sharing.training,) = self._devices
+        self._xid: XidWatch | None = None
+        self._due = dict.fromkeys(PERIODS_S, -math.inf)
         self._failed: dict[tuple[Any, ...], str] = {}
         self._told: set[str] = set()
         self._capabilities: dict[str, Any] = {}
@@ -83,6 +86,7 @@ class Sampler:
 
     def start(self) -> None:
         """Begin sampling with a tick at once. A sampler can be started only once."""
+        self._begin_watching()
         self._thread.start()
 
     def stop(self, timeout_s: float = 2.0) -> bool:
@@ -91,6 +95,7 @@ class Sampler:
             self._ending.release()
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
+        self._end_watching(timeout_s)
         if self._thread.is_alive():
             log.warning("stepscope-sampler did not end within %.1f s", timeout_s)
         return not self._thread.is_alive()
@@ -102,6 +107,12 @@ class Sampler:
     def sample_only(self, uuid: str, label: str) -> None:
         """Sample only this GPU from now on, such as a MIG instance; from any thread."""
         self._devices = {uuid: SampledDevice(label)}
+        if self._thread.is_alive():
+            self._begin_watching()
+
+    def train_on(self, uuid: str | None) -> None:
+        """Say which GPU this process trains on (None: a CPU); from any thread."""
+        self._sharing.training = uuid
 
     def tick(self) -> None:
         """Take one sample of everything that is due; `start()` calls this each period."""
@@ -124,7 +135,7 @@ class Sampler:
         """Return the tiers to read besides the fast one, at most half a period too early."""
         due = [tier for tier, at in self._due.items() if now >= at - self._period_s / 2]
         for tier in due:
-            self._due[tier] = now + (MEDIUM_S if tier is Tier.MEDIUM else SLOW_S)
+            self._due[tier] = now + PERIODS_S[tier]
         return due
 
     def _sample_process(self, *, slow: bool) -> None:
@@ -134,6 +145,7 @@ class Sampler:
             if self._samples_host:
                 values |= self._guarded("host", self._host.host) or {}
         values |= self._guarded("allocator", self.readings.take) or {}
+        values |= self._sharing.take_own()
         if self.readings.wanted:
             self._recorder.want_boundary()
         if self._cost_s is not None:
@@ -149,11 +161,17 @@ class Sampler:
         now = self._clock()
         if tiers:
             values |= self._guarded(uuid, self._source.read, uuid, *tiers) or {}
+        if values and Tier.SLOW in tiers:
+            values |= self._guarded(uuid, self._sharing.look, uuid, values) or {}
         if values:
             self._recorder.device(uuid, values)
         mask = values.get("gpu/throttle_reasons")
         lost = self._guarded(uuid, self._source.lost, uuid)
-        for kind, text, data in device.events(now, mask, lost):
+        events = device.events(now, mask, lost)
+        if Tier.RARE in tiers:
+            action = self._guarded(uuid, self._source.recovery_action, uuid)
+            events += device.health(values, action)
+        for kind, text, data in events:
             self._recorder.event(kind, text, uuid=uuid, **data)
         return now - begun
 
@@ -177,7 +195,9 @@ class Sampler:
 
     def _describe(self) -> None:
         """Record why metrics are missing: on the first tick, then when it changes."""
-        missing = {uuid: self._source.reasons(uuid) for uuid in self._devices}
+        missing = {
+            uuid: self._source.reasons(uuid) | self._sharing.reasons(uuid) for uuid in self._devices
+        }
         no_cuda = "the run has used no CUDA device" if self.readings.index is None else None
         capabilities = {
             "nvml": self._source.reason,
@@ -186,13 +206,45 @@ class Sampler:
             "missing": missing,
             "failed": {what: text for (what, *_), text in self._failed.items()},
         }
+        if self._xid is not None and self._xid.reason is not None:
+            capabilities["xid"] = self._xid.reason
         if capabilities != self._capabilities:
             self._capabilities = capabilities
             self._recorder.describe(capabilities=capabilities)
+        lists = self._sharing.changed()
+        if lists is not None:
+            self._recorder.describe(gpu_processes=lists)
+
+    def _on_xid(self, event: XidEvent) -> None:
+        """Record an error of a GPU; called on the thread that waits for them."""
+        device = self._devices.get(event.uuid)
+        label = "GPU" if device is None else device.label
+        self._recorder.event(
+            "xid",
+            f"{label}: {event.text}. {event.advice}",
+            uuid=event.uuid,
+            code=event.code,
+            advice=event.advice,
+            gpu_instance=event.gpu_instance,
+        )
+
+    def _begin_watching(self) -> None:
+        """Have activity counters read, and errors of the GPUs waited for, if there are GPUs."""
+        if self._xid is None and self._source.reason is None and self._devices:
+            self._source.arm_gpm(True)
+            self._xid = XidWatch(self._source, self._on_xid, uuids=frozenset(self._devices))
+
+    def _end_watching(self, timeout_s: float) -> None:
+        watch, self._xid = self._xid, None
+        if watch is not None:
+            self._source.arm_gpm(False)
+            if not watch.stop(timeout_s):
+                log.warning("stepscope-xid did not end within %.1f s", timeout_s)
 
     def _guarded(self, what: str, call: Callable[..., T], *args: Any) -> T | None:
         # Two calls of a source fail separately: one that succeeds clears only its own error.
-        asked = (what, getattr(call, "__name__", ""), *args)
+        texts = [one for one in args if isinstance(one, str)]
+        asked = (what, getattr(call, "__name__", ""), *texts[:2])
         try:
             answer = call(*args)
         except Exception as error:  # an error of one source must not stop the others
@@ -209,44 +261,6 @@ def next_deadline(deadline: float, period_s: float, now: float) -> float:
     """Return the next time of a tick after `now`; ticks that were missed are skipped."""
     missed = max(0, math.floor((now - deadline) / period_s))
     return deadline + (missed + 1) * period_s
-
-
-@dataclass(slots=True)
-class SampledDevice:
-    """Turns one GPU's readings into events: lost and recovered, throttling begun and ended."""
-
-    label: str
-    _lost: bool = False
-    _words: list[str] = field(default_factory=list)  # reasons of the throttling that goes on now
-    _begun: float = 0.0
-    _last_seen: float = 0.0
-
-    def events(self, now: float, mask: float | None, lost: str | None) -> list[Event]:
-        """Return what has happened by `now` (s); `mask` None means not known."""
-        events: list[Event] = []
-        if lost is not None and not self._lost:
-            events.append(("gpu_lost", f"{self.label}: {lost}", {}))
-        elif lost is None and self._lost:
-            events.append(("gpu_recovered", f"{self.label}: answers again", {}))
-        self._lost = lost is not None
-        if mask is not None:
-            events += self._throttle(now, throttle_words(int(mask)))
-        return events
-
-    def _throttle(self, now: float, words: list[str]) -> list[Event]:
-        if words:
-            self._last_seen = now
-            if not self._words:
-                self._words, self._begun = words, now
-                text = f"{self.label}: clocks lowered by {', '.join(words)}"
-                return [("throttle_start", text, {"words": words})]
-            self._words = list(dict.fromkeys(self._words + words))
-        elif self._words and now - self._last_seen >= CALM_S:
-            ended, duration_s = self._words, self._last_seen - self._begun
-            self._words = []
-            text = f"{self.label}: clocks free again after {duration_s:.1f} s"
-            return [("throttle_end", text, {"words": ended, "duration_s": duration_s})]
-        return []
 
 
 def _devices(source: DeviceSource, uuids: Sequence[str] | None) -> dict[str, SampledDevice]:

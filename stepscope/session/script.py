@@ -127,6 +127,7 @@ class ScriptSession(Session):
         """Describe the device that the script trains on, by what torch says of it."""
         self.recorder.describe(device="cpu" if gpu is None else gpu["uuid"])
         self.describe_environment(None if gpu is None else gpu["name"])
+        self.sampler.train_on(None if gpu is None else gpu["uuid"])
         if gpu is not None and gpu["uuid"].startswith("MIG-") and self._source.reason is None:
             # NVML lists no instance among its devices, but reads one by its UUID.
             self.sampler.sample_only(gpu["uuid"], gpu["name"])

@@ -32,10 +32,22 @@ class FakeClock:
 
 
 @dataclass
+class FakeProcess:
+    """One process on a GPU; `sm` None: the driver has no fresh sample of it."""
+
+    pid: int
+    memory: int | None = GIB
+    sm: int | None = None
+    stamp: int = 1
+    graphics: bool = False
+
+
+@dataclass
 class FakeGpu:
     """One GPU, or a MIG instance ("MIG-…"), which NVML does not count among its GPUs.
 
-    `errors` maps an NVML function to its return code, `field_errors` a field id.
+    `fields` are values by field id; power and energy are those below. `activity` holds GPM metrics
+    by number. `errors` maps an NVML function to its return code, `field_errors` a field id.
     """
 
     uuid: str
@@ -54,6 +66,15 @@ class FakeGpu:
     mem_clock: int = 3201
     reasons: int = 0
     mig: int = 0
+    fields: dict[int, int] = field(default_factory=dict)
+    margin: int = 36
+    fan: int = 30
+    ecc: dict[int, int] = field(default_factory=lambda: {0: 7, 1: 0})
+    remapped: tuple[int, int, int, int] = (2, 1, 0, 0)
+    replays: int = 4
+    processes: list[FakeProcess] = field(default_factory=list)
+    activity: dict[int, float] = field(default_factory=dict)
+    parent: str | None = None
     errors: dict[str, int] = field(default_factory=dict)
     field_errors: dict[int, int] = field(default_factory=dict)
 
@@ -61,8 +82,11 @@ class FakeGpu:
 class FakeNvml:
     """The library object: `missing` symbols, library-wide `errors`, and `calls` counted by name."""
 
+    driver = "580.95.05"
+
     def __init__(self, *gpus: FakeGpu) -> None:
         self.gpus = list(gpus)
+        self.asked_fields: list[int] = []
         self.missing: set[str] = set()
         self.errors: dict[str, int] = {}
         self.calls: Counter[str] = Counter()
@@ -89,7 +113,7 @@ class FakeNvml:
     def _nvmlInitWithFlags(self, flags: int) -> None: ...
 
     def _nvmlSystemGetDriverVersion(self, text: Any, size: Any) -> None:
-        text.value = b"580.95.05"
+        text.value = self.driver.encode()
 
     def _nvmlDeviceGetCount_v2(self, count: Any) -> None:
         count._obj.value = sum(not gpu.uuid.startswith("MIG-") for gpu in self.gpus)
@@ -123,12 +147,16 @@ class FakeNvml:
 
     def _nvmlDeviceGetMemoryInfo_v2(self, gpu: FakeGpu, memory: Any) -> None:
         memory._obj.total, memory._obj.used = gpu.total, gpu.used
+        memory._obj.reserved = gpu.reserved
 
     def _nvmlDeviceGetFieldValues(self, gpu: FakeGpu, count: Any, values: Any) -> None:
+        known = {186: gpu.power_mw, 83: gpu.energy_mj} | gpu.fields
         for value in values._obj:
-            value.nvmlReturn = gpu.field_errors.get(value.fieldId, 0)
-            value.valueType = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT
-            value.value.uiVal = gpu.power_mw
+            self.asked_fields.append(value.fieldId)
+            missing = 0 if value.fieldId in known else pynvml.NVML_ERROR_NOT_SUPPORTED
+            value.nvmlReturn = gpu.field_errors.get(value.fieldId, missing)
+            value.valueType = pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG
+            value.value.ullVal = known.get(value.fieldId, 0)
 
     def _nvmlDeviceGetPowerUsage(self, gpu: FakeGpu, power: Any) -> None:
         power._obj.value = gpu.average_mw
@@ -154,6 +182,24 @@ class FakeNvml:
 
     def _nvmlDeviceGetCurrentClocksThrottleReasons(self, gpu: FakeGpu, reasons: Any) -> None:
         reasons._obj.value = gpu.reasons
+
+    def _nvmlDeviceGetMarginTemperature(self, gpu: FakeGpu, margin: Any) -> None:
+        margin._obj.marginTemperature = gpu.margin
+
+    def _nvmlDeviceGetFanSpeed(self, gpu: FakeGpu, speed: Any) -> None:
+        speed._obj.value = gpu.fan
+
+    def _nvmlDeviceGetTotalEccErrors(
+        self, gpu: FakeGpu, kind: Any, counter: Any, count: Any
+    ) -> None:
+        count._obj.value = gpu.ecc[kind.value]
+
+    def _nvmlDeviceGetRemappedRows(self, gpu: FakeGpu, *rows: Any) -> None:
+        for one, value in zip(rows, gpu.remapped, strict=True):
+            one._obj.value = value
+
+    def _nvmlDeviceGetPcieReplayCounter(self, gpu: FakeGpu, count: Any) -> None:
+        count._obj.value = gpu.replays
 
     def _nvmlErrorString(self, code: int) -> None: ...
 

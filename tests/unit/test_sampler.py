@@ -11,9 +11,11 @@ import pytest
 from stepscope.metrics import BY_KEY
 from stepscope.recording.recorder import Recorder
 from stepscope.sampling import allocator
+from stepscope.sampling.device_events import CALM_S, SampledDevice
 from stepscope.sampling.nvml import DeviceInfo, NullSource
 from stepscope.sampling.nvml_fields import Tier
-from stepscope.sampling.sampler import CALM_S, COST_WINDOW, SampledDevice, Sampler, next_deadline
+from stepscope.sampling.processes import GpuProcess
+from stepscope.sampling.sampler import COST_WINDOW, Sampler, next_deadline
 from tests.unit.fake_nvml import FakeClock
 
 A, B = "GPU-aaaa", "GPU-bbbb"
@@ -44,6 +46,9 @@ class FakeRecorder:
     def want_boundary(self) -> None:
         self.boundaries_wanted += 1
 
+    def capabilities(self) -> list[dict[str, Any]]:
+        return [found["capabilities"] for found in self.run_json if "capabilities" in found]
+
     def kinds(self) -> list[str]:
         return [kind for kind, _, _ in self.events]
 
@@ -60,6 +65,8 @@ class FakeSource:
         self.cost_s = 0.0
         self.error: Exception | None = None
         self.missing: dict[str, str] = {}
+        self.listed: tuple[GpuProcess, ...] | None = ()
+        self.recovery: str | None = None
         self.asked: list[tuple[str, tuple[Tier, ...]]] = []
 
     def devices(self) -> list[DeviceInfo]:
@@ -89,6 +96,12 @@ class FakeSource:
 
     def reasons(self, uuid: str) -> dict[str, str]:
         return self.missing
+
+    def processes(self, uuid: str) -> tuple[GpuProcess, ...] | None:
+        return self.listed
+
+    def recovery_action(self, uuid: str) -> str | None:
+        return self.recovery
 
     def lost(self, uuid: str) -> str | None:
         return "lost: test" if uuid in self.gone else None
@@ -167,7 +180,7 @@ def test_without_gpus_only_the_process_is_sampled() -> None:
     bench.ticks(2)
     assert bench.recorder.devices == []
     assert bench.recorder.events == []
-    assert bench.recorder.run_json[0]["capabilities"]["nvml"] == "No driver."
+    assert bench.recorder.capabilities()[0]["nvml"] == "No driver."
 
 
 def test_the_process_peak_can_be_reset() -> None:
@@ -191,17 +204,17 @@ def test_a_failing_gpu_costs_its_own_values_and_one_log_line(
     assert [uuid for uuid, _ in bench.recorder.devices] == [B, B, B]
     assert len(bench.recorder.samples) == 3
     assert len(caplog.records) == 1
-    assert bench.recorder.run_json[0]["capabilities"]["failed"] == {A: "RuntimeError: odd"}
+    assert bench.recorder.capabilities()[0]["failed"] == {A: "RuntimeError: odd"}
 
 
 def test_a_source_that_answers_again_is_no_longer_called_failed() -> None:
     bench = Bench()
     bench.source.error = RuntimeError("odd")
     bench.ticks(11)
-    assert bench.recorder.run_json[-1]["capabilities"]["failed"] == {A: "RuntimeError: odd"}
+    assert bench.recorder.capabilities()[-1]["failed"] == {A: "RuntimeError: odd"}
     bench.source.error = None
     bench.ticks(11)
-    assert bench.recorder.run_json[-1]["capabilities"]["failed"] == {}
+    assert bench.recorder.capabilities()[-1]["failed"] == {}
 
 
 def test_a_call_that_goes_on_failing_is_told_beside_one_that_answers(
@@ -217,7 +230,7 @@ def test_a_call_that_goes_on_failing_is_told_beside_one_that_answers(
 
     monkeypatch.setattr(bench.source, "read", read_fast)
     bench.ticks(40)
-    assert [run_json["capabilities"]["failed"] for run_json in bench.recorder.run_json] == [
+    assert [found["failed"] for found in bench.recorder.capabilities()] == [
         {A: "RuntimeError: odd"}
     ]
     assert len(caplog.records) == 1
@@ -232,7 +245,7 @@ def test_the_allocator_may_be_told_later(monkeypatch: pytest.MonkeyPatch) -> Non
     bench.ticks(20)
     assert "memory/allocated" not in bench.recorder.samples[0]
     assert bench.recorder.samples[-1]["memory/allocated"] == 1.0
-    assert [run_json["capabilities"]["allocator"] for run_json in bench.recorder.run_json] == [
+    assert [found["allocator"] for found in bench.recorder.capabilities()] == [
         "the run has used no CUDA device",
         None,
     ]
@@ -254,14 +267,14 @@ def test_a_failing_allocator_costs_only_its_values(monkeypatch: pytest.MonkeyPat
     bench = Bench(allocator_index=9)
     bench.ticks(11)
     assert "process/rss" in bench.recorder.samples[-1]
-    assert "allocator" in bench.recorder.run_json[-1]["capabilities"]["failed"]
+    assert "allocator" in bench.recorder.capabilities()[-1]["failed"]
 
 
 def test_capabilities_are_recorded_once_and_again_when_they_change() -> None:
     bench = Bench()
     bench.ticks(30)
-    assert len(bench.recorder.run_json) == 1
-    assert bench.recorder.run_json[0]["capabilities"] == {
+    assert len(bench.recorder.capabilities()) == 1
+    assert bench.recorder.capabilities()[0] == {
         "nvml": None,
         "allocator": "the run has used no CUDA device",
         "parts": "no optimizer of torch was seen",
@@ -270,8 +283,8 @@ def test_capabilities_are_recorded_once_and_again_when_they_change() -> None:
     }
     bench.source.missing = {"gpu/energy": "permission"}
     bench.ticks(30)
-    assert len(bench.recorder.run_json) == 2
-    assert bench.recorder.run_json[1]["capabilities"]["missing"][A] == {"gpu/energy": "permission"}
+    assert len(bench.recorder.capabilities()) == 2
+    assert bench.recorder.capabilities()[1]["missing"][A] == {"gpu/energy": "permission"}
 
 
 def test_a_lost_gpu_is_one_event_and_its_return_another() -> None:

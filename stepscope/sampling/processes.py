@@ -1,0 +1,157 @@
+"""The processes on a GPU: whose they are, what they run, and their share of its time.
+
+NVML knows a process by its number and memory. The rest comes from /proc, so it is what this
+container and this user may see.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+COMMAND_LIMIT = 200
+"""Characters of a command that are kept."""
+
+REMEMBERED = 1000
+"""Processes whose names are kept."""
+
+State = Literal["running", "zombie", "gone"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuProcess:
+    """One process that holds a GPU.
+
+    `memory` in bytes, None where the driver does not tell. `sm` is its share (%) of the time of the
+    multiprocessors since the last look. `yours`: it runs as the same user as this process. A
+    `zombie` has ended, but its parent has not asked for its exit code; one that is `gone` is not
+    to be found here: it has ended, or another container or user hides it.
+    """
+
+    pid: int
+    name: str
+    command: str
+    user: str
+    memory: int | None
+    sm: float | None
+    kind: Literal["compute", "graphics"]
+    yours: bool
+    state: State
+
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    """What /proc says of a process; `born` tells two processes of one number apart."""
+
+    name: str
+    command: str
+    user: str
+    yours: bool
+    state: State
+    born: str
+
+
+class Processes:
+    """Looks processes up by number; remembers names, so that one that has ended keeps its own.
+
+    A look at a known process reads one file (about 20 us).
+    """
+
+    def __init__(self, root: Path = Path("/proc")) -> None:
+        self._root = root
+        self._known: dict[int, Person] = {}
+
+    def look(self, pid: int) -> Person:
+        """Return what is known of a process now."""
+        known = self._known.get(pid)
+        try:
+            name, letter, born = _stat((self._root / str(pid) / "stat").read_bytes())
+        except (OSError, ValueError, IndexError):
+            return self._not_here(pid, known)
+        if known is None or known.born != born:
+            user, yours = self._owner(pid)
+            known = Person(name, self._command(pid) or name, user, yours, "running", born)
+        state: State = "zombie" if letter in "ZX" else "running"
+        found = Person(known.name, known.command, known.user, known.yours, state, born)
+        if len(self._known) >= REMEMBERED and pid not in self._known:
+            del self._known[next(iter(self._known))]
+        self._known[pid] = found
+        return found
+
+    def _not_here(self, pid: int, known: Person | None) -> Person:
+        """Say what is known of a process that /proc does not show."""
+        if known is not None:
+            return Person(known.name, known.command, known.user, known.yours, "gone", known.born)
+        return Person(f"process {pid}", "", "unknown", False, "gone", "")
+
+    def _owner(self, pid: int) -> tuple[str, bool]:
+        try:
+            owner = os.stat(self._root / str(pid)).st_uid
+        except OSError:
+            return "unknown", False
+        try:
+            name = pwd.getpwuid(owner).pw_name
+        except KeyError:  # a user of the host, in a container
+            name = str(owner)
+        return name, owner == os.getuid()
+
+    def _command(self, pid: int) -> str:
+        try:
+            raw = (self._root / str(pid) / "cmdline").read_bytes()
+        except OSError:
+            return ""
+        words = raw[: 4 * COMMAND_LIMIT].decode("utf-8", "replace").split("\0")
+        return without_secrets([word for word in words if word])[:COMMAND_LIMIT]
+
+
+_SECRET = re.compile(r"(?i)(token|secret|passw|api[-_]?key|credential)")
+
+
+def without_secrets(words: list[str]) -> str:
+    """Return a command with the values of options that sound like secrets taken out."""
+    shown: list[str] = []
+    hide = False
+    for word in words:
+        name, equals, _value = word.partition("=")
+        if hide and not word.startswith("-"):
+            shown.append("***")
+        elif equals and _SECRET.search(name):
+            shown.append(f"{name}=***")
+        else:
+            shown.append(word)
+        hide = not equals and word.startswith("-") and bool(_SECRET.search(word))
+    return " ".join(shown)
+
+
+def sm_shares(
+    samples: Iterable[Any], pids: Collection[int], last_seen: int
+) -> tuple[dict[int, float], int]:
+    """Return each process's newest share (%) of the multiprocessors, and the newest time stamp.
+
+    The driver has been seen to return shares above 100 %, old entries and processes that are not
+    there: those are left out. Of a process that it leaves out in a fresh answer, nothing ran.
+    """
+    newest: dict[int, tuple[int, float]] = {}
+    stamp, fresh = last_seen, False
+    for sample in samples:
+        pid, at, share = int(sample.pid), int(sample.timeStamp), float(sample.smUtil)
+        if at <= last_seen or share > 100:
+            continue
+        stamp, fresh = max(stamp, at), True
+        if pid in pids and at >= newest.get(pid, (0, 0.0))[0]:
+            newest[pid] = at, share
+    if not fresh:
+        return {}, stamp
+    return {pid: newest.get(pid, (0, 0.0))[1] for pid in pids}, stamp
+
+
+def _stat(raw: bytes) -> tuple[str, str, str]:
+    """Return name, state letter and time of birth from "PID (NAME) STATE ..." (proc(5))."""
+    head, _, rest = raw.decode("utf-8", "replace").rpartition(")")
+    fields = rest.split()
+    return head.partition("(")[2], fields[0], fields[19]
