@@ -36,11 +36,19 @@ class _Known:
     last: dict[str, float] = field(default_factory=dict)  # of counters
 
 
+class _Wanted(NamedTuple):
+    """A field value to read, by its number and scope."""
+
+    known: _Known
+    reader: FieldValue
+    number: tuple[int, int]
+
+
 class _Plan(NamedTuple):
     """What a read of some tiers does: single calls, then one for all field values."""
 
     calls: list[_Known]
-    values: list[tuple[_Known, FieldValue, tuple[int, int]]]
+    values: list[_Wanted]
 
 
 class GpuValues:
@@ -84,14 +92,13 @@ class GpuValues:
     def _plan(self, tiers: tuple[Tier, ...]) -> _Plan:
         """List what is not refused yet; made anew after each refusal."""
         calls: list[_Known] = []
-        values: list[tuple[_Known, FieldValue, tuple[int, int]]] = []
+        values: list[_Wanted] = []
         for known in self._known:
             if known.entry.tier not in tiers:
                 continue
             reader = self._supported(known)
             if isinstance(reader, FieldValue):
-                number = reader.id_for(self._gpu.library.major)
-                values.append((known, reader, (number or 0, reader.scope)))
+                values.append(self._wanted(known, reader))
             elif reader is not None:
                 calls.append(known)
         plan = self._plans[tiers] = _Plan(calls, values)
@@ -107,32 +114,32 @@ class GpuValues:
             asking.unsupported(NOT_BY_DRIVER)
         return None
 
+    def _wanted(self, known: _Known, reader: FieldValue) -> _Wanted:
+        number = reader.id_for(self._gpu.library.major)
+        return _Wanted(known, reader, (number or 0, reader.scope))
+
     def _call(self, known: _Known) -> dict[str, float]:
         asking, before = known.asking, known.asking.reader
         calls: Sequence[Any] = known.entry.readers
-        if isinstance(calls[before], FieldValue):  # asked in the next tick's plan
-            return {}
         raw: Values | None = self._gpu.ask(asking, calls)
         if asking.off or asking.reader != before:
             self._plans.clear()
         return {} if raw is None else self._accept(known, raw)
 
-    def _field_values(
-        self, wanted: list[tuple[_Known, FieldValue, tuple[int, int]]]
-    ) -> dict[str, float]:
+    def _field_values(self, wanted: list[_Wanted]) -> dict[str, float]:
         """Read all fields that are due in one call; each has its own return code."""
         gpu = self._gpu
         begun = gpu.library.clock()
-        due = [one for one in wanted if begun >= one[0].asking.retry_at]
+        due = [one for one in wanted if begun >= one.known.asking.retry_at]
         if not due or gpu.handle is None:
             return {}
         try:
-            answers = pynvml.nvmlDeviceGetFieldValues(gpu.handle, [number for _, _, number in due])
+            answers = pynvml.nvmlDeviceGetFieldValues(gpu.handle, [one.number for one in due])
         except pynvml.NVMLError as error:
-            return self._refused([known for known, _, _ in due], error)
+            return self._refused([one.known for one in due], error)
         except (pynvml.NVMLLibraryMismatchError, *BINDING_ERRORS) as error:
-            for known, _, _ in due:
-                known.asking.back_off(begun, f"{type(error).__name__}: {error}")
+            for one in due:
+                one.known.asking.back_off(begun, f"{type(error).__name__}: {error}")
             return {}
         now = gpu.library.clock()
         values: dict[str, float] = {}
@@ -153,9 +160,14 @@ class GpuValues:
         """Apply the error policy to fields; where another call can be asked, ask it at once."""
         values: dict[str, float] = {}
         for known in fields:
-            again = self._gpu.failed(known.asking, error)
-            self._plans.clear()
-            if again and known.asking.reader > 0:
+            before = known.asking.reader
+            self._gpu.failed(known.asking, error)
+            if known.asking.off or known.asking.reader != before:
+                self._plans.clear()
+            reader = self._supported(known) if known.asking.reader != before else None
+            if isinstance(reader, FieldValue):
+                values |= self._field_values([self._wanted(known, reader)])
+            elif reader is not None:
                 values |= self._call(known)
         return values
 

@@ -146,4 +146,4 @@ def _alike(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
     one, other = a["memory"], b["memory"]
     if one is None or other is None:
         return one is other
-    return abs(one - other) <= MOVED * max(one, other)
+    return bool(abs(one - other) <= MOVED * max(one, other))

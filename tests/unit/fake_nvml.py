@@ -19,6 +19,20 @@ import pytest
 from stepscope.sampling import nvml
 
 GIB = 2**30
+NS = 10**9
+
+
+FIELDS = {
+    82: 47,  # memory temperature
+    74: 5 * NS,  # held by power, then heat (software, hardware) and brake; R580's numbers
+    269: 4 * NS,
+    270: 3 * NS,
+    271: 2 * NS,
+    197: 10_000,  # PCIe, bytes
+    198: 20_000,
+    138: 300,  # NVLink, KiB
+    139: 400,
+}
 
 
 class FakeClock:
@@ -66,7 +80,7 @@ class FakeGpu:
     mem_clock: int = 3201
     reasons: int = 0
     mig: int = 0
-    fields: dict[int, int] = field(default_factory=dict)
+    fields: dict[int, int] = field(default_factory=lambda: dict(FIELDS))
     margin: int = 36
     fan: int = 30
     ecc: dict[int, int] = field(default_factory=lambda: {0: 7, 1: 0})
