@@ -28,6 +28,7 @@ WAIT_MS = 500
 LOOK_AGAIN_S = 5.0
 """For GPUs, after an event set that failed."""
 NO_INSTANCE = 0xFFFFFFFF
+FALLEN_OFF_THE_BUS = 79
 UNKNOWN = 999
 """The driver's number for an error that it cannot name."""
 
@@ -137,9 +138,13 @@ class XidWatch:
             if error.value == pynvml.NVML_ERROR_TIMEOUT:
                 return
             raise
-        uuid = self._registered.get(_number(data.device))
-        if uuid is not None and data.eventType & _xid_type():
-            self._on_event(xid_event(uuid, int(data.eventData), int(data.gpuInstanceId)))
+        number, code = _number(data.device), int(data.eventData)
+        uuid = self._registered.get(number)
+        if uuid is None or not data.eventType & _xid_type():
+            return
+        if code == FALLEN_OFF_THE_BUS:
+            del self._registered[number]  # to be registered again once it is back
+        self._on_event(xid_event(uuid, code, int(data.gpuInstanceId)))
 
 
 def xid_event(uuid: str, code: int, gpu_instance: int) -> XidEvent:
