@@ -1,0 +1,14 @@
+"""Alerts: rules over what a run records, and what is done when one of them holds.
+
+| file            | what it does                                                             |
+|-----------------|--------------------------------------------------------------------------|
+| `rules.py`      | a rule over a metric, the default rules, and the state of an alarm       |
+| `conditions.py` | when the default rules hold that need more than one number               |
+| `judge.py`      | one look a second at all rules: what was raised, what was cleared        |
+| `watch.py`      | sees the rows that the writer thread stores; writes events               |
+| `config.py`     | reads alerts.toml, with `checks.py` for what it may hold                 |
+| `actions.py`    | the thread that runs the user's command and calls the webhook            |
+| `command.py`, `webhook.py` | one delivery each                                             |
+
+All but the last four rows' inputs and outputs is pure. Who may do what: `docs/alerts.md`.
+"""
