@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import os
 import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -34,11 +36,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    """Give each worker of pytest-xdist simulated GPUs of its own (tests/cudasim)."""
+    """Give each worker of pytest-xdist simulated GPUs of its own (tests/cudasim).
+
+    No test may run the command that the developer's own alerts.toml names.
+    """
+    os.environ["STEPSCOPE_ALERTS"] = _no_rules()
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker is not None:
         shared = os.environ.get("CUDASIM_SHM") or f"/dev/shm/cudasim-{os.getuid()}"
         os.environ["CUDASIM_SHM"] = f"{shared}-{worker}"
+
+
+def _no_rules() -> str:
+    file, path = tempfile.mkstemp(prefix="alerts-", suffix=".toml")
+    os.close(file)
+    atexit.register(lambda: Path(path).unlink(missing_ok=True))
+    return path
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # outside the timeout: a turn may be long in coming
