@@ -122,6 +122,7 @@ class Tracker:
         if self.session and not self._closed:
             recorder = self.session.recorder
             with self._guarded():
+                recorder.signs += 1
                 given = _named(values, metrics)
                 _count(recorder, given)
                 if recorder.counts:
@@ -151,6 +152,8 @@ class Tracker:
             self._waited_s = (self._waited_s or 0.0) + time.perf_counter() - began
             with self._guarded():
                 self._samples += batch_length(batch) or 0
+                if self.session is not None:
+                    self.session.recorder.signs += 1
             yield batch
             if count:
                 self.step()

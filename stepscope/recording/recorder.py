@@ -28,6 +28,7 @@ from stepscope.recording.writer_thread import (
     Ended,
     Event,
     Item,
+    Observer,
     Sample,
     Values,
     WriterThread,
@@ -95,6 +96,8 @@ class Recorder:
         self.step = 0
         self.epoch = 0
         run_json = _first_run_json(name, kind, config, rank)
+        self.signs = 0
+        """Rises with work of the training that need not be a step, such as a validation batch."""
         self._on_command = on_command
         self._commands: deque[Command] = deque()
         # Looked at in every step of a script, where a property would cost as much as the rest.
@@ -255,6 +258,15 @@ class Recorder:
         self._put(Ended(command.id, state, time.time(), text))
         self.event(command.name, text, ok=ok, command_id=command.id, **data)
 
+    def observe(self, observer: Observer) -> None:
+        """Have an observer hear, in the writer's thread, of all that is stored from now on."""
+        self._writer.observer = observer
+
+    @property
+    def run_json(self) -> Mapping[str, Any]:
+        """What run.json says as of now; others may change it meanwhile."""
+        return self._writer.run_json
+
     def set_status(self, status: RunStatus, reason: str | None = None) -> None:
         """Change the run's status; `reason` is one sentence for the page."""
         self.describe(status=status, reason=reason)
@@ -269,6 +281,7 @@ class Recorder:
         with self._writer.run_json_lock:
             self._describe({"status": status, "reason": reason, "ended": time.time()})
         self._writer.close(timeout_s)
+        self._writer.observer = None
 
     def leave(self) -> None:
         """In a forked child: record nothing more, and leave the parent's files alone."""

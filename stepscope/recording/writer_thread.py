@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from stepscope.metrics import BY_KEY, Stream
 from stepscope.recording.ring import Pending, Ring
@@ -90,6 +90,18 @@ Offer = Callable[[int, str, str], None]
 """Takes a command's id, name and arguments (JSON), in this thread."""
 
 
+class Observer(Protocol):
+    """Hears of all that is stored, in the writer's thread, and may add events to it."""
+
+    def saw(self, block: Block, items: Sequence[Item]) -> None:
+        """Take in rows of steps and other items that are in the store now."""
+
+    def look(
+        self, run_json: Mapping[str, Any], step: int
+    ) -> Sequence[tuple[str, str, dict[str, Any]]]:
+        """Return the events to write, as kind, text and data; asked about once a second."""
+
+
 class WriterThread:
     """Writes one rank's part of a run folder from its making to `close`.
 
@@ -110,6 +122,7 @@ class WriterThread:
         self.folder = folder
         self.run_json = run_json
         self.run_json_lock = threading.RLock()  # a signal handler may come in the middle
+        self.observer: Observer | None = None
         self._lost = 0
         self._json = rank_json(rank)
         self._progress = progress
@@ -193,8 +206,9 @@ class WriterThread:
         version, pause_s = -1, RETRY_S[0]
         next_flush = time.monotonic() + FLUSH_S
         next_beat = time.monotonic() + HEARTBEAT_S  # run.json has just been written
+        next_look = next_beat
         while True:
-            timeout_s = min(next_flush, next_beat) - time.monotonic()
+            timeout_s = min(next_flush, next_beat, next_look) - time.monotonic()
             if self._closing.is_set():
                 timeout_s = 0.0
             elif not self._sleeper.sees_touches:
@@ -206,6 +220,9 @@ class WriterThread:
                 failed = self._flush(closing)
                 pause_s = min(pause_s * 2, RETRY_S[1]) if failed else RETRY_S[0]
                 next_flush = now + (pause_s if failed else FLUSH_S)
+            if closing or now >= next_look:
+                self._ask_observer(closing)
+                next_look = now + HEARTBEAT_S
             if woken or closing or now >= next_beat:
                 self._beat(durable=closing)
                 next_beat = now + HEARTBEAT_S
@@ -241,6 +258,8 @@ class WriterThread:
         self._steps = steps
         self.ring.release(rows)
         self._forget(batch)
+        if self.observer is not None:
+            self.observer.saw(block, batch)
 
     def _store_what_can_be(self, rows: Pending, batch: Sequence[Item]) -> bool:
         """Store these, without the rows that no store can hold; return False where the disk refuses
@@ -290,6 +309,19 @@ class WriterThread:
                 self._store.end_command(item.command_id, item.state, item.ts, item.result)
         for (stream, source), series in rows.items():
             self._store.append(stream, source, Block.from_rows(series))
+
+    def _ask_observer(self, closing: bool) -> None:
+        """Write the events that the observer has to add; at the end no later flush would."""
+        if self.observer is None:
+            return
+        progress = self._progress()
+        says = self.observer.look(self.run_json, progress["step"])
+        for kind, text, data in says:
+            self.put(Event(time.time(), progress["step"], progress["epoch"], kind, text, data))
+        if says and closing:
+            self._flush(True)
+        elif says:
+            self.wake()
 
     def _note_custom(self, keys: tuple[str, ...]) -> None:
         """List the metrics that only this run has: the page draws them too."""

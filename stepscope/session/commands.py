@@ -91,6 +91,7 @@ class CommandServer:
         self._check = check
         self._training = training
         self._paused = False
+        self._serving = False
         self._snapshot: SnapshotRecording | None = None
         self.profiling = Profiling(
             recorder,
@@ -110,6 +111,11 @@ class CommandServer:
                 CommandName.PROFILE: self.profiling.ask,
             }
 
+    @property
+    def busy(self) -> bool:
+        """Say whether a command, a pause or a profile holds the training up; from any thread."""
+        return self._serving or self._paused or self.profiling.active
+
     def supported_commands(self) -> list[CommandName]:
         """Return the commands that have an effect here, for run.json."""
         return [
@@ -126,6 +132,7 @@ class CommandServer:
         `flush` records the steps still under way, so that a marker stands after them. Stays here
         while the run is paused. Raises only what the handler of STOP and `check` raise.
         """
+        self._recorder.signs += 1
         profiling, took_s = self.profiling, 0.0
         if self._snapshot is not None:
             self._snapshot.labels.begin_step()
@@ -145,6 +152,7 @@ class CommandServer:
 
     def _serve(self, asked: deque[Command], flush: Callable[[], None]) -> float:
         began = time.perf_counter()
+        self._serving = True
         try:
             flush()
             while True:
@@ -161,6 +169,8 @@ class CommandServer:
             self._leave_pause()
             self._recorder.put_back(asked)
             raise
+        finally:
+            self._serving = False
 
     def wait(self, timeout_s: float) -> None:
         """Serve the commands that come within this time; for a run without steps."""

@@ -126,6 +126,8 @@ class ScriptSession(Session):
     def _describe_device(self, gpu: Gpu | None) -> None:
         """Describe the device that the script trains on, by what torch says of it."""
         self.recorder.describe(device="cpu" if gpu is None else gpu["uuid"])
+        if gpu is not None:  # a rank that samples no GPU knows its size from here
+            self.recorder.describe(device_memory=gpu["memory_total"])
         self.describe_environment(None if gpu is None else gpu["name"])
         self.sampler.train_on(None if gpu is None else gpu["uuid"])
         if gpu is not None and gpu["uuid"].startswith("MIG-") and self._source.reason is None:

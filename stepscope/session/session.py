@@ -10,11 +10,14 @@ from __future__ import annotations
 import logging
 import os
 import traceback
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from stepscope.alerts import config as alerts_config
+from stepscope.alerts.watch import Watch
 from stepscope.diagnosis.growth_watch import GrowthWatch
 from stepscope.diagnosis.outcome import Outcome
 from stepscope.formatting import terminal_text
@@ -62,6 +65,8 @@ class Session:
         self.recorder = Recorder(
             folder, name=name, config=config, kind=kind, rank=rank, on_command=on_command
         )
+        self.alerts = Watch(alerts_config.load(), folder, rank=rank, signs=self._signs)
+        self.recorder.observe(self.alerts)
         self._traceback_file = folder / rank_file(TRACEBACK_FILE, rank)
         self._code = code
         self._pid = os.getpid()
@@ -131,6 +136,9 @@ class Session:
             closed_here=closed_here,
         )
         self.recorder.describe(commands=server.supported_commands())
+        # Weakly: its handlers hold the model, which must go before the session does.
+        alive = weakref.ref(server)
+        self.alerts.busy = lambda: (found := alive()) is not None and found.busy
         return server
 
     def note_failure(
@@ -152,7 +160,19 @@ class Session:
             try:
                 self._at_close.close()
             finally:  # Ctrl-C may come while a thread is waited for
+                self._end_alerts(status, reason)
                 self.recorder.close(status, reason)
+                self.alerts.close()
+
+    def _signs(self) -> int:
+        return self.recorder.signs
+
+    def _end_alerts(self, status: RunStatus, reason: str | None) -> None:
+        recorder = self.recorder
+        says = self.alerts.ended(recorder.run_json, recorder.step, status, reason)
+        if says is not None:
+            kind, text, data = says
+            recorder.event(kind, text, **data)
 
 
 def listed(gpu: DeviceInfo) -> Gpu:

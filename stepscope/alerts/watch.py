@@ -1,0 +1,295 @@
+"""Sees what the writer thread stores, and looks at the rules once a second, in that thread.
+
+What changes becomes an event of kind `alert` and goes to the user's command and webhook. Nothing
+here waits, and nothing here may harm the recording: after an error of its own it ends.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stepscope.alerts.actions import Actions, Alert
+from stepscope.alerts.config import Settings
+from stepscope.alerts.judge import LOSSES, Change, Facts, Judge, is_of_devices
+from stepscope.alerts.rules import ENDINGS, RUN_FAILED, RUN_FINISHED, Rule, Span, State
+from stepscope.recording.writer_thread import Event, Item, Sample
+from stepscope.run import RunKind, RunStatus
+from stepscope.run.first_cause import RankEnd
+from stepscope.store import Block
+
+log = logging.getLogger(__name__)
+
+KIND = "alert"
+"""Kind of the events."""
+PROBLEM_KIND = "alerts_problem"
+"""Kind of the event that says what is wrong with alerts.toml."""
+STALE_S = 30.0
+"""Age from which a sampled value no longer says anything; the slowest tier is read every 10 s."""
+RANKS_S = 10.0
+"""How often to look which GPUs the other ranks train on."""
+OF_DEVICES = frozenset({"gpu/mem_used", "gpu/mem_total", "gpu/throttle_reasons", "gpu/util"})
+OF_PROCESS = frozenset({"memory/alloc_retries", "memory/reserved"})
+
+Told = tuple[str, str, dict[str, Any]]
+"""Kind, text and data of an event."""
+
+
+class Watch:
+    """Watches one process's run.
+
+    `busy` says whether something of ours holds the training up; `signs` returns a number that rises
+    with work of it that need not be a step. `saw` and `look` are called by the writer thread,
+    `ended` and `close` by who closes the run.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        folder: Path,
+        *,
+        rank: int = 0,
+        signs: Callable[[], int] = int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.busy: Callable[[], bool] = lambda: False
+        self._signs = signs
+        self._settings = settings
+        self._folder = folder
+        self._rank = rank
+        self._clock = clock
+        self._judge = Judge(settings.rules)
+        self._actions = Actions(settings)
+        metrics = {rule.metric for rule in settings.rules if rule.enabled and rule.metric}
+        of_devices = frozenset(filter(is_of_devices, metrics))
+        self._device_keys = OF_DEVICES | of_devices
+        self._other_keys = OF_PROCESS | frozenset(LOSSES) | (metrics - of_devices)
+        self._fresh: dict[tuple[str, str], Span] = {}
+        self._held: dict[tuple[str, str], tuple[Span, float]] = {}
+        self._of_steps: set[tuple[str, str]] = set()
+        self._lost: dict[str, str] = {}
+        self._others: tuple[frozenset[str], float] = frozenset(), -math.inf
+        self._says: list[Told] = []
+        if rank == 0:  # the others read the same file
+            self._says = [(PROBLEM_KIND, text, {}) for text in settings.problems]
+            for text in settings.problems:
+                log.warning("stepscope: alerts: %s", text)
+        self._broken = not settings.on
+
+    def saw(self, block: Block, items: Sequence[Item]) -> None:
+        """Take in rows and events that are in the store now."""
+        if self._broken:
+            return
+        try:
+            self._take_steps(block)
+            for item in items:
+                if isinstance(item, Sample):
+                    self._take_sample(item)
+                elif isinstance(item, Event):
+                    self._take_event(item)
+        except Exception as error:  # noqa: BLE001 - it must not end the writer thread
+            self._give_up(error)
+
+    def look(self, run_json: Mapping[str, Any], step: int) -> list[Told]:
+        """Judge all rules; return the events to write."""
+        says, self._says = self._says, []
+        if self._broken:
+            return says
+        try:
+            facts = self._facts(run_json, step)
+            for change in self._judge.look(facts):
+                says.append(self._tell(change, run_json, facts))
+        except Exception as error:  # noqa: BLE001 - as above
+            self._give_up(error)
+        return says
+
+    def ended(
+        self, run_json: Mapping[str, Any], step: int, status: RunStatus, reason: str | None
+    ) -> Told | None:
+        """Return the event of a run that ends so, if it alerts.
+
+        Of several ranks only those speak that did not fail because another one had.
+        """
+        try:
+            rule = self._ending(status, reason)
+            if rule is None or self._broken:
+                return None
+            what = reason or "it gives no reason."
+            text = rule.text.replace("{value}", what).replace("{step}", f"{step:,}")
+            return self._tell(
+                Change(rule, State.RAISED, "", text, None), run_json, Facts(now=0.0, step=step)
+            )
+        except Exception as error:  # noqa: BLE001 - the run has to be closed all the same
+            self._give_up(error)
+            return None
+
+    def close(self) -> None:
+        """The run is closed: no more alerts come. Deliveries under way go on; waits for nothing."""
+        self._actions.close()
+
+    def _ending(self, status: RunStatus, reason: str | None) -> Rule | None:
+        wanted = None
+        of_a_peer = RankEnd(self._rank, 0.0, 0.0, reason).of_a_peer
+        if status is RunStatus.FAILED and not of_a_peer:
+            wanted = RUN_FAILED
+        elif status is RunStatus.FINISHED and self._rank == 0:
+            wanted = RUN_FINISHED
+        found = (rule for rule in self._settings.rules if rule.name in ENDINGS and rule.enabled)
+        return next((rule for rule in found if rule.name == wanted), None)
+
+    def _take_steps(self, block: Block) -> None:
+        for row, key in enumerate(block.keys):
+            if key not in self._other_keys and not key.startswith("train/loss."):
+                continue
+            values = block.mean[row]
+            have = np.flatnonzero(block.count[row] + block.odd[row])
+            if not len(have):
+                continue
+            given, odd = values[have], have[block.odd[row][have] > 0]
+            known = given[~np.isnan(given)]
+            self._of_steps.add(("", key))
+            self._add(
+                ("", key),
+                Span(
+                    float(known.min()) if len(known) else None,
+                    float(known.max()) if len(known) else None,
+                    float(given[-1]),
+                    float(values[odd[0]]) if len(odd) else None,
+                    int(block.step[odd[0]]) if len(odd) else None,
+                ),
+            )
+
+    def _take_sample(self, sample: Sample) -> None:
+        keys = self._device_keys if sample.source else self._other_keys
+        for key in keys & sample.values.keys():
+            value = sample.values[key]
+            if value is not None:
+                self._add((sample.source, key), Span.of(value, sample.step))
+
+    def _take_event(self, event: Event) -> None:
+        uuid = event.data.get("uuid")
+        if event.kind == "gpu_lost":
+            self._lost[str(uuid)] = event.text.partition(": ")[2] or event.text
+        elif event.kind == "gpu_recovered":
+            self._lost.pop(str(uuid), None)
+
+    def _add(self, place: tuple[str, str], span: Span) -> None:
+        former = self._fresh.get(place)
+        self._fresh[place] = span if former is None else former.then(span)
+
+    def _spans(self, now: float) -> dict[tuple[str, str], Span]:
+        """Return what came since the last look, else the newest value before."""
+        fresh, self._fresh = self._fresh, {}
+        for place, span in fresh.items():
+            # A value of a step stays true until the next step; a sampled one grows old.
+            until = math.inf if place in self._of_steps else now + STALE_S
+            self._held[place] = span.held(), until
+        held = {place: span for place, (span, until) in self._held.items() if now < until}
+        return held | fresh
+
+    def _facts(self, run_json: Mapping[str, Any], step: int) -> Facts:
+        now = self._clock()
+        spans = self._spans(now)
+        total = run_json.get("total_steps")
+        has_ended = type(total) is int and 0 < total <= step
+        due = run_json.get("status") == RunStatus.RUNNING and not has_ended and not self.busy()
+        own, memory = _device(run_json), run_json.get("device_memory")
+        return Facts(
+            now=now,
+            step=step,
+            step_due=due,
+            sign=self._signs(),
+            spans=spans,
+            lost=self._lost,
+            labels=_labels(run_json),
+            trains_on=self._trains_on(run_json, own, now),
+            own=own,
+            own_total=float(memory) if isinstance(memory, int) else None,
+        )
+
+    def _trains_on(
+        self, run_json: Mapping[str, Any], own: str | None, now: float
+    ) -> frozenset[str]:
+        """Return the GPUs of this run; one rank of a machine samples those of all its ranks."""
+        mine = frozenset() if own is None else frozenset({own})
+        if run_json.get("world_size", 1) == 1 or not any(source for source, _ in self._held):
+            return mine
+        others, read_at = self._others
+        if now - read_at >= RANKS_S:
+            others = frozenset(_devices_of_ranks(self._folder))
+            self._others = others, now
+        return mine | others
+
+    def _tell(self, change: Change, run_json: Mapping[str, Any], facts: Facts) -> Told:
+        """Hand an alert to the actions, and return its event."""
+        rule, value = change.rule, change.value
+        data: dict[str, Any] = {
+            "rule": rule.name,
+            "level": str(rule.level),
+            "state": str(change.state),
+            "value": value if value is None or math.isfinite(value) else str(value),
+        }
+        if rule.metric:
+            data["metric"] = rule.metric
+        if change.source in facts.labels or change.source in facts.lost:
+            data["uuid"] = change.source
+        self._actions.deliver(
+            Alert(
+                rule=rule.name,
+                level=rule.level,
+                state=change.state,
+                text=change.text,
+                value=data["value"],
+                metric=rule.metric or None,
+                device=data.get("uuid"),
+                run=self._folder.name,
+                name=str(run_json.get("name")),
+                folder=str(self._folder),
+                host=str(run_json.get("host")),
+                rank=self._rank,
+                step=facts.step,
+                ts=time.time(),
+            )
+        )
+        return KIND, change.text, data
+
+    def _give_up(self, error: Exception) -> None:
+        self._broken = True
+        log.warning("stepscope: alerts ended; recording goes on", exc_info=error)
+
+
+def _device(run_json: Mapping[str, Any]) -> str | None:
+    """Return the UUID of the GPU that this process trains on; None for a CPU, or not known yet."""
+    device = run_json.get("device")
+    if device is None and run_json.get("kind") == RunKind.TRAINER:
+        config = run_json.get("config")
+        device = config.get("device") if isinstance(config, dict) else None
+    return device if isinstance(device, str) and device != "cpu" else None
+
+
+def _devices_of_ranks(folder: Path) -> list[str]:
+    found = []
+    for path in (folder / "run.json", *folder.glob("rank*.json")):
+        try:
+            device = _device(json.loads(path.read_text()))
+        except (OSError, ValueError, AttributeError):
+            continue  # being made, or of another machine that is gone
+        if device is not None:
+            found.append(device)
+    return found
+
+
+def _labels(run_json: Mapping[str, Any]) -> dict[str, str]:
+    """Return the names of the sampled GPUs, with the beginning of the UUID where they are many."""
+    listed = run_json.get("devices") or ()
+    names = {str(gpu["uuid"]): str(gpu["name"]) for gpu in listed}
+    if len(names) < 2:
+        return names
+    return {uuid: f"{name} ({uuid[:12]})" for uuid, name in names.items()}
