@@ -21,6 +21,7 @@ from pathlib import Path
 import psutil
 import streamlit as st
 
+from dashboard.crash_watch import CrashWatch
 from dashboard.lesson_runs import LessonRuns
 from dashboard.run_index import RunIndex
 from dashboard.run_summary import RunSummary, summarize
@@ -241,5 +242,8 @@ def get() -> Services:
 async def lifespan(_app: object) -> AsyncIterator[None]:
     """Stop the run and flush its data when the server ends (SIGTERM runs no atexit)."""
     services = get()
+    crashes = CrashWatch(services.index)
+    crashes.start()
     yield
+    crashes.close()
     await asyncio.to_thread(services.close)

@@ -1,0 +1,59 @@
+"""Looks for runs that have crashed, whether or not a page is open, and has each alerted once."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from dashboard.run_index import RunIndex
+from stepscope.alerts.config import load
+from stepscope.alerts.crash import tell_crash
+from stepscope.run import RunStatus
+
+log = logging.getLogger(__name__)
+
+PERIOD_S = 5.0
+
+
+class CrashWatch:
+    """One thread of the server, from `start` to `close`."""
+
+    def __init__(self, index: RunIndex) -> None:
+        self._index = index
+        self._known: set[str] = set()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="stepscope-crashes", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End; an alert under way is still told."""
+        self._closing.set()
+        if self._thread.ident is not None:
+            self._thread.join(1.0)
+
+    def look(self) -> list[str]:
+        """Alert what has crashed since the last look; return the ids of these runs."""
+        crashed = [
+            run
+            for run in self._index.recent(PERIOD_S / 2).runs
+            if run.status is RunStatus.CRASHED and run.id not in self._known
+        ]
+        self._known.update(run.id for run in crashed)
+        settings = load() if crashed else None
+        told = []
+        for run in crashed:
+            actions = tell_crash(run, settings) if settings is not None else None
+            if actions is not None:
+                actions.close()
+                told.append(run.id)
+        return told
+
+    def _work(self) -> None:
+        while not self._closing.wait(PERIOD_S):
+            try:
+                self.look()
+            except Exception:
+                log.exception("crashed runs could not be looked for")
