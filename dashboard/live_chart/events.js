@@ -2,6 +2,7 @@
 
 import { el, setText } from "./dom.js";
 import { MISSING, change, clock, isNumber } from "./format.js";
+import { isAlert, isOver, levelWord } from "./toasts.js";
 
 export const EVENT_WORDS = {
   epoch: "Epoch",
@@ -33,12 +34,18 @@ export const EVENT_WORDS = {
   cuda_graphs: "CUDA Graphs",
   warmup: "Warm-up",
   memory_warmup: "Memory warm-up",
+  alert: "Alert",
+  alerts_problem: "Alerts file",
 };
 export const BAD = new Set(["oom", "nan", "error", "gpu_lost", "throttle_start"]);
 export const ROUTINE = new Set(["epoch", "checkpoint", "status"]);
 const MAX_ROWS = 200;
 
-export const wordOf = (event) => EVENT_WORDS[event.kind] || event.kind;
+// An alert has its level in place of the word.
+export function wordOf(event) {
+  if (isAlert(event)) return isOver(event) ? "Alert over" : `Alert: ${levelWord(event)}`;
+  return EVENT_WORDS[event.kind] || event.kind;
+}
 
 // The numbers before and after, only those that moved unless none did.
 export function changesOf(event, metrics) {
@@ -74,7 +81,12 @@ const GROUPS = {
 const COMMANDS = new Set(
   "mark pause resume stop empty_cache reset_peaks collect_garbage profile".split(" "),
 );
-const FAILURES = new Set([...BAD, "hook_failed", "output_lost", "amp_skipped", "sampler_slowed"]);
+const FAILURES = new Set(
+  [...BAD, "hook_failed", "output_lost", "amp_skipped", "sampler_slowed"].concat(
+    "alert",
+    "alerts_problem",
+  ),
+);
 const REPEATED = ["epoch", "checkpoint", "amp_skipped"]; // with the progress of training
 const FOLD_FROM = 4; // events of such a kind
 
@@ -88,6 +100,7 @@ export function groupOf(event) {
 // How much an event stands out: "bad", "action" of somebody, or "routine".
 export function toneOf(event) {
   if (BAD.has(event.kind)) return "bad";
+  if (isAlert(event)) return isOver(event) || event.data?.level === "info" ? "routine" : "bad";
   return groupOf(event) === "commands" ? "action" : "routine";
 }
 

@@ -5,6 +5,7 @@ import { ButtonGroup, RunPicker, StartButton } from "./commands.js";
 import { el, setAttribute, setText } from "./dom.js";
 import { clock, isNumber, withUnit } from "./format.js";
 import { latest, secondsLeft } from "./series.js";
+import { activeAlerts } from "./toasts.js";
 
 const STATUSES = {
   pending: ["○", "Pending"],
@@ -56,6 +57,7 @@ export class Header {
     this.badge = el("span", { class: "ss-badge" }, this.icon, this.word);
     this.sentence = el("span", { class: "ss-sentence" });
     this.picker = new RunPicker(pick);
+    this.alerts = el("span", { class: "ss-alerts", "data-testid": "alerts", hidden: "" });
     this.progressText = el("span", { class: "ss-progress-text" });
     this.start = new StartButton(start);
     this.buttons = new ButtonGroup(false, send, "Run");
@@ -85,6 +87,7 @@ export class Header {
         "div",
         { class: "ss-row" },
         el("div", status, this.badge, this.sentence),
+        this.alerts,
         this.picker.node,
         el("span", { "data-testid": "progress" }, this.progressText),
         el("div", { class: "ss-actions" }, this.start.node, this.buttons.node),
@@ -123,6 +126,7 @@ export class Header {
     this.say(this.lookOnly, header.look_only);
     this.say(this.trouble, store.connection || store.unreadable);
     this.updateStatus(store);
+    this.updateAlerts(store);
     const { share, text } = answer ? progressOf(store) : { share: null, text: "" };
     setText(this.progressText, text);
     setText(this.details, answer ? detailsOf(store) : "");
@@ -142,6 +146,14 @@ export class Header {
     this.badge.hidden = !run && !unreadable;
     setText(this.sentence, answer?.reason || "");
     this.warn(answer?.warnings || []);
+  }
+
+  // How many alerts are raised now; of an ended run nothing is.
+  updateAlerts({ events, ended }) {
+    const active = ended ? [] : activeAlerts(events);
+    this.alerts.hidden = !active.length;
+    setText(this.alerts, active.length === 1 ? "1 alert" : `${active.length} alerts`);
+    setAttribute(this.alerts, "title", active.map((event) => event.text).join("\n") || null);
   }
 
   // Sentences that stay are left alone: a screen reader says only what is new.

@@ -13,6 +13,7 @@ import { Poller } from "./poll.js";
 import { Store } from "./store.js";
 import { readTheme } from "./theme.js";
 import { TileRow } from "./tiles.js";
+import { Toasts } from "./toasts.js";
 import { VerdictLine } from "./verdict.js";
 
 const PACE_MS = 500;
@@ -39,6 +40,7 @@ class LiveView {
     this.tiles = new TileRow();
     this.bar = new AxisBar(this.store);
     this.table = new EventTable();
+    this.toasts = new Toasts();
     this.painter = new Painter(
       this.store,
       () => this.board.cards,
@@ -62,6 +64,7 @@ class LiveView {
       { class: "ss-root", "data-testid": "stepscope-live", "data-polls": 0 },
       this.header.node,
       this.body,
+      this.toasts.node,
     );
     parent.append(this.root);
   }
@@ -94,6 +97,7 @@ class LiveView {
     this.board.clear();
     this.board.unfold(this.store.prefs.unfolded);
     this.table.clear();
+    this.toasts.clear();
     setAttribute(this.root, "data-ready", null);
     setAttribute(this.root, "data-status", null);
     this.detail.plan();
@@ -177,7 +181,10 @@ class LiveView {
     const fresh = store.take(answer);
     if (first) this.detail.plan(); // a zoom kept from before a reload
     if (fresh.length) this.table.show(store.events, store.layout.metrics);
-    if (!first) this.acknowledge(fresh);
+    if (!first) {
+      this.acknowledge(fresh);
+      this.toasts.take(fresh);
+    }
     this.showAnswer();
     this.polls += 1;
     setAttribute(this.root, "data-polls", this.polls);

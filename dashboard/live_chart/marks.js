@@ -3,6 +3,7 @@
 import { setAttribute, svg } from "./dom.js";
 import { ROUTINE, toneOf } from "./events.js";
 import { isNumber } from "./format.js";
+import { isAlert, isOver } from "./toasts.js";
 
 const MARK_LABELS = {
   checkpoint: "",
@@ -32,6 +33,8 @@ const MARK_LABELS = {
   cuda_graphs: "",
   warmup: "",
   memory_warmup: "",
+  alert: "alert",
+  alerts_problem: "",
 };
 const MAX_MARKS = 60;
 const MAX_EPOCH_MARKS = 12;
@@ -39,6 +42,12 @@ const MAX_EPOCH_MARKS = 12;
 const MARKS_APART = { bad: 1 / 80, action: 1 / 80, routine: 1 / 12 };
 const LABEL_CHARACTER = 5.5; // px, at most
 const LABEL_GAP = 3; // px from the line
+
+function labelOf(event) {
+  if (event.kind === "epoch") return `e${event.epoch ?? ""}`;
+  if (isAlert(event) && isOver(event)) return "";
+  return MARK_LABELS[event.kind] ?? event.kind;
+}
 
 // Every how many epochs to mark one: 1, 2, 5, 10, 20, … so that few marks stay, and stay put.
 function epochStride(epochs) {
@@ -71,9 +80,7 @@ export function marksIn(events, axis, range) {
   const marked = apart.slice(0, MAX_MARKS).reverse();
   return marked.map((event) => {
     const tone = toneOf(event);
-    const label =
-      event.kind === "epoch" ? `e${event.epoch ?? ""}` : (MARK_LABELS[event.kind] ?? event.kind);
-    return { x: place(event), tone, label, event };
+    return { x: place(event), tone, label: labelOf(event), event };
   });
 }
 

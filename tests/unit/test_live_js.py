@@ -726,3 +726,50 @@ def test_the_moment_at_the_crosshair_is_the_one_before_a_gap(js: Script) -> None
     found = [js("momentAt(series, 'time', x)", series=series, x=x) for x in (0.9, 1.0, 5)]
     assert [(at["t"], at["v"]["ledger/free"]) for at in found] == [(0, 7), (0, 7), (2, 9)]
     assert js("momentAt(null, 'time', 1)") is None
+
+
+def alert(number: int, rule: str, state: str = "raised", **data: str) -> dict[str, Any]:
+    told = {"rule": rule, "state": state, "level": "warning"} | data
+    return {"id": number, "step": number, "kind": "alert", "text": rule, "data": told}
+
+
+def test_alerts_that_were_raised_and_not_cleared_are_active(js: Script) -> None:
+    events = [
+        alert(1, "hot", uuid="GPU-a"),
+        alert(2, "hot", uuid="GPU-b"),
+        alert(3, "no_step"),
+        alert(4, "hot", "cleared", uuid="GPU-a"),
+        alert(5, "no_step", "cleared"),
+        alert(6, "no_step"),
+        {"id": 7, "kind": "alert", "text": "of another program"},
+        {"id": 8, "kind": "nan", "data": {"rule": "x"}},
+    ]
+    active = js("activeAlerts(events).map(({id}) => id)", events=events)
+    assert active == [2, 6, 7]
+
+
+def test_at_most_three_toasts_are_shown_and_one_that_is_over_goes(js: Script) -> None:
+    shown = "shownAfter(shown, fresh).map(({id}) => id)"
+    four = [alert(n, f"rule{n}") for n in range(4)]
+    assert js(shown, shown=[], fresh=four) == [1, 2, 3]
+    over = [alert(9, "rule2", "cleared"), {"id": 10, "kind": "epoch"}]
+    assert js(shown, shown=four[1:], fresh=over) == [1, 3]
+    assert js(shown, shown=four[1:], fresh=[alert(11, "rule1")]) == [2, 3, 11]
+
+
+@pytest.mark.parametrize(
+    ("event", "word", "tone", "label"),
+    [
+        (alert(1, "x", level="critical"), "Alert: Critical", "bad", "alert"),
+        (alert(1, "x", level="<b>"), "Alert: Warning", "bad", "alert"),
+        (alert(1, "x", level="info"), "Alert: Info", "routine", "alert"),
+        (alert(1, "x", "cleared"), "Alert over", "routine", ""),
+        ({"id": 1, "step": 1, "kind": "alerts_problem"}, "Alerts file", "routine", ""),
+    ],
+)
+def test_an_alert_is_in_the_events_with_its_level(
+    js: Script, event: dict[str, Any], word: str, tone: str, label: str
+) -> None:
+    assert js("rowsOf([event], 'failures')[0].word", event=event) == word
+    assert js("toneOf(event)", event=event) == tone
+    assert js("marksIn([event], 'step', [0, 9])[0].label", event=event) == label
