@@ -16,7 +16,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from stepscope.cli.survey import Gpu, Machine, survey
+from stepscope.cli.survey import AlertsFile, Gpu, Machine, survey
 from stepscope.formatting import format_bytes
 
 TORCH_TESTED = ((2, 11), (2, 15))
@@ -91,6 +91,7 @@ def findings(machine: Machine) -> Iterator[Finding]:
         detail = f"{machine.visible_devices!r}: torch sees these only; Stepscope lists every GPU"
         yield Finding(Mark.OK, "CUDA_VISIBLE_DEVICES", detail)
     yield from _limits(machine)
+    yield from _alerts(machine.alerts)
     if machine.page is None:
         versions = ", ".join(f"{name} {machine.packages[name]}" for name in ("streamlit", "plotly"))
         yield Finding(Mark.OK, "page", f"'stepscope ui' opens it ({versions})")
@@ -200,6 +201,19 @@ def _limits(machine: Machine) -> Iterator[Finding]:
         detail = f"only {format_bytes(machine.shared_memory)}: DataLoader workers need more"
         remedy = "In a container, start it with --shm-size=8g."
         yield Finding(Mark.MISSING, "/dev/shm", detail, remedy)
+
+
+def _alerts(file: AlertsFile) -> Iterator[Finding]:
+    if file.path is None:
+        yield Finding(Mark.OK, "alerts", "switched off by STEPSCOPE_ALERTS")
+        return
+    tells = [f"the command {file.command}"] if file.command else []
+    tells += [f"the webhook {file.webhook}"] if file.webhook else []
+    where = file.path if file.found else f"no file {file.path}"
+    told = f"told to {' and '.join(tells)}" if tells else "shown on the page only"
+    yield Finding(Mark.OK, "alerts", f"{where}; {file.rules} rules, {told}")
+    for problem in file.problems:
+        yield Finding(Mark.BROKEN, "alerts", problem)
 
 
 def _count(gpus: int) -> str:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope import __version__
+from stepscope.alerts.config import load
 from stepscope.cli.ui import page_missing
 from stepscope.recording.recorder import Recorder
 from stepscope.run import RunKind, RunStatus
@@ -61,6 +62,20 @@ class Gpu(DeviceInfo):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AlertsFile:
+    """What alerts.toml says; without the webhook's address, which is a secret."""
+
+    path: str | None = None
+    """None: alerts are switched off."""
+    found: bool = False
+    rules: int = 0
+    """Rules that are on, the default ones among them."""
+    command: str | None = None
+    webhook: str | None = None
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
     """What was found; sizes in bytes, None for what does not apply or cannot be found out."""
 
@@ -88,6 +103,7 @@ class Machine:
     """What the container may use."""
     cpu_limit: float | None
     shared_memory: int | None
+    alerts: AlertsFile = field(default_factory=AlertsFile)
 
 
 def survey(root: Path) -> Machine:
@@ -109,6 +125,20 @@ def survey(root: Path) -> Machine:
         memory_limit=_cgroup("memory.max"),
         cpu_limit=_cgroup("cpu.max"),
         shared_memory=_disk(Path("/dev/shm"), "total"),
+        alerts=alerts_file(),
+    )
+
+
+def alerts_file() -> AlertsFile:
+    """Return what would alert here, and who would be told."""
+    settings = load()
+    return AlertsFile(
+        path=None if settings.path is None else str(settings.path),
+        found=settings.found,
+        rules=sum(rule.enabled for rule in settings.rules),
+        command=None if settings.command is None else settings.command.argv[0],
+        webhook=None if settings.webhook is None else settings.webhook.shown,
+        problems=settings.problems,
     )
 
 

@@ -267,3 +267,22 @@ def test_a_torch_that_takes_for_ever_is_given_up(monkeypatch: pytest.MonkeyPatch
 def test_a_package_that_is_not_installed_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(survey, "_installed", lambda name: None)
     assert ask_torch() is None
+
+
+def test_the_alerts_file_is_said_with_what_is_wrong_and_without_its_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "alerts.toml"
+    path.write_text('[command]\nargv = ["logger"]\n[webhook]\nurl = "https://example.com/T0KEN"\n')
+    path.chmod(0o600)
+    monkeypatch.setenv("STEPSCOPE_ALERTS", str(path))
+    found = judged(BARE, "alerts", alerts=survey.alerts_file())
+    told = "told to the command logger and the webhook https://example.com/…"
+    assert (found.mark, found.detail) == (Mark.OK, f"{path}; 7 rules, {told}")
+    assert "T0KEN" not in json.dumps(dataclasses.asdict(survey.alerts_file()))
+    path.chmod(0o666)
+    found = judged(BARE, "alerts", alerts=survey.alerts_file())
+    assert found.mark is Mark.BROKEN
+    assert "can be written by others" in found.detail
+    monkeypatch.setenv("STEPSCOPE_ALERTS", "off")
+    assert "switched off" in judged(BARE, "alerts", alerts=survey.alerts_file()).detail
