@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -272,8 +273,10 @@ def _number(
 ) -> float:
     if default is not None and name not in table:
         return default
-    value = table.get(name)
-    if type(value) not in (int, float) or not math.isfinite(value) or not low <= value <= high:
+    value: Any = table.get(name)
+    # TOML's whole numbers have no bound, and a comparison does not mind.
+    is_number = type(value) in (int, float) and abs(value) <= sys.float_info.max
+    if not is_number or not low <= value <= high:
         bounds = f" from {low:g} to {high:g}" if math.isfinite(low) else ""
         raise Wrong(
             f"{where}.{name}: must be a number{bounds}, got {_got(value)}. "

@@ -107,6 +107,7 @@ WRONG = {
     '[rules.hot]\nmetric = "a"\nabove = "1"': "rules.hot.above: must be a number, got '1'",
     '[rules.hot]\nmetric = "a"\nabove = true': "rules.hot.above: must be a number, got True",
     '[rules.hot]\nmetric = "a"\nabove = nan': "rules.hot.above: must be a number, got nan",
+    f'[rules.hot]\nmetric = "a"\nabove = {10**400}': "rules.hot.above: must be a number, got 10",
     '[rules.hot]\nmetric = "a"\nabove = inf': "rules.hot.above: must be a number, got inf",
     '[rules.hot]\nmetric = "a"\nabove = 1\nclear = 2': "must be below the threshold 1 or equal",
     '[rules.hot]\nmetric = "a"\nbelow = 1\nclear = 0': "must be above the threshold 1 or equal",
