@@ -7,7 +7,9 @@ that swings around a threshold does not raise it again and again.
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -87,12 +89,19 @@ class Span:
     odd_step: int | None = None
 
     @classmethod
-    def of(cls, value: float, step: int) -> Span:
+    def of(cls, value: float, step: int | None) -> Span:
         """Return the span of one value."""
         known = None if math.isnan(value) else value
         if math.isfinite(value):
             return cls(known, known, value)
         return cls(known, known, value, value, step)
+
+    @classmethod
+    def of_all(cls, values: Sequence[float]) -> Span:
+        """Return the span of some values, at least one, of which nobody knows the steps."""
+        if math.isfinite(sum(values)):  # the way of nearly all of them
+            return cls(min(values), max(values), values[-1])
+        return functools.reduce(cls.then, [cls.of(value, None) for value in values])
 
     def then(self, later: Span) -> Span:
         """Return both in one."""
@@ -105,7 +114,7 @@ class Span:
 
     def held(self) -> Span:
         """Return what is still so where no newer value has come: the newest one."""
-        return Span.of(self.last, self.odd_step or 0)
+        return Span.of(self.last, self.odd_step)
 
 
 def condition_of(rule: Rule, span: Span | None) -> Condition:

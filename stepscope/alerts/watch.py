@@ -72,6 +72,7 @@ class Watch:
         self._device_keys = OF_DEVICES | of_devices
         self._other_keys = OF_PROCESS | frozenset(LOSSES) | (metrics - of_devices)
         self._fresh: dict[tuple[str, str], Span] = {}
+        self._sampled: dict[tuple[str, str], list[float]] = {}
         self._held: dict[tuple[str, str], tuple[Span, float]] = {}
         self._of_steps: set[tuple[str, str]] = set()
         self._lost: dict[str, str] = {}
@@ -171,7 +172,7 @@ class Watch:
         for key in keys & sample.values.keys():
             value = sample.values[key]
             if value is not None:
-                self._add((sample.source, key), Span.of(value, sample.step))
+                self._sampled.setdefault((sample.source, key), []).append(value)
 
     def _take_event(self, event: Event) -> None:
         uuid = event.data.get("uuid")
@@ -187,6 +188,10 @@ class Watch:
     def _spans(self, now: float) -> dict[tuple[str, str], Span]:
         """Return what came since the last look, else the newest value before."""
         fresh, self._fresh = self._fresh, {}
+        sampled, self._sampled = self._sampled, {}
+        for place, values in sampled.items():
+            span = Span.of_all(values)
+            fresh[place] = fresh[place].then(span) if place in fresh else span
         for place, span in fresh.items():
             # A value of a step stays true until the next step; a sampled one grows old.
             until = math.inf if place in self._of_steps else now + STALE_S

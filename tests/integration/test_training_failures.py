@@ -170,7 +170,8 @@ def test_what_fails_before_training_is_told_like_any_failure(
     assert ended["status"] == "failed"
     assert ended["reason"] == "Training raised RuntimeError: the driver says no. See the traceback."
     assert "in refuse" in (tmp_path / "traceback.txt").read_text()
-    (failure,) = events(tmp_path)
+    failure, alert = events(tmp_path)
+    assert alert.data["rule"] == "run_failed"
     assert failure.text == ended["reason"]
 
 

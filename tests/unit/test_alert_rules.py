@@ -169,3 +169,6 @@ def test_spans_put_together_are_those_of_all_values(values: list[float], cut: in
     assert whole.high == max(known, default=None)
     assert (whole.odd is None) == all(map(math.isfinite, values))
     assert whole.last == values[-1] or math.isnan(values[-1])
+    at_once = Span.of_all(values)
+    assert (at_once.low, at_once.high) == (whole.low, whole.high)
+    assert (at_once.odd is None) == (whole.odd is None)
