@@ -204,6 +204,7 @@ def _rows(
         "bucket": bucket,
         "first": start - start % bucket,
         "reset": False,
+        "stack": True,
         "t": [round(moment.ts - run.created, 3) for moment in found],
         "s": [moment.step for moment in found],
         "v": {key: {"mean": rounded(row.get(key) for row in rows)} for key in keys},

@@ -1,7 +1,8 @@
 // The client's copy of a run: buckets of rows per series, at most MAX_BUCKETS each. Pure: no DOM.
 // A series is {bucket, end, start[], t[], s[], v: {metric: {mean[], min[], max[], odd[]}}}; bucket i
 // holds rows start[i] .. start[i] + bucket - 1 and `end` is the number of rows consumed. `odd` tells
-// of values that are no finite numbers (odd.js), the others leave them out.
+// of values that are no finite numbers (odd.js), the others leave them out. In a series that is a
+// `stack` the metrics are parts of one sum: where one is null while others are not, it has no share.
 
 import { isNumber } from "./format.js";
 import { bisect } from "./lines.js";
@@ -41,11 +42,25 @@ function reduceGroup(values, { from, to }, stat) {
   return stat === "mean" && count > 1 ? result / count : result;
 }
 
+// The mean of a part over the rows of a group that have any part, so that the parts keep their sum.
+function meanShare(series, key, { from, to }) {
+  const columns = Object.values(series.v);
+  let [sum, known, rows] = [0, false, 0];
+  for (let i = from; i < to; i += 1) {
+    const value = series.v[key].mean[i];
+    known ||= value !== null;
+    sum += value ?? 0;
+    rows += columns.some(({ mean }) => mean[i] !== null);
+  }
+  return known ? sum / rows : null;
+}
+
 // The same series in larger buckets (a new object), or itself if they are large enough.
 export function coarsen(series, bucket) {
   if (bucket <= series.bucket) return series;
   const groups = bucketGroups(series.start, bucket);
   const out = emptySeries(bucket);
+  out.stack = series.stack;
   out.end = series.end;
   out.last = series.last;
   out.since = series.since;
@@ -57,6 +72,7 @@ export function coarsen(series, bucket) {
     for (const stat of STATS) {
       out.v[key][stat] = groups.map((group) => reduceGroup(series.v[key][stat], group, stat));
     }
+    if (series.stack) out.v[key].mean = groups.map((group) => meanShare(series, key, group));
   }
   return out;
 }
@@ -64,6 +80,7 @@ export function coarsen(series, bucket) {
 // One series of an answer in the store's form; single rows come with `mean` only.
 function fromPart(part) {
   const series = emptySeries(part.bucket);
+  series.stack = part.stack;
   series.end = part.end;
   series.t = part.t;
   series.s = part.s;
@@ -90,6 +107,7 @@ function appendColumn(held, fresh, kept, added) {
 export function mergeSeries(held, part) {
   let series = !held || part.reset ? emptySeries(part.bucket) : coarsen(held, part.bucket);
   const fresh = coarsen(fromPart(part), series.bucket);
+  series.stack = fresh.stack;
   const cut = fresh.start.length ? fresh.start[0] : part.first;
   let kept = series.start.length;
   while (kept > 0 && series.start[kept - 1] >= cut) kept -= 1;

@@ -1,5 +1,7 @@
 """The memory page: where the memory of a run goes, and why it ran out."""
 
+from dataclasses import replace
+
 import streamlit as st
 
 from dashboard import services
@@ -20,6 +22,8 @@ try:
     run = read_run(server.folder(picked)) if picked else None
 except RunError as error:
     trouble = str(error)
+if run is not None and run.folder.parent == server.examples:
+    listing = replace(listing, runs=(*listing.runs, run))
 if picked and st.query_params.get("run") != picked:
     st.query_params["run"] = picked
 

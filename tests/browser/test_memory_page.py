@@ -1,0 +1,191 @@
+"""The page Memory and the switch of the Live page's memory chart, on a CPU."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.browser.conftest import ARTIFACTS, Server
+from tests.browser.test_axe import violations
+from tests.browser.test_live_page import button, run_folder, start, wait_until
+
+LONG = "/?epochs=5000&num_workers=1"
+UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+
+
+def bytes_of(text: str) -> float:
+    """The bytes of a text such as "1.20 GiB", as exact as it is."""
+    number, unit = text.split()
+    return float(number.replace(",", "")) * UNITS[unit]
+
+
+def table(page: Page, column: int = 0) -> dict[str, float]:
+    """The lines of the ledger's table by their keys, in bytes; sums and the total are in it."""
+    rows = page.get_by_test_id("ledger-table").locator("tbody tr")
+    found: list[tuple[str, str]] = rows.evaluate_all(
+        "(rows, column) => rows.map((row) => [row.dataset.part,"
+        " row.cells[1 + column].firstChild.textContent])",
+        column,
+    )
+    return {key: bytes_of(text) for key, text in found if text != "n/a"}
+
+
+def sums_up(lines: dict[str, float]) -> bool:
+    """Whether the parts sum to the total, as far as three digits tell."""
+    parts = [
+        size for key, size in lines.items() if key.startswith("ledger/") and "total" not in key
+    ]
+    return abs(sum(parts) - lines["ledger/total"]) <= 0.005 * sum(parts) + 1
+
+
+def areas(page: Page, chart: str) -> dict[str, str]:
+    """The parts of a stack from the bottom to its top, with their colors."""
+    plot = page.get_by_test_id(f"chart-{chart}").locator(".js-plotly-plot")
+    found: dict[str, str] = plot.evaluate(
+        "node => Object.fromEntries(node.data.filter((line) => line.fill === 'toself')"
+        ".map((line) => [line.name, line.fillcolor]))"
+    )
+    return found
+
+
+def open_memory(page: Page) -> None:
+    page.get_by_test_id("stHeader").get_by_role("link", name="Memory").click()
+    expect(page.get_by_test_id("ledger-table")).to_be_visible(timeout=60_000)
+    expect(page.get_by_test_id("stepscope-ledger")).to_have_attribute(
+        "data-ready", "1", timeout=60_000
+    )
+
+
+def keep(page: Page, name: str) -> None:
+    ARTIFACTS.mkdir(exist_ok=True)
+    page.screenshot(path=ARTIFACTS / f"memory-{name}.png", full_page=True)
+
+
+@pytest.fixture(params=["light", "dark"])
+def themed(request: pytest.FixtureRequest, browser: Browser) -> Iterator[tuple[Page, str]]:
+    """A tab of a browser that asks for this theme; it may not write errors to its console."""
+    context = browser.new_context(
+        viewport={"width": 1400, "height": 1000}, color_scheme=request.param
+    )
+    page = context.new_page()
+    page.set_default_timeout(30_000)
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    yield page, request.param
+    context.close()
+    assert errors == []
+
+
+def test_a_cpu_runs_memory_is_told_apart_live_and_afterwards(
+    themed: tuple[Page, str], server: Server
+) -> None:
+    page, theme = themed
+    page.goto(f"{server.url}{LONG}")
+    start(page)
+    chart = page.get_by_test_id("chart-memory")
+    wait_until(lambda: chart.locator(".js-plotly-plot").count() == 1, page, 30)
+    assert areas(page, "memory") == {}
+    button(page, "Where it goes").click()
+    wait_until(lambda: len(areas(page, "memory")) > 1, page, 30)
+    expect(chart).to_contain_text("available")
+    keep(page, f"live-{theme}")
+
+    open_memory(page)
+    wait_until(lambda: sums_up(table(page)), page)
+    first = page.get_by_test_id("stepscope-ledger").get_attribute("data-polls") or "0"
+    ledger = page.get_by_test_id("stepscope-ledger")
+    wait_until(lambda: int(ledger.get_attribute("data-polls") or "0") > int(first) + 1, page)
+    lines = table(page)
+    assert sums_up(lines)
+    assert sums_up(table(page, 1))
+    # Table and area have the same parts, order and colors; the table begins at the top.
+    parts = [key for key in lines if key.startswith("ledger/") and key != "ledger/total"]
+    labels = page.get_by_test_id("ledger-table").locator("tbody tr[data-part^='ledger/'] button")
+    names = [text.strip() for text in labels.all_inner_texts()]
+    assert len(names) == len(parts)
+    drawn = areas(page, "ledger")
+    assert list(drawn)[::-1] == names
+    swatches = labels.locator("i").evaluate_all(
+        "nodes => nodes.map((node) => getComputedStyle(node).backgroundColor)"
+    )
+    plain = [
+        f"rgb({', '.join(str(int(c[i : i + 2], 16)) for i in (1, 3, 5))})" for c in drawn.values()
+    ]
+    assert swatches == plain[::-1]
+    expect(page.get_by_test_id("ledger-notes").locator("p").first).to_be_attached()
+    keep(page, theme)
+    assert violations(page) == []
+
+    button(page, "available").click()  # a line of the table: the part leaves the stack
+    wait_until(lambda: "available" not in areas(page, "ledger"), page)
+    button(page, "full scale").click()
+    wait_until(lambda: "available" in areas(page, "ledger"), page)
+
+    page.get_by_test_id("stHeader").get_by_role("link", name="Live").click()
+    button(page, "Stop").click()
+    expect(page.get_by_test_id("status")).to_contain_text("Stopped")
+    wait_until(lambda: len(areas(page, "memory")) > 1, page, 30)  # the choice is kept
+    open_memory(page)
+    expect(page.get_by_test_id("ledger-table")).to_contain_text("At the end")
+    assert sums_up(table(page))
+    assert run_folder(server).name in page.url
+
+
+def test_hover_and_zoom_work_on_the_stack(themed: tuple[Page, str], server: Server) -> None:
+    page, theme = themed
+    page.goto(f"{server.url}/memory?run=cpu-training")
+    expect(page.get_by_test_id("ledger-table")).to_contain_text("At the end", timeout=60_000)
+    stage = page.get_by_test_id("chart-ledger").locator(".ss-stage")
+    wait_until(lambda: len(areas(page, "ledger")) > 1, page, 30)
+    box = stage.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 150)
+    heading = page.get_by_test_id("ledger-table").locator("thead")
+    expect(heading).to_contain_text(re.compile(r"At \d+:\d\d"))
+    assert sums_up(table(page))
+    page.mouse.down()
+    page.mouse.move(box["x"] + 0.7 * box["width"], box["y"] + 150, steps=5)
+    page.mouse.up()
+    expect(page.get_by_test_id("back-to-live")).to_be_visible()
+    zoomed = page.get_by_test_id("stepscope-ledger").get_attribute("data-zoom")
+    assert zoomed
+    low, high = map(float, zoomed.split(","))
+    assert 0 < low < high
+    page.wait_for_timeout(500)  # the zoom's finer moments
+    keep(page, f"zoom-{theme}")
+    page.get_by_test_id("back-to-live").click()
+    expect(page.get_by_test_id("back-to-live")).to_be_hidden()
+
+
+@pytest.mark.parametrize("width", [400, 800])
+def test_a_narrow_page_is_not_wider_than_its_window(
+    browser: Browser, server: Server, width: int
+) -> None:
+    context = browser.new_context(viewport={"width": width, "height": 900})
+    page = context.new_page()
+    page.goto(f"{server.url}/memory?run=two-simulated-gpus")
+    expect(page.get_by_test_id("ledger-table")).to_be_visible(timeout=60_000)
+    wait_until(lambda: len(areas(page, "ledger")) > 1, page, 30)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    wide = "nodes => nodes.filter((node) => node.getBoundingClientRect().right > innerWidth).length"
+    assert page.locator("[data-testid=stepscope-ledger] *").evaluate_all(wide) == 0
+    keep(page, f"{width}")
+    context.close()
+
+
+def test_a_run_that_begins_appears_on_the_empty_page(browser: Browser, server: Server) -> None:
+    context = browser.new_context(viewport={"width": 1400, "height": 1000})
+    page = context.new_page()
+    page.goto(f"{server.url}/memory")
+    expect(page.get_by_text("No run is shown")).to_be_visible(timeout=60_000)
+    keep(page, "empty")
+    other = context.new_page()
+    other.goto(f"{server.url}{LONG}")
+    start(other)
+    expect(page.get_by_test_id("ledger-table")).to_be_visible(timeout=60_000)
+    button(other, "Stop").click()
+    expect(other.get_by_test_id("status")).to_contain_text("Stopped")
+    context.close()
