@@ -153,6 +153,7 @@ def missing_reasons(run: RunInfo) -> dict[str, str]:
         ("gpu/mem_others", found.get("processes")),
         ("memory/reserved", capabilities.get("allocator")),
         ("gpu/mem_used", capabilities.get("nvml")),
+        ("memory/parameters", capabilities.get("parts")),
     ):
         if isinstance(why, str):
             reasons.setdefault(key, why)

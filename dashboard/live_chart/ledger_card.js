@@ -3,6 +3,7 @@
 
 import { Card } from "./card.js";
 import { el, setAttribute, setText } from "./dom.js";
+import { MISSING } from "./format.js";
 import { holds } from "./odd.js";
 import { visibleSpan, xsOf } from "./lines.js";
 import { coarsen } from "./series.js";
@@ -94,6 +95,12 @@ export class LedgerCard extends Card {
   // Lines and parts may have the same label.
   lineName(trace) {
     return ofLedger(trace) ? `${this.spec.id}/${trace.metric}` : super.lineName(trace);
+  }
+
+  // A part that others stand for now has no value; its chip stays for what was before.
+  valueText(trace, x) {
+    const text = super.valueText(trace, x);
+    return isPart(trace) && text === MISSING ? "" : text;
   }
 
   top(axis) {

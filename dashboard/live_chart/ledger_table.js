@@ -111,7 +111,13 @@ function cell() {
   return { node: el("td", {}, size, share), size, share };
 }
 
+// "12 %"; what is there is never 0 %.
+export function shareOf(bytes, total) {
+  const share = (100 * bytes) / total;
+  return share > 0 && share < 0.01 ? "<0.01 %" : percent(share);
+}
+
 function fill({ size, share }, bytes, total) {
   setText(size, bytes === null ? MISSING : withUnit(bytes, "B"));
-  setText(share, bytes !== null && total > 0 ? percent((100 * bytes) / total) : "");
+  setText(share, bytes !== null && total > 0 ? shareOf(bytes, total) : "");
 }

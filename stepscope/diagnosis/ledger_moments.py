@@ -2,7 +2,7 @@
 
 The two are separate series of the store, and some values are read ten times a second, others once.
 A moment is a row of the process's series; to it belong the GPU's row that is nearest in time, and
-of what is read seldom the value before it, up to `HOLD_S` old, of tensors `TENSORS_HOLD_S`.
+of what is read seldom the value before it, up to `HOLD_S` old, some `LONGER_S`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from stepscope.metrics import Stream
 from stepscope.store import Block, RunReader, SeriesInfo
 from stepscope.store.frames import Floats
 
-HOLD_S = 2.5
-"""Longest time that a value counts after it was read: the slowest are read once a second."""
-TENSORS_HOLD_S = 60.0
-"""The same of parameters, gradients and optimizer state, which are read between two steps: a step
-or a validation may be long, and they stay what they were."""
+HOLD_S = 5.0
+"""Longest time that a value counts after it was read: most are read once a second, and a tick may
+be late where other threads hold the GIL."""
+LONGER_S = {"process/children_rss": 20.0} | dict.fromkeys(TENSORS, 60.0)
+"""The same of what is read less often: of workers where there are many, and of tensors between two
+steps, while a step or a validation may be long."""
 ROWS_BEFORE = 640
 """Rows that are read before those asked for, for the values that they still hold: 64 s at 10 Hz."""
 BUCKETS_BEFORE = 4
@@ -146,7 +147,7 @@ def moments(samples: Block, device: Block | None, place: Place, first: int = 0) 
     hold_s = max(HOLD_S, 3 * _spacing(samples.ts))
     columns = {key: _column(samples, key, samples.mean) for key in _AT_ONCE[place]}
     for key in _HELD[place]:
-        longest_s = max(hold_s, TENSORS_HOLD_S) if key in TENSORS else hold_s
+        longest_s = max(hold_s, LONGER_S.get(key, 0.0))
         columns[key] = _hold(_column(samples, key, samples.mean), samples.ts, longest_s)
     waits = _between(columns[_AT_ONCE[place][0]], samples.ts, hold_s)
     if place is Place.DEVICE:

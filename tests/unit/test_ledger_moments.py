@@ -77,12 +77,12 @@ def test_a_moment_joins_the_process_with_the_gpu_beside_it(tmp_path: Path) -> No
 
 
 def test_what_is_read_once_a_second_counts_in_between_but_not_for_ever(tmp_path: Path) -> None:
-    rows = [process(tick) for tick in range(60)]
-    gpu = [device(tick, **({"gpu__mem_others": 300.0} if tick == 5 else {})) for tick in range(60)]
+    rows = [process(tick) for tick in range(90)]
+    gpu = [device(tick, **({"gpu__mem_others": 300.0} if tick == 5 else {})) for tick in range(90)]
     write_run(tmp_path, gpu=GPU, samples=rows, devices=gpu)
     told = ["others" in parts(moment) for moment in found(tmp_path)]
-    assert told[:30] == [tick >= 5 for tick in range(30)]
-    assert not any(told[32:])  # 2.5 s later
+    assert told[:54] == [tick >= 5 for tick in range(54)]
+    assert not any(told[57:])  # 5 s later
 
 
 def test_tensors_are_read_between_steps_which_may_be_long(tmp_path: Path) -> None:
@@ -137,19 +137,21 @@ def test_between_two_readings_of_the_others_they_take_what_this_process_has_not(
 
 
 def test_a_tick_without_the_allocator_is_no_moment_and_silence_is_merged(tmp_path: Path) -> None:
-    rows = [process(tick) if tick < 10 else sample(tick, process__rss=900) for tick in range(60)]
-    write_run(tmp_path, gpu=GPU, samples=rows, devices=[device(tick) for tick in range(60)])
+    rows = [process(tick) if tick < 10 else sample(tick, process__rss=900) for tick in range(90)]
+    write_run(tmp_path, gpu=GPU, samples=rows, devices=[device(tick) for tick in range(90)])
     moments = found(tmp_path)
-    assert [moment.parts is None for moment in moments] == [10 <= tick <= 34 for tick in range(60)]
-    assert parts(moments[40]) == {"free": 10240 - 2000, "used": 2000}
+    known = [moment.parts is not None for moment in moments]
+    assert known[:58] == [tick < 10 for tick in range(58)]
+    assert all(known[61:])
+    assert parts(moments[70]) == {"free": 10240 - 2000, "used": 2000}
 
 
 def test_a_gpu_that_stops_answering_leaves_what_pytorch_holds(tmp_path: Path) -> None:
     gpu = [device(tick) for tick in range(10)]
-    write_run(tmp_path, gpu=GPU, samples=[process(tick) for tick in range(60)], devices=gpu)
+    write_run(tmp_path, gpu=GPU, samples=[process(tick) for tick in range(90)], devices=gpu)
     moments = found(tmp_path)
     assert "free" in parts(moments[30])
-    assert parts(moments[50]) == {"split": 50, "cached": 150, "allocated": 800}
+    assert parts(moments[80]) == {"split": 50, "cached": 150, "allocated": 800}
 
 
 def test_a_run_on_the_cpu_divides_the_host(tmp_path: Path) -> None:

@@ -711,6 +711,7 @@ def test_the_table_has_the_order_of_the_stack_and_sums_above_their_parts(js: Scr
     sizes = [js("bytesAt(moment, keys)", moment=now, keys=line["keys"]) for line in lines]
     assert sizes == [50, 50, 10, 40, 30, 10]
     assert js("bytesAt(null, ['ledger/free'])") is None
+    assert js("[shareOf(0, 9), shareOf(1, 1e6), shareOf(2, 9)]") == ["0 %", "<0.01 %", "22 %"]
 
 
 def test_a_sum_of_one_part_is_not_said_twice(js: Script) -> None:
