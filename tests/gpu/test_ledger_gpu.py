@@ -1,0 +1,178 @@
+"""The memory ledger with real numbers of torch's allocator and of the driver."""
+
+from __future__ import annotations
+
+import gc
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from dashboard.charts.ledger import missing_reasons
+from stepscope.diagnosis.ledger_moments import (
+    Moment,
+    ledger_source,
+    newest_moment,
+    peak_moment,
+    read_moments,
+)
+from stepscope.diagnosis.window import training_gpu
+from stepscope.run import RunKind, RunStatus, read_run
+from stepscope.run.ranks import find_place
+from stepscope.session.script import ScriptSession
+from stepscope.store import RunReader
+from tests.integration.test_training import metric, run_json
+from tests.unit.test_ledger import CUDA
+from trainer.config import Workload, defaults
+from trainer.devices import list_devices
+from trainer.training.run import run as train
+
+MIB = 2**20
+BLOCK = 256 * MIB
+HOLD = f"""
+import torch
+held = torch.empty({BLOCK}, dtype=torch.uint8, device="cuda")
+torch.cuda.synchronize()
+print("held", flush=True)
+input()
+"""
+SETTLES_S = 2.5
+"""Time after which every value was read again: the slowest once a second."""
+
+
+def moments(folder: Path) -> list[Moment]:
+    """Every moment of a run whose parts are known."""
+    with RunReader(folder) as reader:
+        source = ledger_source(reader.series(), training_gpu(read_run(folder).run_json))
+        assert source is not None
+        found = read_moments(reader, source, 0, source.samples.rows, 1)
+    return [moment for moment in found if moment.parts is not None]
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[ScriptSession]:
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.zeros(1, device="cuda")
+    live = ScriptSession(find_place(tmp_path, "ledger", {}), name="ledger", kind=RunKind.WATCH)
+    live.train_on(0)
+    yield live
+    live.close(RunStatus.FINISHED)
+    torch.cuda.empty_cache()
+
+
+def settled(live: ScriptSession) -> dict[str, int]:
+    """The parts once every value was read again, with boundaries as a loop has them."""
+    until = time.monotonic() + SETTLES_S
+    while time.monotonic() < until:
+        live.boundary()
+        time.sleep(0.02)
+    folder = live.recorder.folder
+    deadline = time.monotonic() + 10
+    while True:  # the writer is a little behind
+        with RunReader(folder) as reader:
+            source = ledger_source(reader.series(), training_gpu(read_run(folder).run_json))
+            newest = None if source is None else newest_moment(reader, source)
+        if newest is not None and newest.parts is not None:
+            return newest.parts
+        assert time.monotonic() < deadline
+        live.boundary()
+        time.sleep(0.05)
+
+
+def of_others(parts: dict[str, int]) -> int:
+    """What is in use beyond this process; where the driver hides processes, with its context."""
+    return sum(parts.get(key, 0) for key in ("others", "unnamed", "elsewhere"))
+
+
+@contextmanager
+def another_process() -> Iterator[subprocess.Popen[str]]:
+    """A process that holds a block of the same GPU."""
+    command = [sys.executable, "-c", HOLD]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **pipes) as child:
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "held\n"
+            yield child
+        finally:
+            child.kill()
+
+
+def test_the_parts_of_a_training_sum_to_the_device(tmp_path: Path) -> None:
+    device = next(device for device in list_devices() if device.cuda_index == 0)
+    config = replace(defaults(Workload.DIGITS_MLP, device.id), epochs=60, max_steps=1500)
+    assert train(config, tmp_path) is RunStatus.FINISHED, run_json(tmp_path)["reason"]
+    found = moments(tmp_path)
+    [total] = set(metric(tmp_path, "gpu/mem_total", "devices"))
+    whole = [moment.parts for moment in found if moment.parts and "free" in moment.parts]
+    assert len(whole) > 5
+    assert {sum(parts.values()) for parts in whole} == {int(total)}
+    assert min(size for parts in whole for size in parts.values()) >= 0
+    last = whole[-1]
+    weights = 4 * run_json(tmp_path)["parameters"]
+    assert last["parameters"] == weights
+    assert 2 * weights <= last["optimizer_state"] <= 2 * weights + 4096
+    held = sum(last[key] for key in ("activations", "parameters", "gradients", "optimizer_state"))
+    allocated = metric(tmp_path, "memory/allocated", "samples")
+    assert held in set(allocated.astype(int))
+    with RunReader(tmp_path) as reader:
+        source = ledger_source(reader.series(), device.id)
+        assert source is not None
+        peak = peak_moment(reader, source)
+    assert peak is not None
+    assert peak.parts is not None
+    used = metric(tmp_path, "gpu/mem_used", "devices").max()
+    assert total - peak.parts["free"] - peak.parts.get("driver", 0) == used
+
+
+def test_a_block_is_seen_where_it_goes(live: ScriptSession) -> None:
+    before = settled(live)
+    block = torch.empty(BLOCK, dtype=torch.uint8, device="cuda")
+    holding = settled(live)
+    assert holding["allocated"] - before["allocated"] == BLOCK
+    assert before["free"] - holding["free"] >= BLOCK
+    del block
+    freed = settled(live)
+    assert freed["allocated"] == before["allocated"]
+    assert freed["cached"] - holding["cached"] == BLOCK
+    assert abs(freed["free"] - holding["free"]) < BLOCK / 4  # others may come and go
+    torch.cuda.empty_cache()
+    returned = settled(live)
+    assert returned["cached"] <= before["cached"]
+    assert returned["free"] - freed["free"] >= BLOCK / 2
+
+
+def test_another_process_shows_as_such(live: ScriptSession) -> None:
+    alone = settled(live)
+    with another_process() as child:
+        shared = settled(live)
+        listed = json.loads((live.recorder.folder / "run.json").read_text()).get("gpu_processes")
+    assert of_others(shared) - of_others(alone) >= BLOCK
+    assert shared["allocated"] == alone["allocated"]
+    if "others" in shared:
+        assert shared["others"] - alone["others"] >= BLOCK
+        assert shared["outside"] == alone["outside"] > 0
+        gpu = read_run(live.recorder.folder).run_json["device"]
+        assert child.pid in [process["pid"] for process in listed[gpu]]
+    else:
+        run = read_run(live.recorder.folder)
+        assert {"memory/process_used", "gpu/mem_others"} & set(missing_reasons(run))
+
+
+def test_a_real_run_records_the_metrics_of_the_unit_tests_numbers(live: ScriptSession) -> None:
+    settled(live)
+    live.close(RunStatus.FINISHED)
+    folder = live.recorder.folder
+    with RunReader(folder) as reader:
+        keys = {key for info in reader.series() for key in reader.keys(info.id)}
+    absent = set(CUDA) - keys - set(missing_reasons(read_run(folder)))
+    # Without an optimizer there are none; `parts` gives the reason for all three in one.
+    assert absent <= {"memory/gradients", "memory/optimizer_state"}
