@@ -32,7 +32,7 @@ def host_peak(events: Iterable[Event], parts: Mapping[int, Part]) -> Peak:
     at_most: dict[str, int] = {}
     for event in events:
         if event.number == EMPTY_CACHE or event.pool == WAITING:
-            continue
+            continue  # there is no cache on the host
         now[parts[event.number]] += event.size
         total += event.size
         if total > most:

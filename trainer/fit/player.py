@@ -26,6 +26,8 @@ STEPS = 2
 """In the first the optimizer makes its state, in the second it is there from the beginning."""
 MICRO_BATCHES = 3
 """Batches of one step that are played at most: those after the second need what the second did."""
+GENERATOR = 5056
+"""Bytes of the state of torch's generator on the host."""
 GRAPH, COPY = "graph", "copy"
 """Pools of the allocator: that of CUDA graphs, and that of the stream of copies."""
 
@@ -55,6 +57,10 @@ class Player:
         self._watch(training.optimizer)
         if self.config.data_on_device and self.compute.on_gpu:
             self._move_data()
+        if not self.compute.on_gpu or self.config.data_on_device:
+            # The order of an epoch's samples, and on the host the generator's state.
+            self.tracker.take(8 * self.task.train.length, Part.INPUTS)
+            self.tracker.take(0 if self.compute.on_gpu else GENERATOR, Part.INPUTS)
         if self.config.cuda_graphs and self.compute.on_gpu:
             self._record(training)
         else:
