@@ -186,7 +186,7 @@ class Tracker:
             return
         ended = outcome(error)
         if error is not None:
-            self.session.failed(ended, error)
+            ended = self.session.failed(ended, error)
         self.close(ended.status, ended.reason)
 
     def _step(self, values: Mapping[str, Any] | None, metrics: Mapping[str, Any]) -> None:

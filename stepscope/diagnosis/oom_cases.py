@@ -51,12 +51,6 @@ def gpu_case(record: OomRecord, figures: Figures | None, found: Trend | None) ->
             "What the allocator counted was not recorded, so the cause cannot be told from figures."
         )
         return Case.UNKNOWN, text, None, Advice.ANY
-    if figures.requested > figures.limit:
-        text = (
-            f"One tensor of {format_bytes(figures.requested)} was asked for, more than the "
-            f"{format_bytes(figures.limit)} that the GPU has for this process in all."
-        )
-        return Case.TOO_BIG, text, None, Advice.SMALLER
     return (
         _growth(figures, found)
         or _validation(record, figures)
@@ -226,6 +220,12 @@ def _optimizer(record: OomRecord, figures: Figures) -> Proposed | None:
 
 def _too_big(record: OomRecord, figures: Figures) -> Proposed | None:
     """Name it where the figures leave nothing else: not where somebody else may hold the memory."""
+    if figures.requested > figures.limit:
+        text = (
+            f"One tensor of {format_bytes(figures.requested)} was asked for, more than the "
+            f"{format_bytes(figures.limit)} that the GPU has for this process in all."
+        )
+        return Case.TOO_BIG, text, None, Advice.SMALLER
     others = others_of(record, figures)
     hidden = others is None and figures.outside >= OUTSIDE * figures.limit
     if figures.requested <= figures.room + (figures.outside if hidden else 0):

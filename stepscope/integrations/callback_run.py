@@ -85,7 +85,7 @@ class CallbackRun:
         """End the run with what ended the training; keep its traceback."""
         ended = outcome(error)
         if self._owned and self._tracker is not None and self._tracker.session is not None:
-            self._tracker.session.failed(ended, error)
+            ended = self._tracker.session.failed(ended, error)
         self.end(ended.status, ended.reason)
 
     def _ours(self, values: Mapping[str, Any]) -> Mapping[str, Any]:

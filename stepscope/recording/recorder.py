@@ -42,6 +42,8 @@ NAME_LIMIT = 500
 """Characters of a metric's name that are kept."""
 STEP_LIMIT = 2**53
 """Steps beyond are no longer whole in the store, where they are 64-bit floats."""
+RECENT_S = 30.0
+"""Age up to which samples stay at hand, for what has to be told at once of a failure."""
 SETTLE_S = 2.0
 """Longest wait for values on a GPU when a run is closed."""
 
@@ -104,6 +106,8 @@ class Recorder:
         self.command_waiting: Collection[Command] = self._commands
         """Not empty when `take_commands` has something to return."""
         self._command_came = threading.Event()
+        self.recent: deque[Sample] = deque()
+        """The samples of the last RECENT_S seconds, oldest first; list it before looking."""
         self.counts: dict[str, Any] = {}
         """Samples and tokens of the step under way, by their keys; see `count`."""
         self._late: DeviceScalars | None = None
@@ -222,6 +226,11 @@ class Recorder:
             if not self._closed:
                 self._describe(run_json)
         self._writer.wake()
+
+    def described(self) -> dict[str, Any]:
+        """Return what run.json says now."""
+        with self._writer.run_json_lock:
+            return dict(self._writer.run_json)
 
     def take_commands(self) -> list[Command]:
         """Return the commands that came since the last call; costs about 50 ns when none did."""
@@ -370,7 +379,12 @@ class Recorder:
                     self._read(to_text(key), value, row, {})
         except Exception as error:  # noqa: BLE001 - of the caller, which may raise anything
             self._refuse("sample", error)
-        self._put(Sample(stream, source, time.time(), self.step, row))
+        sample = Sample(stream, source, time.time(), self.step, row)
+        self._put(sample)
+        recent = self.recent
+        recent.append(sample)
+        while recent[0].ts < sample.ts - RECENT_S:
+            recent.popleft()
 
     def _put(self, item: Item) -> None:
         if not self._closed:

@@ -50,6 +50,7 @@ class ScriptSession(Session):
             on_command=self._heard,
         )
         self._waiting = self.recorder.command_waiting
+        self.oom.attach()
         self.recorder.describe(rank=place.rank, world_size=place.world_size)
         try:
             self._set_up(sample, first_here=place.local_rank == 0)
@@ -90,6 +91,7 @@ class ScriptSession(Session):
         Call it in the training thread, after the script itself has started CUDA.
         """
         try:
+            self.oom.attach()
             self._readings.begin(cuda_index)
             self.recorder.describe(commands=self._commands.supported_commands())
             self._describe_device(None if cuda_index is None else _gpu(cuda_index))
@@ -97,13 +99,18 @@ class ScriptSession(Session):
             log.warning("stepscope: the device could not be described: %s", error)
         self.recorder.set_status(RunStatus.RUNNING)
 
-    def failed(self, outcome: Outcome, error: BaseException) -> None:
-        """Keep the traceback of what ended the script; `close` has still to be called."""
+    def failed(self, outcome: Outcome, error: BaseException) -> Outcome:
+        """Keep the traceback of what ended the script; `close` has still to be called.
+
+        Return the outcome, which names the case where memory ran out.
+        """
         if outcome.failure is None or os.getpid() != self._pid:
-            return
+            return outcome
+        outcome = self.told_case(outcome, error)
         # Before the script's own end, which may tell other ranks of it, or take long.
         self.recorder.describe(failure={"ts": time.time(), "reason": outcome.reason})
         self.note_failure(outcome, traceback_text(error), after=self._memory_left())
+        return outcome
 
     def close(self, status: RunStatus, reason: str | None = None) -> None:
         """End the run, as stopped where Stop was asked for; a second call does nothing."""

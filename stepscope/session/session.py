@@ -19,14 +19,19 @@ from typing import Any
 from stepscope.alerts import config as alerts_config
 from stepscope.alerts.watch import Watch
 from stepscope.diagnosis.growth_watch import GrowthWatch
-from stepscope.diagnosis.outcome import Outcome
+from stepscope.diagnosis.oom_next import Allowed
+from stepscope.diagnosis.out_of_memory import Case, judge
+from stepscope.diagnosis.outcome import Outcome, with_case, worker_out_of_memory
+from stepscope.diagnosis.window import setup_of
 from stepscope.formatting import terminal_text
 from stepscope.recording.recorder import Command, CommandName, Recorder
 from stepscope.run import RunKind, RunStatus, rank_file
+from stepscope.run.kernel_kills import first_count
 from stepscope.sampling.nvml import DeviceInfo, DeviceSource
 from stepscope.sampling.sampler import Sampler
 from stepscope.session.commands import CommandServer, Handler
 from stepscope.session.environment import environment
+from stepscope.session.oom_watch import OomWatch
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +76,9 @@ class Session:
         self._code = code
         self._pid = os.getpid()
         self._at_close = ExitStack()
+        self.oom = OomWatch(self.recorder, rank, first_count())
+        self.recorder.describe(oom_kills=self.oom.first_kills)
+        self._at_close.callback(self.oom.close)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.recorder.folder} at step {self.recorder.step}>"
@@ -126,11 +134,17 @@ class Session:
 
         The caller closes it.
         """
+
+        def look() -> None:
+            if self.oom.pending:
+                self.oom.settle()
+            check()
+
         server = CommandServer(
             self.recorder,
             self.sampler,
             own,
-            check=check,
+            check=look,
             training=training,
             step=step,
             closed_here=closed_here,
@@ -140,6 +154,26 @@ class Session:
         alive = weakref.ref(server)
         self.alerts.busy = lambda: (found := alive()) is not None and found.busy
         return server
+
+    def told_case(
+        self, outcome: Outcome, error: BaseException, allowed: Allowed | None = None
+    ) -> Outcome:
+        """Keep what is known of a failure that is about memory; return the outcome with its case.
+
+        `allowed(field, value)` says which settings are possible, for a run of ours. Call it before
+        the stack of the error is given up.
+        """
+        if self.oom.lost_worker(error, outcome):
+            outcome = worker_out_of_memory()
+        report = self.oom.failed(error, outcome)
+        if report is None:
+            return outcome
+        verdict = judge(report.last, setup_of(self.recorder.described()), allowed=allowed)
+        if verdict.case in (Case.HOST, Case.UNKNOWN):
+            return outcome  # the first sentence says it, or nobody knows
+        own = verdict.case is not Case.TOO_BIG and verdict.next
+        remedy = verdict.next[0].text if own else None
+        return with_case(outcome, verdict.case.lower(), remedy)
 
     def note_failure(
         self, outcome: Outcome, trace: str | None, **memory: Mapping[str, float]

@@ -51,7 +51,7 @@ class _Run:
     def ended_by(self, error: BaseException) -> None:
         self.outcome = outcome(error)
         if self.session is not None:
-            self.session.failed(self.outcome, error)
+            self.outcome = self.session.failed(self.outcome, error)
 
     def close(self) -> None:
         """End the run; one of which nothing could be recorded says why. Not in a forked child."""

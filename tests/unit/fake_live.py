@@ -27,6 +27,16 @@ class FakeStepRecorder(FakeRecorder):
 
 
 @dataclass
+class FakeOom:
+    """Stands for OomWatch, which waits for CUDA to start."""
+
+    attached: int = 0
+
+    def attach(self) -> None:
+        self.attached += 1
+
+
+@dataclass
 class FakeLive:
     """Stands for ScriptSession; `serve` is what happens at each boundary."""
 
@@ -35,6 +45,7 @@ class FakeLive:
     boundaries: int = 0
     parts: Parts = field(default_factory=Parts)
     serve: Any = None
+    oom: FakeOom = field(default_factory=FakeOom)
 
     def boundary(self) -> float:
         self.boundaries += 1

@@ -85,9 +85,11 @@ def test_a_training_that_never_had_room_is_too_big() -> None:
 
 
 def test_one_tensor_larger_than_the_gpu_is_too_big_whatever_else_is_known() -> None:
-    verdict = judge(replace(after(50, 500 * MIB), requested=3 * GIB, others=GIB))
+    verdict = judge(replace(FULL, requested=3 * GIB, others=GIB))
     assert verdict.case is Case.TOO_BIG
     assert "One tensor of 3.00 GiB" in verdict.text
+    # After steps that fitted it is this one that is different.
+    assert judge(replace(after(50, 500 * MIB), requested=3 * GIB)).case is Case.SPIKE
 
 
 def test_a_memory_fraction_is_the_limit_and_said() -> None:

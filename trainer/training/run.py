@@ -10,15 +10,18 @@ import logging
 import os
 import threading
 import traceback
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from stepscope.diagnosis.outcome import Outcome
 from stepscope.formatting import format_bytes
+from stepscope.profiling.ranges import DATA
 from stepscope.recording.recorder import Recorder
 from stepscope.recording.scalars import keep_for_good
 from stepscope.run import RunKind, RunStatus
@@ -27,7 +30,7 @@ from stepscope.session.session import Gpu, Session, traceback_text
 from trainer.config import RunConfig
 from trainer.devices import list_devices
 from trainer.failures import RunFailed, explain
-from trainer.problems import TrainDevice, problems
+from trainer.problems import TrainDevice, choice_problem, problems
 from trainer.step_problems import epoch_problem
 from trainer.training.checkpoint import read_checkpoint
 from trainer.training.commands import OwnCommands, RunStopped
@@ -46,6 +49,9 @@ from trainer.workloads import WORKLOADS
 from trainer.workloads.task import Task, TensorSplit
 
 log = logging.getLogger(__name__)
+
+DATA_FILES = {f"trainer/training/{name}.py": DATA for name in ("data", "copies", "workers")}
+"""Where a failed allocation is one of loading or copying a batch."""
 
 
 def run(
@@ -95,6 +101,8 @@ def _run(config: RunConfig, session: Session, stop: threading.Event) -> Outcome:
             trains_on=None if device.cuda_index is None else device.name,
             allocator_index=device.cuda_index,
         )
+        session.oom.own_parts = DATA_FILES
+        session.oom.attach()
     except Exception as error:  # noqa: BLE001 - becomes the run's reason and an event
         outcome = explain(error, config, device, why_lost(device.cuda_index if device else None))
         session.note_failure(outcome, _traceback(error))
@@ -125,6 +133,8 @@ def _attempt(attempt: _Attempt) -> Outcome:
     except Exception as error:  # noqa: BLE001 - becomes the run's reason and an event
         lost = why_lost(attempt.device.cuda_index)
         outcome = explain(error, attempt.config, attempt.device, lost)
+        if not outcome.fatal:
+            outcome = attempt.session.told_case(outcome, error, _allowed(attempt))
         trace, at_failure = _traceback(error), compute.memory()
         if outcome.fatal:
             keep_for_good(error)  # with its frames, and so the run's page-locked buffers
@@ -164,6 +174,7 @@ def _train(attempt: _Attempt) -> None:
         )
         if config.resume:
             _resume(training, recorder)
+        _count_steps(attempt.session, training)
         own = OwnCommands(recorder, training, attempt.stop)
         with (
             compiled(training.model, config, compute.device) as forward,
@@ -188,6 +199,26 @@ def _train(attempt: _Attempt) -> None:
                 commands=commands,
                 speed=speed,
             ).train()
+
+
+def _count_steps(session: Session, training: Training) -> None:
+    """Let a failed allocation be told with the step it was in: rows arrive some steps later."""
+    alive = weakref.ref(training)  # the session outlives the model
+
+    def step() -> int:
+        now = alive()
+        return session.recorder.step if now is None else now.step
+
+    session.oom.step, session.oom.first_step = step, training.step
+
+
+def _allowed(attempt: _Attempt) -> Callable[[str, Any], bool]:
+    """Return what says whether this run could have had another setting on its device."""
+
+    def allowed(field: str, value: Any) -> bool:
+        return choice_problem(field, value, attempt.config, [attempt.device]) is None
+
+    return allowed
 
 
 def _captured(step: TrainStep, training: Training, task: Task, recorder: Recorder) -> GraphedStep:

@@ -24,6 +24,11 @@ CHILDREN_S = 0.5
 
 Attach = Callable[[ModuleType, State, Patches], None]
 
+
+def _failed_allocations(torch: ModuleType, state: State, patches: Patches) -> None:
+    state.session.oom.attach()
+
+
 # Each capture with what is missing where it cannot attach.
 CAPTURES: tuple[tuple[str, Attach], ...] = (
     ("all training metrics", optimizer.attach),
@@ -31,6 +36,7 @@ CAPTURES: tuple[tuple[str, Attach], ...] = (
     ("train/grad_norm", gradient.attach),
     ("train/amp_scale and train/amp_skipped", amp.attach),
     ("perf/data_wait, perf/samples_per_sec and train/epoch", data.attach),
+    ("what there is to know of a failed allocation", _failed_allocations),
 )
 
 
