@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from playwright.sync_api import Browser, Page, expect
 from stepscope.store import EventRow, RunReader
 from tests.browser.conftest import ARTIFACTS, Server, start_server, stop_server
 from tests.browser.test_live_page import OpenPage, button, choose, points, wait_until
+from tests.browser.test_memory_page import areas, open_memory, sums_up, table
 from tests.conftest import Need
 from trainer.devices import cuda_reason
 
@@ -22,15 +26,31 @@ TOO_LARGE = "width=256&image_size=256&batch_size=512"  # 34 GB for the first lay
 TRAINS_MS = 60_000
 PRECISIONS = {"fp32": "fp32", "tf32": "tf32", "bf16": "bf16 AMP", "fp16": "fp16 AMP"}
 MEMORY = ("allocated", "reserved", "peak allocated", "device used", "total")
+HELD = 256 * 2**20
+HOLD = f"""
+import torch
+held = torch.empty({HELD}, dtype=torch.uint8, device="cuda")
+torch.cuda.synchronize()
+print("held", flush=True)
+input()
+"""
+"""A program that holds memory of the first GPU until it is told to end."""
+
+
+def small_gpus(folder: Path) -> dict[str, str]:
+    """The simulator's variables for two small GPUs; a GPU that is there takes no notice."""
+    return {
+        "CUDASIM_DEVICES": "2",
+        "CUDASIM_MEMORY": "1G",
+        "CUDASIM_SHM": str(folder / "gpus"),
+    }
 
 
 @pytest.fixture
 def server(need: Need, browser: Browser, tmp_path: Path) -> Iterator[Server]:
     """A server that sees the GPUs; of the simulator two small ones that no other test shares."""
     need(cuda_reason())
-    server = start_server(
-        tmp_path, CUDASIM_DEVICES="2", CUDASIM_MEMORY="1G", CUDASIM_SHM=str(tmp_path / "gpus")
-    )
+    server = start_server(tmp_path, **small_gpus(tmp_path))
     yield server
     stop_server(server)
 
@@ -179,3 +199,55 @@ def test_filling_the_gpu_is_explained_and_survived(open_page: OpenPage, server: 
     assert (run_json(server)["status"], run_json(server)["pid"]) == ("finished", pid)
     expect(status).to_contain_text("Finished")
     expect(page.get_by_test_id("kpi-allocated")).to_contain_text("of")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_ledger_sums_to_the_gpu_and_shows_another_process(
+    browser: Browser, server: Server, tmp_path: Path, scheme: Any
+) -> None:
+    context = browser.new_context(viewport={"width": 1400, "height": 1000}, color_scheme=scheme)
+    page = context.new_page()
+    page.goto(f"{server.url}/?workload=digits_mlp&epochs=5000&optimizer=adamw")
+    expect(button(page, "Start")).to_be_enabled(timeout=TRAINS_MS)
+    start(page)
+    open_memory(page)
+    wait_until(lambda: "ledger/others" in table(page), page, 60)
+    wait_until(lambda: "ledger/parameters" in table(page), page, 60)
+    alone = table(page)
+    assert sums_up(alone)
+    assert alone["ledger/parameters"] > 0
+    assert alone["ledger/optimizer_state"] > alone["ledger/parameters"]
+    assert alone["ledger/outside"] > 0
+    environment = os.environ | small_gpus(tmp_path)
+    command = [sys.executable, "-c", HOLD]
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        grown = alone["ledger/others"] + HELD
+        wait_until(lambda: table(page)["ledger/others"] >= 0.99 * grown, page, 30)
+        wait_until(lambda: pids(server) == {other.pid}, page, 30)
+        expect(page.get_by_test_id("stDataFrame")).to_be_visible(timeout=30_000)
+        shared = table(page)
+        assert sums_up(shared)
+        assert sums_up(table(page, 1))
+        assert shared["ledger/parameters"] == alone["ledger/parameters"]
+        page.wait_for_timeout(1000)
+        keep(page, f"ledger-{scheme}")
+        other.kill()
+    wait_until(lambda: table(page)["ledger/others"] < grown, page, 30)
+    page.get_by_test_id("stHeader").get_by_role("link", name="Live").click()
+    button(page, "Where it goes").click()
+    wait_until(lambda: "parameters" in areas(page, "memory"), page, 30)
+    keep(page, f"ledger-live-{scheme}")
+    button(page, "Stop").click()
+    expect(page.get_by_test_id("status")).to_contain_text("Stopped", timeout=TRAINS_MS)
+    context.close()
+
+
+def pids(server: Server) -> set[int]:
+    """The processes on the training's GPU but the training itself, as run.json lists them."""
+    told = run_json(server)
+    listed = told.get("gpu_processes", {}).get(told["config"]["device"], [])
+    return {process["pid"] for process in listed} - {told["pid"]}
