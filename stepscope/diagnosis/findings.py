@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stepscope.diagnosis.bottleneck import Figures, Verdict, verdict
 from stepscope.diagnosis.growth import Growth
 from stepscope.diagnosis.growth_recorded import recorded_growth, told_growth
+from stepscope.diagnosis.oom_reading import Judged, judged
 from stepscope.diagnosis.remedies import setting_text
 from stepscope.diagnosis.window import recent_figures, setup_of
 from stepscope.run import RunInfo, RunKind, RunStatus, rank_json
@@ -94,6 +95,10 @@ def end(recorded: Recorded) -> Iterator[Finding]:
         return
     cause = next((rank for rank in recorded.ranks if rank.number == run.cause), recorded.ranks[0])
     kind = "crashed" if run.status is RunStatus.CRASHED else _failure(cause)
+    short = _shortage(recorded, cause) if kind in ("crashed", FAILURES["oom"]) else None
+    if short is not None and short.report.ended:
+        yield _out_of_memory(short, run.cause_rank)
+        return
     next_text, setting = _after(kind, recorded)
     yield Finding(
         kind=kind,
@@ -104,6 +109,18 @@ def end(recorded: Recorded) -> Iterator[Finding]:
         next=next_text,
         setting=setting,
     )
+
+
+def caught_failures(recorded: Recorded) -> Iterator[Finding]:
+    """Say that allocations failed which the script has caught."""
+    for rank in recorded.ranks:
+        short = _shortage(recorded, rank)
+        if short is None or short.report.ended:
+            continue
+        times = short.report.seen
+        many = "An allocation failed" if times == 1 else f"{times:,} allocations failed"
+        found = _out_of_memory(short, _torch_rank(rank))
+        yield replace(found, text=f"{many}, caught by the script. {found.text}")
 
 
 def bottlenecks(recorded: Recorded) -> Iterator[Finding]:
@@ -167,11 +184,34 @@ def growing_memory(recorded: Recorded) -> Iterator[Finding]:
 
 FINDERS: tuple[Callable[[Recorded], Iterator[Finding]], ...] = (
     end,
+    caught_failures,
     bottlenecks,
     broken_losses,
     growing_memory,
 )
 """Each takes a run and gives its findings; a new kind of finding is one more of them."""
+
+
+def _shortage(recorded: Recorded, rank: Rank) -> Judged | None:
+    """Return what a rank has captured of failed allocations; a file that is none tells nothing."""
+    try:
+        return judged(recorded.run, rank.number, rank.events)
+    except (OSError, ValueError):
+        return None
+
+
+def _out_of_memory(short: Judged, rank: int) -> Finding:
+    verdict, step = short.verdict, next(iter(short.verdict.next), None)
+    named = None if step is None or step.name is None else step
+    return Finding(
+        kind=FAILURES["oom"],
+        rank=rank,
+        phase=short.report.last.phase,
+        share=verdict.share,
+        text=short.sentence,
+        next=None if step is None else step.text,
+        setting=None if named is None else {"field": named.name, "value": named.value},
+    )
 
 
 def _failure(rank: Rank) -> str:

@@ -41,7 +41,7 @@ def trend(record: OomRecord, growth: Mapping[str, Any] | None = None) -> Trend |
 
     `growth` is what that event says: `bytes_per_step` and `steps`, checked here.
     """
-    if growth is not None:
+    if growth is not None and growth.get("where", "allocated") == "allocated":
         per_step, steps = _number(growth.get("bytes_per_step")), _number(growth.get("steps"))
         if 0 < per_step < LARGEST and 0 < steps < LARGEST:
             return Trend(per_step, max(int(steps), record.steps_done or 0))

@@ -20,6 +20,7 @@ from stepscope.alerts import config as alerts_config
 from stepscope.alerts.watch import Watch
 from stepscope.diagnosis.growth_watch import GrowthWatch
 from stepscope.diagnosis.oom_next import Allowed
+from stepscope.diagnosis.oom_reading import growth_told
 from stepscope.diagnosis.out_of_memory import Case, judge
 from stepscope.diagnosis.outcome import Outcome, with_case, worker_out_of_memory
 from stepscope.diagnosis.window import setup_of
@@ -75,6 +76,7 @@ class Session:
         self._traceback_file = folder / rank_file(TRACEBACK_FILE, rank)
         self._code = code
         self._pid = os.getpid()
+        self._rank = rank
         self._at_close = ExitStack()
         self.oom = OomWatch(self.recorder, rank, first_count())
         self.recorder.describe(oom_kills=self.oom.first_kills)
@@ -168,7 +170,9 @@ class Session:
         report = self.oom.failed(error, outcome)
         if report is None:
             return outcome
-        verdict = judge(report.last, setup_of(self.recorder.described()), allowed=allowed)
+        setup = setup_of(self.recorder.described())
+        growth = growth_told(self.recorder.folder, self._rank)
+        verdict = judge(report.last, setup, growth=growth, allowed=allowed)
         if verdict.case in (Case.HOST, Case.UNKNOWN):
             return outcome  # the first sentence says it, or nobody knows
         own = verdict.case is not Case.TOO_BIG and verdict.next

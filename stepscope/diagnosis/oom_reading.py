@@ -1,0 +1,118 @@
+"""Reads what a run folder has of failed allocations, and judges it with what else the run knows."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stepscope.diagnosis.growth_watch import EVENT as GROWTH
+from stepscope.diagnosis.oom_next import Allowed
+from stepscope.diagnosis.oom_record import (
+    BYTES_LIMIT,
+    Host,
+    Memory,
+    OomRecord,
+    OomReport,
+    oom_name,
+    parse,
+)
+from stepscope.diagnosis.out_of_memory import OomVerdict, judge
+from stepscope.diagnosis.window import setup_of
+from stepscope.run import RunInfo, RunStatus
+from stepscope.run.kernel_kills import kills_since
+from stepscope.store import EventRow, RunReader, StoreError
+from stepscope.store.reader import EVERY
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A run's report with the verdict on its last failed allocation."""
+
+    report: OomReport
+    verdict: OomVerdict
+
+    @property
+    def sentence(self) -> str:
+        """The case and what proves it, in one line."""
+        return f"{self.verdict.case}: {self.verdict.text}"
+
+
+def judged(
+    run: RunInfo,
+    rank: int = 0,
+    events: Iterable[EventRow] = (),
+    allowed: Allowed | None = None,
+) -> Judged | None:
+    """Return what is known of a run's failed allocations; None where there were none.
+
+    `rank` is the number in the folder. Raises ValueError for a file that is no report, with its
+    name, and OSError.
+    """
+    report = read_report(run.folder, rank) or _killed(run)
+    if report is None:
+        return None
+    growth = growth_among(events)
+    verdict = judge(report.last, setup_of(run.run_json), growth=growth, allowed=allowed)
+    return Judged(report, verdict)
+
+
+def read_report(folder: Path, rank: int = 0) -> OomReport | None:
+    """Return a rank's report; None where it has none. Raises ValueError and OSError."""
+    path = folder / oom_name(rank)
+    try:
+        # No link out of the folder, and no pipe that would be waited for.
+        number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    with open(number, "rb") as file:
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            raise ValueError(f"{path.name}: not a plain file")
+        data = file.read(BYTES_LIMIT + 1)
+    if len(data) > BYTES_LIMIT:
+        raise ValueError(f"{path.name}: must have at most {BYTES_LIMIT} bytes, got more")
+    try:
+        return parse(data)
+    except ValueError as error:
+        raise ValueError(f"{path.name}: {error}") from error
+
+
+def growth_among(events: Iterable[EventRow]) -> Mapping[str, Any] | None:
+    """Return the data of the last event that tells of growth of allocated memory."""
+    told = [event.data for event in events if event.kind == GROWTH]
+    return next((data for data in reversed(told) if data.get("where") == "allocated"), None)
+
+
+def growth_told(folder: Path, rank: int = 0) -> Mapping[str, Any] | None:
+    """Return the same of a run's store, None where it cannot be read."""
+    try:
+        with RunReader(folder, rank) as reader:
+            return growth_among(reader.events(limit=EVERY))
+    except StoreError:
+        return None
+
+
+def _killed(run: RunInfo) -> OomReport | None:
+    """Return a report of a run that is gone since the kernel has killed for lack of memory.
+
+    The counter is this machine's, so nothing is said of runs of other hosts.
+    """
+    run_json = run.run_json
+    if run.status is not RunStatus.CRASHED or run_json.get("host") != socket.gethostname():
+        return None
+    kills = kills_since(run_json.get("oom_kills"))
+    if not kills:
+        return None
+    step = run_json.get("step")
+    record = OomRecord(
+        ts=time.time(),
+        memory=Memory.HOST,
+        step=step if type(step) is int else 0,
+        host=Host(kills=kills),
+    )
+    return OomReport(first=record, last=record, ended=True)
