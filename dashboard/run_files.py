@@ -99,6 +99,12 @@ def snapshot_bytes(folder: Path, name: str) -> bytes:
         return file.read()
 
 
+def snapshot_content(path: Path) -> bytes:
+    """Return the content of a plain file. Raises OSError."""
+    with open(_open(path), "rb") as file:
+        return file.read()
+
+
 def tail(path: Path, limit: int = TAIL_BYTES) -> str | None:
     """Return the end of a text file as a terminal would show it; None where there is none."""
     try:

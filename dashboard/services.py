@@ -25,6 +25,7 @@ from dashboard.crash_watch import CrashWatch
 from dashboard.lesson_runs import LessonRuns
 from dashboard.run_index import RunIndex
 from dashboard.run_summary import RunSummary, summarize
+from dashboard.snapshot_files import Snapshots
 from dashboard.sweeps import Sweeps
 from dashboard.verdicts import Verdicts
 from stepscope.run import RunError, RunInfo, read_run, run_folder, run_folders, runs_root
@@ -59,6 +60,7 @@ class Services:
         self.lessons = LessonRuns()
         self.verdicts = Verdicts()
         self.sweeps = Sweeps(runs, examples)
+        self.snapshots = Snapshots(runs)
         self._summaries: dict[str, RunSummary] = {}
         self._lock = threading.Lock()
         self._active: ActiveRun | None = None
@@ -214,6 +216,7 @@ class Services:
             log.warning("run %s did not stop in time", active.folder.name)
             active.end_with_server()
         self.sweeps.close(STOP_TIMEOUT_S)
+        self.snapshots.close()
 
     def _find_devices(self) -> None:
         try:

@@ -1,6 +1,6 @@
 """The app's own HTTP routes, answered from the run folder, without a Streamlit session.
 
-All but `/api/command` only read.
+All but `/api/command` and `/api/snapshot` only read.
 Handlers are plain functions, so that Starlette runs them in its worker threads: SQLite must not
 hold up the event loop that all sessions share.
 """
@@ -17,12 +17,12 @@ from typing import Any
 
 import plotly
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from dashboard import live_chart, services
-from dashboard.api import commands
+from dashboard.api import commands, uploads
 from dashboard.api.page_token import page_token
 from dashboard.charts import ledger, series
 from dashboard.charts.profile import shown
@@ -168,6 +168,20 @@ async def post_command(request: Request) -> Response:
     return await run_in_threadpool(_tried, functools.partial(commands.send, body))
 
 
+async def post_snapshot(request: Request) -> Response:
+    """`/api/snapshot?name=`: a memory snapshot to keep; answers with its name."""
+    try:
+        return _json(await uploads.receive(request))
+    except commands.NotAllowed as error:
+        return _json({"error": str(error)}, 403)
+    except ValueError as error:
+        return _json({"error": str(error)}, 400)
+    except OSError as error:
+        return _json({"error": f"The file cannot be kept: {error.strerror}."}, 507)
+    except ClientDisconnect:
+        return _json({"error": "The upload was broken off."}, 400)
+
+
 def no_such_route(request: Request) -> Response:
     """Answer any other path under `/api/`, where Streamlit would give its page."""
     return _json({"error": f"{request.url.path[:100]}: there is no such route."}, 404)
@@ -208,6 +222,7 @@ ROUTES = [
     Route("/api/runs", get_runs),
     Route("/api/profile", get_profile),
     Route("/api/command", post_command, methods=["POST"]),
+    Route("/api/snapshot", post_snapshot, methods=["POST"]),
     Route("/api/{path:path}", no_such_route, methods=["GET", "POST", "PUT", "PATCH", "DELETE"]),
     Route("/vendor/plotly.min.js", get_plotly),
     Route(live_chart.MODULES_PATH, get_live_module),

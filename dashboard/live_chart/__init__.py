@@ -68,6 +68,16 @@ _mount_flame = st.components.v2.component(
 )
 
 
+_mount_upload = st.components.v2.component(
+    "stepscope_upload",
+    js=_loader("upload.js", "stepscopeUpload"),
+    css="".join(
+        (_FOLDER / name).read_text(encoding="utf-8") for name in ("live.css", "upload.css")
+    ),
+    isolate_styles=False,
+)
+
+
 def _rerun() -> None:
     """The callback of `stale`: the script run that it brings is enough."""
 
@@ -122,3 +132,11 @@ def memory_ledger(
 def flame_graph(run_id: str, first: int, last: int, *, key: str) -> None:
     """Mount the parts of a step and the stacks of a profile, of its steps `first` to `last`."""
     _mount_flame(key=key, data={"run": run_id, "first": first, "last": last})
+
+
+def snapshot_upload(limit: int, *, key: str, on_upload: Callable[[], None]) -> None:
+    """Mount a button that sends a file of at most `limit` bytes to `/api/snapshot`.
+
+    `on_upload` is called once it is there: the component's `uploaded` is its name.
+    """
+    _mount_upload(key=key, data={"limit": limit}, on_uploaded_change=on_upload)

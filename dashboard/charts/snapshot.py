@@ -1,0 +1,329 @@
+"""A memory snapshot as Plotly figures and table rows; pure.
+
+Figures are plain dicts that depend on nothing but the snapshot, so that Streamlit keeps them drawn.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dashboard.charts.lab import plain
+from stepscope.formatting import format_bytes
+from stepscope.snapshots.difference import Difference
+from stepscope.snapshots.frames import own_frame, short
+from stepscope.snapshots.history import History
+from stepscope.snapshots.modules import by_module
+from stepscope.snapshots.segments import ACTIVE, AWAITING, FREE, DeviceMemory, Row
+from stepscope.snapshots.summary import Summary
+
+Json = dict[str, Any]
+
+MIB = 2.0**20
+BANDS = (
+    "#1a80c4",
+    "#d55e00",
+    "#009e73",
+    "#cc79a7",
+    "#b07d00",
+    "#7c6be4",
+    "#2aa5c9",
+    "#a3455a",
+    "#8a9a2c",
+    "#7d5a44",
+)
+"""After Okabe and Ito and the colors of GPUs, for both backgrounds; a band each, largest first."""
+BEFORE_COLOR, REST_COLOR, LINE_COLOR = "#6b7280", "#a9b1bc", "#7a8490"
+STATE_COLORS = {ACTIVE: "#1a80c4", AWAITING: "#cc79a7", FREE: "#b9c0c9"}
+STATE_WORDS = {ACTIVE: "in use", AWAITING: "freed, another stream still uses it", FREE: "free"}
+LABEL_LENGTH = 46
+"""Characters of a legend's entry."""
+ROW_PX, MAP_ROWS = 20, 24
+"""Height of a segment in the map, and segments in it."""
+HISTORY_PX = 380
+FRAMES_SHOWN = 30
+"""Frames of a stack in a cell of a table."""
+
+
+def where(frames: tuple[str, ...]) -> str:
+    """Return the line of the program that a stack stands for.
+
+    >>> where(("/v/site-packages/torch/nn/functional.py:5 in linear", "/me/net.py:7 in forward"))
+    'net.py:7 in forward'
+    """
+    own = own_frame(frames)
+    return "No stack recorded" if own is None else short(own)
+
+
+def unit_of(most: float) -> tuple[str, float]:
+    """Return the unit in which bytes up to `most` are drawn, and its bytes."""
+    for name, factor in (("GiB", 2.0**30), ("MiB", MIB), ("KiB", 1024.0)):
+        if most >= factor:
+            return name, factor
+    return "B", 1.0
+
+
+def history_figure(summary: Summary, history: History, *, over_time: bool) -> Json:
+    """Return live bytes as stacked bands, over seconds where they are wanted and recorded."""
+    timed = over_time and history.seconds is not None
+    x = list(history.seconds or ()) if timed else list(history.columns)
+    unit, factor = unit_of(max(history.live, default=0))
+    bands: list[tuple[str, str, tuple[int, ...]]] = []
+    if any(history.before):
+        bands.append(("Allocated before the recording", BEFORE_COLOR, history.before))
+    for place, band in enumerate(history.bands):
+        label = _label(where(summary.frames(band.stack)))
+        bands.append((label, BANDS[place % len(BANDS)], band.live))
+    if any(history.rest):
+        bands.append(("Everything else", REST_COLOR, history.rest))
+    traces = [_band(x, *band, unit, factor) for band in bands]
+    if history.reserved is not None and any(history.reserved):
+        traces.append(_line(x, history.reserved, unit, factor))
+    return {"data": traces, "layout": _history_layout(summary, history, x, unit, timed=timed)}
+
+
+def map_figure(summary: Summary, memory: DeviceMemory) -> Json:
+    """Return the segments in which most is split, as rows of blocks."""
+    rows = memory.rows[:MAP_ROWS]
+    unit, factor = unit_of(max((row.size for row in rows), default=0))
+    traces = [
+        trace
+        for state in (ACTIVE, AWAITING, FREE)
+        if (trace := _blocks(summary, rows, state, unit, factor)) is not None
+    ]
+    return {"data": traces, "layout": _map_layout(rows, unit)}
+
+
+def allocation_rows(summary: Summary, device: int) -> list[Json]:
+    """Return a row for each stack with live memory at the end, the largest first; sizes in MiB."""
+    return [
+        _row(summary, site.stack, site.size, site.count)
+        for site in summary.sites
+        if site.device == device
+    ]
+
+
+def peak_rows(summary: Summary, history: History) -> list[Json]:
+    """Return a row for each stack that held memory at the peak of the history."""
+    return [_row(summary, held.stack, held.size, held.count) for held in history.at_peak]
+
+
+def module_rows(summary: Summary) -> list[Json]:
+    """Return a row a module; allocations whose stack names none are one row."""
+    return [
+        {
+            "Module": one.module or "No module in the stack",
+            "Size": one.size / MIB,
+            "Blocks": one.count,
+        }
+        for one in by_module(summary)
+    ]
+
+
+def place_rows(summary: Summary) -> list[Json]:
+    """Return a row for each stream and pool."""
+    return [
+        {
+            "GPU": place.device,
+            "Stream": str(place.stream),
+            "Pool": place.pool or "default",
+            "Reserved": place.parts.reserved / MIB,
+            "Allocated": place.parts.allocated / MIB,
+            "Cached": place.parts.cached / MIB,
+            "Split": place.parts.split / MIB,
+            "Segments": place.segments,
+        }
+        for place in summary.places
+    ]
+
+
+def change_rows(changes: Difference) -> list[Json]:
+    """Return a row for each stack that holds more or less in the second snapshot."""
+    return [
+        {
+            "Change": one.more / MIB,
+            "Before": one.before / MIB,
+            "After": one.after / MIB,
+            "Blocks": one.count_after - one.count_before,
+            "Allocated at": where(one.frames),
+            "Module": one.module,
+            "Stack": _stack(one.frames),
+        }
+        for one in changes.changes
+    ]
+
+
+def _row(summary: Summary, stack: int, size: int, count: int) -> Json:
+    frames = summary.frames(stack)
+    return {
+        "Size": size / MIB,
+        "Blocks": count,
+        "Allocated at": where(frames),
+        "Module": summary.module(stack),
+        "Stack": _stack(frames),
+    }
+
+
+def _stack(frames: tuple[str, ...]) -> list[str]:
+    return [short(frame) for frame in frames[:FRAMES_SHOWN]]
+
+
+def _label(text: str) -> str:
+    return plain(text if len(text) <= LABEL_LENGTH else f"{text[: LABEL_LENGTH - 1]}…")
+
+
+def _band(
+    x: list[Any], label: str, color: str, live: tuple[int, ...], unit: str, factor: float
+) -> Json:
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": label,
+        "x": x,
+        "y": [round(value / factor, 3) for value in live],
+        "stackgroup": "live",
+        "line": {"width": 0.5, "color": color, "shape": "hv"},
+        "fillcolor": color,
+        "hovertemplate": f"%{{y:.3~f}} {unit}<extra>{label}</extra>",
+    }
+
+
+def _line(x: list[Any], reserved: tuple[int, ...], unit: str, factor: float) -> Json:
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": "Reserved",
+        "x": x,
+        "y": [round(value / factor, 3) for value in reserved],
+        "line": {"width": 1.5, "color": LINE_COLOR, "dash": "dash", "shape": "hv"},
+        "hovertemplate": f"%{{y:.3~f}} {unit}<extra>Reserved</extra>",
+    }
+
+
+def _history_layout(
+    summary: Summary, history: History, x: list[Any], unit: str, *, timed: bool
+) -> Json:
+    shapes = [_edge(x[column]) for column in history.ooms]
+    notes = [_note(x[column], "out of memory") for column in history.ooms[:3]]
+    notes += [
+        _note(x[span.first], plain(summary.labels[span.label])) for span in history.spans[:12]
+    ]
+    shapes += [_edge(x[span.first], dash="dot") for span in history.spans[:12]]
+    return {
+        "height": HISTORY_PX,
+        "margin": {"l": 8, "r": 8, "t": 20, "b": 44},
+        "hovermode": "x unified",
+        "legend": {"traceorder": "reversed", "font": {"size": 12}, "itemclick": False},
+        "shapes": shapes,
+        "annotations": notes,
+        "xaxis": {
+            "title": {
+                "text": "Seconds since the first action" if timed else "Actions of the allocator",
+                "font": {"size": 13},
+            },
+            "ticksuffix": " s" if timed else "",
+            "showgrid": False,
+        },
+        "yaxis": {"ticksuffix": f" {unit}", "rangemode": "tozero", "automargin": True},
+    }
+
+
+def _edge(x: Any, dash: str = "solid") -> Json:
+    return {
+        "type": "line",
+        "xref": "x",
+        "yref": "paper",
+        "x0": x,
+        "x1": x,
+        "y0": 0,
+        "y1": 1,
+        "line": {"width": 1, "color": LINE_COLOR, "dash": dash},
+    }
+
+
+def _note(x: Any, text: str) -> Json:
+    return {
+        "x": x,
+        "y": 1,
+        "xref": "x",
+        "yref": "paper",
+        "xanchor": "left",
+        "yanchor": "bottom",
+        "text": text,
+        "showarrow": False,
+        "font": {"size": 11},
+    }
+
+
+def _blocks(
+    summary: Summary, rows: tuple[Row, ...], state: int, unit: str, factor: float
+) -> Json | None:
+    """Return the blocks of one state as bars from where they begin; None where there are none."""
+    base, size, place, text = [], [], [], []
+    for number, row in enumerate(rows):
+        start = 0
+        for part in row.parts:
+            if part.state == state:
+                base.append(round(start / factor, 4))
+                size.append(round(part.size / factor, 4))
+                place.append(number)
+                text.append(_block_text(summary, part.size, part.stack))
+            start += part.size
+    if not base:
+        return None
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": STATE_WORDS[state],
+        "base": base,
+        "x": size,
+        "y": place,
+        "text": text,
+        "textposition": "none",
+        "marker": {
+            "color": STATE_COLORS[state],
+            "line": {"width": 0.5, "color": "rgba(0,0,0,0.35)"},
+        },
+        "hovertemplate": f"%{{text}}<br>at %{{base:.2f}} {unit}<extra>{STATE_WORDS[state]}</extra>",
+    }
+
+
+def _block_text(summary: Summary, size: int, stack: int) -> str:
+    frames = summary.frames(stack)
+    return format_bytes(size) + (f"<br>{plain(where(frames))}" if frames else "")
+
+
+def _map_layout(rows: tuple[Row, ...], unit: str) -> Json:
+    return {
+        "height": 90 + ROW_PX * len(rows),
+        "margin": {"l": 8, "r": 8, "t": 30, "b": 40},
+        "barmode": "overlay",
+        "bargap": 0.25,
+        "hovermode": "closest",
+        "dragmode": False,
+        "legend": {
+            "orientation": "h",
+            "x": 0,
+            "y": 1,
+            "yanchor": "bottom",
+            "font": {"size": 12},
+            "itemclick": False,
+            "itemdoubleclick": False,
+        },
+        "xaxis": {"ticksuffix": f" {unit}", "fixedrange": True, "zeroline": False},
+        "yaxis": {
+            "tickvals": list(range(len(rows))),
+            "ticktext": [_row_label(row) for row in rows],
+            "range": [len(rows) - 0.5, -0.5],
+            "automargin": True,
+            "fixedrange": True,
+            "showgrid": False,
+            "zeroline": False,
+            "tickfont": {"size": 12},
+        },
+    }
+
+
+def _row_label(row: Row) -> str:
+    pool = f", pool {row.pool}" if row.pool else ""
+    stream = f", stream {row.stream}" if row.stream else ""
+    return f"{format_bytes(row.size)}, {format_bytes(row.split)} split{stream}{pool}"

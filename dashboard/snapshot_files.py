@@ -1,0 +1,162 @@
+"""The memory snapshots that the page offers, and their opening in processes of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import tempfile
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from dashboard.run_files import snapshots
+from stepscope.formatting import format_bytes
+from stepscope.snapshots.load import SIZE_LIMIT
+from stepscope.snapshots.opening import Opening
+
+FOLDER = "snapshots"
+"""Below the folder of all runs: what was uploaded, and what anybody puts there."""
+KEPT = 6
+"""Openings kept, with their summaries."""
+LISTED = 100
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,119}\.(pickle|pkl)", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotFile:
+    """A snapshot that can be chosen; `run` is the run that took it, None for one from elsewhere."""
+
+    path: Path
+    size: int
+    run: str | None
+
+    @property
+    def name(self) -> str:
+        """The file's name."""
+        return self.path.name
+
+
+class Snapshots:
+    """Opens snapshots one after the other; every method may be called from any session's thread."""
+
+    def __init__(self, runs: Path) -> None:
+        self.folder = runs / FOLDER
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[tuple[Path, int, int], Opening] = OrderedDict()
+        self._spare: tempfile.TemporaryDirectory[str] | None = None
+
+    def of_run(self, folder: Path) -> list[SnapshotFile]:
+        """Return the snapshots that a run has taken, the newest first."""
+        found = [
+            SnapshotFile(folder / found.name, found.size, folder.name)
+            for found in snapshots(folder)
+        ]
+        return sorted(found, key=lambda file: _natural(file.name), reverse=True)
+
+    def others(self) -> list[SnapshotFile]:
+        """Return the plain files in the folder of snapshots, the newest first."""
+        with contextlib.suppress(OSError), os.scandir(self.folder) as entries:
+            found = [
+                (entry.stat(follow_symlinks=False), entry.name)
+                for entry in entries
+                if _NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
+            ]
+            found.sort(key=lambda one: -one[0].st_mtime)
+            return [
+                SnapshotFile(self.folder / name, state.st_size, None)
+                for state, name in found[:LISTED]
+            ]
+        return []
+
+    def opening(self, file: SnapshotFile) -> Opening | None:
+        """Return the opening of a file as of now; None while another file is being opened.
+
+        Raises OSError.
+        """
+        state = file.path.stat(follow_symlinks=False)
+        key = (file.path, state.st_size, state.st_mtime_ns)
+        with self._lock:
+            running = [one for one in self._kept.values() if not one.poll()]
+            found = self._kept.get(key)
+            if found is None:
+                if running:  # each may take gigabytes
+                    return None
+                found = self._kept[key] = Opening(file.path, self._spare_folder())
+            self._kept.move_to_end(key)
+            while len(self._kept) > KEPT:
+                self._kept.popitem(last=False)[1].close()
+        return found
+
+    def forget(self, file: SnapshotFile) -> None:
+        """Let a file that could not be opened be tried again."""
+        with self._lock:
+            for key in [key for key in self._kept if key[0] == file.path]:
+                self._kept.pop(key).close()
+
+    @contextlib.contextmanager
+    def receiving(self, name: str) -> Iterator[tuple[BinaryIO, str]]:
+        """Give a file to write an upload to, and the name that it will have.
+
+        It is there once it is complete; an error leaves nothing. Raises ValueError for a name that
+        is not a snapshot's, and OSError.
+        """
+        checked = upload_name(name)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        number, part = tempfile.mkstemp(dir=self.folder, prefix=".upload-", suffix=".part")
+        try:
+            with open(number, "wb") as file:
+                yield file, checked
+            Path(part).replace(self.folder / checked)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(part)
+            raise
+
+    def close(self) -> None:
+        """End what is being opened."""
+        with self._lock:
+            for one in self._kept.values():
+                one.close()
+            self._kept.clear()
+            if self._spare is not None:
+                self._spare.cleanup()
+                self._spare = None
+
+    def _spare_folder(self) -> Path:
+        if self._spare is None:
+            self._spare = tempfile.TemporaryDirectory(prefix="stepscope-snapshots-")
+        return Path(self._spare.name)
+
+
+def upload_name(name: str) -> str:
+    """Return a plain file name for an upload. Raises ValueError.
+
+    >>> upload_name("my snapshot (2).pickle")
+    'my-snapshot-2.pickle'
+    """
+    stem, _, ending = name.rpartition(".")
+    plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", stem).strip(".-_ ")[:100] or "snapshot"
+    checked = f"{plain}.{ending.lower()}"
+    if not _NAME.fullmatch(checked):
+        raise ValueError(f"name: must end in .pickle or .pkl, got {name[-40:]!r}.")
+    return checked
+
+
+def too_large(size: int) -> str | None:
+    """Say why a file of this size is not taken; None where it is."""
+    if size <= SIZE_LIMIT:
+        return None
+    return (
+        f"The file must have at most {format_bytes(SIZE_LIMIT)}, got {format_bytes(size)}. "
+        "Record fewer steps, or with a lower max_entries."
+    )
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Sort step 10 after step 9."""
+    parts = re.split(r"(\d+)", name)
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]

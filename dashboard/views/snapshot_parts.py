@@ -1,0 +1,216 @@
+"""The parts of a memory snapshot on the page: totals, bands over time, tables and segments."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from dashboard.charts.snapshot import (
+    MAP_ROWS,
+    allocation_rows,
+    change_rows,
+    history_figure,
+    map_figure,
+    module_rows,
+    peak_rows,
+    place_rows,
+)
+from stepscope.formatting import format_bytes, format_duration
+from stepscope.snapshots.blocks import Fragmentation
+from stepscope.snapshots.difference import difference
+from stepscope.snapshots.history import History
+from stepscope.snapshots.segments import DeviceMemory
+from stepscope.snapshots.summary import Summary
+
+TABLE_HEIGHT = 320  # px
+number = st.column_config.NumberColumn
+SIZE = "%.2f MiB"
+COLUMNS = {
+    "Size": number(format=SIZE, help="As the allocator gives it, rounded up."),
+    "Change": number(format="%+.2f MiB", help="After less before."),
+    "Before": number(format=SIZE),
+    "After": number(format=SIZE),
+    "Blocks": number(format="localized"),
+    "Allocated at": st.column_config.TextColumn(
+        width="medium", help="The innermost frame outside of installed packages."
+    ),
+    "Module": st.column_config.TextColumn(
+        width="medium",
+        help="The file of the innermost forward that nn.Module called, and the line that called "
+        "it. Frames name no classes; where no such forward is in the stack, it is empty.",
+    ),
+    "Stack": st.column_config.ListColumn(
+        width="large", help="Innermost frame first. A double click shows all of it."
+    ),
+    **{name: number(format=SIZE) for name in ("Reserved", "Allocated", "Cached", "Split")},
+}
+
+
+def summary_parts(summary: Summary) -> None:
+    """Draw totals, history, allocations and segments of one device."""
+    devices = sorted(
+        {one.device for one in summary.devices} | {one.device for one in summary.histories}
+    )
+    if not devices:
+        st.caption("There are no segments and no history in this snapshot.")
+        return
+    device = devices[0]
+    if len(devices) > 1:
+        device = st.segmented_control(
+            "GPU", devices, default=device, required=True, key="snapshot_device"
+        )
+    memory = next((one for one in summary.devices if one.device == device), None)
+    history = next((one for one in summary.histories if one.device == device), None)
+    if memory is not None:
+        st.markdown(_totals(memory))
+    _failed(summary, device)
+    if history is None:
+        st.caption("It has no history: it was taken without `_record_memory_history`.")
+    else:
+        _history(summary, history)
+    _allocations(summary, device, history)
+    if memory is not None:
+        _map(summary, memory)
+
+
+def _totals(memory: DeviceMemory) -> str:
+    parts = memory.parts
+    return (
+        f"**{format_bytes(parts.reserved)} reserved** = {format_bytes(parts.allocated)} allocated "
+        f"{_share(parts.allocated, parts)} + {_waiting(parts)}"
+        f"{format_bytes(parts.cached)} cached and returnable {_share(parts.cached, parts)} + "
+        f"{format_bytes(parts.split)} split {_share(parts.split, parts)}. Largest free block: "
+        f"{format_bytes(parts.largest_free)}."
+    )
+
+
+def _waiting(parts: Fragmentation) -> str:
+    if not parts.awaiting_free:
+        return ""
+    return f"{format_bytes(parts.awaiting_free)} that another stream still uses + "
+
+
+def _share(size: int, parts: Fragmentation) -> str:
+    return f"({size / parts.reserved:.0%})" if parts.reserved else ""
+
+
+def _failed(summary: Summary, device: int) -> None:
+    failed = [one for one in summary.failed if one.device == device]
+    if failed:
+        last = failed[-1]
+        free = last.device_free
+        had = "" if free is None else f"; the device had {format_bytes(free)} free"
+        times = "once" if len(failed) == 1 else f"{len(failed)} times"
+        st.warning(
+            f"An allocation failed {times} in this history, the last time of "
+            f"{format_bytes(last.requested)}{had}.",
+            icon=":material/memory_alt:",
+        )
+
+
+def _history(summary: Summary, history: History) -> None:
+    over_time = False
+    with st.container(horizontal=True, vertical_alignment="center"):
+        lasted = f" in {format_duration(history.seconds[-1])}" if history.seconds else ""
+        st.markdown(
+            f"**Allocations over time:** {history.actions:,} actions{lasted}, peak "
+            f"{format_bytes(history.peak)}, {format_bytes(history.end)} at the end",
+            width="content",
+        )
+        if history.seconds is not None:
+            axis = st.segmented_control(
+                "Axis",
+                ["Actions", "Time"],
+                default="Actions",
+                required=True,
+                key="snapshot_axis",
+                label_visibility="collapsed",
+            )
+            over_time = axis == "Time"
+    st.plotly_chart(
+        history_figure(summary, history, over_time=over_time),
+        key="snapshot_history",
+        config={"displayModeBar": False},
+    )
+    said = [
+        "A band is what one stack has allocated, named by the innermost line outside of installed "
+        "packages; the largest at the peak have bands of their own. Sizes as the program asked for "
+        "them."
+    ]
+    if summary.unreadable:
+        said.append(f"{summary.unreadable:,} entries could not be read.")
+    if summary.stacks_left:
+        said.append(f"The stacks of {summary.stacks_left:,} allocations were too many to keep.")
+    st.caption(" ".join(said))
+
+
+def _allocations(summary: Summary, device: int, history: History | None) -> None:
+    kinds = {"At the end": allocation_rows(summary, device)}
+    if history is not None and history.at_peak:
+        kinds["At the peak"] = peak_rows(summary, history)
+    kinds["By module"] = module_rows(summary)
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.markdown("**Top allocations**", width="content")
+        kind = st.segmented_control(
+            "Top allocations",
+            list(kinds),
+            default="At the end",
+            required=True,
+            key="snapshot_table",
+            label_visibility="collapsed",
+        )
+    rows = kinds.get(kind or "", kinds["At the end"])
+    if not rows:
+        st.caption("Nothing is allocated.")
+        return
+    _table(rows, "snapshot_allocations", "Allocations, the largest first")
+    if kind == "At the end" and summary.sites_left:
+        st.caption(f"{summary.sites_left:,} further stacks hold {format_bytes(summary.size_left)}.")
+
+
+def _map(summary: Summary, memory: DeviceMemory) -> None:
+    shown = memory.rows[:MAP_ROWS]
+    title = "**Segments:** what the allocator has taken from the driver, most split first"
+    st.markdown(title)
+    st.plotly_chart(
+        map_figure(summary, memory), key="snapshot_map", config={"displayModeBar": False}
+    )
+    if memory.segments > len(shown):
+        left = memory.parts.reserved - sum(row.size for row in shown)
+        st.caption(
+            f"{memory.segments - len(shown):,} further segments of {format_bytes(left)} are split "
+            "less."
+        )
+    if len(summary.places) > 1:
+        with st.expander("By stream and pool", icon=":material/call_split:"):
+            _table(place_rows(summary), "snapshot_places", "Memory by stream and pool")
+    if summary.settings:
+        with st.expander("Settings of the allocator", icon=":material/settings:"):
+            st.table({one.name: one.value for one in summary.settings})
+
+
+def difference_parts(after: Summary, before: Summary) -> None:
+    """Draw what is live in one snapshot and not in an earlier one."""
+    changes = difference(before, after)
+    more = changes.after - changes.before
+    sign = "more" if more >= 0 else "less"
+    st.markdown(
+        f"**Difference:** {format_bytes(changes.after)} live, {format_bytes(abs(more))} {sign} "
+        f"than the {format_bytes(changes.before)} of the earlier one"
+    )
+    if changes.changes:
+        _table(change_rows(changes), "snapshot_changes", "Changes by stack, the largest first")
+    else:
+        st.caption("The same stacks hold the same memory in both.")
+    if not changes.complete:
+        st.caption("Not complete: one of them has more stacks than are kept.")
+
+
+def _table(rows: list[dict[str, object]], key: str, alt: str) -> None:
+    st.dataframe(
+        rows,
+        column_config=COLUMNS,
+        hide_index=True,
+        height=TABLE_HEIGHT if len(rows) > 8 else "auto",
+        key=key,
+        alt=alt,
+    )

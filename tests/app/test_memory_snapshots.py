@@ -1,0 +1,139 @@
+"""The section of memory snapshots, without a browser: a real process opens a real small file."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from dashboard import services
+from stepscope.run import RunStatus
+from tests.app.test_live_view import record
+from tests.unit.snapshots import REAL, live_block, snapshot
+
+PATIENCE_S = 60.0
+
+
+SECTION = """
+from dashboard import services
+from dashboard.views.memory_snapshots import snapshot_section
+from stepscope.run import read_run
+
+run_id = {run_id!r}
+server = services.get()
+snapshot_section(None if run_id is None else read_run(server.folder(run_id)))
+"""
+
+
+@pytest.fixture
+def section(server: services.Services) -> Callable[[str | None], AppTest]:
+    def run(run_id: str | None) -> AppTest:
+        app = AppTest.from_string(SECTION.format(run_id=run_id), default_timeout=30).run()
+        return until_open(app)
+
+    return run
+
+
+def until_open(app: AppTest) -> AppTest:
+    """Run the section as its timer would, until nothing is being opened."""
+    deadline = time.monotonic() + PATIENCE_S
+    while app.get("progress") and time.monotonic() < deadline:
+        time.sleep(0.2)
+        app.run()
+    assert not app.exception
+    return app
+
+
+def figures(app: AppTest) -> list[dict[str, Any]]:
+    return [json.loads(part.proto.spec) for part in app.get("plotly_chart")]
+
+
+def texts(app: AppTest) -> str:
+    return " ".join(part.value for part in (*app.markdown, *app.caption, *app.warning))
+
+
+def test_a_runs_snapshot_shows_bands_allocations_and_segments(
+    section: Callable[[str | None], AppTest], tmp_path: Path
+) -> None:
+    folder = record(tmp_path, "one", device="GPU-1")
+    shutil.copy(REAL, folder / "snapshot-step-5.pickle")
+    app = section("one")
+    bands, segments = figures(app)
+    assert [trace["name"] for trace in bands["data"]][-1] == "Reserved"
+    assert any("record_snapshot.py" in trace["name"] for trace in bands["data"])
+    assert {trace["name"] for trace in segments["data"]} == {"in use", "free"}
+    [table] = app.dataframe
+    assert list(table.value["Size"]) == sorted(table.value["Size"], reverse=True)
+    assert "reserved** =" in texts(app)
+    assert "pytorch.org/memory_viz" in texts(app)
+    [kind] = [one for one in app.get("button_group") if one.key == "snapshot_table"]
+    assert (folder / "snapshot-step-5.summary.json.gz").exists()
+
+
+def test_two_snapshots_are_compared_by_stack(
+    section: Callable[[str | None], AppTest], tmp_path: Path
+) -> None:
+    folder = record(tmp_path, "one", device="GPU-1")
+    (folder / "snapshot-step-5.pickle").write_bytes(pickle.dumps(snapshot([live_block(2**20)])))
+    more = snapshot([live_block(2**20), live_block(3 * 2**20, line=8)])
+    (folder / "snapshot-step-10.pickle").write_bytes(pickle.dumps(more))
+    app = section("one")
+    chosen, other = app.selectbox
+    assert [option.partition(" ")[0] for option in chosen.options] == [
+        "snapshot-step-10.pickle",
+        "snapshot-step-5.pickle",
+    ]
+    other.select_index(0).run()
+    app = until_open(app)
+    assert "3.00 MiB more than the 1.00 MiB" in texts(app)
+    [changes] = [part.value for part in app.dataframe if "Change" in part.value]
+    assert list(changes["Allocated at"]) == ["net.py:8 in forward"]
+    assert list(changes["Change"]) == [3.0]
+
+
+def test_what_is_no_snapshot_is_told_and_can_be_tried_again(
+    section: Callable[[str | None], AppTest], tmp_path: Path
+) -> None:
+    folder = record(tmp_path, "one", device="GPU-1")
+    path = folder / "snapshot-step-5.pickle"
+    path.write_bytes(pickle.dumps(os.getcwd))
+    app = section("one")
+    assert "only plain containers are read" in texts(app)
+    assert not app.get("plotly_chart")
+    path.write_bytes(pickle.dumps(snapshot([live_block(2**20)])))
+    until_open(app.button(key="snapshot_again").click().run())
+    assert "1.00 MiB allocated" in texts(app)
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_without_one_it_says_how_to_get_it(
+    section: Callable[[str | None], AppTest], tmp_path: Path, live: bool
+) -> None:
+    folder = record(tmp_path, "one", commands=["memory_snapshot"])
+    status = RunStatus.RUNNING if live else RunStatus.FINISHED
+    run_json = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(run_json | {"status": status}))
+    app = section("one")
+    assert ("beside the memory chart" in texts(app)) is live
+    assert "No snapshot here" in texts(app)
+
+
+def test_files_put_into_the_folder_open_without_a_run(
+    section: Callable[[str | None], AppTest], tmp_path: Path
+) -> None:
+    folder = tmp_path / "snapshots"
+    folder.mkdir()
+    (folder / "mine.pickle").write_bytes(pickle.dumps(snapshot([live_block(2**20)])))
+    (folder / "link.pickle").symlink_to("/etc/passwd")
+    app = section(None)
+    [chosen] = app.selectbox
+    assert [option.partition(" ")[0] for option in chosen.options] == ["mine.pickle"]
+    assert "It has no history" in texts(app)

@@ -1,0 +1,70 @@
+"""Snapshots for tests: made ones, and a real one of torch 2.13 recorded on the simulator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+Json = dict[str, Any]
+
+REAL = Path(__file__).parent / "recorded" / "snapshot.pickle"
+"""Three steps of a small network; `tests/scripts/record_snapshot.py` has written it."""
+ADDRESS = 0x7F0000000000
+
+
+def frame(line: int, name: str = "forward", filename: str = "/me/net.py") -> Json:
+    """Return a frame as torch lists it."""
+    return {"filename": filename, "line": line, "name": name}
+
+
+def live_block(size: int, line: int = 7, **more: Any) -> Json:
+    """Return a live block that one line has allocated."""
+    return {
+        "size": size,
+        "requested_size": size,
+        "state": "active_allocated",
+        "frames": [frame(line)],
+    } | more
+
+
+def free_block(size: int) -> Json:
+    """Return a free block."""
+    return {"size": size, "requested_size": 0, "state": "inactive", "frames": []}
+
+
+def segment(blocks: list[Json], address: int = ADDRESS, **more: Any) -> Json:
+    """Return a segment of these blocks, with their addresses."""
+    placed, place = [], address
+    for block in blocks:
+        placed.append({"address": place} | block)
+        place += block["size"]
+    return {
+        "device": 0,
+        "address": address,
+        "total_size": place - address,
+        "stream": 0,
+        "segment_type": "large",
+        "segment_pool_id": (0, 0),
+        "is_expandable": False,
+        "blocks": placed,
+    } | more
+
+
+def action(
+    name: str, address: int, size: int, time_us: int = 0, line: int = 7, **more: Any
+) -> Json:
+    """Return an entry of a history."""
+    return {
+        "action": name,
+        "addr": address,
+        "size": size,
+        "stream": 0,
+        "time_us": 1_700_000_000_000_000 + time_us,
+        "frames": [frame(line)],
+        "user_metadata": "",
+    } | more
+
+
+def snapshot(blocks: list[Json], *traces: list[Json], **more: Any) -> Json:
+    """Return a snapshot of one segment with these blocks, and the histories of devices."""
+    return {"segments": [segment(blocks)], "device_traces": list(traces)} | more

@@ -1,0 +1,425 @@
+"""Snapshot files: what is read of a real one, and that a hostile one ends in one kind of error."""
+
+from __future__ import annotations
+
+import copyreg
+import io
+import os
+import pickle
+import pickletools
+import resource
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stepscope.snapshots import load as loading
+from stepscope.snapshots.load import Snapshot, SnapshotError, load
+from stepscope.snapshots.summary import Summary, summarize
+from stepscope.snapshots.traces import ALLOC, FREE_COMPLETED, MISSING
+from tests.unit.snapshots import (
+    REAL,
+    Json,
+    action,
+    frame,
+    free_block,
+    live_block,
+    segment,
+    snapshot,
+)
+
+MEMORY = 2**31
+"""Of address space, for the tests that ask for more."""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "snapshot.pickle"
+
+
+@pytest.fixture
+def little_memory() -> Iterator[None]:
+    """Limit this process as the one that opens foreign files is."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def read(path: Path, content: object) -> Snapshot:
+    """Load what Python's pickler makes of this."""
+    path.write_bytes(pickle.dumps(content))
+    return load(path)
+
+
+def refused(path: Path, data: bytes) -> str:
+    """Return the sentence with which these bytes are refused."""
+    path.write_bytes(data)
+    with pytest.raises(SnapshotError) as caught:
+        load(path)
+    return str(caught.value)
+
+
+# --- what is read ---------------------------------------------------------------------------------
+
+
+def test_a_real_snapshot_has_what_torch_counted() -> None:
+    found = load(REAL)
+    summary = summarize(found)
+    [memory] = summary.devices
+    assert (memory.parts.allocated, memory.requested) == (34_790_912, 34_787_192)
+    assert (memory.parts.reserved, memory.parts.split) == (37_748_736, 860_672)
+    [history] = summary.histories
+    assert history.end == 34_787_192
+    assert history.actions == len(pickle.loads(REAL.read_bytes())["device_traces"][0])
+    assert summary.labels == ("phase=second step",)
+    assert {setting.name for setting in summary.settings} >= {"expandable_segments"}
+    assert "torch.nn.modules.linear, called at record_snapshot.py:31" in summary.modules
+
+
+def test_a_history_becomes_columns_and_its_dicts_are_emptied(path: Path) -> None:
+    entries = [
+        action("alloc", 512, 100, time_us=1, user_metadata="phase=forward"),
+        action("free_completed", 512, 100, time_us=2),
+        {"action": "oom", "size": 2**40, "device_free": 77, "frames": []},
+        action("something_new", 1, 1),
+        {"size": 3},
+        "no entry",
+    ]
+    trace = read(path, snapshot([], entries)).traces[0]
+    assert trace.action.tolist()[:2] == [ALLOC, FREE_COMPLETED]
+    assert trace.address.tolist() == [512, 512, MISSING, 1]
+    assert trace.size.tolist() == [100, 100, 2**40, 1]
+    assert trace.stack.tolist() == [0, MISSING, MISSING, MISSING]
+    assert trace.phase.tolist() == [0, MISSING, MISSING, MISSING]
+    assert trace.unreadable == 2
+    [oom] = trace.ooms
+    assert (oom.row, oom.requested, oom.device_free) == (2, 2**40, 77)
+
+
+def test_the_watched_history_is_the_same_as_one_read_at_the_end(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Devices one after the other, each longer than a batch, with shared and own frames."""
+    shared = [frame(3), frame(4, "outer")]
+    traces: list[list[Json]] = []
+    for device in range(3):
+        entries = []
+        for number in range(4000):
+            at = 512 * (1 + number % 700)
+            line = 7 + number % 5
+            entries.append(action("alloc", at, number + device, number, line))
+            entries.append(action("free_requested", at, number + device, number, frames=shared))
+        traces.append(entries)
+    path.write_bytes(pickle.dumps(snapshot([live_block(4)], *traces)))
+    plain = load(path)
+    monkeypatch.setattr("gc.freeze", lambda: None)  # this process goes on
+    monkeypatch.setattr("stepscope.snapshots.unpickling.LOOK_BYTES", 20_000)
+    watched = load(path, own_process=True)
+    assert list(watched.traces) == [0, 1, 2]
+    for device, trace in plain.traces.items():
+        other = watched.traces[device]
+        for column in ("action", "address", "size", "time_us", "phase"):
+            assert getattr(trace, column).tolist() == getattr(other, column).tolist()
+        texts = [plain.stacks.text(number) for number in trace.stack.tolist()]
+        assert texts == [watched.stacks.text(number) for number in other.stack.tolist()]
+    assert len(set(texts)) == 6
+
+
+def test_a_block_has_the_stack_that_its_history_has_taken_over(path: Path) -> None:
+    frames = [frame(9)]
+    content = snapshot(
+        [live_block(1024, frames=frames)], [action("alloc", 512, 1024, frames=frames)]
+    )
+    summary = summarize(read(path, content))
+    assert [summary.frames(site.stack) for site in summary.sites] == [("/me/net.py:9 in forward",)]
+
+
+def test_frames_that_are_freed_are_not_mistaken_for_others(path: Path) -> None:
+    """An optimized pickle keeps no reference to a frame: another may get its address."""
+    entries = [action("alloc", 512 * n, 10, line=n % 50) for n in range(1, 3000)]
+    path.write_bytes(pickletools.optimize(pickle.dumps(snapshot([], entries))))
+    found = load(path)
+    lines = [found.stacks.text(n)[0] for n in found.traces[0].stack.tolist()]
+    wanted = [f"/me/net.py{f':{n % 50}' if n % 50 else ''} in forward" for n in range(1, 3000)]
+    assert lines == wanted
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_every_protocol_is_read(path: Path, protocol: int) -> None:
+    path.write_bytes(pickle.dumps(snapshot([live_block(8)]), protocol))
+    assert summarize(load(path)).sites[0].size == 8
+
+
+def test_older_forms_are_read(path: Path) -> None:
+    alone = [segment([live_block(8), free_block(24)])]
+    assert summarize(read(path, alone)).devices[0].parts.split == 24
+    old = action("alloc", 512, 8)
+    del old["time_us"], old["user_metadata"], old["stream"]
+    [history] = summarize(read(path, {"device_traces": [[], [old]]})).histories
+    assert (history.device, history.seconds, history.reserved) == (1, None, None)
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+class Calls:
+    """Pickles as a call of `os.mkdir`."""
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (self._target,)
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_nothing_is_called(path: Path, tmp_path: Path, protocol: int) -> None:
+    target = tmp_path / "made"
+    content = snapshot([live_block(8)]) | {"extra": Calls(str(target))}
+    said = refused(path, pickle.dumps(content, protocol))
+    assert "snapshot.pickle: must be a pickle of plain containers" in said
+    assert "mkdir" in said
+    assert "_dump_snapshot" in said
+    assert not target.exists()
+
+
+HOSTILE = {
+    "global": b"cos\nsystem\n(S'true'\ntR.",
+    "inst": b"(S'true'\nios\nsystem\n.",
+    "stack global": b"\x80\x04\x8c\x02os\x8c\x06system\x93.",
+    "builtin": b"\x80\x04\x8c\x08builtins\x8c\x04eval\x93\x8c\x011\x85R.",
+    "persistent": b"Pabc\n.",
+    "binary persistent": b"\x80\x04K\x01Q.",
+    "extension": b"\x80\x02\x82\x01.",
+    "long extension": b"\x80\x02\x84\x01\x00\x00\x00.",
+    "reduce of a text": b"\x80\x02U\x01a)R.",
+    "object of a text": b"\x80\x02(U\x01ao.",
+    "new object": b"\x80\x02U\x01a)\x81.",
+    "build": b"\x80\x02]}b.",
+    "build with slots": b"\x80\x02](}U\x01aK\x01s\x86b.",
+    "next buffer": b"\x80\x05\x97.",
+    "unknown protocol": b"\x80\x7f}.",
+    "unknown opcode": b"\x80\x04\xff.",
+    "empty": b"",
+    "no stop": b"\x80\x04}",
+    "stack underflow": b"\x80\x04a.",
+    "missing memo": b"\x80\x04h\x05.",
+    "text as key": b"\x80\x04}]K\x01s.",
+    "bad text": b"\x80\x04\x8c\x01\xff.",
+    "long number": b"\x80\x02\x8b\xff\xff\xff\xffabc.",
+    "negative size": b"\x80\x02T\xff\xff\xff\xffabc.",
+    "text number": b"I" + b"9" * 5000 + b"\n.",
+    "a number": b"\x80\x04K\x01.",
+    "a text": b"\x80\x04\x8c\x01a.",
+    "other keys": pickle.dumps({"model": 1, (): 2}),
+    "segments are no list": pickle.dumps({"segments": {}, "device_traces": 3}),
+    "an archive": b"PK\x03\x04" + bytes(100),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_file_that_is_no_snapshot_is_refused_with_its_name_and_a_remedy(
+    path: Path, name: str
+) -> None:
+    said = refused(path, HOSTILE[name])
+    assert said.startswith("snapshot.pickle: must ")
+    assert "got" in said
+    assert "torch.cuda.memory._dump_snapshot" in said
+
+
+def test_a_registered_extension_is_refused_too(path: Path) -> None:
+    copyreg.add_extension("os", "system", 200)
+    try:
+        assert "os.system" in refused(path, b"\x80\x02\x82\xc8.")
+    finally:
+        copyreg.remove_extension("os", "system", 200)
+
+
+BOMBS = {
+    "memo": b"\x80\x04}r\xff\xff\xff\x7f.",
+    "bytes": b"\x80\x04\x8e" + struct.pack("<Q", 2**40) + b"x.",
+    "text": b"\x80\x04\x8d" + struct.pack("<Q", 2**40) + b"x.",
+    "bytearray": b"\x80\x05\x96" + struct.pack("<Q", 2**40) + b"x.",
+    "frame": b"\x80\x04\x95" + struct.pack("<Q", 2**40) + b"}.",
+    "frame beyond all": b"\x80\x04\x95" + struct.pack("<Q", 2**63 - 1) + b"}.",
+}
+
+
+@pytest.mark.usefixtures("little_memory")
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_size_that_does_not_exist_is_refused(path: Path, name: str) -> None:
+    assert "snapshot.pickle: must" in refused(path, BOMBS[name])
+
+
+def test_a_laugh_a_billion_times_over_is_read_once(path: Path) -> None:
+    """Lists of lists of the same list: 10^12 blocks in a kilobyte."""
+    blocks = [live_block(8)] * 10_000
+    shared = segment(blocks)
+    again = {**shared, "blocks": shared["blocks"]}
+    trace = [action("alloc", 512, 8)] * 10_000
+    content = {"segments": [shared] * 5_000 + [again] * 5_000, "device_traces": [trace] * 60}
+    summary = summarize(read(path, content))
+    assert summary.devices[0].parts.allocated == 80_000
+    assert sum(one.actions for one in summary.histories) <= 10_000
+
+
+def test_containers_that_hold_themselves_are_read(path: Path) -> None:
+    root: dict[str, Any] = snapshot([live_block(8)])
+    root["segments"].append(root)
+    root["segments"].append(root["segments"])
+    root["segments"][0]["blocks"].append(root["segments"][0])
+    root["device_traces"].append(root["device_traces"])
+    root["self"] = root
+    looped: list[Any] = []
+    looped.append(looped)
+    root["segments"][0]["blocks"][0]["frames"] = looped
+    root["device_traces"].append([action("alloc", 512, 8, frames=looped), root])
+    assert summarize(read(path, root)).sites[0].size == 8
+
+
+def test_a_deep_nest_is_read_past(path: Path) -> None:
+    nest = b"]" * 200_000 + b"a" * 199_999
+    path.write_bytes(b"\x80\x04}(\x8c\x08segments]\x8c\x01x" + nest + b"u.")
+    assert summarize(load(path)).devices == ()
+
+
+def test_limits_of_size_and_kind(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path.write_bytes(pickle.dumps(snapshot([])))
+    monkeypatch.setattr(loading, "SIZE_LIMIT", 10)
+    with pytest.raises(SnapshotError, match="must have at most 10 B"):
+        load(path)
+    with pytest.raises(OSError, match="absent"):
+        load(path.with_name("absent"))
+    os.mkfifo(path.with_name("pipe"))
+    with pytest.raises(SnapshotError, match="must be a file"):
+        load(path.with_name("pipe"))
+    with pytest.raises((SnapshotError, OSError)):
+        load(path.parent)
+
+
+# --- anything at all ------------------------------------------------------------------------------
+
+REAL_BYTES = REAL.read_bytes()
+ANY = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats()
+    | st.text(max_size=5)
+    | st.binary(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text(max_size=3) | st.integers(), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+FRAMES = st.lists(
+    st.fixed_dictionaries(
+        {}, optional={"filename": st.text() | ANY, "line": ANY, "name": st.text() | ANY}
+    )
+    | ANY,
+    max_size=3,
+)
+SIZE = st.integers(0, 2**40) | ANY
+ACTION = st.fixed_dictionaries(
+    {"action": st.sampled_from(["alloc", "free_requested", "free_completed", "oom"]) | ANY},
+    optional={
+        "addr": st.sampled_from([512, 1024, 2**62, 2**64]) | ANY,
+        "size": SIZE,
+        "time_us": SIZE,
+        "frames": FRAMES | ANY,
+        "user_metadata": st.text(max_size=3) | ANY,
+        "device_free": SIZE,
+    },
+)
+BLOCK = st.fixed_dictionaries(
+    {"size": SIZE, "state": st.sampled_from(["active_allocated", "inactive"]) | ANY},
+    optional={"requested_size": SIZE, "frames": FRAMES | ANY, "address": SIZE, "history": ANY},
+)
+SEGMENT = st.fixed_dictionaries(
+    {"blocks": st.lists(BLOCK | ANY, max_size=4) | ANY},
+    optional={
+        name: SIZE | ANY
+        for name in ("device", "address", "total_size", "stream", "segment_type", "is_expandable")
+    }
+    | {"segment_pool_id": st.tuples(SIZE, SIZE) | ANY},
+)
+CONTENT = st.fixed_dictionaries(
+    {},
+    optional={
+        "segments": st.lists(SEGMENT | ANY, max_size=3) | ANY,
+        "device_traces": st.lists(st.lists(ACTION | ANY, max_size=6) | ANY, max_size=3) | ANY,
+        "allocator_settings": st.dictionaries(st.text(max_size=3), ANY, max_size=3) | ANY,
+    },
+)
+RELAXED = settings(
+    deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150
+)
+
+
+def outcome(path: Path, data: bytes) -> Summary | SnapshotError:
+    """Return the summary or the one kind of error; anything else is raised."""
+    path.write_bytes(data)
+    try:
+        return summarize(load(path))
+    except SnapshotError as error:
+        return error
+
+
+@RELAXED
+@given(content=CONTENT | ANY, protocol=st.integers(0, 5))
+def test_any_content_is_summarized_or_refused(path: Path, content: Any, protocol: int) -> None:
+    found = outcome(path, pickle.dumps(content, protocol))
+    if isinstance(found, Summary):
+        for memory in found.devices:
+            parts = memory.parts
+            assert parts.reserved == (
+                parts.allocated + parts.awaiting_free + parts.cached + parts.split
+            )
+
+
+@pytest.mark.usefixtures("little_memory")
+@RELAXED
+@given(data=st.data())
+def test_a_broken_file_is_summarized_or_refused(path: Path, data: st.DataObject) -> None:
+    """Bytes of a real snapshot are replaced, cut out or doubled."""
+    broken = bytearray(REAL_BYTES)
+    for _ in range(data.draw(st.integers(1, 6))):
+        at = data.draw(st.integers(0, len(broken) - 1))
+        kind = data.draw(st.sampled_from(["replace", "cut", "double", "end"]))
+        length = data.draw(st.integers(1, 40))
+        if kind == "replace":
+            broken[at : at + 1] = data.draw(st.binary(min_size=1, max_size=3))
+        elif kind == "cut":
+            del broken[at : at + length]
+        elif kind == "double":
+            broken[at:at] = broken[at : at + length]
+        else:
+            del broken[max(1, at) :]
+    outcome(path, bytes(broken))
+
+
+@pytest.mark.usefixtures("little_memory")
+@RELAXED
+@given(
+    parts=st.lists(
+        st.sampled_from([bytes([opcode]) for opcode in range(256)]) | st.binary(max_size=9),
+        max_size=60,
+    )
+)
+def test_any_opcodes_are_summarized_or_refused(path: Path, parts: list[bytes]) -> None:
+    outcome(path, b"\x80\x04" + b"".join(parts) + b".")
+
+
+def test_reading_looks_only_at_the_pickle_itself(path: Path) -> None:
+    """What follows the end of the pickle is not read as one more."""
+    path.write_bytes(pickle.dumps(snapshot([live_block(8)])) + HOSTILE["global"])
+    assert summarize(load(path)).sites[0].size == 8
+    assert pickle.load(io.BytesIO(path.read_bytes())).keys() == {"segments", "device_traces"}
