@@ -1,0 +1,209 @@
+"""The summary of a snapshot: sites, modules, segments; as a file; and the difference of two."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stepscope.snapshots import segments as segment_rows
+from stepscope.snapshots import summary_file
+from stepscope.snapshots.difference import difference
+from stepscope.snapshots.load import load
+from stepscope.snapshots.modules import by_module
+from stepscope.snapshots.segments import ACTIVE, FREE
+from stepscope.snapshots.summary import Summary, summarize
+from stepscope.snapshots.summary_file import read_summary, write_summary
+from tests.unit.snapshots import (
+    ADDRESS,
+    REAL,
+    Json,
+    action,
+    frame,
+    free_block,
+    live_block,
+    segment,
+    snapshot,
+)
+
+MIB = 2**20
+CALL = frame(1789, "_call_impl", "/venv/site-packages/torch/nn/modules/module.py")
+LINEAR = frame(134, "forward", "/venv/site-packages/torch/nn/modules/linear.py")
+
+
+@pytest.fixture
+def real() -> Summary:
+    return summarize(load(REAL))
+
+
+def summary_of(tmp_path: Path, content: Json) -> Summary:
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(pickle.dumps(content))
+    return summarize(load(path))
+
+
+def test_sites_and_modules_are_added_up_over_segments(tmp_path: Path) -> None:
+    inside = [LINEAR, CALL, frame(9), frame(3, "step")]
+    other = [LINEAR, CALL, frame(12), frame(3, "step")]
+    found = summary_of(
+        tmp_path,
+        {
+            "segments": [
+                segment([live_block(MIB, frames=inside), live_block(3 * MIB)]),
+                segment([live_block(4 * MIB, frames=inside)], ADDRESS + 2**30),
+                segment([live_block(2 * MIB, frames=other)], 2 * ADDRESS, device=1, stream=5),
+            ]
+        },
+    )
+    assert [(site.device, site.size, site.count) for site in found.sites] == [
+        (0, 5 * MIB, 2),
+        (0, 3 * MIB, 1),
+        (1, 2 * MIB, 1),
+    ]
+    assert [(one.module, one.size) for one in by_module(found)] == [
+        ("torch.nn.modules.linear, called at net.py:9", 5 * MIB),
+        (None, 3 * MIB),
+        ("torch.nn.modules.linear, called at net.py:12", 2 * MIB),
+    ]
+    assert [(place.device, place.stream, place.segments) for place in found.places] == [
+        (0, 0, 2),
+        (1, 5, 1),
+    ]
+
+
+def test_the_map_has_the_most_split_segments_first_and_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segment_rows, "ROWS_LIMIT", 2)
+    many = [live_block(512), free_block(512)] * 2000
+    found = summary_of(
+        tmp_path,
+        {
+            "segments": [
+                segment([live_block(9 * MIB)]),
+                segment(many, ADDRESS + 2**30),
+                segment([live_block(MIB), free_block(MIB)], ADDRESS + 2**31),
+            ]
+        },
+    )
+    [memory] = found.devices
+    assert [row.split for row in memory.rows] == [MIB, 1000 * 1024]
+    assert memory.segments == 3
+    assert [(part.size, part.state) for part in memory.rows[0].parts] == [
+        (MIB, ACTIVE),
+        (MIB, FREE),
+    ]
+    parts = memory.rows[1].parts
+    assert len(parts) <= 3 * segment_rows.PARTS_LIMIT
+    assert sum(part.size for part in parts) == memory.rows[1].size
+    assert sum(part.size for part in parts if part.state == ACTIVE) == memory.rows[1].allocated
+
+
+def test_a_summary_comes_back_from_its_file_as_it_was(tmp_path: Path, real: Summary) -> None:
+    path = tmp_path / "a.summary.json.gz"
+    write_summary(path, real, 17)
+    assert read_summary(path, real.file_size, 17) == real
+    assert read_summary(path, real.file_size, 18) is None
+    assert read_summary(path, real.file_size + 1, 17) is None
+    assert read_summary(tmp_path / "absent", real.file_size, 17) is None
+    assert [path] == list(tmp_path.iterdir())
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    assert read_summary(link, real.file_size, 17) is None
+
+
+def test_a_summary_that_unpacks_to_too_much_is_not_read(
+    tmp_path: Path, real: Summary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.summary.json.gz"
+    write_summary(path, real, 17)
+    monkeypatch.setattr(summary_file, "BYTES_LIMIT", 1000)
+    assert read_summary(path, real.file_size, 17) is None
+
+
+ODD = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats()
+    | st.text(max_size=3)
+    | st.lists(st.integers(-3, 10**6), max_size=3)
+)
+
+
+def replaced(value: Any, data: st.DataObject) -> Any:
+    """Return JSON with one part, anywhere in it, replaced by another."""
+    if not isinstance(value, list) or not value or data.draw(st.integers(0, 3)) == 0:
+        return data.draw(ODD)
+    place = data.draw(st.integers(0, len(value) - 1))
+    return [*value[:place], replaced(value[place], data), *value[place + 1 :]]
+
+
+@settings(
+    deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_a_foreign_summary_is_read_whole_or_not_at_all(
+    tmp_path: Path, real: Summary, data: st.DataObject
+) -> None:
+    path = tmp_path / "a.summary.json.gz"
+    write_summary(path, real, 17)
+    content = json.loads(gzip.decompress(path.read_bytes()))
+    content["summary"] = replaced(content["summary"], data)
+    path.write_bytes(gzip.compress(json.dumps(content).encode(), 1))
+    found = read_summary(path, real.file_size, 17)
+    if found is not None:
+        for site in found.sites:
+            assert all(isinstance(text, str) for text in found.frames(site.stack))
+        for history in found.histories:
+            assert len(history.columns) == len(history.live)
+
+
+@pytest.mark.parametrize("data", [b"", b"x", gzip.compress(b"[]"), gzip.compress(b"[" * 10**5)])
+def test_what_is_no_summary_counts_as_none(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "a.summary.json.gz"
+    path.write_bytes(data)
+    assert read_summary(path, 1, 1) is None
+
+
+def test_the_difference_is_by_stack_whatever_the_addresses(tmp_path: Path) -> None:
+    first = summary_of(
+        tmp_path,
+        snapshot([live_block(MIB), live_block(MIB, line=8), live_block(5, line=9)]),
+    )
+    second = summary_of(
+        tmp_path,
+        {
+            "segments": [
+                segment(
+                    [live_block(MIB), live_block(MIB), live_block(5, line=9), live_block(7, 10)],
+                    3 * ADDRESS,
+                )
+            ]
+        },
+    )
+    found = difference(first, second)
+    assert [
+        (one.frames[0], one.more, one.count_before, one.count_after) for one in found.changes
+    ] == [
+        ("/me/net.py:7 in forward", MIB, 1, 2),
+        ("/me/net.py:8 in forward", -MIB, 1, 0),
+        ("/me/net.py:10 in forward", 7, 0, 1),
+    ]
+    assert (found.before, found.after, found.complete) == (2 * MIB + 5, 2 * MIB + 12, True)
+    assert difference(first, first).changes == ()
+    assert not difference(first, replace(second, sites_left=3, size_left=9)).complete
+
+
+def test_stacks_without_memory_are_not_kept(tmp_path: Path) -> None:
+    trace = [action("alloc", 512, 10), action("free_requested", 512, 10)]
+    trace += [action("alloc", 1024, 500, line=77)]
+    found = summary_of(tmp_path, snapshot([live_block(8, line=5)], trace))
+    assert {text.partition(" ")[0] for text in found.texts} == {"/me/net.py:5", "/me/net.py:77"}
