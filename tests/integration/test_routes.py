@@ -226,6 +226,8 @@ def test_a_profile_is_served_by_its_steps(client: TestClient, runs: Path) -> Non
         ({"name": "profile", "args": {"steps": 51}}, 400, "from 1 to 50"),
         ({"name": "profile", "args": {"steps": True}}, 400, "from 1 to 50"),
         ({"name": "profile", "args": {"steps": 5}}, 403, "does not answer it"),
+        ({"name": "memory_snapshot", "args": {"steps": 0}}, 400, "from 1 to 50"),
+        ({"name": "memory_snapshot", "args": {"steps": 3}}, 403, "does not answer it"),
     ],
 )
 def test_a_command_that_cannot_be_sent_is_refused_in_a_sentence(
@@ -306,3 +308,51 @@ def test_a_module_of_the_live_chart_is_kept_by_its_version(client: TestClient) -
     assert client.get(f"{folder}absent.js").status_code == 404
     assert client.get(f"{folder}__init__.py").status_code == 404
     assert client.get("/vendor/live/0000/live.js").status_code == 404
+
+
+OURS = {"content-type": "application/octet-stream", "x-stepscope": "1"}
+
+
+def upload(client: TestClient, name: str, content: Any, **headers: str) -> Any:
+    given = {key: value for key, value in (OURS | headers).items() if value}
+    return client.post("/api/snapshot", params={"name": name}, content=content, headers=given)
+
+
+def test_a_snapshot_file_is_kept_as_it_comes(client: TestClient, runs: Path) -> None:
+    chunks = [bytes([number]) * 3_000_000 for number in range(4)]
+    answer = upload(client, "../my snapshot.pickle", iter(chunks))
+    assert (answer.status_code, answer.json()) == (200, {"name": "my-snapshot.pickle"})
+    assert (runs / "snapshots" / "my-snapshot.pickle").read_bytes() == b"".join(chunks)
+    assert upload(client, "my snapshot.pickle", b"again").status_code == 200
+    assert (runs / "snapshots" / "my-snapshot.pickle").read_bytes() == b"again"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "headers", "status", "word"),
+    [
+        ("a.exe", b"x", {}, 400, "must end in .pickle"),
+        ("", b"x", {}, 400, "must end in .pickle"),
+        ("b.pickle", b"", {}, 400, "must not be empty"),
+        ("b.pickle", b"x" * 1001, {}, 400, "must have at most 1000 B, got 1001 B"),
+        ("b.pickle", iter([b"x" * 600] * 2), {}, 400, "must have at most 1000 B"),
+        ("b.pickle", b"x", {"x-stepscope": ""}, 403, "X-Stepscope"),
+        ("b.pickle", b"x", {"content-type": "text/plain"}, 403, "Content-Type"),
+        ("b.pickle", b"x", {"origin": "http://evil.example"}, 403, "Origin"),
+    ],
+)
+def test_what_is_no_snapshot_of_ours_is_not_kept(
+    client: TestClient,
+    runs: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    content: Any,
+    headers: dict[str, str],
+    status: int,
+    word: str,
+) -> None:
+    monkeypatch.setattr("dashboard.snapshot_files.SIZE_LIMIT", 1000)
+    answer = upload(client, name, content, **headers)
+    assert answer.status_code == status
+    assert word in answer.json()["error"]
+    kept = runs / "snapshots"
+    assert not kept.exists() or {path.name for path in kept.iterdir()} <= {"my-snapshot.pickle"}

@@ -227,6 +227,36 @@ def test_a_snapshot_covers_one_whole_step(bench: Bench, monkeypatch: pytest.Monk
     assert bench.commands.serve(bench.flush) == 0.0
 
 
+def test_a_snapshot_covers_as_many_steps_as_were_asked_for(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = History(monkeypatch)
+    bench.recorder.step = 12
+    bench.recorder.asked = [command(CommandName.MEMORY_SNAPSHOT, steps=3)]
+    for step in (12, 13, 14):
+        bench.recorder.step = step
+        bench.commands.serve(bench.flush)
+    assert history.calls == [("record", "all", 100_000)]
+    bench.recorder.step = 15
+    bench.commands.serve(bench.flush)
+    assert history.calls[1] == "dump"
+    [(_, text, data)] = bench.recorder.events
+    assert text.endswith("all allocations of steps 13 to 15")
+    assert (data["first"], data["last"]) == (13, 15)
+
+
+@pytest.mark.parametrize("steps", [0, 51, True, "5", 2.0, None])
+def test_a_snapshot_of_another_number_of_steps_is_refused(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, steps: object
+) -> None:
+    history = History(monkeypatch)
+    bench.recorder.asked = [command(CommandName.MEMORY_SNAPSHOT, steps=steps)]
+    bench.commands.serve(bench.flush)
+    [(_, text, data)] = bench.recorder.events
+    assert "steps must be a whole number from 1 to 50, got" in text
+    assert (data["ok"], history.calls) == (False, [])
+
+
 def test_a_history_of_the_scripts_own_goes_on(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

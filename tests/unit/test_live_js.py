@@ -790,3 +790,17 @@ def test_a_stack_keeps_its_sum_where_a_part_takes_the_place_of_others(js: Script
     assert sum(column[0] for column in means.values()) == pytest.approx((10 + 10 + 10 + 12) / 4)
     gap = given | {"v": {"ledger/free": {"mean": [4, None, None, 8]}}}
     assert js("coarsen(mergeSeries(null, part), 4).v['ledger/free'].mean", part=gap) == [6]
+
+
+def test_a_file_that_is_no_snapshot_is_not_sent(js: Script) -> None:
+    def refusal(name: str, size: int) -> str | None:
+        found: str | None = js(
+            "fileRefusal(file, limit)", file={"name": name, "size": size}, limit=2**30
+        )
+        return found
+
+    assert refusal("a.PICKLE", 2**30) is None
+    assert refusal("a.pkl", 5) is None
+    assert refusal("a.zip", 5) == "A snapshot's name ends in .pickle or .pkl."
+    assert refusal("a.pickle", 2**30 + 1) == "The file has more than 1024 MiB."
+    assert refusal("a.pickle", 0) == "The file is empty."

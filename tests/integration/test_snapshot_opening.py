@@ -1,0 +1,180 @@
+"""Snapshots opened in processes of their own, with limits; and `stepscope snapshot`."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import struct
+from pathlib import Path
+
+import pytest
+
+from stepscope.cli import main
+from stepscope.snapshots import opening
+from stepscope.snapshots.load import SnapshotError
+from stepscope.snapshots.opening import Opening, open_snapshot
+from stepscope.snapshots.summary_file import summary_path
+from tests.unit.snapshots import REAL, action, live_block, snapshot
+
+BATCHES = 30
+"""Of 1000 actions each: some 2 MB, so that the reading process looks at them while it reads."""
+
+
+@pytest.fixture
+def real(tmp_path: Path) -> Path:
+    return Path(shutil.copy(REAL, tmp_path / "snapshot-step-3.pickle"))
+
+
+@pytest.fixture
+def spare(tmp_path: Path) -> Path:
+    folder = tmp_path / "spare"
+    folder.mkdir()
+    return folder
+
+
+def test_a_snapshot_is_opened_once(real: Path, spare: Path) -> None:
+    shares: list[float] = []
+    first = open_snapshot(real, spare, shares.append)
+    assert first.devices[0].parts.allocated == 34_790_912
+    assert shares
+    kept = summary_path(real)
+    made = kept.stat().st_mtime_ns
+    again = Opening(real, spare)
+    assert again.summary == first  # at once: no process
+    assert kept.stat().st_mtime_ns == made
+    os.utime(real, ns=(1, 1))
+    later = Opening(real, spare)
+    assert later.summary is None
+    later.close()
+
+
+def test_where_the_folder_cannot_be_written_the_summary_goes_elsewhere(
+    real: Path, spare: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert open_snapshot(real, spare).sites
+    assert not summary_path(real).exists()
+    assert len(list(spare.iterdir())) == 1
+    assert Opening(real, spare).summary is not None
+
+
+def test_a_long_history_is_read_while_the_file_is(tmp_path: Path, spare: Path) -> None:
+    trace = []
+    for number in range(500 * BATCHES):
+        trace.append(action("alloc", 512 * (number + 1), 1 + number % 9, number, number % 60 + 1))
+        trace.append(action("free_requested", 512 * (number + 1), 1 + number % 9, number))
+    path = tmp_path / "long.pickle"
+    path.write_bytes(pickle.dumps(snapshot([live_block(64)], trace, trace[: 2 * BATCHES])))
+    # The second device's entries are the first one's: read once, they are no actions any more.
+    [history] = open_snapshot(path, spare).histories
+    assert (history.actions, history.peak, history.end) == (1000 * BATCHES, 64 + 9, 64)
+
+
+HOSTILE = {
+    # A memo with place for 2^31 objects: 32 GB.
+    "memory": (b"\x80\x04}r\xff\xff\xff\x7f.", "more"),
+    # Hashing a tuple in a tuple in a tuple … overruns the stack of the process.
+    "crash": (b"\x80\x04})" + b"\x85" * 3_000_000 + b"K\x01s.", "broke the process"),
+    "call": (b"cos\nsystem\n(S'true'\ntR.", "os.system"),
+    "size": (b"\x80\x05\x96" + struct.pack("<Q", 2**50) + b"x.", "more"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_file_ends_its_own_process_and_nothing_else(
+    tmp_path: Path, spare: Path, name: str
+) -> None:
+    data, words = HOSTILE[name]
+    path = tmp_path / "hostile.pickle"
+    path.write_bytes(data)
+    with pytest.raises(SnapshotError, match="hostile.pickle: ") as caught:
+        open_snapshot(path, spare)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert list(spare.iterdir()) == []
+    assert not summary_path(path).exists()
+
+
+def test_a_process_that_takes_too_long_is_ended(
+    real: Path, spare: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening, "TIME_LIMIT_S", 0.0)
+    with pytest.raises(SnapshotError, match="took more than 0 s"):
+        open_snapshot(real, spare)
+
+
+def test_a_file_that_changes_while_it_is_read_is_told(
+    real: Path, spare: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = Opening(real, spare)
+    os.utime(real, ns=(5, 5))
+    while not state.poll():
+        pass
+    assert state.error is None or "was changed while it was read" in state.error
+    state.close()
+
+
+# --- stepscope snapshot ---------------------------------------------------------------------------
+
+
+def test_the_command_prints_totals_history_and_allocations(
+    real: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["snapshot", str(real), "--top", "2"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert "GPU 0: reserved 36.0 MiB = allocated 33.2 MiB + cached 2.00 MiB + split" in out
+    assert "peak 34.0 MiB asked for, 33.2 MiB at its end" in out
+    assert "record_snapshot.py:31 in forward, by linear.py:134 in forward" in out
+    assert "torch.nn.modules.linear, called at record_snapshot.py:31" in out
+    assert "further stacks" in out
+
+
+def test_two_files_are_compared(
+    real: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other.pickle"
+    other.write_bytes(pickle.dumps(snapshot([live_block(2**20)])))
+    assert main(["snapshot", str(real), str(other)]) == 0
+    out = capsys.readouterr().out
+    assert "Live: 33.2 MiB before, 1.00 MiB after (-32.2 MiB)" in out
+    assert "+1.00 MiB" in out
+    assert "net.py:7 in forward" in out
+    assert main(["snapshot", str(real), str(real)]) == 0
+    assert "The same stacks hold the same memory in both." in capsys.readouterr().out
+
+
+def test_as_json_it_has_whole_stacks(
+    real: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["snapshot", str(real), str(real), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    [device] = found["devices"]
+    parts = ("allocated", "awaiting_free", "cached", "split")
+    assert device["reserved"] == sum(device[part] for part in parts) == 37_748_736
+    assert found["allocations"][0]["frames"][0].endswith("linear.py:134 in forward")
+    assert found["histories"][0]["end"] == 34_787_192
+    assert found["difference"] == {
+        "before": 34_790_912,
+        "after": 34_790_912,
+        "complete": True,
+        "changes": [],
+    }
+
+
+def test_what_cannot_be_opened_is_one_sentence_and_exit_code_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["snapshot", str(tmp_path / "absent.pickle")]) == 1
+    assert "FILE: cannot be read (No such file or directory)" in capsys.readouterr().err
+    path = tmp_path / "bad\x1b[31m.pickle"
+    path.write_bytes(HOSTILE["call"][0])
+    assert main(["snapshot", str(path)]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "os.system" in err
+    assert "\x1b" not in err
+    with pytest.raises(SystemExit):
+        main(["snapshot", str(path), "--top", "0"])

@@ -1,0 +1,160 @@
+"""A snapshot as figures and rows of tables, and the files that the page offers."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+
+from dashboard.charts.snapshot import (
+    allocation_rows,
+    change_rows,
+    history_figure,
+    map_figure,
+    module_rows,
+    peak_rows,
+    unit_of,
+    where,
+)
+from dashboard.snapshot_files import Snapshots, upload_name
+from stepscope.snapshots.difference import difference
+from stepscope.snapshots.load import load
+from stepscope.snapshots.summary import Summary, summarize
+from tests.unit.snapshots import REAL, action, live_block, snapshot
+
+
+@pytest.fixture(scope="module")
+def real() -> Summary:
+    return summarize(load(REAL))
+
+
+def test_bands_stack_up_to_what_is_live(real: Summary) -> None:
+    [history] = real.histories
+    figure = history_figure(real, history, over_time=False)
+    stacked = [trace for trace in figure["data"] if "stackgroup" in trace]
+    sums = [sum(values) for values in zip(*(trace["y"] for trace in stacked), strict=True)]
+    assert sums == pytest.approx([live / 2**20 for live in history.live], abs=0.02)
+    assert len({trace["line"]["color"] for trace in stacked}) == len(stacked)
+    assert figure["layout"]["yaxis"]["ticksuffix"] == " MiB"
+    assert figure["data"][-1]["name"] == "Reserved"
+    assert stacked[0]["x"] == list(history.columns)
+    timed = history_figure(real, history, over_time=True)
+    assert timed["data"][0]["x"] == list(history.seconds or ())
+    # More than one: the label is the thread's own, and autograd's thread has none.
+    assert {note["text"] for note in figure["layout"]["annotations"]} == {"phase=second step"}
+    json.dumps(figure, allow_nan=False)
+
+
+def test_the_map_has_every_byte_of_its_segments(real: Summary) -> None:
+    [memory] = real.devices
+    figure = map_figure(real, memory)
+    assert sum(sum(trace["x"]) for trace in figure["data"]) == pytest.approx(36.0, abs=0.01)
+    assert len(figure["layout"]["yaxis"]["ticktext"]) == memory.segments == 3
+    assert "840 KiB split" in figure["layout"]["yaxis"]["ticktext"][0]
+    used = next(trace for trace in figure["data"] if trace["name"] == "in use")
+    assert any("record_snapshot.py" in text for text in used["text"])
+
+
+def test_tables_have_the_line_of_the_program_and_the_whole_stack(real: Summary) -> None:
+    rows = allocation_rows(real, 0)
+    assert rows[0]["Size"] == 32.0
+    assert rows[0]["Allocated at"] == "record_snapshot.py:31 in forward"
+    assert rows[0]["Module"] == "torch.nn.modules.linear, called at record_snapshot.py:31"
+    assert rows[0]["Stack"][0] == "linear.py:134 in forward"
+    assert allocation_rows(real, 1) == []
+    [history] = real.histories
+    assert sum(row["Size"] for row in peak_rows(real, history)) <= history.peak / 2**20
+    assert [row["Module"] for row in module_rows(real)][-1] == "No module in the stack"
+    assert where(()) == "No stack recorded"
+
+
+def test_foreign_names_are_text_in_a_figure(tmp_path: Path) -> None:
+    path = tmp_path / "s.pickle"
+    bad = [{"filename": "<b>x</b>.py", "line": 1, "name": "<img src=x>"}]
+    content = snapshot([live_block(8, frames=bad)], [action("alloc", 512, 8, frames=bad)])
+    path.write_bytes(pickle.dumps(content))
+    summary = summarize(load(path))
+    texts = json.dumps(
+        [
+            history_figure(summary, summary.histories[0], over_time=False),
+            map_figure(summary, summary.devices[0]),
+        ]
+    )
+    assert "<img" not in texts
+    assert "&lt;img" in texts
+
+
+def test_changes_have_a_sign(real: Summary, tmp_path: Path) -> None:
+    path = tmp_path / "s.pickle"
+    path.write_bytes(pickle.dumps(snapshot([live_block(2**20)])))
+    rows = change_rows(difference(real, summarize(load(path))))
+    assert rows[0]["Change"] == -32.0
+    assert {row["Change"] > 0 for row in rows} == {True, False}
+
+
+def test_units_follow_the_largest_value() -> None:
+    assert [unit_of(size)[0] for size in (5, 5 * 1024, 5 * 2**20, 2**31)] == [
+        "B",
+        "KiB",
+        "MiB",
+        "GiB",
+    ]
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def test_step_10_comes_before_step_9_and_links_are_left_out(tmp_path: Path) -> None:
+    for name in ("snapshot-step-9.pickle", "snapshot-step-10.pickle", "other.pickle"):
+        (tmp_path / name).write_bytes(b"x")
+    (tmp_path / "snapshot-step-11.pickle").symlink_to(tmp_path / "other.pickle")
+    files = Snapshots(tmp_path / "runs").of_run(tmp_path)
+    assert [file.name for file in files] == ["snapshot-step-10.pickle", "snapshot-step-9.pickle"]
+    assert {file.run for file in files} == {tmp_path.name}
+
+
+def test_the_folder_of_snapshots_lists_plain_files_newest_first(tmp_path: Path) -> None:
+    offered = Snapshots(tmp_path)
+    assert offered.others() == []
+    offered.folder.mkdir()
+    for number, name in enumerate(["b.pickle", "a.pkl", "c.txt", ".hidden.pickle"]):
+        (offered.folder / name).write_bytes(b"x")
+        os.utime(offered.folder / name, (number, number))
+    (offered.folder / "folder.pickle").mkdir()
+    assert [file.name for file in offered.others()] == ["a.pkl", "b.pickle"]
+
+
+def test_an_upload_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    offered = Snapshots(tmp_path)
+    with offered.receiving("x.pickle") as (file, name):
+        file.write(b"abc")
+        assert offered.others() == []
+    assert [(file.name, file.size) for file in offered.others()] == [(name, 3)]
+    broken = offered.receiving("y.pickle")
+    file, _ = broken.__enter__()
+    file.write(b"abc")
+    assert broken.__exit__(KeyError, KeyError(), None) is False
+    assert [path.name for path in offered.folder.iterdir()] == ["x.pickle"]
+
+
+@pytest.mark.parametrize("name", ["", ".pickle/..", "a", "a.pickle.exe", "/etc/passwd"])
+def test_a_name_that_is_no_snapshots_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=r"name: must end in \.pickle"):
+        upload_name(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("../../x.pickle", "x.pickle"),
+        (".pickle", "snapshot.pickle"),
+        ("ä ö.PKL", "snapshot.pkl"),
+        ("a" * 300 + ".pickle", "a" * 100 + ".pickle"),
+        ("run/../snap\x00shot.pickle", "run-..-snap-shot.pickle"),
+    ],
+)
+def test_an_upload_gets_a_plain_name(name: str, kept: str) -> None:
+    assert upload_name(name) == kept
