@@ -28,6 +28,7 @@ from dashboard.charts import ledger, series
 from dashboard.charts.profile import shown
 from dashboard.controls.proposal import is_possible
 from dashboard.run_files import profile_of, profile_summary
+from dashboard.shortages import as_verdict
 from dashboard.verdicts import as_json
 from stepscope.recording.recovery import recover_ended
 from stepscope.run import RunError, RunInfo, RunStatus, read_run
@@ -111,6 +112,9 @@ def _verdict(server: services.Services, reader: RunReader, run: RunInfo) -> Answ
     """Return what the steps of the run wait for, None where there is nothing to say."""
     config = run.run_json.get("config") or {}
     devices = server.devices().devices if server.devices_known else []
+    short = as_verdict(run, devices)
+    if short is not None:
+        return short
     allowed = functools.partial(is_possible, config=config, devices=devices)
     return as_json(server.verdicts.of(reader, run, allowed))
 

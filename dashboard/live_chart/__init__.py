@@ -92,6 +92,7 @@ def live_chart(
     on_start: Callable[[], None],
     on_pick: Callable[[], None],
     on_setting: Callable[[], None],
+    on_retry: Callable[[], None],
 ) -> ComponentResult:
     """Mount the header and, for a run, its live charts; return the component's result.
 
@@ -115,6 +116,7 @@ def live_chart(
         on_start_change=on_start,
         on_run_change=on_pick,
         on_setting_change=on_setting,
+        on_retry_change=on_retry,
     )
 
 

@@ -1,7 +1,7 @@
 // The buttons: drawn for what the run can be asked, in its status. A press is shown at once; the
 // answer comes from the run.
 
-import { el, setAttribute } from "./dom.js";
+import { el, setAttribute, setText } from "./dom.js";
 import { ask } from "./poll.js";
 
 const TEXT_LENGTH = 200;
@@ -147,11 +147,12 @@ export class ButtonGroup {
 }
 
 export class StartButton extends Button {
-  constructor(press) {
-    super("Start", press, "ss-primary");
+  constructor(press, label = "Start") {
+    super(label, press, label === "Start" ? "ss-primary" : "");
   }
 
-  update({ help, refused }, starting) {
+  update({ label, help, refused }, starting) {
+    setText(this.node, label);
     this.show({ refused, title: refused || help }, starting);
   }
 }

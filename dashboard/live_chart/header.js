@@ -50,8 +50,8 @@ export function detailsOf({ answer, live, ended }) {
 }
 
 export class Header {
-  // `start()`, `pick(run)` and `send(button, args)` are called for what is pressed.
-  constructor({ start, pick, send }) {
+  // `start()`, `retry()`, `pick(run)` and `send(button, args)` are called for what is pressed.
+  constructor({ start, retry, pick, send }) {
     this.icon = el("span", { class: "ss-icon", "aria-hidden": "true" });
     this.word = el("span", {});
     this.badge = el("span", { class: "ss-badge" }, this.icon, this.word);
@@ -60,6 +60,7 @@ export class Header {
     this.alerts = el("span", { class: "ss-alerts", "data-testid": "alerts", hidden: "" });
     this.progressText = el("span", { class: "ss-progress-text" });
     this.start = new StartButton(start);
+    this.retry = new StartButton(retry, "Retry");
     this.buttons = new ButtonGroup(false, send, "Run");
     this.ack = el("span", { class: "ss-ack", role: "status", "data-testid": "ack" });
     this.details = el("span", { class: "ss-details" });
@@ -90,7 +91,7 @@ export class Header {
         this.alerts,
         this.picker.node,
         el("span", { "data-testid": "progress" }, this.progressText),
-        el("div", { class: "ss-actions" }, this.start.node, this.buttons.node),
+        el("div", { class: "ss-actions" }, this.retry.node, this.start.node, this.buttons.node),
       ),
       el("div", { class: "ss-row ss-second" }, this.ack, this.details),
       this.lookOnly,
@@ -120,6 +121,8 @@ export class Header {
     const { header, answer, command } = store;
     this.picker.update(header.runs, header.picked);
     this.start.update(header.start, store.waitingFor === "start");
+    if (header.retry) this.retry.update(header.retry, store.waitingFor === "retry");
+    else this.retry.hide();
     this.buttons.update(answer?.status, store.waitingFor);
     setText(this.ack, command?.text || "");
     setAttribute(this.ack, "data-tone", command?.tone || null);

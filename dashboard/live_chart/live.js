@@ -31,7 +31,8 @@ class LiveView {
     );
     const send = (button, args) => this.send(button, args);
     this.header = new Header({
-      start: () => this.start(),
+      start: () => this.start("start", "Starting…"),
+      retry: () => this.start("retry", "Starting with half the batch…"),
       pick: (run) => this.setTriggerValue("run", run),
       send,
     });
@@ -132,10 +133,10 @@ class LiveView {
 
   // --- what is pressed: shown before anything else happens ---
 
-  start() {
-    this.store.ask(newCommandId(), "start", "Starting…");
+  start(name, text) {
+    this.store.ask(newCommandId(), name, text);
     this.showState();
-    this.setTriggerValue("start", newCommandId());
+    this.setTriggerValue(name, newCommandId());
   }
 
   async send(button, args) {

@@ -3,13 +3,13 @@
 
 import { el, setAttribute, setText } from "./dom.js";
 
-// What the line shows: its text, words after it, the label of the link and its title; null for no
-// line. A setting that the sidebar has already is no link.
+// What the line shows: its text, words after it, the label of the link and its title, and a page
+// that says more; null for no line. A setting that the sidebar has already is no link.
 export function verdictContent(answer, settings) {
   const verdict = answer?.verdict;
   if (!verdict) return null;
-  const { text, words, setting } = verdict;
-  if (!setting) return { text, words: words || "", link: null, title: null };
+  const { text, words, setting, page } = verdict;
+  if (!setting) return { text, words: words || "", link: null, title: null, ...(page && { page }) };
   if (settings?.[setting.field] === setting.value) {
     const place = setting.place ? ` (sidebar: ${setting.place})` : ""; // its group may be folded
     return {
@@ -31,7 +31,8 @@ export class VerdictLine {
     this.text = el("span", { class: "ss-verdict-text" });
     this.words = el("span", {});
     this.link = el("button", { class: "ss-verdict-link", onclick: () => this.press() });
-    const parts = [this.text, " ", this.words, this.link];
+    this.page = el("a", { class: "ss-verdict-link" });
+    const parts = [this.text, " ", this.words, " ", this.link, this.page];
     const shown = { class: "ss-verdict", role: "note", "data-testid": "verdict", hidden: "" };
     this.node = el("p", shown, ...parts);
   }
@@ -59,5 +60,8 @@ export class VerdictLine {
     setAttribute(this.link, "title", content.title);
     this.link.hidden = !content.link;
     this.words.hidden = !content.words;
+    this.page.hidden = !content.page;
+    setText(this.page, content.page?.text || "");
+    setAttribute(this.page, "href", content.page?.url ?? null);
   }
 }

@@ -12,12 +12,14 @@ import streamlit as st
 from dashboard.api.page_token import page_token
 from dashboard.charts.content import run_content, run_kind
 from dashboard.charts.layout import layout
-from dashboard.controls.actions import Json, buttons
+from dashboard.controls.actions import Json, buttons, start_button
 from dashboard.controls.proposal import describes, take_proposal
 from dashboard.controls.run_picker import RUN, choices, choose
+from dashboard.controls.sidebar import load
 from dashboard.live_chart import live_chart
 from dashboard.run_index import Listing
 from dashboard.services import Services
+from dashboard.shortages import Retry, retry
 from stepscope.run import RunError, RunInfo, RunKind, read_only_reason
 from trainer.config import Problem, RunConfig
 
@@ -60,12 +62,14 @@ def live_panel(
     """Draw the header row and, for a run, its charts; `config` has the sidebar's settings,
     `start` is the button for them, `trouble` says why the picked run is not there."""
     picked = st.session_state.get(RUN)
+    again = None if run is None else retry(run, server.devices().devices)
     error = st.session_state.pop(ERROR, None)
     other = _other_settings(config, run)
     header = {
         "runs": choices(picked, listing),
         "picked": picked,
         "start": start,
+        "retry": None if again is None else again.as_button(busy(server)),
         "buttons": buttons(run),
         "look_only": read_only_reason(run) if run is not None and run.status.live else None,
         "trouble": trouble,
@@ -83,11 +87,35 @@ def live_panel(
         on_start=_start_pressed,
         on_pick=_pick,
         on_setting=functools.partial(_take_setting, other),
+        on_retry=functools.partial(_retry, again),
     )
+
+
+def busy(server: Services) -> str | None:
+    """Say why nothing can be started now, whatever its settings; None where something can."""
+    told = start_button(server.active_id(), (), server.sweeps.active_id(), server.lesson_refusal())
+    refused: str | None = told["refused"]
+    return refused
+
+
+def start_with(config: RunConfig) -> None:
+    """Put settings into the sidebar and have Live start them, as by a press on Start there.
+
+    Call it in a callback, or before a change to that page.
+    """
+    load(config)
+    st.session_state.setdefault("link_problems", [])  # no link is followed any more
+    st.session_state[START] = True
 
 
 def _start_pressed() -> None:
     st.session_state[START] = True
+
+
+def _retry(again: Retry | None) -> None:
+    """Put the settings that need less memory into the sidebar, and start them."""
+    if again is not None and again.config is not None:
+        start_with(again.config)
 
 
 def _pick() -> None:

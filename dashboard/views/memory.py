@@ -9,6 +9,7 @@ from dashboard.api.page_token import page_token
 from dashboard.controls.run_picker import choices, choose, picked_run
 from dashboard.controls.sidebar import keep_settings
 from dashboard.views.memory_ledger import empty_memory, ledger_section, wait_for_run
+from dashboard.views.memory_oom import oom_section
 from stepscope.run import RunError, read_run
 
 PICKER = "memory_run"
@@ -46,4 +47,5 @@ if run is None:
     wait_for_run(token)
     empty_memory(server, trouble)
 else:
+    oom_section(run)
     ledger_section(run, token)

@@ -1,0 +1,156 @@
+"""The section of the memory page that says why memory ran out, and what to do."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable
+from typing import Any
+
+import streamlit as st
+
+from dashboard import services
+from dashboard.format import escape_markdown
+from dashboard.services import Services
+from dashboard.shortages import Retry, retry, shortage
+from dashboard.views.live_panel import busy, start_with
+from stepscope.diagnosis.oom_next import Step
+from stepscope.diagnosis.oom_reading import Judged
+from stepscope.diagnosis.oom_record import Block, OomRecord
+from stepscope.diagnosis.out_of_memory import Evidence
+from stepscope.run import RunInfo
+
+FRAMES = 12
+LIBRARY = ("/torch/", "/site-packages/")
+text, number = st.column_config.TextColumn, st.column_config.NumberColumn
+COLUMNS = {
+    "Size": number(format="%.1f MiB", pinned=True, help="Of all blocks of the row."),
+    "Blocks": number(format="localized", help="How many blocks of the row are alive."),
+    "Module": text(help="The module whose forward pass asked for it, where the stack tells."),
+    "Line": text(width="large", help="The innermost line that is not torch's."),
+    "Stack": text(width="large", help="The innermost line first."),
+}
+
+
+def oom_section(run: RunInfo) -> None:
+    """Draw why memory ran out, with its proof and what to do; nothing where it did not."""
+    server = services.get()
+    try:
+        found = shortage(run, server.devices().devices)
+    except (OSError, ValueError) as error:
+        st.warning(
+            f"What was captured when memory ran out cannot be read: {escape_markdown(str(error))}",
+            icon=":material/error:",
+        )
+        return
+    if found is None:
+        return
+    with st.container(border=True, key="oom"):
+        _headline(found)
+        left, right = st.columns([2, 3], gap="large")
+        with left:
+            st.markdown(evidence_table(found.verdict.evidence))
+        with right:
+            _next(found.verdict.next)
+            again = retry(run, server.devices().devices)
+            if again is not None:
+                _retry(server, again)
+        _blocks(found.report.last)
+        _stack(found.report.last)
+
+
+def _headline(found: Judged) -> None:
+    verdict, report = found.verdict, found.report
+    ended = "Why memory ran out" if report.ended else "An allocation failed, and the script went on"
+    st.markdown(f"#### {ended}: {escape_markdown(verdict.case.value)}")
+    st.markdown(escape_markdown(verdict.text))
+    st.caption(escape_markdown(_when(found)))
+
+
+def _when(found: Judged) -> str:
+    last, seen = found.report.last, found.report.seen
+    try:
+        clock = f"{datetime.datetime.fromtimestamp(last.ts):%H:%M:%S}"
+    except (ValueError, OverflowError, OSError):
+        clock = "a time that is none"
+    parts = [f"After step {last.step:,}", f"at {clock}"]
+    if last.phase is not None:
+        parts.append(f"in the part “{last.phase}”")
+    if seen > 1:
+        parts.append(f"the last of {seen:,} that failed")
+    if last.incomplete is not None:
+        parts.append(f"without {last.incomplete}")
+    return f"{', '.join(parts)}."
+
+
+def evidence_table(evidence: Iterable[Evidence]) -> str:
+    """Return the figures as a table in Markdown, the values aligned on the right."""
+    rows = [f"| {_cell(one.name)} | {_cell(one.shown)} |" for one in evidence]
+    return "\n".join(["| What proves it | |", "|:--|--:|", *rows])
+
+
+def _cell(text: str) -> str:
+    return escape_markdown(" ".join(text.split()))
+
+
+def _next(steps: tuple[Step, ...]) -> None:
+    st.markdown("##### What to do, the best first")
+    for position, step in enumerate(steps, start=1):
+        st.markdown(f"{position}. {escape_markdown(step.text)}")
+        if step.code is not None:
+            st.code(step.code, language="python" if "\n" in step.code else None)
+
+
+def _retry(server: Services, again: Retry) -> None:
+    button = again.as_button(busy(server))
+    pressed = st.button(
+        button["label"],
+        icon=":material/replay:",
+        type="primary",
+        key="oom_retry",
+        disabled=button["refused"] is not None,
+        help=button["refused"] or button["help"],
+    )
+    if button["refused"] is not None:
+        st.caption(escape_markdown(button["refused"]))
+    if pressed and again.config is not None:
+        start_with(again.config)
+        st.switch_page("views/live.py")
+
+
+def _blocks(record: OomRecord) -> None:
+    if not record.blocks:
+        if record.blocks_reason:
+            st.caption(f"No list of live blocks: {escape_markdown(record.blocks_reason)}.")
+        return
+    st.markdown("##### The largest live blocks")
+    rows = [block_row(block) for block in record.blocks]
+    used = {name for row in rows for name, value in row.items() if value is not None}
+    st.dataframe(
+        [{name: value for name, value in row.items() if name in used} for row in rows],
+        column_config=COLUMNS,
+        hide_index=True,
+        placeholder="–",
+        key="oom_blocks",
+        alt="The largest live blocks of GPU memory",
+    )
+    if record.blocks_reason:
+        st.caption(f"Without stacks: {escape_markdown(record.blocks_reason)}.")
+
+
+def block_row(block: Block) -> dict[str, Any]:
+    """Return a row of the table; None where a block has no such thing."""
+    own = [frame for frame in block.frames if not any(part in frame for part in LIBRARY)]
+    return {
+        "Size": block.size / 2**20,
+        "Blocks": block.count,
+        "Module": block.module,
+        "Line": own[0] if own else None,
+        "Stack": " ← ".join(block.frames[:FRAMES]) or None,
+    }
+
+
+def _stack(record: OomRecord) -> None:
+    if not record.stack:
+        return
+    with st.expander("The lines that asked for it, the innermost first"):
+        st.code("\n".join(record.stack), language=None)

@@ -1,0 +1,168 @@
+"""Why memory ran out, on the memory page and on Live, with the button that tries again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from dashboard import services
+from stepscope.diagnosis.oom_record import Block, OomRecord, OomReport
+from stepscope.run import RunStatus
+from tests.app.test_live_view import (
+    GPU,
+    Machine,
+    OpenPage,
+    header,
+    machine,
+    record,
+    text_of,
+    trigger,
+)
+from tests.unit.test_out_of_memory import FULL, MIB, PIECES
+from trainer.config import RunConfig, Workload, defaults
+
+__all__ = ["machine"]
+
+CONFIG = replace(defaults(Workload.FILL), batch_size=16, accumulation=2)
+
+
+def short_of_memory(
+    root: Path,
+    last: OomRecord = PIECES,
+    *,
+    ended: bool = True,
+    config: RunConfig = CONFIG,
+    **more: Any,
+) -> Path:
+    """A run that memory has ended, or, not `ended`, one whose script went on."""
+    status = RunStatus.FAILED if ended else RunStatus.FINISHED
+    folder = record(root, "short", status, config=config.to_dict(), **more)
+    report = OomReport(first=last, last=last, seen=3, ended=ended)
+    (folder / "oom.json").write_text(json.dumps(report.to_json()))
+    return folder
+
+
+def memory_page(page: OpenPage, **params: str) -> AppTest:
+    app = page(**params)
+    app.switch_page("views/memory.py").run()
+    assert not app.exception
+    return app
+
+
+def test_the_case_its_proof_and_what_to_do_are_shown(page: OpenPage, tmp_path: Path) -> None:
+    stack = ("/usr/lib/torch/nn/linear.py:3 forward", "/home/me/train.py:7 step")
+    blocks = (Block(size=64 * MIB, count=2, frames=stack, module="Linear"), Block(size=MIB))
+    short_of_memory(tmp_path, replace(PIECES, blocks=blocks, stack=stack))
+    app = memory_page(page, run="short")
+    said = text_of(app)
+    assert "#### Why memory ran out: Fragmentation" in said
+    assert "840 MiB of the reserved memory was free in pieces of at most 60.0 MiB" in said
+    assert "| Asked for | 300 MiB |" in said
+    assert "the last of 3 that failed" in said
+    assert "1. Let the allocator map memory in pieces" in said
+    assert "export PYTORCH_ALLOC_CONF=expandable_segments:True" in said
+    table = next(one.value for one in app.dataframe if "Line" in one.value.columns)
+    assert list(table["Line"])[0] == "/home/me/train.py:7 step"
+    assert list(table["Size"]) == [64.0, 1.0]
+    assert any("train.py:7 step" in code.value for code in app.code)
+
+
+def test_a_run_without_such_a_failure_has_no_section(page: OpenPage, tmp_path: Path) -> None:
+    record(tmp_path, "short")
+    app = memory_page(page, run="short")
+    assert "memory ran out" not in text_of(app)
+    assert not [one for one in app.button if one.key == "oom_retry"]
+
+
+def test_a_caught_failure_is_told_and_cannot_be_retried(page: OpenPage, tmp_path: Path) -> None:
+    short_of_memory(tmp_path, FULL, ended=False)
+    app = memory_page(page, run="short")
+    assert "An allocation failed, and the script went on: Simply too big" in text_of(app)
+    assert not [one for one in app.button if one.key == "oom_retry"]
+    assert header(page(run="short"))["retry"] is None
+
+
+def test_a_file_that_is_no_report_is_told_by_its_field(page: OpenPage, tmp_path: Path) -> None:
+    folder = short_of_memory(tmp_path)
+    (folder / "oom.json").write_text('{"schema": 1, "first": {"ts": "<b>*x*"}}')
+    app = memory_page(page, run="short")
+    assert any(r"first.ts\: must be of type float" in warning.value for warning in app.warning)
+    assert header(page(run="short"))["retry"] is None
+
+
+def test_markdown_and_markup_of_a_foreign_file_are_shown_as_they_are(
+    page: OpenPage, tmp_path: Path
+) -> None:
+    odd = replace(FULL, inputs=("<img> | [x](http://a)",), phase="**bold**")
+    short_of_memory(tmp_path, odd)
+    said = text_of(memory_page(page, run="short"))
+    assert r"\<img\> \| \[x\](http\:" in said
+    assert r"\*\*bold\*\*" in said
+
+
+def test_retry_starts_half_the_batch_with_twice_the_accumulation(
+    page: OpenPage, tmp_path: Path, server: services.Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short_of_memory(tmp_path, FULL)
+    started: list[RunConfig] = []
+
+    def start(config: RunConfig) -> Path:
+        started.append(config)
+        return record(tmp_path, "again", config=config.to_dict())
+
+    monkeypatch.setattr(server, "start", start)
+    app = memory_page(page, run="short")
+    (button,) = [one for one in app.button if one.key == "oom_retry"]
+    assert button.label == "Retry with batch 8 × 4"
+    button.click().run()
+    assert not app.exception
+    assert started == [replace(CONFIG, batch_size=8, accumulation=4)]
+
+
+def test_retry_stands_in_the_header_of_live_as_well(
+    page: OpenPage, tmp_path: Path, server: services.Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short_of_memory(tmp_path, FULL)
+    started: list[RunConfig] = []
+
+    def start(config: RunConfig) -> Path:
+        started.append(config)
+        return record(tmp_path, "again", config=config.to_dict())
+
+    monkeypatch.setattr(server, "start", start)
+    app = page(run="short")
+    assert header(app)["retry"]["refused"] is None
+    trigger(app, "retry")
+    assert started == [replace(CONFIG, batch_size=8, accumulation=4)]
+    assert header(app)["picked"] == "again"
+
+
+@pytest.mark.parametrize("why", ["batch of one", "busy", "another machine"])
+def test_what_cannot_be_retried_says_why(
+    page: OpenPage,
+    tmp_path: Path,
+    server: services.Services,
+    machine: Machine,
+    monkeypatch: pytest.MonkeyPatch,
+    why: str,
+) -> None:
+    config, words = CONFIG, "One run at a time: another is active"
+    if why == "batch of one":
+        config, words = replace(CONFIG, batch_size=1), "a batch of one sample cannot be halved"
+    elif why == "another machine":
+        machine()
+        config = replace(CONFIG, device=GPU.id)
+        words = "is not in this machine"
+    else:
+        monkeypatch.setattr(server, "active_id", lambda: "another")
+    short_of_memory(tmp_path, FULL, config=config)
+    app = memory_page(page, run="short")
+    (button,) = [one for one in app.button if one.key == "oom_retry"]
+    assert button.disabled
+    assert words in button.help
+    assert words in header(page(run="short"))["retry"]["refused"]
