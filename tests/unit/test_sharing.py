@@ -1,0 +1,194 @@
+"""Who holds a GPU's memory: this process, others, or what cannot be told; and the list of them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from stepscope.sampling.nvml import DeviceSource
+from stepscope.sampling.processes import GpuProcess
+from stepscope.sampling.sharing import (
+    DESCRIBED_S,
+    HIDDEN,
+    NO_MEMORY,
+    NOT_LISTED,
+    OTHERS,
+    OWN,
+    Sharing,
+    same,
+    shares,
+)
+from tests.unit.fake_nvml import FakeClock
+
+A, B = "GPU-aaaa", "GPU-bbbb"
+GIB = 2**30
+ME = os.getpid()
+
+
+def process(pid: int, memory: int | None = GIB, **changes: Any) -> GpuProcess:
+    one = GpuProcess(
+        pid=pid,
+        name="python",
+        command="python train.py",
+        user="ada",
+        memory=memory,
+        sm=None,
+        kind="compute",
+        yours=True,
+        state="running",
+    )
+    return replace(one, **changes)
+
+
+# --- dividing -------------------------------------------------------------------------------------
+
+
+def test_memory_is_divided_between_this_process_and_the_others() -> None:
+    found = shares([process(ME), process(5, 2 * GIB)], ME, used=3.1 * GIB, total=80 * GIB)
+    assert (found.own, found.others, found.reasons) == (GIB, 2 * GIB, {})
+
+
+def test_nobody_else_is_a_real_zero() -> None:
+    assert shares([process(ME)], ME, used=GIB, total=80 * GIB).others == 0
+    assert shares([], ME, used=0.0, total=80 * GIB).others == 0
+
+
+def test_a_process_that_is_not_listed_has_no_share() -> None:
+    found = shares([process(5)], ME, used=GIB, total=80 * GIB)
+    assert (found.own, found.others, found.reasons) == (None, GIB, {OWN: NOT_LISTED})
+
+
+def test_memory_that_is_not_told_makes_the_others_unknown() -> None:
+    found = shares([process(ME), process(5, None)], ME, used=2 * GIB, total=80 * GIB)
+    assert (found.own, found.others, found.reasons) == (GIB, None, {OTHERS: NO_MEMORY})
+    found = shares([process(ME, None)], ME, used=2 * GIB, total=80 * GIB)
+    assert (found.own, found.others) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("used", "known"), [(GIB, True), (2.5 * GIB, True), (2.7 * GIB, False), (70 * GIB, False)]
+)
+def test_memory_of_nobody_listed_is_not_called_zero(used: float, known: bool) -> None:
+    """As in a container, where the driver leaves out processes of others; 2 % are the driver's."""
+    found = shares([process(ME)], ME, used=used, total=80 * GIB)
+    assert (found.others is not None) is known
+    assert found.own == GIB
+    assert found.reasons == ({} if known else {OTHERS: HIDDEN})
+
+
+def test_without_what_is_in_use_the_list_is_believed() -> None:
+    assert shares([process(5)], ME, used=None, total=None).others == GIB
+
+
+# --- following ------------------------------------------------------------------------------------
+
+
+class Source:
+    """Lists what a test sets."""
+
+    def __init__(self) -> None:
+        self.listed: dict[str, tuple[GpuProcess, ...] | None] = {}
+        self.why: dict[str, str] = {}
+
+    def processes(self, uuid: str) -> tuple[GpuProcess, ...] | None:
+        return self.listed[uuid]
+
+    def reasons(self, uuid: str) -> dict[str, str]:
+        return self.why
+
+
+@pytest.fixture
+def source() -> Source:
+    return Source()
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def sharing(source: Source, clock: FakeClock) -> Sharing:
+    return Sharing(cast(DeviceSource, source), clock)
+
+
+def test_this_processs_memory_is_that_on_the_gpu_it_trains_on(
+    sharing: Sharing, source: Source
+) -> None:
+    source.listed = {A: (process(ME, GIB),), B: (process(ME, 2 * GIB), process(5, 7))}
+    sharing.training = B
+    assert sharing.look(A, {}) == {OTHERS: 0.0}
+    assert sharing.look(B, {}) == {OTHERS: 7.0}
+    assert sharing.take_own() == {OWN: 2.0 * GIB}
+    assert sharing.take_own() == {}, "once for each look"
+
+
+def test_no_gpu_to_train_on_has_no_share_and_no_reason(sharing: Sharing, source: Source) -> None:
+    source.listed = {A: (process(5),)}
+    sharing.look(A, {})
+    assert sharing.take_own() == {}
+    assert sharing.reasons(A) == {}
+    sharing.training = A
+    assert sharing.reasons(A) == {OWN: NOT_LISTED}
+
+
+def test_a_list_that_is_hidden_has_the_drivers_reason(sharing: Sharing, source: Source) -> None:
+    source.listed, source.why = {A: None}, {"processes": "permission"}
+    sharing.training = A
+    assert sharing.look(A, {"gpu/mem_used": GIB}) == {}
+    assert sharing.reasons(A) == {OTHERS: "permission", OWN: "permission"}
+    assert sharing.reasons(B) == {}
+
+
+def test_the_list_is_told_when_it_changes_and_not_more_often_than_every_five_seconds(
+    sharing: Sharing, source: Source, clock: FakeClock
+) -> None:
+    source.listed = {A: (process(ME, sm=4.0),)}
+    sharing.look(A, {})
+    assert sharing.changed() == {
+        A: [
+            {
+                "pid": ME,
+                "user": "ada",
+                "name": "python",
+                "command": "python train.py",
+                "memory": GIB,
+                "sm": 4.0,
+                "yours": True,
+                "state": "running",
+            }
+        ]
+    }
+    source.listed[A] = (process(ME), process(5))
+    sharing.look(A, {})
+    assert sharing.changed() is None
+    clock.now += DESCRIBED_S
+    told = sharing.changed()
+    assert told is not None
+    assert [one["pid"] for one in told[A]] == [ME, 5]
+    clock.now += DESCRIBED_S
+    assert sharing.changed() is None, "nothing new"
+    source.listed[A] = None
+    sharing.look(A, {})
+    assert sharing.changed() == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_same"),
+    [
+        ({"sm": 50.0}, True),
+        ({"memory": round(1.04 * GIB)}, True),
+        ({"memory": round(1.06 * GIB)}, False),
+        ({"memory": None}, False),
+        ({"state": "zombie"}, False),
+        ({"pid": 6}, False),
+    ],
+)
+def test_small_changes_are_not_written(changes: dict[str, Any], is_same: bool) -> None:
+    one = {"pid": 5, "memory": GIB, "sm": 10.0, "state": "running"}
+    assert same({A: [one]}, {A: [one | changes]}) is is_same
+    assert not same({A: [one]}, {A: [one], B: []})
+    assert not same({A: [one]}, {A: []})
