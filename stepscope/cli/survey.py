@@ -33,6 +33,8 @@ from stepscope.sampling.nvml_fields import Tier
 from stepscope.store import RunReader, StoreError
 
 NVML_TIMEOUT_S = 15.0
+BETWEEN_S = 0.15
+"""Between two readings: rates need two, and the first of a GPU that slept may give nothing."""
 TORCH_TIMEOUT_S = 120.0
 """`import torch` from a cold network disk has been seen to take a minute."""
 
@@ -186,11 +188,12 @@ def ask_nvml(source: DeviceSource | None = None) -> dict[str, Any]:
 
 
 def _gpu(source: DeviceSource, info: DeviceInfo) -> Gpu:
+    source.arm_gpm(True)
+    source.read(info.uuid, *Tier)
+    time.sleep(BETWEEN_S)
     values = source.read(info.uuid, *Tier)
-    if not values:  # the first read of a GPU that was asleep may give nothing
-        time.sleep(0.1)
-        values = source.read(info.uuid, *Tier)
     missing = {key: why for key, why in source.reasons(info.uuid).items() if key not in values}
+    source.arm_gpm(False)
     lost = source.lost(info.uuid)
     return Gpu(**asdict(info), lost=lost, read=len(values), missing=missing)
 

@@ -63,8 +63,9 @@ DEVICES: tuple[Metric, ...] = (
         "gpu/energy",
         Unit.JOULE,
         "energy counter",
-        "nvmlDeviceGetTotalEnergyConsumption",
-        "Energy since the driver was loaded; only differences are meaningful.",
+        "NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION, else nvmlDeviceGetTotalEnergyConsumption",
+        "Energy of the board since the driver was loaded, by all processes; only differences are "
+        "meaningful.",
     ),
     _device(
         "gpu/sm_clock",
@@ -99,7 +100,8 @@ DEVICES: tuple[Metric, ...] = (
         Unit.BYTES,
         "other processes",
         "nvmlDeviceGetComputeRunningProcesses",
-        "Device memory of all processes but this one; run.json names them.",
+        "Device memory of all processes but this one, once a second; run.json names them. Missing "
+        "where the driver does not list all who hold memory, as in a container.",
     ),
     _device(
         "gpu/temp_mem",
@@ -120,8 +122,8 @@ DEVICES: tuple[Metric, ...] = (
         Unit.SECOND,
         "held by the power cap",
         "NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_POWER_CAP",
-        "Time since the driver was loaded in which the power cap lowered the clocks; only "
-        "differences are meaningful.",
+        "Time since the driver was loaded in which the power cap lowered the clocks, which is "
+        "normal at full load; only differences are meaningful.",
     ),
     _device(
         "gpu/throttle_sw_thermal",
@@ -129,7 +131,7 @@ DEVICES: tuple[Metric, ...] = (
         "slowed by heat (software)",
         "NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN",
         "Time in which the driver lowered the clocks because of heat; only differences are "
-        "meaningful.",
+        "meaningful. Drivers before R575 do not tell.",
     ),
     _device(
         "gpu/throttle_hw_thermal",
@@ -137,7 +139,7 @@ DEVICES: tuple[Metric, ...] = (
         "slowed by heat (hardware)",
         "NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN",
         "Time in which the hardware lowered the clocks because of heat; only differences are "
-        "meaningful.",
+        "meaningful. Drivers before R575 do not tell.",
     ),
     _device(
         "gpu/throttle_brake",
@@ -145,7 +147,7 @@ DEVICES: tuple[Metric, ...] = (
         "slowed by the power brake",
         "NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN",
         "Time in which an external power brake lowered the clocks; only differences are "
-        "meaningful.",
+        "meaningful. Drivers before R575 do not tell.",
     ),
     _device(
         "gpu/fan",
@@ -159,14 +161,15 @@ DEVICES: tuple[Metric, ...] = (
         Unit.BYTES_PER_SECOND,
         "PCIe sent",
         "NVML_FI_DEV_PCIE_COUNT_TX_BYTES, or GPM",
-        "Bytes a second from the GPU over PCIe.",
+        "Bytes a second from the GPU over PCIe, the mean of the last second. A counter of 32 bits "
+        "that is read less often than four times a second gives none: it may have wrapped.",
     ),
     _device(
         "gpu/pcie_rx",
         Unit.BYTES_PER_SECOND,
         "PCIe received",
         "NVML_FI_DEV_PCIE_COUNT_RX_BYTES, or GPM",
-        "Bytes a second to the GPU over PCIe.",
+        "Bytes a second to the GPU over PCIe, as gpu/pcie_tx.",
     ),
     _device(
         "gpu/nvlink_tx",
@@ -202,14 +205,15 @@ DEVICES: tuple[Metric, ...] = (
         Unit.PERCENT,
         "tensor cores active",
         "nvmlGpmMetricsGet",
-        "Share of time in which the tensor cores worked; Hopper and newer.",
+        "Share of time in which the tensor cores worked, over all multiprocessors; Hopper and "
+        "newer.",
     ),
     _device(
         "gpu/dram_active",
         Unit.PERCENT,
         "DRAM active",
         "nvmlGpmMetricsGet",
-        "Share of time in which data moved to or from the device memory; Hopper and newer.",
+        "Share of the memory's bandwidth that was used; Hopper and newer.",
     ),
     _device(
         "gpu/ecc_corrected",
@@ -230,7 +234,8 @@ DEVICES: tuple[Metric, ...] = (
         Unit.COUNT,
         "remapped rows",
         "nvmlDeviceGetRemappedRows",
-        "Rows of the device memory that were replaced by spare ones, over the GPU's life.",
+        "Rows of the device memory that were replaced by spare ones, over the GPU's life; Ampere "
+        "and newer, not with MIG.",
     ),
     _device(
         "gpu/pcie_replays",

@@ -13,7 +13,8 @@ def metrics_markdown() -> str:
         "",
         "Written from `stepscope/metrics/` by `python -m stepscope.metrics > docs/metrics.md`.",
         "A value that its source does not give is missing: a gap in the chart, never 0.",
-        "Values that change slowly are read once or twice a second; rows between lack them.",
+        "Values that change slowly are read twice or once a second, those of a GPU's health every ten",
+        "seconds; rows between lack them.",
     ]
     for stream, heading in _HEADINGS.items():
         lines += ["", f"## {heading}", "", "| Metric | Unit | Source | Meaning |", "|-|-|-|-|"]

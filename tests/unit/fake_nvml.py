@@ -8,6 +8,7 @@ real ones. Not covered: timing, threads inside the driver, and what a given GPU 
 from __future__ import annotations
 
 import ctypes
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -86,6 +87,7 @@ class FakeGpu:
     ecc: dict[int, int] = field(default_factory=lambda: {0: 7, 1: 0})
     remapped: tuple[int, int, int, int] = (2, 1, 0, 0)
     replays: int = 4
+    link: tuple[int, int] = (4, 8)
     processes: list[FakeProcess] = field(default_factory=list)
     activity: dict[int, float] = field(default_factory=dict)
     parent: str | None = None
@@ -101,6 +103,11 @@ class FakeNvml:
     def __init__(self, *gpus: FakeGpu) -> None:
         self.gpus = list(gpus)
         self.asked_fields: list[int] = []
+        self.gpm_buffers = 0
+        self.sampled: list[tuple[int, int | None]] = []
+        self.compared: list[tuple[int | None, int | None]] = []
+        self.registered: list[str] = []
+        self.xids: list[tuple[str, int, int] | int] = []
         self.missing: set[str] = set()
         self.errors: dict[str, int] = {}
         self.calls: Counter[str] = Counter()
@@ -214,6 +221,157 @@ class FakeNvml:
 
     def _nvmlDeviceGetPcieReplayCounter(self, gpu: FakeGpu, count: Any) -> None:
         count._obj.value = gpu.replays
+
+    # --- facts and MIG
+
+    def _nvmlDeviceGetPciInfo_v3(self, gpu: FakeGpu, info: Any) -> None:
+        info._obj.busId = b"00000000:17:00.0"
+
+    def _nvmlDeviceGetArchitecture(self, gpu: FakeGpu, architecture: Any) -> None:
+        architecture._obj.value = pynvml.NVML_DEVICE_ARCH_HOPPER
+
+    def _nvmlDeviceGetPowerManagementDefaultLimit(self, gpu: FakeGpu, limit: Any) -> None:
+        limit._obj.value = 650_000
+
+    def _nvmlDeviceGetTemperatureThreshold(self, gpu: FakeGpu, which: Any, value: Any) -> None:
+        value._obj.value = {0: 95, 1: 92, 3: 0}[which.value]
+
+    def _nvmlDeviceGetMaxClockInfo(self, gpu: FakeGpu, kind: Any, clock: Any) -> None:
+        clock._obj.value = 2619 if kind.value == pynvml.NVML_CLOCK_MEM else 1980
+
+    def _nvmlDeviceGetCurrPcieLinkGeneration(self, gpu: FakeGpu, value: Any) -> None:
+        value._obj.value = gpu.link[0]
+
+    def _nvmlDeviceGetCurrPcieLinkWidth(self, gpu: FakeGpu, value: Any) -> None:
+        value._obj.value = gpu.link[1]
+
+    def _nvmlDeviceGetMaxPcieLinkGeneration(self, gpu: FakeGpu, value: Any) -> None:
+        value._obj.value = 5
+
+    def _nvmlDeviceGetMaxPcieLinkWidth(self, gpu: FakeGpu, value: Any) -> None:
+        value._obj.value = 16
+
+    def _nvmlSystemGetCudaDriverVersion_v2(self, version: Any) -> None:
+        version._obj.value = 12080
+
+    def _instances(self, gpu: FakeGpu) -> list[FakeGpu]:
+        return [one for one in self.gpus if one.parent == gpu.uuid]
+
+    def _nvmlDeviceGetMaxMigDeviceCount(self, gpu: FakeGpu, count: Any) -> None:
+        count._obj.value = 7
+
+    def _nvmlDeviceGetMigDeviceHandleByIndex(self, gpu: FakeGpu, index: Any, handle: Any) -> int:
+        instances = self._instances(gpu)
+        at = index.value - 1  # the first number is one that no instance has
+        if not 0 <= at < len(instances):
+            return int(pynvml.NVML_ERROR_NOT_FOUND)
+        self._hand_out(instances[at], handle)
+        return 0
+
+    def _nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, gpu: FakeGpu, handle: Any) -> int:
+        found = [one for one in self.gpus if one.uuid == gpu.parent]
+        if not found:
+            return int(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        self._hand_out(found[0], handle)
+        return 0
+
+    def _nvmlDeviceGetGpuInstanceId(self, gpu: FakeGpu, number: Any) -> None:
+        number._obj.value = 9
+
+    # --- processes
+
+    def _listed(self, gpu: FakeGpu, count: Any, room: Any, graphics: bool) -> int:
+        found = [one for one in gpu.processes if one.graphics is graphics]
+        if not found:
+            count._obj.value = 0
+            return 0
+        if room is None:
+            count._obj.value = len(found)
+            return int(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
+        for entry, one in zip(room, found, strict=False):
+            entry.pid = one.pid
+            entry.usedGpuMemory = 2**64 - 1 if one.memory is None else one.memory
+        count._obj.value = len(found)
+        return 0
+
+    def _nvmlDeviceGetComputeRunningProcesses_v3(self, gpu: FakeGpu, count: Any, room: Any) -> int:
+        return self._listed(gpu, count, room, graphics=False)
+
+    def _nvmlDeviceGetComputeRunningProcesses_v2(self, gpu: FakeGpu, count: Any, room: Any) -> int:
+        return self._listed(gpu, count, room, graphics=False)
+
+    def _nvmlDeviceGetGraphicsRunningProcesses_v3(self, gpu: FakeGpu, count: Any, room: Any) -> int:
+        return self._listed(gpu, count, room, graphics=True)
+
+    def _nvmlDeviceGetProcessesUtilizationInfo(self, gpu: FakeGpu, info: Any) -> int:
+        asked = info._obj
+        found = [one for one in gpu.processes if one.sm is not None]
+        found = [one for one in found if one.stamp > asked.lastSeenTimeStamp]
+        if not found:
+            return int(pynvml.NVML_ERROR_NOT_FOUND)
+        if asked.processSamplesCount < len(found):
+            asked.processSamplesCount = len(found)
+            return int(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
+        for i, one in enumerate(found):
+            entry = asked.procUtilArray[i]
+            entry.pid, entry.timeStamp, entry.smUtil = one.pid, one.stamp, one.sm
+        return 0
+
+    # --- activity: a sample is a number, counted up
+
+    def _nvmlGpmQueryDeviceSupport(self, gpu: FakeGpu, support: Any) -> None:
+        support._obj.isSupportedDevice = bool(gpu.activity)
+
+    def _nvmlGpmSampleAlloc(self, sample: Any) -> None:
+        self.gpm_buffers += 1
+        ctypes.c_void_p.from_buffer(sample._obj).value = self.gpm_buffers
+
+    def _nvmlGpmSampleGet(self, gpu: FakeGpu, sample: Any) -> None:
+        self.sampled.append((ctypes.cast(sample, ctypes.c_void_p).value or 0, None))
+        self.sampled_gpu = gpu
+
+    def _nvmlGpmMigSampleGet(self, gpu: FakeGpu, instance: Any, sample: Any) -> None:
+        number = instance if isinstance(instance, int) else instance.value
+        self.sampled.append((ctypes.cast(sample, ctypes.c_void_p).value or 0, number))
+        self.sampled_gpu = gpu
+
+    def _nvmlGpmMetricsGet(self, question: Any) -> None:
+        asked = question._obj
+        first, second = (
+            ctypes.cast(one, ctypes.c_void_p).value for one in (asked.sample1, asked.sample2)
+        )
+        self.compared.append((first, second))
+        for metric in asked.metrics[: asked.numMetrics]:
+            value = self.sampled_gpu.activity.get(metric.metricId)
+            metric.nvmlReturn = 0 if value is not None else pynvml.NVML_ERROR_NOT_SUPPORTED
+            metric.value = value or 0.0
+
+    # --- events: those of `self.xids`, then a timeout
+
+    def _nvmlEventSetCreate(self, events: Any) -> None: ...
+
+    def _nvmlEventSetFree(self, events: Any) -> None: ...
+
+    def _nvmlDeviceRegisterEvents(self, gpu: FakeGpu, types: Any, events: Any) -> None:
+        self.registered.append(gpu.uuid)
+
+    def _nvmlEventSetWait_v2(self, events: Any, data: Any, timeout: Any) -> int:
+        if not self.xids:
+            time.sleep(0.001)
+            return int(pynvml.NVML_ERROR_TIMEOUT)
+        what = self.xids.pop(0)
+        if isinstance(what, int):
+            return what
+        uuid, code, kind = what
+        self._hand_out_to(data._obj, next(one for one in self.gpus if one.uuid == uuid))
+        data._obj.eventType, data._obj.eventData = kind, code
+        data._obj.gpuInstanceId = 0xFFFFFFFF
+        return 0
+
+    def _hand_out_to(self, event: Any, gpu: FakeGpu) -> None:
+        handle = pynvml.c_nvmlDevice_t()
+        ctypes.c_void_p.from_buffer(handle).value = self.gpus.index(gpu) + 1
+        event.device = handle
 
     def _nvmlErrorString(self, code: int) -> None: ...
 

@@ -14,8 +14,9 @@ import pytest
 from stepscope.cli import doctor, main, survey
 from stepscope.cli.doctor import Finding, Mark, findings
 from stepscope.cli.survey import Gpu, Machine, ask_nvml, ask_torch, try_recording
+from stepscope.sampling.gpm import METRICS
 from stepscope.sampling.nvml import NullSource, open_source
-from tests.unit.fake_nvml import FakeGpu, FakeNvml, install
+from tests.unit.fake_nvml import FakeClock, FakeGpu, FakeNvml, install
 
 GIB = 2**30
 CPU_TORCH = {
@@ -215,9 +216,17 @@ def test_a_folder_that_takes_no_run_is_said() -> None:
 def test_nvml_is_asked_for_every_metric_and_why_one_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    clock = FakeClock()
+
+    def wait(seconds: float) -> None:
+        clock.now += seconds
+
+    monkeypatch.setattr(survey.time, "sleep", wait)
     errors = {"nvmlDeviceGetTotalEnergyConsumption": 3, "nvmlDeviceGetEnforcedPowerLimit": 4}
-    install(monkeypatch, FakeNvml(FakeGpu("GPU-a", errors=errors)))
-    answer = ask_nvml(open_source())
+    activity = dict.fromkeys(METRICS, 1.0)
+    gpu = FakeGpu("GPU-a", errors=errors, field_errors={83: 3}, activity=activity)
+    install(monkeypatch, FakeNvml(gpu))
+    answer = ask_nvml(open_source(clock))
     assert (answer["nvml_reason"], answer["driver"]) == (None, "580.95.05")
     (found,) = answer["gpus"]
     assert found.missing == {

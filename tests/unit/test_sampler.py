@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -364,6 +366,86 @@ def test_flickering_reasons_are_one_throttle() -> None:
 def test_an_unknown_mask_ends_nothing() -> None:
     unknown: list[float | None] = [None] * int(10 * CALM_S)
     assert [kind for kind, _ in throttle([float(0x8), *unknown])] == ["throttle_start"]
+
+
+# --- health, processes, errors --------------------------------------------------------------------
+
+
+def test_errors_of_memory_from_before_the_run_are_not_the_runs() -> None:
+    device = SampledDevice("GPU 0")
+    assert device.health({"gpu/ecc_uncorrected": 5.0, "gpu/remapped_rows": 1.0}, None) == []
+    assert device.health({}, None) == []
+    found = device.health({"gpu/ecc_uncorrected": 7.0, "gpu/remapped_rows": 1.0}, None)
+    text = "GPU 0: 2 new memory errors that ECC could not correct"
+    assert found == [("ecc", text, {"count": 2.0})]
+    assert device.health({"gpu/ecc_uncorrected": 0.0}, None) == [], "the driver was loaded again"
+
+
+def test_what_the_driver_wants_is_told_once() -> None:
+    device = SampledDevice("GPU 0")
+    reset = "the GPU has to be reset"
+    kinds = [[kind for kind, _, _ in device.health({}, one)] for one in (None, reset, reset)]
+    assert kinds == [[], ["gpu_recovery_action"], []]
+    assert [kind for kind, _, _ in device.health({}, "other")] == ["gpu_recovery_action"]
+
+
+def test_rare_values_are_read_every_ten_seconds() -> None:
+    bench = Bench(gpu_uuids=[A])
+    bench.source.recovery = "the GPU has to be reset"
+    bench.ticks(201)
+    rare = [i for i, (_, tiers) in enumerate(bench.source.asked) if Tier.RARE in tiers]
+    assert len(rare) == 3
+    assert bench.recorder.kinds() == ["gpu_recovery_action"]
+
+
+def test_memory_on_the_training_gpu_comes_with_the_processs_values() -> None:
+    mine = GpuProcess(
+        pid=os.getpid(),
+        name="python",
+        command="python",
+        user="ada",
+        memory=700,
+        sm=None,
+        kind="compute",
+        yours=True,
+        state="running",
+    )
+    bench = Bench(gpu_uuids=[A], allocator_index=0)
+    bench.source.listed = (mine, replace(mine, pid=1, memory=300))
+    bench.ticks(21)
+    held = [i for i, row in enumerate(bench.recorder.samples) if "memory/process_used" in row]
+    assert held == [1, 11], "in the row after the look"
+    assert bench.recorder.samples[1]["memory/process_used"] == 700.0
+    others = [
+        values["gpu/mem_others"]
+        for _, values in bench.recorder.devices
+        if "gpu/mem_others" in values
+    ]
+    assert others == [300.0] * 3
+    (lists,) = [
+        found["gpu_processes"] for found in bench.recorder.run_json if "gpu_processes" in found
+    ]
+    assert [one["pid"] for one in lists[A]] == [os.getpid(), 1]
+
+
+def test_a_script_says_on_which_gpu_it_trains() -> None:
+    bench = Bench()
+    bench.ticks(1)
+    assert bench.recorder.capabilities()[0]["missing"] == {A: {}, B: {}}
+    bench.sampler.train_on(B)
+    bench.ticks(11)
+    missing = bench.recorder.capabilities()[-1]["missing"]
+    assert "memory/process_used" in missing[B]
+    assert "memory/process_used" not in missing[A]
+
+
+def test_a_list_of_processes_that_is_hidden_is_said() -> None:
+    bench = Bench(gpu_uuids=[A])
+    bench.source.listed = None
+    bench.source.missing = {"processes": "permission"}
+    bench.ticks(11)
+    assert bench.recorder.capabilities()[-1]["missing"][A]["gpu/mem_others"] == "permission"
+    assert not any("gpu/mem_others" in values for _, values in bench.recorder.devices)
 
 
 # --- the beat -------------------------------------------------------------------------------------

@@ -1,0 +1,488 @@
+"""Facts, MIG instances, processes, activity and rates of the NVML source over a fake library."""
+
+from __future__ import annotations
+
+import math
+import os
+
+import pynvml
+import pytest
+
+from stepscope.sampling.asking import SELDOM_S, SLOW_CALLS, SLOW_S, Asking
+from stepscope.sampling.gpm import BEFORE_HOPPER, NOT_ARMED, ONLY_ROOT, SHARES
+from stepscope.sampling.nvml import NvmlSource
+from stepscope.sampling.nvml_fields import Tier
+from stepscope.sampling.process_list import NOT_LISTED
+from stepscope.sampling.rates import MAY_HAVE_WRAPPED, ONE_READING
+from tests.unit.fake_nvml import GIB, NS, FakeClock, FakeGpu, FakeNvml, FakeProcess, install
+
+A, B, SLICE = "GPU-aaaa", "GPU-bbbb", "MIG-1111"
+ME = os.getpid()
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
+    return install(monkeypatch, FakeNvml(FakeGpu(A), FakeGpu(B)))
+
+
+@pytest.fixture
+def gpu(library: FakeNvml) -> FakeGpu:
+    return library.gpus[0]
+
+
+@pytest.fixture
+def source(library: FakeNvml, clock: FakeClock) -> NvmlSource:
+    pynvml.nvmlInit()
+    return NvmlSource(clock)
+
+
+# --- facts ----------------------------------------------------------------------------------------
+
+
+def test_facts_say_what_does_not_change(source: NvmlSource) -> None:
+    facts = source.facts(B)
+    assert facts is not None
+    assert (facts.uuid, facts.nvml_index, facts.architecture) == (B, 1, "Hopper")
+    assert (facts.pci_bus_id, facts.cuda_version) == ("00000000:17:00.0", "12.8")
+    assert (facts.power_limit, facts.power_limit_default) == (700.0, 650.0)
+    assert (facts.temp_shutdown, facts.temp_slowdown) == (95, 92)
+    assert facts.temp_max_operating is None, "0 is no threshold"
+    assert (facts.max_sm_clock, facts.max_mem_clock) == (1980, 2619)
+    assert (facts.pcie_gen, facts.pcie_width) == (4, 8)
+    assert (facts.pcie_max_gen, facts.pcie_max_width) == (5, 16)
+    assert (facts.mig, facts.parent_uuid, facts.mig_profile) == (False, None, None)
+
+
+def test_facts_are_asked_once_and_limit_and_link_every_ten_seconds(
+    source: NvmlSource, library: FakeNvml, gpu: FakeGpu, clock: FakeClock
+) -> None:
+    source.facts(A)
+    library.calls.clear()
+    gpu.link, gpu.limit_mw = (5, 16), 300_000
+    first = source.facts(A)
+    assert not library.calls
+    clock.now += 10
+    second = source.facts(A)
+    assert first is not None
+    assert second is not None
+    assert (first.pcie_gen, second.pcie_gen, second.power_limit) == (4, 5, 300.0)
+    assert sum(library.calls.values()) == 3
+
+
+def test_what_a_driver_does_not_tell_is_none_in_the_facts(
+    source: NvmlSource, library: FakeNvml, gpu: FakeGpu, clock: FakeClock
+) -> None:
+    library.missing = {"nvmlDeviceGetArchitecture", "nvmlSystemGetCudaDriverVersion_v2"}
+    gpu.errors = {"nvmlDeviceGetPciInfo_v3": 4, "nvmlDeviceGetEnforcedPowerLimit": 4}
+    for _ in range(3):
+        facts = source.facts(A)
+        clock.now += 10
+    assert facts is not None
+    assert (facts.architecture, facts.cuda_version) == (None, None)
+    assert (facts.pci_bus_id, facts.power_limit) == (None, None)
+    assert library.calls["nvmlDeviceGetEnforcedPowerLimit"] == 1
+
+
+def test_an_unknown_gpu_has_no_facts_and_a_lost_one_keeps_them(
+    source: NvmlSource, gpu: FakeGpu
+) -> None:
+    assert source.facts("GPU-cccc") is None
+    facts = source.facts(A)
+    gpu.errors = {"nvmlDeviceGetUtilizationRates": 15, "nvmlDeviceGetHandleByUUID": 15}
+    source.read(A, Tier.FAST)
+    assert source.facts(A) == facts
+    assert source.processes(A) is None
+    assert source.recovery_action(A) is None
+
+
+# --- MIG ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def divided(library: FakeNvml, gpu: FakeGpu, clock: FakeClock) -> NvmlSource:
+    gpu.mig = 1
+    refused = ("UtilizationRates", "TotalEnergyConsumption", "MigMode")
+    instance = FakeGpu(SLICE, name="NVIDIA Test 80GB MIG 1g.10gb", total=10 * GIB, parent=A)
+    instance.errors = {f"nvmlDeviceGet{name}": 3 for name in refused}
+    instance.field_errors = {83: 3}
+    library.gpus.append(instance)
+    return NvmlSource(clock)
+
+
+def test_instances_are_listed_with_their_parents_number(divided: NvmlSource) -> None:
+    assert [info.uuid for info in divided.devices()] == [A, B]
+    (info,) = divided.instances(A)
+    assert (info.uuid, info.name, info.nvml_index) == (SLICE, "NVIDIA Test 80GB MIG 1g.10gb", 0)
+    assert (info.memory_total, info.mig) == (10 * GIB, False)
+    assert divided.devices()[0].mig
+    assert divided.instances(B) == []
+    assert divided.instances("GPU-cccc") == []
+
+
+def test_an_instance_has_memory_but_no_utilization(divided: NvmlSource) -> None:
+    values = divided.read(SLICE, *Tier)
+    assert values["gpu/mem_total"] == 10.0 * GIB
+    reasons = divided.reasons(SLICE)
+    for key in ("gpu/util", "gpu/mem_util", "gpu/energy"):
+        assert reasons[key] == "not supported on this GPU"
+
+
+def test_an_instance_knows_its_parent_and_profile(divided: NvmlSource) -> None:
+    facts = divided.facts(SLICE)
+    assert facts is not None
+    assert (facts.parent_uuid, facts.mig_profile, facts.nvml_index) == (A, "1g.10gb", 0)
+    assert facts.memory_total == 10 * GIB
+    parent = divided.facts(A)
+    assert parent is not None
+    assert (parent.mig, parent.parent_uuid, parent.mig_profile) == (True, None, None)
+
+
+def test_an_instances_activity_is_asked_of_its_parent(
+    divided: NvmlSource, library: FakeNvml, clock: FakeClock
+) -> None:
+    library.gpus[0].activity = {2: 40.0}
+    divided.arm_gpm(True)
+    divided.read(SLICE, Tier.MEDIUM)
+    clock.now += 0.5
+    assert divided.read(SLICE, Tier.MEDIUM)["gpu/sm_active"] == 40.0
+    assert {number for _, number in library.sampled} == {9}
+    assert library.sampled_gpu is library.gpus[0]
+
+
+# --- processes ------------------------------------------------------------------------------------
+
+
+def test_processes_have_memory_kind_and_share(source: NvmlSource, gpu: FakeGpu) -> None:
+    gpu.processes = [
+        FakeProcess(ME, 5, sm=30, stamp=10),
+        FakeProcess(4_000_000, None, sm=20, stamp=11, graphics=True),
+    ]
+    first = source.processes(A)
+    assert first is not None
+    assert [(one.pid, one.memory, one.kind, one.sm) for one in first] == [
+        (ME, 5, "compute", None),
+        (4_000_000, None, "graphics", None),
+    ]
+    gpu.processes[0].stamp = 20
+    second = source.processes(A)
+    assert second is not None
+    assert [one.sm for one in second] == [30.0, 0.0]
+    assert [one.yours for one in second] == [True, False]
+    third = source.processes(A)
+    assert third is not None
+    assert [one.sm for one in third] == [None, None], "nothing new"
+
+
+def test_no_process_is_an_empty_list_and_hidden_ones_are_none(
+    source: NvmlSource, library: FakeNvml, gpu: FakeGpu
+) -> None:
+    assert source.processes(A) == ()
+    assert "processes" not in source.reasons(A)
+    library.gpus[1].errors = {
+        "nvmlDeviceGetComputeRunningProcesses_v3": 3,
+        "nvmlDeviceGetComputeRunningProcesses_v2": 3,
+    }
+    for _ in range(3):
+        assert source.processes(B) is None
+    assert source.reasons(B)["processes"] == NOT_LISTED
+    assert library.calls["nvmlDeviceGetComputeRunningProcesses_v3"] == 1 + 1
+
+
+def test_an_older_driver_lists_processes_by_an_older_call(
+    source: NvmlSource, library: FakeNvml, gpu: FakeGpu
+) -> None:
+    gpu.processes = [FakeProcess(ME, 5)]
+    library.missing = {
+        "nvmlDeviceGetComputeRunningProcesses_v3",
+        "nvmlDeviceGetGraphicsRunningProcesses_v3",
+        "nvmlDeviceGetProcessesUtilizationInfo",
+    }
+    found = source.processes(A)
+    assert found is not None
+    assert [(one.pid, one.sm) for one in found] == [(ME, None)]
+
+
+def test_graphics_processes_are_listed_every_ten_seconds(
+    source: NvmlSource, library: FakeNvml, clock: FakeClock
+) -> None:
+    for _ in range(21):
+        source.processes(A)
+        clock.now += 1
+    assert library.calls["nvmlDeviceGetGraphicsRunningProcesses_v3"] == 3
+
+
+# --- what the driver wants ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (0, None),
+        (1, "the GPU has to be reset"),
+        (2, "the machine has to be restarted"),
+        (99, "action 99"),
+    ],
+)
+def test_a_recovery_action_is_in_words(
+    source: NvmlSource, gpu: FakeGpu, number: int, words: str | None
+) -> None:
+    gpu.fields[230] = number
+    assert source.recovery_action(A) == words
+
+
+def test_a_recovery_action_is_asked_for_every_ten_seconds(
+    source: NvmlSource, library: FakeNvml, gpu: FakeGpu, clock: FakeClock
+) -> None:
+    gpu.fields[230] = 1
+    for _ in range(100):
+        assert source.recovery_action(A) == "the GPU has to be reset"
+        clock.now += 0.2
+    assert library.asked_fields.count(230) == 2
+
+
+def test_a_driver_without_recovery_actions_is_asked_once(
+    source: NvmlSource, library: FakeNvml, clock: FakeClock
+) -> None:
+    for _ in range(3):
+        assert source.recovery_action(A) is None
+        clock.now += 10
+    assert library.asked_fields.count(230) == 1
+
+
+# --- activity -------------------------------------------------------------------------------------
+
+BUSY = {2: 81.0, 3: 44.5, 5: math.nan, 10: 30.0, 20: 3.0, 21: 4.0, 60: 5.0, 61: 6.0}
+
+
+def test_activity_is_the_mean_between_two_samples_that_take_turns(
+    source: NvmlSource, library: FakeNvml, gpu: FakeGpu, clock: FakeClock
+) -> None:
+    gpu.activity = BUSY
+    assert "gpu/sm_active" not in source.read(A, Tier.MEDIUM)
+    assert source.reasons(A)["gpu/sm_active"] == NOT_ARMED
+    source.arm_gpm(True)
+    assert "gpu/sm_active" not in source.read(A, Tier.MEDIUM)
+    assert source.reasons(A)["gpu/sm_active"] == ONE_READING
+    for _ in range(3):
+        clock.now += 0.5
+        values = source.read(A, Tier.MEDIUM)
+    assert (values["gpu/sm_active"], values["gpu/sm_occupancy"]) == (81.0, 44.5)
+    assert values["gpu/dram_active"] == 30.0
+    assert "gpu/tensor_active" not in values, "NaN"
+    assert set(source.reasons(A)) & set(SHARES) == {"gpu/tensor_active"}
+    assert library.compared == [(1, 2), (2, 1), (1, 2)]
+    assert library.calls["nvmlGpmSampleAlloc"] == 2
+
+
+def test_samples_are_a_tenth_of_a_second_apart(
+    source: NvmlSource, library: FakeNvml, gpu: FakeGpu, clock: FakeClock
+) -> None:
+    gpu.activity = BUSY
+    source.arm_gpm(True)
+    for _ in range(10):
+        source.read(A, Tier.MEDIUM)
+        clock.now += 0.03
+    assert library.calls["nvmlGpmSampleGet"] == 3
+    assert library.calls["nvmlGpmMetricsGet"] == 2
+
+
+def test_links_go_by_their_byte_counters_where_they_have_some(
+    source: NvmlSource, library: FakeNvml, gpu: FakeGpu, clock: FakeClock
+) -> None:
+    gpu.activity = BUSY
+    gpu.field_errors = {138: 3, 139: 3, 202: 3, 204: 3}
+    source.arm_gpm(True)
+    for _ in range(3):
+        values = source.read(A, *Tier)
+        gpu.fields[197] += 1000
+        gpu.fields[198] += 3000
+        clock.now += 0.2
+    rates = values["gpu/pcie_tx"], values["gpu/pcie_rx"]
+    assert rates == pytest.approx((5000.0, 15000.0))
+    assert (values["gpu/nvlink_rx"], values["gpu/nvlink_tx"]) == (5 * 2**20, 6 * 2**20)
+    assert not {"gpu/nvlink_rx", "gpu/pcie_rx"} & set(source.reasons(A))
+
+
+@pytest.mark.parametrize(
+    ("function", "code", "reason"),
+    [
+        ("nvmlGpmQueryDeviceSupport", 3, BEFORE_HOPPER),
+        ("nvmlGpmSampleGet", 4, ONLY_ROOT),
+        ("nvmlGpmSampleGet", 13, "not offered by this driver"),
+        ("nvmlGpmSampleGet", 999, "error: "),
+    ],
+)
+def test_the_first_failure_of_activity_ends_it(
+    source: NvmlSource,
+    library: FakeNvml,
+    gpu: FakeGpu,
+    clock: FakeClock,
+    function: str,
+    code: int,
+    reason: str,
+) -> None:
+    gpu.activity, gpu.errors = BUSY, {function: code}
+    source.arm_gpm(True)
+    for _ in range(5):
+        assert "gpu/temp" in source.read(A, Tier.MEDIUM)
+        clock.now += 0.5
+    assert source.reasons(A)["gpu/dram_active"].startswith(reason)
+    assert library.calls[function] == 1
+    assert source.lost(A) is None
+
+
+def test_a_gpu_without_activity_is_asked_once(
+    source: NvmlSource, library: FakeNvml, clock: FakeClock
+) -> None:
+    source.arm_gpm(True)
+    for _ in range(5):
+        source.read(A, Tier.MEDIUM)
+        clock.now += 0.5
+    assert library.calls["nvmlGpmQueryDeviceSupport"] == 1
+    assert library.calls["nvmlGpmSampleAlloc"] == 0
+
+
+def test_who_arms_last_disarms(
+    source: NvmlSource, library: FakeNvml, gpu: FakeGpu, clock: FakeClock
+) -> None:
+    gpu.activity = BUSY
+    for on in (True, True, False):
+        source.arm_gpm(on)
+    for _ in range(2):
+        source.read(A, Tier.MEDIUM)
+        clock.now += 0.5
+    assert library.calls["nvmlGpmMetricsGet"] == 1
+    for on in (False, False):
+        source.arm_gpm(on)
+    source.read(A, Tier.MEDIUM)
+    assert library.calls["nvmlGpmSampleGet"] == 2
+    assert source.reasons(A)["gpu/sm_active"] == NOT_ARMED
+    clock.now += 100
+    source.arm_gpm(True)
+    assert "gpu/sm_active" not in source.read(A, Tier.MEDIUM), "the mean over the break is nothing"
+    clock.now += 0.5
+    assert "gpu/sm_active" in source.read(A, Tier.MEDIUM)
+
+
+# --- rates and fields -----------------------------------------------------------------------------
+
+
+def test_byte_counters_are_watched_each_tick_and_told_once_a_second(
+    source: NvmlSource, library: FakeNvml, gpu: FakeGpu, clock: FakeClock
+) -> None:
+    seen: list[float] = []
+    for tick in range(21):
+        gpu.fields[198] = (2**32 - 5 * 10**8 + tick * 10**8) % 2**32
+        gpu.fields[138] = tick * 100
+        seen += [v for k, v in source.read(A, Tier.FAST).items() if k == "gpu/pcie_rx"]
+        if tick % 10 == 0:
+            values = source.read(A, Tier.SLOW)
+            seen += [values[k] for k in ("gpu/pcie_rx", "gpu/nvlink_tx") if k in values]
+        clock.now += 0.1
+    assert seen == pytest.approx([1e9, 1000 * 1024, 1e9, 1000 * 1024])
+
+
+def test_counters_read_seldom_may_have_wrapped(
+    source: NvmlSource, gpu: FakeGpu, clock: FakeClock
+) -> None:
+    for _ in range(2):
+        values = source.read(A, *Tier)
+        clock.now += 1
+    assert "gpu/pcie_tx" not in values
+    assert source.reasons(A)["gpu/pcie_tx"] == MAY_HAVE_WRAPPED
+    assert values["gpu/nvlink_tx"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("driver", "asked"),
+    [
+        ("580.95.05", {269, 270, 271}),
+        ("590.10", {269, 270, 271}),
+        ("575.57.08", {251, 252, 253}),
+        ("570.86.15", set()),
+        ("nonsense", set()),
+    ],
+)
+def test_throttle_times_have_the_numbers_of_the_driver(
+    library: FakeNvml, gpu: FakeGpu, clock: FakeClock, driver: str, asked: set[int]
+) -> None:
+    library.driver = driver
+    gpu.fields |= {251: 7 * NS, 252: 7 * NS, 253: 7 * NS}
+    source = NvmlSource(clock)
+    values = source.read(A, *Tier)
+    times = {number for number in library.asked_fields if number in range(251, 274)}
+    assert times == asked
+    assert ("gpu/throttle_brake" in values) is bool(asked)
+    if not asked:
+        assert source.reasons(A)["gpu/throttle_brake"] == "not offered by this driver"
+
+
+def test_a_value_of_an_unknown_type_backs_off(
+    source: NvmlSource, library: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = pynvml.nvmlDeviceGetFieldValues
+
+    def odd(handle: object, fields: list[object]) -> object:
+        values = real(handle, fields)
+        values[0].valueType = 77
+        return values
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetFieldValues", odd)
+    source.read(A, Tier.MEDIUM)
+    assert "unknown type 77" in source.reasons(A)["gpu/temp_mem"]
+
+
+@pytest.mark.parametrize("error", [AttributeError("x"), pynvml.NVMLLibraryMismatchError("x")])
+def test_a_binding_that_does_not_fit_backs_off(
+    source: NvmlSource, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(handle: object, fields: list[object]) -> None:
+        raise error
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetFieldValues", fail)
+    values = source.read(A, Tier.MEDIUM)
+    assert values["gpu/temp"] == 51.0
+    assert source.reasons(A)["gpu/energy"].startswith("error: ")
+
+
+def test_a_field_is_lost_with_its_gpu(source: NvmlSource, gpu: FakeGpu) -> None:
+    source.read(A, *Tier)
+    gpu.errors = {"nvmlDeviceGetFieldValues": 15}
+    source.read(A, *Tier)
+    assert (source.lost(A) or "").startswith("lost: ")
+
+
+# --- slow calls -----------------------------------------------------------------------------------
+
+
+def test_a_call_that_takes_long_is_made_seldom() -> None:
+    asking = Asking("x", 1)
+    for now in range(SLOW_CALLS - 1):
+        asking.took(now, 2 * SLOW_S)
+    assert asking.retry_at == -math.inf
+    asking.took(10.0, 2 * SLOW_S)
+    assert asking.retry_at == 10.0 + SELDOM_S
+    asking.took(20.0, SLOW_S / 2)
+    asking.took(30.0, 2 * SLOW_S)
+    assert asking.retry_at == 10.0 + SELDOM_S, "one alone is no reason"
+
+
+def test_a_slow_call_is_left_out_of_the_ticks_between(
+    source: NvmlSource, library: FakeNvml, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = pynvml.nvmlDeviceGetUtilizationRates
+
+    def slow(handle: object) -> object:
+        clock.now += 0.05
+        return real(handle)
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetUtilizationRates", slow)
+    for _ in range(100):
+        assert "gpu/sm_clock" in source.read(A, Tier.FAST)
+        clock.now += 0.1
+    assert library.calls["nvmlDeviceGetUtilizationRates"] in range(10, 16)
