@@ -13,7 +13,7 @@ def metrics_markdown() -> str:
         "",
         "Written from `stepscope/metrics/` by `python -m stepscope.metrics > docs/metrics.md`.",
         "A value that its source does not give is missing: a gap in the chart, never 0.",
-        "Values that change slowly are read twice or once a second, those of a GPU's health every ten",
+        "Values that change slowly are read twice or once a second, those of health every ten",
         "seconds; rows between lack them.",
     ]
     for stream, heading in _HEADINGS.items():
