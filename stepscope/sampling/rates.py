@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 WRAP = 2**32
 """PCIe's byte counters "can be wrapped" (nvml.h): some count in 32 bits."""
@@ -36,7 +36,8 @@ class Rate:
     reason: str | None = ONE_READING
     _last: tuple[float, int] | None = None
     _counted: int = 0
-    _seconds: float = field(default=0.0)
+    _seconds: float = 0.0
+    _unknown_s: float = 0.0
 
     def add(self, now: float, counter: int) -> None:
         """Take a reading of the counter at `now` (s)."""
@@ -45,18 +46,23 @@ class Rate:
             return
         seconds, before = now - last[0], last[1]
         more = self._between(before, counter, seconds)
-        if more is not None:
+        if more is None:
+            self._unknown_s += seconds
+        else:
             self._counted += more
             self._seconds += seconds
 
     def take(self) -> float | None:
-        """Return the bytes a second since the last call; None, with `reason`, if not known."""
-        if self._seconds <= 0:
+        """Return the bytes a second since the last call; None, with `reason`, if not known.
+
+        It is not known where most of that time is not: the rest may have been another.
+        """
+        counted, seconds, unknown_s = self._counted, self._seconds, self._unknown_s
+        self._counted, self._seconds, self._unknown_s = 0, 0.0, 0.0
+        if seconds <= 0 or seconds < unknown_s:
             return None
-        rate = self._counted / self._seconds
-        self._counted, self._seconds = 0, 0.0
         self.reason = None
-        return rate
+        return counted / seconds
 
     def _between(self, before: int, after: int, seconds: float) -> int | None:
         """Return the counts of one interval, if they can be told."""

@@ -110,3 +110,12 @@ def test_a_reset_counter_begins_anew() -> None:
     for now, counter in ((0.0, 10**12), (1.0, 50), (2.0, 150)):
         rate.add(now, counter)
     assert rate.take() == 100
+
+
+def test_a_short_time_does_not_stand_for_a_long_one_that_is_not_known() -> None:
+    rate = Rate(wraps=True)
+    for now, counter in ((0.0, 0), (1.0, 10**9), (1.01, 10**9)):
+        rate.add(now, counter)
+    assert (rate.take(), rate.reason) == (None, MAY_HAVE_WRAPPED)
+    rate.add(1.11, 10**9 + 500)
+    assert rate.take() == pytest.approx(5000)

@@ -1,0 +1,285 @@
+"""What NVML tells beside a training: whose memory it is, energy, activity, links, MIG instances."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from stepscope.metrics import Stream
+from stepscope.run import RunKind, RunStatus, read_run, run_folders
+from stepscope.sampling.gpm import NOT_ARMED, SHARES
+from stepscope.sampling.nvml import DeviceSource, open_source
+from stepscope.sampling.nvml_fields import Tier
+from stepscope.sampling.sharing import HIDDEN, OTHERS, OWN, shares
+from stepscope.session.session import Session
+from stepscope.store.reader import RunReader
+from tests.cudasim.nvml_library import INCLUDE, build
+from tests.gpu.conftest import SIMULATED, simulator_only
+from tests.integration.test_training import events, run_json
+from trainer.devices import gpu_uuid
+
+ROOT = Path(__file__).resolve().parents[2]
+MIB = 2**20
+HELD = 256 * MIB
+CYCLES_A_SECOND = 2_000_000_000
+
+NEIGHBOR = f"""
+import sys, torch
+held = torch.ones({HELD}, dtype=torch.uint8, device="cuda")
+torch.cuda.synchronize()
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def source(need: Callable[[str | None], None]) -> DeviceSource:
+    torch.zeros(1, device="cuda")
+    source = open_source(reader="test")
+    need(source.reason)
+    return source
+
+
+@pytest.fixture
+def neighbor() -> Iterator[int]:
+    """Another process that holds memory of the first GPU; its number."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", NEIGHBOR],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdin is not None
+    assert process.stdout.readline() == "ready\n"
+    yield process.pid
+    process.stdin.close()
+    process.wait(60)
+    process.stdout.close()
+
+
+def device_values(folder: Path, key: str, stream: str = Stream.DEVICES) -> tuple[np.ndarray, ...]:
+    """Return times and values of a metric, gaps left out."""
+    with RunReader(folder) as reader:
+        info = next(series for series in reader.series() if series.stream == stream)
+        block = reader.read(info.id, 0, info.rows, 1)
+    values = block.mean[block.keys.index(key)]
+    known = ~np.isnan(values)
+    return block.ts[known], values[known]
+
+
+def test_another_processs_memory_shows_as_such(source: DeviceSource, neighbor: int) -> None:
+    uuid = gpu_uuid(0)
+    mine = torch.ones(HELD, dtype=torch.uint8, device="cuda")
+    processes = source.processes(uuid)
+    assert processes is not None, source.reasons(uuid)
+    found = {one.pid: one for one in processes}
+    if not SIMULATED and not {neighbor, os.getpid()} <= set(found):
+        pytest.skip("this driver lists processes by other numbers (a container)")
+    assert (found[neighbor].memory or 0) >= HELD
+    assert (found[os.getpid()].memory or 0) >= torch.cuda.memory_reserved()
+    assert (found[neighbor].yours, found[neighbor].state) == (True, "running")
+    assert "python" in found[neighbor].name
+    values = source.read(uuid, *Tier)
+    used, total = values["gpu/mem_used"], values["gpu/mem_total"]
+    shared = shares(processes, os.getpid(), used=used, total=total)
+    assert shared.reasons == {} or (not SIMULATED and shared.reasons == {OTHERS: HIDDEN})
+    assert shared.own is not None
+    if shared.others is not None:
+        assert shared.others >= HELD
+        assert shared.own + shared.others <= used
+    del mine
+
+
+def test_a_process_that_ends_gives_its_memory_back(source: DeviceSource) -> None:
+    uuid = gpu_uuid(0)
+    before = source.read(uuid, Tier.FAST)["gpu/mem_used"]
+    done = subprocess.run(
+        [sys.executable, "-c", NEIGHBOR], stdin=subprocess.DEVNULL, capture_output=True, timeout=90
+    )
+    assert done.returncode == 0, done.stderr
+    after = source.read(uuid, Tier.FAST)["gpu/mem_used"]
+    assert abs(after - before) < HELD / 2
+
+
+def record(folder: Path, seconds: float, work: Callable[[], None]) -> Path:
+    """Record a run of this process, which trains on the first GPU, while it works."""
+    folder.mkdir()
+    session = Session(folder, name="devices", kind=RunKind.TRAINER)
+    gpu = {"uuid": gpu_uuid(0), "name": torch.cuda.get_device_name(0)}
+    session.sample(open_source(), [gpu], allocator_index=0)
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        work()
+    session.close(RunStatus.FINISHED)
+    return folder
+
+
+def half_busy() -> None:
+    """Keep the device busy for about half of the time."""
+    torch.cuda._sleep(CYCLES_A_SECOND // 5)
+    torch.cuda.synchronize()
+    time.sleep(0.2)
+
+
+@pytest.mark.alone
+def test_energy_is_the_integral_of_power(source: DeviceSource, tmp_path: Path) -> None:
+    """On a GPU roughly: its power is an average of the driver's, or read now and then."""
+    folder = record(tmp_path / "run", 4.0, half_busy)
+    when, energy = device_values(folder, "gpu/energy")
+    times, power = device_values(folder, "gpu/power")
+    inner = (times >= when[0]) & (times <= when[-1])
+    integral = float(np.trapezoid(power[inner], times[inner]))
+    joules = float(energy[-1] - energy[0])
+    seconds = float(when[-1] - when[0])
+    assert seconds > 2
+    covered = integral * seconds / float(times[inner][-1] - times[inner][0])
+    assert covered == pytest.approx(joules, rel=0.1 if SIMULATED else 0.3)
+    if SIMULATED:  # 72 W idle and 560 W busy: half of both, so not a constant
+        assert 1.3 * 72 < joules / seconds < 0.9 * 560
+
+
+def test_a_run_records_its_share_of_the_memory_and_its_neighbors(
+    source: DeviceSource, neighbor: int, tmp_path: Path
+) -> None:
+    tensor = torch.ones(HELD, dtype=torch.uint8, device="cuda")
+    folder = record(tmp_path / "run", 2.5, lambda: time.sleep(0.05))
+    listed = run_json(folder)["gpu_processes"][gpu_uuid(0)]
+    pids = {one["pid"] for one in listed}
+    if not SIMULATED and not {neighbor, os.getpid()} <= pids:
+        pytest.skip("this driver lists processes by other numbers (a container)")
+    assert {neighbor, os.getpid()} <= pids
+    assert set(listed[0]) == {
+        *("pid", "user", "name", "command", "memory", "sm", "yours", "state"),
+    }
+    _, own = device_values(folder, OWN, Stream.SAMPLES)
+    assert len(own) >= 2
+    assert own[-1] >= torch.cuda.memory_reserved()
+    if SIMULATED:
+        _, others = device_values(folder, OTHERS)
+        assert others[-1] >= HELD
+    del tensor
+
+
+def test_activity_is_recorded_or_has_a_reason(source: DeviceSource, tmp_path: Path) -> None:
+    folder = record(tmp_path / "run", 2.5, half_busy)
+    missing = run_json(folder)["capabilities"]["missing"][gpu_uuid(0)]
+    assert NOT_ARMED not in missing.values(), "a run that is recorded reads them"
+    for key in SHARES:
+        if key in missing:
+            continue
+        _, values = device_values(folder, key)
+        assert len(values) >= 2
+        assert 0 <= values.min() <= values.max() <= 100
+
+
+def test_copies_show_as_traffic_over_pcie(source: DeviceSource) -> None:
+    uuid = gpu_uuid(0)
+    host = torch.ones(HELD // 8, dtype=torch.uint8)
+    source.read(uuid, *Tier)
+    for _ in range(10):
+        host.cuda()
+        torch.cuda.synchronize()
+        source.read(uuid, Tier.FAST)
+    values = source.read(uuid, *Tier)
+    if "gpu/pcie_rx" not in values:
+        assert source.reasons(uuid)["gpu/pcie_rx"]
+        pytest.skip(f"gpu/pcie_rx: {source.reasons(uuid)['gpu/pcie_rx']}")
+    assert values["gpu/pcie_rx"] > 10 * MIB
+
+
+def test_facts_agree_with_torch(source: DeviceSource) -> None:
+    facts = source.facts(gpu_uuid(0))
+    assert facts is not None
+    properties = torch.cuda.get_device_properties(0)
+    if facts.pci_bus_id is not None:
+        assert int(facts.pci_bus_id.split(":")[1], 16) == properties.pci_bus_id
+    assert facts.memory_total == pytest.approx(properties.total_memory, rel=0.1)
+    assert facts.power_limit is None or facts.power_limit > 0
+    assert facts.driver_version
+
+
+SCRIPT = """
+import time
+import torch
+net = torch.nn.Linear(8, 1).cuda()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+held = torch.ones(64 * 2**20, dtype=torch.uint8, device="cuda")
+for _ in range(60):
+    optimizer.zero_grad()
+    net(torch.randn(4, 8).cuda()).square().mean().backward()
+    optimizer.step()
+    time.sleep(0.05)
+"""
+
+
+@simulator_only
+def test_a_script_that_trains_on_an_instance_records_the_instance(
+    tmp_path: Path, need: Callable[[str | None], None]
+) -> None:
+    need(None if (INCLUDE / "nvml.h").exists() else f"nvml.h is not in {INCLUDE}")
+    library = build(tmp_path)
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    steering = tmp_path / "steering"
+    steering.write_text("")
+    own = {
+        "CUDASIM_SHM": str(tmp_path / "shared"),
+        "CUDASIM_MIG": "1",
+        "CUDASIM_DEVICES": "2",
+        "CUDASIM_NAME": "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+        "CUDASIM_NVML": str(steering),
+        "CUDA_VISIBLE_DEVICES": "1",
+        "LD_PRELOAD": str(library),
+        "STEPSCOPE_RUNS": str(tmp_path / "runs"),
+        "PYTHONPATH": str(ROOT),
+    }
+    watched = subprocess.Popen(
+        [sys.executable, "-m", "stepscope.watch", str(script)],
+        cwd=tmp_path,
+        env={**os.environ, **own},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    deadline = time.monotonic() + 60
+    folders: list[Path] = []
+    while time.monotonic() < deadline and not any("MIG-" in _text(one) for one in folders):
+        folders = list(run_folders(tmp_path / "runs"))
+        time.sleep(0.05)
+    steering.write_text("xid 94 2\n")
+    said, _ = watched.communicate(timeout=90)
+    assert watched.returncode == 0, said
+    (folder,) = run_folders(tmp_path / "runs")
+    described = run_json(folder)
+    (gpu,) = described["devices"]
+    assert gpu["uuid"] == described["device"]
+    assert gpu["uuid"].startswith("MIG-")
+    assert read_run(folder).status is RunStatus.FINISHED
+    _, own_memory = device_values(folder, OWN, Stream.SAMPLES)
+    assert own_memory[-1] > 64 * MIB
+    _, used = device_values(folder, "gpu/mem_used")
+    assert used[-1] >= own_memory[-1]
+    _, others = device_values(folder, OTHERS)
+    assert others[-1] == 0
+    assert [one.data["code"] for one in events(folder) if one.kind == "xid"] == [94]
+    _, active = device_values(folder, "gpu/sm_active")
+    assert len(active) > 0
+    missing = described["capabilities"]["missing"][gpu["uuid"]]
+    assert missing["gpu/util"] == "not supported on this GPU"
+
+
+def _text(folder: Path) -> str:
+    try:
+        return json.dumps(run_json(folder))
+    except (OSError, ValueError):  # being written
+        return ""
