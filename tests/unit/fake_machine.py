@@ -1,0 +1,281 @@
+"""GPUs without a driver: a source whose answers a test sets.
+
+Fair because a `Machine` only calls the methods of `DeviceSource`; what the real source makes of a
+driver's answers is tested in test_nvml.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from stepscope.machine import Machine
+from stepscope.sampling.device_facts import DeviceFacts, DeviceInfo
+from stepscope.sampling.nvml_fields import Tier
+from stepscope.sampling.processes import GpuProcess
+
+GIB = 2**30
+
+TIERS: dict[Tier, tuple[str, ...]] = {
+    Tier.FAST: (
+        "gpu/util",
+        "gpu/mem_util",
+        "gpu/mem_used",
+        "gpu/mem_reserved",
+        "gpu/power",
+        "gpu/sm_clock",
+        "gpu/throttle_reasons",
+        "gpu/throttle_power",
+        "gpu/throttle_sw_thermal",
+        "gpu/throttle_hw_thermal",
+        "gpu/throttle_brake",
+        "gpu/pcie_tx",
+        "gpu/pcie_rx",
+        "gpu/nvlink_tx",
+        "gpu/nvlink_rx",
+    ),
+    Tier.MEDIUM: (
+        "gpu/temp",
+        "gpu/temp_mem",
+        "gpu/temp_margin",
+        "gpu/mem_clock",
+        "gpu/energy",
+        "gpu/sm_active",
+        "gpu/sm_occupancy",
+        "gpu/tensor_active",
+        "gpu/dram_active",
+    ),
+    Tier.SLOW: ("gpu/power_limit", "gpu/mem_total", "gpu/fan"),
+    Tier.RARE: (
+        "gpu/ecc_corrected",
+        "gpu/ecc_uncorrected",
+        "gpu/remapped_rows",
+        "gpu/pcie_replays",
+    ),
+}
+
+BUSY: dict[str, float] = {
+    "gpu/util": 97.0,
+    "gpu/mem_util": 40.0,
+    "gpu/mem_used": 40.0 * GIB,
+    "gpu/mem_reserved": 0.5 * GIB,
+    "gpu/power": 553.0,
+    "gpu/sm_clock": 1755.0,
+    "gpu/throttle_reasons": 0.0,
+    "gpu/throttle_power": 10.0,
+    "gpu/throttle_sw_thermal": 0.0,
+    "gpu/throttle_hw_thermal": 0.0,
+    "gpu/throttle_brake": 0.0,
+    "gpu/pcie_tx": 1.5 * GIB,
+    "gpu/pcie_rx": 0.25 * GIB,
+    "gpu/nvlink_tx": 0.0,
+    "gpu/nvlink_rx": 0.0,
+    "gpu/temp": 61.0,
+    "gpu/temp_mem": 68.0,
+    "gpu/temp_margin": 31.0,
+    "gpu/mem_clock": 2619.0,
+    "gpu/energy": 1000.0,
+    "gpu/sm_active": 71.0,
+    "gpu/sm_occupancy": 22.0,
+    "gpu/tensor_active": 33.0,
+    "gpu/dram_active": 45.0,
+    "gpu/power_limit": 700.0,
+    "gpu/mem_total": 80.0 * GIB,
+    "gpu/ecc_corrected": 0.0,
+    "gpu/ecc_uncorrected": 0.0,
+    "gpu/remapped_rows": 0.0,
+    "gpu/pcie_replays": 0.0,
+}
+"""Readings of a GPU at work that has no trouble."""
+
+IDLE = BUSY | {"gpu/util": 0.0, "gpu/power": 72.0, "gpu/sm_clock": 345.0, "gpu/temp": 34.0}
+
+
+class FakeClock:
+    """Moves only when told; `wall` is the same moment in epoch seconds."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def wall(self) -> float:
+        return 1.7e9 + self.now
+
+
+def info(index: int = 0, name: str = "NVIDIA H100 80GB HBM3", **changes: Any) -> DeviceInfo:
+    """A whole GPU; its UUID's first part differs from those of the others."""
+    gpu = DeviceInfo(
+        uuid=f"GPU-{index:08x}-0000-4000-8000-000000000000",
+        name=name,
+        nvml_index=index,
+        memory_total=80 * GIB,
+        driver_version="580.95.05",
+        mig=False,
+    )
+    return replace(gpu, **changes)
+
+
+def facts(of: DeviceInfo, **changes: Any) -> DeviceFacts:
+    """What the driver tells of an H100 beside its readings."""
+    known = DeviceFacts(
+        uuid=of.uuid,
+        name=of.name,
+        nvml_index=of.nvml_index,
+        pci_bus_id=f"00000000:{0x17 + of.nvml_index:02X}:00.0",
+        architecture="Hopper",
+        memory_total=of.memory_total,
+        driver_version=of.driver_version,
+        cuda_version="13.0",
+        power_limit=700.0,
+        power_limit_default=700.0,
+        temp_slowdown=92.0,
+        temp_shutdown=95.0,
+        temp_max_operating=87.0,
+        max_sm_clock=1980.0,
+        max_mem_clock=2619.0,
+        pcie_gen=5,
+        pcie_width=16,
+        pcie_max_gen=5,
+        pcie_max_width=16,
+        mig=of.mig,
+        parent_uuid=None,
+        mig_profile=None,
+    )
+    return replace(known, **changes)
+
+
+def process(pid: int = 4242, **changes: Any) -> GpuProcess:
+    """A training of this user."""
+    running = GpuProcess(
+        pid=pid,
+        name="python",
+        command="python train.py --epochs 3",
+        user="ada",
+        memory=38 * GIB,
+        sm=96.0,
+        kind="compute",
+        yours=True,
+        state="running",
+    )
+    return replace(running, **changes)
+
+
+@dataclass
+class Gpu:
+    """One GPU's answers; `missing` has the reasons for what is taken out of `values`."""
+
+    info: DeviceInfo = field(default_factory=info)
+    values: dict[str, float] = field(default_factory=lambda: dict(BUSY))
+    missing: dict[str, str] = field(default_factory=dict)
+    facts: DeviceFacts | None = None
+    processes: tuple[GpuProcess, ...] | None = ()
+    recovery: str | None = None
+    lost: str | None = None
+    instances: list[Gpu] = field(default_factory=list)
+
+
+@dataclass
+class FakeSource:
+    """A `DeviceSource`; `reads` counts the tiers that were asked for."""
+
+    gpus: list[Gpu] = field(default_factory=list)
+    reason: str | None = None
+    reads: list[tuple[str, Tier]] = field(default_factory=list)
+    armed: bool | None = None
+    before_read: Callable[[], None] = lambda: None
+
+    def devices(self) -> list[DeviceInfo]:
+        return [gpu.info for gpu in self.gpus]
+
+    def read(self, uuid: str, *tiers: Tier) -> dict[str, float]:
+        self.before_read()
+        self.reads += [(uuid, tier) for tier in tiers]
+        gpu = self._gpu(uuid)
+        if gpu.lost is not None:
+            return {}
+        keys = [key for tier in tiers for key in TIERS[tier]]
+        return {
+            key: gpu.values[key] for key in keys if key in gpu.values and key not in gpu.missing
+        }
+
+    def reasons(self, uuid: str) -> dict[str, str]:
+        gpu = self._gpu(uuid)
+        if gpu.lost is not None:
+            return dict.fromkeys(BUSY, gpu.lost)
+        return dict(gpu.missing)
+
+    def lost(self, uuid: str) -> str | None:
+        return self._gpu(uuid).lost
+
+    def facts(self, uuid: str) -> DeviceFacts | None:
+        return self._gpu(uuid).facts
+
+    def instances(self, uuid: str) -> list[DeviceInfo]:
+        return [gpu.info for gpu in self._gpu(uuid).instances]
+
+    def processes(self, uuid: str) -> tuple[GpuProcess, ...] | None:
+        return self._gpu(uuid).processes
+
+    def recovery_action(self, uuid: str) -> str | None:
+        return self._gpu(uuid).recovery
+
+    def arm_gpm(self, armed: bool) -> None:
+        self.armed = armed
+
+    def _gpu(self, uuid: str) -> Gpu:
+        every = [*self.gpus, *(one for gpu in self.gpus for one in gpu.instances)]
+        return next((gpu for gpu in every if gpu.info.uuid == uuid), Gpu(lost="not found"))
+
+
+def gpus(count: int) -> list[Gpu]:
+    """So many GPUs, each with its facts and a process; every third one is idle."""
+    found = []
+    for index in range(count):
+        one = info(index)
+        values = IDLE if index % 3 == 2 else BUSY
+        found.append(Gpu(one, dict(values), facts=facts(one), processes=(process(4000 + index),)))
+    return found
+
+
+def divided(index: int = 0) -> Gpu:
+    """A GPU that is divided into two MIG instances, as ordinary users see it."""
+    parent = info(index, mig=True)
+    why = dict.fromkeys(("gpu/util", "gpu/mem_util"), "not supported on this GPU")
+    values = {key: value for key, value in BUSY.items() if key not in why}
+    return Gpu(
+        parent,
+        values,
+        why,
+        facts(parent),
+        instances=[instance(parent, 1, "1g.10gb"), instance(parent, 2, "3g.40gb")],
+    )
+
+
+def instance(parent: DeviceInfo, number: int, profile: str) -> Gpu:
+    """One MIG instance, with a process of another user."""
+    one = replace(
+        parent,
+        uuid=f"MIG-{number:08x}-0000-4000-8000-000000000000",
+        name=f"{parent.name} MIG {profile}",
+        memory_total=10 * number * GIB,
+        mig=False,
+    )
+    sizes = {"gpu/mem_used": 3.0 * GIB, "gpu/mem_total": 10.0 * number * GIB}
+    known = facts(one, parent_uuid=parent.uuid, mig_profile=profile)
+    why = {"gpu/util": "not supported on this GPU"}
+    who = process(5000 + number, user="bob", yours=False, memory=3 * GIB, sm=None)
+    return Gpu(one, sizes, why, known, (who,))
+
+
+def machine(source: Any, clock: FakeClock | None = None) -> Machine:
+    """A machine that sees these GPUs."""
+    clock = clock or FakeClock()
+    return Machine(lambda: source, clock=clock, wall_clock=clock.wall, pause=lambda seconds: None)
+
+
+def without(values: Mapping[str, float], *keys: str) -> dict[str, float]:
+    """Readings that lack some metrics."""
+    return {key: value for key, value in values.items() if key not in keys}

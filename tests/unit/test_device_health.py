@@ -1,0 +1,232 @@
+"""The line of health of a GPU: every rule, and which of several is the line."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from stepscope.diagnosis.device_health import (
+    TELLTALES,
+    XID_NEW_S,
+    Evidence,
+    Health,
+    Level,
+    Xid,
+    health,
+)
+from tests.unit.fake_machine import BUSY, GIB, IDLE, facts, info, process, without
+
+FACTS = facts(info())
+
+
+def judged(values: dict[str, float] | None = None, **evidence: Any) -> Health:
+    """The health of a GPU at work, with these readings in place of its own."""
+    return health(Evidence(values=BUSY | (values or {}), **{"facts": FACTS, **evidence}))
+
+
+def test_a_gpu_without_trouble_says_what_it_does() -> None:
+    assert judged() == Health(Level.OK, "Working.")
+    assert health(Evidence(values=IDLE, facts=FACTS)).text == "Idle."
+    assert health(Evidence(values=without(BUSY, "gpu/util"))).text == "No trouble seen."
+    assert health(Evidence()) == Health(Level.OK, "No trouble seen.")
+
+
+def test_without_any_sensor_it_does_not_claim_to_know() -> None:
+    missing = dict.fromkeys(TELLTALES, "permission")
+    found = health(Evidence(values=without(BUSY, *TELLTALES), missing=missing))
+    assert found.text == "Working. Its sensors cannot be read here: permission."
+    some = dict.fromkeys(TELLTALES[1:], "permission")
+    assert health(Evidence(values=BUSY, missing=some)).text == "Working."
+
+
+def test_a_lost_gpu_says_only_that() -> None:
+    found = judged({"gpu/throttle_reasons": 0x40}, lost="lost: GPU is lost", recovery="reset")
+    assert (found.level, found.text) == (
+        Level.CRITICAL,
+        "Lost: GPU is lost. It is looked for again.",
+    )
+    assert len(found.signs) == 1
+
+
+def test_the_drivers_own_advice_comes_first() -> None:
+    found = judged({"gpu/throttle_reasons": 0x40}, recovery="the GPU has to be reset")
+    assert (found.level, found.text) == (
+        Level.CRITICAL,
+        "The driver says: the GPU has to be reset.",
+    )
+    assert [sign.level for sign in found.signs] == [Level.CRITICAL, Level.WARNING]
+
+
+@pytest.mark.parametrize(
+    ("mask", "words"),
+    [
+        (0x40, "Slowed by heat now, by the hardware: 61 °C, slowdown at 92 °C."),
+        (0x20, "Slowed by heat now, by the driver: 61 °C, slowdown at 92 °C."),
+        (0x60, "Slowed by heat now, by the hardware: 61 °C, slowdown at 92 °C."),
+        (0x08, "Slowed by the hardware now, for heat or power: 61 °C, slowdown at 92 °C."),
+        (0x48, "Slowed by heat now, by the hardware: 61 °C, slowdown at 92 °C."),
+        (0x88, "Slowed by the power brake now: the machine's power supply or cooling asks for it."),
+    ],
+)
+def test_a_gpu_that_is_slowed_now_names_the_reason(mask: int, words: str) -> None:
+    found = judged({"gpu/throttle_reasons": mask})
+    assert (found.level, found.text) == (Level.WARNING, words)
+
+
+def test_heat_without_a_temperature_or_a_threshold_is_still_heat() -> None:
+    hot = without(BUSY, "gpu/temp", "gpu/temp_margin") | {"gpu/throttle_reasons": 0x20}
+    assert health(Evidence(values=hot)).text == "Slowed by heat now, by the driver."
+
+
+@pytest.mark.parametrize(
+    ("temperature", "margin", "text"),
+    [
+        (88.0, None, "Hot: 88 °C, 4 °C below its slowdown."),
+        (92.0, None, "Hot: 92 °C, at its slowdown."),
+        (70.0, 5.0, "Hot: 70 °C, 5 °C below its slowdown."),  # its own margin counts
+        (91.0, 20.0, "Working."),
+        (86.9, None, "Working."),
+    ],
+)
+def test_a_gpu_near_its_own_slowdown_is_hot(
+    temperature: float, margin: float | None, text: str
+) -> None:
+    values = without(BUSY, "gpu/temp_margin") | {"gpu/temp": temperature}
+    if margin is not None:
+        values["gpu/temp_margin"] = margin
+    found = health(Evidence(values=values, facts=FACTS))
+    assert found.text == text
+    assert (found.level is Level.NOTICE) == text.startswith("Hot")
+
+
+def test_without_a_threshold_no_temperature_is_called_hot() -> None:
+    values = without(BUSY, "gpu/temp_margin") | {"gpu/temp": 91.0}
+    assert health(Evidence(values=values)).level is Level.OK
+
+
+def test_a_power_cap_at_full_load_is_normal_and_said_so() -> None:
+    found = judged({"gpu/throttle_reasons": 0x04})
+    assert (found.level, found.text) == (
+        Level.OK,
+        "Working. At its power limit of 700 W: normal at full load.",
+    )
+    half = judged({"gpu/throttle_reasons": 0x04, "gpu/util": 40.0})
+    assert half.text == "Working. Its clocks are held by the power limit of 700 W."
+
+
+def test_a_power_limit_below_the_gpus_own_is_worth_knowing() -> None:
+    found = judged({"gpu/throttle_reasons": 0x04, "gpu/power_limit": 300.0})
+    assert (found.level, found.text) == (
+        Level.NOTICE,
+        "Held by a power limit of 300 W, which was set below its own 700 W.",
+    )
+    unheld = judged({"gpu/power_limit": 300.0})
+    assert unheld.level is Level.OK
+
+
+def test_uncorrected_errors_are_worse_while_one_looks() -> None:
+    old = judged({"gpu/ecc_uncorrected": 2.0}, first={"gpu/ecc_uncorrected": 2.0})
+    assert (old.level, old.text) == (
+        Level.WARNING,
+        "2 uncorrected memory errors since the driver was loaded, none while this was watched.",
+    )
+    new = judged({"gpu/ecc_uncorrected": 3.0}, first={"gpu/ecc_uncorrected": 2.0})
+    assert new.level is Level.CRITICAL
+    assert new.text.startswith("1 uncorrected memory error while this was watched: results may")
+
+
+def test_remapped_rows_are_repaired_rows() -> None:
+    one = judged({"gpu/remapped_rows": 1.0})
+    assert (one.level, one.text) == (
+        Level.NOTICE,
+        "1 row of the memory is replaced by spare ones.",
+    )
+    assert "3 rows of the memory are" in judged({"gpu/remapped_rows": 3.0}).text
+
+
+def xid(code: int, level: Level, age_s: float, advice: str = "Restart the machine.") -> Xid:
+    return Xid(code, f"Xid {code}: words", advice, level, age_s)
+
+
+def test_an_xid_is_as_bad_as_its_advice_and_the_worst_is_told() -> None:
+    gpu, program = xid(79, Level.CRITICAL, 5.0), xid(31, Level.WARNING, 3.0, "Restart the program.")
+    found = judged(xids=(gpu,))
+    assert (found.level, found.text) == (
+        Level.CRITICAL,
+        "Xid 79: words, 5 s ago. Restart the machine.",
+    )
+    assert judged(xids=(program,)).level is Level.WARNING
+    both = judged(xids=(gpu, program))
+    assert (both.level, both.text) == (
+        Level.CRITICAL,
+        "Xid 79: words, 5 s ago (2 in all). Restart the machine.",
+    )
+
+
+def test_an_old_xid_is_history() -> None:
+    old = xid(79, Level.CRITICAL, XID_NEW_S)
+    found = judged(xids=(old,))
+    assert (found.level, found.text[:27]) == (Level.NOTICE, "Xid 79: words, 10 min 00 s ")
+    newer = judged(xids=(old, xid(31, Level.WARNING, 1.0)))
+    assert (newer.level, newer.text[:6]) == (Level.WARNING, "Xid 31")
+
+
+def test_a_link_below_its_maximum_counts_only_under_load() -> None:
+    slow = replace(FACTS, pcie_gen=1, pcie_width=8)
+    found = judged(facts=slow)
+    assert (found.level, found.text) == (
+        Level.WARNING,
+        "PCIe link at gen 1 ×8 under load, it can do gen 5 ×16: copies take longer.",
+    )
+    assert judged(facts=replace(FACTS, pcie_width=8)).level is Level.WARNING
+    assert judged({"gpu/util": 3.0}, facts=slow).level is Level.OK
+    assert judged(facts=replace(FACTS, pcie_gen=None, pcie_width=None)).level is Level.OK
+
+
+def test_memory_that_is_nearly_full() -> None:
+    found = judged({"gpu/mem_used": 78.0 * GIB})
+    assert (found.level, found.text) == (
+        Level.NOTICE,
+        "Memory nearly full: 1.50 GiB of 80.0 GiB are free.",
+    )
+    assert judged({"gpu/mem_used": 75.0 * GIB}).level is Level.OK
+    assert health(Evidence(values=without(BUSY, "gpu/mem_total"))).level is Level.OK
+
+
+def test_a_zombie_that_holds_memory() -> None:
+    dead = process(77, state="zombie", memory=2 * GIB)
+    found = judged(processes=(dead, process()))
+    assert (found.level, found.text) == (
+        Level.WARNING,
+        "An ended process still holds 2.00 GiB of memory: 77 (python). End what started it.",
+    )
+    four = tuple(process(pid, state="zombie", memory=None) for pid in range(1, 5))
+    assert judged(processes=four).text == (
+        "4 ended processes hold memory: 1 (python), 2 (python), 3 (python) and 1 more. "
+        "End what started it."
+    )
+
+
+def test_a_process_that_cannot_be_seen_from_here_is_not_called_a_zombie() -> None:
+    found = judged(processes=(process(77, state="gone", memory=GIB),))
+    assert found.level is Level.NOTICE
+    assert found.text == (
+        "A process that cannot be seen from here (ended, or in another container) holds "
+        "1.00 GiB of memory: 77 (python)."
+    )
+
+
+def test_the_worst_sign_is_the_line_and_the_others_are_kept() -> None:
+    found = judged(
+        {"gpu/throttle_reasons": 0x44, "gpu/mem_used": 79.0 * GIB, "gpu/ecc_uncorrected": 1.0},
+        first={"gpu/ecc_uncorrected": 0.0},
+    )
+    assert [sign.level for sign in found.signs] == [
+        Level.CRITICAL,
+        Level.WARNING,
+        Level.NOTICE,
+        Level.OK,
+    ]
+    assert found.text == found.signs[0].text
