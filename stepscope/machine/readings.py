@@ -1,0 +1,116 @@
+"""What is known of one GPU from look to look: its newest values, and what they add up to."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from stepscope.diagnosis.device_health import Evidence, Xid, health
+from stepscope.diagnosis.throttle_time import REASONS, throttle_times
+from stepscope.machine.energy import EnergyMeter
+from stepscope.machine.history import DRAWN, KEPT_S, History
+from stepscope.machine.views import DeviceView
+from stepscope.sampling.device_facts import DeviceFacts, DeviceInfo
+from stepscope.sampling.nvml import DeviceSource
+from stepscope.sampling.nvml_fields import Tier
+from stepscope.sampling.processes import GpuProcess
+
+SLOW_S, RARE_S = 0.9, 10.0
+PERIODS = {Tier.FAST: 0.0, Tier.MEDIUM: 0.0, Tier.SLOW: SLOW_S, Tier.RARE: RARE_S}
+"""Seconds after which a tier is read again; at one look a second the slow one is always due."""
+INSTANCES_S = 10.0
+"""Seconds after which MIG instances are looked for again: administrators change them."""
+
+
+@dataclass(slots=True)
+class _Tier:
+    values: dict[str, float] = field(default_factory=dict)
+    read_at: float = -math.inf
+
+
+class DeviceReadings:
+    """One GPU or MIG instance of a source; times are those of the monotonic clock."""
+
+    def __init__(self, info: DeviceInfo) -> None:
+        self.info = info
+        self.history = History((*DRAWN, *REASONS))
+        self._tiers = {tier: _Tier() for tier in PERIODS}
+        self._first: dict[str, float] = {}
+        self._energy = EnergyMeter()
+        self._facts: DeviceFacts | None = None
+        self._processes: tuple[GpuProcess, ...] | None = None
+        self._recovery: str | None = None
+        self._instances: dict[str, DeviceReadings] = {}
+        self._instances_at = -math.inf
+
+    def read(self, source: DeviceSource, now: float, ts: float) -> None:
+        """Read what is due; `ts` is the same moment in epoch seconds."""
+        uuid = self.info.uuid
+        due = [tier for tier, kept in self._tiers.items() if now - kept.read_at >= PERIODS[tier]]
+        for tier in due:
+            # Each by itself: what it does not answer any more must not be shown as if it were new.
+            self._tiers[tier] = _Tier(source.read(uuid, tier), now)
+        if Tier.SLOW in due:
+            self._processes = source.processes(uuid)
+        if Tier.RARE in due:
+            self._facts = source.facts(uuid) or self._facts
+            self._recovery = source.recovery_action(uuid)
+        values = self._values()
+        for key, value in values.items():
+            self._first.setdefault(key, value)
+        self._energy.add(now, values.get("gpu/energy"), values.get("gpu/power"))
+        self.history.add(ts, values)
+        self._read_instances(source, now, ts)
+
+    def _read_instances(self, source: DeviceSource, now: float, ts: float) -> None:
+        if now - self._instances_at >= INSTANCES_S:
+            self._instances_at = now
+            found = source.instances(self.info.uuid)
+            self._instances = {
+                info.uuid: self._instances.get(info.uuid) or DeviceReadings(info) for info in found
+            }
+        for instance in self._instances.values():
+            instance.read(source, now, ts)
+
+    def _values(self) -> dict[str, float]:
+        return {key: value for tier in self._tiers.values() for key, value in tier.values.items()}
+
+    def view(
+        self, source: DeviceSource, now: float, ts: float, xids: tuple[Xid, ...] = ()
+    ) -> DeviceView:
+        """Return what is known now."""
+        uuid = self.info.uuid
+        values = self._values()
+        missing = {key: why for key, why in source.reasons(uuid).items() if key not in values}
+        lost = source.lost(uuid)
+        evidence = Evidence(
+            values=values,
+            first=self._first,
+            missing=missing,
+            facts=self._facts,
+            processes=self._processes or (),
+            lost=lost,
+            recovery=self._recovery,
+            xids=xids,
+        )
+        before = {key: self.history.oldest(key) for key in REASONS}
+        known = {key: found for key, found in before.items() if found is not None}
+        return DeviceView(
+            info=self.info,
+            facts=self._facts,
+            values=values,
+            ages={key: now - kept.read_at for kept in self._tiers.values() for key in kept.values},
+            missing=missing,
+            health=health(evidence),
+            processes=self._processes,
+            lost=lost,
+            throttled=throttle_times({key: value for key, (_, value) in known.items()}, values),
+            throttle_window_s=min(KEPT_S, max((ts - at for at, _ in known.values()), default=0.0)),
+            energy=self._energy.energy(),
+            xids=xids,
+            instances=tuple(one.view(source, now, ts) for one in self._instances.values()),
+        )
+
+    def find(self, uuid: str) -> DeviceReadings | None:
+        """Return these readings, or those of an instance, by UUID."""
+        return self if self.info.uuid == uuid else self._instances.get(uuid)

@@ -1,0 +1,64 @@
+"""What is seen of a machine at one moment; frozen, so that any thread may show it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from stepscope.diagnosis.device_health import Health, Xid
+from stepscope.diagnosis.throttle_time import ThrottleTime
+from stepscope.machine.energy import Energy
+from stepscope.sampling.device_facts import DeviceFacts, DeviceInfo
+from stepscope.sampling.processes import GpuProcess
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceView:
+    """One GPU, or a MIG instance of one; metrics by key, in stored units.
+
+    `ages` has how old each value is in seconds, `missing` why a metric has none. `processes` is
+    None where the driver hides them, and `missing["processes"]` says why. `throttled` and `energy`
+    are those since the looking began, `throttle_window_s` at most ten minutes ago.
+    """
+
+    info: DeviceInfo
+    facts: DeviceFacts | None
+    values: Mapping[str, float]
+    ages: Mapping[str, float]
+    missing: Mapping[str, str]
+    health: Health
+    processes: tuple[GpuProcess, ...] | None = None
+    lost: str | None = None
+    throttled: tuple[ThrottleTime, ...] = ()
+    throttle_window_s: float = 0.0
+    energy: Energy | None = None
+    xids: tuple[Xid, ...] = ()
+    instances: tuple[DeviceView, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostView:
+    """The machine around the GPUs; bytes, and percent of all cores. None: not known here."""
+
+    name: str
+    cpu: str
+    cores: int | None
+    platform: str
+    python: str
+    torch: str | None
+    driver: str | None
+    cuda: str | None
+    cpu_percent: float | None
+    memory_used: float
+    memory_total: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineView:
+    """All of it at `ts` (epoch seconds), begun at `since`; `reason` says why there are no GPUs."""
+
+    ts: float
+    since: float
+    reason: str | None
+    devices: tuple[DeviceView, ...]
+    host: HostView

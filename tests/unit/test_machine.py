@@ -1,0 +1,314 @@
+"""A machine as it is looked at once a second: tiers, ages, gaps, lost GPUs, MIG, energy, memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from stepscope.diagnosis.device_health import Level
+from stepscope.machine import DeviceView, Machine, MachineView
+from stepscope.machine.as_json import machine_json
+from stepscope.machine.energy import EnergyMeter
+from stepscope.machine.history import DRAWN, KEPT_READINGS, History
+from stepscope.machine.machine import RATE_S
+from stepscope.machine.xids import KEPT, Xids
+from stepscope.sampling.nvml import NullSource
+from stepscope.sampling.nvml_fields import Tier
+from stepscope.sampling.xid import NO_INSTANCE, xid_event
+from tests.unit.fake_machine import (
+    BUSY,
+    GIB,
+    FakeClock,
+    FakeSource,
+    Gpu,
+    divided,
+    facts,
+    gpus,
+    info,
+    machine,
+    process,
+)
+
+
+def looks(found: Machine, clock: FakeClock, count: int, seconds: float = 1.0) -> MachineView:
+    """Look so many times, with a pause before each."""
+    for _ in range(count):
+        clock.now += seconds
+        view = found.look()
+    return view
+
+
+def only(view: MachineView) -> DeviceView:
+    (device,) = view.devices
+    return device
+
+
+@pytest.mark.parametrize("count", [1, 8, 16])
+def test_every_gpu_is_seen_with_its_values_facts_and_processes(count: int) -> None:
+    source = FakeSource(gpus(count))
+    view = machine(source).look()
+    assert [device.info.nvml_index for device in view.devices] == list(range(count))
+    first = view.devices[0]
+    assert first.values == BUSY
+    assert first.facts == facts(info())
+    assert first.processes == (process(4000),)
+    assert (view.reason, view.host.driver, view.host.cuda) == (None, "580.95.05", "13.0")
+    assert view.host.memory_total > view.host.memory_used > 0
+
+
+def test_fast_values_are_read_at_each_look_and_rare_ones_seldom() -> None:
+    source, clock = FakeSource(gpus(1)), FakeClock()
+    found = machine(source, clock)
+    looks(found, clock, 11)
+    counts = {tier: [asked for _, asked in source.reads].count(tier) for tier in Tier}
+    assert counts == {Tier.FAST: 22, Tier.MEDIUM: 11, Tier.SLOW: 11, Tier.RARE: 2}
+    source.reads.clear()
+    looks(found, clock, 4, seconds=0.25)
+    assert [tier for _, tier in source.reads].count(Tier.SLOW) == 1
+
+
+def test_two_readings_of_a_look_are_so_close_that_no_counter_wraps_between_them() -> None:
+    pauses: list[float] = []
+    source = FakeSource(gpus(2))
+    Machine(lambda: source, pause=pauses.append).look()
+    assert pauses == [RATE_S], "one pause for all GPUs"
+    assert [tier for _, tier in source.reads[:3]] == [Tier.FAST] * 3
+
+
+def test_a_value_has_an_age() -> None:
+    source, clock = FakeSource(gpus(1)), FakeClock()
+    found = machine(source, clock)
+    device = only(looks(found, clock, 4))
+    assert device.ages["gpu/util"] == 0.0
+    assert device.ages["gpu/remapped_rows"] == 3.0
+    assert device.ages.keys() == device.values.keys()
+
+
+def test_a_value_that_is_not_answered_any_more_is_missing_with_its_reason() -> None:
+    (gpu,) = gpus(1)
+    clock = FakeClock()
+    found = machine(FakeSource([gpu]), clock)
+    assert "gpu/power" in only(looks(found, clock, 1)).values
+    gpu.missing = {"gpu/power": "error: Timeout"}
+    device = only(looks(found, clock, 1))
+    assert "gpu/power" not in device.values
+    assert device.missing == {"gpu/power": "error: Timeout"}
+    assert device.values["gpu/util"] == 97.0
+
+
+def test_a_reason_of_a_value_that_is_there_is_not_told() -> None:
+    (gpu,) = gpus(1)
+    source = FakeSource([gpu])
+    source.reasons = lambda uuid: {"gpu/util": "no data"}  # type: ignore[method-assign]
+    assert only(machine(source).look()).missing == {}
+
+
+def test_a_lost_gpu_has_no_values_and_the_others_go_on() -> None:
+    first, second = gpus(2)
+    clock = FakeClock()
+    found = machine(FakeSource([first, second]), clock)
+    looks(found, clock, 1)
+    second.lost = "lost: GPU is lost"
+    one, other = looks(found, clock, 1).devices
+    assert one.health.level is Level.OK
+    assert (other.health.level, other.lost) == (Level.CRITICAL, "lost: GPU is lost")
+    assert set(other.values) == {*BUSY} & {
+        "gpu/ecc_corrected",
+        "gpu/ecc_uncorrected",
+        "gpu/remapped_rows",
+        "gpu/pcie_replays",
+    }, "what is read every 10 s is still young enough"
+    second.lost = None
+    assert looks(found, clock, 1).devices[1].values == BUSY
+
+
+def test_mig_instances_stand_under_their_parent_with_their_own_memory() -> None:
+    gpu = divided()
+    clock = FakeClock()
+    found = machine(FakeSource([gpu]), clock)
+    device = only(looks(found, clock, 1))
+    assert device.missing["gpu/util"] == "not supported on this GPU"
+    small, large = device.instances
+    assert [one.facts.mig_profile for one in (small, large) if one.facts] == ["1g.10gb", "3g.40gb"]
+    assert small.values["gpu/mem_used"] == 3 * GIB
+    assert small.values["gpu/mem_total"] == 10 * GIB
+    assert small.processes is not None
+    assert small.processes[0].user == "bob"
+    assert found.history(small.info.uuid) is not None
+    gpu.instances.pop()
+    assert len(only(looks(found, clock, 5)).instances) == 2, "looked for again every 10 s"
+    assert len(only(looks(found, clock, 6)).instances) == 1
+
+
+def test_hidden_processes_are_not_no_processes() -> None:
+    (gpu,) = gpus(1)
+    gpu.processes, gpu.missing = None, {"processes": "permission"}
+    device = only(machine(FakeSource([gpu])).look())
+    assert device.processes is None
+    assert device.missing["processes"] == "permission"
+
+
+def test_throttle_times_are_those_since_the_looking_began() -> None:
+    (gpu,) = gpus(1)
+    clock = FakeClock()
+    found = machine(FakeSource([gpu]), clock)
+    looks(found, clock, 1)
+    gpu.values["gpu/throttle_hw_thermal"] += 2.0
+    device = only(looks(found, clock, 5))
+    assert device.throttle_window_s == 5.0
+    assert {time.key: time.seconds for time in device.throttled if time.seconds} == {
+        "gpu/throttle_hw_thermal": 2.0
+    }
+
+
+def test_the_driver_is_looked_for_again_when_it_says_so() -> None:
+    clock = FakeClock()
+    answers = [NullSource("The NVIDIA driver is not loaded.", 1030.0), FakeSource(gpus(1))]
+    found = Machine(
+        lambda: answers.pop(0), clock=clock, wall_clock=clock.wall, pause=lambda seconds: None
+    )
+    view = found.look()
+    assert (view.reason, view.devices) == ("The NVIDIA driver is not loaded.", ())
+    assert view.host.driver is None
+    assert looks(found, clock, 1).devices == ()
+    assert len(looks(found, clock, 1, seconds=30).devices) == 1
+    assert len(looks(found, clock, 1).devices) == 1
+
+
+def test_activity_counters_are_armed_as_long_as_wished() -> None:
+    source = FakeSource(gpus(1))
+    found = machine(source)
+    found.arm(True)
+    assert source.armed is None, "the driver is not opened for it"
+    found.look()
+    assert source.armed is True
+    found.arm(False)
+    assert source.armed is False
+
+
+def test_an_xid_is_remembered_with_its_age_and_as_bad_as_its_advice() -> None:
+    clock = FakeClock()
+    found = machine(FakeSource(gpus(2)), clock)
+    looks(found, clock, 1)
+    for _ in range(KEPT + 5):
+        found.note_xid(xid_event(info(1).uuid, 79, NO_INSTANCE))
+    first, second = looks(found, clock, 1, seconds=4).devices
+    assert first.xids == ()
+    assert len(second.xids) == KEPT
+    assert second.xids[0].age_s == pytest.approx(4.0)
+    assert second.health.level is Level.CRITICAL
+    assert second.health.text.startswith("Xid 79: the GPU has fallen off the bus, 4 s ago (20 in")
+
+
+@pytest.mark.parametrize(
+    ("code", "level"),
+    [
+        (63, Level.NOTICE),
+        (43, Level.NOTICE),
+        (13, Level.WARNING),
+        (31, Level.WARNING),
+        (9999, Level.WARNING),
+        (48, Level.CRITICAL),
+        (74, Level.CRITICAL),
+        (95, Level.CRITICAL),
+    ],
+)
+def test_how_bad_an_xid_is_follows_from_what_nvidia_advises(code: int, level: Level) -> None:
+    known = Xids()
+    known.add(10.0, xid_event("GPU-1", code, NO_INSTANCE))
+    (xid,) = known.of("GPU-1", 12.0)
+    assert (xid.code, xid.level, xid.age_s) == (code, level, 2.0)
+
+
+# --- energy ---------------------------------------------------------------------------------------
+
+
+def test_energy_is_the_counters_difference_also_over_a_gap() -> None:
+    meter = EnergyMeter()
+    assert meter.energy() is None
+    for now, joules in ((0.0, 1000.0), (1.0, 1500.0), (300.0, 91_500.0)):
+        meter.add(now, joules, 500.0)
+    energy = meter.energy()
+    assert energy is not None
+    assert (energy.joules, energy.seconds, energy.from_counter) == (90_500.0, 300.0, True)
+
+
+def test_a_counter_that_fell_is_a_new_beginning() -> None:
+    meter = EnergyMeter()
+    for now, joules in ((0.0, 1000.0), (1.0, 1500.0), (2.0, 10.0), (3.0, 110.0)):
+        meter.add(now, joules, None)
+    energy = meter.energy()
+    assert energy is not None
+    assert (energy.joules, energy.seconds) == (600.0, 2.0)
+
+
+def test_without_a_counter_it_is_the_integral_of_the_power_without_gaps() -> None:
+    meter = EnergyMeter()
+    for now, watts in ((0.0, 100.0), (1.0, 300.0), (60.0, 300.0), (62.0, 500.0)):
+        meter.add(now, None, watts)
+    energy = meter.energy()
+    assert energy is not None
+    assert (energy.joules, energy.seconds, energy.from_counter) == (200.0 + 800.0, 3.0, False)
+
+
+def test_the_counter_agrees_with_the_integral_of_steady_power() -> None:
+    by_counter, by_power = EnergyMeter(), EnergyMeter()
+    for second in range(60):
+        by_counter.add(second, 1e6 + 400.0 * second, 400.0)
+        by_power.add(second, None, 400.0)
+    counted, estimated = by_counter.energy(), by_power.energy()
+    assert counted is not None
+    assert estimated is not None
+    assert counted.joules == pytest.approx(estimated.joules)
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+def test_the_history_is_bounded_in_readings_and_in_time() -> None:
+    history = History(DRAWN)
+    for second in range(3 * KEPT_READINGS):
+        history.add(float(second), {"gpu/util": 1.0})
+    assert len(history.since(0.0)) == KEPT_READINGS
+    history.add(10_000.0, {"gpu/util": 2.0})
+    assert [reading.ts for reading in history.since(0.0)] == [10_000.0]
+    assert history.oldest("gpu/util") == (10_000.0, 2.0)
+    assert history.oldest("gpu/power") is None
+
+
+# --- JSON -----------------------------------------------------------------------------------------
+
+
+def test_json_has_every_value_in_stored_units_and_reasons_for_the_others() -> None:
+    plain, mig = gpus(1)[0], divided(1)
+    plain.missing = {"gpu/fan": "not supported on this GPU"}
+    found = machine_json(machine(FakeSource([plain, mig])).look())
+    first, second = found["devices"]
+    assert first["values"] == BUSY
+    assert first["missing"] == {"gpu/fan": "not supported on this GPU"}
+    assert first["facts"]["temp_slowdown"] == 92.0
+    assert first["health"] == {"level": "ok", "text": "Working.", "signs": []}
+    assert first["processes"][0]["command"] == "python train.py --epochs 3"
+    assert [one["facts"]["parent_uuid"] for one in second["instances"]] == [second["uuid"]] * 2
+    assert found["host"]["driver"] == "580.95.05"
+
+
+def test_json_without_a_gpu_says_why() -> None:
+    found = machine_json(machine(NullSource("The NVIDIA driver is not loaded.")).look())
+    assert (found["devices"], found["reason"]) == ([], "The NVIDIA driver is not loaded.")
+
+
+def test_a_gpu_of_which_the_driver_tells_little_is_still_seen() -> None:
+    bare = replace(info(), memory_total=None, driver_version=None)
+    keys = {"gpu/mem_used": 3.0 * GIB}
+    why = {key: "not supported on this GPU" for key in BUSY if key not in keys}
+    gpu = Gpu(bare, keys, {**why, "processes": "not supported on this GPU"}, None, None)
+    view = machine(FakeSource([gpu])).look()
+    device = only(view)
+    assert device.values == keys
+    assert len(device.missing) == len(BUSY)
+    assert device.health.level is Level.OK
+    assert "cannot be read here" in device.health.text
+    assert (view.host.driver, view.host.cuda) == (None, None)
+    assert machine_json(view)["devices"][0]["facts"] is None
