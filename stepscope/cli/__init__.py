@@ -25,6 +25,7 @@ INTERRUPTED = 130
 COMMANDS = {
     "watch": "run a training script unchanged and record it",
     "record": "record this machine's GPUs and host, without any training",
+    "devices": "show every GPU of this machine: load, memory, heat, health and who is on it",
     "runs": "list recorded runs, live ones first, then newest first",
     "fit": "run a script's first steps and say how much larger a batch fits",
     "diagnose": "say what a run's steps wait for, what ended it, and what to try next",
