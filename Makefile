@@ -49,7 +49,7 @@ $(CUDASIM)/.installed-test: requirements.txt requirements-test.txt pyproject.tom
 	touch $@
 
 test-cuda: $(CUDASIM)/.installed-test
-	$(CUDASIM)/bin/python -m pytest $(XDIST) --require-gpu $(or $(TESTS_CUDA),tests/cudasim tests/gpu tests/browser/test_cuda_page.py)
+	$(CUDASIM)/bin/python -m pytest $(XDIST) --require-gpu $(or $(TESTS_CUDA),tests/cudasim tests/gpu $(wildcard tests/browser/test_cuda_*.py))
 
 # What concerns torch under another version of it, on the simulator: make test-torch VERSION=2.11.0
 test-torch:

@@ -36,7 +36,7 @@ def summarize(run: RunInfo) -> RunSummary:
                 for info in reader.series()
                 if info.stream in (Stream.STEPS, Stream.SAMPLES)
             }
-            samples_of_a_step = _samples_of_a_step(reader)
+            each_step = samples_of_a_step(reader)
     except StoreError:
         return RunSummary()
     steps, samples = whole.get(Stream.STEPS), whole.get(Stream.SAMPLES)
@@ -44,13 +44,13 @@ def summarize(run: RunInfo) -> RunSummary:
     validated = _of(steps, "low", "val/loss")
     return RunSummary(
         best_loss=_of(steps, "low", "train/loss") if validated is None else validated,
-        samples_per_s=samples_of_a_step / step_time if samples_of_a_step and step_time else None,
+        samples_per_s=each_step / step_time if each_step and step_time else None,
         peak_allocated=_of(samples, "high", "memory/peak_allocated"),
         peak_process=_of(samples, "high", "process/rss"),
     )
 
 
-def _samples_of_a_step(reader: RunReader) -> float | None:
+def samples_of_a_step(reader: RunReader) -> float | None:
     """Return the mean of rate times step time: a mean of rates alone favors the shortest steps."""
     for info in reader.series():
         if info.stream == Stream.STEPS:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import functools
 import gc
 import importlib
 import logging
@@ -23,12 +24,24 @@ import streamlit as st
 
 from dashboard.crash_watch import CrashWatch
 from dashboard.lesson_runs import LessonRuns
+from dashboard.machine.run_energy import RunEnergies
+from dashboard.machine.watch import MachineWatch
 from dashboard.run_index import RunIndex
 from dashboard.run_summary import RunSummary, summarize
 from dashboard.snapshot_files import Snapshots
 from dashboard.sweeps import Sweeps
 from dashboard.verdicts import Verdicts
-from stepscope.run import RunError, RunInfo, read_run, run_folder, run_folders, runs_root
+from stepscope.machine import Machine
+from stepscope.run import (
+    RunError,
+    RunInfo,
+    read_only_reason,
+    read_run,
+    run_folder,
+    run_folders,
+    runs_root,
+)
+from stepscope.sampling.nvml import open_source
 from trainer.config import RunConfig
 from trainer.lab.folder import SweepError
 from trainer.lab.plan import Plan
@@ -61,6 +74,8 @@ class Services:
         self.verdicts = Verdicts()
         self.sweeps = Sweeps(runs, examples)
         self.snapshots = Snapshots(runs)
+        self.machine = MachineWatch(Machine(functools.partial(open_source, reader="page")))
+        self.energies = RunEnergies()
         self._summaries: dict[str, RunSummary] = {}
         self._lock = threading.Lock()
         self._active: ActiveRun | None = None
@@ -207,6 +222,18 @@ class Services:
         data: bytes = checkpoint.weights_bytes(self.folder(run_id) / name)
         return data
 
+    def cuda_indices(self) -> dict[str, int]:
+        """Return torch's index of each GPU that it sees, by UUID; {} while it is being imported."""
+        found = self.devices().devices if self.devices_known else []
+        return {gpu.id: gpu.cuda_index for gpu in found if gpu.cuda_index is not None}
+
+    def run_processes(self) -> dict[int, str]:
+        """Return the names of this machine's live runs by the number of their process."""
+        live = [run for run in self.index.recent().runs if run.status.live]
+        here = [run for run in live if read_only_reason(run) is None]
+        found = {run.run_json.get("pid"): str(run.run_json.get("name") or run.id) for run in here}
+        return {pid: name for pid, name in found.items() if type(pid) is int}
+
     def close(self) -> None:
         """Stop the active run or sweep and flush its data; a second call does nothing."""
         self.lessons.close()
@@ -217,6 +244,7 @@ class Services:
             active.end_with_server()
         self.sweeps.close(STOP_TIMEOUT_S)
         self.snapshots.close()
+        self.machine.close()
 
     def _find_devices(self) -> None:
         try:

@@ -51,6 +51,26 @@ def format_duration(seconds: float | None) -> str:
     return f"{whole // 86400} d {whole % 86400 // 3600:02} h"
 
 
+def format_energy(joules: float) -> str:
+    """Return an energy in joules, and in watt-hours, with three digits each.
+
+    >>> format_energy(812)
+    '812 J (0.226 Wh)'
+    >>> format_energy(12_345_678)
+    '12.3 MJ (3,429 Wh)'
+    """
+    size, unit = joules, "J"
+    for larger in ("kJ", "MJ", "GJ"):
+        if abs(size) < 1000:
+            break
+        size, unit = size / 1000, larger
+    return f"{_three_digits(size)} {unit} ({_three_digits(joules / 3600)} Wh)"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
 def printable(text: str) -> str:
     """Return the text with its control characters replaced: run folders may be foreign."""
     return "".join(char if char.isprintable() else "�" for char in text)

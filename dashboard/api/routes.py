@@ -23,6 +23,7 @@ from starlette.routing import Route
 
 from dashboard import live_chart, services
 from dashboard.api import commands, uploads
+from dashboard.api.devices import devices_answer
 from dashboard.api.page_token import page_token
 from dashboard.charts import ledger, series
 from dashboard.charts.profile import shown
@@ -148,6 +149,12 @@ def get_window(request: Request) -> Answer:
 
 
 @_answering
+def get_devices(request: Request) -> Answer:
+    """`/api/devices?gpu=&since=`: this machine now, and one GPU with what is new of its history."""
+    return devices_answer(services.get(), request.query_params)
+
+
+@_answering
 def get_profile(request: Request) -> Answer:
     """`/api/profile?run=&first=&last=`: the parts of a step and the stacks of a profile."""
     query = request.query_params
@@ -225,6 +232,7 @@ ROUTES = [
     Route("/api/window", get_window),
     Route("/api/runs", get_runs),
     Route("/api/profile", get_profile),
+    Route("/api/devices", get_devices),
     Route("/api/command", post_command, methods=["POST"]),
     Route("/api/snapshot", post_snapshot, methods=["POST"]),
     Route("/api/{path:path}", no_such_route, methods=["GET", "POST", "PUT", "PATCH", "DELETE"]),

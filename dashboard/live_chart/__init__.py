@@ -1,4 +1,5 @@
-"""The pages' browser components: a run's header, numbers, charts and events; its memory; a profile.
+"""The pages' browser components: a run's header, numbers, charts and events; its memory; a profile;
+the machine and its GPUs.
 
 It keeps its DOM for its life and polls `/api/series` for new points only, so a script run sends
 configuration, never samples. Streamlit sends a component's inline source with every message, so
@@ -76,6 +77,15 @@ _mount_upload = st.components.v2.component(
     ),
     isolate_styles=False,
 )
+_mount_devices = st.components.v2.component(
+    "stepscope_devices",
+    js=_loader("devices.js", "stepscopeDevices"),
+    css="".join(
+        (_FOLDER / name).read_text(encoding="utf-8")
+        for name in ("live.css", "cards.css", "devices.css")
+    ),
+    isolate_styles=False,
+)
 
 
 def _rerun() -> None:
@@ -142,3 +152,8 @@ def snapshot_upload(limit: int, *, key: str, on_upload: Callable[[], None]) -> N
     `on_upload` is called once it is there: the component's `uploaded` is its name.
     """
     _mount_upload(key=key, data={"limit": limit}, on_uploaded_change=on_upload)
+
+
+def device_cards(first: dict[str, Any], *, key: str) -> None:
+    """Mount the machine and its GPUs; `first` is an answer of `/api/devices` to begin with."""
+    _mount_devices(key=key, data={"first": first})

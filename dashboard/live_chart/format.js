@@ -29,9 +29,9 @@ export function percent(value) {
 // The unit in which `value` is drawn, and what to divide by.
 export function scaleFor(unit, value) {
   const size = Math.abs(value || 0);
-  if (unit === "B") {
+  if (unit === "B" || unit === "B/s") {
     const power = Math.max(0, Math.min(4, Math.floor(Math.log2(Math.max(size, 1)) / 10)));
-    return { unit: BYTE_UNITS[power], factor: 2 ** (10 * power) };
+    return { unit: BYTE_UNITS[power] + unit.slice(1), factor: 2 ** (10 * power) };
   }
   if (unit === "s" && size < 1) {
     return size >= 1e-3 ? { unit: "ms", factor: 1e-3 } : { unit: "µs", factor: 1e-6 };

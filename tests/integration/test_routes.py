@@ -91,6 +91,7 @@ def test_a_run_is_served_and_then_only_what_is_new(client: TestClient) -> None:
         ("/api/window?run=one&axis=z&from=0&to=1", 400, "step or time"),
         ("/api/window?run=one&axis=step&from=nan&to=1", 400, "finite"),
         ("/api/window?run=one&axis=step&from=0", 400, "finite|could not convert"),
+        ("/api/devices?gpu=GPU-absent", 404, "has no GPU"),
         ("/api/series?run=corrupt", 404, "not a Stepscope run"),
         ("/api/series?run=damaged", 422, "not a readable"),
     ],
@@ -101,6 +102,14 @@ def test_a_wrong_request_is_answered_in_a_sentence(
     answer = client.get(path)
     assert answer.status_code == status
     assert any(part in answer.json()["error"] for part in word.split("|"))
+
+
+def test_the_machine_is_served_with_or_without_a_gpu(client: TestClient) -> None:
+    answer = client.get("/api/devices")
+    assert answer.headers["cache-control"] == "no-store"
+    machine = answer.json()["machine"]
+    assert machine["host"]["memory"]["share"] > 0
+    assert bool(machine["cards"]) == (machine["none"] is None)
 
 
 def test_a_killed_run_is_served_to_its_last_step(client: TestClient, runs: Path) -> None:

@@ -804,3 +804,39 @@ def test_a_file_that_is_no_snapshot_is_not_sent(js: Script) -> None:
     assert refusal("a.zip", 5) == "A snapshot's name ends in .pickle or .pkl."
     assert refusal("a.pickle", 2**30 + 1) == "The file has more than 1024 MiB."
     assert refusal("a.pickle", 0) == "The file is empty."
+
+
+# --- the page Devices -----------------------------------------------------------------------------
+
+
+def test_a_line_of_the_devices_page_breaks_where_nothing_was_read(js: Script) -> None:
+    times, values = [0, 1, 2, 10, 11], [0, 50, None, 100, 250]
+    path = js("linePath(times, values, [0, 20], 100)", times=times, values=values)
+    assert path == "M0.0 100.0L30.0 50.0M300.0 0.0L330.0 0.0", "it never leaves its frame"
+    assert js("linePath([], [], [0, 1], 1)") == ""
+
+
+def test_the_edge_of_a_chart_of_the_devices_page(js: Script) -> None:
+    assert js("topOf({ top: 80 }, [[1, 2]])") == 80
+    assert js("topOf({ top: null, mark: { value: 700 } }, [[1, 2]])") == pytest.approx(756)
+    assert js("topOf({ top: null, mark: null }, [[1, null, 200], []])") == pytest.approx(216)
+    assert js("topOf({ top: null, mark: null }, [[0]])") == 1
+
+
+def test_the_history_of_a_gpu_grows_once_a_reading_and_forgets(js: Script) -> None:
+    grown = """(() => {
+      const held = { t: [], v: {} };
+      extend(held, { t: [1, 2], v: { a: [10, 20] } }, 2);
+      extend(held, { t: [2, 3], v: { a: [20, 30], b: [7, 8] } }, 3);
+      extend(held, { t: [3], v: { a: [30], b: [8] } }, 3);
+      return held;
+    })()"""
+    assert js(grown) == {"t": [1, 2, 3], "v": {"a": [10, 20, 30], "b": [None, None, 8]}}
+    old = "(() => { const held = { t: [1, 500, 700], v: { a: [1, 2, 3] } };"
+    old += " extend(held, { t: [], v: {} }, 1000); return held; })()"
+    assert js(old) == {"t": [500, 700], "v": {"a": [2, 3]}}
+
+
+def test_bytes_a_second_have_binary_units(js: Script) -> None:
+    assert js("withUnit(1610612736, 'B/s')") == "1.50 GiB/s"
+    assert js("withUnit(0, 'B/s')") == "0 B/s"

@@ -1,0 +1,56 @@
+"""`/api/devices`: this machine as it is now, and the history and details of one GPU."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from dashboard.machine.content import machine_content
+from dashboard.machine.details import details, history
+from dashboard.services import Services
+from stepscope.machine import DeviceView, MachineView
+from stepscope.run import RunError
+
+Answer = dict[str, Any]
+
+
+def devices_answer(server: Services, query: Mapping[str, str]) -> Answer:
+    """Answer `?gpu=UUID&since=EPOCH_SECONDS`, both of which may be left out.
+
+    Raises RunError for a GPU that is not there, ValueError for a time that is none.
+    """
+    seen = server.machine.look()
+    answer: Answer = {"now": time.time(), "trouble": seen.trouble, "machine": None, "gpu": None}
+    if seen.view is None:
+        return answer
+    ours = server.run_processes()
+    answer["machine"] = machine_content(seen.view, server.cuda_indices(), ours)
+    uuid = query.get("gpu", "")
+    if uuid:
+        since = _epoch(query.get("since", "0"))
+        answer["gpu"] = _gpu(server, seen.view, uuid, since, ours)
+    return answer
+
+
+def _gpu(
+    server: Services, view: MachineView, uuid: str, since: float, ours: Mapping[int, str]
+) -> Answer:
+    device = _find(view, uuid)
+    kept = server.machine.history(uuid)
+    if device is None or kept is None:
+        raise RunError(f"gpu: this machine has no GPU {uuid[:60]!r}. Choose another one.")
+    energy = server.energies.of(server.index.recent().runs, uuid)
+    return details(device, view.since, energy, ours) | {"history": history(kept.since(since))}
+
+
+def _find(view: MachineView, uuid: str) -> DeviceView | None:
+    return next((device for device in view.devices if device.info.uuid == uuid), None)
+
+
+def _epoch(text: str) -> float:
+    value = float(text) if len(text) < 40 else math.nan
+    if not math.isfinite(value):
+        raise ValueError(f"since: must be epoch seconds, got {text[:40]!r}.")
+    return value

@@ -1,0 +1,319 @@
+"""The details of one GPU on the page Devices, as JSON of ready words; pure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+from dashboard.charts.parts import COLORS
+from dashboard.machine.content import Json, absent, of_total, owner, short_uuid
+from dashboard.machine.run_energy import RunEnergy
+from stepscope.diagnosis.device_health import link
+from stepscope.diagnosis.throttle_time import throttle_text
+from stepscope.formatting import format_bytes, format_duration, format_energy
+from stepscope.machine import DeviceView
+from stepscope.machine.history import DRAWN, Reading
+from stepscope.metrics import BY_KEY, Unit
+from stepscope.sampling.processes import GpuProcess
+
+DIFFERENCE = (
+    "Utilization is the share of time in which at least one kernel ran, however small it was: at "
+    "100 % most of the chip may still stand idle. SM, tensor and DRAM activity say how much of it "
+    "worked; the GPU has them from Hopper on."
+)
+Row = tuple[str, str, str, bool]
+"""Label, text, help, and whether the value is missing."""
+
+
+def details(
+    device: DeviceView, since: float, run: RunEnergy | None, ours: Mapping[int, str]
+) -> Json:
+    """Return everything that is known of a GPU; `since` is when this server began to look."""
+    processes = device.processes
+    return {
+        "uuid": device.info.uuid,
+        "title": f"GPU {device.info.nvml_index}",
+        "name": device.info.name,
+        "signs": [{"level": sign.level.value, "text": sign.text} for sign in device.health.signs]
+        or [{"level": device.health.level.value, "text": device.health.text}],
+        "difference": DIFFERENCE,
+        "groups": [
+            {"title": title, "rows": [list(row) for row in rows]}
+            for title, rows in _groups(device, since, run)
+        ],
+        "run": None if run is None else run.run_id,
+        "processes": None if processes is None else [_process(one, ours) for one in processes],
+        "no_processes": _no_processes(device),
+        "instances": [_instance(instance, ours) for instance in device.instances],
+        "charts": charts(device),
+    }
+
+
+def history(readings: list[Reading]) -> Json:
+    """Return readings as columns; numbers as short as they can be drawn."""
+    return {
+        "t": [round(reading.ts, 1) for reading in readings],
+        "v": {
+            key: [_short(reading.values[place]) for reading in readings]
+            for place, key in enumerate(DRAWN)
+        },
+    }
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.5g}")
+
+
+# --- charts ---------------------------------------------------------------------------------------
+
+
+def charts(device: DeviceView) -> list[Json]:
+    """Return the charts of the last ten minutes, those for which this GPU has values."""
+    facts = device.facts
+    total = device.values.get("gpu/mem_total", device.info.memory_total)
+    limit = device.values.get("gpu/power_limit")
+    slowdown = None if facts is None else facts.temp_slowdown
+    clock = None if facts is None else facts.max_sm_clock
+    wanted = [
+        _chart("Utilization and activity", "%", ACTIVITY, 100.0, None),
+        _chart("Memory", "B", {"gpu/mem_used": "used"}, total, None),
+        _chart("Power", "W", {"gpu/power": "power"}, None, _mark(limit, "limit")),
+        _chart("Temperature", "°C", {"gpu/temp": "GPU"}, None, _mark(slowdown, "slowdown")),
+        _chart("SM clock", "MHz", {"gpu/sm_clock": "SM clock"}, clock, None),
+        _chart("PCIe and NVLink", "B/s", LINKS, None, None),
+    ]
+    known = device.values.keys()
+    for chart in wanted:
+        chart["lines"] = [line for line in chart["lines"] if line["key"] in known]
+    return [chart for chart in wanted if chart["lines"]]
+
+
+ACTIVITY = {
+    "gpu/util": "utilization",
+    "gpu/sm_active": "SM active",
+    "gpu/tensor_active": "tensor cores",
+    "gpu/dram_active": "DRAM",
+}
+LINKS = {
+    "gpu/pcie_tx": "PCIe out",
+    "gpu/pcie_rx": "PCIe in",
+    "gpu/nvlink_tx": "NVLink out",
+    "gpu/nvlink_rx": "NVLink in",
+}
+_LINE_COLORS = {
+    "gpu/sm_active": "blue",
+    "gpu/tensor_active": "orange",
+    "gpu/dram_active": "pink",
+    "gpu/sm_clock": "blue",
+    "gpu/pcie_tx": "blue",
+    "gpu/pcie_rx": "orange",
+    "gpu/nvlink_tx": "green",
+    "gpu/nvlink_rx": "pink",
+}
+
+
+def _chart(
+    title: str, unit: str, lines: dict[str, str], top: float | None, mark: Json | None
+) -> Json:
+    return {
+        "title": title,
+        "unit": unit,
+        "top": top,
+        "mark": mark,
+        "lines": [
+            {"key": key, "label": label, "color": _LINE_COLORS.get(key) or COLORS[key]}
+            for key, label in lines.items()
+        ],
+    }
+
+
+def _mark(value: float | None, label: str) -> Json | None:
+    return None if value is None else {"value": value, "label": label}
+
+
+# --- facts ----------------------------------------------------------------------------------------
+
+
+def _groups(
+    device: DeviceView, since: float, run: RunEnergy | None
+) -> Iterator[tuple[str, list[Row]]]:
+    yield "Activity", [_metric(device, key) for key in ("gpu/util", "gpu/mem_util", *GPM)]
+    yield "Memory", list(_memory(device))
+    yield "Heat and power", list(_heat(device, since, run))
+    yield "Clocks", list(_clocks(device))
+    yield "Links", list(_links(device))
+    yield "Reliability", [_metric(device, key) for key in RELIABILITY]
+    yield "Identity", list(_identity(device))
+
+
+GPM = ("gpu/sm_active", "gpu/sm_occupancy", "gpu/tensor_active", "gpu/dram_active")
+RELIABILITY = (
+    "gpu/ecc_corrected",
+    "gpu/ecc_uncorrected",
+    "gpu/remapped_rows",
+    "gpu/pcie_replays",
+)
+
+
+def _metric(device: DeviceView, key: str, after: str = "") -> Row:
+    """Return a metric's row: its label and meaning from the table of metrics."""
+    metric, value = BY_KEY[key], device.values.get(key)
+    label = metric.label[:1].upper() + metric.label[1:]
+    if value is None:
+        return label, absent(device, key), metric.meaning, True
+    age_s = device.ages.get(key, 0.0)
+    old = f" ({format_duration(age_s)} ago)" if age_s > OLD_S else ""
+    return label, f"{TEXTS[metric.unit](value)}{after}{old}", metric.meaning, False
+
+
+OLD_S = 30.0
+"""Age from which it is said: the rare values are read every 10 s."""
+
+TEXTS: dict[Unit, Callable[[float], str]] = {
+    Unit.PERCENT: lambda value: f"{value:.0f} %",
+    Unit.BYTES: format_bytes,
+    Unit.BYTES_PER_SECOND: lambda value: f"{format_bytes(value)}/s",
+    Unit.WATT: lambda value: f"{value:.0f} W",
+    Unit.CELSIUS: lambda value: f"{value:.0f} °C",
+    Unit.MEGAHERTZ: lambda value: f"{value:,.0f} MHz",
+    Unit.COUNT: lambda value: f"{value:,.0f}",
+}
+
+
+def _fact(label: str, value: float | None, text: str, help_text: str) -> Row:
+    """Return a row of a fact that the driver gives once; `text` is a format."""
+    if value is None:
+        return label, "n/a on this GPU: the driver does not tell", help_text, True
+    return label, text.format(value), help_text, False
+
+
+def _memory(device: DeviceView) -> Iterator[Row]:
+    used = device.values.get("gpu/mem_used")
+    total = device.values.get("gpu/mem_total", device.info.memory_total)
+    if used is None:
+        yield _metric(device, "gpu/mem_used")
+    else:
+        meaning = BY_KEY["gpu/mem_used"].meaning
+        yield "Device used", of_total(used, total), meaning, False
+    yield _metric(device, "gpu/mem_reserved")
+
+
+def _heat(device: DeviceView, since: float, run: RunEnergy | None) -> Iterator[Row]:
+    facts = device.facts
+    yield _metric(device, "gpu/temp")
+    yield _metric(device, "gpu/temp_mem")
+    yield _metric(device, "gpu/temp_margin")
+    if facts is not None:
+        yield _fact("Slows down at", facts.temp_slowdown, "{:.0f} °C", "The GPU's own threshold.")
+        yield _fact("Switches off at", facts.temp_shutdown, "{:.0f} °C", "The GPU's own threshold.")
+    yield _metric(device, "gpu/power")
+    default = None if facts is None else facts.power_limit_default
+    yield _metric(
+        device, "gpu/power_limit", "" if default is None else f" (default {default:.0f} W)"
+    )
+    yield _metric(device, "gpu/fan")
+    yield _energy(device, since)
+    if run is not None:
+        help_text = "Of the whole GPU while the active run trained on it, pauses included."
+        yield "Energy of the run", run.text, help_text, False
+
+
+def _energy(device: DeviceView, since: float) -> Row:
+    help_text = "Of the whole GPU, whoever used it, since a page of this server first looked."
+    energy = device.energy
+    if energy is None:
+        return "Energy since looked at", absent(device, "gpu/energy"), help_text, True
+    began = time.strftime("%H:%M:%S", time.localtime(since))
+    how = "" if energy.from_counter else ", estimated from the power"
+    return (
+        "Energy since looked at",
+        f"{format_energy(energy.joules)} since {began}{how}",
+        help_text,
+        False,
+    )
+
+
+def _clocks(device: DeviceView) -> Iterator[Row]:
+    facts = device.facts
+    for key, most in (
+        ("gpu/sm_clock", None if facts is None else facts.max_sm_clock),
+        ("gpu/mem_clock", None if facts is None else facts.max_mem_clock),
+    ):
+        yield _metric(device, key, "" if most is None else f" of {most:,.0f}")
+    text = throttle_text(device.throttled, device.throttle_window_s)
+    help_text = "The driver counts for how long each reason lowers the clocks; several can at once."
+    yield "Clocks lowered", text, help_text, not device.throttled
+
+
+def _links(device: DeviceView) -> Iterator[Row]:
+    facts = device.facts
+    help_text = "An idle GPU lowers its link to save power; under load it should be at its maximum."
+    if facts is None or facts.pcie_gen is None:
+        yield "PCIe link", "n/a on this GPU: the driver does not tell", help_text, True
+    else:
+        now = link(facts.pcie_gen, facts.pcie_width)
+        most = link(facts.pcie_max_gen, facts.pcie_max_width)
+        yield "PCIe link", f"{now}, at most {most}", help_text, False
+    for key in LINKS:
+        yield _metric(device, key)
+
+
+def _identity(device: DeviceView) -> Iterator[Row]:
+    info, facts = device.info, device.facts
+    yield "UUID", info.uuid, "A GPU keeps it; indices change.", False
+    yield (
+        "NVML index",
+        str(info.nvml_index),
+        "As nvidia-smi counts; torch may count another way.",
+        False,
+    )
+    known = (
+        []
+        if facts is None
+        else [
+            ("PCI address", facts.pci_bus_id, "Where it is plugged in."),
+            ("Architecture", facts.architecture, "NVIDIA's name of the generation."),
+            ("CUDA of the driver", facts.cuda_version, "The newest CUDA that the driver can run."),
+        ]
+    )
+    for label, text, help_text in (("Driver", info.driver_version, "NVIDIA's driver."), *known):
+        yield label, text or "n/a: the driver does not tell", help_text, text is None
+    yield "MIG", "on" if info.mig else "off", "Whether the GPU is divided into instances.", False
+
+
+# --- processes ------------------------------------------------------------------------------------
+
+
+def _process(process: GpuProcess, ours: Mapping[int, str]) -> Json:
+    states = {"running": "", "zombie": "ended, not collected", "gone": "not to be seen from here"}
+    return {
+        "pid": process.pid,
+        "user": process.user,
+        "whose": owner(process, ours) if process.yours or process.pid in ours else "",
+        "memory": "n/a" if process.memory is None else format_bytes(process.memory),
+        "sm": "n/a" if process.sm is None else f"{process.sm:.0f} %",
+        "kind": str(process.kind),
+        "state": states[process.state],
+        "command": process.command or process.name,
+    }
+
+
+def _no_processes(device: DeviceView) -> str:
+    """Say why the table of processes is empty."""
+    if device.processes is None:
+        return absent(device, "processes")
+    return "Nobody is on this GPU." if not device.processes else ""
+
+
+def _instance(instance: DeviceView, ours: Mapping[int, str]) -> Json:
+    facts = instance.facts
+    used = instance.values.get("gpu/mem_used")
+    total = instance.values.get("gpu/mem_total", instance.info.memory_total)
+    return {
+        "uuid": instance.info.uuid,
+        "short": short_uuid(instance.info.uuid),
+        "profile": (facts.mig_profile if facts is not None else None) or instance.info.name,
+        "memory": absent(instance, "gpu/mem_used") if used is None else of_total(used, total),
+        "processes": [_process(process, ours) for process in instance.processes or ()],
+        "no_processes": _no_processes(instance),
+    }

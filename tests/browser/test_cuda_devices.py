@@ -1,0 +1,123 @@
+"""The page Devices with eight GPUs, as a person uses it: on the simulator, or on GPUs."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Locator, Page, expect
+
+from tests.browser.conftest import ARTIFACTS, Server, start_server, stop_server
+from tests.browser.test_axe import violations
+from tests.browser.test_cuda_page import SMALL, TRAINS_MS, start
+from tests.browser.test_live_page import OpenPage, button, wait_until
+from tests.conftest import Need
+from trainer.devices import cuda_reason
+
+ROOT = Path(__file__).resolve().parents[2]
+HELD = """
+import sys, time, torch
+held = torch.zeros(300 * 2**20, dtype=torch.uint8, device="cuda:1")
+torch.cuda.synchronize()
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> dict[str, str]:
+    """Eight simulated GPUs that no other test shares."""
+    return {
+        "CUDASIM_DEVICES": "8",
+        "CUDASIM_MEMORY": "1G",
+        "CUDASIM_SHM": str(tmp_path / "gpus"),
+    }
+
+
+@pytest.fixture
+def server(
+    need: Need, browser: Browser, tmp_path: Path, shared: dict[str, str]
+) -> Iterator[Server]:
+    need(cuda_reason())
+    server = start_server(tmp_path, **shared)
+    yield server
+    stop_server(server)
+
+
+@pytest.fixture
+def other(shared: dict[str, str], server: Server) -> Iterator[subprocess.Popen[str]]:
+    """Another program, which holds memory of the second GPU."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HELD],
+        text=True,
+        stdout=subprocess.PIPE,
+        env=os.environ | shared | {"PYTHONPATH": str(ROOT)},
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().strip() == "ready"
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def card(page: Page, number: int) -> Locator:
+    return page.get_by_test_id("gpus").locator("article").nth(number)
+
+
+def fact(page: Page, label: str) -> Locator:
+    """A fact of the open GPU by its label."""
+    rows = page.get_by_test_id("gpu-details").locator("dl > div")
+    return rows.filter(has=page.get_by_text(label, exact=True)).locator("dd")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_gpu_has_a_card_and_all_are_seen_at_once(
+    browser: Browser, server: Server, other: subprocess.Popen[str], theme: str
+) -> None:
+    context = browser.new_context(
+        viewport={"width": 1400, "height": 1000},
+        color_scheme="light" if theme == "light" else "dark",
+    )
+    page = context.new_page()
+    page.goto(f"{server.url}/devices")
+    expect(card(page, 0)).to_be_visible(timeout=60_000)
+    boxes = [one.bounding_box() for one in page.locator("article").all()]
+    assert len(boxes) >= 1
+    assert max(box["y"] + box["height"] for box in boxes if box) <= 1000
+    expect(card(page, 0)).to_contain_text("Nobody is on it.")
+    expect(card(page, 1)).to_contain_text(re.compile(r"you: \S*python"))
+    expect(card(page, 1).locator(".dv-cuda")).to_have_text("cuda:1", timeout=60_000)
+    assert violations(page) == []
+    card(page, 1).get_by_role("button").click()
+    expect(page.get_by_test_id("gpu-details")).to_contain_text(str(other.pid))
+    expect(fact(page, "Device used")).to_contain_text("of 1.00 GiB")
+    assert violations(page) == []
+    page.screenshot(path=ARTIFACTS / f"cuda-devices-{theme}.png", full_page=True)
+    page.keyboard.press("Escape")
+    expect(page.get_by_test_id("gpu-details")).to_have_count(0)
+    expect(card(page, 1).get_by_role("button")).to_be_focused()
+    context.close()
+
+
+def test_the_run_of_the_page_is_named_with_its_energy(open_page: OpenPage, server: Server) -> None:
+    page = open_page(f"/?workload=fill&{SMALL}")
+    start(page)
+    page.get_by_test_id("stHeader").get_by_role("link", name="Devices").click()
+    working = page.get_by_test_id("gpus").locator("article").filter(has_text="run fill")
+    expect(working).to_have_count(1, timeout=TRAINS_MS)
+    working.get_by_role("button").click()
+    expect(fact(page, "Energy of the run")).to_contain_text("J a sample", timeout=TRAINS_MS)
+    expect(fact(page, "Energy since looked at")).to_contain_text("Wh")
+    expect(fact(page, "GPU utilization")).to_contain_text("%")
+    lines = page.locator(".dv-chart path:not(.dv-mark)")
+    wait_until(lambda: "L" in (lines.first.get_attribute("d") or ""), page, 20)
+    page.screenshot(path=ARTIFACTS / "cuda-devices-run.png")
+    page.get_by_role("link", name="Open the run").click()
+    button(page, "Stop").click()
+    expect(page.get_by_test_id("status")).to_contain_text("Stopped", timeout=TRAINS_MS)

@@ -1,0 +1,183 @@
+"""The thread that looks at this machine: one for all tabs, only while a page looks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from dashboard.machine.watch import MachineWatch
+from stepscope.sampling.nvml import DeviceSource, NullSource
+from stepscope.sampling.xid import NO_INSTANCE, XidEvent, xid_event
+from tests.unit.fake_machine import FakeSource, gpus, info, machine
+
+NAME = "stepscope-machine"
+Make = Callable[..., MachineWatch]
+
+
+class FakeErrors:
+    """Reports one Xid at once; fair because the real watch calls `on_event` in the same way."""
+
+    begun: list[FakeErrors]
+
+    def __init__(self, source: DeviceSource, on_event: Callable[[XidEvent], None]) -> None:
+        self.stopped = False
+        FakeErrors.begun.append(self)
+        on_event(xid_event(info().uuid, 79, NO_INSTANCE))
+
+    def stop(self, timeout_s: float = 2.0) -> bool:
+        self.stopped = True
+        return True
+
+
+@pytest.fixture
+def watching() -> Iterator[Make]:
+    """Make watches that look 50 times a second; they end with the test."""
+    FakeErrors.begun = []
+    made: list[MachineWatch] = []
+
+    def make(source: object, **options: float) -> MachineWatch:
+        watch = MachineWatch(
+            machine(source),
+            watch_errors=FakeErrors,  # type: ignore[arg-type]
+            **{"period_s": 0.02, "idle_s": 60.0, **options},  # type: ignore[arg-type]
+        )
+        made.append(watch)
+        return watch
+
+    yield make
+    for watch in made:
+        watch.close()
+
+
+def threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == NAME]
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_nobody_looks_nothing_runs(watching: Make) -> None:
+    source = FakeSource(gpus(1))
+    watching(source)
+    assert threads() == []
+    assert source.reads == []
+
+
+def test_the_first_question_waits_for_the_first_look(watching: Make) -> None:
+    seen = watching(FakeSource(gpus(2))).look()
+    assert seen.trouble is None
+    assert seen.view is not None
+    assert len(seen.view.devices) == 2
+
+
+def test_many_tabs_share_one_thread_and_its_looks(watching: Make) -> None:
+    source = FakeSource(gpus(1))
+    watch = watching(source, period_s=3600.0)
+    tabs = [threading.Thread(target=watch.look) for _ in range(16)]
+    for tab in tabs:
+        tab.start()
+    for tab in tabs:
+        tab.join()
+    assert len(threads()) == 1
+    assert len(source.reads) == 5, "one look: two fast readings, and one of each other tier"
+
+
+def test_it_goes_on_looking_by_itself(watching: Make) -> None:
+    source = FakeSource(gpus(1))
+    watch = watching(source)
+    watch.look()
+    source.gpus[0].values["gpu/util"] = 12.0
+    wait_until(lambda: watch.look().view.devices[0].values["gpu/util"] == 12.0)  # type: ignore[union-attr]
+    kept = watch.history(info().uuid)
+    assert kept is not None
+    assert len(kept.since(0.0)) >= 2
+
+
+def test_it_ends_when_nobody_has_asked_for_a_while_and_begins_anew(watching: Make) -> None:
+    source = FakeSource(gpus(1))
+    watch = watching(source, idle_s=0.1)
+    watch.look()
+    assert source.armed is True
+    wait_until(lambda: threads() == [])
+    assert source.armed is False
+    assert [errors.stopped for errors in FakeErrors.begun] == [True]
+    source.gpus[0].values["gpu/util"] = 5.0
+    view = watch.look().view
+    assert view is not None
+    assert view.devices[0].values["gpu/util"] == 5.0, "a fresh look, not what was seen before"
+
+
+def test_errors_of_the_driver_are_watched_where_there_are_gpus(watching: Make) -> None:
+    watch = watching(FakeSource(gpus(1)))
+    wait_until(lambda: bool(watch.look().view.devices[0].xids))  # type: ignore[union-attr]
+    assert len(FakeErrors.begun) == 1
+    watching(NullSource("The NVIDIA driver is not loaded.")).look()
+    assert len(FakeErrors.begun) == 1
+
+
+def test_a_driver_that_does_not_answer_is_said_and_holds_nobody_up(watching: Make) -> None:
+    source, release = FakeSource(gpus(1)), threading.Event()
+    source.before_read = lambda: release.wait(20) and None
+    watch = watching(source)
+    seen = watch.look(wait_s=0.05)
+    assert seen.view is None
+    assert seen.trouble is not None
+    assert "does not answer" in seen.trouble
+    begun = time.monotonic()
+    watch.look(wait_s=5.0)
+    assert time.monotonic() - begun < 4, "the second question does not wait again"
+    release.set()
+    wait_until(lambda: watch.look().view is not None)
+    assert watch.look().trouble is None
+
+
+def test_a_look_that_fails_is_told_and_the_next_may_succeed(watching: Make) -> None:
+    source = FakeSource(gpus(1))
+
+    def fail() -> None:
+        raise RuntimeError("broken")
+
+    source.before_read = fail
+    watch = watching(source)
+    assert watch.look().trouble == "The GPUs could not be read: RuntimeError: broken"
+    source.before_read = lambda: None
+    wait_until(lambda: watch.look().trouble is None)
+
+
+def test_after_the_end_nothing_begins_again(watching: Make) -> None:
+    watch = watching(FakeSource(gpus(1)))
+    watch.look()
+    watch.close()
+    watch.look()
+    assert threads() == []
+
+
+def test_a_driver_that_falls_silent_is_said_with_what_was_seen_last() -> None:
+    source, release, late = FakeSource(gpus(1)), threading.Event(), [0.0]
+    watch = MachineWatch(
+        machine(source),
+        watch_errors=FakeErrors,  # type: ignore[arg-type]
+        clock=lambda: time.monotonic() + late[0],
+        period_s=0.02,
+        idle_s=3600.0,
+    )
+    FakeErrors.begun = []
+    try:
+        assert watch.look().trouble is None
+        source.before_read = lambda: release.wait(20) and None
+        time.sleep(0.1)  # the thread is in the call now
+        late[0] = 30.0
+        seen = watch.look()
+        assert seen.view is not None
+        assert seen.trouble is not None
+        assert seen.trouble.startswith("The NVIDIA driver has not answered for 30 s")
+    finally:
+        release.set()
+        watch.close()

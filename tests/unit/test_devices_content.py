@@ -1,0 +1,228 @@
+"""The words of the page Devices: the machine, cards, details, and what is missing and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dashboard.machine.content import Json, machine_content
+from dashboard.machine.details import DIFFERENCE, details, history
+from dashboard.machine.run_energy import RunEnergy
+from stepscope.machine import MachineView
+from stepscope.machine.history import DRAWN, Reading
+from stepscope.sampling.nvml import NullSource
+from tests.unit.fake_machine import (
+    GIB,
+    FakeClock,
+    FakeSource,
+    Gpu,
+    divided,
+    gpus,
+    info,
+    machine,
+    process,
+)
+
+
+def seen(*found: Gpu, looks: int = 1) -> MachineView:
+    clock = FakeClock()
+    watched = machine(FakeSource(list(found)), clock)
+    for _ in range(looks):
+        clock.now += 1
+        view = watched.look()
+    return view
+
+
+def page(
+    *found: Gpu, cuda: dict[str, int] | None = None, ours: dict[int, str] | None = None
+) -> Json:
+    return machine_content(seen(*found), cuda or {}, ours or {})
+
+
+def shown(gpu: Gpu, looks: int = 1, run: RunEnergy | None = None, **ours: Any) -> Json:
+    (device,) = seen(gpu, looks=looks).devices
+    return details(device, 1.7e9, run, ours)
+
+
+def rows(found: Json) -> dict[str, str]:
+    """The facts of the details by their label."""
+    return {row[0]: row[1] for group in found["groups"] for row in group["rows"]}
+
+
+# --- the page -------------------------------------------------------------------------------------
+
+
+def test_a_card_says_who_how_much_and_how_well() -> None:
+    (gpu,) = gpus(1)
+    (card,) = page(gpu, cuda={gpu.info.uuid: 3})["cards"]
+    assert (card["title"], card["cuda"], card["short"]) == ("GPU 0", "cuda:3", "GPU-00000000")
+    assert (card["level"], card["health"]) == ("ok", "Working.")
+    assert card["utilization"] == {"share": 97.0, "text": "97 %"}
+    assert card["memory"] == {"share": 50.0, "text": "40.0 of 80.0 GiB (50 %)"}
+    assert card["line"] == ["61 °C", "553 of 700 W", "1,755 MHz"]
+    assert card["who"] == "you: python 38.0 GiB"
+
+
+def test_many_gpus_are_added_up_in_a_line() -> None:
+    found = page(*gpus(8))
+    assert len(found["cards"]) == 8
+    assert found["summary"] == "8 GPUs · 73 % used on average · 3,462 W together"
+    assert page(*gpus(1))["summary"] == "1 GPU"
+
+
+def test_the_largest_processes_are_named_by_whose_they_are() -> None:
+    (gpu,) = gpus(1)
+    gpu.processes = (
+        process(1, memory=GIB, user="carol", yours=False),
+        process(2, memory=3 * GIB),
+        process(3, memory=2 * GIB, user="bob", yours=False, name="ollama"),
+    )
+    (card,) = page(gpu, ours={2: "digits_cnn"})["cards"]
+    assert card["who"] == "run digits_cnn: python 3.00 GiB, bob: ollama 2.00 GiB and 1 more"
+    gpu.processes = ()
+    assert page(gpu)["cards"][0]["who"] == "Nobody is on it."
+    gpu.processes, gpu.missing = None, {"processes": "permission"}
+    assert page(gpu)["cards"][0]["who"] == "Processes n/a: permission"
+
+
+def test_what_a_card_lacks_has_its_reason_and_no_bar() -> None:
+    (gpu,) = gpus(1)
+    gpu.missing = dict.fromkeys(gpu.values, "permission")
+    (card,) = page(gpu)["cards"]
+    assert card["utilization"] == {"share": None, "text": "n/a (permission)"}
+    assert card["memory"] == {"share": None, "text": "n/a (permission)"}
+    assert card["line"] == []
+
+
+def test_a_divided_gpu_shows_its_instances_memory() -> None:
+    (card,) = page(divided())["cards"]
+    assert card["utilization"] == {"share": None, "text": "n/a (divided by MIG)"}
+    assert card["who"] == "Divided into 2 MIG instances."
+    assert [one["profile"] for one in card["instances"]] == ["1g.10gb", "3g.40gb"]
+    assert card["instances"][1]["memory"]["text"] == "3.00 of 20.0 GiB (15 %)"
+
+
+def test_without_a_gpu_there_is_the_machine_the_reason_and_what_to_do() -> None:
+    view = machine(NullSource("The NVIDIA driver is not loaded.")).look()
+    found = machine_content(view, {}, {})
+    assert found["none"]["reason"] == "The NVIDIA driver is not loaded."
+    assert "stepscope doctor" in found["none"]["next"]
+    assert found["cards"] == []
+    assert found["host"]["memory"]["share"] > 0
+    assert dict(found["host"]["facts"])["Driver"] == "none"
+
+
+# --- the details ----------------------------------------------------------------------------------
+
+
+def test_every_metric_is_there_or_says_why_not() -> None:
+    (gpu,) = gpus(1)
+    found = rows(shown(gpu, looks=2))
+    assert found["Tensor cores active"] == "33 %"
+    assert found["SM occupancy"] == "22 %"
+    assert found["Power limit"] == "700 W (default 700 W)"
+    assert found["Slows down at"] == "92 °C"
+    assert found["SM clock"] == "1,755 MHz of 1,980"
+    assert found["PCIe link"] == "gen 5 ×16, at most gen 5 ×16"
+    assert found["PCIe sent"] == "1.50 GiB/s"
+    assert found["Clocks lowered"] == "Not lowered in 1 s."
+    assert found["Energy since looked at"].startswith("0 J (0 Wh) since ")
+    assert found["Fan"] == "n/a on this GPU: no answer yet"
+    gpu.missing = dict.fromkeys(gpu.values, "permission")
+    hidden = rows(shown(gpu))
+    assert hidden["SM active"] == "n/a on this GPU: permission"
+    assert hidden["Energy since looked at"] == "n/a on this GPU: permission"
+    assert found.keys() == hidden.keys(), "no row comes and goes"
+
+
+def test_every_row_has_help_text() -> None:
+    for gpu in (gpus(1)[0], divided(), Gpu(info(), {}, facts=None)):
+        groups = shown(gpu)["groups"]
+        assert [row[0] for group in groups for row in group["rows"] if not row[2]] == []
+
+
+def test_a_missing_value_is_marked_as_such() -> None:
+    (gpu,) = gpus(1)
+    found = shown(gpu)
+    missing = {row[0] for group in found["groups"] for row in group["rows"] if row[3]}
+    assert "Fan" in missing
+    assert "GPU utilization" not in missing
+
+
+def test_the_difference_between_utilization_and_activity_is_explained() -> None:
+    assert shown(gpus(1)[0])["difference"] == DIFFERENCE
+    assert "at least one kernel ran" in DIFFERENCE
+
+
+def test_throttle_time_is_told_by_reason_in_words() -> None:
+    (gpu,) = gpus(1)
+    clock = FakeClock()
+    watched = machine(FakeSource([gpu]), clock)
+    watched.look()
+    clock.now += 60
+    gpu.values["gpu/throttle_sw_thermal"] += 15.0
+    (device,) = watched.look().devices
+    found = rows(details(device, 0.0, None, {}))
+    assert found["Clocks lowered"] == "In 1 min 00 s: 15 s (25 %) slowed by heat (driver)."
+
+
+def test_the_energy_of_the_active_run_has_joules_watt_hours_and_joules_a_sample() -> None:
+    run = RunEnergy(run_id="r", joules=7200, seconds=60, from_counter=True, samples=14_400)
+    found = shown(gpus(1)[0], run=run)
+    assert rows(found)["Energy of the run"] == "7.2 kJ (2 Wh) in 1 min 00 s, 0.5 J a sample"
+    assert found["run"] == "r"
+    estimated = RunEnergy(run_id="r", joules=720, seconds=60, from_counter=False, samples=None)
+    assert estimated.text == "720 J (0.2 Wh) in 1 min 00 s, estimated from the power"
+
+
+def test_processes_are_whole_in_the_details() -> None:
+    (gpu,) = gpus(1)
+    gpu.processes = (process(7), process(8, yours=False, user="bob", state="zombie", sm=None))
+    found = shown(gpu)["processes"]
+    assert [one["whose"] for one in found] == ["you", ""]
+    assert found[1]["state"] == "ended, not collected"
+    assert (found[0]["sm"], found[1]["sm"]) == ("96 %", "n/a")
+    gpu.processes = None
+    hidden = shown(gpu)
+    assert hidden["processes"] is None
+    assert hidden["no_processes"] == "n/a on this GPU: no answer yet"
+
+
+def test_only_charts_of_what_the_gpu_tells_are_drawn() -> None:
+    found = shown(gpus(1)[0])["charts"]
+    assert [chart["title"] for chart in found] == [
+        "Utilization and activity",
+        "Memory",
+        "Power",
+        "Temperature",
+        "SM clock",
+        "PCIe and NVLink",
+    ]
+    assert found[3]["mark"] == {"value": 92.0, "label": "slowdown"}
+    assert found[2]["mark"] == {"value": 700.0, "label": "limit"}
+    bare = Gpu(info(), {"gpu/util": 3.0, "gpu/mem_used": 1.0 * GIB})
+    assert [len(chart["lines"]) for chart in shown(bare)["charts"]] == [1, 1]
+
+
+def test_colors_of_lines_in_one_chart_differ() -> None:
+    for chart in shown(gpus(1)[0])["charts"]:
+        colors = [line["color"] for line in chart["lines"]]
+        assert len(set(colors)) == len(colors), chart["title"]
+
+
+def test_history_goes_to_the_browser_in_columns() -> None:
+    nothing = (None,) * (len(DRAWN) - 1)
+    found = history([Reading(10.04, (1.0, *nothing)), Reading(11.0, (1 / 3, *nothing))])
+    assert found["t"] == [10.0, 11.0]
+    assert found["v"]["gpu/util"] == [1.0, 0.33333]
+    assert found["v"]["gpu/power"] == [None, None]
+    assert found["v"].keys() == set(DRAWN)
+
+
+@pytest.mark.parametrize("gpu", [gpus(1)[0], divided()])
+def test_signs_are_all_told(gpu: Gpu) -> None:
+    assert [sign["level"] for sign in shown(gpu)["signs"]] == ["ok"]
+    gpu.recovery = "reset this GPU"
+    gpu.values["gpu/remapped_rows"] = 1.0
+    assert [sign["level"] for sign in shown(gpu)["signs"]] == ["critical", "notice"]
