@@ -35,11 +35,22 @@ BANDS = (
 BEFORE_COLOR, REST_COLOR, LINE_COLOR = "#6b7280", "#a9b1bc", "#7a8490"
 STATE_COLORS = {ACTIVE: "#1a80c4", AWAITING: "#cc79a7", FREE: "#b9c0c9"}
 STATE_WORDS = {ACTIVE: "in use", AWAITING: "freed, another stream still uses it", FREE: "free"}
-LABEL_LENGTH = 46
+LABEL_LENGTH = 52
 """Characters of a legend's entry."""
 ROW_PX, MAP_ROWS = 20, 24
 """Height of a segment in the map, and segments in it."""
 HISTORY_PX = 380
+PHASE = "phase="
+"""How the labels of Stepscope's own recordings begin."""
+PHASE_COLORS = {
+    "data": "#d55e00",
+    "forward": "#1a80c4",
+    "backward": "#cc79a7",
+    "optimizer": "#009e73",
+}
+"""As the parts of a step in a profile."""
+NAMES = 12
+"""Labels named above the bands, each where it comes first."""
 FRAMES_SHOWN = 30
 """Frames of a stack in a cell of a table."""
 
@@ -52,6 +63,13 @@ def where(frames: tuple[str, ...]) -> str:
     """
     own = own_frame(frames)
     return "No stack recorded" if own is None else short(own)
+
+
+def _where_and_inner(frames: tuple[str, ...]) -> str:
+    """Return the line of the program, and what it called last: one line may have many stacks."""
+    own = where(frames)
+    inner = short(frames[0]) if frames else own
+    return own if inner == own else f"{own} · {inner.rpartition(' in ')[0]}"
 
 
 def unit_of(most: float) -> tuple[str, float]:
@@ -71,7 +89,7 @@ def history_figure(summary: Summary, history: History, *, over_time: bool) -> Js
     if any(history.before):
         bands.append(("Allocated before the recording", BEFORE_COLOR, history.before))
     for place, band in enumerate(history.bands):
-        label = _label(where(summary.frames(band.stack)))
+        label = _label(_where_and_inner(summary.frames(band.stack)))
         bands.append((label, BANDS[place % len(BANDS)], band.live))
     if any(history.rest):
         bands.append(("Everything else", REST_COLOR, history.rest))
@@ -145,7 +163,7 @@ def change_rows(changes: Difference) -> list[Json]:
             "After": one.after / MIB,
             "Blocks": one.count_after - one.count_before,
             "Allocated at": where(one.frames),
-            "Module": one.module,
+            "Module": one.module or "",
             "Stack": _stack(one.frames),
         }
         for one in changes.changes
@@ -158,7 +176,7 @@ def _row(summary: Summary, stack: int, size: int, count: int) -> Json:
         "Size": size / MIB,
         "Blocks": count,
         "Allocated at": where(frames),
-        "Module": summary.module(stack),
+        "Module": summary.module(stack) or "",
         "Stack": _stack(frames),
     }
 
@@ -204,13 +222,17 @@ def _history_layout(
 ) -> Json:
     shapes = [_edge(x[column]) for column in history.ooms]
     notes = [_note(x[column], "out of memory") for column in history.ooms[:3]]
-    notes += [
-        _note(x[span.first], plain(summary.labels[span.label])) for span in history.spans[:12]
-    ]
-    shapes += [_edge(x[span.first], dash="dot") for span in history.spans[:12]]
+    told: set[int] = set()
+    for span in history.spans:
+        name = summary.labels[span.label].removeprefix(PHASE)
+        color = PHASE_COLORS.get(name, LINE_COLOR)
+        shapes.append(_strip(x[span.first], x[min(span.last + 1, len(x) - 1)], color))
+        if span.label not in told and len(told) < NAMES:
+            told.add(span.label)
+            notes.append(_note(x[span.first], plain(name)))
     return {
         "height": HISTORY_PX,
-        "margin": {"l": 8, "r": 8, "t": 20, "b": 44},
+        "margin": {"l": 8, "r": 8, "t": 34, "b": 44},
         "hovermode": "x unified",
         "legend": {"traceorder": "reversed", "font": {"size": 12}, "itemclick": False},
         "shapes": shapes,
@@ -227,7 +249,22 @@ def _history_layout(
     }
 
 
-def _edge(x: Any, dash: str = "solid") -> Json:
+def _strip(first: Any, last: Any, color: str) -> Json:
+    """Return a piece of the strip above the bands that tells the labels of allocations."""
+    return {
+        "type": "rect",
+        "xref": "x",
+        "yref": "paper",
+        "x0": first,
+        "x1": last,
+        "y0": 1.005,
+        "y1": 1.025,
+        "fillcolor": color,
+        "line": {"width": 0},
+    }
+
+
+def _edge(x: Any) -> Json:
     return {
         "type": "line",
         "xref": "x",
@@ -236,14 +273,14 @@ def _edge(x: Any, dash: str = "solid") -> Json:
         "x1": x,
         "y0": 0,
         "y1": 1,
-        "line": {"width": 1, "color": LINE_COLOR, "dash": dash},
+        "line": {"width": 1.5, "color": "#d55e00"},
     }
 
 
 def _note(x: Any, text: str) -> Json:
     return {
         "x": x,
-        "y": 1,
+        "y": 1.03,
         "xref": "x",
         "yref": "paper",
         "xanchor": "left",
@@ -281,7 +318,7 @@ def _blocks(
         "textposition": "none",
         "marker": {
             "color": STATE_COLORS[state],
-            "line": {"width": 0.5, "color": "rgba(0,0,0,0.35)"},
+            "line": {"width": 0.5, "color": "rgba(127,127,127,0.6)"},
         },
         "hovertemplate": f"%{{text}}<br>at %{{base:.2f}} {unit}<extra>{STATE_WORDS[state]}</extra>",
     }

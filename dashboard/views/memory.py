@@ -10,6 +10,7 @@ from dashboard.controls.run_picker import choices, choose, picked_run
 from dashboard.controls.sidebar import keep_settings
 from dashboard.views.memory_ledger import empty_memory, ledger_section, wait_for_run
 from dashboard.views.memory_oom import oom_section
+from dashboard.views.memory_snapshots import snapshot_section
 from stepscope.run import RunError, read_run
 
 PICKER = "memory_run"
@@ -49,3 +50,4 @@ if run is None:
 else:
     oom_section(run)
     ledger_section(run, token)
+snapshot_section(run)

@@ -23,10 +23,10 @@ from stepscope.snapshots.summary import Summary
 
 TABLE_HEIGHT = 320  # px
 number = st.column_config.NumberColumn
-SIZE = "%.2f MiB"
+SIZE = "%.3f MiB"
 COLUMNS = {
     "Size": number(format=SIZE, help="As the allocator gives it, rounded up."),
-    "Change": number(format="%+.2f MiB", help="After less before."),
+    "Change": number(format="%+.3f MiB", help="After less before."),
     "Before": number(format=SIZE),
     "After": number(format=SIZE),
     "Blocks": number(format="localized"),

@@ -43,8 +43,10 @@ def test_bands_stack_up_to_what_is_live(real: Summary) -> None:
     assert stacked[0]["x"] == list(history.columns)
     timed = history_figure(real, history, over_time=True)
     assert timed["data"][0]["x"] == list(history.seconds or ())
-    # More than one: the label is the thread's own, and autograd's thread has none.
-    assert {note["text"] for note in figure["layout"]["annotations"]} == {"phase=second step"}
+    [note] = figure["layout"]["annotations"]
+    [span, *_] = history.spans
+    assert (note["text"], note["x"]) == ("second step", history.columns[span.first])
+    assert len(figure["layout"]["shapes"]) == len(history.spans)
     json.dumps(figure, allow_nan=False)
 
 
