@@ -19,8 +19,9 @@ import pytest
 import torch
 
 from stepscope.sampling import allocator
+from stepscope.sampling.gpm import SHARES
 from stepscope.sampling.nvml import DeviceSource, open_source
-from stepscope.sampling.nvml_fields import FIELDS, Tier
+from stepscope.sampling.nvml_fields import FIELDS, FieldValue, Reader, Tier
 from trainer.devices import gpu_uuid
 
 MIB = 2**20
@@ -59,7 +60,8 @@ def test_torchs_device_is_found_by_uuid(gpu: Gpu, report: dict[str, Any]) -> Non
     report["device"] = next(asdict(i) for i in gpu.source.devices() if i.uuid == gpu.uuid)
     report["values"] = values
     report["reasons"] = gpu.source.reasons(gpu.uuid)
-    assert set(values) | set(report["reasons"]) == {key for entry in FIELDS for key in entry.keys}
+    asked = {key for entry in FIELDS for key in entry.keys}
+    assert set(values) | set(report["reasons"]) == asked | set(SHARES)
     total = torch.cuda.get_device_properties(0).total_memory
     assert values["gpu/mem_total"] == pytest.approx(total, rel=0.1)
 
@@ -79,12 +81,28 @@ def test_a_known_tensor_shows_in_allocated_and_in_used(gpu: Gpu) -> None:
 def test_every_call_and_its_latency(gpu: Gpu, report: dict[str, Any]) -> None:
     handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
     report["latency_us"] = {
-        reader.__name__: latency_us(reader, handle) for entry in FIELDS for reader in entry.readers
+        name: latency_us(call, handle)
+        for entry in FIELDS
+        for name, call in map(named, entry.readers)
     }
     fast_us = [timed(lambda: gpu.source.read(gpu.uuid, Tier.FAST)) for _ in range(CALLS)]
     report["fast_tier_us"] = summary(fast_us)  # from 5 ms on the sampler halves its rate
     answered = {name for name, found in report["latency_us"].items() if isinstance(found, dict)}
     assert answered, report["latency_us"]
+
+
+def named(reader: Reader) -> tuple[str, Callable[[Any], Any]]:
+    """Return a reader's name and its call; of a field value that of nvmlDeviceGetFieldValues."""
+    if not isinstance(reader, FieldValue):
+        return reader.__name__, reader
+    number = reader.id_for(999) or 0
+
+    def read(handle: Any) -> None:
+        (answer,) = pynvml.nvmlDeviceGetFieldValues(handle, [(number, reader.scope)])
+        if answer.nvmlReturn != pynvml.NVML_SUCCESS:
+            raise pynvml.NVMLError(answer.nvmlReturn)
+
+    return f"field {number}", read
 
 
 def latency_us(reader: Callable[[Any], Any], handle: Any) -> dict[str, float] | str:
