@@ -10,7 +10,7 @@ from typing import Any
 
 from stepscope.formatting import format_bytes
 from stepscope.machine import DeviceView, HostView, MachineView
-from stepscope.sampling.asking import NOT_BY_GPU
+from stepscope.sampling.asking import NOT_BY_DRIVER, NOT_BY_GPU
 from stepscope.sampling.processes import GpuProcess
 
 Json = dict[str, Any]
@@ -98,7 +98,9 @@ def short_uuid(uuid: str) -> str:
 def absent(device: DeviceView, key: str) -> str:
     """Say why a value is not there."""
     why = device.missing.get(key, "no answer yet")
-    return "n/a on this GPU" if why == NOT_BY_GPU else f"n/a on this GPU: {why}"
+    if why in (NOT_BY_GPU, NOT_BY_DRIVER):
+        return "n/a on this GPU" if why == NOT_BY_GPU else "n/a with this driver"
+    return f"n/a on this GPU: {why}"
 
 
 def of_total(used: float, total: float | None) -> str:

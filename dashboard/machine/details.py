@@ -16,6 +16,7 @@ from stepscope.machine.history import DRAWN, Reading
 from stepscope.metrics import BY_KEY, Unit
 from stepscope.sampling.processes import GpuProcess
 
+NOBODY = "Nobody is on this GPU."
 DIFFERENCE = (
     "Utilization is the share of time in which at least one kernel ran, however small it was: at "
     "100 % most of the chip may still stand idle. SM, tensor and DRAM activity say how much of it "
@@ -29,7 +30,7 @@ def details(
     device: DeviceView, since: float, run: RunEnergy | None, ours: Mapping[int, str]
 ) -> Json:
     """Return everything that is known of a GPU; `since` is when this server began to look."""
-    processes = device.processes
+    processes = device.own_processes
     return {
         "uuid": device.info.uuid,
         "title": f"GPU {device.info.nvml_index}",
@@ -302,7 +303,9 @@ def _no_processes(device: DeviceView) -> str:
     """Say why the table of processes is empty."""
     if device.processes is None:
         return absent(device, "processes")
-    return "Nobody is on this GPU." if not device.processes else ""
+    if device.instances and not device.own_processes:
+        return "Each process is on one of the MIG instances below." if device.processes else NOBODY
+    return "" if device.processes else NOBODY
 
 
 def _instance(instance: DeviceView, ours: Mapping[int, str]) -> Json:

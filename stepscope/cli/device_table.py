@@ -10,12 +10,14 @@ import time
 from collections.abc import Iterable, Iterator
 
 from stepscope.diagnosis.device_health import Level, link
-from stepscope.diagnosis.throttle_time import throttle_text
+from stepscope.diagnosis.throttle_time import throttle_text, throttle_total
 from stepscope.formatting import format_bytes, printable
 from stepscope.machine.views import DeviceView, HostView, MachineView
 from stepscope.sampling.processes import GpuProcess
 
 NARROWEST, WIDEST_BAR = 40, 24
+WATCHED_S = 5.0
+"""Time of watching from which the throttling in it is told, and not that of the driver's life."""
 INDENT = "   "
 MARKS = {Level.OK: "ok", Level.NOTICE: "–", Level.WARNING: "!", Level.CRITICAL: "✗"}
 SEPARATOR = " · "
@@ -39,8 +41,11 @@ def block(device: DeviceView, width: int) -> list[str]:
     lines = [_head(device, width)]
     for parts in (_activity(device), _memory(device), _heat(device), _clocks(device)):
         lines += wrapped(parts, width, INDENT)
-    times = throttle_text(device.throttled, device.throttle_window_s)
-    lines += wrapped(f"Clocks: {times[:1].lower()}{times[1:]}".split(" "), width, INDENT, " ")
+    if device.throttle_window_s >= WATCHED_S:
+        times = throttle_text(device.throttled, device.throttle_window_s)
+    else:
+        times = throttle_total(device.values)
+    lines += wrapped(f"Clocks {times[:1].lower()}{times[1:]}".split(" "), width, INDENT, " ")
     lines += _health(device, width)
     for instance in device.instances:
         lines += _instance(instance, width)
@@ -211,12 +216,13 @@ def _instance(instance: DeviceView, width: int) -> list[str]:
 
 
 def _processes(device: DeviceView, width: int, indent: str) -> list[str]:
-    if device.processes is None:
+    processes = device.own_processes
+    if processes is None:
         why = device.missing.get("processes", "the driver does not tell")
         return wrapped([f"Processes n/a ({why})"], width, indent)
-    if not device.processes and not device.instances:
+    if not processes and not device.instances:
         return [f"{indent}Nobody is on it."]
-    return [_process(process, width, indent) for process in device.processes]
+    return [_process(process, width, indent) for process in processes]
 
 
 def _process(process: GpuProcess, width: int, indent: str) -> str:

@@ -6,7 +6,7 @@ Several reasons can hold at once: their times must not be added.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from stepscope.formatting import format_duration
@@ -48,16 +48,24 @@ def throttle_times(
 
 def throttle_text(times: tuple[ThrottleTime, ...], window_s: float) -> str:
     """Say in one sentence for how long of `window_s` seconds each reason held."""
+    span = f"in {format_duration(window_s)}"
+    return _sentence(times, span, lambda seconds: _share(seconds, window_s))
+
+
+def throttle_total(values: Mapping[str, float]) -> str:
+    """Say for how long each reason held since the driver was loaded, from its counters."""
+    times = throttle_times(dict.fromkeys(REASONS, 0.0), values)
+    return _sentence(times, "since the driver was loaded", lambda seconds: "")
+
+
+def _sentence(times: tuple[ThrottleTime, ...], span: str, share: Callable[[float], str]) -> str:
     if not times:
-        return "The driver does not count the time for which the clocks are lowered."
+        return "Not told: the driver does not count the time for which clocks are lowered."
     long = [time for time in times if time.seconds >= SHORTEST_S]
-    span = format_duration(window_s)
     if not long:
-        return f"Not lowered in {span}."
-    parts = [
-        f"{_seconds(time.seconds)}{_share(time.seconds, window_s)} {time.words}" for time in long
-    ]
-    return f"In {span}: {'; '.join(parts)}."
+        return f"Not lowered {span}."
+    parts = [f"{_seconds(time.seconds)}{share(time.seconds)} {time.words}" for time in long]
+    return f"{span[:1].upper()}{span[1:]}: {'; '.join(parts)}."
 
 
 def _seconds(seconds: float) -> str:

@@ -35,6 +35,14 @@ class DeviceView:
     xids: tuple[Xid, ...] = ()
     instances: tuple[DeviceView, ...] = ()
 
+    @property
+    def own_processes(self) -> tuple[GpuProcess, ...] | None:
+        """The processes but for those on its MIG instances, which have lists of their own."""
+        if self.processes is None:
+            return None
+        placed = {process.pid for one in self.instances for process in one.processes or ()}
+        return tuple(process for process in self.processes if process.pid not in placed)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostView:

@@ -8,7 +8,7 @@ import pytest
 
 from stepscope.cli.device_table import NARROWEST, table
 from stepscope.sampling.nvml import NullSource
-from tests.unit.fake_machine import FakeSource, Gpu, divided, gpus, machine, process
+from tests.unit.fake_machine import FakeClock, FakeSource, Gpu, divided, gpus, machine, process
 
 
 def text(*found: Gpu, columns: int = 80) -> str:
@@ -42,7 +42,7 @@ def test_a_block_has_all_that_is_known_of_a_gpu() -> None:
         "Temperature 61 °C (slows down at 92, off at 95) · memory 68 °C · power 553 of 700 W",
         "SM clock 1755 of 1980 MHz · memory clock 2619 MHz · PCIe gen 5 ×16",
         "PCIe out 1.50 GiB/s in 256 MiB/s · NVLink out 0 B/s in 0 B/s",
-        "Clocks: not lowered in 0 s.",
+        "Clocks since the driver was loaded: 10 s held by the power limit, which is normal",
         "ok Working.",
         "*    4000 ada         38.0 GiB   96 %  python train.py --epochs 3",
         "* your process",
@@ -90,6 +90,28 @@ def test_instances_stand_indented_under_their_parent() -> None:
     )
     assert lines[at + 1].startswith("           5001 bob")
     assert "MIG 3g.40gb" in lines[at + 2]
+
+
+def test_after_some_watching_the_throttling_is_that_of_the_watching() -> None:
+    clock = FakeClock()
+    found = machine(FakeSource(gpus(1)), clock)
+    found.look()
+    clock.now += 5
+    said = "\n".join(table(found.look(), 120))
+    assert "Clocks not lowered in 5 s." in said
+
+
+def test_a_process_on_an_instance_is_listed_once() -> None:
+    gpu = divided()
+    on_both = gpu.instances[0].processes
+    assert on_both is not None
+    gpu.processes = (*on_both, process(9))
+    lines = text(gpu, columns=120).splitlines()
+    assert [line for line in lines if " 5001 " in line] == [
+        line for line in lines if line.startswith("           5001")
+    ]
+    assert sum(" 5001 " in line for line in lines) == 1
+    assert lines[-3].startswith("   *       9 ada")
 
 
 def test_a_sign_beside_the_line_of_health_is_told_too() -> None:

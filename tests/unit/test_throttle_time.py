@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.diagnosis.throttle_time import REASONS, throttle_text, throttle_times
+from stepscope.diagnosis.throttle_time import REASONS, throttle_text, throttle_times, throttle_total
 
 NOTHING = dict.fromkeys(REASONS, 5.0)
 
@@ -37,3 +37,12 @@ def test_a_share_is_at_most_all_of_the_window() -> None:
     times = throttle_times({"gpu/throttle_brake": 0.0}, {"gpu/throttle_brake": 2.04})
     assert throttle_text(times, 2.0) == "In 2 s: 2.0 s (100 %) slowed by the power brake."
     assert throttle_text(times, 0.0) == "In 0 s: 2.0 s slowed by the power brake."
+
+
+def test_the_counters_themselves_tell_of_the_time_since_the_driver_was_loaded() -> None:
+    counters = dict.fromkeys(REASONS, 0.0)
+    assert throttle_total(counters) == "Not lowered since the driver was loaded."
+    assert throttle_total(counters | {"gpu/throttle_brake": 3.25}) == (
+        "Since the driver was loaded: 3.2 s slowed by the power brake."
+    )
+    assert "does not count" in throttle_total({})
