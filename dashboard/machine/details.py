@@ -143,7 +143,7 @@ def _groups(
     yield "Heat and power", list(_heat(device, since, run))
     yield "Clocks", list(_clocks(device))
     yield "Links", list(_links(device))
-    yield "Reliability", [_metric(device, key) for key in RELIABILITY]
+    yield "Reliability", [*(_metric(device, key) for key in RELIABILITY), _errors(device)]
     yield "Identity", list(_identity(device))
 
 
@@ -259,6 +259,16 @@ def _links(device: DeviceView) -> Iterator[Row]:
         yield _metric(device, key)
 
 
+def _errors(device: DeviceView) -> Row:
+    help_text = "Errors that the driver reported while a page of this server looked, newest first."
+    label, why = "Driver's errors (Xid)", device.missing.get("xid")
+    if device.xids:
+        newest = device.xids[::-1]
+        told = [f"{xid.text}, {format_duration(xid.age_s)} ago" for xid in newest]
+        return label, "; ".join(told), help_text, False
+    return label, f"n/a: {why}" if why else "none seen", help_text, why is not None
+
+
 def _identity(device: DeviceView) -> Iterator[Row]:
     info, facts = device.info, device.facts
     yield "UUID", info.uuid, "A GPU keeps it; indices change.", False
@@ -303,9 +313,9 @@ def _no_processes(device: DeviceView) -> str:
     """Say why the table of processes is empty."""
     if device.processes is None:
         return absent(device, "processes")
-    if device.instances and not device.own_processes:
-        return "Each process is on one of the MIG instances below." if device.processes else NOBODY
-    return "" if device.processes else NOBODY
+    if device.own_processes:
+        return ""
+    return "Those of its MIG instances stand below." if device.instances else NOBODY
 
 
 def _instance(instance: DeviceView, ours: Mapping[int, str]) -> Json:

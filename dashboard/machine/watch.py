@@ -118,9 +118,11 @@ class MachineWatch:
             self._look_once()
             if errors is None and self._view is not None and self._view.devices:
                 errors = self._watch_errors(self._machine.source, self._machine.note_xid)
+            self._machine.xid_reason = "no GPU" if errors is None else errors.reason
             deadline = next_deadline(deadline, self._period_s, self._clock())
         if errors is not None:
             errors.stop()
+        self._machine.xid_reason = "they were not watched for a while"
         self._machine.arm(False)
 
     def _wanted(self) -> bool:

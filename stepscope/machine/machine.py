@@ -45,6 +45,8 @@ class Machine:
         self._devices: dict[str, DeviceReadings] = {}
         self._host = Host()
         self._xids = Xids()
+        self.xid_reason: str | None = "they are not watched"
+        """Why Xid errors are not told; None while somebody passes them to `note_xid`."""
         self._armed = False
 
     def arm(self, armed: bool) -> None:
@@ -64,7 +66,7 @@ class Machine:
         for readings in self._devices.values():
             readings.read(source, now, ts)
         devices = tuple(
-            readings.view(source, now, ts, self._xids.of(uuid, ts))
+            readings.view(source, now, ts, self._xids.of(uuid, ts), self.xid_reason)
             for uuid, readings in self._devices.items()
         )
         return MachineView(

@@ -76,12 +76,19 @@ class DeviceReadings:
         return {key: value for tier in self._tiers.values() for key, value in tier.values.items()}
 
     def view(
-        self, source: DeviceSource, now: float, ts: float, xids: tuple[Xid, ...] = ()
+        self,
+        source: DeviceSource,
+        now: float,
+        ts: float,
+        xids: tuple[Xid, ...] = (),
+        xid_reason: str | None = None,
     ) -> DeviceView:
-        """Return what is known now."""
+        """Return what is known now; `xid_reason` says why errors of the driver are not."""
         uuid = self.info.uuid
         values = self._values()
         missing = {key: why for key, why in source.reasons(uuid).items() if key not in values}
+        if xid_reason is not None:
+            missing["xid"] = xid_reason
         lost = source.lost(uuid)
         evidence = Evidence(
             values=values,

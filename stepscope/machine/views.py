@@ -17,7 +17,8 @@ class DeviceView:
     """One GPU, or a MIG instance of one; metrics by key, in stored units.
 
     `ages` has how old each value is in seconds, `missing` why a metric has none. `processes` is
-    None where the driver hides them, and `missing["processes"]` says why. `throttled` and `energy`
+    None where the driver hides them, and `missing["processes"]` says why; `missing["xid"]` does so
+    for `xids`. `throttled` and `energy`
     are those since the looking began, `throttle_window_s` at most ten minutes ago.
     """
 

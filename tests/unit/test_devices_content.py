@@ -12,6 +12,7 @@ from dashboard.machine.run_energy import RunEnergy
 from stepscope.machine import MachineView
 from stepscope.machine.history import DRAWN, Reading
 from stepscope.sampling.nvml import NullSource
+from stepscope.sampling.xid import NO_INSTANCE, xid_event
 from tests.unit.fake_machine import (
     GIB,
     FakeClock,
@@ -140,6 +141,24 @@ def test_every_row_has_help_text() -> None:
     for gpu in (gpus(1)[0], divided(), Gpu(info(), {}, facts=None)):
         groups = shown(gpu)["groups"]
         assert [row[0] for group in groups for row in group["rows"] if not row[2]] == []
+
+
+def test_errors_of_the_driver_are_told_newest_first_and_none_is_not_unknown() -> None:
+    clock = FakeClock()
+    watched = machine(FakeSource(gpus(1)), clock)
+    told = []
+    for reason, code in (("not supported", None), (None, None), (None, 31), (None, 79)):
+        watched.xid_reason = reason
+        if code is not None:
+            watched.note_xid(xid_event(info().uuid, code, NO_INSTANCE))
+        clock.now += 2
+        (device,) = watched.look().devices
+        told.append(rows(details(device, 0.0, None, {}))["Driver's errors (Xid)"])
+    assert told[:2] == ["n/a: not supported", "none seen"]
+    assert told[3] == (
+        "Xid 79: the GPU has fallen off the bus, 2 s ago; "
+        "Xid 31: a program accessed GPU memory that is not mapped, 4 s ago"
+    )
 
 
 def test_a_missing_value_is_marked_as_such() -> None:

@@ -30,6 +30,8 @@ from tests.unit.fake_machine import (
     process,
 )
 
+UNWATCHED = "they are not watched"
+
 
 def looks(found: Machine, clock: FakeClock, count: int, seconds: float = 1.0) -> MachineView:
     """Look so many times, with a pause before each."""
@@ -93,7 +95,7 @@ def test_a_value_that_is_not_answered_any_more_is_missing_with_its_reason() -> N
     gpu.missing = {"gpu/power": "error: Timeout"}
     device = only(looks(found, clock, 1))
     assert "gpu/power" not in device.values
-    assert device.missing == {"gpu/power": "error: Timeout"}
+    assert device.missing == {"gpu/power": "error: Timeout", "xid": UNWATCHED}
     assert device.values["gpu/util"] == 97.0
 
 
@@ -101,7 +103,7 @@ def test_a_reason_of_a_value_that_is_there_is_not_told() -> None:
     (gpu,) = gpus(1)
     source = FakeSource([gpu])
     source.reasons = lambda uuid: {"gpu/util": "no data"}  # type: ignore[method-assign]
-    assert only(machine(source).look()).missing == {}
+    assert only(machine(source).look()).missing == {"xid": UNWATCHED}
 
 
 def test_a_lost_gpu_has_no_values_and_the_others_go_on() -> None:
@@ -286,7 +288,7 @@ def test_json_has_every_value_in_stored_units_and_reasons_for_the_others() -> No
     found = machine_json(machine(FakeSource([plain, mig])).look())
     first, second = found["devices"]
     assert first["values"] == BUSY
-    assert first["missing"] == {"gpu/fan": "not supported on this GPU"}
+    assert first["missing"] == {"gpu/fan": "not supported on this GPU", "xid": UNWATCHED}
     assert first["facts"]["temp_slowdown"] == 92.0
     assert first["health"] == {"level": "ok", "text": "Working.", "signs": []}
     assert first["processes"][0]["command"] == "python train.py --epochs 3"
@@ -307,7 +309,7 @@ def test_a_gpu_of_which_the_driver_tells_little_is_still_seen() -> None:
     view = machine(FakeSource([gpu])).look()
     device = only(view)
     assert device.values == keys
-    assert len(device.missing) == len(BUSY)
+    assert len(device.missing) == len(BUSY) + 1
     assert device.health.level is Level.OK
     assert "cannot be read here" in device.health.text
     assert (view.host.driver, view.host.cuda) == (None, None)
