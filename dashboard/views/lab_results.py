@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import streamlit as st
 
@@ -53,10 +53,16 @@ def _more(sweep: SweepContent) -> None:
             for tried in sweep.tried:
                 word = "kept" if tried.kept else "left out"
                 why = f": {tried.reason}" if tried.reason else ""
-                st.caption(escape_markdown(f"{' + '.join(tried.names)}: {word}{why}"))
+                st.caption(escape_markdown(f"{_labels(sweep, tried.names)}: {word}{why}"))
     if sweep.machine:
         with st.expander("Baseline and machine", icon=":material/info:"):
             st.json({"machine": sweep.machine, "baseline": sweep.config})
+
+
+def _labels(sweep: SweepContent, names: Iterable[str]) -> str:
+    """Return these arms as the table names them."""
+    labels = {arm.name: arm.label for arm in sweep.arms}
+    return " + ".join(labels.get(name, name) for name in names)
 
 
 def _best(sweep: SweepContent, use: Callable[[], None]) -> None:
@@ -75,10 +81,9 @@ def _best(sweep: SweepContent, use: Callable[[], None]) -> None:
             why = arm.reason or arm.text or "No setting is faster than the baseline."
             st.markdown(f"**No better combination.** {escape_markdown(why)}")
             return
-        names = {a.name: a.label for a in sweep.arms}
-        parts = " + ".join(names.get(name, name) for name in best.names)
+        parts = escape_markdown(_labels(sweep, best.names))
         st.markdown(
-            f"**Best combination:** {escape_markdown(parts)}  \n{escape_markdown(_said(arm))}",
+            f"**Best combination:** {parts}  \n{escape_markdown(_said(arm))}",
             width="stretch",
         )
         problem = _problem(sweep.status, arm)

@@ -211,6 +211,6 @@ def test_no_call_of_a_tracker_raises(
     rec.event("sane")
     rec.close()
     assert numbers(live.recorder.folder, "train/loss")[-1] == 0.25
-    assert texts(live.recorder.folder)[-1] == "sane"
+    assert "sane" in texts(live.recorder.folder)  # before the alert of a loss that is NaN
     tracebacks = [record for record in caplog.records if record.exc_info]
     assert len(list(itertools.islice(tracebacks, 2))) <= 1

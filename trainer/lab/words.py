@@ -164,7 +164,9 @@ def of_best(sweep: Mapping[str, Any]) -> str | None:
     best = sweep["best"]
     if best is not None:
         why = f" {best['reason']}" if best["reason"] else ""
-        return f"{' + '.join(best['arms'])}: {best['text']}; {best['loss']['text']}.{why}"
+        labels = {arm["name"]: arm["label"] for arm in sweep["arms"]}
+        names = " + ".join(labels.get(name, name) for name in best["arms"])
+        return f"{names}: {best['text']}; {best['loss']['text']}.{why}"
     if sweep["combining"] and sweep["status"] == "finished":
         return "none: the loss of each combination that was faster is worse."
     return None
