@@ -1,6 +1,7 @@
 """What a sweep is to measure: the baseline, the settings to tick, and for how many rounds.
 
-The widgets keep their values for the session, also while other pages are shown.
+The widgets keep their values for the session, also while other pages are shown; after a reload the
+ticks and what they depend on come back from the address (`lab_link.py`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
+from dashboard.controls import lab_link
 from dashboard.controls.lab_words import BASELINES, GROUPS, arm_help, arm_words, group_of, seconds
 from dashboard.controls.lab_words import baseline_words as words
 from dashboard.controls.sidebar import WORKLOADS
@@ -45,6 +47,9 @@ class Wanted:
 def wanted(server: Services, found: Devices, settings: RunConfig) -> Wanted:
     """Draw the choice and return it; `settings` are the sidebar's."""
     st.markdown("#### What to try")
+    offers_of_boxes = {"on": WORKLOADS, "baseline": BASELINES, "preset": PRESETS}
+    if lab_link.take_boxes(offers_of_boxes):
+        st.session_state[_SIDEBARS] = settings.workload
     base = _baseline(found.devices, settings)
     preset = _preset()
     preset_arms: list[Arm] = []
@@ -60,7 +65,11 @@ def wanted(server: Services, found: Devices, settings: RunConfig) -> Wanted:
     if st.session_state.pop(_TAKEN, False):
         for name in offers:
             st.session_state[_box(name)] = name in of_preset
+    for name in lab_link.ticks_of_link():
+        if name in offers:
+            st.session_state[_box(name)] = True
     chosen = _ticks(list(offers.values()), of_preset, found.devices, own_settings(base))
+    lab_link.keep(arm.name for arm in chosen)
     plan = Plan(
         config=base, arms=tuple(chosen), max_rounds=rounds, steps=steps, find_best=find_best
     )

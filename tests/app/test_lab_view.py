@@ -25,6 +25,7 @@ from tests.app.test_live_view import GPU, Machine, header, label, machine, text_
 from tests.unit.fake_sweep import BEST, sweep
 from trainer.config import Precision
 from trainer.lab.plan import Plan
+from trainer.lab.words import of_best
 
 __all__ = ["machine"]  # a fixture of the live page's tests
 OpenPage = Callable[..., AppTest]
@@ -120,6 +121,52 @@ def test_the_choice_is_there_after_another_page(lab: OpenPage, started: list[Pla
     app.switch_page("views/lab.py").run()
     assert label(app, "checkbox", "bf16 AMP").value
     assert label(app, "number_input", "Rounds at most").value == 7
+
+
+def at_address(page: OpenPage, **params: str) -> AppTest:
+    """The lab of a new session, opened by its own address."""
+    app = page()
+    app.switch_page("views/lab.py")
+    for name, value in params.items():
+        app.query_params[name] = value
+    return app.run()
+
+
+def test_the_ticks_are_there_after_a_reload(lab: OpenPage, page: OpenPage) -> None:
+    app = lab()
+    label(app, "selectbox", "Workload").select("digits_mlp").run()
+    label(app, "radio", "Baseline settings").set_value("sidebar").run()
+    label(app, "checkbox", "bf16 AMP").check().run()
+    label(app, "checkbox", "num_workers 2").check().run()
+    address = {name: str(value) for name, value in app.query_params.items()}
+    assert address["ticks"].split("~") == ["precision=bf16", "num_workers=2"]
+    again = at_address(page, **address)
+    assert label(again, "selectbox", "Workload").value == "digits_mlp"
+    assert label(again, "radio", "Baseline settings").value == "sidebar"
+    ticked = [box.label for box in again.checkbox if box.value]
+    assert sorted(ticked) == ["bf16 AMP", "num_workers 2"]
+    label(again, "checkbox", "num_workers 2").uncheck().run()
+    assert again.query_params["ticks"] == "precision=bf16"
+
+
+def test_an_address_that_names_what_is_not_offered_changes_nothing(page: OpenPage) -> None:
+    ticks = "precision=bf17~~__class__"
+    app = at_address(page, on="nonsense", baseline="x", preset="<b>", ticks=ticks)
+    assert not app.exception
+    assert [box.label for box in app.checkbox if box.value] == []
+    assert "ticks" not in app.query_params
+    assert app.query_params["on"] == label(app, "selectbox", "Workload").value
+
+
+def test_combinations_that_were_tried_are_named_as_in_the_table(
+    lab: OpenPage, server: services.Services
+) -> None:
+    tried = [{"tried": ["channels_last", "gone"], "kept": False, "reason": "its loss is worse"}]
+    content = sweep(best=BEST | {"loss": {"text": "same loss"}}, combining=tried)
+    store(server.runs, content)
+    said = escape_markdown("channels_last on + gone: left out: its loss is worse")
+    assert said in text_of(lab())
+    assert str(of_best(content)).startswith("compile on: faster by")
 
 
 def test_what_a_cpu_cannot_do_is_disabled_with_its_reason(lab: OpenPage, machine: Machine) -> None:
