@@ -13,6 +13,7 @@ variance grows by (1 + r) / (1 - r), r being the correlation of neighboring resi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -34,6 +35,11 @@ SURE, SHOWN = 3.291, 1.960
 LEAST_BYTES = {"allocated": 4 * 2**20, "process": 16 * 2**20}
 LEAST_SHARE = {"allocated": 0.01, "process": 0.02}
 """What the growth amounts to within the window, at least: in bytes, and in terms of the level."""
+EARLY_S = {"allocated": 60.0, "process": 300.0}
+EARLY_SHARE = {"allocated": 0.05, "process": 0.15}
+"""The same in windows shorter than this: caches and pools fill, garbage waits for its collector."""
+UNCOLLECTED = 2.0
+"""Factor of that while the garbage collector has had no full run."""
 FILLING_SHARE = 0.25
 """The same for a process in its first epoch, when a data set may still be filling its cache."""
 
@@ -96,7 +102,7 @@ class Growth:
     def next(self) -> str:
         """What to look at."""
         advice = _ADVICE[self.where]
-        if self.where is Where.ALLOCATED and self.collections == 0:
+        if self.where is not Where.WORKERS and self.collections == 0:
             return f"{advice} {_CYCLES}"
         return advice
 
@@ -146,11 +152,31 @@ _CYCLES = (
 )
 
 
-def is_material(trend: Trend, kind: str, *, filling: bool = False) -> bool:
-    """Say whether the growth is worth telling; `kind` is "allocated" or "process"."""
+def is_material(
+    trend: Trend, kind: str, seconds: float, *, filling: bool = False, collected: bool = True
+) -> bool:
+    """Say whether the growth of a window of so many seconds is worth telling.
+
+    `kind` is "allocated" or "process"; `filling` says that this is the first epoch, `collected`
+    that Python's garbage collector has had a full run in the window.
+    """
+    share = LEAST_SHARE[kind]
+    if seconds < EARLY_S[kind]:
+        share = EARLY_SHARE[kind] * (1 if collected else UNCOLLECTED)
+    if filling:
+        share = max(share, FILLING_SHARE)
     before = trend.level - trend.grown
-    share = FILLING_SHARE if filling else LEAST_SHARE[kind]
     return trend.grown >= max(LEAST_BYTES[kind], share * before)
+
+
+def may_rise(values: Sequence[float]) -> bool:
+    """Say whether `find_trend` may find something; most series are done with here, in 5 us.
+
+    Where a quarter's lowest is not below that of the next, the floor is level in all of it.
+    """
+    size = len(values) // 4
+    lows = [min(values[size * i : size * (i + 1)], default=0.0) for i in range(4)]
+    return lows[0] < lows[1] < lows[2] < lows[3]
 
 
 def find_trend(steps: Floats, values: Floats) -> Trend | None:

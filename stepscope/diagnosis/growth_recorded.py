@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.diagnosis.growth import (
     LEAST_READINGS,
@@ -57,26 +58,24 @@ def _grown(block: Block, where: Where, values: Floats, *, filling: bool = False)
     known = np.flatnonzero(np.isfinite(values) & (block.step > 0))
     if not len(known):
         return None
-    steps, values = block.step[known], values[known]
-    warm = steps >= steps[0] + WARM_UP_STEPS
-    steps, values = _floors(steps[warm], values[warm])
+    known = known[block.step[known] >= block.step[known[0]] + WARM_UP_STEPS]
+    starts, values = _floors(block.step[known], values[known])
+    steps, times = block.step[known][starts], block.ts[known][starts]
     for newest in (GROUPS, LEAST_READINGS):
-        trend = find_trend(steps[-newest:], values[-newest:])
-        if trend is not None and is_material(trend, where.value, filling=filling):
+        window, before = values[-newest:], values[:-newest]
+        trend = find_trend(steps[-newest:], window)
+        if trend is None or len(before) and before.max() >= window[-1]:
+            continue
+        if is_material(trend, where.value, times[-1] - times[-len(window)], filling=filling):
             return Growth(where=where, trend=trend)
     return None
 
 
-def _floors(steps: Floats, values: Floats) -> tuple[Floats, Floats]:
-    """Return the lowest value of each of up to GROUPS groups of different steps."""
+def _floors(steps: Floats, values: Floats) -> tuple[NDArray[np.intp], Floats]:
+    """Return the first place and the lowest value of up to GROUPS groups of different steps."""
     firsts = np.flatnonzero(np.diff(steps, prepend=-1))
-    if not len(firsts):
-        return steps, values
-    lows = np.minimum.reduceat(values, firsts)
-    steps = steps[firsts]
-    size = -(-len(steps) // GROUPS)
-    starts = np.arange(0, len(steps), size)
-    return steps[starts], np.minimum.reduceat(lows, starts)
+    starts = firsts[:: max(1, -(-len(firsts) // GROUPS))]
+    return starts, np.minimum.reduceat(values, starts) if len(starts) else values
 
 
 def _low(block: Block, key: str) -> Floats:

@@ -9,10 +9,12 @@ before a leak that begins late. It costs some microseconds a reading.
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -25,19 +27,20 @@ from stepscope.diagnosis.growth import (
     Where,
     find_trend,
     is_material,
+    may_rise,
 )
 
 EVENT = "memory_growth"
 """Kind of the events that tell of growth."""
-SCALES_S = (0.5, 4.0, 32.0, 256.0)
-"""Time of a group, at least: windows of up to 1 min, 8 min, 1 h and 9 h."""
+SCALES_S = {"allocated": (0.5, 4.0, 32.0, 256.0), "process": (1.0, 8.0, 64.0, 512.0)}
+"""Time of a group, at least: windows of 16 s to 9 h, and of 32 s to 18 h."""
 GROUPS = 4 * LEAST_READINGS
 JUDGED_EVERY = 4
 """Groups that come between two judgements of a scale."""
 WARM_UP_STEPS, WARM_UP_S = 20, 5.0
 """Left out at the start: optimizer state, workspaces and thread pools are allocated then."""
 FASTER = 1.5
-"""Told again where the rate has changed by this factor, either way, and the intervals differ."""
+"""Told again where the rate is higher by this factor, and the intervals differ."""
 EVEN = 0.5
 """Evenness from which on a changed rate is believed: a window across the change has a mean rate."""
 AGAIN = 2.0
@@ -59,7 +62,9 @@ class Floors:
     """The lowest readings of the newest groups; each takes `span_s` and a new step at least."""
 
     span_s: float
-    groups: deque[Reading] = field(default_factory=lambda: deque(maxlen=GROUPS))
+    highest: float = -math.inf
+    """The highest of the groups that are not kept any more."""
+    groups: deque[Reading] = field(default_factory=deque)
     closed: int = 0
     _first: Reading | None = None
     _lowest: Reading | None = None
@@ -71,22 +76,44 @@ class Floors:
             self._first = self._lowest = reading
             return False
         if reading.at - first.at >= self.span_s and reading.step > first.step:
-            self.groups.append(lowest)
-            self.closed += 1
+            self._close(lowest)
             self._first = self._lowest = reading
             return True
         if reading.value < lowest.value:
             self._lowest = reading
         return False
 
+    def forget(self) -> None:
+        """Begin again, but for the highest."""
+        while self.groups:
+            self._drop()
+        self._first = self._lowest = None
+
     def trend(self, newest: int) -> tuple[Trend, list[Reading]] | None:
-        """Return the trend of the newest groups, with them."""
-        if len(self.groups) < LEAST_READINGS:
-            return None
+        """Return the trend of the newest groups, with them.
+
+        Memory that has been as high before comes and goes: that is no trend.
+        """
         window = list(self.groups)[-newest:]
+        values = [reading.value for reading in window]
+        if len(window) < LEAST_READINGS or not may_rise(values):
+            return None
+        older = islice(self.groups, len(self.groups) - len(window))
+        highest = max((reading.value for reading in older), default=self.highest)
+        if min(values[-len(values) // STRETCHES :]) <= max(highest, self.highest):
+            return None
         steps = np.array([reading.step for reading in window], float)
-        trend = find_trend(steps, np.array([reading.value for reading in window]))
+        trend = find_trend(steps, np.array(values))
         return None if trend is None else (trend, window)
+
+    def _close(self, lowest: Reading) -> None:
+        if len(self.groups) == GROUPS:
+            self._drop()
+        self.groups.append(lowest)
+        self.closed += 1
+
+    def _drop(self) -> None:
+        self.highest = max(self.highest, self.groups.popleft().value)
 
 
 class Series:
@@ -94,9 +121,9 @@ class Series:
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
-        self._forget()
+        self._scales = [Floors(span_s) for span_s in SCALES_S[kind]]
         self._begun: Reading | None = None
-        self._told: Growth | None = None
+        self._told: Trend | None = None
         self._was_filling = False
 
     def add(self, reading: Reading, *, filling: bool = False) -> Growth | None:
@@ -110,24 +137,26 @@ class Series:
         for scale in self._scales:
             if scale.add(reading) and scale.closed % JUDGED_EVERY == 0:
                 growth = self._judge(scale, filling)
-                if growth is not None and self._is_news(growth):
-                    self._told = growth
+                if growth is not None and self._is_news(growth.trend):
+                    self._told = growth.trend
                     self._forget()  # what comes next is judged by itself
                     return growth
         return None
 
     def _forget(self) -> None:
-        self._scales = [Floors(span_s) for span_s in SCALES_S]
+        for scale in self._scales:
+            scale.forget()
 
     def _judge(self, scale: Floors, filling: bool) -> Growth | None:
         for newest in (GROUPS, LEAST_READINGS):
             found = scale.trend(newest)
-            if found is not None and is_material(found[0], self._kind, filling=filling):
-                return Growth(
-                    where=self._where(*found),
-                    trend=found[0],
-                    collections=_collections(found[1]),
-                )
+            if found is None:
+                continue
+            trend, window = found
+            seconds, runs = window[-1].at - window[0].at, _collections(window)
+            if is_material(trend, self._kind, seconds, filling=filling, collected=runs != 0):
+                where = self._where(trend, window)
+                return Growth(where=where, trend=trend, collections=runs)
         return None
 
     def _where(self, trend: Trend, window: list[Reading]) -> Where:
@@ -138,15 +167,12 @@ class Series:
         grown = float(np.median(children[-part:]) - np.median(children[:part]))
         return Where.WORKERS if 2 * grown > trend.grown else Where.PROCESS
 
-    def _is_news(self, growth: Growth) -> bool:
-        if self._told is None:
+    def _is_news(self, now: Trend) -> bool:
+        told = self._told
+        if told is None or now.level >= AGAIN * told.level:
             return True
-        now, told = growth.trend, self._told.trend
-        if now.level >= AGAIN * told.level:
-            return True
-        apart = now.low > told.high or now.high < told.low
-        factor = now.bytes_per_step / told.bytes_per_step
-        return apart and now.evenness >= EVEN and not 1 / FASTER < factor < FASTER
+        faster = now.low > told.high and now.bytes_per_step >= FASTER * told.bytes_per_step
+        return faster and now.evenness >= EVEN
 
 
 class Notes(Protocol):

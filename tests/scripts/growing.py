@@ -6,7 +6,7 @@ import time
 import torch
 from torch import nn
 
-SECONDS = 27
+SECONDS = 48
 
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 1))
@@ -14,7 +14,7 @@ optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
 metrics = []
 end = time.monotonic() + SECONDS
 while time.monotonic() < end:
-    x = torch.randn(512, 256)
+    x = torch.randn(256, 256)
     optimizer.zero_grad()
     loss = model(x).square().mean()
     loss.backward()

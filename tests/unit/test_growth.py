@@ -19,11 +19,13 @@ from stepscope.diagnosis.growth import (
     Where,
     find_trend,
     is_material,
+    may_rise,
 )
 from stepscope.store.frames import Floats
 
 MIB = 2.0**20
 N = 128
+LONG_S = 3600.0
 
 Shape = Callable[[Floats, np.random.Generator], Floats]
 
@@ -73,7 +75,8 @@ def test_it_grows(name: str) -> None:
     trend = find_trend(steps, values)
     assert trend is not None
     assert trend.low <= trend.bytes_per_step <= trend.high
-    assert is_material(trend, "allocated")
+    assert is_material(trend, "allocated", LONG_S)
+    assert may_rise(values.tolist())
     true = (values[-1] - values[0]) / steps[-1]
     assert trend.bytes_per_step == pytest.approx(true, rel=0.15)
 
@@ -172,6 +175,7 @@ def test_what_is_found_holds_for_any_readings(values: list[float], width: float)
     steps, data = width * np.arange(len(values)), np.array(values)
     trend = find_trend(steps, data)
     if trend is not None:
+        assert may_rise(values)
         assert 0 < trend.low <= trend.bytes_per_step <= trend.high
     # A level that is added changes nothing; memory that fell to its start at the end never grew.
     assert find_trend(steps, np.append(data[:-1], data.min())) is None
@@ -183,6 +187,24 @@ def test_one_step_at_any_time_is_no_growth(seed: int, at: float) -> None:
     rng = np.random.default_rng(seed)
     x = np.linspace(0, 1, N)
     assert find_trend(10 * np.arange(N) + 0.0, MIB * (500 + 100 * (x > at) + noise(rng, N))) is None
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(LEAST_READINGS, N), st.integers(0, 2**32 - 1), st.floats(0, 30))
+def test_what_is_ruled_out_at_once_would_not_be_found(n: int, seed: int, rise: float) -> None:
+    rng = np.random.default_rng(seed)
+    values = MIB * (500 + np.linspace(0, rise, n) + noise(rng, n))
+    if not may_rise(values.tolist()):
+        assert find_trend(10.0 * np.arange(n), values) is None
+
+
+def test_garbage_that_waits_for_its_collector_is_told_later() -> None:
+    trend = trend_of(0.3 * MIB)  # by 14 % of what there was
+    assert is_material(trend, "allocated", 20, collected=True)
+    assert is_material(trend, "allocated", 600, collected=False)
+    small = trend_of(0.2 * MIB)
+    assert is_material(small, "allocated", 20, collected=True)
+    assert not is_material(small, "allocated", 20, collected=False)
 
 
 def trend_of(
@@ -198,14 +220,28 @@ def trend_of(
     )
 
 
-def test_what_is_too_little_to_tell() -> None:
-    assert is_material(trend_of(0.05 * MIB), "allocated")
-    assert not is_material(trend_of(0.05 * MIB, level=9000 * MIB), "allocated")
-    assert not is_material(trend_of(0.005 * MIB, level=20 * MIB), "allocated")
-    assert not is_material(trend_of(0.03 * MIB), "process")
-    assert is_material(trend_of(0.06 * MIB), "process")
-    assert not is_material(trend_of(0.06 * MIB), "process", filling=True)
-    assert is_material(trend_of(0.6 * MIB), "process", filling=True)
+@pytest.mark.parametrize(
+    ("rate", "level", "kind", "seconds", "filling", "told"),
+    [
+        (0.05, 1000, "allocated", 600, False, True),
+        (0.05, 9000, "allocated", 600, False, False),
+        (0.005, 20, "allocated", 600, False, False),
+        (0.05, 1000, "allocated", 20, False, False),
+        (0.15, 1000, "allocated", 20, False, True),
+        (0.03, 1000, "process", 600, False, False),
+        (0.06, 1000, "process", 600, False, True),
+        (0.06, 1000, "process", 60, False, False),
+        (0.50, 1000, "process", 60, False, True),
+        (0.40, 1000, "process", 600, True, False),
+        (0.60, 1000, "process", 600, True, True),
+    ],
+)
+def test_what_is_worth_telling(
+    rate: float, level: float, kind: str, seconds: float, filling: bool, told: bool
+) -> None:
+    """Over 400 steps: rate and level in MiB."""
+    trend = trend_of(rate * MIB, level=level * MIB)
+    assert is_material(trend, kind, seconds, filling=filling) is told
 
 
 def test_the_words() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stepscope.diagnosis.findings import findings, read_recorded
-from stepscope.diagnosis.growth_watch import GROUPS, SCALES_S, Floors, GrowthWatch, Reading
+from stepscope.diagnosis.growth_watch import GROUPS, Floors, GrowthWatch, Reading
 from stepscope.run import read_run
 from tests.unit.fake_nvml import FakeClock
 from tests.unit.recorded_runs import Row, write_run
@@ -139,14 +139,14 @@ def test_a_step_within_long_steps_is_no_growth(bench: Bench) -> None:
 
 
 def test_on_a_cpu_the_process_and_its_workers_count(bench: Bench) -> None:
-    bench.run(range(1, 1500), rss=leak(0.2 * MIB, 1000 * MIB))
+    bench.run(range(1, 2500), rss=leak(0.2 * MIB, 1000 * MIB))
     [told] = bench.notes.events
     assert told[2]["where"] == "process"
     assert told[1].startswith("The process's memory grows by 20.0 MiB per 100 steps")
 
 
 def test_growing_workers_are_named(bench: Bench) -> None:
-    bench.run(range(1, 1500), children=leak(0.3 * MIB, 1000 * MIB))
+    bench.run(range(1, 2500), children=leak(0.3 * MIB, 1000 * MIB))
     [told] = bench.notes.events
     assert told[2]["where"] == "workers"
     assert "reference counts" in told[2]["next"]
@@ -187,10 +187,41 @@ def test_without_values_nothing_is_judged(bench: Bench) -> None:
 
 
 def test_what_is_kept_is_bounded() -> None:
-    scale = Floors(SCALES_S[0])
+    scale = Floors(1.0)
     for step in range(10_000):
         scale.add(Reading(float(step), step, 1.0))
     assert len(scale.groups) == GROUPS
+
+
+def tooth(period: int, height: float) -> Level:
+    return lambda step: 500 * MIB + height * (step % period) / period
+
+
+@pytest.mark.parametrize("period", [200, 1000, 1700])
+def test_garbage_that_is_collected_is_no_growth(bench: Bench, period: int) -> None:
+    """Teeth of 100 MiB, in 10 s to 85 s: the collector runs at the end of each."""
+
+    def rss(step: int) -> float:
+        bench.collections = step // period
+        return tooth(period, 100 * MIB)(step)
+
+    bench.run(range(1, 20_000), rss=rss)
+    assert bench.notes.events == []
+
+
+def test_what_was_as_high_before_is_no_growth(bench: Bench) -> None:
+    """Each epoch of ten minutes, told as growth in the first one at most."""
+    bench.run(range(1, 40_000), rss=tooth(12_000, 400 * MIB))
+    assert len(bench.notes.events) == 1
+    assert bench.notes.events[0][2]["last_step"] < 12_000
+
+
+def test_a_leak_below_earlier_heights_is_told_once_it_is_above_them(bench: Bench) -> None:
+    bench.run(range(1, 2000), allocated=lambda step: 800 * MIB)
+    bench.run(range(2000, 5000), allocated=lambda step: 1500 * MIB)
+    bench.run(range(5000, 16_000), allocated=lambda step: 800 * MIB + (step - 5000) * 0.1 * MIB)
+    [told] = bench.notes.told("allocated")
+    assert told["level"] > 1500 * MIB
 
 
 # --- in a recorded run ----------------------------------------------------------------------------
