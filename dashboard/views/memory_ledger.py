@@ -20,7 +20,7 @@ KEY = "memory_ledger"
 AGAIN = "2s"
 PROCESSES = 200
 """Processes of a GPU that are listed, at most."""
-NAME_LENGTH = 80
+TEXT_LENGTH = 200
 STATES = {"running": "", "zombie": "zombie: ended, its parent has not noticed", "gone": "ended"}
 text, number = st.column_config.TextColumn, st.column_config.NumberColumn
 COLUMNS = {
@@ -134,7 +134,7 @@ def _row(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def _text(value: object) -> str:
-    return printable(value)[:NAME_LENGTH] if isinstance(value, str) else ""
+    return printable(" ".join(value.split()))[:TEXT_LENGTH] if isinstance(value, str) else ""
 
 
 def _whose(run: RunInfo, content: RunContent) -> str:

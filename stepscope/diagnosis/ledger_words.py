@@ -85,7 +85,7 @@ _OF_A_DEVICE = (
         "ledger_outside",
         "What the driver counts for this process beyond PyTorch's reserve: the CUDA context, "
         "loaded kernels, libraries such as NCCL and cuBLAS.",
-        "outside PyTorch",
+        "context",
     ),
     Category(
         "process",

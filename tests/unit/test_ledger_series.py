@@ -138,7 +138,13 @@ def test_the_sums_of_the_table_are_of_parts_that_exist(tmp_path: Path) -> None:
 PROCESSES = [
     {"pid": 1, "name": "train.py", "user": "me", "memory": 900 * MIB, "yours": True},
     {"pid": 2, "name": "small", "user": "ann", "memory": 10 * MIB, "state": "zombie"},
-    {"pid": 3, "name": "large\x1b[31m", "user": "bob", "memory": 700 * MIB, "command": "x" * 500},
+    {
+        "pid": 3,
+        "name": "large\x1b[31m",
+        "user": "bob",
+        "memory": 700 * MIB,
+        "command": "a\nb " * 500,
+    },
     {"pid": 4, "name": None, "user": None, "memory": None, "yours": True},
     "not a process",
     {"pid": "five", "memory": -1, "name": 7, "command": ["a"]},
@@ -151,7 +157,8 @@ def test_other_processes_are_listed_by_memory_and_foreign_text_is_tamed() -> Non
     assert [row["PID"] for row in rows] == [3, 2, 4, None]
     assert rows[0]["Name"].startswith("large")
     assert "\x1b" not in rows[0]["Name"]
-    assert len(rows[0]["Command"]) == 80
+    assert len(rows[0]["Command"]) == 200
+    assert rows[0]["Command"].startswith("a b a b")
     assert rows[1]["State"].startswith("zombie")
     assert (rows[2]["Name"], rows[2]["User"], rows[2]["Memory"]) == ("—", "— (you)", None)
     assert rows[3]["Memory"] is None
