@@ -101,7 +101,9 @@ def get_series(request: Request) -> Answer:
                 return ledger.update(reader, run, cursors, int(after)) | token
             answer = series.update(reader, run, cursors, int(after), include_folded)
             if query.get("include_ledger"):
-                answer["series"] |= ledger.series_part(reader, run, cursors)
+                part = ledger.live_part(reader, run, cursors)
+                answer["series"] |= part["series"]
+                answer["ledger"] = part["ledger"]
             return answer | token | {"verdict": _verdict(server, reader, run)}
     except StoreError:
         if run.status is not RunStatus.PENDING:

@@ -111,23 +111,23 @@ def update(
     if source is None:
         return answer
     now, peak = newest_moment(reader, source), peak_moment(reader, source)
-    parts = {} if now is None else now.parts or {}
     answer["series"] = {SERIES: _delta(reader, run, source, cursors.get(SERIES), now)}
     answer["ledger"] = {
         "now": _moment(now, run),
         "peak": _moment(peak, run),
-        "notes": list(notes(parts, source.place, missing_reasons(run))) if parts else [],
+        "notes": _notes(now, run, source.place),
     }
     return answer
 
 
-def series_part(reader: RunReader, run: RunInfo, cursors: Mapping[str, Cursor]) -> Json:
-    """Return the ledger's new rows for a poll of the page Live: a series by its name, or {}."""
+def live_part(reader: RunReader, run: RunInfo, cursors: Mapping[str, Cursor]) -> Json:
+    """Return what a poll of the page Live is answered besides: the ledger's new rows, and notes."""
     source = ledger_source(reader.series(), gpu_of(run_content(run)))
     if source is None:
-        return {}
+        return {"series": {}, "ledger": {"notes": []}}
     now = newest_moment(reader, source)
-    return {SERIES: _delta(reader, run, source, cursors.get(SERIES), now)}
+    rows = _delta(reader, run, source, cursors.get(SERIES), now)
+    return {"series": {SERIES: rows}, "ledger": {"notes": _notes(now, run, source.place)}}
 
 
 def window_part(reader: RunReader, run: RunInfo, axis: Axis, low: float, high: float) -> Json:
@@ -158,6 +158,13 @@ def missing_reasons(run: RunInfo) -> dict[str, str]:
         if isinstance(why, str):
             reasons.setdefault(key, why)
     return reasons
+
+
+def _notes(now: Moment | None, run: RunInfo, place: Place) -> list[str]:
+    """Return what cannot be told apart now, and why; nothing where nothing is known."""
+    if now is None or now.parts is None:
+        return []
+    return list(notes(now.parts, place, missing_reasons(run)))
 
 
 def _part(category: Category) -> Json:

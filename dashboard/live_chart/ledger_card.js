@@ -24,6 +24,8 @@ export class LedgerCard extends Card {
       if (ofLedger(trace)) setAttribute(node, "title", trace.help || "Show or hide the total");
       if (isPart(trace)) node.classList.add("ss-part");
     }
+    this.note = el("p", { class: "ss-note", hidden: "" });
+    if (this.switchable) this.legend.after(this.note);
     this.showMode();
   }
 
@@ -80,6 +82,14 @@ export class LedgerCard extends Card {
     this.modes?.forEach((node, i) =>
       setAttribute(node, "aria-pressed", Boolean(i) === this.stacked),
     );
+  }
+
+  // Says what cannot be told apart, and why; on the page Memory the table does.
+  showHeld() {
+    super.showHeld();
+    const { notes = [] } = this.scene.store.answer?.ledger ?? {};
+    setText(this.note, notes.join(" "));
+    this.note.hidden = !this.stacked || !notes.length;
   }
 
   get lines() {

@@ -121,11 +121,12 @@ def _processes(run: RunInfo) -> None:
 
 def _row(entry: dict[str, Any]) -> dict[str, Any]:
     memory, pid = entry.get("memory"), entry.get("pid")
-    sized = isinstance(memory, int | float) and not isinstance(memory, bool) and memory >= 0
+    if not isinstance(memory, int | float) or isinstance(memory, bool) or memory < 0:
+        memory = None
     yours = " (you)" if entry.get("yours") is True else ""
     return {
         "Name": _text(entry.get("name")) or "—",
-        "Memory": memory / 2**20 if sized else None,
+        "Memory": None if memory is None else memory / 2**20,
         "PID": pid if isinstance(pid, int) else None,
         "User": f"{_text(entry.get('user')) or '—'}{yours}",
         "Command": _text(entry.get("command")),

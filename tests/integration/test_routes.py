@@ -25,6 +25,7 @@ from stepscope.recording.recorder import Recorder
 from stepscope.run import STALE_S, RunKind, RunStatus, read_run
 from stepscope.store import STORE_NAME
 from tests.integration.test_ring_recovery import killed_run
+from tests.unit.test_ledger_series import cuda_run
 from tests.unit.test_run_profile import write as write_profile
 
 
@@ -33,6 +34,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("runs")
     for name in ("one", "corrupt", "damaged"):
         record(root / name)
+    cuda_run(root / "cuda")
     (root / "corrupt" / "run.json").write_text("{}")
     (root / "damaged" / "rank0.sqlite").write_bytes(b"x" * 5000)
     return root
@@ -369,3 +371,26 @@ def test_what_is_no_snapshot_of_ours_is_not_kept(
     assert word in answer.json()["error"]
     kept = runs / "snapshots"
     assert not kept.exists() or {path.name for path in kept.iterdir()} <= {"my-snapshot.pickle"}
+
+
+def test_the_parts_of_the_memory_are_sent_to_whom_asks_for_them(client: TestClient) -> None:
+    def asked(**params: Any) -> Any:
+        return client.get("/api/series", params={"run": "cuda", **params}).json()
+
+    plain, with_parts, only = asked(), asked(include_ledger=1), asked(only="ledger")
+    assert "ledger" not in plain["series"]
+    assert set(with_parts["series"]) == {*plain["series"], "ledger"}
+    assert with_parts["ledger"]["notes"]
+    assert set(only["series"]) == {"ledger"}
+    assert only["ledger"]["peak"]["v"]["ledger/total"] == only["ledger"]["now"]["v"]["ledger/total"]
+    assert only["page_token"] == plain["page_token"]
+    assert only["status"] == "finished"
+    place = {"run": "cuda", "axis": "time", "from": 2, "to": 3}
+    for more, expected in (
+        ({}, set(plain["series"])),
+        ({"include_ledger": 1}, {*plain["series"], "ledger"}),
+        ({"only": "ledger"}, {"ledger"}),
+    ):
+        window = client.get("/api/window", params=place | more).json()
+        assert set(window["series"]) == expected
+    assert client.get("/api/series", params={"run": "one", "only": "ledger"}).json()["series"] == {}

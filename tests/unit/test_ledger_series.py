@@ -98,10 +98,11 @@ def test_on_the_live_page_the_parts_are_one_more_series(tmp_path: Path) -> None:
     run = cuda_run(tmp_path)
     with RunReader(tmp_path) as reader:
         live = series.update(reader, run, {}, 0)
-        part = ledger.series_part(reader, run, {})
+        part = ledger.live_part(reader, run, {})
         window = ledger.window_part(reader, run, "time", 2.0, 3.0)[SERIES]
     assert SERIES not in live["series"]
-    assert part[SERIES]["last"]["ledger/free"] == (10240 - 2000) * MIB
+    assert len(part["ledger"]["notes"]) == 3
+    assert part["series"][SERIES]["last"]["ledger/free"] == (10240 - 2000) * MIB
     assert (window["first"], len(window["t"])) == (19, 13)  # a row more on either side
 
 
