@@ -92,3 +92,22 @@ def test_its_parts_are_recorded(folders: tuple[Path, Path]) -> None:
         assert state[known][-1] == 2 * WEIGHTS + 4 * 4
         assert (rss[known] > 4 * WEIGHTS).all()
         assert np.nanmax(children) == 0
+
+
+def test_a_script_with_init_has_them_too(tmp_path: Path) -> None:
+    """Model and optimizer are found; frozen weights count, and have no gradients and no state."""
+    subprocess.run(
+        [sys.executable, str(SCRIPT.with_name("initialized.py"))],
+        env={**os.environ, "STEPSCOPE_RUNS": str(tmp_path), "PYTHONPATH": str(SCRIPT.parents[2])},
+        check=True,
+        capture_output=True,
+        timeout=100,
+    )
+    [folder] = run_folders(tmp_path)
+    keys = ("memory/parameters", "memory/gradients", "memory/optimizer_state")
+    parameters, gradients, state = samples(folder, *keys)
+    known = np.isfinite(parameters)
+    assert known.sum() >= 2
+    assert set(parameters[known]) == {4 * (65 * 32 + 33)}
+    assert set(gradients[known]) == {4 * 33}
+    assert set(state[known]) == {2 * 4 * 33 + 2 * 4}
