@@ -40,9 +40,10 @@ def memory(server: services.Services) -> MemoryPage:
 
 def mounted(app: AppTest) -> dict[str, Any]:
     """What the ledger's component was given."""
-    [part] = app.get("bidi_component")
-    found: dict[str, Any] = json.loads(part.proto.json)
-    return found
+    drawn = [json.loads(part.proto.json) for part in app.get("bidi_component")]
+    [found] = [data for data in drawn if "page_token" in data and "layout" in data]
+    told: dict[str, Any] = found
+    return told
 
 
 def said(app: AppTest) -> str:
