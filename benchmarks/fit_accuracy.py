@@ -80,6 +80,20 @@ CASES: dict[str, dict[str, Any]] = {
     "fill": {"workload": "fill", "batch_size": 8, "width": 16, "accumulation": 2},
 }
 
+ON_CUDA = {
+    "gpt pure bf16": {"workload": "digits_mlp", "batch_size": 2048, "precision": "pure_bf16"},
+    "resnet": {"workload": "resnet", "batch_size": 2, "precision": "pure_bf16"},
+    "fill": {
+        "workload": "fill",
+        "batch_size": 8,
+        "width": 16,
+        "data_on_device": True,
+        "copy_stream": False,
+    },
+    "matmul": {"workload": "matmul", "width": 256, "cuda_graphs": True, "precision": "fp16"},
+}
+"""What takes the place of a case on CUDA: what only CUDA has, and what the simulator can do."""
+
 
 def configured(case: dict[str, Any], device: str) -> RunConfig:
     """Return the configuration of a case; a run of three steps."""
@@ -135,7 +149,8 @@ def measure(config: RunConfig) -> dict[str, int]:
                 status = train(config, Path(folder))
             found = {"peak": _host_peak(profile, began[0])}
         if status != "finished":
-            raise SystemExit((Path(folder) / "run.json").read_text())
+            reason = json.loads((Path(folder) / "run.json").read_text())["reason"]
+            raise SystemExit(f"The run is {status}: {reason}")
     return found
 
 
@@ -176,7 +191,8 @@ def compare(names: list[str], device: str) -> list[dict[str, Any]]:
     rows = []
     say(f"{'case':<22} {'predicted':>12} {'true':>12} {'error':>8} {'reserved':>9} {'seconds':>8}")
     for name in names:
-        config = configured(CASES[name], device)
+        case = ON_CUDA.get(name, CASES[name]) if device != "cpu" else CASES[name]
+        config = configured(case, device)
         guess, truth = predicted(config), true_peak(config)
         data = guess["outside"].get("data_set", 0)
         peak = truth["peak"] - data
@@ -187,6 +203,7 @@ def compare(names: list[str], device: str) -> list[dict[str, Any]]:
         rows.append(
             {
                 "case": name,
+                "settings": case,
                 "predicted": guess["predicted_peak_bytes"],
                 "true": peak,
                 "error": error,

@@ -34,6 +34,11 @@ class FitRuns:
         last = self._last
         return last if last is not None and last.running() else None
 
+    def measuring(self) -> bool:
+        """Return True while short runs may be measured, which a training would disturb."""
+        running = self.running()
+        return running is not None and running.largest
+
     def drop(self) -> None:
         """Forget the last prediction, and end it if it still runs."""
         with self._lock:

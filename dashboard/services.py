@@ -23,6 +23,7 @@ import psutil
 import streamlit as st
 
 from dashboard.crash_watch import CrashWatch
+from dashboard.fit_runs import FitRuns
 from dashboard.lesson_runs import LessonRuns
 from dashboard.machine.run_energy import RunEnergies
 from dashboard.machine.watch import MachineWatch
@@ -53,6 +54,8 @@ log = logging.getLogger(__name__)
 
 PROJECT = Path(__file__).resolve().parent.parent
 STOP_TIMEOUT_S = 4.0
+FIT_WORKS = "A prediction is at work and would disturb it. Wait some seconds, or stop it."
+FIT_MEASURES = "The largest batch is being measured. Wait for its end, or stop it."
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,7 @@ class Services:
         self.examples = examples
         self.index = RunIndex(runs)
         self.lessons = LessonRuns()
+        self.fits = FitRuns(runs)
         self.verdicts = Verdicts()
         self.sweeps = Sweeps(runs, examples)
         self.snapshots = Snapshots(runs)
@@ -102,6 +106,8 @@ class Services:
             lesson = self.lesson_refusal()
             if lesson is not None:
                 raise RunError(f"Start: {lesson}")
+            if self.fits.measuring():
+                raise RunError(f"Start: {FIT_MEASURES}")
             sweep = self.sweeps.active_id()
             if sweep is not None:
                 raise RunError(
@@ -145,9 +151,33 @@ class Services:
         """Run a lesson. Raises RunError beside a run, a sweep or a lesson, OSError as a run."""
         with self._lock:
             busy = self.active_id() or self.sweeps.active_id()
+            if self.fits.running() is not None:
+                raise RunError(f"Run: {FIT_WORKS}")
             if busy is not None:
                 raise RunError(f"Run: {busy} is active and would disturb it. Stop it first.")
             self.lessons.start(lesson)
+
+    def start_fit(self, config: RunConfig, *, largest: bool) -> None:
+        """Predict a run's memory; with `largest` also measure throughput in short runs.
+
+        Raises RunError where it would disturb a measurement, OSError as a run.
+        """
+        with self._lock:
+            refused = self.fit_refusal(largest=largest)
+            if refused is not None:
+                raise RunError(f"Fit: {refused}")
+            self.fits.start(config, largest=largest)
+
+    def fit_refusal(self, *, largest: bool) -> str | None:
+        """Say why nothing can be predicted now; None where it can."""
+        if self.fits.running() is not None:
+            return "One prediction at a time: wait for it, or stop it."
+        sweep, run = self.sweeps.active_id(), self.active_id()
+        if sweep is not None:
+            return f"The sweep {sweep} measures and would be disturbed. Stop it first."
+        if largest and run is not None:
+            return f"The run {run} is active and would disturb the measurement. Stop it first."
+        return self.lesson_refusal()
 
     def lesson_refusal(self) -> str | None:
         """Say why nothing can be started beside the lesson that runs; None where none does."""
@@ -171,7 +201,7 @@ class Services:
             return f"The run {run} is active and would disturb the measurement. Stop it first."
         if other is not None:
             return f"One sweep at a time: {other} is measuring. Stop it first."
-        return self.lesson_refusal()
+        return self.lesson_refusal() or (FIT_WORKS if self.fits.running() is not None else None)
 
     def _refuse_second_sweep(self) -> None:
         refused = self.sweep_refusal()
@@ -237,6 +267,7 @@ class Services:
     def close(self) -> None:
         """Stop the active run or sweep and flush its data; a second call does nothing."""
         self.lessons.close()
+        self.fits.close()
         with self._lock:
             active, self._active = self._active, None
         if active is not None and not active.stop(STOP_TIMEOUT_S):

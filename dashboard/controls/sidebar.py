@@ -56,6 +56,8 @@ OPTIMIZERS = {
 }
 DEVICE_NAME = 15
 """Characters of a GPU's name that the box has room for beside its index."""
+BELOW = "below_training"
+"""In the session's state while the page is drawn: room below the settings that all runs have."""
 _KEPT = (
     "device",
     "seed",
@@ -115,6 +117,7 @@ def sidebar(
         choice = Choice(config, found.devices)
         switch_select("precision", PRECISIONS, choice)
         _training(choice)
+        st.session_state[BELOW] = st.container()
         groups(choice, checkpoints)
     config = _current()
     return config, (*problems(config, found.devices), *absent(config))

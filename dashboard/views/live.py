@@ -11,6 +11,7 @@ from dashboard.controls.actions import start_button
 from dashboard.controls.run_labels import run_name
 from dashboard.controls.run_picker import picked_run
 from dashboard.format import escape_markdown
+from dashboard.views.fit_panel import fit_buttons, fit_panel
 from dashboard.views.live_panel import TAKEN_OVER, live_panel, start_if_pressed
 from dashboard.views.panels import empty_page
 from dashboard.views.run_details import details
@@ -39,6 +40,8 @@ config, problems = controls.sidebar(
     found, checkpoints(server.runs), run_name(run) if run is not None and other else None
 )
 start_if_pressed(server, config, problems)
+with st.session_state.pop(controls.BELOW):
+    fit_buttons(server, config, problems)
 for problem in link_problems:
     st.warning(f"The link could not be followed in full: {problem}", icon=":material/link_off:")
 params = controls.link_params(config, found.devices)
@@ -60,6 +63,7 @@ if note:
 start = start_button(
     server.active_id(), problems, server.sweeps.active_id(), server.lesson_refusal()
 )
+fit_panel(server, config)
 live_panel(server, config, start, listing, run, trouble)
 if run is None:
     empty_page(server, found, start["refused"])

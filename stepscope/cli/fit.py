@@ -64,7 +64,7 @@ def _run(script: Script) -> str | None:
         return f"exit code {error.code}"
     except KeyboardInterrupt:
         return "Ctrl-C"
-    except Exception as error:  # the script's own: it is told, and what was measured as well
+    except Exception as error:  # noqa: BLE001 - the script's own: it is told, and what was measured as well
         first = str(error).strip().split("\n")[0]
         return f"{type(error).__name__}: {first}"
     return None

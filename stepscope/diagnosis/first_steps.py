@@ -1,8 +1,8 @@
 """What the memory of a script's first steps says about its batch size. Pure.
 
 What stays after an update (weights, gradients, the optimizer's state, data) does not depend on the
-batch. The rest of the peak, the activations and what comes with them, is taken to grow in proportion
-to it. Where that rest is too
+batch. The rest of the peak, the activations and what comes with them, is taken to grow in
+proportion to it. Where that rest is too
 small or too uneven to be told from the noise, nothing is said.
 """
 

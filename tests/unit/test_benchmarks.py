@@ -234,13 +234,15 @@ def test_the_planted_delay_makes_each_step_longer_by_its_factor(
     inner = TensorSplit.of(torch.zeros(4, 1), torch.zeros(4))
     ends = []
     split = lab_truth_workload.SlowedSplit(inner, 1.05)
+    wait_s = lab_truth_workload.DEVICE_S
     for step_s in (0.002, 0.004, 0.001):
         split.take(torch.arange(2))
         ends.append(clock[0])
         clock[0] += step_s
     split.take(torch.arange(2))
     taken = [b - a for a, b in pairwise([*ends, clock[0]])]
-    assert taken == pytest.approx([0.0021, 0.0042, 0.00105], abs=4e-6)
+    longer = [1.05 * (step_s + wait_s) for step_s in (0.002, 0.004, 0.001)]
+    assert taken == pytest.approx(longer, abs=4e-6)
 
 
 def test_the_planted_drift_grows_with_the_samples_of_the_sweep(

@@ -3,8 +3,8 @@
 The rules are those of c10/cuda/CUDACachingAllocator.cpp (torch 2.11 to 2.13) without
 `expandable_segments`: sizes are rounded up to 512 B; up to 1 MiB comes from segments of 2 MiB, up
 to 10 MiB from segments of 20 MiB, more from segments of its own size rounded up to 2 MiB. A free
-block of at least the size is used before a new segment is asked for, the smallest that fits; what is
-left of it becomes a block of its own if it is large enough. Nothing is given back to the device.
+block of at least the size is used before a new segment is asked for, the smallest that fits; what
+is left of it becomes a block of its own if it is large enough. Nothing is given back to the device.
 """
 
 from __future__ import annotations

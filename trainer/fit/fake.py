@@ -1,4 +1,4 @@
-"""The world in which a step is played: tensors with a size and no values, on a GPU that need not be.
+"""The world in which a step is played: tensors with a size and no values, with or without a GPU.
 
 Only for a process of its own: parts of torch are replaced for as long as it lasts.
 """

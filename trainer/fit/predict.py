@@ -14,6 +14,8 @@ from trainer.fit.free import Free
 from trainer.fit.margin import DEFAULT, Margin
 from trainer.fit.peak import Peak, device_peak, host_peak
 from trainer.fit.play import Played, play
+from trainer.fit.scratch import cublas_workspace
+from trainer.fit.tracker import Part
 from trainer.problems import TrainDevice
 
 CONTEXT = 512 * 2**20
@@ -62,11 +64,14 @@ def predict(config: RunConfig, device: TrainDevice) -> Prediction:
     before = psutil.Process().memory_info().rss
     played = play(config, capability)
     find = device_peak if on_gpu else host_peak
+    peak = find(played.events, played.parts)
     return Prediction(
         config=config,
         device=device.name,
-        peak=find(played.events, played.parts),
-        outside={"context": CONTEXT} if on_gpu else _on_host(config, played, before),
+        peak=peak,
+        outside=(
+            _on_device(config, peak, capability) if capability else _on_host(config, played, before)
+        ),
         samples=played.samples,
         seconds=time.perf_counter() - began,
         notes=played.notes,
@@ -95,6 +100,14 @@ def judge(prediction: Prediction, free: Free, margin: Margin = DEFAULT) -> Verdi
             needed=needed,
         )
     return Verdict(fits=True, reason=f"It needs {with_margin}, and {room} are free.", needed=needed)
+
+
+def _on_device(config: RunConfig, peak: Peak, capability: tuple[int, int]) -> dict[str, int]:
+    """What a run takes on a GPU besides what torch allocated on the simulator."""
+    found = {"context": CONTEXT}
+    if peak.parts.get(Part.WORKSPACE):
+        found["backward_workspace"] = cublas_workspace(config, capability)
+    return found
 
 
 def _on_host(config: RunConfig, played: Played, process: int) -> dict[str, int]:
