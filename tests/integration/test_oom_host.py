@@ -1,0 +1,171 @@
+"""Host memory that is not enough: in a watched script, in a run of ours, and by the kernel."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from stepscope.diagnosis.findings import findings, read_recorded
+from stepscope.diagnosis.oom_reading import judged, read_report
+from stepscope.diagnosis.oom_record import Memory
+from stepscope.diagnosis.out_of_memory import Case
+from stepscope.run import RunStatus, kernel_kills, read_run, run_folders
+from stepscope.session import oom_watch
+from tests.integration.test_training import run_json, small
+from tests.unit.recorded_runs import write_run
+from trainer.config import Workload
+from trainer.training import run as training_run
+from trainer.training.step import TrainStep
+
+ROOT = Path(__file__).resolve().parents[2]
+TRAINING = """
+import torch
+from torch import nn
+net = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(5):
+    net(torch.randn(8, 4)).mean().backward()
+    optimizer.step()
+"""
+ENDINGS = {
+    "python": ("raise MemoryError", None),
+    "torch": ("def load():\n    return torch.empty(2**60, dtype=torch.uint8)\nload()", 2**60),
+}
+
+
+def watched(folder: Path, script: str) -> Path:
+    (folder / "train.py").write_text(script)
+    subprocess.run(
+        [sys.executable, "-m", "stepscope.watch", "train.py"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "STEPSCOPE_RUNS": str(folder / "runs")},
+        capture_output=True,
+        timeout=100,
+        check=False,
+    )
+    (run,) = run_folders(folder / "runs")
+    return run
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+def test_a_watched_cpu_script_that_runs_out_says_it_is_the_hosts(name: str, tmp_path: Path) -> None:
+    ending, asked = ENDINGS[name]
+    run = watched(tmp_path, TRAINING + ending)
+    report = read_report(run)
+    assert report is not None
+    last = report.last
+    assert (last.memory, last.requested, report.ended) == (Memory.HOST, asked, True)
+    assert last.step == 5
+    assert last.host is not None
+    assert last.host.total
+    assert last.host.process
+    assert any("train.py" in frame for frame in last.stack)
+    if name == "torch":
+        assert "load" in last.stack[0]
+    found = judged(read_run(run))
+    assert found is not None
+    assert found.verdict.case is Case.HOST
+    (finding,) = findings(read_recorded(read_run(run)))
+    assert finding.kind == "out-of-memory"
+    assert finding.text.startswith("Host memory, not GPU memory: The host's memory was not enough")
+    assert run_json(run)["reason"].startswith("The host ran out of memory")
+
+
+def test_a_run_of_ours_on_the_cpu_is_told_so_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError(
+            "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried "
+            "to allocate 640000 bytes. Error code 12"
+        )
+
+    monkeypatch.setattr(TrainStep, "__call__", fail)
+    config = small(Workload.DIGITS_MLP, batch_size=64)
+    assert training_run.run(config, tmp_path) is RunStatus.FAILED
+    report = read_report(tmp_path)
+    assert report is not None
+    assert report.last.requested == 640_000
+    found = judged(read_run(tmp_path))
+    assert found is not None
+    assert found.verdict.case is Case.HOST
+    assert found.verdict.next[0].name == "batch_size"
+    assert found.verdict.next[0].value == 32
+
+
+KILLED_WORKER = """
+import os, signal, torch
+from torch.utils.data import DataLoader, Dataset
+class Data(Dataset):
+    def __len__(self): return 64
+    def __getitem__(self, index):
+        if index == 20:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.zeros(4)
+if __name__ == "__main__":
+    for batch in DataLoader(Data(), batch_size=4, num_workers=1): pass
+"""
+
+
+def test_a_killed_worker_alone_is_no_lack_of_memory(tmp_path: Path) -> None:
+    run = watched(tmp_path, KILLED_WORKER)
+    assert "DataLoader worker" in run_json(run)["reason"]
+    assert read_report(run) is None
+
+
+def test_a_worker_that_the_kernel_killed_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(oom_watch, "kills_since", lambda first: 1)
+    monkeypatch.setattr("stepscope.session.host_memory.kills_since", lambda first: 1)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("DataLoader worker (pid 12) is killed by signal: Killed. ")
+
+    monkeypatch.setattr(TrainStep, "__call__", fail)
+    assert training_run.run(small(Workload.DIGITS_MLP), tmp_path) is RunStatus.FAILED
+    reason = run_json(tmp_path)["reason"]
+    assert reason.startswith("The host ran out of memory: the kernel ended a DataLoader worker")
+    report = read_report(tmp_path)
+    assert report is not None
+    assert report.last.memory is Memory.HOST
+    assert report.last.host is not None
+    assert report.last.host.kills == 1
+
+
+def cgroup(root: Path, kills: int) -> Path:
+    folder = root / "job"
+    folder.mkdir(exist_ok=True)
+    (folder / "memory.events").write_text(f"low 0\noom 3\noom_kill {kills}\n")
+    (folder / "memory.max").write_text("2147483648\n")
+    (folder / "memory.current").write_text("2147000000\n")
+    return folder
+
+
+def test_a_run_that_the_kernel_killed_is_told_by_the_counter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel_kills, "ROOT", tmp_path)
+    folder = cgroup(tmp_path, 2)
+    first = {"folder": str(folder), "count": 2, "booted": kernel_kills._booted()}
+    long_ago = time.time() - 100
+    gone = {"status": "running", "heartbeat": long_ago, "pid": 2**22 + 1, "pid_started": 1.0}
+    run = write_run(tmp_path / "killed", gone | {"oom_kills": first, "step": 9})
+    os.utime(run / "run.json", (long_ago, long_ago))
+    assert read_run(run).status is RunStatus.CRASHED
+    assert [one.kind for one in findings(read_recorded(read_run(run)))] == ["crashed"]
+    cgroup(tmp_path, 3)
+    (finding,) = findings(read_recorded(read_run(run)))
+    assert finding.kind == "out-of-memory"
+    assert "The kernel ended a process" in finding.text
+    # Another machine's counter says nothing here.
+    other = json.loads((run / "run.json").read_text()) | {"host": "elsewhere"}
+    (run / "run.json").write_text(json.dumps(other))
+    os.utime(run / "run.json", (long_ago, long_ago))
+    assert [one.kind for one in findings(read_recorded(read_run(run)))] == ["crashed"]

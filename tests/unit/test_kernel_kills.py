@@ -1,0 +1,75 @@
+"""The kernel's counter of processes killed for lack of memory, in both forms of cgroup."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.run import kernel_kills
+from stepscope.run.kernel_kills import Container, container, kills_since, own_folder
+
+
+def write(folder: Path, **files: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name.replace("_", ".", 1)).write_text(text)
+    return folder
+
+
+def test_version_2_is_read(tmp_path: Path) -> None:
+    folder = write(
+        tmp_path, memory_max="1000\n", memory_current="900\n", memory_events="oom 1\noom_kill 4\n"
+    )
+    assert container(folder) == Container(limit=1000, used=900, kills=4)
+    (folder / "memory.max").write_text("max\n")
+    assert container(folder).limit is None
+
+
+def test_version_1_is_read(tmp_path: Path) -> None:
+    folder = write(
+        tmp_path,
+        memory_limit_in_bytes="9223372036854771712\n",
+        memory_usage_in_bytes="900\n",
+        memory_oom_control="oom_kill_disable 0\nunder_oom 0\noom_kill 2\n",
+    )
+    assert container(folder) == Container(limit=None, used=900, kills=2)
+
+
+@pytest.mark.parametrize("text", ["", "oom_kill", "oom_kill many", "oom_kill -1", "\x00" * 9])
+def test_what_is_no_counter_is_not_known(tmp_path: Path, text: str) -> None:
+    assert container(write(tmp_path, memory_events=text)).kills is None
+    assert container(tmp_path / "nowhere") == Container()
+
+
+def test_the_own_folder_is_found_also_from_within_a_container(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    told.write_text("0::/user.slice/job\n")
+    assert own_folder(tmp_path, told) is None
+    write(tmp_path, memory_events="oom_kill 0\n")
+    assert own_folder(tmp_path, told) == tmp_path  # the path is the host's
+    write(tmp_path / "user.slice/job", memory_events="oom_kill 0\n")
+    assert own_folder(tmp_path, told) == tmp_path / "user.slice/job"
+    old = write(tmp_path / "memory/docker/1", memory_oom_control="oom_kill 0\n")
+    told.write_text("5:cpu:/x\n4:memory:/docker/1\n")
+    assert own_folder(tmp_path, told) == old
+    assert own_folder(tmp_path, tmp_path / "nothing") is None
+
+
+def test_kills_are_counted_from_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_kills, "ROOT", tmp_path)
+    folder = write(tmp_path / "job", memory_events="oom_kill 5\n")
+    first: dict[str, Any] = {
+        "folder": str(folder),
+        "count": 5,
+        "booted": kernel_kills._booted(),
+    }
+    assert kills_since(first) == 0
+    write(folder, memory_events="oom_kill 7\n")
+    assert kills_since(first) == 2
+    assert kills_since(first | {"booted": "another boot"}) is None
+    assert kills_since(first | {"folder": str(tmp_path.parent)}) is None
+    assert kills_since(first | {"folder": f"{folder}/../../x"}) is None
+    for hostile in (None, [], {}, {"folder": 3, "count": "x"}, first | {"count": True}):
+        assert kills_since(hostile) is None
