@@ -1,0 +1,327 @@
+"""The OOM doctor on a GPU: every case provoked for real in a watched script, captured and named."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from stepscope.diagnosis.oom_record import Memory, OomReport, parse
+from stepscope.diagnosis.out_of_memory import Case, judge
+from stepscope.run import run_folders
+from tests.gpu.conftest import simulator_only
+from tests.integration.test_training import events, run_json
+
+ROOT = Path(__file__).resolve().parents[2]
+HEAD = """
+import sys, time, torch
+from torch import nn
+MIB = 2**20
+torch.manual_seed(0)
+free, total = torch.cuda.mem_get_info()
+
+def take(size):
+    return torch.empty(int(size), dtype=torch.uint8, device="cuda")
+
+def training(width=256, batch=64, steps=12, pause=0.06):
+    net = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1)).cuda()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+    for _ in range(steps):
+        inputs = torch.randn(batch, width, device="cuda")
+        net(inputs).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        time.sleep(pause)
+    return net, optimizer
+"""
+TOO_BIG = """
+net = nn.Linear(1024, 1024).cuda()
+inputs = torch.empty(int(0.6 * free / 4096), 1024, device="cuda")
+net(inputs)
+"""
+PIECES = """
+pairs = [(take(9 * MIB), take(9 * MIB)) for _ in range(int(0.95 * free) // (20 * MIB))]
+kept = [first for first, _ in pairs]
+del pairs
+take(0.2 * total)
+"""
+OTHER_STREAM = """
+side = torch.cuda.Stream()
+with torch.cuda.stream(side):
+    large = take(0.7 * free)
+    del large
+    kept = take(0.1 * free)  # a part of the block that was freed: the rest stays with this stream
+torch.cuda.synchronize()
+take(0.5 * free)
+"""
+OTHER_PROCESS = """
+import subprocess
+holder = subprocess.Popen(
+    [sys.executable, "-c", '''
+import sys, torch
+kept = torch.empty(int(sys.argv[1]), dtype=torch.uint8, device="cuda")
+print("ready", flush=True)
+sys.stdin.read()
+''', str(int(0.6 * free))],
+    stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+)
+holder.stdout.readline()
+try:
+    training(steps=3)
+    take(0.5 * free)
+finally:
+    holder.stdin.close()
+    holder.wait()
+"""
+GROWTH = """
+kept = []
+net = nn.Linear(256, 1).cuda()
+optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+while True:
+    net(torch.randn(8, 256, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    kept.append(take(0.02 * total))
+    time.sleep(0.12)
+"""
+VALIDATION = """
+net, optimizer = training(width=1024, batch=256)
+
+def validate():
+    net.eval()
+    outputs = []
+    for _ in range(1000):
+        outputs.append(net(torch.randn(16384, 1024, device="cuda")).square())
+
+validate()
+"""
+LONG_BATCH = """
+net, optimizer = training(width=1024, batch=256)
+net(torch.empty(int(0.4 * free / 4096), 1024, device="cuda"))
+"""
+OPTIMIZER = """
+size = int(0.28 * free / 24 / 4)
+weights = [nn.Parameter(torch.zeros(size, device="cuda")) for _ in range(24)]
+optimizer = torch.optim.AdamW(weights, foreach=False)
+sum(weight.sum() for weight in weights).backward()
+optimizer.step()
+"""
+BACKWARD = """
+class Hungry(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, inputs):
+        return inputs * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        take(2 * free)
+
+weights = torch.ones(4, device="cuda", requires_grad=True)
+Hungry.apply(weights).sum().backward()
+"""
+CASES = {
+    "too big": (TOO_BIG, Case.TOO_BIG, "forward"),
+    "pieces": (PIECES, Case.FRAGMENTATION, None),
+    "another stream": (OTHER_STREAM, Case.FRAGMENTATION, None),
+    "another process": (OTHER_PROCESS, Case.OTHER_PROCESS, None),
+    "growth": (GROWTH, Case.GROWTH, None),
+    "validation": (VALIDATION, Case.SPIKE, "validation"),
+    "long batch": (LONG_BATCH, Case.SPIKE, "forward"),
+    "optimizer": (OPTIMIZER, Case.OPTIMIZER, "optimizer"),
+    "backward": (BACKWARD, Case.TOO_BIG, "backward"),
+}
+
+
+def watched(folder: Path, script: str, *, init: bool = False, **env: str) -> tuple[Path, str]:
+    """Run a script under `stepscope watch`, or with `stepscope.init`; return its run's folder."""
+    path = folder / "train.py"
+    path.write_text(("import stepscope\nrec = stepscope.init()\n" if init else "") + script)
+    done = subprocess.run(
+        [sys.executable, *([] if init else ["-m", "stepscope.watch"]), str(path)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "STEPSCOPE_RUNS": str(folder / "runs"), **env},
+    )
+    (run,) = run_folders(folder / "runs")
+    return run, done.stdout + done.stderr
+
+
+def report_of(run: Path) -> OomReport:
+    return parse((run / "oom.json").read_bytes())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_case_is_named_in_a_watched_script(name: str, tmp_path: Path) -> None:
+    script, case, phase = CASES[name]
+    run, said = watched(tmp_path, HEAD + script)
+    assert "torch.OutOfMemoryError" in said  # it ends as it would bare
+    report = report_of(run)
+    verdict = judge(report.last)
+    assert (verdict.case, report.last.phase) == (case, phase), verdict.text
+    assert report.ended
+    assert report.seen == 1
+    assert report.last.incomplete is None
+    assert str(report.last.message).startswith("CUDA out of memory. Tried to allocate")
+    assert any("train.py" in frame for frame in report.last.stack)
+    reason = run_json(run)["reason"]
+    assert f": {case.lower()}. " in reason
+    assert [event.kind for event in events(run) if "oom" in event.kind] == ["oom"]
+
+
+def test_the_figures_are_those_of_the_allocator_before_it_unwound(tmp_path: Path) -> None:
+    run, said = watched(tmp_path, HEAD + LONG_BATCH)
+    last = report_of(run).last
+    assert last.total == torch.cuda.get_device_properties(0).total_memory
+    assert last.requested is not None
+    assert last.requested > 0.35 * last.total
+    assert last.allocated is not None
+    assert last.allocated > 0.35 * last.total  # the batch, which is freed as the stack unwinds
+    assert last.reserved is not None
+    assert last.own is not None
+    assert last.own > last.reserved
+    assert last.steps_done == 12
+    assert last.grad is True
+    assert last.training is True
+    assert last.inputs[0].endswith("× 1024")
+    assert last.blocks[0].size > 0.35 * last.total
+    assert "history" in str(last.blocks_reason)
+    assert len(last.readings.ts) > 3
+    assert "Tried to allocate" in said
+
+
+def test_the_largest_blocks_have_their_stacks_while_a_history_is_recorded(tmp_path: Path) -> None:
+    history = "torch.cuda.memory._record_memory_history(stacks='python', max_entries=1000)\n"
+    run, _ = watched(
+        tmp_path,
+        HEAD + history + "def hoard():\n    return take(0.7 * free)\n"
+        "kept = hoard()\ntake(0.5 * free)\n",
+    )
+    last = report_of(run).last
+    assert last.blocks_reason is None
+    assert any("hoard" in frame for frame in last.blocks[0].frames)
+    assert last.blocks[0].size > 0.5 * (last.total or 0)
+
+
+CAUGHT = """
+for size in (2, 3, 4):
+    try:
+        take(size * total)
+    except torch.OutOfMemoryError:
+        print("caught", flush=True)
+net, optimizer = training(steps=6)
+"""
+
+
+@pytest.mark.parametrize("init", [False, True])
+def test_a_caught_failure_is_an_event_and_fails_no_run(tmp_path: Path, init: bool) -> None:
+    steps = "\nfor _ in range(3):\n    rec.step(loss=1.0)\n    time.sleep(0.15)\n" if init else ""
+    run, said = watched(tmp_path, HEAD + CAUGHT + steps, init=init)
+    assert said.count("caught\n") == 3
+    assert run_json(run)["status"] == "finished"
+    report = report_of(run)
+    assert (report.seen, report.ended) == (3, False)
+    assert report.first.requested is not None
+    assert report.last.requested is not None
+    assert report.last.requested > report.first.requested
+    (event,) = [event for event in events(run) if event.kind == "oom_caught"]
+    assert "failed and the script went on, 3 times: Simply too big" in event.text
+    assert event.data["seen"] == 3
+
+
+def test_another_error_after_a_caught_failure_is_not_one_of_memory(tmp_path: Path) -> None:
+    run, _ = watched(tmp_path, HEAD + CAUGHT + "raise KeyError('x')\n")
+    assert run_json(run)["reason"] == "KeyError: 'x'"
+    assert not report_of(run).ended
+
+
+RETRIED = """
+for size in (0.6, 0.7, 0.5, 0.8):
+    kept = take(size * free)
+    del kept
+print(torch.cuda.memory_stats()["num_alloc_retries"], "retries")
+"""
+
+
+def test_a_second_try_that_succeeds_is_no_failure(tmp_path: Path) -> None:
+    run, said = watched(tmp_path, HEAD + RETRIED)
+    assert " retries" in said
+    assert "\n0 retries" not in said
+    assert not (run / "oom.json").exists()
+    assert not [event for event in events(run) if "oom" in event.kind]
+
+
+IN_THREADS = """
+import threading
+def fail():
+    for _ in range(20):
+        try:
+            take(2 * total)
+        except torch.OutOfMemoryError:
+            pass
+threads = [threading.Thread(target=fail) for _ in range(4)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print("joined")
+"""
+
+
+def test_failures_in_several_threads_neither_hang_nor_raise(tmp_path: Path) -> None:
+    run, said = watched(tmp_path, HEAD + IN_THREADS)
+    assert "joined" in said
+    assert "could not be described" not in said
+    report = report_of(run)
+    assert 1 < report.seen <= 80
+    assert not report.ended
+
+
+WITHOUT_CUDA = """
+import torch, cudasim
+with cudasim.counted() as calls:
+    weights = torch.nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.SGD([weights], lr=0.1)
+    for _ in range(3):
+        weights.sum().backward()
+        optimizer.step()
+        if "rec" in globals():
+            rec.step(loss=1.0)
+print("started:", torch.cuda.is_initialized(), dict(calls))
+"""
+
+
+@simulator_only
+@pytest.mark.parametrize("init", [False, True])
+def test_a_script_that_uses_no_cuda_gets_no_context(tmp_path: Path, init: bool) -> None:
+    bare = subprocess.run(
+        [sys.executable, "-c", WITHOUT_CUDA], capture_output=True, text=True, check=True
+    )
+    _, said = watched(tmp_path, WITHOUT_CUDA, init=init)
+    assert bare.stdout.startswith("started: False")
+    assert bare.stdout in said
+
+
+@simulator_only
+def test_memory_that_cannot_be_page_locked_is_the_hosts(tmp_path: Path) -> None:
+    script = "import cudasim\ncudasim.fault('host:1')\ntorch.empty(8 * MIB).pin_memory()\n"
+    run, _ = watched(tmp_path, HEAD + script)
+    report = report_of(run)
+    assert report.last.memory is Memory.PINNED
+    assert judge(report.last).case is Case.HOST
+    assert report.last.host is not None
+    assert report.last.host.total
+    assert run_json(run)["reason"].startswith("The host could not page-lock more memory. ")
+
+
+def test_expandable_segments_are_not_proposed_where_they_are_set(tmp_path: Path) -> None:
+    run, _ = watched(tmp_path, HEAD + PIECES, PYTORCH_ALLOC_CONF="max_split_size_mb:512")
+    last = report_of(run).last
+    assert last.settings.max_split_size == 512 * 2**20
+    assert last.settings.expandable_segments is False
+    assert last.settings.text == "max_split_size_mb:512"
+    assert "expandable_segments:True" in str(judge(last).next[0].code)

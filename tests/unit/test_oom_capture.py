@@ -1,0 +1,483 @@
+"""What is captured at a failed allocation: the message, the stack, the segments, the counts."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import types
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from stepscope.diagnosis.oom_message import bytes_in, figures_in
+from stepscope.diagnosis.oom_reading import read_report
+from stepscope.diagnosis.oom_record import Holder, Memory, OomReport, Segments
+from stepscope.diagnosis.outcome import Outcome, failed, outcome, with_case
+from stepscope.run import RunStatus
+from stepscope.session import oom_capture, oom_device, oom_stack, oom_watch
+from stepscope.session.oom_holders import NO_MEMORY, NOT_LISTED, shared_out
+from stepscope.session.oom_watch import OomWatch
+from tests.fakes import FakeRecorder
+from tests.unit.test_out_of_memory import FULL, OTHER
+
+GIB, MIB = 2**30, 2**20
+MESSAGE = (
+    "CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total capacity of 2.00 GiB of "
+    "which 222.00 MiB is free. Process 77 has 512.00 MiB memory in use. Including non-PyTorch "
+    "memory, this process has 1.25 GiB memory in use. 1.90 GiB allowed; Of the allocated memory "
+    "1.00 GiB is allocated by PyTorch, and 11.00 MiB is reserved by PyTorch but unallocated."
+)
+
+
+def test_the_figures_of_torchs_message_are_read() -> None:
+    assert figures_in(MESSAGE) == {
+        "requested": 3 * GIB // 2,
+        "total": 2 * GIB,
+        "free": 222 * MIB,
+        "allowed": int(1.9 * GIB),
+        "own": 5 * GIB // 4,
+        "allocated": GIB,
+        "reserved": GIB + 11 * MIB,
+        "processes": (Holder(pid=77, memory=512 * MIB),),
+    }
+    assert figures_in("KeyError: 'x'") == {}
+    assert bytes_in("DefaultCPUAllocator: you tried to allocate 640 bytes.") == 640
+    assert bytes_in("MemoryError") is None
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text(max_size=200), number=st.integers(0, 10**30))
+def test_no_message_breaks_the_reading(text: str, number: int) -> None:
+    figures_in(f"{text} Tried to allocate {number}.5 TiB. Process {number} has {text}")
+    bytes_in(f"tried to allocate {number} bytes")
+
+
+# --- the stack ------------------------------------------------------------------------------------
+
+
+class Probe(nn.Module):
+    """Calls something within its forward pass."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        super().__init__()
+        self.call = call
+
+    def forward(self, inputs: torch.Tensor, mask: Any = None) -> torch.Tensor:
+        self.found = self.call()
+        return inputs
+
+
+def test_a_forward_pass_is_known_with_its_inputs_and_mode() -> None:
+    model = nn.Sequential(Probe(oom_stack.here))
+    model(torch.zeros(8, 3))
+    place = model[0].found
+    assert (place.phase, place.training, place.inputs) == ("forward", True, ("8 × 3",))
+    assert place.is_script
+    assert "forward" in place.stack[0]
+    assert any("test_oom_capture.py" in frame for frame in place.stack)
+    assert place.function is None
+
+
+def test_a_model_in_evaluation_is_validation_by_the_outermost_mode() -> None:
+    model = nn.Sequential(Probe(oom_stack.here)).eval()
+    model(torch.zeros(1))
+    assert (model[0].found.phase, model[0].found.training) == ("validation", False)
+    model.train()
+    model[0].eval()  # a frozen part of a model that trains
+    model(torch.zeros(1))
+    assert model[0].found.phase == "forward"
+
+
+def test_a_function_that_evaluates_is_known_by_its_name() -> None:
+    def evaluate() -> oom_stack.Place:
+        return oom_stack.here()
+
+    place = evaluate()
+    assert (place.phase, place.function) == ("validation", "evaluate")
+
+
+def test_the_optimizer_is_known_with_its_state() -> None:
+    found: list[oom_stack.Place] = []
+    weights = nn.Parameter(torch.ones(100))
+    other = nn.Parameter(torch.ones(10))  # without a gradient: it gets no state
+
+    class Probing(torch.optim.AdamW):
+        def zero_grad(self, set_to_none: bool = True) -> None:
+            pass
+
+    optimizer = Probing([weights, other])
+    weights.grad = torch.ones(100)
+    for hook in (lambda *_: found.append(oom_stack.here()),):
+        optimizer.register_step_post_hook(hook)
+    optimizer.step()
+    (place,) = found
+    assert place.phase == "optimizer"
+    assert place.optimizer is not None
+    assert place.optimizer.name == "Probing"
+    assert place.optimizer.parameters == 440
+    assert place.optimizer.expected is None  # nobody knows an optimizer of this name
+
+
+@pytest.mark.parametrize(
+    ("make", "factor"),
+    [
+        (lambda p: torch.optim.Adam(p), 2),
+        (lambda p: torch.optim.AdamW(p, amsgrad=True), 3),
+        (lambda p: torch.optim.SGD(p, lr=0.1), 0),
+        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), 1),
+        (lambda p: torch.optim.Rprop(p), None),
+    ],
+)
+def test_the_whole_state_is_foretold_for_optimizers_that_are_known(
+    make: Callable[[Any], Any], factor: int | None
+) -> None:
+    weights = nn.Parameter(torch.ones(100))
+    weights.grad = torch.ones(100)
+    state = oom_stack.optimizer_state(make([weights]))
+    assert state is not None
+    assert state.expected == (None if factor is None else factor * 400)
+
+
+def test_a_backward_pass_is_known_also_where_it_computes_forward_again() -> None:
+    found: list[oom_stack.Place] = []
+
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, inputs: torch.Tensor) -> torch.Tensor:
+            return inputs * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            probe = Probe(oom_stack.here)
+            probe(gradient)
+            found.append(probe.found)
+            return gradient
+
+    Twice.apply(torch.ones(1, requires_grad=True)).backward()  # type: ignore[no-untyped-call]
+    assert found[0].phase == "backward"
+
+
+def test_a_thread_that_python_did_not_begin_shows_the_stack_that_waits_in_backward(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(oom_stack, "_is_script", lambda: False)
+    place = oom_stack.here()
+    assert (place.phase, place.is_script) == ("backward", False)
+
+
+def test_loading_is_known_by_torchs_files_and_by_ours() -> None:
+    class Data(torch.utils.data.Dataset[Any]):
+        def __getitem__(self, index: int) -> Any:
+            return oom_stack.here().phase
+
+        def __len__(self) -> int:
+            return 1
+
+    loader: Any = torch.utils.data.DataLoader(Data(), collate_fn=lambda parts: parts)
+    assert next(iter(loader)) == ["data"]
+    assert oom_stack.here({"tests/unit/test_oom_capture.py": "data"}).phase == "data"
+    assert oom_stack.here().phase is None
+
+
+def test_the_place_of_an_exception_is_where_it_was_raised() -> None:
+    def fail() -> None:
+        raise MemoryError
+
+    try:
+        nn.Sequential(Probe(fail))(torch.zeros(2))
+    except MemoryError as error:
+        place = oom_stack.of_traceback(error.__traceback__)
+    assert place.phase == "forward"
+    assert place.inputs == ("2",)
+    assert place.stack[0].endswith(" fail")
+    assert oom_stack.of_traceback(None) == oom_stack.Place()
+
+
+# --- the allocator --------------------------------------------------------------------------------
+
+
+def block(size: int, state: str = "active_allocated", *frames: str) -> dict[str, Any]:
+    return {"size": size, "state": state, "frames": [{"name": name} for name in frames]}
+
+
+def test_free_blocks_are_told_apart_by_stream_and_pool() -> None:
+    found = [
+        {"stream": 0, "blocks": [block(8), block(4, "inactive"), block(2, "inactive")]},
+        {"stream": 7, "blocks": [block(8), block(16, "inactive")]},
+        {"stream": 0, "segment_pool_id": (0, 3), "blocks": [block(1), block(32, "inactive")]},
+    ]
+    assert oom_device.free_blocks(found, 0) == Segments(
+        count=3, largest_free=4, elsewhere=32, private=32
+    )
+    assert oom_device.free_blocks(found, 7).largest_free == 16
+
+
+def test_live_blocks_without_stacks_are_listed_by_size() -> None:
+    found = [{"blocks": [block(8), block(8), block(30), block(99, "inactive")]}]
+    blocks, why = oom_device.live_blocks(found)
+    assert [(one.size, one.count) for one in blocks] == [(30, 1), (16, 2)]
+    assert "history" in str(why)
+
+
+def test_settings_are_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert oom_device.settings_of("") == {}
+    assert oom_device.settings_of("a:1,b : 2,c") == {"a": "1", "b": "2"}
+
+
+def test_processes_are_shared_out_only_where_the_list_allows_it() -> None:
+    mine = os.getpid()
+    alone = shared_out({mine: 5}, mine)
+    assert (alone.own, alone.others, alone.processes) == (5, 0, ())
+    both = shared_out({mine: 5, 2**22 + 7: 3}, mine)
+    assert (both.others, both.processes[0].name) == (3, "")
+    assert shared_out({1: 5}, mine).reason == NOT_LISTED
+    hidden = shared_out({mine: 5, 1: None}, mine)
+    assert (hidden.others, hidden.reason) == (None, NO_MEMORY)
+
+
+# --- the watch ------------------------------------------------------------------------------------
+
+
+class FakeSource:
+    """A CUDA build of torch as far as the capture asks it; fair because it only gives figures."""
+
+    def __init__(self) -> None:
+        self.queued: list[Callable[[], None]] = []
+        self.observers: list[Callable[..., None]] = []
+        stats = {
+            "allocated_bytes": {"all": {"current": 900, "peak": 950}},
+            "reserved_bytes": {"all": {"current": 1000, "peak": 1000}},
+        }
+        self.cuda = types.SimpleNamespace(
+            _lazy_call=self.queued.append,
+            memory_stats_as_nested_dict=lambda device: stats,
+            memory=types.SimpleNamespace(
+                memory_snapshot=lambda include_traces: [{"device": 0, "blocks": [block(900)]}],
+                get_allocator_backend=lambda: "native",
+            ),
+            get_device_properties=lambda device: types.SimpleNamespace(
+                total_memory=2048, uuid="1-2", name="GPU"
+            ),
+        )
+        self._C = types.SimpleNamespace(
+            _cuda_attach_out_of_memory_observer=self.observers.append,
+            _cuda_getCurrentRawStream=lambda device: 0,
+        )
+        self.is_grad_enabled = lambda: True
+
+    def start(self) -> None:
+        for call in self.queued:
+            call()
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeSource:
+    source = FakeSource()
+    monkeypatch.setitem(sys.modules, "torch", source)  # type: ignore[arg-type]
+    monkeypatch.setattr(oom_watch, "_attached", set())
+    monkeypatch.setattr(oom_watch, "_watches", [])
+    monkeypatch.setattr(oom_watch, "WHOLE_EVERY_S", 0.0)
+    return source
+
+
+@pytest.fixture
+def recorder(tmp_path: Path) -> Any:
+    made: Any = FakeRecorder(folder=tmp_path)
+    made.recent = []
+    return made
+
+
+def test_one_observer_a_process_waits_for_torch_to_start_cuda(
+    fake: FakeSource, recorder: Any
+) -> None:
+    first, second = OomWatch(recorder), OomWatch(recorder)
+    first.attach()
+    first.attach()
+    second.attach()
+    assert fake.observers == []
+    fake.start()
+    (observer,) = fake.observers
+    observer(0, 300, 2048, 10)
+    assert not first.pending
+    assert second.pending  # the run that began last
+    second.close()
+    observer(0, 300, 2048, 10)
+    assert first.pending
+    first.close()
+    observer(0, 300, 2048, 10)  # no run is left
+
+
+def test_the_observer_raises_nothing_and_says_what_is_missing(
+    fake: FakeSource, recorder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del fake.cuda.memory_stats_as_nested_dict
+    watch = OomWatch(recorder)
+    watch.attach()
+    fake.start()
+    fake.observers[0](0, 300, 2048, 10)
+    report = read_report(tmp_path)
+    assert report is not None
+    assert "counters: AttributeError" in str(report.last.incomplete)
+    assert (report.last.requested, report.last.free) == (300, 10)
+
+    def broken(*_: object) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(oom_capture, "at_allocation", broken)
+    fake.observers[0](0, 300, 2048, 10)  # and the next one is taken again
+    monkeypatch.undo()
+
+
+def test_a_failure_during_a_capture_is_left_alone(fake: FakeSource, recorder: Any) -> None:
+    watch = OomWatch(recorder)
+    watch.attach()
+    fake.start()
+    inner = fake.cuda.memory_stats_as_nested_dict
+
+    def again(device: int) -> Any:
+        thread = threading.Thread(target=fake.observers[0], args=(0, 1, 1, 1))
+        thread.start()
+        thread.join(5)
+        assert not thread.is_alive()
+        return inner(device)
+
+    fake.cuda.memory_stats_as_nested_dict = again
+    fake.observers[0](0, 300, 2048, 10)
+    assert watch._report is not None
+    assert watch._report.seen == 1
+
+
+def test_first_and_last_are_kept_and_the_rest_counted(
+    fake: FakeSource, recorder: Any, tmp_path: Path
+) -> None:
+    watch = OomWatch(recorder)
+    watch.attach()
+    fake.start()
+    for size in range(1, 8):
+        fake.observers[0](0, size, 2048, 10)
+    watch.settle()
+    watch.settle()
+    report = read_report(tmp_path)
+    assert report is not None
+    assert (report.first.requested, report.last.requested, report.seen) == (1, 7, 7)
+    assert not report.ended
+    assert [kind for kind, *_ in recorder.events] == ["oom_caught"]
+    fake.observers[0](0, 9, 2048, 10)
+    watch.close()
+    assert [data["seen"] for _, _, data in recorder.events] == [7, 8]
+
+
+def test_many_failures_in_a_moment_cost_one_whole_record(
+    fake: FakeSource, recorder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(oom_watch, "WHOLE_EVERY_S", 100.0)
+    asked: list[int] = []
+    snapshot = fake.cuda.memory.memory_snapshot
+    fake.cuda.memory.memory_snapshot = lambda include_traces: (
+        asked.append(1) or snapshot(include_traces)  # type: ignore[func-returns-value]
+    )
+    watch = OomWatch(recorder)
+    watch.attach()
+    fake.start()
+    for size in range(50):
+        fake.observers[0](0, size + 1, 2048, 10)
+    assert len(asked) == 1
+    watch.close()
+    report = read_report(tmp_path)
+    assert report is not None
+    assert (report.seen, report.last.requested) == (50, 50)
+
+
+def test_what_ends_the_run_is_joined_with_what_was_captured(
+    fake: FakeSource, recorder: Any, tmp_path: Path
+) -> None:
+    class OutOfMemoryError(RuntimeError):
+        pass
+
+    error = OutOfMemoryError(MESSAGE)
+    watch = OomWatch(recorder)
+    watch.attach()
+    fake.start()
+    fake.observers[0](0, 300, 2048, 10)
+    report = watch.failed(error, outcome(error))
+    assert report is not None
+    assert (report.ended, report.seen) == (True, 1)
+    assert report.last.requested == 300
+    assert str(report.last.message).startswith("CUDA out of memory")
+    watch.close()
+    assert recorder.events == []
+    assert read_report(tmp_path) == report
+
+
+def test_without_an_observer_the_message_is_what_there_is(
+    fake: FakeSource, recorder: Any, tmp_path: Path
+) -> None:
+    fake.cuda.is_initialized = lambda: False
+
+    class OutOfMemoryError(RuntimeError):
+        pass
+
+    error = OutOfMemoryError(MESSAGE)
+    report = OomWatch(recorder).failed(error, outcome(error))
+    assert report is not None
+    assert report.last.memory is Memory.GPU
+    assert report.last.requested == 3 * GIB // 2
+    assert report.last.processes == (Holder(pid=77, memory=512 * MIB),)
+
+
+def test_an_error_about_another_thing_is_no_failure_of_memory(
+    fake: FakeSource, recorder: Any, tmp_path: Path
+) -> None:
+    watch = OomWatch(recorder)
+    assert watch.failed(KeyError("x"), failed("KeyError")) is None
+    assert watch.failed(KeyError("x"), Outcome(RunStatus.STOPPED)) is None
+    assert read_report(tmp_path) is None
+
+
+def test_a_forked_child_captures_nothing(fake: FakeSource, recorder: Any) -> None:
+    watch = OomWatch(recorder)
+    watch._pid = -1
+    watch.captured(0, 1, 1, 1)
+    assert not watch.pending
+
+
+def test_the_case_is_named_in_the_reason() -> None:
+    short = Outcome(reason="The GPU ran out of memory (tried to allocate 2.50 GiB). Lower x.")
+    assert with_case(short, "fragmentation", "Do this.").reason == (
+        "The GPU ran out of memory (tried to allocate 2.50 GiB): fragmentation. Do this."
+    )
+    assert str(with_case(short, "growth").reason).endswith(": growth. Lower x.")
+
+
+def test_a_report_in_a_link_or_too_large_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_text("{}")
+    (tmp_path / "oom.json").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="symbolic"):
+        read_report(tmp_path)
+    (tmp_path / "oom.json").unlink()
+    (tmp_path / "oom.json").write_bytes(b" " * (5 * 2**20))
+    with pytest.raises(ValueError, match="at most"):
+        read_report(tmp_path)
+    os.mkfifo(tmp_path / "oom-rank1.json")
+    with pytest.raises((ValueError, OSError)):
+        read_report(tmp_path, 1)
+    assert read_report(tmp_path, 2) is None
+
+
+def test_a_light_record_keeps_what_is_slow_of_the_one_before() -> None:
+    light = replace(FULL, requested=1)
+    joined = oom_capture.with_former(light, OTHER)
+    assert (joined.requested, joined.others, joined.processes) == (
+        1,
+        OTHER.others,
+        OTHER.processes,
+    )
+    assert OomReport(first=FULL, last=joined).seen == 1
