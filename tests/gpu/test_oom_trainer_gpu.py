@@ -1,0 +1,232 @@
+"""The OOM doctor in runs of our own: each case provoked, and named with settings of the run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from stepscope.diagnosis.findings import findings, read_recorded
+from stepscope.diagnosis.oom_record import Memory, OomReport, parse
+from stepscope.diagnosis.out_of_memory import Case, OomVerdict, judge
+from stepscope.diagnosis.window import setup_of
+from stepscope.run import RunStatus, read_run
+from tests.integration.test_training import events, run_json
+from trainer.config import Optimizer, Problem, RunConfig, Workload, defaults
+from trainer.devices import list_devices
+from trainer.problems import TrainDevice
+from trainer.retry import half_batch
+from trainer.training.run import run as train
+from trainer.training.step import TrainStep
+
+MIB = 2**20
+HOLDER = """
+import sys, torch
+kept = torch.empty(int(sys.argv[1]), dtype=torch.uint8, device="cuda")
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def gpu() -> TrainDevice:
+    return next(d for d in list_devices() if d.cuda_index is not None and d.reason is None)
+
+
+@pytest.fixture(autouse=True)
+def _clean() -> Iterator[None]:
+    """Let each run begin with an empty cache, and end with the whole device allowed."""
+    torch.cuda.empty_cache()
+    yield
+    torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def hungry(gpu: TrainDevice, **changes: Any) -> RunConfig:
+    """A run whose first activations take hundreds of MiB."""
+    sizes: dict[str, Any] = {"width": 64, "image_size": 128, "batch_size": 64, "max_steps": 2}
+    return replace(defaults(Workload.FILL, gpu.id), **sizes | changes)
+
+
+def free_now() -> int:
+    return torch.cuda.mem_get_info()[0]
+
+
+def limit(gpu: TrainDevice, size: float) -> None:
+    torch.cuda.set_per_process_memory_fraction(
+        min(1.0, (torch.cuda.memory_reserved() + size) / gpu.memory_total)
+    )
+
+
+def failed(config: RunConfig, folder: Path) -> tuple[OomReport, OomVerdict]:
+    """Train until memory runs out; return what was captured and the verdict on it."""
+    folder.mkdir(exist_ok=True)
+    assert train(config, folder) is RunStatus.FAILED
+    report = parse((folder / "oom.json").read_bytes())
+    return report, judge(report.last, setup_of(run_json(folder)))
+
+
+def test_a_run_that_is_too_big_says_so_and_proposes_its_settings(
+    gpu: TrainDevice, tmp_path: Path
+) -> None:
+    limit(gpu, 400 * MIB)
+    report, verdict = failed(hungry(gpu, batch_size=256), tmp_path / "r")
+    assert verdict.case is Case.TOO_BIG, verdict.text
+    assert report.ended
+    assert report.last.steps_done == 0
+    assert report.last.phase in ("forward", "data")
+    assert [step.name for step in verdict.next][:2] == ["batch_size", "activation_checkpointing"]
+    reason = run_json(tmp_path / "r")["reason"]
+    assert reason.startswith("The GPU ran out of memory (tried to allocate")
+    assert ": simply too big. Lower batch_size" in reason
+    (finding,) = findings(read_recorded(read_run(tmp_path / "r")))
+    assert (finding.kind, finding.phase) == ("out-of-memory", report.last.phase)
+    assert finding.setting == {"field": "batch_size", "value": 128}
+    assert finding.text.startswith("Simply too big: ")
+
+
+def test_the_optimizers_state_at_the_first_step_is_named(gpu: TrainDevice, tmp_path: Path) -> None:
+    config = replace(
+        defaults(Workload.GPT, gpu.id),
+        width=512, layers=8, context=8, batch_size=1, max_steps=2, optimizer=Optimizer.ADAMW,
+    )  # fmt: skip
+    limit(gpu, 300 * MIB)
+    report, verdict = failed(config, tmp_path / "r")
+    assert verdict.case is Case.OPTIMIZER, (verdict.text, report.last.phase)
+    state = report.last.optimizer
+    assert state is not None
+    assert state.name == "AdamW"
+    assert state.expected == 2 * state.parameters
+    assert state.state < state.expected
+    assert verdict.next[0].name == "optimizer"
+
+
+@contextmanager
+def another_process(size: float) -> Iterator[int]:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(int(size))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert holder.stdout is not None
+    assert holder.stdin is not None
+    try:
+        assert holder.stdout.readline() == b"ready\n"
+        yield holder.pid
+    finally:
+        holder.stdin.close()
+        holder.wait(30)
+        holder.stdout.close()
+
+
+def test_another_process_is_named_by_its_number(gpu: TrainDevice, tmp_path: Path) -> None:
+    with another_process(0.7 * free_now()) as pid:
+        report, verdict = failed(hungry(gpu), tmp_path / "r")
+    assert verdict.case is Case.OTHER_PROCESS, verdict.text
+    assert f"(process {pid})" in verdict.text
+    assert [one.pid for one in report.last.processes] == [pid]
+    assert verdict.next[0].code == f"kill {pid}"
+
+
+def test_memory_in_pieces_is_named(gpu: TrainDevice, tmp_path: Path) -> None:
+    room = free_now() - 100 * MIB
+    count = int(room) // (20 * MIB)
+    pairs = [[torch.empty(9 * MIB, dtype=torch.uint8, device="cuda") for _ in "ab"]
+             for _ in range(count)]  # fmt: skip
+    kept = [pair[0] for pair in pairs]
+    del pairs
+    report, verdict = failed(hungry(gpu), tmp_path / "r")
+    del kept
+    assert verdict.case is Case.FRAGMENTATION, verdict.text
+    assert report.last.segments is not None
+    assert report.last.segments.largest_free < (report.last.requested or 0)
+    assert "ALLOC_CONF" in str(verdict.next[0].code)
+
+
+def with_step(monkeypatch: pytest.MonkeyPatch, before: Any) -> None:
+    """Have `before(step number, inputs)` give the inputs of each batch."""
+    call, count = TrainStep.__call__, 0
+
+    def step(self: TrainStep, inputs: Tensor, *rest: Any) -> Any:
+        nonlocal count
+        count += 1
+        return call(self, before(count, inputs), *rest)
+
+    monkeypatch.setattr(TrainStep, "__call__", step)
+
+
+def test_growth_over_steps_is_named(
+    gpu: TrainDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[Tensor] = []
+
+    def leak(number: int, inputs: Tensor) -> Tensor:
+        kept.append(torch.empty(gpu.memory_total // 40, dtype=torch.uint8, device="cuda"))
+        time.sleep(0.12)
+        return inputs
+
+    with_step(monkeypatch, leak)
+    report, verdict = failed(defaults(Workload.LINEAR, gpu.id), tmp_path / "r")
+    kept.clear()
+    assert verdict.case is Case.GROWTH, verdict.text
+    assert report.last.steps_done is not None
+    assert report.last.steps_done > 10
+    assert "loss.item()" in str(verdict.next[0].code)
+
+
+def test_one_step_that_needs_far_more_is_named(
+    gpu: TrainDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def long_batch(number: int, inputs: Tensor) -> Tensor:
+        time.sleep(0.05)
+        if number < 20:
+            return inputs
+        times = int(0.2 * free_now() / (inputs.numel() * inputs.element_size()))
+        return inputs.repeat(times, *[1] * (inputs.dim() - 1))
+
+    with_step(monkeypatch, long_batch)
+    report, verdict = failed(defaults(Workload.DIGITS_MLP, gpu.id), tmp_path / "r")
+    assert verdict.case is Case.SPIKE, verdict.text
+    assert report.last.phase == "forward"
+    assert report.last.steps_done == 19
+
+
+def test_page_locked_memory_is_the_hosts(gpu: TrainDevice, tmp_path: Path) -> None:
+    cudasim = pytest.importorskip("cudasim", reason="only the simulator refuses at will")
+    torch._C._host_emptyCache()
+    cudasim.fault("host:1")
+    report, verdict = failed(defaults(Workload.DIGITS_MLP, gpu.id), tmp_path / "r")
+    assert report.last.memory is Memory.PINNED
+    assert verdict.case is Case.HOST
+    assert ("pin_memory", False) in [(step.name, step.value) for step in verdict.next]
+
+
+def test_half_the_batch_and_twice_the_accumulation_goes_through(
+    gpu: TrainDevice, tmp_path: Path
+) -> None:
+    """The same samples a step; the model's memory does not move, so it takes some halvings."""
+    limit(gpu, 120 * MIB)
+    config: RunConfig | Problem = hungry(gpu, width=16, image_size=64)
+    sizes = []
+    for number in range(6):
+        assert isinstance(config, RunConfig)
+        sizes.append((config.batch_size, config.step_size))
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        if train(replace(config, max_steps=1, epochs=1), folder) is RunStatus.FINISHED:
+            break
+        assert "ran out of memory" in run_json(folder)["reason"]
+        config = half_batch(config, [gpu])
+    else:
+        pytest.fail(f"none of {sizes} went through")
+    assert len(sizes) > 1
+    assert {size for _, size in sizes} == {64}
+    assert [event for event in events(folder) if "oom" in event.kind] == []
