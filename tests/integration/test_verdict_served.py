@@ -11,8 +11,10 @@ from starlette.requests import Request
 
 from dashboard import services
 from dashboard.api.routes import get_series
+from stepscope.diagnosis.oom_record import OomReport
 from stepscope.run import write_run_json
 from tests.unit.recorded_runs import recorded_run, write_run
+from tests.unit.test_out_of_memory import PIECES
 from tests.unit.test_verdicts import rows
 from trainer.config import RunConfig
 
@@ -58,3 +60,22 @@ def test_a_script_gets_words_and_a_young_run_nothing(
     begun.mkdir()
     write_run_json(begun, {"created": 1.0, "status": "finished", "heartbeat": 1.0})
     assert "verdict" not in poll("begun")  # it has no store yet
+
+
+def test_a_run_that_memory_ended_says_why_and_where_more_stands(
+    server: services.Services, tmp_path: Path
+) -> None:
+    failed = {"status": "failed", "reason": "The GPU ran out of memory: fragmentation."}
+    folder = write_run(tmp_path / "short", failed, steps=rows(0.06))
+    assert poll("short")["verdict"]["kind"] == "input-bound"  # nothing was captured
+    report = OomReport(first=PIECES, last=PIECES, ended=True).to_json()
+    (folder / "oom.json").write_text(json.dumps(report))
+    told = poll("short")["verdict"]
+    assert told["kind"] == "out-of-memory"
+    assert told["text"].startswith("Fragmentation: 300 MiB was asked for, and 840 MiB")
+    assert told["words"].startswith("Let the allocator map memory in pieces")
+    assert told["page"] == {"url": "memory?run=short", "text": "Memory →"}
+    (folder / "oom.json").write_text(json.dumps(report | {"ended": False}))
+    assert poll("short")["verdict"]["kind"] == "input-bound"
+    (folder / "oom.json").write_text("{")
+    assert poll("short")["verdict"]["kind"] == "input-bound"

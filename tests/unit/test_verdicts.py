@@ -200,3 +200,15 @@ def test_the_line_has_a_link_words_or_nothing(js: Script) -> None:
     assert (words["text"], words["words"], words["link"]) == ("T.", "W.", None)
     assert js(shown, answer={"verdict": None}, settings={}) is None
     assert js(shown, answer=None, settings=None) is None
+
+
+def test_a_verdict_may_name_a_page_that_says_more(js: Script) -> None:
+    page = {"url": "memory?run=a", "text": "Memory →"}
+    answer = {"verdict": {"kind": "out-of-memory", "text": "T.", "words": "W.", "page": page}}
+    assert js("verdictContent(answer, {})", answer=answer) == {
+        "text": "T.",
+        "words": "W.",
+        "link": None,
+        "title": None,
+        "page": page,
+    }
