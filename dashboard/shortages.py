@@ -98,7 +98,8 @@ def as_verdict(run: RunInfo, devices: Sequence[TrainDevice]) -> dict[str, Any] |
     return {
         "kind": "out-of-memory",
         "text": found.sentence,
-        "words": steps[0].text if steps else "",
+        # The header's reason may end with it already.
+        "words": steps[0].text if steps and steps[0].text not in (run.reason or "") else "",
         "page": {"url": f"memory?run={run.id}", "text": "Memory →" if memory else "Details →"},
     }
 

@@ -175,7 +175,7 @@ def _fragmentation(record: OomRecord, figures: Figures, pieces: int) -> Proposed
         where = f" in pieces of at most {format_bytes(segments.largest_free)}"
     text = (
         f"{format_bytes(figures.requested)} was asked for, and {format_bytes(pieces)} of "
-        f"the reserved memory was free{where} ({share:.0%} of it is split off)."
+        f"the reserved memory was free{where} ({100 * share:.0f} % of it is split off)."
     )
     return Case.FRAGMENTATION, text, share, Advice.PIECES
 

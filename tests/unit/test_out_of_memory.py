@@ -121,7 +121,7 @@ def test_memory_in_pieces_is_named_with_the_share_that_proves_it() -> None:
     verdict = judge(PIECES)
     assert verdict.case is Case.FRAGMENTATION
     assert verdict.share == pytest.approx(840 / 1740, abs=1e-4)
-    assert "840 MiB of the reserved memory was free in pieces of at most 60.0 MiB (48%" in (
+    assert "840 MiB of the reserved memory was free in pieces of at most 60.0 MiB (48 %" in (
         verdict.text
     )
     assert "expandable_segments:True" in (verdict.next[0].code or "")
