@@ -160,7 +160,8 @@ def _allocations(summary: Summary, device: int, history: History | None) -> None
         )
     rows = kinds.get(kind or "", kinds["At the end"])
     if not rows:
-        st.caption("Nothing is allocated.")
+        listed = any(one.device == device for one in summary.devices)
+        st.caption("Nothing is allocated." if listed else "It lists no segments.")
         return
     _table(rows, "snapshot_allocations", "Allocations, the largest first")
     if kind == "At the end" and summary.sites_left:
