@@ -7,7 +7,6 @@ sizes and depths are those of a transformer of 48 blocks.
 
 from __future__ import annotations
 
-import pickle
 import random
 import struct
 from collections.abc import Iterator
@@ -17,17 +16,6 @@ from typing import IO, Any
 LAYERS = 48
 FRAME_BYTES = 65_536
 ADDRESS = 0x7F0000000000
-KEYS = (
-    "action",
-    "addr",
-    "size",
-    "stream",
-    "time_us",
-    "compile_context",
-    "user_metadata",
-    "pool_id",
-    "frames",
-)
 WORDS = ("alloc", "free_requested", "free_completed", "N/A", "")
 
 
@@ -144,9 +132,9 @@ def write_snapshot(path: Path, size: int) -> int:
         writer.put(b"}" + writer.memoize() + b"(" + writer.text("segments"))
         writer.put(b"]" + writer.memoize() + writer.text("device_traces"))
         writer.put(b"]" + writer.memoize() + b"(]" + writer.memoize() + b"(")
-        count = 0
-        for word, address, wanted, places in actions():
-            writer.put(_entry(writer, shared, (word, address, wanted, count, places)))
+        entries, count = _Entries(writer, shared), 0
+        for action in actions():
+            writer.put(entries.data(action, count))
             count += 1
             if count % 1000 == 0:  # as the pickler of lists
                 writer.put(b"e")
@@ -158,24 +146,45 @@ def write_snapshot(path: Path, size: int) -> int:
     return count
 
 
-def _entry(
-    writer: Writer, shared: list[dict[str, Any]], action: tuple[int, int, int, int, list[int]]
-) -> bytes:
-    word, address, size, number, places = action
-    data = b"}" + writer.memoize() + b"("
-    data += writer.text("action") + writer.text(WORDS[word])
-    data += writer.text("addr") + whole(address) + writer.text("size") + whole(size)
-    data += writer.text("stream") + whole(0)
-    data += writer.text("time_us") + whole(1_795_340_000_000_000 + 3 * number)
-    data += writer.text("compile_context") + writer.text("N/A")
-    data += writer.text("user_metadata") + writer.text("")
-    data += writer.text("pool_id") + b"K\x00K\x00\x86" + writer.memoize()
-    data += writer.text("frames") + b"]" + writer.memoize() + b"("
-    for place in places:
-        data += writer.frame(place, shared[place])
-    return data + b"eu"
+class _Entries:
+    """The opcodes of one action after another; what is the same in many is put together once."""
 
+    def __init__(self, writer: Writer, shared: list[dict[str, Any]]) -> None:
+        self._writer = writer
+        self._shared = shared
+        self._known: dict[tuple[int, ...], tuple[bytes, bytes, bytes, bytes]] = {}
 
-def read_back(path: Path) -> Any:
-    """Return the objects of a small one, by Python's own unpickler."""
-    return pickle.loads(path.read_bytes())
+    def data(self, action: tuple[int, int, int, list[int]], number: int) -> bytes:
+        """Return the opcodes of an action, the `number`th."""
+        word, address, size, places = action
+        key = (word, *places)
+        parts = self._known.get(key)
+        if parts is None:
+            parts = self._parts(word, places)
+            if number > 10 * LAYERS:  # all texts and frames are references by now
+                self._known[key] = parts
+        else:
+            for _ in range(3):
+                self._writer.memoize()
+        return b"".join(
+            (
+                parts[0],
+                whole(address),
+                parts[1],
+                whole(size),
+                parts[2],
+                whole(1_795_340_000_000_000 + 3 * number),
+                parts[3],
+            )
+        )
+
+    def _parts(self, word: int, places: list[int]) -> tuple[bytes, bytes, bytes, bytes]:
+        """Return what stands before the address, the size and the time, and after it."""
+        writer, text = self._writer, self._writer.text
+        first = b"}" + writer.memoize() + b"(" + text("action") + text(WORDS[word]) + text("addr")
+        second, third = text("size"), text("stream") + whole(0) + text("time_us")
+        last = text("compile_context") + text("N/A") + text("user_metadata") + text("")
+        last += text("pool_id") + b"K\x00K\x00\x86" + writer.memoize()
+        last += text("frames") + b"]" + writer.memoize() + b"("
+        last += b"".join(writer.frame(place, self._shared[place]) for place in places)
+        return first, second, third, last + b"eu"
