@@ -58,6 +58,7 @@ test-torch:
 bench: install-test
 	$(BIN)/python -m benchmarks.recorder
 	$(BIN)/python -m benchmarks.overhead
+	$(BIN)/python -m benchmarks.sampler
 	$(BIN)/python -m benchmarks.reader
 	$(BIN)/python -m benchmarks.loop
 	$(BIN)/python -m benchmarks.loop --workload images --epochs 5
@@ -78,4 +79,4 @@ mutate: install-test
 	tests/mutate.sh $(MUTANTS)
 
 clean:
-	rm -rf $(VENV) $(CUDASIM) .venv-torch-* tests/cudasim/build benchmarks/.venv-peers .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(CUDASIM) .venv-torch-* tests/cudasim/build benchmarks/.venv-* .pytest_cache .mypy_cache .ruff_cache
