@@ -102,32 +102,29 @@ class Gpu:
         """Return the questions asked so far, by name."""
         return self._others
 
-    def ask(self, asking: Asking, calls: Sequence[Callable[[Any], T]]) -> T | None:
+    def ask(
+        self, asking: Asking, calls: Sequence[Callable[[Any], T]], *, tries: int = 2
+    ) -> T | None:
         """Ask the driver, if it is time to; None, with `asking.reason`, where it does not answer.
 
-        `calls` are the alternatives, each with the handle as its only argument.
+        `calls` are the alternatives, each with the handle as its only argument; `tries` says how
+        many calls there may be now: one alternative or repeat.
         """
         clock = self.library.clock
-        for _ in range(2):  # at most one alternative or repeat at a time
+        for _ in range(tries):
             begun = clock()
             if asking.off or begun < asking.retry_at or self.handle is None:
                 return None
             try:
                 answer = calls[asking.reader](self.handle)
-            except pynvml.NVMLLibraryMismatchError:  # not an NVMLError
-                repeat = asking.unsupported(NOT_BY_DRIVER)
-            except pynvml.NVMLError as error:
-                repeat = self.failed(asking, error)
-            except BINDING_ERRORS as error:
-                asking.back_off(begun, f"{type(error).__name__}: {error}")
-                repeat = False
+            except (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError, *BINDING_ERRORS) as error:
+                if not self.failed(asking, error):
+                    return None
             else:
                 self.answered(asking)
                 now = clock()
                 asking.took(now, now - begun)
                 return answer
-            if not repeat:
-                return None
         return None
 
     def answered(self, asking: Asking) -> None:
@@ -135,8 +132,13 @@ class Gpu:
         self.lost = None
         asking.answer()
 
-    def failed(self, asking: Asking, error: Any) -> bool:
-        """Apply the error policy; True asks for another try at once."""
+    def failed(self, asking: Asking, error: Exception) -> bool:
+        """Apply the error policy to what pynvml raised; True asks for another try at once."""
+        if isinstance(error, pynvml.NVMLLibraryMismatchError):  # not an NVMLError
+            return asking.unsupported(NOT_BY_DRIVER)
+        if not isinstance(error, pynvml.NVMLError):
+            asking.back_off(self.library.clock(), f"{type(error).__name__}: {error}")
+            return False
         step, reason = judge(error.value, asking.answered)
         match step:
             case Step.ALTERNATIVE:

@@ -16,6 +16,7 @@ from typing import Any
 import pynvml
 
 from stepscope.sampling.device_facts import DeviceFacts, DeviceInfo, describe
+from stepscope.sampling.field_values import FieldValues, number_in
 from stepscope.sampling.gpm import Activity
 from stepscope.sampling.nvml_fields import FIELDS, Tier, memory_total
 from stepscope.sampling.nvml_gpu import Gpu, Library, static
@@ -70,7 +71,7 @@ class NvmlSource:
         self._clock = clock
         self._library = Library(clock)
         self._infos = _list_devices(self._library)
-        self._names = Processes()
+        self._names = Processes(clock=clock)
         self._gpus: dict[str, Gpu] = {}
         self._known: dict[str, _Known] = {}
         self._armed = 0
@@ -253,7 +254,7 @@ def _refreshed(facts: DeviceFacts, gpu: Gpu) -> DeviceFacts:
 
 
 def _recovery_action(handle: Any) -> int:
-    (answer,) = pynvml.nvmlDeviceGetFieldValues(handle, [RECOVERY_FIELD])
+    (answer,) = FieldValues([(RECOVERY_FIELD, 0)]).read(handle)
     if answer.nvmlReturn != pynvml.NVML_SUCCESS:
         raise pynvml.NVMLError(answer.nvmlReturn)
-    return int(answer.value.uiVal)
+    return int(number_in(answer) or 0)

@@ -1,4 +1,7 @@
-"""The metrics of one GPU: asks what is due, drops what cannot be true, says what is missing."""
+"""The metrics of one GPU: asks what is due, drops what cannot be true, says what is missing.
+
+This runs for each GPU ten times a second, so the way of an answer that is as expected is short.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,8 @@ from typing import Any, NamedTuple
 
 import pynvml
 
-from stepscope.sampling.asking import NOT_BY_DRIVER, Asking
+from stepscope.sampling.asking import NOT_BY_DRIVER, SLOW_S, Asking
+from stepscope.sampling.field_values import FieldValues, number_in
 from stepscope.sampling.nvml_fields import (
     COUNTERS,
     FIELDS,
@@ -27,11 +31,12 @@ IMPLAUSIBLE = "implausible value dropped"
 
 @dataclass(slots=True)
 class _Known:
-    """One field of one GPU."""
+    """One field of one GPU; `ranges` are key, least and largest plausible value."""
 
     entry: Field
     asking: Asking
     rate: Rate | None
+    ranges: tuple[tuple[str, float, float], ...]
     lacking: dict[str, str] = field(default_factory=dict)  # keys without a value -> reason
     last: dict[str, float] = field(default_factory=dict)  # of counters
 
@@ -47,8 +52,9 @@ class _Wanted(NamedTuple):
 class _Plan(NamedTuple):
     """What a read of some tiers does: single calls, then one for all field values."""
 
-    calls: list[_Known]
-    values: list[_Wanted]
+    calls: list[tuple[_Known, Call]]
+    wanted: list[_Wanted]
+    buffer: FieldValues
 
 
 class GpuValues:
@@ -63,10 +69,9 @@ class GpuValues:
         """Ask what is due in these tiers; missing values are left out. Never raises NVMLError."""
         plan = self._plans.get(tiers) or self._plan(tiers)
         values: dict[str, float] = {}
-        for known in plan.calls:
-            values |= self._call(known)
-        if plan.values:
-            values |= self._field_values(plan.values)
+        self._calls(plan, values)
+        if plan.wanted:
+            self._field_values(plan.wanted, plan.buffer, values)
         if Tier.SLOW in tiers:
             values |= self._rates()
         return values
@@ -89,19 +94,21 @@ class GpuValues:
             if known.rate is not None and known.asking.answered and known.rate.reason is None
         }
 
+    # --- what to ask
+
     def _plan(self, tiers: tuple[Tier, ...]) -> _Plan:
         """List what is not refused yet; made anew after each refusal."""
-        calls: list[_Known] = []
-        values: list[_Wanted] = []
+        calls: list[tuple[_Known, Call]] = []
+        wanted: list[_Wanted] = []
         for known in self._known:
             if known.entry.tier not in tiers:
                 continue
             reader = self._supported(known)
             if isinstance(reader, FieldValue):
-                values.append(self._wanted(known, reader))
+                wanted.append(self._wanted(known, reader))
             elif reader is not None:
-                calls.append(known)
-        plan = self._plans[tiers] = _Plan(calls, values)
+                calls.append((known, reader))
+        plan = self._plans[tiers] = _Plan(calls, wanted, _buffer(wanted))
         return plan
 
     def _supported(self, known: _Known) -> FieldValue | Call | None:
@@ -118,84 +125,100 @@ class GpuValues:
         number = reader.id_for(self._gpu.library.major)
         return _Wanted(known, reader, (number or 0, reader.scope))
 
-    def _call(self, known: _Known) -> dict[str, float]:
-        asking, before = known.asking, known.asking.reader
-        calls: Sequence[Any] = known.entry.readers
-        raw: Values | None = self._gpu.ask(asking, calls)
-        if asking.off or asking.reader != before:
-            self._plans.clear()
-        return {} if raw is None else self._accept(known, raw)
+    # --- asking
 
-    def _field_values(self, wanted: list[_Wanted]) -> dict[str, float]:
+    def _calls(self, plan: _Plan, values: dict[str, float]) -> None:
+        gpu, clock = self._gpu, self._gpu.library.clock
+        handle, now = gpu.handle, clock()
+        for known, call in plan.calls:
+            asking = known.asking
+            if now < asking.retry_at or handle is None:
+                continue
+            begun = now
+            try:
+                raw = call(handle)
+            except (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError, *BINDING_ERRORS) as error:
+                self._failed(known, error, values)
+                handle, now = gpu.handle, clock()
+                continue
+            now = clock()
+            self._answered(asking, now, now - begun)
+            self._accept(known, raw, now, values)
+
+    def _field_values(
+        self, wanted: list[_Wanted], buffer: FieldValues, values: dict[str, float]
+    ) -> None:
         """Read all fields that are due in one call; each has its own return code."""
         gpu = self._gpu
         begun = gpu.library.clock()
         due = [one for one in wanted if begun >= one.known.asking.retry_at]
         if not due or gpu.handle is None:
-            return {}
+            return
+        if len(due) < len(wanted):
+            buffer = _buffer(due)
         try:
-            answers = pynvml.nvmlDeviceGetFieldValues(gpu.handle, [one.number for one in due])
-        except pynvml.NVMLError as error:
-            return self._refused([one.known for one in due], error)
-        except (pynvml.NVMLLibraryMismatchError, *BINDING_ERRORS) as error:
+            answers = buffer.read(gpu.handle)
+        except (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError, *BINDING_ERRORS) as error:
             for one in due:
-                one.known.asking.back_off(begun, f"{type(error).__name__}: {error}")
-            return {}
+                self._failed(one.known, error, values)
+            return
         now = gpu.library.clock()
-        values: dict[str, float] = {}
-        for (known, reader, _), answer in zip(due, answers, strict=True):
-            if answer.nvmlReturn != pynvml.NVML_SUCCESS:
-                values |= self._refused([known], pynvml.NVMLError(answer.nvmlReturn))
-                continue
-            number = _number(answer)
-            if number is None:
+        for one, answer in zip(due, answers, strict=True):
+            known, code = one.known, answer.nvmlReturn
+            number = number_in(answer)
+            if code != pynvml.NVML_SUCCESS:
+                self._failed(known, pynvml.NVMLError(code), values)
+            elif number is None:
                 known.asking.back_off(now, f"value of the unknown type {answer.valueType}")
-                continue
-            gpu.answered(known.asking)
-            known.asking.took(now, now - begun)
-            values |= self._accept(known, (number * reader.scale,))
-        return values
+            else:
+                self._answered(known.asking, now, now - begun)
+                self._accept(known, (number * one.reader.scale,), now, values)
 
-    def _refused(self, fields: list[_Known], error: Any) -> dict[str, float]:
-        """Apply the error policy to fields; where another call can be asked, ask it at once."""
-        values: dict[str, float] = {}
-        for known in fields:
-            before = known.asking.reader
-            self._gpu.failed(known.asking, error)
-            if known.asking.off or known.asking.reader != before:
-                self._plans.clear()
-            reader = self._supported(known) if known.asking.reader != before else None
-            if isinstance(reader, FieldValue):
-                values |= self._field_values([self._wanted(known, reader)])
-            elif reader is not None:
-                values |= self._call(known)
-        return values
+    def _failed(self, known: _Known, error: Exception, values: dict[str, float]) -> None:
+        """Apply the error policy; ask again, or by the next reader, where it says so."""
+        asking, before = known.asking, known.asking.reader
+        again = self._gpu.failed(asking, error)
+        if asking.off or asking.reader != before:
+            self._plans.clear()
+        reader = self._supported(known) if again else None
+        if isinstance(reader, FieldValue):
+            if asking.reader != before:
+                wanted = [self._wanted(known, reader)]
+                self._field_values(wanted, _buffer(wanted), values)
+        elif reader is not None:
+            self._ask_again(known, values)
 
-    def _accept(self, known: _Known, raw: Values) -> dict[str, float]:
+    def _ask_again(self, known: _Known, values: dict[str, float]) -> None:
+        asking, before = known.asking, known.asking.reader
+        calls: Sequence[Any] = known.entry.readers
+        raw: Values | None = self._gpu.ask(asking, calls, tries=1)
+        if asking.off or asking.reader != before:
+            self._plans.clear()
+        if raw is not None:
+            self._accept(known, raw, self._gpu.library.clock(), values)
+
+    # --- what was answered
+
+    def _answered(self, asking: Asking, now: float, seconds: float) -> None:
+        if asking.reason is not None or not asking.answered:
+            self._gpu.answered(asking)
+        if seconds > SLOW_S or asking.slow_calls:
+            asking.took(now, seconds)
+
+    def _accept(self, known: _Known, raw: Values, now: float, values: dict[str, float]) -> None:
         """Keep the plausible values of an answer."""
         if known.rate is not None:
-            known.rate.add(self._gpu.library.clock(), int(raw[0] or 0))
-            return {}
-        values: dict[str, float] = {}
-        known.lacking.clear()
-        for key, value in zip(known.entry.keys, raw, strict=True):
+            known.rate.add(now, int(raw[0] or 0))
+            return
+        if known.lacking:
+            known.lacking.clear()
+        for (key, low, high), value in zip(known.ranges, raw, strict=True):
             if value is None:
                 known.lacking[key] = NOT_BY_DRIVER
-            elif self._plausible(known, key, value):
-                values[key] = float(value)
+            elif low <= value <= high and (key not in COUNTERS or _rises(known, key, value)):
+                values[key] = float(value)  # NaN is in no range
             else:
                 known.lacking[key] = IMPLAUSIBLE
-        return values
-
-    def _plausible(self, known: _Known, key: str, value: float) -> bool:
-        low, high = PLAUSIBLE[key]
-        if not low <= value <= high:  # NaN too
-            return False
-        if key not in COUNTERS:
-            return True
-        falls = value < known.last.get(key, value)  # the driver was loaded again
-        known.last[key] = value
-        return not falls
 
     def _rates(self) -> dict[str, float]:
         values: dict[str, float] = {}
@@ -214,14 +237,16 @@ class GpuValues:
 
 def _known(entry: Field) -> _Known:
     rate = Rate(wraps=entry.wraps) if entry.rate else None
-    return _Known(entry, Asking(", ".join(entry.keys), len(entry.readers)), rate)
+    ranges = tuple((key, *PLAUSIBLE[key]) for key in entry.keys)
+    return _Known(entry, Asking(", ".join(entry.keys), len(entry.readers)), rate, ranges)
 
 
-def _number(answer: Any) -> float | None:
-    """Return the member of the union that the answer's type names; None for an unknown type."""
-    member = _MEMBERS.get(answer.valueType)
-    return None if member is None else getattr(answer.value, member)
+def _buffer(wanted: list[_Wanted]) -> FieldValues:
+    return FieldValues([one.number for one in wanted])
 
 
-# nvmlValueType_t: double, unsigned int, long, long long, signed long long, int, unsigned short.
-_MEMBERS = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
+def _rises(known: _Known, key: str, value: float) -> bool:
+    """Say whether a counter has not fallen: it does when the driver is loaded again."""
+    falls = value < known.last.get(key, value)
+    known.last[key] = value
+    return not falls

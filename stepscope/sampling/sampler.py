@@ -242,19 +242,23 @@ class Sampler:
                 log.warning("stepscope-xid did not end within %.1f s", timeout_s)
 
     def _guarded(self, what: str, call: Callable[..., T], *args: Any) -> T | None:
-        # Two calls of a source fail separately: one that succeeds clears only its own error.
-        texts = [one for one in args if isinstance(one, str)]
-        asked = (what, getattr(call, "__name__", ""), *texts[:2])
         try:
             answer = call(*args)
         except Exception as error:  # an error of one source must not stop the others
-            self._failed[asked] = f"{type(error).__name__}: {error}"
+            self._failed[_asked(what, call, args)] = f"{type(error).__name__}: {error}"
             if what not in self._told:
                 self._told.add(what)
                 log.warning("sampling %s failed; its values may be missing", what, exc_info=True)
             return None
-        self._failed.pop(asked, None)
+        if self._failed:
+            self._failed.pop(_asked(what, call, args), None)
         return answer
+
+
+def _asked(what: str, call: Callable[..., Any], args: tuple[Any, ...]) -> tuple[str, ...]:
+    """Tell calls apart: two of one source fail separately, and clear only their own error."""
+    texts = [one for one in args if isinstance(one, str)]
+    return (what, getattr(call, "__name__", ""), *texts[:2])
 
 
 def next_deadline(deadline: float, period_s: float, now: float) -> float:

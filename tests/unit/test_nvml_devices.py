@@ -9,6 +9,7 @@ import pynvml
 import pytest
 
 from stepscope.sampling.asking import SELDOM_S, SLOW_CALLS, SLOW_S, Asking
+from stepscope.sampling.field_values import FieldValues
 from stepscope.sampling.gpm import BEFORE_HOPPER, NOT_ARMED, ONLY_ROOT, SHARES
 from stepscope.sampling.nvml import NvmlSource
 from stepscope.sampling.nvml_fields import Tier
@@ -425,14 +426,14 @@ def test_throttle_times_have_the_numbers_of_the_driver(
 def test_a_value_of_an_unknown_type_backs_off(
     source: NvmlSource, library: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = pynvml.nvmlDeviceGetFieldValues
+    real = FieldValues.read
 
-    def odd(handle: object, fields: list[object]) -> object:
-        values = real(handle, fields)
+    def odd(fields: FieldValues, handle: object) -> object:
+        values = real(fields, handle)
         values[0].valueType = 77
         return values
 
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetFieldValues", odd)
+    monkeypatch.setattr(FieldValues, "read", odd)
     source.read(A, Tier.MEDIUM)
     assert "unknown type 77" in source.reasons(A)["gpu/temp_mem"]
 
@@ -441,13 +442,17 @@ def test_a_value_of_an_unknown_type_backs_off(
 def test_a_binding_that_does_not_fit_backs_off(
     source: NvmlSource, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    def fail(handle: object, fields: list[object]) -> None:
+    def fail(fields: FieldValues, handle: object) -> None:
         raise error
 
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetFieldValues", fail)
+    monkeypatch.setattr(FieldValues, "read", fail)
     values = source.read(A, Tier.MEDIUM)
     assert values["gpu/temp"] == 51.0
-    assert source.reasons(A)["gpu/energy"].startswith("error: ")
+    if isinstance(error, AttributeError):
+        assert source.reasons(A)["gpu/energy"] == "error: AttributeError: x"
+    else:
+        assert values["gpu/energy"] == 9000.0, "by the older call"
+        assert source.reasons(A)["gpu/throttle_brake"] == "not offered by this driver"
 
 
 def test_a_field_is_lost_with_its_gpu(source: NvmlSource, gpu: FakeGpu) -> None:

@@ -11,11 +11,13 @@ import pytest
 
 from stepscope.sampling.processes import (
     COMMAND_LIMIT,
+    LOOK_AGAIN_S,
     REMEMBERED,
     Processes,
     sm_shares,
     without_secrets,
 )
+from tests.unit.fake_nvml import FakeClock
 
 
 def proc(root: Path, pid: int, state: str = "S", born: int = 100, name: str = "python") -> None:
@@ -27,9 +29,23 @@ def proc(root: Path, pid: int, state: str = "S", born: int = 100, name: str = "p
     (folder / "cmdline").write_bytes(b"python\0train.py\0--lr\x000.1\0")
 
 
+class Ticking:
+    """A clock that goes on by a second at each look."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1
+        return self.now
+
+
+def table_of(root: Path) -> Processes:
+    return Processes(str(root), Ticking())
+
+
 def test_a_process_has_a_name_a_command_and_a_user(tmp_path: Path) -> None:
     proc(tmp_path, 7, name="py) (thon")
-    found = Processes(tmp_path).look(7)
+    found = table_of(tmp_path).look(7)
     assert (found.name, found.command) == ("py) (thon", "python train.py --lr 0.1")
     assert found.user == pwd.getpwuid(os.getuid()).pw_name
     assert (found.yours, found.state) == (True, "running")
@@ -46,7 +62,7 @@ def test_another_users_process_is_not_yours(
 ) -> None:
     proc(tmp_path, 7)
     monkeypatch.setattr(os, "getuid", lambda: 54321)
-    assert not Processes(tmp_path).look(7).yours
+    assert not table_of(tmp_path).look(7).yours
 
 
 def test_a_user_without_a_name_is_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,11 +71,11 @@ def test_a_user_without_a_name_is_a_number(tmp_path: Path, monkeypatch: pytest.M
 
     proc(tmp_path, 7)
     monkeypatch.setattr(pwd, "getpwuid", unknown)
-    assert Processes(tmp_path).look(7).user == str(os.getuid())
+    assert table_of(tmp_path).look(7).user == str(os.getuid())
 
 
 def test_a_zombie_keeps_the_name_it_had(tmp_path: Path) -> None:
-    table = Processes(tmp_path)
+    table = table_of(tmp_path)
     proc(tmp_path, 7)
     table.look(7)
     proc(tmp_path, 7, state="Z")
@@ -69,7 +85,7 @@ def test_a_zombie_keeps_the_name_it_had(tmp_path: Path) -> None:
 
 
 def test_what_is_gone_keeps_its_name_too(tmp_path: Path) -> None:
-    table = Processes(tmp_path)
+    table = table_of(tmp_path)
     proc(tmp_path, 7)
     table.look(7)
     (tmp_path / "7" / "stat").unlink()
@@ -78,7 +94,7 @@ def test_what_is_gone_keeps_its_name_too(tmp_path: Path) -> None:
 
 
 def test_what_was_never_seen_is_a_number(tmp_path: Path) -> None:
-    found = Processes(tmp_path).look(99)
+    found = table_of(tmp_path).look(99)
     assert (found.state, found.name, found.user, found.yours) == (
         "gone",
         "process 99",
@@ -88,7 +104,7 @@ def test_what_was_never_seen_is_a_number(tmp_path: Path) -> None:
 
 
 def test_a_number_that_is_used_again_is_another_process(tmp_path: Path) -> None:
-    table = Processes(tmp_path)
+    table = table_of(tmp_path)
     proc(tmp_path, 7)
     table.look(7)
     proc(tmp_path, 7, born=200, name="other")
@@ -100,13 +116,13 @@ def test_a_number_that_is_used_again_is_another_process(tmp_path: Path) -> None:
 def test_a_file_that_is_not_understood_is_no_process(tmp_path: Path, text: str) -> None:
     proc(tmp_path, 7)
     (tmp_path / "7" / "stat").write_text(text)
-    assert Processes(tmp_path).look(7).state == "gone"
+    assert table_of(tmp_path).look(7).state == "gone"
 
 
 def test_a_command_is_cut_and_no_name_is_kept_for_ever(tmp_path: Path) -> None:
     proc(tmp_path, 1)
     (tmp_path / "1" / "cmdline").write_bytes(b"x" * 5000)
-    table = Processes(tmp_path)
+    table = table_of(tmp_path)
     assert table.look(1).command == "x" * COMMAND_LIMIT
     for pid in range(2, REMEMBERED + 3):
         proc(tmp_path, pid)
@@ -149,3 +165,14 @@ def test_without_a_fresh_sample_nothing_is_known() -> None:
     assert sm_shares([Sample(1, 4, 20)], {1}, 4) == ({}, 4)
     assert sm_shares([Sample(1, 5, 4_000_000_000)], {1}, 4) == ({}, 4)
     assert sm_shares([], {1}, 4) == ({}, 4)
+
+
+def test_a_process_on_several_gpus_is_looked_up_once(tmp_path: Path) -> None:
+    clock = FakeClock()
+    table = Processes(str(tmp_path), clock)
+    proc(tmp_path, 7)
+    table.look(7)
+    proc(tmp_path, 7, state="Z")
+    assert table.look(7).state == "running"
+    clock.now += LOOK_AGAIN_S
+    assert table.look(7).state == "zombie"
