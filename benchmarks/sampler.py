@@ -62,7 +62,7 @@ def child(python: Path, library: Path, name: str, gpus: int, seconds: float) -> 
             "CUDASIM": "0",
             "CUDASIM_SHM": str(Path(home) / "shared"),
             "CUDASIM_DEVICES": str(gpus),
-            "CUDASIM_NVML": f"process {os.getpid()} 500;process 1 300",
+            "CUDASIM_NVML": f"pcie_bytes 1e11;process {os.getpid()} 500;process 1 300",
         }
         command = [str(python), "-m", "benchmarks.sampling_child", name, str(seconds)]
         try:

@@ -189,7 +189,8 @@ FIELDS: tuple[Field, ...] = (
     Field(_FAST, ("gpu/power",), (_POWER_INSTANT, _power_average)),
     Field(_FAST, ("gpu/sm_clock",), (_sm_clock,)),
     Field(_FAST, ("gpu/throttle_reasons",), (_event_reasons, _throttle_reasons)),
-    # Ten times a second, because a counter of 32 bits wraps in a fraction of a second.
+    # Ten times a second, because a counter of 32 bits wraps in a fraction of a second; one that has
+    # shown more bits is read once a second.
     Field(_FAST, ("gpu/pcie_tx",), (_PCIE_TX,), rate=True, wraps=True),
     Field(_FAST, ("gpu/pcie_rx",), (_PCIE_RX,), rate=True, wraps=True),
     Field(_MEDIUM, ("gpu/temp",), (_temperature_v, _temperature)),

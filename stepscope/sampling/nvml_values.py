@@ -34,6 +34,7 @@ class _Known:
     """One field of one GPU; `ranges` are key, least and largest plausible value."""
 
     entry: Field
+    tier: Tier
     asking: Asking
     rate: Rate | None
     ranges: tuple[tuple[str, float, float], ...]
@@ -101,7 +102,7 @@ class GpuValues:
         calls: list[tuple[_Known, Call]] = []
         wanted: list[_Wanted] = []
         for known in self._known:
-            if known.entry.tier not in tiers:
+            if known.tier not in tiers:
                 continue
             reader = self._supported(known)
             if isinstance(reader, FieldValue):
@@ -209,6 +210,9 @@ class GpuValues:
         """Keep the plausible values of an answer."""
         if known.rate is not None:
             known.rate.add(now, int(raw[0] or 0))
+            if known.tier is Tier.FAST and known.rate.wide:  # need not be watched so closely
+                known.tier = Tier.SLOW
+                self._plans.clear()
             return
         if known.lacking:
             known.lacking.clear()
@@ -238,7 +242,8 @@ class GpuValues:
 def _known(entry: Field) -> _Known:
     rate = Rate(wraps=entry.wraps) if entry.rate else None
     ranges = tuple((key, *PLAUSIBLE[key]) for key in entry.keys)
-    return _Known(entry, Asking(", ".join(entry.keys), len(entry.readers)), rate, ranges)
+    asking = Asking(", ".join(entry.keys), len(entry.readers))
+    return _Known(entry, entry.tier, asking, rate, ranges)
 
 
 def _buffer(wanted: list[_Wanted]) -> FieldValues:

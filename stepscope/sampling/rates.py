@@ -39,6 +39,11 @@ class Rate:
     _seconds: float = 0.0
     _unknown_s: float = 0.0
 
+    @property
+    def wide(self) -> bool:
+        """Whether the counter has shown that it has more than 32 bits."""
+        return self._last is not None and self._last[1] >= WRAP
+
     def add(self, now: float, counter: int) -> None:
         """Take a reading of the counter at `now` (s)."""
         last, self._last = self._last, (now, counter)

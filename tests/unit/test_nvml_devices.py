@@ -388,6 +388,21 @@ def test_byte_counters_are_watched_each_tick_and_told_once_a_second(
     assert seen == pytest.approx([1e9, 1000 * 1024, 1e9, 1000 * 1024])
 
 
+def test_a_counter_of_more_than_32_bits_is_read_once_a_second(
+    source: NvmlSource, library: FakeNvml, gpu: FakeGpu, clock: FakeClock
+) -> None:
+    gpu.fields[197] = 2**32
+    for tick in range(21):
+        gpu.fields[197] += 1000
+        source.read(A, Tier.FAST)
+        if tick % 10 == 0:
+            values = source.read(A, Tier.SLOW)
+        clock.now += 0.1
+    assert values["gpu/pcie_tx"] == pytest.approx(10_000)
+    assert library.asked_fields.count(197) == 1 + 3
+    assert library.asked_fields.count(198) == 21
+
+
 def test_counters_read_seldom_may_have_wrapped(
     source: NvmlSource, gpu: FakeGpu, clock: FakeClock
 ) -> None:
