@@ -67,7 +67,11 @@ class Gpm:
         if not support.isSupportedDevice:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         self._buffers = [pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()]
-        self._question = pynvml.c_nvmlGpmMetricsGet_t()  # 23 kB, so made once
+        self._question = question = pynvml.c_nvmlGpmMetricsGet_t()  # 23 kB, so made once
+        question.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+        question.numMetrics = len(METRICS)
+        for metric, number in zip(question.metrics, METRICS, strict=False):
+            metric.metricId = number
         self._sampled_at: float | None = None
 
     def restart(self) -> None:
@@ -97,15 +101,10 @@ class Gpm:
 
     def _values(self, before: Any, after: Any) -> dict[str, float]:
         question = self._question
-        question.version = pynvml.NVML_GPM_METRICS_GET_VERSION
-        question.numMetrics = len(METRICS)
         question.sample1, question.sample2 = before, after
-        for i, number in enumerate(METRICS):
-            question.metrics[i].metricId = number
         pynvml.nvmlGpmMetricsGet(question)
         found: dict[str, float] = {}
-        for i, (key, unit) in enumerate(METRICS.values()):
-            answer = question.metrics[i]
+        for answer, (key, unit) in zip(question.metrics, METRICS.values(), strict=False):
             value = answer.value * unit
             if answer.nvmlReturn == pynvml.NVML_SUCCESS and plausible(key, value):
                 found[key] = value
