@@ -14,6 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+# The same examples on every machine, and however long a busy one takes for them.
+settings.register_profile("stepscope", derandomize=True, deadline=None, database=None)
+settings.load_profile("stepscope")
 
 Need = Callable[[str | None], None]
 
