@@ -8,6 +8,7 @@ The script ends as by `sys.exit(0)` at the boundary after the last wanted step.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
 import sys
@@ -126,7 +127,9 @@ class FirstSteps:
             reserved = int(stats["reserved_bytes"]["all"]["peak"])
             self._torch.cuda.reset_peak_memory_stats(index)
             return int(stats["allocated_bytes"]["all"]["current"]), peak, reserved
-        peak, now = process_peak(), int(psutil.Process().memory_info().rss)
+        peak = process_peak()
+        give_back()
+        now = int(psutil.Process().memory_info().rss)
         with contextlib.suppress(OSError):
             _CLEAR.write_text(_PEAK_ONLY)
         return now, max(peak, now), None
@@ -168,6 +171,12 @@ def process_peak(status: Path = _STATUS) -> int:
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
     return int(psutil.Process().memory_info().rss)
+
+
+def give_back() -> None:
+    """Have the C library return what is free to the system: it keeps freed tensors for itself."""
+    with contextlib.suppress(OSError, AttributeError):  # a C library other than GNU's
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _tensors(state: Any) -> list[Any]:

@@ -1,6 +1,6 @@
 """The world in which a step is played: tensors with a size and no values, with or without a GPU.
 
-Only for a process of its own: parts of torch are replaced for as long as it lasts.
+Only for a process of its own: parts of torch are replaced while it lasts.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import functools
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from torch.nn.modules.module import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainer.config import RunConfig
+from trainer.failures import RunFailed
 from trainer.workloads import WORKLOADS
 from trainer.workloads.task import Task
 
@@ -44,18 +45,29 @@ def fake_mode() -> FakeTensorMode:
 @contextmanager
 def as_on(device: torch.device) -> Iterator[None]:
     """Let torch take fake tensors of a device for real ones, with or without a GPU."""
-    nn.Module._apply = _Applied()  # type: ignore[method-assign, assignment]
-    if device.type != "cuda":
+    with ExitStack() as stack:
+        stack.enter_context(replaced(nn.Module, "_apply", _Applied()))
+        # A context on the GPU would take memory there.
+        stack.enter_context(replaced(fake_tensor, "init_gpu_context", lambda device: None))
+        if not torch.cuda.is_available():
+            common = torch.cuda.amp.common
+            stack.enter_context(replaced(common, "amp_definitely_not_available", lambda: False))
+            stack.enter_context(replaced(torch.cuda, "is_bf16_supported", lambda *_: True))
+        if device.type == "cuda":
+            # The backward pass in this thread: there is none for a device that does not exist.
+            stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         yield
-        return
-    # It would make a context on the GPU, which takes memory there.
-    fake_tensor.init_gpu_context = lambda device: None
-    if not torch.cuda.is_available():
-        torch.cuda.amp.common.amp_definitely_not_available = lambda: False
-        torch.cuda.is_bf16_supported = lambda *_, **__: True
-    # The backward pass in this thread: there is none for a device that does not exist.
-    with torch.autograd.set_multithreading_enabled(False):
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Put a value in the place of an attribute for a time."""
+    former = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
         yield
+    finally:
+        setattr(owner, name, former)
 
 
 class _Applied:
@@ -65,7 +77,8 @@ class _Applied:
     """
 
     def __init__(self) -> None:
-        self._made: dict[int, tuple[Tensor, Tensor]] = {}
+        self._made: dict[tuple[int, int], tuple[object, Tensor, Tensor]] = {}
+        """The new parameter by change and old one, which are kept: their ids must stay theirs."""
 
     def __get__(self, module: nn.Module, kind: type[nn.Module]) -> Any:
         return functools.partial(self._apply, module)
@@ -84,12 +97,13 @@ class _Applied:
         return module
 
     def _new(self, given: Tensor, fn: Callable[[Tensor], Tensor]) -> Tensor:
-        if id(given) not in self._made:
+        key = id(fn), id(given)
+        if key not in self._made:
             with torch.no_grad():
                 changed = fn(given)
             new = given if changed is given else nn.Parameter(changed, given.requires_grad)
-            self._made[id(given)] = given, new
-        return self._made[id(given)][1]
+            self._made[key] = fn, given, new
+        return self._made[key][2]
 
 
 def fake_task(config: RunConfig, mode: FakeTensorMode, device: torch.device) -> Task:
@@ -100,9 +114,9 @@ def fake_task(config: RunConfig, mode: FakeTensorMode, device: torch.device) -> 
     try:
         with _without_memory(mode, device):
             task = WORKLOADS[config.workload](config)
-    except Exception as error:
-        if isinstance(error, (OSError, ValueError, MemoryError)):
-            raise  # of the data or the settings
+    except (RunFailed, OSError, MemoryError):
+        raise  # of the data
+    except Exception as error:  # noqa: BLE001 - a model's own code may need values
         log.info("the model is built for real: %s", error)
         task = WORKLOADS[config.workload](config)
     if all(isinstance(tensor, FakeTensor) for tensor in _tensors(task.model)):

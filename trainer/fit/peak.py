@@ -12,7 +12,7 @@ from trainer.fit.tracker import Event, Part
 EMPTY_CACHE = -1
 """Number of the event at which the allocator gives free segments back."""
 WAITING = "waiting"
-"""Pool of memory that is freed and still reserved, as the batches of a copy stream for some steps."""
+"""Pool of memory that is freed and still reserved, as a copied batch is for some steps."""
 ROUNDING = "rounding"
 
 

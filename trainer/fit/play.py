@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from trainer.config import Compile, RunConfig
-from trainer.fit.attention import AttentionOn
+from trainer.fit.attention import attention_on
 from trainer.fit.fake import as_on, fake_mode, fake_task
 from trainer.fit.player import Player
 from trainer.fit.scratch import scratch_of
@@ -24,6 +24,9 @@ from trainer.training.flags import run_flags
 from trainer.training.model import prepare
 from trainer.traits import TRAITS
 from trainer.workloads.task import Task, TensorSplit
+
+HAS_CUDA = torch.version.cuda is not None
+"""Whether this torch was built for CUDA, with or without a GPU to run on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +45,14 @@ class Played:
 
 
 class _Absent(CudaCompute):
-    """A CUDA device that is asked for nothing."""
+    """A CUDA device that is asked for nothing.
+
+    Torch without CUDA cannot train on tensors of one, not even on fake ones: there they count as
+    the host's, in the allocator of a GPU.
+    """
 
     def __init__(self) -> None:
-        self.device = torch.device("cuda", 0)
+        self.device = torch.device("cuda", 0) if HAS_CUDA else torch.device("cpu")
 
     def rng_state(self) -> Tensor:
         return torch.empty(0, dtype=torch.uint8)
@@ -54,8 +61,8 @@ class _Absent(CudaCompute):
 def play(config: RunConfig, capability: tuple[int, int] | None) -> Played:
     """Play a run; `capability` is that of its GPU, None for a CPU.
 
-    Raises what the workload raises for data and settings that cannot be used. Changes torch for the
-    rest of the process, which should be one of its own.
+    Raises what the workload raises for data and settings that cannot be used. Changes torch while
+    it lasts, so the process should be one of its own.
     """
     compute: Compute = CpuCompute() if capability is None else _Absent()
     mode = fake_mode()
@@ -65,7 +72,7 @@ def play(config: RunConfig, capability: tuple[int, int] | None) -> Played:
         torch.manual_seed(config.seed)
         task = fake_task(config, mode, compute.device)
         if capability is not None and not torch.cuda.is_available():
-            stack.enter_context(AttentionOn(capability))
+            stack.enter_context(attention_on(capability))
         sizes = [min(config.batch_size, split.length) for split in (task.train, task.validation)]
         rooms = [
             split.room(size)
@@ -103,6 +110,8 @@ def _notes(config: RunConfig, capability: tuple[int, int] | None) -> tuple[str, 
         )
     if capability is not None and TRAITS[config.workload].convolutions:
         found.append("The workspaces of cuDNN are not predicted.")
+    if capability is not None and not HAS_CUDA:
+        found.append("This torch has no CUDA: types and activations are judged by a CPU's rules.")
     if capability is not None and config.cuda_graphs:
         found.append("What the driver takes for the graphs themselves is not predicted.")
     return tuple(found)

@@ -1,8 +1,8 @@
 """Writes down each allocation of a step that is played on fake tensors, and each release.
 
 A tensor's memory is its storage: views share one, and it lives as long as anybody holds it,
-autograd included. Not covered: memory that a kernel takes and gives back within one operation. `scratch.py`
-knows the larger cases of that; the tracker asks it at each operation.
+autograd included. Not covered: memory that a kernel takes and gives back within one
+operation. `scratch.py` knows the larger cases of that; the tracker asks it at each operation.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class Event:
 
 
 Scratch = Callable[["Tracker", Any, tuple[Any, ...], dict[str, Any], Any], None]
-"""Counts what an operation takes beside its results; gets tracker, operation, args, kwargs, results."""
+"""Counts what an operation takes beside its results; takes (tracker, operation, args, kwargs,
+results)."""
 
 
 class Tracker(TorchDispatchMode):

@@ -1,0 +1,343 @@
+"""The predicted peak: by hand for a small model, the allocator's rules, margin, largest batch."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from trainer.config import Optimizer, RunConfig, Workload, defaults
+from trainer.fit.allocator import CachingAllocator, rounded, segment_size
+from trainer.fit.free import Free
+from trainer.fit.largest import Point, curve, explore, with_rates
+from trainer.fit.margin import ABOVE, DEFAULT, DEFAULT_FACTOR, Margin, learned
+from trainer.fit.peak import EMPTY_CACHE, WAITING, Peak, device_peak, host_peak
+from trainer.fit.play import play
+from trainer.fit.predict import Prediction, judge, predict, to_json
+from trainer.fit.probe import sizes_to_measure
+from trainer.fit.scratch import backward_reorders, cublas_workspace, forward_reorders
+from trainer.fit.tracker import Event, Part
+from trainer.problems import TrainDevice
+from trainer.workloads import WORKLOADS
+from trainer.workloads.task import Task, TensorSplit
+
+MIB = 2**20
+CPU = TrainDevice(id="cpu", name="a CPU", memory_total=2**34)
+WIDTH, BATCH = 64, 1024
+WEIGHTS = 4 * (WIDTH * WIDTH + WIDTH)
+
+
+@pytest.fixture
+def one_layer(monkeypatch: pytest.MonkeyPatch) -> Iterator[RunConfig]:
+    """Linear(64, 64) with Adam, 1,024 samples a batch: all sizes can be added up by hand."""
+
+    def task(config: RunConfig) -> Task:
+        data = torch.zeros(2 * BATCH, WIDTH)
+        split = TensorSplit.of(data, data)
+        layer = nn.Linear(WIDTH, WIDTH)
+        return Task(model=layer, train=split, validation=split, loss=nn.MSELoss(), classifies=False)
+
+    monkeypatch.setitem(WORKLOADS, Workload.LINEAR, task)
+    yield replace(defaults(Workload.LINEAR), batch_size=BATCH, optimizer=Optimizer.ADAM)
+    gc.collect()
+
+
+# --- the parts of a model that can be added up ----------------------------------------------------
+
+
+def test_a_linear_layer_with_adam_is_what_can_be_added_up_by_hand(one_layer: RunConfig) -> None:
+    parts = predict(one_layer, CPU).peak.parts
+    assert parts["parameters"] == WEIGHTS
+    # Two moments, and a counter of four bytes for each of the two parameters.
+    assert parts["optimizer_state"] == 2 * WEIGHTS + 2 * 4
+    # The order of the epoch, the generator's state, and one batch with its targets.
+    assert parts["inputs"] == 8 * 2 * BATCH + 5056 + 2 * 4 * BATCH * WIDTH
+    # The peak is in the validation, which still holds the outputs and the loss of the batch before;
+    # and the squared differences, twice, before their mean.
+    assert parts["activations"] == 2 * (4 * BATCH * WIDTH + 4)
+    assert parts["workspace"] == 2 * 4 * BATCH * WIDTH
+    assert parts["gradients"] == parts["temporary"] == 0
+
+
+def test_the_parts_are_the_whole(one_layer: RunConfig) -> None:
+    peak = predict(one_layer, CPU).peak
+    assert sum(peak.parts.values()) == peak.allocated
+    assert peak.reserved is None
+
+
+def test_gradients_stay_where_they_are_filled_with_zeros(one_layer: RunConfig) -> None:
+    freed = play(one_layer, None)
+    stay = play(replace(one_layer, set_to_none=False), None)
+    sizes = [
+        sum(event.size for event in played.events if played.parts[event.number] is Part.GRADIENTS)
+        for played in (freed, stay)
+    ]
+    assert sizes == [0, WEIGHTS]
+
+
+def test_sgd_keeps_half_of_adams_state(one_layer: RunConfig) -> None:
+    state = predict(replace(one_layer, optimizer=Optimizer.SGD), CPU).peak.parts["optimizer_state"]
+    assert state == WEIGHTS
+
+
+def test_nothing_of_torch_is_changed_afterwards(one_layer: RunConfig) -> None:
+    apply, attend = nn.Module._apply, nn.functional.scaled_dot_product_attention
+    predict(one_layer, CPU)
+    assert nn.Module._apply is apply
+    assert nn.functional.scaled_dot_product_attention is attend
+    layer = nn.Linear(2, 2)
+    assert type(layer.weight) is nn.Parameter
+    assert layer(torch.ones(1, 2)).shape == (1, 2)
+
+
+def test_a_model_far_larger_than_this_machine_takes_none_of_its_memory() -> None:
+    config = replace(defaults(Workload.MATMUL), width=16_384, batch_size=8192)
+    peak = predict(config, CPU).peak
+    assert peak.parts["parameters"] == 2 * 4 * 16_384**2
+    assert peak.allocated > 2**41
+
+
+def test_accumulation_takes_less_than_one_large_batch_and_checkpointing_less_than_none() -> None:
+    base = replace(defaults(Workload.GPT), width=32, layers=4, context=32)
+    whole = predict(replace(base, batch_size=32), CPU).peak.allocated
+    parts = predict(replace(base, batch_size=8, accumulation=4), CPU).peak.allocated
+    again = predict(replace(base, batch_size=32, activation_checkpointing=True), CPU).peak.allocated
+    assert parts < 0.5 * whole
+    assert again < 0.8 * whole
+
+
+def test_tied_weights_count_once() -> None:
+    base = replace(defaults(Workload.GPT), width=32, layers=1, context=32)
+    tied = predict(base, CPU).peak.parts["parameters"]
+    apart = predict(replace(base, tied_head=False), CPU).peak.parts["parameters"]
+    characters = (apart - tied) // (4 * 32)
+    assert apart - tied == 4 * 32 * characters
+    assert 90 < characters < 120
+
+
+def test_a_model_that_reads_its_weights_is_built_for_real(
+    monkeypatch: pytest.MonkeyPatch, one_layer: RunConfig
+) -> None:
+    task = WORKLOADS[Workload.LINEAR]
+
+    def reads(config: RunConfig) -> Task:
+        made = task(config)
+        assert float(next(made.model.parameters()).sum()) != 12.5
+        return made
+
+    expected = predict(one_layer, CPU).peak
+    monkeypatch.setitem(WORKLOADS, Workload.LINEAR, reads)
+    assert predict(one_layer, CPU).peak == expected
+
+
+# --- a GPU that is not there ----------------------------------------------------------------------
+
+
+def test_a_gpu_has_cublas_workspace_and_rounding(one_layer: RunConfig) -> None:
+    gpu = TrainDevice(
+        id="GPU-1", name="a GPU", memory_total=2**36, cuda_index=0, compute_capability=(9, 0)
+    )
+    found = predict(replace(one_layer, device=gpu.id), gpu)
+    assert found.peak.parts["workspace"] == 32 * MIB
+    assert 0 < found.peak.parts["rounding"] < 20 * 512
+    assert found.peak.reserved is not None
+    assert found.peak.reserved >= found.peak.allocated
+    assert found.outside == {"context": 512 * MIB, "backward_workspace": 32 * MIB}
+
+
+def test_the_workspace_is_what_torch_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = defaults(Workload.GPT)
+    assert cublas_workspace(config, (8, 0)) == 8_519_680
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:2:16:8")
+    assert cublas_workspace(config, (9, 0)) == 8_519_680
+
+
+# --- the allocator --------------------------------------------------------------------------------
+
+
+def test_sizes_and_segments_are_those_of_torchs_allocator() -> None:
+    assert [rounded(size) for size in (1, 512, 513)] == [512, 512, 1024]
+    assert segment_size(MIB) == 2 * MIB
+    assert segment_size(MIB + 512) == 20 * MIB
+    assert segment_size(10 * MIB) == 10 * MIB
+    assert segment_size(11 * MIB) == 12 * MIB
+
+
+def test_a_freed_block_is_used_again_and_neighbors_join() -> None:
+    allocator = CachingAllocator()
+    first, second = allocator.allocate(8 * MIB), allocator.allocate(14 * MIB)
+    assert (allocator.allocated, allocator.reserved) == (22 * MIB, 34 * MIB)
+    allocator.release(first)
+    third = allocator.allocate(6 * MIB)
+    assert allocator.reserved == 34 * MIB
+    for block in (second, third):
+        allocator.release(block)
+    allocator.allocate(20 * MIB)
+    assert allocator.reserved == 34 * MIB
+    allocator.empty_cache()
+    assert allocator.reserved == 20 * MIB
+
+
+def test_a_rest_of_a_mebibyte_is_not_split_off() -> None:
+    allocator = CachingAllocator()
+    allocator.release(allocator.allocate(11 * MIB))
+    allocator.allocate(11 * MIB)
+    assert allocator.allocated == 12 * MIB
+
+
+@given(st.lists(st.tuples(st.integers(1, 40 * MIB), st.booleans()), max_size=60))
+@settings(max_examples=60, deadline=None)
+def test_all_that_is_taken_can_be_given_back(steps: list[tuple[int, bool]]) -> None:
+    allocator, held = CachingAllocator(), []
+    for size, gives_back in steps:
+        block = allocator.allocate(size)
+        assert block.size >= size
+        held.append(block)
+        if gives_back:
+            allocator.release(held.pop(0))
+        assert sum(one.size for one in held) == allocator.allocated <= allocator.reserved
+    for block in held:
+        allocator.release(block)
+    assert allocator.allocated == 0
+    allocator.empty_cache()
+    assert allocator.reserved == 0
+
+
+# --- the peak -------------------------------------------------------------------------------------
+
+PARTS = {0: Part.PARAMETERS, 1: Part.ACTIVATIONS, 2: Part.INPUTS}
+
+
+def test_the_peak_has_the_parts_of_its_own_moment() -> None:
+    events = [Event(0, 100), Event(1, 1000), Event(1, -1000), Event(2, 500)]
+    peak = host_peak(events, PARTS)
+    assert peak.allocated == 1100
+    assert (peak.parts["activations"], peak.parts["inputs"]) == (1000, 0)
+    rounded_up = device_peak(events, PARTS)
+    assert rounded_up.allocated == 512 + 1024
+    assert rounded_up.parts["rounding"] == 512 + 1024 - 1100
+
+
+def test_what_waits_for_a_copy_is_reserved_and_not_allocated() -> None:
+    events = [Event(0, 4 * MIB), Event(2, 30 * MIB, WAITING)]
+    peak = device_peak(events, PARTS)
+    assert peak.allocated == 4 * MIB
+    assert peak.reserved == 50 * MIB
+
+
+def test_an_emptied_cache_is_not_reserved_any_more() -> None:
+    events = [Event(1, 30 * MIB), Event(1, -30 * MIB), Event(EMPTY_CACHE, 0), Event(2, 40 * MIB)]
+    assert device_peak(events, PARTS).reserved == 40 * MIB
+
+
+def test_convolutions_reorder_weights_and_inputs_that_lie_otherwise() -> None:
+    inputs, weights = torch.empty(2, 8, 16, 16), torch.empty(8, 8, 3, 3)
+    assert forward_reorders(inputs, weights, inputs) == inputs.nbytes + weights.nbytes
+    last = inputs.to(memory_format=torch.channels_last)
+    assert forward_reorders(last, weights, last) == weights.nbytes
+    assert backward_reorders(last, last, weights) == 2 * weights.nbytes
+
+
+# --- the margin and the verdict -------------------------------------------------------------------
+
+
+def test_few_runs_teach_nothing() -> None:
+    assert learned([1.3, 1.4]) == Margin(DEFAULT_FACTOR, 2, "default")
+    assert "default" in learned([]).text()
+
+
+def test_many_runs_teach_what_nearly_all_of_them_took() -> None:
+    ratios = [1.0 + number / 1000 for number in range(100)]
+    margin = learned(ratios)
+    assert margin == Margin(1.094 + ABOVE, 100, "learned")
+    assert "100 earlier runs" in margin.text()
+
+
+def test_runs_below_their_prediction_leave_a_small_margin_and_wild_ones_count_not() -> None:
+    assert learned([0.8, 0.9, 0.7]).factor == 1 + ABOVE
+    assert learned([1e6, 0.0, 1.0, 1.0, 1.0]).runs == 3
+
+
+def prediction(size: int) -> Prediction:
+    return Prediction(
+        config=RunConfig(),
+        device="a CPU",
+        peak=Peak(size, {"parameters": size}),
+        outside={"data_set": 10},
+        samples=100,
+        seconds=1.0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("free", "fits", "said"),
+    [
+        (2000, True, "It needs"),
+        (1050, None, "It is close"),
+        (900, False, "Use a smaller batch"),
+        (None, None, "nobody knows"),
+    ],
+)
+def test_the_verdict_has_three_answers(free: int | None, fits: bool | None, said: str) -> None:
+    verdict = judge(prediction(1000), Free(free, None, "nobody knows"), DEFAULT)
+    assert verdict.fits is fits
+    assert said in verdict.reason
+    assert verdict.needed == 1110
+
+
+def test_the_json_says_what_and_how_sure() -> None:
+    free = Free(2000, 4000)
+    found = to_json(prediction(1000), judge(prediction(1000), free), free, DEFAULT)
+    assert found["predicted_peak_bytes"] == 1000 == sum(found["parts"].values())
+    assert found["margin"] == {"factor": 1.1, "runs": 0, "source": "default"}
+    assert found["fits"] is True
+    assert found["config"]["workload"] == "digits_cnn"
+
+
+# --- the largest batch ----------------------------------------------------------------------------
+
+
+def by_size(samples: int = 10**9) -> object:
+    return lambda size: (100 * size, 110 * size, samples)
+
+
+def test_the_limit_is_found_within_a_sixteenth() -> None:
+    points = explore(by_size(), 8, 110_000)  # type: ignore[arg-type]
+    fitting = [point.batch_size for point in points if point.needed <= 99_000]
+    assert 900 - 900 / 16 <= max(fitting) <= 900
+    assert [point.batch_size for point in points] == sorted(p.batch_size for p in points)
+
+
+def test_no_batch_is_larger_than_an_epoch() -> None:
+    points = explore(by_size(samples=100), 8, 10**9)  # type: ignore[arg-type]
+    assert max(point.batch_size for point in points) == 100
+
+
+def test_without_a_known_limit_little_is_looked_at() -> None:
+    points = explore(by_size(), 8, None)  # type: ignore[arg-type]
+    assert max(point.batch_size for point in points) == 32
+    assert curve(points, None).recommended is None
+
+
+def test_recommended_is_the_smallest_that_is_nearly_the_fastest() -> None:
+    points = [Point(size, 100 * size, 110 * size) for size in (1, 64, 128, 256, 1024)]
+    rated = with_rates(points, {64: 900.0, 128: 985.0, 256: 1000.0, 1024: 2000.0})
+    found = curve(rated, 60_000)
+    assert (found.largest, found.recommended) == (256, 128)
+    assert "98 % of the best" in found.why
+    assert curve(points, 60_000).recommended is None
+    assert curve(points, 10).largest is None
+
+
+def test_only_sizes_with_headroom_are_measured() -> None:
+    points = [Point(size, 100 * size, 110 * size) for size in (1, 2, 4, 8, 16, 32, 64, 128, 120)]
+    sizes = sizes_to_measure(points, 110 * 100, known=[32])
+    assert max(sizes) == 64
+    assert 32 not in sizes
+    assert sizes == sorted(sizes)
