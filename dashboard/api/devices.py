@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Mapping
 from typing import Any
 
+from dashboard.machine.charts import history
 from dashboard.machine.content import machine_content
-from dashboard.machine.details import details, history
+from dashboard.machine.details import details
 from dashboard.services import Services
 from stepscope.machine import DeviceView, MachineView
 from stepscope.run import RunError
@@ -42,7 +44,22 @@ def _gpu(
     if device is None or kept is None:
         raise RunError(f"gpu: this machine has no GPU {uuid[:60]!r}. Choose another one.")
     energy = server.energies.of(server.index.recent().runs, uuid)
-    return details(device, view.since, energy, ours) | {"history": history(kept.since(since))}
+    return details(device, view.since, energy, ours, _torchs(server, uuid), kept.seen) | {
+        "history": history(kept.since(since))
+    }
+
+
+def _torchs(server: Services, uuid: str) -> str:
+    """Return torch's name of a GPU in this server, or why it has none."""
+    index = server.cuda_indices().get(uuid)
+    if index is not None:
+        return f"cuda:{index}"
+    if not server.devices_known:
+        return "not known yet"
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return f"none: CUDA_VISIBLE_DEVICES is {visible[:80]!r}"
+    return "none: torch does not use it here"
 
 
 def _find(view: MachineView, uuid: str) -> DeviceView | None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
-from dashboard.charts.parts import COLORS
+from dashboard.machine.charts import LINKS, charts
 from dashboard.machine.content import Json, absent, of_total, owner, short_uuid
 from dashboard.machine.run_energy import RunEnergy
 from stepscope.diagnosis.device_health import link
 from stepscope.diagnosis.throttle_time import throttle_text
 from stepscope.formatting import format_bytes, format_duration, format_energy
 from stepscope.machine import DeviceView
-from stepscope.machine.history import DRAWN, Reading
 from stepscope.metrics import BY_KEY, Unit
 from stepscope.sampling.processes import GpuProcess
 
@@ -27,9 +26,18 @@ Row = tuple[str, str, str, bool]
 
 
 def details(
-    device: DeviceView, since: float, run: RunEnergy | None, ours: Mapping[int, str]
+    device: DeviceView,
+    since: float,
+    run: RunEnergy | None,
+    ours: Mapping[int, str],
+    torchs: str = "not known yet",
+    seen: Collection[str] | None = None,
 ) -> Json:
-    """Return everything that is known of a GPU; `since` is when this server began to look."""
+    """Return everything that is known of a GPU; `since` is when this server began to look.
+
+    `torchs` is the name that the server's torch has for it, or why it has none. `seen` are the
+    metrics that have had a value before; a lost GPU has none now, but its charts stay.
+    """
     processes = device.own_processes
     return {
         "uuid": device.info.uuid,
@@ -40,103 +48,21 @@ def details(
         "difference": DIFFERENCE,
         "groups": [
             {"title": title, "rows": [list(row) for row in rows]}
-            for title, rows in _groups(device, since, run)
+            for title, rows in _groups(device, since, run, torchs)
         ],
         "run": None if run is None else run.run_id,
         "processes": None if processes is None else [_process(one, ours) for one in processes],
         "no_processes": _no_processes(device),
         "instances": [_instance(instance, ours) for instance in device.instances],
-        "charts": charts(device),
+        "charts": charts(device, device.values.keys() if seen is None else seen),
     }
-
-
-def history(readings: list[Reading]) -> Json:
-    """Return readings as columns; numbers as short as they can be drawn."""
-    return {
-        "t": [round(reading.ts, 1) for reading in readings],
-        "v": {
-            key: [_short(reading.values[place]) for reading in readings]
-            for place, key in enumerate(DRAWN)
-        },
-    }
-
-
-def _short(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.5g}")
-
-
-# --- charts ---------------------------------------------------------------------------------------
-
-
-def charts(device: DeviceView) -> list[Json]:
-    """Return the charts of the last ten minutes, those for which this GPU has values."""
-    facts = device.facts
-    total = device.values.get("gpu/mem_total", device.info.memory_total)
-    limit = device.values.get("gpu/power_limit")
-    slowdown = None if facts is None else facts.temp_slowdown
-    clock = None if facts is None else facts.max_sm_clock
-    wanted = [
-        _chart("Utilization and activity", "%", ACTIVITY, 100.0, None),
-        _chart("Memory", "B", {"gpu/mem_used": "used"}, total, None),
-        _chart("Power", "W", {"gpu/power": "power"}, None, _mark(limit, "limit")),
-        _chart("Temperature", "°C", {"gpu/temp": "GPU"}, None, _mark(slowdown, "slowdown")),
-        _chart("SM clock", "MHz", {"gpu/sm_clock": "SM clock"}, clock, None),
-        _chart("PCIe and NVLink", "B/s", LINKS, None, None),
-    ]
-    known = device.values.keys()
-    for chart in wanted:
-        chart["lines"] = [line for line in chart["lines"] if line["key"] in known]
-    return [chart for chart in wanted if chart["lines"]]
-
-
-ACTIVITY = {
-    "gpu/util": "utilization",
-    "gpu/sm_active": "SM active",
-    "gpu/tensor_active": "tensor cores",
-    "gpu/dram_active": "DRAM",
-}
-LINKS = {
-    "gpu/pcie_tx": "PCIe out",
-    "gpu/pcie_rx": "PCIe in",
-    "gpu/nvlink_tx": "NVLink out",
-    "gpu/nvlink_rx": "NVLink in",
-}
-_LINE_COLORS = {
-    "gpu/sm_active": "blue",
-    "gpu/tensor_active": "orange",
-    "gpu/dram_active": "pink",
-    "gpu/sm_clock": "blue",
-    "gpu/pcie_tx": "blue",
-    "gpu/pcie_rx": "orange",
-    "gpu/nvlink_tx": "green",
-    "gpu/nvlink_rx": "pink",
-}
-
-
-def _chart(
-    title: str, unit: str, lines: dict[str, str], top: float | None, mark: Json | None
-) -> Json:
-    return {
-        "title": title,
-        "unit": unit,
-        "top": top,
-        "mark": mark,
-        "lines": [
-            {"key": key, "label": label, "color": _LINE_COLORS.get(key) or COLORS[key]}
-            for key, label in lines.items()
-        ],
-    }
-
-
-def _mark(value: float | None, label: str) -> Json | None:
-    return None if value is None else {"value": value, "label": label}
 
 
 # --- facts ----------------------------------------------------------------------------------------
 
 
 def _groups(
-    device: DeviceView, since: float, run: RunEnergy | None
+    device: DeviceView, since: float, run: RunEnergy | None, torchs: str
 ) -> Iterator[tuple[str, list[Row]]]:
     yield "Activity", [_metric(device, key) for key in ("gpu/util", "gpu/mem_util", *GPM)]
     yield "Memory", list(_memory(device))
@@ -144,7 +70,7 @@ def _groups(
     yield "Clocks", list(_clocks(device))
     yield "Links", list(_links(device))
     yield "Reliability", [*(_metric(device, key) for key in RELIABILITY), _errors(device)]
-    yield "Identity", list(_identity(device))
+    yield "Identity", list(_identity(device, torchs))
 
 
 GPM = ("gpu/sm_active", "gpu/sm_occupancy", "gpu/tensor_active", "gpu/dram_active")
@@ -269,13 +195,19 @@ def _errors(device: DeviceView) -> Row:
     return label, f"n/a: {why}" if why else "none seen", help_text, why is not None
 
 
-def _identity(device: DeviceView) -> Iterator[Row]:
+def _identity(device: DeviceView, torchs: str) -> Iterator[Row]:
     info, facts = device.info, device.facts
     yield "UUID", info.uuid, "A GPU keeps it; indices change.", False
     yield (
         "NVML index",
         str(info.nvml_index),
         "As nvidia-smi counts; torch may count another way.",
+        False,
+    )
+    yield (
+        "Torch's name here",
+        torchs,
+        "CUDA_VISIBLE_DEVICES hides GPUs and counts them anew.",
         False,
     )
     known = (

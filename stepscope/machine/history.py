@@ -40,10 +40,13 @@ class History:
 
     def __init__(self, keys: tuple[str, ...]) -> None:
         self.keys = keys
+        self.seen: set[str] = set()
+        """Metrics that have had a value at some time."""
         self._readings: deque[Reading] = deque(maxlen=KEPT_READINGS)
 
     def add(self, ts: float, values: Mapping[str, float]) -> None:
         """Keep a reading, and forget what is too old."""
+        self.seen |= values.keys()
         self._readings.append(Reading(ts, tuple(values.get(key) for key in self.keys)))
         while self._readings[0].ts < ts - KEPT_S:
             self._readings.popleft()

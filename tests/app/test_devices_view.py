@@ -102,6 +102,24 @@ def test_a_gpu_is_answered_with_details_and_what_is_new_of_its_history(
     assert devices_answer(server, {})["gpu"] is None
 
 
+def test_the_details_tell_torchs_name_of_a_gpu_or_why_it_has_none(
+    server: services.Services, sees: Sees, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sees(FakeSource(gpus(1)))
+
+    def told() -> str:
+        groups = devices_answer(server, {"gpu": info().uuid})["gpu"]["groups"]
+        rows = {row[0]: row[1] for group in groups for row in group["rows"]}
+        return str(rows["Torch's name here"])
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
+    assert told() == "none: CUDA_VISIBLE_DEVICES is '3,1'"
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert told() == "none: torch does not use it here"
+    monkeypatch.setattr(server, "cuda_indices", lambda: {info().uuid: 2})
+    assert told() == "cuda:2"
+
+
 @pytest.mark.parametrize("since", ["nan", "inf", "x" * 50])
 def test_a_wrong_question_is_refused(server: services.Services, sees: Sees, since: str) -> None:
     sees(FakeSource(gpus(1)))

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from dashboard.machine.charts import history
 from dashboard.machine.content import Json, machine_content
-from dashboard.machine.details import DIFFERENCE, details, history
+from dashboard.machine.details import DIFFERENCE, details
 from dashboard.machine.run_energy import RunEnergy
 from stepscope.machine import MachineView
 from stepscope.machine.history import DRAWN, Reading
@@ -220,6 +221,9 @@ def test_only_charts_of_what_the_gpu_tells_are_drawn() -> None:
     ]
     assert found[3]["mark"] == {"value": 92.0, "label": "slowdown"}
     assert found[2]["mark"] == {"value": 700.0, "label": "limit"}
+    (lost,) = seen(Gpu(lost="lost: GPU is lost")).devices
+    told = details(lost, 0.0, None, {}, seen={"gpu/power"})["charts"]
+    assert [chart["title"] for chart in told] == ["Power"], "what was seen before stays"
     bare = Gpu(info(), {"gpu/util": 3.0, "gpu/mem_used": 1.0 * GIB})
     assert [len(chart["lines"]) for chart in shown(bare)["charts"]] == [1, 1]
 
