@@ -36,6 +36,31 @@ def table(view: MachineView, columns: int) -> list[str]:
     return lines
 
 
+def brief(view: MachineView, columns: int) -> list[str]:
+    """Return the machine with one line a GPU, for a terminal of too few lines for `table`."""
+    width = max(NARROWEST, columns)
+    lines = [*wrapped(_machine(view), width), *wrapped(_load(view.host), width), ""]
+    return [*lines, *(cut(printable(_short_line(device)), width) for device in view.devices)]
+
+
+def _short_line(device: DeviceView) -> str:
+    """Return index, health, utilization, memory, temperature and power in columns, then words."""
+    used, total = device.values.get("gpu/mem_used"), device.values.get("gpu/mem_total")
+    cells = [
+        f"{device.info.nvml_index:>2}  {MARKS[device.health.level]:<2}",
+        f"{_short(device, 'gpu/util', '%'):>5}",
+        f"{'n/a' if used is None else format_bytes(used):>9} of {format_bytes(total):>8}",
+        f"{_short(device, 'gpu/temp', '°C'):>6}",
+        f"{_short(device, 'gpu/power', 'W'):>5}",
+    ]
+    return "  ".join([*cells, device.health.text])
+
+
+def _short(device: DeviceView, key: str, unit: str) -> str:
+    value = device.values.get(key)
+    return "n/a" if value is None else f"{value:.0f} {unit}"
+
+
 def block(device: DeviceView, width: int) -> list[str]:
     """Return the lines of one GPU."""
     lines = [_head(device, width)]

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from stepscope.cli.device_table import table
+from stepscope.cli.device_table import brief, table
 from stepscope.machine import Machine, MachineView
 from stepscope.machine.as_json import machine_json
 from stepscope.sampling.nvml import open_source
@@ -101,13 +101,16 @@ def _columns() -> int:
 
 
 def in_place(view: MachineView) -> str:
-    """Return what draws over the picture before; no line is empty in between."""
+    """Return what draws over the picture before; no line is empty in between.
+
+    Where the blocks of all GPUs are too long for the terminal, each GPU has a line.
+    """
     size = shutil.get_terminal_size()
     lines = table(view, size.columns)
     if len(lines) >= size.lines:
-        left_out = len(lines) - size.lines + 2
-        note = f"… {left_out} more lines: make the window larger, or use --json"
-        lines = [*lines[: max(0, size.lines - 2)], note[: size.columns]]
+        note = "A larger window, or --json, shows all of it."
+        room = max(0, size.lines - 2)
+        lines = [*brief(view, size.columns)[:room], note[: size.columns]]
     return HOME + "".join(f"{line}{CLEAR_LINE}\n" for line in lines) + CLEAR_BELOW
 
 

@@ -97,12 +97,18 @@ def test_on_a_terminal_it_draws_over_itself_and_never_clears_in_between(
     assert all(line.endswith(devices.CLEAR_LINE) for line in lines[:-1])
 
 
-def test_more_than_fits_the_terminal_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("count", [3, 8, 16, 30])
+def test_where_not_all_fits_the_terminal_each_gpu_has_a_line(
+    monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
     monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((80, 24)))
-    drawn = devices.in_place(machine(FakeSource(gpus(8))).look())
-    lines = drawn.splitlines()
-    assert len(lines) == 24, "23 lines and what clears below them: nothing scrolls"
-    assert "more lines: make the window larger, or use --json" in lines[-2]
+    drawn = devices.in_place(machine(FakeSource(gpus(count))).look())
+    lines = [line.removesuffix(devices.CLEAR_LINE) for line in drawn.splitlines()]
+    assert len(lines) <= 24, "23 lines and what clears below them: nothing scrolls"
+    assert max(map(len, lines[1:-1])) <= 80
+    assert lines[-2] == "A larger window, or --json, shows all of it."
+    shown = [line for line in lines if "Working." in line or "Idle." in line]
+    assert len(shown) == min(count, 18)
 
 
 def test_without_a_gpu_it_says_why_and_that_is_no_error(
