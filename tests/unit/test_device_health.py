@@ -192,6 +192,8 @@ def test_memory_that_is_nearly_full() -> None:
         "Memory nearly full: 1.50 GiB of 80.0 GiB are free.",
     )
     assert judged({"gpu/mem_used": 75.0 * GIB}).level is Level.OK
+    kept_back = judged({"gpu/mem_used": 75.8 * GIB})
+    assert kept_back.level is Level.NOTICE, "what the driver keeps cannot be used"
     assert health(Evidence(values=without(BUSY, "gpu/mem_total"))).level is Level.OK
 
 

@@ -69,6 +69,7 @@ def test_without_a_counter_it_is_the_integral_of_the_power(tmp_path: Path) -> No
     assert energy is not None
     assert not energy.from_counter
     assert energy.joules == pytest.approx(200.0 * (rows - 1) / 10, rel=0.01)
+    assert energy.seconds == pytest.approx((rows - 1) / 10), "the first bucket counts too"
 
 
 def test_counter_and_power_of_one_run_agree(tmp_path: Path) -> None:
