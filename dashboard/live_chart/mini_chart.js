@@ -29,7 +29,8 @@ export function linePath(times, values, [from, to], top) {
 export function topOf(chart, values) {
   if (isNumber(chart.top) && chart.top > 0) return chart.top;
   const highest = Math.max(0, chart.mark?.value ?? 0, ...values.flat().filter(isNumber));
-  return highest > 0 ? 1.08 * highest : 1;
+  const least = chart.unit === "B/s" ? 2 ** 20 : 0; // a still link is no wave
+  return 1.08 * Math.max(highest, least) || 1;
 }
 
 export class MiniChart {

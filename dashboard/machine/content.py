@@ -155,6 +155,8 @@ def _line(device: DeviceView) -> list[str]:
 
 def _who(device: DeviceView, ours: Mapping[int, str]) -> str:
     """Return in a line who is on the GPU, the largest first."""
+    if device.lost is not None:
+        return "Who was on it cannot be told."
     if device.instances:
         count = len(device.instances)
         return f"Divided into {count} MIG instance{'' if count == 1 else 's'}."

@@ -97,6 +97,13 @@ def test_what_a_card_lacks_has_its_reason_and_no_bar() -> None:
     assert card["line"] == []
 
 
+def test_of_a_lost_gpu_only_its_health_says_why() -> None:
+    (card,) = page(Gpu(lost="lost: GPU is lost", processes=None))["cards"]
+    assert card["health"] == "Lost: GPU is lost. It is looked for again."
+    assert card["utilization"] == card["memory"] == {"share": None, "text": "n/a"}
+    assert card["who"] == "Who was on it cannot be told."
+
+
 def test_a_divided_gpu_shows_its_instances_memory() -> None:
     (card,) = page(divided())["cards"]
     assert card["utilization"] == {"share": None, "text": "n/a (divided by MIG)"}

@@ -821,6 +821,7 @@ def test_the_edge_of_a_chart_of_the_devices_page(js: Script) -> None:
     assert js("topOf({ top: null, mark: { value: 700 } }, [[1, 2]])") == pytest.approx(756)
     assert js("topOf({ top: null, mark: null }, [[1, null, 200], []])") == pytest.approx(216)
     assert js("topOf({ top: null, mark: null }, [[0]])") == 1
+    assert js("topOf({ unit: 'B/s' }, [[3, 0]])") == pytest.approx(1.08 * 2**20)
 
 
 def test_the_history_of_a_gpu_grows_once_a_reading_and_forgets(js: Script) -> None:
