@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 KEPT_S = 600.0
 KEPT_READINGS = 600
-"""About 100 kB a GPU."""
+"""About 0.4 MB a GPU (benchmarks/devices.py)."""
 
 DRAWN = (
     "gpu/util",
