@@ -5,17 +5,20 @@ from __future__ import annotations
 import csv
 import json
 import socket
+import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from stepscope.run import process_identity, replacing, user_name
-from tests.browser.conftest import Server
+from tests.browser.conftest import ROOT, Server
 from tests.browser.test_axe import violations
+from tests.browser.test_layout import GPUS, record
 from tests.browser.test_live_page import OpenPage, button, wait_until
 from tests.unit.fake_sweep import BEST, sweep
 
@@ -261,3 +264,47 @@ def test_nothing_is_wider_than_the_page(browser: Browser, server: Server, width:
             && !node.closest(".st-key-lab_table")).map(node => node.outerHTML.slice(0, 160))"""
     assert page.locator(".stMain button, .stMain p, .stMain h4").evaluate_all(wide) == []
     context.close()
+
+
+def test_a_table_says_on_a_phone_that_it_has_more_columns(
+    open_page: OpenPage, server: Server
+) -> None:
+    store(server, best=BEST)
+    record(server, GPUS[:2])
+    page = open_page("/lab", expected="404")
+    page.set_viewport_size({"width": 400, "height": 900})
+    table = page.locator(".st-key-lab_table")
+    expect(row(page, "compile")).to_be_visible(timeout=PATIENCE)
+    table.scroll_into_view_if_needed()
+    assert table.evaluate("node => node.scrollWidth > node.clientWidth")
+    covers = table.evaluate("node => getComputedStyle(node).backgroundAttachment")
+    assert covers == "local, local, scroll, scroll"
+    # The shadow lies on the edge behind which there is more.
+    assert edges(table) == (False, True)
+    table.evaluate("node => node.scrollTo(9999, 0)")
+    assert edges(table) == (True, False)
+    page.goto(f"{server.url}/runs")
+    data = page.get_by_test_id("stDataFrame")
+    expect(data).to_be_visible(timeout=PATIENCE)
+    hint = "node => getComputedStyle(node, '::after').content"
+    assert "scroll sideways" in data.evaluate(hint)
+    page.screenshot(path=ROOT / "test-artifacts" / "runs-400.png")
+    page.set_viewport_size({"width": 1000, "height": 900})
+    assert data.evaluate(hint) == "none"
+
+
+def edges(table: Locator) -> tuple[bool, bool]:
+    """Say of the left and the right edge whether it is darker than the ground."""
+    page = table.page
+    page.wait_for_timeout(200)  # a scrolled layer is painted a frame later
+    box = table.bounding_box()
+    assert box is not None
+    path = ROOT / "test-artifacts" / "lab-table-400.png"
+    page.screenshot(path=path)
+    image = Image.open(path).convert("L")
+    y0, y1 = round(box["y"]) + 4, round(min(box["y"] + box["height"], 896)) - 4
+    left, right = round(box["x"]) + 1, round(box["x"] + box["width"]) - 2
+    return tuple(  # type: ignore[return-value]
+        statistics.median(image.getpixel((x, y)) for y in range(y0, y1)) < 230
+        for x in (left, right)
+    )
