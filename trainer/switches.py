@@ -84,13 +84,14 @@ SWITCHES: tuple[Switch, ...] = (
         "pin_memory",
         "pin_memory",
         "Loads batches into page-locked memory, from which a GPU copies faster and beside its "
-        "computing. Small batches gain nothing, and page-locked memory is lost to other programs.",
+        "computing. Small batches gain nothing, and page-locked memory is lost to other programs. It "
+        "does nothing beside data_on_device, with which no batch is copied.",
     ),
     Switch(
         "non_blocking",
         "non_blocking copies",
         "Does not let the training thread wait for a copy to the GPU. It needs pin_memory, and "
-        "gains nothing where copies are a small part of the step.",
+        "gains nothing where copies are a small part of the step, or with data_on_device none.",
     ),
     Switch(
         "num_workers",
@@ -121,7 +122,8 @@ SWITCHES: tuple[Switch, ...] = (
         "Data set kept on the device",
         "Copies the whole data set to the GPU once, so that no batch has to travel; on a CPU it "
         "keeps the images that the first epoch has decoded. It must fit beside the training, and "
-        "on a GPU data that have to be decoded cannot use it.",
+        "on a GPU data that have to be decoded cannot use it. pin_memory and non_blocking then have "
+        "nothing to do.",
     ),
     Switch(
         "warmup",

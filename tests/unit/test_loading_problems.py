@@ -10,6 +10,7 @@ import pytest
 from trainer import loading_problems as rules
 from trainer.config import RunConfig, Workload
 from trainer.loading_problems import loading_problems
+from trainer.switches import SWITCHES
 from trainer.traits import TRAITS, Traits
 
 PINNED = {"pin_memory": True, "non_blocking": True}
@@ -62,3 +63,11 @@ def test_data_that_are_decoded_can_be_kept_on_a_cpu_only(
     assert refused(True, num_workers=2) == []
     assert refused(False, data_on_device=True) == []
     assert refused(False, data_on_device=True, num_workers=2) == ["data_on_device"]
+
+
+def test_what_has_no_effect_beside_data_on_the_device_says_so_in_its_help() -> None:
+    """It is no problem: pin_memory is on by default on a GPU."""
+    helps = {switch.field: switch.help for switch in SWITCHES}
+    for field in ("pin_memory", "non_blocking"):
+        assert "data_on_device" in helps[field]
+        assert field in helps["data_on_device"]
