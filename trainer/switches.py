@@ -84,8 +84,8 @@ SWITCHES: tuple[Switch, ...] = (
         "pin_memory",
         "pin_memory",
         "Loads batches into page-locked memory, from which a GPU copies faster and beside its "
-        "computing. Small batches gain nothing, and page-locked memory is lost to other programs. It "
-        "does nothing beside data_on_device, with which no batch is copied.",
+        "computing. Small batches gain nothing, page-locked memory is lost to other programs, and "
+        "beside data_on_device, with which no batch is copied, it does nothing.",
     ),
     Switch(
         "non_blocking",
@@ -122,8 +122,8 @@ SWITCHES: tuple[Switch, ...] = (
         "Data set kept on the device",
         "Copies the whole data set to the GPU once, so that no batch has to travel; on a CPU it "
         "keeps the images that the first epoch has decoded. It must fit beside the training, and "
-        "on a GPU data that have to be decoded cannot use it. pin_memory and non_blocking then have "
-        "nothing to do.",
+        "on a GPU data that have to be decoded cannot use it; pin_memory and non_blocking then do "
+        "nothing.",
     ),
     Switch(
         "warmup",

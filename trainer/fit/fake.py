@@ -83,9 +83,7 @@ class _Applied:
     def __get__(self, module: nn.Module, kind: type[nn.Module]) -> Any:
         return functools.partial(self._apply, module)
 
-    def _apply(
-        self, module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True
-    ) -> Any:
+    def _apply(self, module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         for child in module.children() if recurse else ():
             child._apply(fn)
         for name, given in module._parameters.items():
