@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -69,6 +70,11 @@ def format_energy(joules: float) -> str:
 
 def _three_digits(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def number_name(value: float) -> str:
+    """Return the name of a number that JSON does not have, as JavaScript writes it."""
+    return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
 
 
 def printable(text: str) -> str:

@@ -23,7 +23,7 @@ from dashboard.charts.content import (
     rate_keys,
     run_kind,
 )
-from stepscope.export.formats import number_name
+from stepscope.formatting import number_name
 from stepscope.metrics import METRICS
 from stepscope.recording.rows import RATE, STEP_TIME
 from stepscope.recording.scalars import SLOTS

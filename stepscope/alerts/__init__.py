@@ -10,5 +10,6 @@
 | `actions.py`    | the thread that runs the user's command and calls the webhook            |
 | `command.py`, `webhook.py` | one delivery each                                             |
 
-All but the last four rows' inputs and outputs is pure. Who may do what: `docs/alerts.md`.
+`crash.py` tells of runs whose process was killed; the dashboard's server calls it.
+What a user may set, and who notices what: `docs/alerts.md`.
 """

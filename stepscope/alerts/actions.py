@@ -114,9 +114,11 @@ class Actions:
 
     def finish(self, timeout_s: float) -> bool:
         """Wait for what is still to be told; after that time give up what waits for a retry."""
+        if self._pid != os.getpid():  # in a forked child, where the lock may be held for ever
+            return True
         self.close()
         thread = self._thread
-        if thread is None or self._pid != os.getpid():
+        if thread is None:
             return True
         thread.join(timeout_s)
         if thread.is_alive():

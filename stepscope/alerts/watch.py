@@ -20,6 +20,7 @@ from stepscope.alerts.actions import Actions, Alert
 from stepscope.alerts.config import Settings
 from stepscope.alerts.judge import LOSSES, Change, Facts, Judge, is_of_devices
 from stepscope.alerts.rules import ENDINGS, RUN_FAILED, RUN_FINISHED, Rule, Span, State
+from stepscope.formatting import number_name
 from stepscope.recording.writer_thread import Event, Item, Sample
 from stepscope.run import RunKind, RunStatus
 from stepscope.run.first_cause import RankEnd
@@ -239,7 +240,7 @@ class Watch:
             "rule": rule.name,
             "level": str(rule.level),
             "state": str(change.state),
-            "value": value if value is None or math.isfinite(value) else str(value),
+            "value": value if value is None or math.isfinite(value) else number_name(value),
         }
         if rule.metric:
             data["metric"] = rule.metric

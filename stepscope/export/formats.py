@@ -19,6 +19,7 @@ from typing import IO, Any, Literal, TypeVar
 
 import numpy as np
 
+from stepscope.formatting import number_name
 from stepscope.run import replacing
 from stepscope.store.frames import Floats, missing
 
@@ -116,11 +117,6 @@ def _with_none(values: Floats) -> list[Any]:
     cells = values.astype(object)
     cells[missing(values)] = None
     return list(cells)
-
-
-def number_name(value: float) -> str:
-    """Return the name of a number that JSON does not have, as JavaScript writes it."""
-    return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
 
 
 def _valid_json(value: Any) -> Any:

@@ -73,6 +73,11 @@ class CallbackRun:
         if self._tracker is not None and self._tracker.session is not None:
             self._tracker.session.recorder.restart_clock()
 
+    def work(self) -> None:
+        """Say that training goes on without a step, as in a batch of validation."""
+        if self._tracker is not None and self._tracker.session is not None:
+            self._tracker.session.recorder.signs += 1
+
     def end(self, status: RunStatus = RunStatus.FINISHED, reason: str | None = None) -> None:
         """End the run, unless it belongs to the script."""
         ended, self._tracker = self._tracker, None

@@ -78,6 +78,12 @@ class StepscopeCallback(TrainerCallback):
         """Leave the evaluation out of the step time."""
         self._run.pass_over()
 
+    def on_prediction_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """A batch of the evaluation is done: no step is missing."""
+        self._run.work()
+
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:

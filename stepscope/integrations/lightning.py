@@ -74,6 +74,7 @@ class StepscopeCallback(Callback):
     ) -> None:
         """Record the optimizer step, if the batch ended one."""
         if not self._active or trainer.global_step == self._step:
+            self._run.work()
             return  # gradients are being accumulated
         self._step = trainer.global_step
         values = self._fresh(trainer, of_step=True)
@@ -83,6 +84,18 @@ class StepscopeCallback(Callback):
         may_catch = trainer.world_size == 1 and _may_stop_early(trainer)
         if self._run.step(values, may_catch=may_catch):
             trainer.should_stop = True
+
+    def on_validation_batch_end(
+        self,
+        trainer: Any,
+        pl_module: Any,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """A batch of the validation is done: no step is missing."""
+        self._run.work()
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Record the validation's values, and leave its time out of the step time."""

@@ -13,6 +13,7 @@ from playwright.sync_api import Page, expect
 
 from stepscope.run import run_folders
 from tests.browser.conftest import ROOT, Server
+from tests.browser.test_axe import violations
 from tests.integration.test_recorder import wait_until
 
 SLOW_MS = 20_000
@@ -86,6 +87,7 @@ def test_an_alert_is_a_toast_a_count_and_an_event(
         expect(row).to_have_count(2, timeout=SLOW_MS)
         expect(row.nth(0)).to_contain_text("Alert: Critical", timeout=SLOW_MS)
         page.screenshot(path=ROOT / "test-artifacts" / "alert-toasts.png")
+        assert violations(page) == []
 
         # By keyboard: the focus stays among the toasts that are left.
         page.get_by_role("button", name="Dismiss: train/loss").press("Enter")
