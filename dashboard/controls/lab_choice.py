@@ -6,7 +6,7 @@ ticks and what they depend on come back from the address (`lab_link.py`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,8 +47,12 @@ class Wanted:
 def wanted(server: Services, found: Devices, settings: RunConfig) -> Wanted:
     """Draw the choice and return it; `settings` are the sidebar's."""
     st.markdown("#### What to try")
-    offers_of_boxes = {"on": WORKLOADS, "baseline": BASELINES, "preset": PRESETS}
-    if lab_link.take_boxes(offers_of_boxes):
+    boxes: dict[str, Collection[str]] = {
+        "on": WORKLOADS.keys(),
+        "baseline": BASELINES.keys(),
+        "preset": PRESETS.keys(),
+    }
+    if lab_link.take_boxes(boxes):
         st.session_state[_SIDEBARS] = settings.workload
     base = _baseline(found.devices, settings)
     preset = _preset()
