@@ -1,15 +1,25 @@
-"""The page Devices on a machine without a GPU: what is there, what is not, and why."""
+"""The page Devices on a machine without a GPU; and with made-up answers of a machine with many.
+
+The made-up answers are those that the server would give for the GPUs of tests/unit/fake_machine.py.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
+from dashboard.machine.charts import history
+from dashboard.machine.content import machine_content
+from dashboard.machine.details import details
 from tests.browser.conftest import ARTIFACTS, Server, start_server, stop_server
 from tests.browser.test_axe import violations
 from tests.browser.test_live_page import OpenPage, wait_until
+from tests.unit.fake_machine import FakeClock, FakeSource, Gpu, divided, gpus, machine, process
 
 
 @pytest.fixture(scope="module")
@@ -88,3 +98,116 @@ def test_nothing_is_wider_than_a_phone(browser: Browser, server: Server, width: 
         .map(node => node.outerHTML.slice(0, 120))"""
     assert page.locator("[data-testid=devices] *").evaluate_all(wide) == []
     context.close()
+
+
+# --- many GPUs ------------------------------------------------------------------------------------
+
+EVIL = "<img src=x onerror='window.pwned = 1'>"
+
+
+def many(count: int) -> list[Gpu]:
+    """GPUs in every state that a page has to show."""
+    found = gpus(count)
+    found[1].values |= {"gpu/throttle_reasons": 0x40, "gpu/temp": 91.0}
+    found[2].missing = dict.fromkeys(("gpu/util", "gpu/sm_active", "processes"), "permission")
+    found[2].processes = None
+    found[3] = divided(3)
+    found[4].processes = (process(1, state="zombie", name=EVIL, command=EVIL, user=EVIL),)
+    found[5].lost, found[5].values, found[5].processes = "lost: GPU is lost", {}, None
+    found[6].recovery = "the GPU has to be reset"
+    return found
+
+
+def answers(page: Page, found: list[Gpu]) -> None:
+    """Let the page believe in these GPUs, seen for a minute."""
+    clock = FakeClock()
+    watched = machine(FakeSource(found), clock)
+    for _ in range(60):
+        clock.now += 1
+        view = watched.look()
+    cuda = {gpu.info.uuid: gpu.info.nvml_index for gpu in found}
+
+    def fulfill(route: Route) -> None:
+        answer: dict[str, Any] = {"now": view.ts, "trouble": None, "gpu": None}
+        answer["machine"] = machine_content(view, cuda, {})
+        for uuid in parse_qs(urlsplit(route.request.url).query).get("gpu", []):
+            device = next(device for device in view.devices if device.info.uuid == uuid)
+            kept = watched.history(uuid)
+            assert kept is not None
+            answer["gpu"] = details(device, view.since, None, {}, "cuda:0", kept.seen)
+            answer["gpu"]["history"] = history(kept.since(0.0))
+        route.fulfill(body=json.dumps(answer), content_type="application/json")
+
+    page.route("**/api/devices*", fulfill)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("count", [8, 16])
+def test_all_gpus_are_seen_at_once(
+    browser: Browser, server: Server, count: int, theme: str
+) -> None:
+    context = browser.new_context(
+        viewport={"width": 1400, "height": 1000},
+        color_scheme="light" if theme == "light" else "dark",
+    )
+    page = context.new_page()
+    answers(page, many(count))
+    page.goto(f"{server.url}/devices")
+    cards = page.get_by_test_id("gpus").locator("article")
+    expect(cards).to_have_count(count, timeout=60_000)
+    boxes = [box for box in (card.bounding_box() for card in cards.all()) if box]
+    assert max(box["y"] + box["height"] for box in boxes) <= 1000
+    expect(cards.nth(1)).to_contain_text("Slowed by heat now")
+    expect(cards.nth(3)).to_contain_text("1g.10gb")
+    expect(cards.nth(4)).to_contain_text(EVIL)
+    assert violations(page) == []
+    ARTIFACTS.mkdir(exist_ok=True)
+    page.screenshot(path=ARTIFACTS / f"devices-{count}-{theme}.png")
+    for number in (2, 3, 4, 5) if count == 8 else ():  # hidden, divided, hostile, lost
+        cards.nth(number).get_by_role("button").click()
+        opened = page.get_by_test_id("gpu-details")
+        expect(opened).to_contain_text(f"GPU {number} · ")
+        expect(opened.get_by_text("UUID", exact=True)).to_be_visible()
+        assert violations(page) == []
+    assert page.evaluate("window.pwned === undefined")
+    context.close()
+
+
+def test_the_numbers_under_the_pointer_are_those_of_that_time(
+    browser: Browser, server: Server
+) -> None:
+    page = browser.new_page(viewport={"width": 1400, "height": 1000})
+    answers(page, gpus(1))
+    page.goto(f"{server.url}/devices")
+    page.get_by_role("button", name="GPU 0").click(timeout=60_000)
+    chart = page.locator(".dv-chart").first
+    expect(chart.locator(".dv-legend")).to_contain_text("utilization 97 %")
+    expect(chart.locator("svg")).to_have_attribute(
+        "aria-label",
+        "Utilization and activity: utilization 97 %, SM active 71 %, tensor cores 33 %, DRAM 45 %",
+    )
+    stage = chart.locator(".dv-stage")
+    box = stage.bounding_box()
+    assert box is not None
+    stage.hover(position={"x": box["width"] / 2, "y": 20})
+    expect(chart.locator(".dv-axis")).to_contain_text("0:30 ago")
+    page.mouse.move(0, 0)
+    expect(chart.locator(".dv-axis")).to_contain_text("now")
+    page.close()
+
+
+@pytest.mark.parametrize("width", [400, 800])
+def test_an_open_gpu_is_not_wider_than_a_phone(
+    browser: Browser, server: Server, width: int
+) -> None:
+    page = browser.new_page(viewport={"width": width, "height": 800})
+    answers(page, many(8))
+    page.goto(f"{server.url}/devices")
+    page.get_by_role("button", name="GPU 4").click(timeout=60_000)
+    expect(page.get_by_test_id("gpu-details")).to_contain_text("Processes")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    wide = """nodes => nodes.filter(node => node.getBoundingClientRect().right > innerWidth
+            && !node.closest(".dv-scroll"))
+        .map(node => node.outerHTML.slice(0, 120))"""
+    assert page.locator("[data-testid=devices] *").evaluate_all(wide) == []
+    page.close()
