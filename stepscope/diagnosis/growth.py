@@ -26,7 +26,7 @@ from stepscope.store.frames import Floats
 STRETCHES = 8
 LEAST_READINGS = 4 * STRETCHES
 LEAST_STEPS = 64
-STEEPEST = 3.0
+STEEPEST = 2.0
 """A stretch rises by at most so many times the mean: else it was a step that memory took."""
 FADING = 0.6
 """Rate of the last three rises in terms of the first three, at least: less is a filling cache."""

@@ -56,6 +56,7 @@ DOES_NOT: dict[str, Shape] = {
     "noise": lambda x, rng: noise(rng, len(x), 10),
     "a step": lambda x, rng: 200.0 * (x > 0.5) + noise(rng, len(x)),
     "a late step": lambda x, rng: 200.0 * (x > 0.95),
+    "a step on a gentle rise": lambda x, rng: 20 * x + 200.0 * (x > 0.5),
     "two steps": lambda x, rng: 100.0 * (x > 0.3) + 100.0 * (x > 0.7),
     "teeth": lambda x, rng: 200 * (6 * x % 1),
     "one long tooth": lambda x, rng: 200 * np.where(x < 0.9, x, 0),
@@ -108,6 +109,11 @@ def walk(rng: np.random.Generator, n: int) -> Floats:
     return np.cumsum(rng.normal(0, 1, n))
 
 
+def some_steps(rng: np.random.Generator, n: int) -> Floats:
+    """Memory that is taken for good six times or so, as by ever larger batches."""
+    return np.cumsum((rng.random(n) < 6 / n) * rng.exponential(30, n)) + noise(rng, n, 3)
+
+
 def red(rng: np.random.Generator, n: int) -> Floats:
     """Noise of which each value is 0.9 of the one before and something new."""
     out, value = np.empty(n), 0.0
@@ -120,6 +126,7 @@ FALSE_ALARMS: dict[str, tuple[Any, int]] = {
     "white noise": (noise, 0),
     "red noise": (red, 2),
     "a random walk": (walk, 20),
+    "steps": (some_steps, 35),
 }
 """Of 2000 series of each kind, how many may be taken for growth: a walk does grow, by chance."""
 

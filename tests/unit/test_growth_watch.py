@@ -253,6 +253,18 @@ def test_a_recorded_run_without_a_leak_has_no_finding(tmp_path: Path) -> None:
     assert found_in(write_run(tmp_path / "r", samples=flat)) == []
 
 
+def test_a_recorded_rise_to_less_than_there_was_is_no_finding(tmp_path: Path) -> None:
+    def level(step: int) -> float:
+        return 900 * MIB if step < 1400 else 500 * MIB + (step - 1400) * 0.6 * MIB
+
+    assert found_in(write_run(tmp_path / "r", samples=rows(level, "memory/allocated"))) == []
+
+    def higher(step: int) -> float:
+        return level(step) + 600 * MIB * (step >= 1400)
+
+    assert found_in(write_run(tmp_path / "s", samples=rows(higher, "memory/allocated")))
+
+
 def test_a_data_set_that_fills_is_no_finding(tmp_path: Path) -> None:
     filling = rows(leak(0.03 * MIB, 400 * MIB), "process/rss")
     assert found_in(write_run(tmp_path / "r", {"epoch": 1}, samples=filling)) == []

@@ -73,6 +73,13 @@ def test_a_view_holds_its_whole_storage_once() -> None:
     assert measured(optimizer)[2] == 40 * FLOAT
 
 
+def test_a_state_that_is_the_weights_themselves_counts_as_weights() -> None:
+    weights = nn.Parameter(torch.zeros(10))
+    optimizer = torch.optim.SGD([weights])
+    optimizer.state[weights] = {"master": weights.data, "average": torch.zeros(10)}
+    assert measured(optimizer) == (40, 0, 40)
+
+
 def test_gradients_of_weights_that_no_optimizer_updates_count() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     optimizer = torch.optim.SGD(model[0].parameters())
