@@ -1,4 +1,4 @@
-""" "Will it fit?": a button in the sidebar, and what the prediction said above the run."""
+"""The button "Will it fit?" of the sidebar, and what the prediction said above the run."""
 
 from __future__ import annotations
 

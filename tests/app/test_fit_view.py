@@ -1,0 +1,199 @@
+"""The button "Will it fit?": progress, result, refusal, and the recommended batch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from dashboard import services
+from dashboard.charts.fit import batch_figure
+from dashboard.views.fit_panel import rows
+from stepscope.run import RunError
+from tests.app.test_live_view import label
+from trainer.config import RunConfig, Workload, defaults
+from trainer.runners.prediction import PredictionOutput, PredictionState
+
+OpenPage = Callable[..., AppTest]
+GIB = 2**30
+
+ANSWER: dict[str, Any] = {
+    "predicted_peak_bytes": 3 * GIB,
+    "parts": {"parameters": GIB, "activations": 2 * GIB, "workspace": 0},
+    "predicted_reserved_bytes": None,
+    "outside": {"data_set": GIB},
+    "needed_bytes": 4 * GIB,
+    "device": "cpu",
+    "device_name": "a CPU",
+    "free_bytes": 8 * GIB,
+    "total_bytes": 16 * GIB,
+    "margin": {"factor": 1.1, "runs": 0, "source": "default"},
+    "fits": True,
+    "reason": "It needs 4.00 GiB, and 8.00 GiB are free.",
+    "notes": ["Something is not predicted."],
+    "largest": {
+        "points": [
+            {
+                "batch_size": size,
+                "predicted_peak_bytes": size * GIB // 100,
+                "needed_bytes": size * GIB // 90,
+                "samples_per_sec": rate,
+            }
+            for size, rate in ((64, None), (128, 900.0), (256, 1000.0), (1024, None))
+        ],
+        "free_bytes": 8 * GIB,
+        "headroom": 0.1,
+        "largest": 256,
+        "recommended": 256,
+        "why": "256 reaches 1,000 samples/s.",
+        "not_measured": ["512: not measured, a step would take about 9 s"],
+    },
+}
+
+
+class Ended:
+    """A prediction that has ended, in the place of a child process."""
+
+    def __init__(self, config: RunConfig, output: PredictionOutput) -> None:
+        self.config = config
+        self.largest = True
+        self._output = output
+
+    def output(self) -> PredictionOutput:
+        """Return what there is to show."""
+        return self._output
+
+    def running(self) -> bool:
+        """Return False: it is over."""
+        return False
+
+    def stop(self, timeout_s: float = 0.0) -> None:
+        """Do nothing."""
+
+
+def finished(config: RunConfig, answer: dict[str, Any]) -> Any:
+    return Ended(config, PredictionOutput(PredictionState.FINISHED, seconds=3.0, answer=answer))
+
+
+def text_of(app: AppTest) -> str:
+    kinds = ("markdown", "caption", "success", "warning", "error", "info")
+    return "\n".join(one.value for kind in kinds for one in app.get(kind))
+
+
+def labels(app: AppTest) -> list[str]:
+    return [button.label for button in app.button]
+
+
+def wait(server: services.Services) -> None:
+    deadline = time.monotonic() + 120
+    while server.fits.running() is not None:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_press_predicts_the_settings_of_the_sidebar(
+    page: OpenPage, server: services.Services
+) -> None:
+    app = page(workload="linear", device="cpu", batch_size="256")
+    label(app, "button", "Will it fit?").click().run()
+    assert not app.exception
+    run = server.fits.last()
+    assert run is not None
+    assert run.config.batch_size == 256
+    wait(server)
+    app.run()
+    assert not app.exception
+    assert run.output().state is PredictionState.FINISHED, run.output()
+    assert "It fits." in text_of(app)
+    table = app.dataframe[0].value
+    assert {"Parameters", "Predicted peak", "Free now"} <= set(table["Memory"])
+    assert run.output().answer["parts"]["parameters"] == 8
+    label(app, "button", "Close").click().run()
+    assert server.fits.last() is None
+    assert "It fits." not in text_of(app)
+
+
+def test_a_prediction_can_be_stopped_and_there_is_one_at_a_time(
+    page: OpenPage, server: services.Services
+) -> None:
+    app = page(workload="gpt", device="cpu")
+    label(app, "button", "Will it fit?").click().run()
+    with pytest.raises(RunError, match="One prediction at a time"):
+        server.start_fit(defaults(Workload.LINEAR), largest=False)
+    assert label(app, "button", "Largest batch").disabled
+    label(app, "button", "Stop").click().run()
+    run = server.fits.last()
+    assert run is not None
+    assert run.output().state is PredictionState.STOPPED
+    app.run()
+    assert "stopped" in text_of(app)
+
+
+def test_settings_that_cannot_start_have_no_button(page: OpenPage) -> None:
+    assert "Will it fit?" in labels(page(workload="linear", device="cpu"))
+    assert "Will it fit?" not in labels(page(workload="linear", device="cpu", precision="fp16"))
+
+
+def test_the_largest_batch_waits_for_a_run(page: OpenPage, server: services.Services) -> None:
+    server.active_id = lambda: "one"  # type: ignore[method-assign]
+    assert "one is active" in str(server.fit_refusal(largest=True))
+    assert server.fit_refusal(largest=False) is None
+
+
+def test_the_recommended_batch_goes_into_the_sidebar(
+    page: OpenPage, server: services.Services
+) -> None:
+    config = replace(defaults(Workload.LINEAR), batch_size=128)
+    server.fits._last = finished(config, ANSWER)
+    app = page(workload="linear", device="cpu", batch_size="128")
+    said = text_of(app)
+    assert "256 reaches 1,000 samples/s" in said
+    assert "a step would take about 9 s" in said
+    assert "Something is not predicted" in said
+    label(app, "button", "Use batches of 256").click().run()
+    assert app.number_input(key="config_batch_size").value == 256
+    assert "predict again" in text_of(app)
+
+
+def test_a_failure_is_a_sentence(page: OpenPage, server: services.Services) -> None:
+    server.fits._last = Ended(  # type: ignore[assignment]
+        defaults(Workload.LINEAR), PredictionOutput(PredictionState.FAILED, reason="It <b>broke.")
+    )
+    assert "Nothing was predicted" in text_of(page(workload="linear", device="cpu"))
+
+
+def test_the_table_and_the_curve_have_what_was_predicted() -> None:
+    table = {row["Memory"]: row["Size"] for row in rows(ANSWER)}
+    assert "Workspaces of libraries" not in table
+    assert (table["Predicted peak"], table["Data set in memory"]) == ("3.00 GiB", "1.00 GiB")
+    figure = batch_figure(ANSWER["largest"])
+    assert figure is not None
+    memory, rate = figure["data"]
+    assert memory["x"] == [64, 128, 256, 1024]
+    assert memory["y"][2] == pytest.approx(256 / 90, rel=1e-6)
+    assert (rate["x"], rate["y"]) == ([128, 256], [900.0, 1000.0])
+    free, recommended = figure["layout"]["shapes"]
+    assert free["y0"] == 8.0
+    assert recommended["x0"] == 256
+    assert batch_figure({"points": []}) is None
+
+
+def test_a_limit_far_above_all_points_is_not_drawn() -> None:
+    figure = batch_figure({**ANSWER["largest"], "free_bytes": 10**15, "recommended": None})
+    assert figure is not None
+    assert figure["layout"]["shapes"] == []
+
+
+def test_a_server_that_ends_ends_the_prediction(server: services.Services, tmp_path: Path) -> None:
+    server.start_fit(defaults(Workload.GPT), largest=False)
+    run = server.fits.last()
+    assert run is not None
+    with pytest.raises(RunError, match="prediction is at work"):
+        server.start_lesson(services.Lesson)  # type: ignore[arg-type]
+    server.close()
+    assert not run.running()

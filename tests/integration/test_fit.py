@@ -1,0 +1,283 @@
+"""`python -m trainer.fit` and `stepscope fit` as processes, and what earlier runs teach."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.recording.recorder import Recorder
+from stepscope.run import RunKind, RunStatus
+from trainer.config import RunConfig, Workload, defaults
+from trainer.fit import history
+from trainer.fit.history import FIT_JSON, margin_for, measured_rate, throughputs
+from trainer.fit.margin import DEFAULT_FACTOR
+
+FIT = [sys.executable, "-m", "trainer.fit"]
+SCRIPT_FIT = [sys.executable, "-m", "stepscope.cli", "fit"]
+SCRIPT = """
+import sys, torch
+from torch import nn
+print("arguments", sys.argv[1:])
+batch, ending = int(sys.argv[1]), sys.argv[2]
+model = nn.Sequential(*[nn.Sequential(nn.Linear(512, 512), nn.ReLU()) for _ in range(8)])
+optimizer = torch.optim.Adam(model.parameters())
+steps = 0
+try:
+    for _ in range(50):
+        if ending == "raise" and steps == 1:
+            raise ValueError("no more")
+        loss = model(torch.randn(batch, 512)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        try:
+            optimizer.step()
+        except BaseException:
+            if ending != "catch":
+                raise
+        steps += 1
+finally:
+    print("cleaned up", file=sys.stderr)
+"""
+
+
+def run(command: list[str], **more: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, **more)
+
+
+def fit(*options: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    return run([*FIT, "--device", "cpu", *options], **more)
+
+
+# --- python -m trainer.fit ------------------------------------------------------------------------
+
+
+def test_the_command_prints_the_peak_and_its_parts(tmp_path: Path) -> None:
+    options = ["--workload", "digits_cnn", "--batch-size", "512", "--optimizer", "sgd"]
+    done = fit(*options, "--fused", "false", "--json", "--runs", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["predicted_peak_bytes"] == sum(found["parts"].values())
+    assert found["fits"] is True
+    assert found["reason"]
+    assert found["device"] == "cpu"
+    assert 0 < found["seconds"] < 300
+    assert found["margin"] == {"factor": DEFAULT_FACTOR, "runs": 0, "source": "default"}
+    chosen = found["config"]
+    assert (chosen["batch_size"], chosen["optimizer"], chosen["fused"]) == (512, "sgd", False)
+
+
+def test_what_is_too_large_does_not_fit_and_takes_no_memory_to_say_so(tmp_path: Path) -> None:
+    options = ["--workload", "matmul", "--width", "16384", "--batch-size", "512"]
+    done = fit(*options, "--json", "--runs", str(tmp_path))
+    assert done.returncode == 1, done.stderr
+    found = json.loads(done.stdout)
+    assert found["fits"] is False
+    assert found["predicted_peak_bytes"] > 2**41
+    assert "Use a smaller batch" in found["reason"]
+
+
+def test_settings_come_from_a_run_and_the_command_line_counts_more(tmp_path: Path) -> None:
+    config = RunConfig(workload=Workload.LINEAR, batch_size=64).to_dict()
+    (tmp_path / "run.json").write_text(json.dumps({"schema": 1, "config": config}))
+    options = ["--config", str(tmp_path / "run.json"), "--batch-size", "32", "--json"]
+    done = fit(*options, "--runs", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    chosen = json.loads(done.stdout)["config"]
+    assert (chosen["workload"], chosen["batch_size"]) == ("linear", 32)
+
+
+def test_the_largest_batch_is_found_and_measured_without_a_failure(tmp_path: Path) -> None:
+    options = ["--workload", "linear", "--largest", "--probe", "--json"]
+    done = fit(
+        *options, "--runs", str(tmp_path), env={**os.environ, "STEPSCOPE_RUNS": str(tmp_path)}
+    )
+    assert done.returncode == 0, done.stderr
+    curve = json.loads(done.stdout)["largest"]
+    assert curve["largest"] == 800  # the samples of an epoch
+    measured = [point for point in curve["points"] if point["samples_per_sec"]]
+    assert len(measured) >= 2
+    assert curve["recommended"] in [point["batch_size"] for point in measured]
+    assert list(tmp_path.iterdir()) == []
+
+
+HOSTILE = {
+    "unknown workload": (["--workload", "bert"], "--workload"),
+    "no workload": ([], "--workload"),
+    "no number": (["--workload", "gpt", "--batch-size", "many"], "batch_size: must be"),
+    "too large": (["--workload", "gpt", "--batch-size", "1e9"], "batch_size: must be"),
+    "negative": (["--workload", "gpt", "--layers", "-1"], "layers: must be 1 to 96"),
+    "unknown field": (["--workload", "gpt", "--set", "batchsize=3"], "Did you mean batch_size"),
+    "no value": (["--workload", "gpt", "--set", "batch_size"], "must be FIELD=VALUE"),
+    "not on a CPU": (
+        ["--workload", "gpt", "--precision", "fp16"],
+        "precision: fp16 AMP needs CUDA",
+    ),
+    "no data": (["--workload", "images", "--data", "../../etc"], "data: must be a path"),
+    "no file": (["--config", "/nowhere/run.json"], "cannot be read"),
+    "not JSON": (["--config", "{FILE}"], "must be JSON"),
+    "probe alone": (["--workload", "gpt", "--probe"], "Give --largest too"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_wrong_usage_is_one_sentence(name: str, tmp_path: Path) -> None:
+    options, said = HOSTILE[name]
+    (tmp_path / "file").write_text("[" * 100_000)
+    given = [option.replace("{FILE}", str(tmp_path / "file")) for option in options]
+    done = fit(*given, "--json")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_settings_that_are_no_object_are_refused() -> None:
+    for text in (
+        "[]",
+        '{"config": 3}',
+        '{"workload": ["gpt"]}',
+        '{"workload": "gpt", "layers": 0}',
+    ):
+        done = fit("--config", "-", "--json", input=text)
+        assert (done.returncode, done.stdout) == (2, ""), text
+        assert "Traceback" not in done.stderr
+
+
+# --- what earlier runs teach ----------------------------------------------------------------------
+
+
+def recorded(root: Path, name: str, config: RunConfig, peak: float, rate: float = 100.0) -> Path:
+    folder = root / name
+    folder.mkdir()
+    recorder = Recorder(folder, name=name, kind=RunKind.TRAINER, config=config.to_dict())
+    for step in range(1, 41):
+        recorder.log(step, {"train/loss": 1.0, "perf/samples_per_sec": rate})
+    recorder.sample({"memory/peak_allocated": peak})
+    recorder.close(RunStatus.FINISHED)
+    return folder
+
+
+def test_the_margin_comes_from_measured_against_predicted(tmp_path: Path) -> None:
+    config = defaults(Workload.GPT, "GPU-1")
+    predicted: list[RunConfig] = []
+
+    def predict(other: RunConfig) -> int:
+        predicted.append(other)
+        return 1000
+
+    for number, peak in enumerate((1010.0, 1050.0, 1080.0)):
+        recorded(tmp_path, f"run-{number}", config, peak)
+    recorded(tmp_path, "other", defaults(Workload.MATMUL, "GPU-1"), 5000.0)
+    margin = margin_for(config, tmp_path, predict)
+    assert (margin.factor, margin.runs) == (pytest.approx(1.10), 3)
+    assert len(predicted) == 3
+    assert margin_for(config, tmp_path, predict) == margin
+    assert len(predicted) == 3, "kept beside the runs"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[1]", "{" * 5000, '{"method": 1, "torch": "x", "predicted_peak_bytes": 5}']
+)
+def test_a_damaged_or_older_prediction_is_made_again(tmp_path: Path, text: str) -> None:
+    config = defaults(Workload.GPT, "GPU-1")
+    folder = recorded(tmp_path, "run", config, 1000.0)
+    (folder / FIT_JSON).write_text(text)
+    margin_for(config, tmp_path, lambda other: 900)
+    assert json.loads((folder / FIT_JSON).read_text())["predicted_peak_bytes"] == 900
+
+
+def test_runs_that_cannot_be_predicted_or_read_teach_nothing(tmp_path: Path) -> None:
+    config = defaults(Workload.GPT, "GPU-1")
+    folder = recorded(tmp_path, "run", config, 1000.0)
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "run.json").write_text('{"config": {"workload": 3}}')
+
+    def refuses(other: RunConfig) -> int:
+        raise RuntimeError("its data are gone")
+
+    assert margin_for(config, tmp_path, refuses).runs == 0
+    assert not (folder / FIT_JSON).exists()
+
+
+def test_throughput_is_that_of_runs_which_differ_in_the_batch_alone(tmp_path: Path) -> None:
+    base = defaults(Workload.GPT)
+    for name, changes, rate in (
+        ("a", {"batch_size": 8}, 80.0),
+        ("b", {"batch_size": 16, "seed": 3, "max_steps": 40}, 160.0),
+        ("c", {"batch_size": 32, "precision": "bf16"}, 320.0),
+    ):
+        recorded(tmp_path, name, RunConfig.from_dict({**base.to_dict(), **changes}), 1.0, rate)
+    assert throughputs(tmp_path, base) == {8: 80.0, 16: 160.0}
+    assert measured_rate(tmp_path / "nowhere") is None
+    assert history.LEAST_STEPS <= 30
+
+
+# --- stepscope fit --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    return str(path)
+
+
+def test_a_script_is_measured_and_ended(script: str) -> None:
+    done = run([*SCRIPT_FIT, "--steps", "4", "--json", script, "8192", "well", "--steps", "9"])
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["steps"] == 4
+    weights = 8 * 4 * (512 * 512 + 512)
+    assert found["parts"]["parameters"] == found["parts"]["gradients"] == weights
+    assert found["parts"]["optimizer_state"] == 2 * weights + 16 * 4
+    # Sixteen layers keep what they gave, of 16 MiB each.
+    assert 0.5 * 256 * 2**20 < found["parts"]["activations_and_the_rest"] < 2 * 256 * 2**20
+    assert found["batch_factor"] > 1
+    assert "arguments ['8192', 'well', '--steps', '9']" in done.stderr
+    assert "cleaned up" in done.stderr
+
+
+def test_a_small_batch_is_no_ground_for_advice(script: str) -> None:
+    done = run([*SCRIPT_FIT, script, "4", "well"])
+    assert done.returncode == 0
+    assert "too little to tell" in done.stdout
+    assert "3 steps measured" in done.stdout
+
+
+def test_a_script_that_fails_says_so_with_what_was_measured(script: str) -> None:
+    done = run([*SCRIPT_FIT, "--json", script, "64", "raise"])
+    assert done.returncode == 1
+    assert "ValueError: no more" in done.stderr
+    assert json.loads(done.stdout)["steps"] == 1
+
+
+def test_a_script_that_catches_everything_is_ended_from_outside(script: str) -> None:
+    done = run([*SCRIPT_FIT, "--json", script, "64", "catch"])
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["steps"] == 3
+
+
+def test_a_script_without_steps_gets_a_sentence(tmp_path: Path) -> None:
+    for text, said in (("print(1)", "did not import torch"), ("import torch", "no optimizer")):
+        path = tmp_path / "nothing.py"
+        path.write_text(text)
+        done = run([*SCRIPT_FIT, str(path)])
+        assert done.returncode == 1
+        assert said in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [([], 2), (["--steps", "1", "x.py"], 2), (["--steps", "1e9", "x.py"], 2), (["/nowhere.py"], 2)],
+)
+def test_wrong_usage_of_the_script_command(options: list[str], code: int) -> None:
+    done = run([*SCRIPT_FIT, *options])
+    assert (done.returncode, done.stdout) == (code, "")
+    assert "Traceback" not in done.stderr
