@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,10 @@ from stepscope.recording.recorder import Recorder
 from stepscope.run import RunKind, RunStatus
 from trainer.config import RunConfig, Workload, defaults
 from trainer.fit import history
+from trainer.fit.__main__ import main
 from trainer.fit.history import FIT_JSON, margin_for, measured_rate, throughputs
 from trainer.fit.margin import DEFAULT_FACTOR
+from trainer.fit.probe import measure
 
 FIT = [sys.executable, "-m", "trainer.fit"]
 SCRIPT_FIT = [sys.executable, "-m", "stepscope.cli", "fit"]
@@ -83,7 +85,7 @@ def test_what_is_too_large_does_not_fit_and_takes_no_memory_to_say_so(tmp_path: 
 
 
 def test_settings_come_from_a_run_and_the_command_line_counts_more(tmp_path: Path) -> None:
-    config = RunConfig(workload=Workload.LINEAR, batch_size=64).to_dict()
+    config = replace(defaults(Workload.LINEAR), batch_size=64).to_dict()
     (tmp_path / "run.json").write_text(json.dumps({"schema": 1, "config": config}))
     options = ["--config", str(tmp_path / "run.json"), "--batch-size", "32", "--json"]
     done = fit(*options, "--runs", str(tmp_path))
@@ -92,17 +94,33 @@ def test_settings_come_from_a_run_and_the_command_line_counts_more(tmp_path: Pat
     assert (chosen["workload"], chosen["batch_size"]) == ("linear", 32)
 
 
-def test_the_largest_batch_is_found_and_measured_without_a_failure(tmp_path: Path) -> None:
-    options = ["--workload", "linear", "--largest", "--probe", "--json"]
-    done = fit(
-        *options, "--runs", str(tmp_path), env={**os.environ, "STEPSCOPE_RUNS": str(tmp_path)}
-    )
+def test_the_largest_batch_and_the_rates_of_earlier_runs(tmp_path: Path) -> None:
+    for size, rate in ((64, 900.0), (256, 1000.0), (512, 990.0)):
+        config = replace(defaults(Workload.LINEAR), batch_size=size)
+        recorded(tmp_path, f"run-{size}", config, 0.0, rate)
+    done = fit("--workload", "linear", "--largest", "--json", "--runs", str(tmp_path))
     assert done.returncode == 0, done.stderr
     curve = json.loads(done.stdout)["largest"]
     assert curve["largest"] == 800  # the samples of an epoch
-    measured = [point for point in curve["points"] if point["samples_per_sec"]]
-    assert len(measured) >= 2
-    assert curve["recommended"] in [point["batch_size"] for point in measured]
+    assert curve["recommended"] == 256
+    sizes = [point["batch_size"] for point in curve["points"]]
+    assert sizes == sorted(sizes)
+    assert {1, 64, 256, 512, 800} <= set(sizes)
+    needed = [point["needed_bytes"] for point in curve["points"]]
+    assert needed == sorted(needed)
+
+
+def test_throughput_is_measured_in_short_runs_that_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEPSCOPE_RUNS", str(tmp_path))
+    said: list[str] = []
+    config = defaults(Workload.LINEAR)
+    rates, missed = measure(config, [64, 65], lambda text, share: said.append(text))
+    assert missed == []
+    assert set(rates) == {64, 65}
+    assert min(rates.values()) > 0
+    assert said == ["Measuring batches of 64", "Measuring batches of 65"]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -126,28 +144,29 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_wrong_usage_is_one_sentence(name: str, tmp_path: Path) -> None:
+def test_wrong_usage_is_one_sentence(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     options, said = HOSTILE[name]
     (tmp_path / "file").write_text("[" * 100_000)
     given = [option.replace("{FILE}", str(tmp_path / "file")) for option in options]
-    done = fit(*given, "--json")
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+    assert main(["--device", "cpu", *given, "--json"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert said in err
+    assert len(err.strip().splitlines()) == 1
 
 
-def test_settings_that_are_no_object_are_refused() -> None:
-    for text in (
-        "[]",
-        '{"config": 3}',
-        '{"workload": ["gpt"]}',
-        '{"workload": "gpt", "layers": 0}',
-    ):
-        done = fit("--config", "-", "--json", input=text)
-        assert (done.returncode, done.stdout) == (2, ""), text
-        assert "Traceback" not in done.stderr
+@pytest.mark.parametrize(
+    "text", ["[]", '{"config": 3}', '{"workload": ["gpt"]}', '{"workload": "gpt", "layers": 0}']
+)
+def test_settings_that_are_no_object_are_refused(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run.json").write_text(text)
+    assert main(["--config", str(tmp_path / "run.json"), "--json"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, len(err.strip().splitlines())) == ("", 1)
 
 
 # --- what earlier runs teach ----------------------------------------------------------------------
