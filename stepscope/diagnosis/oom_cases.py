@@ -77,14 +77,18 @@ def _growth(figures: Figures, found: Trend | None) -> Proposed | None:
 
 
 def _validation(record: OomRecord, figures: Figures) -> Proposed | None:
-    usual = usual_peak(record)
-    if usual is None or figures.demand <= usual or not evaluates_with_gradients(record):
+    """Name it where steps had fitted, and the validation after them kept its activations."""
+    if not record.steps_done or not evaluates_with_gradients(record):
         return None
     where = f" (in {record.function})" if record.function else ""
     kept = f"In validation{where} gradients were on, so activations were kept"
-    text = f"{kept}: {_needed(figures, usual)}."
+    usual = usual_peak(record)
+    if usual is None:
+        text = f"{kept}: {format_bytes(figures.demand)} was needed, more than in the steps before."
+        return Case.SPIKE, text, None, Advice.NO_GRAD
     share = (figures.demand - usual) / figures.limit
-    return Case.SPIKE, text, share, Advice.NO_GRAD
+    text = f"{kept}: {_needed(figures, usual)}."
+    return (Case.SPIKE, text, share, Advice.NO_GRAD) if share > 0 else None
 
 
 def _needed(figures: Figures, usual: int) -> str:
@@ -272,8 +276,7 @@ def _unknown(record: OomRecord, figures: Figures) -> Proposed:
     else:
         text = (
             f"{format_bytes(figures.requested)} more did not fit beside "
-            f"{format_bytes(figures.allocated)}; what earlier steps needed was not recorded, so "
-            "what was different is not known."
+            f"{format_bytes(figures.allocated)}; what earlier steps needed was not recorded."
         )
     return Case.UNKNOWN, text, None, Advice.ANY
 

@@ -16,7 +16,7 @@ FIRST_STEPS = 2
 TREND_STEPS = 6
 """Different steps below which no trend is told."""
 COMPARED = 60
-"""Steps that a trend compares with each other, spread over all of them."""
+"""Groups of steps that a trend compares with each other, at most."""
 LARGEST = 1e15
 """Bytes or steps that nobody has."""
 RISES = 0.9
@@ -49,7 +49,10 @@ def trend(record: OomRecord, growth: Mapping[str, Any] | None = None) -> Trend |
     if len(points) < TREND_STEPS:
         return None
     every = max(1, -(-len(points) // COMPARED))
-    pairs = list(combinations(points[::every], 2))
+    groups = [points[start : start + every] for start in range(0, len(points), every)]
+    # The lowest of each: every third point of what goes up every third step would mislead.
+    lowest = [min(group, key=lambda point: point[1]) for group in groups]
+    pairs = list(combinations(lowest, 2))
     rising = sum(later[1] > earlier[1] for earlier, later in pairs)
     if rising < RISES * len(pairs):
         return None

@@ -68,6 +68,16 @@ class OomWatch:
         """
         _observe(self)
 
+    def look_for_torch(self, values: Mapping[str, float] | None = None) -> None:
+        """Be attached once torch is imported, in the sampler's thread at its ticks (`values`).
+
+        Not where CUDA runs already: torch takes the observer without a lock, and the training
+        thread may be failing at that moment. The next step attaches it then.
+        """
+        cuda = getattr(sys.modules.get("torch"), "cuda", None)
+        if self in _watches and not getattr(cuda, "_initialized", True):
+            _observe(self)
+
     def captured(self, device: int, requested: int, allowed: int, free: int) -> None:
         """Take a record; the arguments are those of torch's observer, sizes in bytes."""
         if os.getpid() != self._pid or not self._lock.acquire(blocking=False):

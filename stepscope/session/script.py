@@ -65,6 +65,7 @@ class ScriptSession(Session):
         gpus = map(listed, visible_gpus(whole, os.environ))
         self.sample(source, gpus, host=first_here, start=sample)
         self._readings = self.sampler.readings
+        self.sampler.observers.append(self.oom.look_for_torch)
         self.parts = self._readings.parts
         self.parts.search()
         self._commands = self.answer({CommandName.STOP: self._stop})

@@ -315,6 +315,24 @@ def test_one_observer_a_process_waits_for_torch_to_start_cuda(
     observer(0, 300, 2048, 10)  # no run is left
 
 
+def test_torch_that_is_imported_later_is_found_by_the_sampler(
+    fake: FakeSource, recorder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = OomWatch(recorder)
+    monkeypatch.delitem(sys.modules, "torch")
+    watch.attach()
+    watch.look_for_torch()
+    monkeypatch.setitem(sys.modules, "torch", fake)  # type: ignore[arg-type]
+    fake.cuda._initialized = True  # too late for the sampler's thread
+    watch.look_for_torch()
+    assert fake.queued == []
+    fake.cuda._initialized = False
+    watch.look_for_torch()
+    watch.look_for_torch()
+    assert len(fake.queued) == 1
+    watch.close()
+
+
 def test_the_observer_raises_nothing_and_says_what_is_missing(
     fake: FakeSource, recorder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -394,6 +412,10 @@ def test_many_failures_in_a_moment_cost_one_whole_record(
     report = read_report(tmp_path)
     assert report is not None
     assert (report.seen, report.last.requested) == (50, 50)
+    assert report.last.settings == report.first.settings
+    assert report.last.readings == report.first.readings
+    assert report.last.processes == report.first.processes
+    assert report.last.others_reason == report.first.others_reason is not None
 
 
 def test_what_ends_the_run_is_joined_with_what_was_captured(

@@ -235,6 +235,8 @@ def test_growth_is_taken_from_the_runs_own_event() -> None:
     [
         lambda i: (200 + 300 * (i % 2)) * MIB,  # up and down
         lambda i: (200 + i % 17) * MIB,
+        lambda i: (200 + 9 * i * (i % 3 != 1)) * MIB,  # up in most steps, and down again
+        lambda i: (200 + 3 * i + 20 * (i * 7919 % 101)) * MIB,  # more noise than trend
         lambda i: 900 * MIB - i,
         lambda i: 200 * MIB + i,  # a byte a step explains nothing
     ],
@@ -288,6 +290,10 @@ def test_validation_with_gradients_is_named_by_mode_and_phase() -> None:
     assert verdict.case is Case.SPIKE
     assert "In validation (in evaluate) gradients were on" in verdict.text
     assert "torch.no_grad()" in (verdict.next[0].code or "")
+    unread = replace(FULL, steps_done=12, step=12, phase="validation", training=False)
+    assert "more than in the steps before" in judge(unread).text
+    less = after(100, 2040 * MIB, phase="validation", training=False)
+    assert judge(less).case is not Case.SPIKE
     off = judge(after(100, 700 * MIB, phase="validation", training=False, grad=False))
     assert "torch.no_grad()" not in (off.next[0].code or "")
 
