@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+import numpy as np
 
 from stepscope.formatting import format_bytes, printable
+from stepscope.snapshots.regular import Regular
+from stepscope.snapshots.runs import NotActions, columns_of
 from stepscope.snapshots.stacks import Stacks
-from stepscope.snapshots.traces import Labels, Trace, TraceRows
-from stepscope.snapshots.unpickling import NewLists, Progress, unpickle
+from stepscope.snapshots.traces import Columns, Labels, Trace, TraceRows
+from stepscope.snapshots.unpickling import Pickle, Progress
 
 SIZE_LIMIT = 2**30
 """Bytes of a file; what it holds needs up to four times as much memory."""
@@ -43,20 +48,21 @@ class Snapshot:
     """The allocator's settings, {} where the file does not tell them."""
 
 
-def load(
-    path: Path, *, progress: Progress = lambda read: None, own_process: bool = False
-) -> Snapshot:
+def load(path: Path, *, progress: Progress = lambda read: None) -> Snapshot:
     """Return a snapshot; nothing that the file names is called. Raises SnapshotError and OSError.
 
     A foreign file may ask for all memory there is: `opening.open_snapshot` reads it in a process
-    with limits. `own_process` says that this is one: the history is then read while the file is,
-    which takes half the memory, and garbage is not collected any more.
+    with limits.
     """
     with _opened(path) as (file, size), _no_collection():
-        stacks, labels = Stacks(), Labels()
-        histories = _Histories(stacks, labels, watch=own_process)
         try:
-            root = unpickle(file, look=histories.look, progress=progress)
+            try:
+                return _loaded(path, file, size, Regular(), progress)
+            except NotActions:
+                file.seek(0)
+                return _loaded(path, file, size, None, progress)
+        except SnapshotError:
+            raise
         except MemoryError as error:
             raise SnapshotError(
                 f"{_name(path)}: must fit into the memory allowed for it, got {format_bytes(size)} "
@@ -69,48 +75,66 @@ def load(
                 f"{_name(path)}: must be a pickle of plain containers, got one that cannot be read "
                 f"({reason}). {REMEDY}"
             ) from error
-        segments, traces, settings = _parts(path, root)
-        return Snapshot(
-            path.name, size, segments, histories.finish(traces), stacks, labels, settings
-        )
 
 
-class _Histories:
-    """The histories of all devices, taken over while the file is read or afterwards."""
+def _loaded(
+    path: Path, file: IO[bytes], size: int, regular: Regular | None, progress: Progress
+) -> Snapshot:
+    """Return the snapshot in a file. Raises NotActions, SnapshotError, and anything else."""
+    stacks, labels = Stacks(), Labels()
+    pickle = Pickle(file, regular, progress)
+    segments, histories, settings = _parts(path, pickle.load())
+    runs = None
+    if regular is not None:
+        runs = columns_of(regular, pickle.remembered, stacks, labels)
+    lengths = [] if regular is None else regular.lengths
+    join = _Join(runs, lengths, stacks, labels)
+    traces = {
+        device: join.trace(history)
+        for device, history in enumerate(histories[:DEVICES_LIMIT])
+        if isinstance(history, list) and history
+    }
+    return Snapshot(path.name, size, segments, traces, stacks, labels, settings)
 
-    def __init__(self, stacks: Stacks, labels: Labels, *, watch: bool) -> None:
+
+class _Join:
+    """Puts the histories together: of dicts, and of runs where their numbers stand."""
+
+    def __init__(
+        self, runs: Columns | None, lengths: list[int], stacks: Stacks, labels: Labels
+    ) -> None:
+        self._runs = runs
+        self._ends = np.concatenate([[0], np.cumsum(lengths)]).astype(int).tolist()
+        self._next = 0
         self._stacks = stacks
         self._labels = labels
-        self._lists = NewLists(_is_history) if watch else None
-        self._rows: dict[int, tuple[list[Any], TraceRows, int]] = {}
+        self._seen: set[int] = set()
 
-    def look(self) -> None:
-        """Take over what has been read completely."""
-        for history in [] if self._lists is None else self._lists.look():
-            self._take(history)
+    def trace(self, history: list[Any]) -> Trace:
+        """Return one device's history; each one, and each run, is read once."""
+        rows = TraceRows(self._stacks, self._labels)
+        if id(history) not in self._seen:
+            self._seen.add(id(history))
+            for is_run, items in itertools.groupby(history, self._is_next):
+                if is_run:
+                    rows.add_columns(self._columns(len(list(items))))
+                else:
+                    rows.add(list(items))
+        return rows.finish()
 
-    def finish(self, traces: list[Any]) -> dict[int, Trace]:
-        """Return the columns by device."""
-        found = {}
-        for device, history in enumerate(traces[:DEVICES_LIMIT]):
-            if isinstance(history, list) and history:
-                found[device] = self._take(history).finish()
-        return found
+    def _is_next(self, item: object) -> bool:
+        """Say whether this is the number of the next run; count it then."""
+        if type(item) is not int or item != self._next or item + 1 >= len(self._ends):
+            return False
+        self._next += 1
+        return True
 
-    def _take(self, history: list[Any]) -> TraceRows:
-        _, rows, done = self._rows.get(id(history)) or (
-            history,
-            TraceRows(self._stacks, self._labels),
-            0,
-        )
-        # The unpickler adds entries that are complete.
-        rows.add(history[done:])
-        self._rows[id(history)] = (history, rows, len(history))
-        return rows
-
-
-def _is_history(items: list[Any]) -> bool:
-    return type(items[0]) is dict and "action" in items[0]
+    def _columns(self, count: int) -> Columns:
+        """Return the rows of the newest runs, which follow one another."""
+        assert self._runs is not None
+        here = slice(self._ends[self._next - count], self._ends[self._next])
+        action, address, size, time_us, stack, phase = self._runs
+        return action[here], address[here], size[here], time_us[here], stack[here], phase[here]
 
 
 def _parts(path: Path, root: object) -> tuple[list[Any], list[Any], dict[str, Any]]:

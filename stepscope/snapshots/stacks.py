@@ -19,16 +19,6 @@ TEXTS_LIMIT = 200_000
 """Distinct frames kept."""
 
 
-class _Known:
-    """Stands in a list in place of its frames, which are known by a number now."""
-
-    __slots__ = ("number", "owner")
-
-    def __init__(self, number: int, owner: Stacks) -> None:
-        self.number = number
-        self.owner = owner
-
-
 class Stacks:
     """Gives stacks their numbers, from 0 on; `left_out` counts lists beyond the limits."""
 
@@ -38,7 +28,7 @@ class Stacks:
         self.frames: list[tuple[int, ...]] = []
         """Of each stack its frames, as places in `texts`, innermost first."""
         self.left_out = 0
-        self._known: list[tuple[_Known]] = []
+        self._aliases: list[int] = []
         self._by_frames: dict[tuple[int, ...], int] = {}
         self._by_ids: dict[tuple[int, ...], int] = {(): NO_STACK}
         self._place: dict[str, int] = {}
@@ -48,25 +38,21 @@ class Stacks:
 
     def number(self, frames: object) -> int:
         """Return the number of a list of frames."""
+        if type(frames) is int:
+            return self._aliases[frames] if 0 <= frames < len(self._aliases) else NO_STACK
         if not isinstance(frames, list | tuple) or not frames:
             return NO_STACK
-        first = frames[0]
-        if type(first) is _Known and first.owner is self:
-            return first.number
         found = self._by_ids.get(tuple(map(id, frames[:FRAMES_LIMIT])))
         return self._add(frames[:FRAMES_LIMIT]) if found is None else found
 
-    def take(self, lists: list[Any]) -> list[int]:
-        """Return the numbers of many lists, which give up their frames and keep their numbers."""
-        numbers: list[int | None] = [None]
-        if set(map(type, lists)) == {list}:
-            numbers = [self._by_ids.get(tuple(map(id, frames))) for frames in lists]
-        if None in numbers:
-            numbers = [self.number(frames) for frames in lists]
-        for frames, number in zip(lists, numbers, strict=True):
-            if number >= 0 and type(frames) is list:
-                frames[:] = self._known[number]
-        return numbers
+    def alias(self, lists: list[list[Any]]) -> None:
+        """Let a whole number stand for each of these lists of frames, from 0 on."""
+        self._aliases = [self.number(frames) for frames in lists]
+
+    @property
+    def aliases(self) -> int:
+        """How many lists have a number in place of their frames."""
+        return len(self._aliases)
 
     def text(self, number: int) -> tuple[str, ...]:
         """Return the lines of a stack, () for NO_STACK."""
@@ -100,7 +86,6 @@ class Stacks:
             return NO_STACK
         number = self._by_frames[key] = len(self.frames)
         self.frames.append(key)
-        self._known.append((_Known(number, self),))
         return number
 
     def _add_frame(self, frame: object) -> tuple[int, bool]:

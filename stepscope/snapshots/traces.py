@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import compress
 from operator import itemgetter
@@ -74,6 +72,10 @@ class Trace:
         return len(self.action)
 
 
+Columns = tuple[Small, Ints, Ints, Ints, NDArray[np.int32], NDArray[np.int16]]
+"""Action, address, size, time, stack and phase of some rows, as in `Trace`."""
+
+
 @dataclass(slots=True)
 class Labels:
     """The labels that a program gave to its allocations (`_set_memory_metadata`)."""
@@ -96,21 +98,18 @@ class Labels:
 
 
 class TraceRows:
-    """Makes the columns of one device, batch after batch, and empties the dicts that it has read.
-
-    Emptied, a history of 1 GB needs half as much memory.
-    """
+    """Makes the columns of one device, batch after batch."""
 
     def __init__(self, stacks: Stacks, labels: Labels) -> None:
         self._stacks = stacks
         self._labels = labels
-        self._parts: list[tuple[NDArray[Any], ...]] = []
+        self._parts: list[Columns] = []
         self._ooms: list[Oom] = []
         self._rows = 0
         self._unreadable = 0
 
     def add(self, entries: list[Any]) -> None:
-        """Take over entries; they are empty dicts then."""
+        """Take over entries."""
         for begin in range(0, len(entries), BATCH):
             batch = entries[begin : begin + BATCH]
             if set(map(type, batch)) != {dict}:
@@ -118,6 +117,11 @@ class TraceRows:
                 self._unreadable += min(BATCH, len(entries) - begin) - len(batch)
             if batch:
                 self._add(batch)
+
+    def add_columns(self, columns: Columns) -> None:
+        """Take over rows that are columns already."""
+        self._parts.append(columns)
+        self._rows += len(columns[0])
 
     def finish(self) -> Trace:
         """Return the columns."""
@@ -141,7 +145,7 @@ class TraceRows:
         allocates = action == ALLOC
         allocated = list(compress(batch, allocates.tolist()))
         stack = np.full(len(batch), NO_STACK, np.int32)
-        stack[allocates] = self._stacks.take([entry.get("frames") for entry in allocated])
+        stack[allocates] = [self._stacks.number(entry.get("frames")) for entry in allocated]
         phase = np.full(len(batch), MISSING, np.int16)
         phase[allocates] = self._phases(allocated)
         for row in np.flatnonzero(action == OOM).tolist():
@@ -157,8 +161,6 @@ class TraceRows:
             )
         )
         self._rows += len(batch)
-        frees = (action == FREE_REQUESTED) | (action == FREE_COMPLETED)
-        _empty(batch, compress(batch, frees.tolist()))
 
     def _phases(self, allocated: list[dict[str, Any]]) -> list[int] | int:
         labels = [entry.get("user_metadata") for entry in allocated]
@@ -200,10 +202,3 @@ def _column(batch: list[dict[str, Any]], key: str) -> Ints:
 
 def _whole(value: object) -> int:
     return value if type(value) is int and 0 <= value < LARGEST_SIZE else MISSING
-
-
-def _empty(batch: list[dict[str, Any]], frees: Iterable[dict[str, Any]]) -> None:
-    """Free what the entries hold; the frames of a free are of no use to anybody."""
-    frames = [entry.get("frames") for entry in frees]
-    deque(map(list.clear, [one for one in frames if type(one) is list]), maxlen=0)
-    deque(map(dict.clear, batch), maxlen=0)

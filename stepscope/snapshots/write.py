@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     os.nice(NICENESS)
     try:
         modified_ns = snapshot.stat().st_mtime_ns
-        loaded = load(snapshot, progress=_say, own_process=True)
+        loaded = load(snapshot, progress=_say)
         write_summary(result, summarize(loaded), modified_ns)
     except MemoryError:
         return _fail(

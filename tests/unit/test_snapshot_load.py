@@ -23,7 +23,6 @@ from stepscope.snapshots.summary import Summary, summarize
 from stepscope.snapshots.traces import ALLOC, FREE_COMPLETED, MISSING
 from tests.unit.snapshots import (
     REAL,
-    Json,
     action,
     frame,
     free_block,
@@ -82,7 +81,7 @@ def test_a_real_snapshot_has_what_torch_counted() -> None:
     assert "torch.nn.modules.linear, called at record_snapshot.py:31" in summary.modules
 
 
-def test_a_history_becomes_columns_and_its_dicts_are_emptied(path: Path) -> None:
+def test_a_history_becomes_columns(path: Path) -> None:
     entries = [
         action("alloc", 512, 100, time_us=1, user_metadata="phase=forward"),
         action("free_completed", 512, 100, time_us=2),
@@ -102,36 +101,7 @@ def test_a_history_becomes_columns_and_its_dicts_are_emptied(path: Path) -> None
     assert (oom.row, oom.requested, oom.device_free) == (2, 2**40, 77)
 
 
-def test_the_watched_history_is_the_same_as_one_read_at_the_end(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Devices one after the other, each longer than a batch, with shared and own frames."""
-    shared = [frame(3), frame(4, "outer")]
-    traces: list[list[Json]] = []
-    for device in range(3):
-        entries = []
-        for number in range(4000):
-            at = 512 * (1 + number % 700)
-            line = 7 + number % 5
-            entries.append(action("alloc", at, number + device, number, line))
-            entries.append(action("free_requested", at, number + device, number, frames=shared))
-        traces.append(entries)
-    path.write_bytes(pickle.dumps(snapshot([live_block(4)], *traces)))
-    plain = load(path)
-    monkeypatch.setattr("gc.freeze", lambda: None)  # this process goes on
-    monkeypatch.setattr("stepscope.snapshots.unpickling.LOOK_BYTES", 20_000)
-    watched = load(path, own_process=True)
-    assert list(watched.traces) == [0, 1, 2]
-    for device, trace in plain.traces.items():
-        other = watched.traces[device]
-        for column in ("action", "address", "size", "time_us", "phase"):
-            assert getattr(trace, column).tolist() == getattr(other, column).tolist()
-        texts = [plain.stacks.text(number) for number in trace.stack.tolist()]
-        assert texts == [watched.stacks.text(number) for number in other.stack.tolist()]
-    assert len(set(texts)) == 6
-
-
-def test_a_block_has_the_stack_that_its_history_has_taken_over(path: Path) -> None:
+def test_a_block_has_the_stack_of_its_history(path: Path) -> None:
     frames = [frame(9)]
     content = snapshot(
         [live_block(1024, frames=frames)], [action("alloc", 512, 1024, frames=frames)]
@@ -392,7 +362,7 @@ def test_a_broken_file_is_summarized_or_refused(path: Path, data: st.DataObject)
     """Bytes of a real snapshot are replaced, cut out or doubled."""
     broken = bytearray(REAL_BYTES)
     for _ in range(data.draw(st.integers(1, 6))):
-        at = data.draw(st.integers(0, len(broken) - 1))
+        at = data.draw(st.integers(0, max(0, len(broken) - 1)))
         kind = data.draw(st.sampled_from(["replace", "cut", "double", "end"]))
         length = data.draw(st.integers(1, 40))
         if kind == "replace":
@@ -402,7 +372,7 @@ def test_a_broken_file_is_summarized_or_refused(path: Path, data: st.DataObject)
         elif kind == "double":
             broken[at:at] = broken[at : at + length]
         else:
-            del broken[max(1, at) :]
+            del broken[at:]
     outcome(path, bytes(broken))
 
 

@@ -1,0 +1,99 @@
+"""The runs that were cut out of a snapshot's bytes, as rows of its history."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.snapshots.blocks import LARGEST_SIZE
+from stepscope.snapshots.regular import FRAMES, NUMBER, REF, Ints, Regular
+from stepscope.snapshots.stacks import NO_STACK, Stacks
+from stepscope.snapshots.traces import ACTIONS, ALLOC, MISSING, OTHER, Columns, Labels
+
+Remembered = Callable[[Iterable[int]], list[object]]
+
+
+class NotActions(Exception):
+    """The dicts that were cut out are not what a history consists of."""
+
+
+def columns_of(
+    regular: Regular, remembered: Remembered, stacks: Stacks, labels: Labels
+) -> Columns | None:
+    """Return the rows of all runs, one after the other; None where there are none.
+
+    `remembered` returns what stood at places of the pickle's memo. Raises NotActions.
+    """
+    if regular.form is None or not regular.lengths:
+        return None
+    fields = _fields(regular, remembered)
+    frames_at = sorted({place for places in regular.stacks for place in places})
+    frame = dict(zip(frames_at, remembered(frames_at), strict=True))
+    stacks.alias([[frame[place] for place in places] for places in regular.stacks])
+    codes = _looked_up(regular.column(fields["action"]), remembered, _code)
+    if (codes == MISSING).any():
+        raise NotActions
+    allocates = codes == ALLOC
+    phase = np.full(len(codes), MISSING, np.int16)
+    if "user_metadata" in fields:
+        found = _looked_up(regular.column(fields["user_metadata"]), remembered, labels.place)
+        phase[allocates] = found[allocates]
+    stack = np.full(len(codes), NO_STACK, np.int32)
+    if "frames" in fields:
+        frames = regular.column(fields["frames"])
+        stack[allocates] = _stacks(frames[allocates], remembered, stacks)
+    return (
+        codes.astype(np.int8),
+        _whole(regular, fields.get("addr"), len(codes)),
+        _whole(regular, fields.get("size"), len(codes)),
+        _whole(regular, fields.get("time_us"), len(codes)),
+        stack,
+        phase,
+    )
+
+
+def _fields(regular: Regular, remembered: Remembered) -> dict[str, int]:
+    """Return the fields that are rows' columns, by name. Raises NotActions."""
+    assert regular.form is not None
+    places = [int.from_bytes(key[1:], "little") for key in regular.form.keys]
+    kinds = {"action": REF, "user_metadata": REF, "frames": FRAMES}
+    kinds |= dict.fromkeys(("addr", "size", "time_us"), NUMBER)
+    names = dict(zip(map(str, remembered(places)), range(len(places)), strict=False))
+    fields = {name: names[name] for name in kinds if name in names}
+    wrong = [name for name, field in fields.items() if regular.form.kinds[field] != kinds[name]]
+    if wrong or "action" not in fields:
+        raise NotActions
+    return fields
+
+
+def _looked_up(column: Ints, remembered: Remembered, meaning: Callable[[object], int]) -> Ints:
+    """Return for each reference what its object means."""
+    places, which = np.unique(column, return_inverse=True)
+    found = [meaning(one) for one in remembered(places.tolist())]
+    return np.array(found, np.int64)[which]
+
+
+def _code(action: object) -> int:
+    return ACTIONS.get(action, OTHER) if isinstance(action, str) else MISSING
+
+
+def _stacks(frames: Ints, remembered: Remembered, stacks: Stacks) -> NDArray[np.int64]:
+    """Return the numbers of stacks: of lists that stood in the runs, and of those elsewhere."""
+    here = frames >= 0
+    found = np.full(len(frames), NO_STACK, np.int64)
+    numbers = np.array([stacks.number(n) for n in range(stacks.aliases)] or [NO_STACK], np.int64)
+    found[here] = numbers[frames[here]]
+    places, which = np.unique(-2 - frames[~here], return_inverse=True)
+    elsewhere = [stacks.number(one) for one in remembered(places.tolist())]
+    found[~here] = np.array(elsewhere, np.int64)[which]
+    return found
+
+
+def _whole(regular: Regular, field: int | None, count: int) -> Ints:
+    if field is None:
+        return np.full(count, MISSING, np.int64)
+    column = regular.column(field)
+    column[(column < 0) | (column >= LARGEST_SIZE)] = MISSING
+    return column
