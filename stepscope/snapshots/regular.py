@@ -50,7 +50,8 @@ class Form:
 
 def learn(data: bytes, start: int) -> Form | None:
     """Return the form of the dict at `start`; None where it is no dict of such values."""
-    keys, kinds = [], []
+    keys: list[bytes] = []
+    kinds: list[int] = []
     at = start + len(BEGIN)
     try:
         while data[at] != ITEMS:

@@ -105,7 +105,7 @@ def _made(kind: Any, value: Any) -> Any:
             if parts[0] in _PLAIN and _all(parts[0], items)
             else tuple(_made(parts[0], item) for item in items)
         )
-    if dataclasses.is_dataclass(kind):
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         kinds, items = _fields(kind), _list(value)
         if len(items) != len(kinds):
             raise ValueError(f"{kind.__name__}: must have {len(kinds)} values, got {len(items)}")
@@ -149,7 +149,8 @@ def _coherent(summary: Summary) -> bool:
         stacks += [part.stack for row in memory.rows for part in row.parts]
     for one in summary.histories:
         stacks += [band.stack for band in one.bands] + [held.stack for held in one.at_peak]
-        lines = [one.live, one.before, one.rest, *(band.live for band in one.bands)]
+        lines: list[tuple[float, ...]] = [one.live, one.before, one.rest]
+        lines += [band.live for band in one.bands]
         lines += [line for line in (one.seconds, one.reserved) if line is not None]
         count = len(one.columns)
         if not 0 <= one.peak_column < count or any(len(line) != count for line in lines):

@@ -125,13 +125,14 @@ class TraceRows:
 
     def finish(self) -> Trace:
         """Return the columns."""
-        empty = [
-            np.zeros(0, kind)
-            for kind in (np.int8, np.int64, np.int64, np.int64, np.int32, np.int16)
-        ]
-        columns = [np.concatenate(parts) for parts in zip(*self._parts, strict=True)] or empty
+        kinds = (np.int8, np.int64, np.int64, np.int64, np.int32, np.int16)
+        empty: list[tuple[NDArray[Any], ...]] = [tuple(np.zeros(0, kind) for kind in kinds)]
+        parts = zip(*(self._parts or empty), strict=True)
+        action, address, size, time_us, stack, phase = (np.concatenate(part) for part in parts)
         self._parts.clear()
-        return Trace(*columns, tuple(self._ooms), self._unreadable)
+        return Trace(
+            action, address, size, time_us, stack, phase, tuple(self._ooms), self._unreadable
+        )
 
     def _add(self, batch: list[dict[str, Any]]) -> None:
         action = _actions(batch)
