@@ -470,6 +470,20 @@ def test_a_binding_that_does_not_fit_backs_off(
         assert source.reasons(A)["gpu/throttle_brake"] == "not offered by this driver"
 
 
+def test_a_field_with_an_error_backs_off_alone(
+    source: NvmlSource, library: FakeNvml, gpu: FakeGpu, clock: FakeClock
+) -> None:
+    gpu.field_errors = {82: 999}
+    for _ in range(16):
+        assert "gpu/throttle_power" in source.read(A, Tier.MEDIUM)
+        clock.now += 0.125
+    assert library.asked_fields.count(82) == 3, "at 0, 0.5 and 1.5 s"
+    assert library.asked_fields.count(74) == 16
+    gpu.field_errors = {}
+    clock.now += 30
+    assert source.read(A, Tier.MEDIUM)["gpu/temp_mem"] == 47.0
+
+
 def test_a_field_is_lost_with_its_gpu(source: NvmlSource, gpu: FakeGpu) -> None:
     source.read(A, *Tier)
     gpu.errors = {"nvmlDeviceGetFieldValues": 15}
