@@ -22,6 +22,10 @@ export const EVENT_WORDS = {
   gpu_recovered: "GPU back",
   throttle_start: "Throttling",
   throttle_end: "Throttling over",
+  xid: "GPU error",
+  ecc: "Memory errors",
+  remapped_rows: "Rows replaced",
+  gpu_recovery_action: "GPU needs help",
   status: "Status",
   resumed: "Resumed",
   sampler_slowed: "Sampler slowed",
@@ -37,7 +41,16 @@ export const EVENT_WORDS = {
   alert: "Alert",
   alerts_problem: "Alerts file",
 };
-export const BAD = new Set(["oom", "nan", "error", "gpu_lost", "throttle_start"]);
+export const BAD = new Set([
+  "oom",
+  "nan",
+  "error",
+  "gpu_lost",
+  "throttle_start",
+  "xid",
+  "ecc",
+  "gpu_recovery_action",
+]);
 export const ROUTINE = new Set(["epoch", "checkpoint", "status"]);
 const MAX_ROWS = 200;
 
