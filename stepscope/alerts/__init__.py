@@ -5,8 +5,9 @@
 | `rules.py`      | a rule over a metric, the default rules, and the state of an alarm       |
 | `conditions.py` | when the default rules hold that need more than one number               |
 | `judge.py`      | one look a second at all rules: what was raised, what was cleared        |
+| `seen.py`       | what was recorded since the last look, a span for each metric            |
 | `watch.py`      | sees the rows that the writer thread stores; writes events               |
-| `config.py`     | reads alerts.toml, with `checks.py` for what it may hold                 |
+| `config.py`     | reads alerts.toml: `checks.py` its rules, `ways.py` whom to tell         |
 | `actions.py`    | the thread that runs the user's command and calls the webhook            |
 | `command.py`, `webhook.py` | one delivery each                                             |
 

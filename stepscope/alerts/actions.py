@@ -21,8 +21,9 @@ from importlib import import_module
 from typing import Any
 
 from stepscope.alerts.command import run_command
-from stepscope.alerts.config import Settings, Wants
+from stepscope.alerts.config import Settings
 from stepscope.alerts.rules import Level, State
+from stepscope.alerts.ways import Wants
 
 log = logging.getLogger(__name__)
 

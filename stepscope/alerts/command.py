@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import time
 
-from stepscope.alerts.config import Command
+from stepscope.alerts.ways import Command
 from stepscope.formatting import terminal_text
 
 OUTPUT_KEPT = 4096

@@ -14,12 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from stepscope.alerts.actions import Actions, Alert
 from stepscope.alerts.config import Settings
-from stepscope.alerts.judge import LOSSES, Change, Facts, Judge, is_of_devices
-from stepscope.alerts.rules import ENDINGS, RUN_FAILED, RUN_FINISHED, Rule, Span, State
+from stepscope.alerts.judge import Change, Facts, Judge
+from stepscope.alerts.rules import ENDINGS, RUN_FAILED, RUN_FINISHED, Rule, State
+from stepscope.alerts.seen import Seen
 from stepscope.formatting import number_name
 from stepscope.recording.writer_thread import Event, Item, Sample
 from stepscope.run import RunKind, RunStatus
@@ -32,12 +31,8 @@ KIND = "alert"
 """Kind of the events."""
 PROBLEM_KIND = "alerts_problem"
 """Kind of the event that says what is wrong with alerts.toml."""
-STALE_S = 30.0
-"""Age from which a sampled value no longer says anything; the slowest tier is read every 10 s."""
 RANKS_S = 10.0
 """How often to look which GPUs the other ranks train on."""
-OF_DEVICES = frozenset({"gpu/mem_used", "gpu/mem_total", "gpu/throttle_reasons", "gpu/util"})
-OF_PROCESS = frozenset({"memory/alloc_retries", "memory/reserved"})
 
 Told = tuple[str, str, dict[str, Any]]
 """Kind, text and data of an event."""
@@ -68,15 +63,7 @@ class Watch:
         self._clock = clock
         self._judge = Judge(settings.rules)
         self._actions = Actions(settings)
-        metrics = {rule.metric for rule in settings.rules if rule.enabled and rule.metric}
-        of_devices = frozenset(filter(is_of_devices, metrics))
-        self._device_keys = OF_DEVICES | of_devices
-        self._other_keys = OF_PROCESS | frozenset(LOSSES) | (metrics - of_devices)
-        self._fresh: dict[tuple[str, str], Span] = {}
-        self._sampled: dict[tuple[str, str], list[float]] = {}
-        self._held: dict[tuple[str, str], tuple[Span, float]] = {}
-        self._of_steps: set[tuple[str, str]] = set()
-        self._lost: dict[str, str] = {}
+        self._seen = Seen(settings.rules)
         self._others: tuple[frozenset[str], float] = frozenset(), -math.inf
         self._says: list[Told] = []
         if rank == 0:  # the others read the same file
@@ -90,12 +77,12 @@ class Watch:
         if self._broken:
             return
         try:
-            self._take_steps(block)
+            self._seen.take_steps(block)
             for item in items:
                 if isinstance(item, Sample):
-                    self._take_sample(item)
+                    self._seen.take_sample(item)
                 elif isinstance(item, Event):
-                    self._take_event(item)
+                    self._seen.take_event(item)
         except Exception as error:  # noqa: BLE001 - it must not end the writer thread
             self._give_up(error)
 
@@ -146,63 +133,9 @@ class Watch:
         found = (rule for rule in self._settings.rules if rule.name in ENDINGS and rule.enabled)
         return next((rule for rule in found if rule.name == wanted), None)
 
-    def _take_steps(self, block: Block) -> None:
-        for row, key in enumerate(block.keys):
-            if key not in self._other_keys and not key.startswith("train/loss."):
-                continue
-            values = block.mean[row]
-            have = np.flatnonzero(block.count[row] + block.odd[row])
-            if not len(have):
-                continue
-            given, odd = values[have], have[block.odd[row][have] > 0]
-            known = given[~np.isnan(given)]
-            self._of_steps.add(("", key))
-            self._add(
-                ("", key),
-                Span(
-                    float(known.min()) if len(known) else None,
-                    float(known.max()) if len(known) else None,
-                    float(given[-1]),
-                    float(values[odd[0]]) if len(odd) else None,
-                    int(block.step[odd[0]]) if len(odd) else None,
-                ),
-            )
-
-    def _take_sample(self, sample: Sample) -> None:
-        keys = self._device_keys if sample.source else self._other_keys
-        for key in keys & sample.values.keys():
-            value = sample.values[key]
-            if value is not None:
-                self._sampled.setdefault((sample.source, key), []).append(value)
-
-    def _take_event(self, event: Event) -> None:
-        uuid = event.data.get("uuid")
-        if event.kind == "gpu_lost":
-            self._lost[str(uuid)] = event.text.partition(": ")[2] or event.text
-        elif event.kind == "gpu_recovered":
-            self._lost.pop(str(uuid), None)
-
-    def _add(self, place: tuple[str, str], span: Span) -> None:
-        former = self._fresh.get(place)
-        self._fresh[place] = span if former is None else former.then(span)
-
-    def _spans(self, now: float) -> dict[tuple[str, str], Span]:
-        """Return what came since the last look, else the newest value before."""
-        fresh, self._fresh = self._fresh, {}
-        sampled, self._sampled = self._sampled, {}
-        for place, values in sampled.items():
-            span = Span.of_all(values)
-            fresh[place] = fresh[place].then(span) if place in fresh else span
-        for place, span in fresh.items():
-            # A value of a step stays true until the next step; a sampled one grows old.
-            until = math.inf if place in self._of_steps else now + STALE_S
-            self._held[place] = span.held(), until
-        held = {place: span for place, (span, until) in self._held.items() if now < until}
-        return held | fresh
-
     def _facts(self, run_json: Mapping[str, Any], step: int) -> Facts:
         now = self._clock()
-        spans = self._spans(now)
+        spans = self._seen.since_last(now)
         total = run_json.get("total_steps")
         has_ended = type(total) is int and 0 < total <= step
         due = run_json.get("status") == RunStatus.RUNNING and not has_ended and not self.busy()
@@ -213,7 +146,7 @@ class Watch:
             step_due=due,
             sign=self._signs(),
             spans=spans,
-            lost=self._lost,
+            lost=self._seen.lost,
             labels=_labels(run_json),
             trains_on=self._trains_on(run_json, own, now),
             own=own,
@@ -225,7 +158,7 @@ class Watch:
     ) -> frozenset[str]:
         """Return the GPUs of this run; one rank of a machine samples those of all its ranks."""
         mine = frozenset() if own is None else frozenset({own})
-        if run_json.get("world_size", 1) == 1 or not any(source for source, _ in self._held):
+        if run_json.get("world_size", 1) == 1 or not self._seen.samples_gpus:
             return mine
         others, read_at = self._others
         if now - read_at >= RANKS_S:

@@ -8,7 +8,7 @@ import urllib.error
 import urllib.request
 
 from stepscope import __version__
-from stepscope.alerts.config import Webhook
+from stepscope.alerts.ways import Webhook
 
 PAUSES_S = (1.0, 4.0)
 """Pauses before the second and third try."""

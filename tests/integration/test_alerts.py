@@ -21,10 +21,10 @@ from dashboard.crash_watch import CrashWatch
 from dashboard.run_index import RunIndex
 from stepscope.alerts import actions, webhook
 from stepscope.alerts.actions import Actions, Alert
-from stepscope.alerts.checks import Command, Webhook
 from stepscope.alerts.config import Settings
 from stepscope.alerts.crash import MARKER
 from stepscope.alerts.rules import Level, State
+from stepscope.alerts.ways import Command, Webhook
 from stepscope.recording.recorder import CommandName
 from stepscope.recording.to_json import to_json
 from stepscope.run import RunKind, RunStatus, read_run, run_folders

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.alerts import checks
+from stepscope.alerts import checks, ways
 from stepscope.alerts.actions import Alert
-from stepscope.alerts.checks import Wrong
 from stepscope.alerts.config import SIZE_LIMIT, Settings, load, path_of
+from stepscope.alerts.fields import Wrong
 from stepscope.alerts.rules import (
     DEFAULTS,
     GPU_IDLE,
@@ -236,6 +236,15 @@ def test_a_changed_threshold_takes_the_clearing_one_with_it(tmp_path: Path) -> N
     assert rule_of(settings, RUN_FAILED).text == "Oh: {value}"
 
 
+def test_a_command_in_the_users_home_is_found_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    settings = read(tmp_path, '[command]\nargv = ["~/bin/tell", "~"]\n')
+    assert settings.command is not None
+    assert settings.command.argv == ("/home/me/bin/tell", "~")
+
+
 def test_own_rules_have_a_text_and_are_not_endless(tmp_path: Path) -> None:
     text = '[rules.a]\nmetric = "gpu/temp"\nabove = 85\nfor_s = 5\n'
     text += '[rules.b]\nmetric = "x"\nnot_finite = true'
@@ -266,8 +275,8 @@ FIELDS = ["metric", "above", "below", "clear", "for_s", "level", "text", "enable
 def test_whatever_stands_there_is_a_rule_or_a_sentence(name: str, table: Any) -> None:
     for check in (
         lambda: checks.rule(name, table),
-        lambda: checks.command(table),
-        lambda: checks.webhook(table),
+        lambda: ways.command(table),
+        lambda: ways.webhook(table),
     ):
         with suppress(Wrong):
             found = check()

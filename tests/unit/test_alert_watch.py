@@ -13,7 +13,8 @@ import pytest
 
 from stepscope.alerts.config import Settings
 from stepscope.alerts.rules import DEFAULTS, Rule
-from stepscope.alerts.watch import STALE_S, Watch
+from stepscope.alerts.seen import STALE_S
+from stepscope.alerts.watch import Watch
 from stepscope.recording.writer_thread import Event, Sample
 from stepscope.run import RunStatus
 from stepscope.store import Block

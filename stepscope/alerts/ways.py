@@ -1,0 +1,121 @@
+"""Whom alerts are told: the tables `[command]` and `[webhook]` of alerts.toml, checked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from stepscope.alerts.fields import Wrong, flag, kind_of, level_of, number, only, table_of
+from stepscope.alerts.rules import Level, State
+
+WORDS_LIMIT, WORD_LIMIT, URL_LIMIT = 50, 4000, 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wants:
+    """Which alerts go a way: those of `level` and worse; `cleared` ones too?"""
+
+    level: Level = Level.INFO
+    cleared: bool = True
+
+    def alert(self, level: Level, state: State) -> bool:
+        """Say whether an alert goes this way."""
+        return level.rank >= self.level.rank and (self.cleared or state is State.RAISED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command(Wants):
+    """The user's command: its words, of which no shell makes anything."""
+
+    argv: tuple[str, ...]
+    timeout_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Webhook(Wants):
+    """The user's webhook; its address is a secret, `shown` is not."""
+
+    url: str
+    timeout_s: float = 5.0
+
+    @property
+    def shown(self) -> str:
+        """Scheme and host, without what may be a token."""
+        parts = urlsplit(self.url)
+        return f"{parts.scheme}://{parts.hostname}/…"
+
+    def __repr__(self) -> str:
+        return f"Webhook({self.shown})"
+
+
+def command(given: Any) -> Command:
+    """Check `[command]`."""
+    where, table = "command", table_of("command", given)
+    only(where, table, ("argv", "timeout_s", "level", "cleared"))
+    words = table.get("argv")
+    if not isinstance(words, list) or not 1 <= len(words) <= WORDS_LIMIT:
+        raise Wrong(
+            f"command.argv: must be a list of 1 to {WORDS_LIMIT} words, got {kind_of(words)}. "
+            'No shell reads it: write ["notify-send", "Stepscope"].'
+        )
+    for word in words:
+        if not isinstance(word, str) or "\0" in word or len(word) > WORD_LIMIT:
+            raise Wrong(
+                f"command.argv: each word must be text of at most {WORD_LIMIT} characters, got "
+                f"{kind_of(word)}. Put quotes around it."
+            )
+    if not words[0] or ("/" in words[0] and not words[0].startswith(("/", "~/"))):
+        raise Wrong(
+            "command.argv: the program must be a name on the PATH or an absolute path, got another "
+            "text. Write the whole path, and each word of the command apart."
+        )
+    timeout_s = number(where, "timeout_s", table, 0.1, 60, 10.0)
+    words = [os.path.expanduser(words[0]), *words[1:]]
+    return Command(argv=tuple(words), timeout_s=timeout_s, **_wants(where, table))
+
+
+def webhook(given: Any) -> Webhook:
+    """Check `[webhook]`; the address itself is in no message."""
+    where, table = "webhook", table_of("webhook", given)
+    only(where, table, ("url", "timeout_s", "level", "cleared"))
+    url = table.get("url")
+    if not isinstance(url, str) or not url or len(url) > URL_LIMIT:
+        raise Wrong(
+            f"webhook.url: must be an address of at most {URL_LIMIT} characters, got "
+            f"{len(url) if isinstance(url, str) else kind_of(url)}. "
+            "Copy it from the service that shall be called."
+        )
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        host, parts = None, urlsplit("")
+    if parts.scheme not in ("https", "http"):
+        raise Wrong(
+            "webhook.url: must begin with https:// or http://, got another scheme, or no valid "
+            "address. Copy the whole address."
+        )
+    if not host or not url.isascii() or not url.isprintable() or " " in url:
+        raise Wrong(
+            "webhook.url: must have a host, and be plain characters without spaces, got another "
+            "address. Copy the whole address."
+        )
+    if parts.username is not None or parts.password is not None:
+        raise Wrong(
+            "webhook.url: must have no user and password before the host, got some. "
+            "Use an address with a token in its path."
+        )
+    timeout_s = number(where, "timeout_s", table, 0.1, 30, 5.0)
+    return Webhook(url=url, timeout_s=timeout_s, **_wants(where, table))
+
+
+def _wants(where: str, table: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if "level" in table:
+        found["level"] = level_of(where, table)
+    if "cleared" in table:
+        found["cleared"] = flag(where, "cleared", table)
+    return found
