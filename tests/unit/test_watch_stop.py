@@ -165,6 +165,8 @@ def test_a_failed_memory_reading_does_not_hide_the_failure(
     live.close(RunStatus.FAILED, "ValueError: the script's own")
     with RunReader(live.recorder.folder) as reader:
         [event] = [event for event in reader.events() if event.kind != "alert"]
+
+        event, _ = reader.events()
     assert (event.text, event.data["after"]) == ("ValueError: the script's own", {})
 
 
@@ -233,4 +235,7 @@ def test_a_failure_keeps_its_traceback(live: ScriptSession) -> None:
     assert (live.recorder.folder / "traceback.txt").read_text() == "ValueError: é\n"
     with RunReader(live.recorder.folder) as reader:
         [event] = [event for event in reader.events() if event.kind != "alert"]
+
+        event, alert = reader.events()
     assert (event.kind, event.text) == ("error", "ValueError: é")
+    assert (alert.kind, alert.data["rule"]) == ("alert", "run_failed")
