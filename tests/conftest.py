@@ -20,6 +20,9 @@ from hypothesis import settings
 settings.register_profile("stepscope", derandomize=True, deadline=None, database=None)
 settings.load_profile("stepscope")
 
+# Tests run beside each other: threads of OpenMP that wait for their turn would hold all of them up.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 Need = Callable[[str | None], None]
 
 # Without these Chromium looks up its maker's hosts, and a container gives it no sandbox.
