@@ -126,7 +126,7 @@ def test_a_cpu_runs_memory_is_told_apart_live_and_afterwards(
 
     page.get_by_test_id("stHeader").get_by_role("link", name="Live").click()
     button(page, "Stop").click()
-    expect(page.get_by_test_id("status")).to_contain_text("Stopped")
+    expect(page.get_by_test_id("status")).to_contain_text("Stopped", timeout=60_000)
     wait_until(lambda: len(areas(page, "memory")) > 1, page, 30)  # the choice is kept
     open_memory(page)
     expect(page.get_by_test_id("ledger-table")).to_contain_text("At the end")
@@ -187,5 +187,5 @@ def test_a_run_that_begins_appears_on_the_empty_page(browser: Browser, server: S
     start(other)
     expect(page.get_by_test_id("ledger-table")).to_be_visible(timeout=60_000)
     button(other, "Stop").click()
-    expect(other.get_by_test_id("status")).to_contain_text("Stopped")
+    expect(other.get_by_test_id("status")).to_contain_text("Stopped", timeout=60_000)
     context.close()

@@ -776,22 +776,6 @@ def test_an_alert_is_in_the_events_with_its_level(
     assert js("marksIn([event], 'step', [0, 9])[0].label", event=event) == label
 
 
-def test_a_stack_keeps_its_sum_where_a_part_takes_the_place_of_others(js: Script) -> None:
-    parts = {"ledger/used": [6, 6, None, None], "ledger/free": [4, 4, 4, 4]}
-    parts |= {"ledger/elsewhere": [None, None, 5, 5], "ledger/allocated": [None, None, 1, 3]}
-    given = {
-        **{"end": 4, "bucket": 1, "first": 0, "reset": True, "stack": True},
-        **{"t": [0, 1, 2, 3], "s": [0, 0, 0, 0]},
-        "v": {key: {"mean": means} for key, means in parts.items()},
-    }
-    whole = js("coarsen(mergeSeries(null, part), 4).v", part=given)
-    means = {key: column["mean"] for key, column in whole.items()}
-    assert means["ledger/free"] == [4]
-    assert sum(column[0] for column in means.values()) == pytest.approx((10 + 10 + 10 + 12) / 4)
-    gap = given | {"v": {"ledger/free": {"mean": [4, None, None, 8]}}}
-    assert js("coarsen(mergeSeries(null, part), 4).v['ledger/free'].mean", part=gap) == [6]
-
-
 def test_a_file_that_is_no_snapshot_is_not_sent(js: Script) -> None:
     def refusal(name: str, size: int) -> str | None:
         found: str | None = js(
