@@ -825,3 +825,19 @@ def test_the_history_of_a_gpu_grows_once_a_reading_and_forgets(js: Script) -> No
 def test_bytes_a_second_have_binary_units(js: Script) -> None:
     assert js("withUnit(1610612736, 'B/s')") == "1.50 GiB/s"
     assert js("withUnit(0, 'B/s')") == "0 B/s"
+
+
+def test_a_stack_keeps_its_sum_where_a_part_takes_the_place_of_others(js: Script) -> None:
+    parts = {"ledger/used": [6, 6, None, None], "ledger/free": [4, 4, 4, 4]}
+    parts |= {"ledger/elsewhere": [None, None, 5, 5], "ledger/allocated": [None, None, 1, 3]}
+    given = {
+        **{"end": 4, "bucket": 1, "first": 0, "reset": True, "stack": True},
+        **{"t": [0, 1, 2, 3], "s": [0, 0, 0, 0]},
+        "v": {key: {"mean": means} for key, means in parts.items()},
+    }
+    whole = js("coarsen(mergeSeries(null, part), 4).v", part=given)
+    means = {key: column["mean"] for key, column in whole.items()}
+    assert means["ledger/free"] == [4]
+    assert sum(column[0] for column in means.values()) == pytest.approx((10 + 10 + 10 + 12) / 4)
+    gap = given | {"v": {"ledger/free": {"mean": [4, None, None, 8]}}}
+    assert js("coarsen(mergeSeries(null, part), 4).v['ledger/free'].mean", part=gap) == [6]
