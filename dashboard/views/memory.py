@@ -28,6 +28,8 @@ if run is not None and run.folder.parent == server.examples:
     listing = replace(listing, runs=(*listing.runs, run))
 if picked and st.query_params.get("run") != picked:
     st.query_params["run"] = picked
+elif not picked:
+    st.query_params.pop("run", None)
 
 labels = dict(choices(picked, listing))
 if labels:

@@ -123,6 +123,10 @@ def test_another_run_can_be_chosen_and_the_address_follows(
     assert not app.exception
     assert mounted(app)["run"] == "cpu"
     assert app.query_params["run"] == "cpu"
+    app.selectbox[0].select_index(None).run()
+    assert not app.exception
+    assert mounted(app)["run"] is None
+    assert "run" not in app.query_params
 
 
 @pytest.mark.parametrize("devices", [None, 7, [None], [{"uuid": GPU}], [{"name": "A100"}]])
