@@ -91,8 +91,9 @@ class Parts:
             return 0.0
         try:
             found, models = owners.search()
-        except Exception as error:  # noqa: BLE001 - of the script's classes, which may raise anything
-            self._fail(error)
+        except Exception:  # of the script's classes, which may raise anything
+            log.warning("stepscope: models are not searched for any more", exc_info=True)
+            self._search_due = math.inf
             return 0.0
         for optimizer in found:
             self.add_optimizer(optimizer)

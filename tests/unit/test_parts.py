@@ -291,6 +291,19 @@ def test_it_searches_again_after_a_rest(clock: FakeClock, monkeypatch: pytest.Mo
     assert len(searches) == 2
 
 
+def test_a_search_that_fails_leaves_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> tuple[list[Any], list[Any]]:
+        raise TypeError("an odd class")
+
+    monkeypatch.setattr(owners, "search", fail)
+    found = Parts()
+    optimizer = torch.optim.SGD(nn.Linear(3, 3).parameters())
+    found.add_optimizer(optimizer)
+    found.search()
+    assert found.find() == 0.0
+    assert found.read(None)["memory/parameters"] == 48
+
+
 # --- with the counters of the same boundary -------------------------------------------------------
 
 
