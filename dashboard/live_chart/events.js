@@ -43,6 +43,7 @@ export const EVENT_WORDS = {
 };
 export const BAD = new Set([
   "oom",
+  "oom_caught",
   "nan",
   "error",
   "gpu_lost",

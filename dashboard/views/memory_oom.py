@@ -53,7 +53,8 @@ def oom_section(run: RunInfo) -> None:
             _next(found.verdict.next)
             again = retry(run, server.devices().devices)
             if again is not None:
-                _retry(server, again)
+                helps = any(step.name == "batch_size" for step in found.verdict.next)
+                _retry(server, again, helps=helps)
         _blocks(found.report.last)
         _stack(found.report.last)
 
@@ -100,12 +101,13 @@ def _next(steps: tuple[Step, ...]) -> None:
             st.code(step.code, language="python" if "\n" in step.code else None)
 
 
-def _retry(server: Services, again: Retry) -> None:
+def _retry(server: Services, again: Retry, *, helps: bool) -> None:
+    """Draw the button; it stands out where a smaller batch is among the proposals."""
     button = again.as_button(busy(server))
     pressed = st.button(
         button["label"],
         icon=":material/replay:",
-        type="primary",
+        type="primary" if helps else "secondary",
         key="oom_retry",
         disabled=button["refused"] is not None,
         help=button["refused"] or button["help"],

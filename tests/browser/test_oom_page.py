@@ -1,0 +1,64 @@
+"""A run that memory has ended: why, on Live and on Memory, and one click that tries again."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from playwright.sync_api import Page, expect
+
+from stepscope.diagnosis.oom_record import Block, OomReport
+from stepscope.run import RunStatus, read_run, run_folders
+from tests.browser.conftest import ARTIFACTS, Server
+from tests.unit.recorded_runs import write_run
+from tests.unit.test_out_of_memory import MIB, PIECES
+from tests.unit.test_verdicts import rows
+from trainer.config import Workload, defaults
+
+SLOW_MS = 30_000
+CONFIG = replace(defaults(Workload.LINEAR), batch_size=32, epochs=3)
+
+
+def short_of_memory(server: Server) -> None:
+    server.runs.mkdir(exist_ok=True)
+    told = {
+        "status": RunStatus.FAILED.value,
+        "created": time.time() - 60,
+        "name": "linear",
+        "reason": "The GPU ran out of memory (tried to allocate 300 MiB): fragmentation. Do this.",
+        "config": CONFIG.to_dict(),
+    }
+    folder = write_run(server.runs / "short", told, steps=rows(0.001))
+    frames = ("/lib/site-packages/torch/nn/linear.py:3 forward", "/home/me/train.py:7 step")
+    record = replace(PIECES, blocks=(Block(size=64 * MIB, count=2, frames=frames),), stack=frames)
+    report = OomReport(first=record, last=record, ended=True)
+    (folder / "oom.json").write_text(json.dumps(report.to_json()))
+
+
+def test_why_memory_ran_out_and_one_click_to_try_again(
+    server: Server, open_page: Callable[..., Page]
+) -> None:
+    short_of_memory(server)
+    page = open_page("/?run=short", expected="404")  # Streamlit's own, of a page opened by a link
+    line = page.get_by_test_id("verdict")
+    line.wait_for(timeout=SLOW_MS)
+    expect(line).to_contain_text("Fragmentation: 300 MiB was asked for, and 840 MiB")
+    again = page.get_by_role("button", name="Retry with batch 16 × 2")
+    expect(again).to_be_visible()
+    page.screenshot(path=ARTIFACTS / "oom-live.png")
+    line.get_by_role("link", name="Memory →").click()
+    page.wait_for_url("**/memory?run=short")
+    heading = page.get_by_role("heading", name="Why memory ran out: Fragmentation")
+    expect(heading).to_be_visible(timeout=SLOW_MS)
+    expect(page.get_by_role("row", name="Asked for 300 MiB")).to_be_visible()
+    page.screenshot(path=ARTIFACTS / "oom-memory.png", full_page=True)
+    assert [folder.name for folder in run_folders(server.runs)] == ["short"]
+    page.get_by_role("button", name="Retry with batch 16 × 2").click()
+    expect(page.get_by_test_id("status")).to_contain_text("Finished", timeout=2 * SLOW_MS)
+    (started,) = [one for one in run_folders(server.runs) if one.name != "short"]
+    settings = read_run(started).run_json["config"]
+    assert (settings["batch_size"], settings["accumulation"]) == (16, 2)
+    assert {**settings, "batch_size": 32, "accumulation": 1} == CONFIG.to_dict()
+    expect(page.get_by_role("button", name="Retry")).to_have_count(0)
