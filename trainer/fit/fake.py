@@ -83,15 +83,17 @@ class _Applied:
     def __get__(self, module: nn.Module, kind: type[nn.Module]) -> Any:
         return functools.partial(self._apply, module)
 
-    def _apply(self, module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+    def _apply(
+        self, module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True
+    ) -> Any:
         for child in module.children() if recurse else ():
-            child._apply(fn)
+            child._apply(fn)  # type: ignore[no-untyped-call]
         for name, given in module._parameters.items():
             if given is not None:
                 module._parameters[name] = self._new(given, fn)  # type: ignore[assignment]
-        for name, given in module._buffers.items():
-            if given is not None:
-                module._buffers[name] = fn(given)
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = fn(buffer)
         return module
 
     def _new(self, given: Tensor, fn: Callable[[Tensor], Tensor]) -> Tensor:
@@ -143,8 +145,8 @@ def _without_memory(mode: FakeTensorMode, device: torch.device) -> Iterator[None
         return fake_like(given, mode, device)
 
     hooks = (
-        register_module_parameter_registration_hook(parameter),
-        register_module_buffer_registration_hook(buffer),
+        register_module_parameter_registration_hook(parameter),  # type: ignore[arg-type]
+        register_module_buffer_registration_hook(buffer),  # type: ignore[arg-type]
     )
     try:
         with _LargeIsFake(mode):
@@ -154,11 +156,11 @@ def _without_memory(mode: FakeTensorMode, device: torch.device) -> Iterator[None
             hook.remove()
 
 
-class _LargeIsFake(TorchDispatchMode):
+class _LargeIsFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Gives no memory to large new tensors."""
 
     def __init__(self, mode: FakeTensorMode) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._mode = mode
 
     def __torch_dispatch__(
@@ -178,7 +180,7 @@ class _LargeIsFake(TorchDispatchMode):
 
 def _bytes(shape: Any, kwargs: dict[str, Any]) -> int:
     dtype = kwargs.get("dtype") or torch.get_default_dtype()
-    return math.prod(shape) * dtype.itemsize
+    return int(math.prod(shape) * dtype.itemsize)
 
 
 def _copied(model: nn.Module, mode: FakeTensorMode, device: torch.device) -> nn.Module:

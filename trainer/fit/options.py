@@ -71,7 +71,8 @@ def parser() -> argparse.ArgumentParser:
                 option,
                 metavar="VALUE",
                 dest=f"field_{field}",
-                **({"nargs": "?", "const": "true"} if is_switch else {}),
+                nargs="?" if is_switch else None,
+                const="true" if is_switch else None,
                 help=argparse.SUPPRESS,
             )
     return found

@@ -73,21 +73,20 @@ def play(config: RunConfig, capability: tuple[int, int] | None) -> Played:
         task = fake_task(config, mode, compute.device)
         if capability is not None and not torch.cuda.is_available():
             stack.enter_context(attention_on(capability))
-        sizes = [min(config.batch_size, split.length) for split in (task.train, task.validation)]
-        rooms = [
-            split.room(size)
-            for split, size in zip((task.train, task.validation), sizes, strict=True)
-        ]
         stack.enter_context(mode)
+        train, validation = (
+            split.room(min(config.batch_size, split.length))
+            for split in (task.train, task.validation)
+        )
         model = prepare(task.model, config, compute.device)
         tracker = Tracker(compute.device, scratch_of(config, capability))
         stack.enter_context(tracker)
-        Player(config, task, model, compute, tracker, *rooms).run()
+        Player(config, task, model, compute, tracker, train, validation).run()
         return Played(
             tuple(tracker.events),
             tracker.parts,
             _data_bytes(task),
-            sum(part.nbytes for part in rooms[0]),
+            sum(part.nbytes for part in train),
             task.train.length,
             _notes(config, capability),
         )

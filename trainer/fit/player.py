@@ -44,7 +44,7 @@ class Player:
     train_room: Batch
     validation_room: Batch
     step: TrainStep = field(init=False)
-    _kept: list[object] = field(default_factory=list)
+    _kept: list[object] = field(default_factory=list, init=False)
 
     def run(self) -> None:
         """Play it from the model's arrival on the device to the first validation."""
@@ -89,7 +89,9 @@ class Player:
         optimizer.register_step_post_hook(after)
         for weights in self.model.parameters():
             if weights.requires_grad:
-                weights.register_post_accumulate_grad_hook(self._note_gradient)
+                weights.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                    self._note_gradient
+                )
 
     def _note_gradient(self, weights: Tensor) -> None:
         if weights.grad is not None:
@@ -181,7 +183,7 @@ def _once(model: nn.Module) -> Iterator[Tensor]:
 def _never_skip(scaler: torch.amp.GradScaler) -> None:
     """Have the scaler update the weights without a look at the gradients, which have no values."""
 
-    def step(optimizer: torch.optim.Optimizer, state: object, *args: object) -> None:
-        optimizer.step(*args)
+    def step(optimizer: torch.optim.Optimizer, state: object) -> None:
+        optimizer.step()
 
-    scaler._maybe_opt_step = step
+    scaler._maybe_opt_step = step  # type: ignore[method-assign, assignment]

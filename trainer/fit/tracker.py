@@ -7,6 +7,7 @@ operation. `scratch.py` knows the larger cases of that; the tracker asks it at e
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -47,11 +48,11 @@ Scratch = Callable[["Tracker", Any, tuple[Any, ...], dict[str, Any], Any], None]
 results)."""
 
 
-class Tracker(TorchDispatchMode):
+class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The allocations on one device while it is entered; enter it after the fake mode."""
 
     def __init__(self, device: torch.device, scratch: Scratch | None = None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.events: list[Event] = []
         self.parts: dict[int, Part] = {}
         self.part: Part | None = None
@@ -87,10 +88,8 @@ class Tracker(TorchDispatchMode):
         if key not in self._known:
             size = storage.nbytes()
             number = self._allocate(size, part or self._current())
-            self._known[key] = (
-                number,
-                weakref.ref(storage, lambda _, key=key: self._forget(key, size)),
-            )
+            gone = functools.partial(self._forget, key, size)
+            self._known[key] = number, weakref.ref(storage, gone)
         elif part is not None:
             self.parts[self._known[key][0]] = part
 
@@ -125,6 +124,6 @@ class Tracker(TorchDispatchMode):
         self.events.append(Event(number, size, self.pool))
         return number
 
-    def _forget(self, key: int, size: int) -> None:
+    def _forget(self, key: int, size: int, _: object) -> None:
         number, _ = self._known.pop(key)
         self.events.append(Event(number, -size, self.pool))
