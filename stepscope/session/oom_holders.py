@@ -5,6 +5,7 @@ The sampler's source belongs to the sampler's thread; NVML itself may be called 
 
 from __future__ import annotations
 
+import functools
 import os
 from dataclasses import dataclass
 
@@ -33,7 +34,7 @@ class Holders:
 def holders(uuid: str) -> Holders:
     """Return who holds a GPU's memory now. Raises nothing of NVML's."""
     try:
-        pynvml.nvmlInit()  # counted by NVML where it was done before
+        _begin()
         handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
         listed = {
             int(one.pid): None if one.usedGpuMemory is None else int(one.usedGpuMemory)
@@ -42,6 +43,12 @@ def holders(uuid: str) -> Holders:
     except (pynvml.NVMLError, AttributeError, OSError) as error:
         return Holders(reason=f"NVML: {to_text(error)[:NAME]}")
     return shared_out(listed, os.getpid())
+
+
+@functools.cache
+def _begin() -> None:
+    """Initialize NVML, once a process: some drivers fail after repeated inits."""
+    pynvml.nvmlInit()
 
 
 def shared_out(listed: dict[int, int | None], own_pid: int) -> Holders:
