@@ -164,7 +164,7 @@ class _Entries:
             if number > 10 * LAYERS:  # all texts and frames are references by now
                 self._known[key] = parts
         else:
-            for _ in range(3):
+            for _ in range(4):
                 self._writer.memoize()
         return b"".join(
             (
@@ -183,7 +183,9 @@ class _Entries:
         writer, text = self._writer, self._writer.text
         first = b"}" + writer.memoize() + b"(" + text("action") + text(WORDS[word]) + text("addr")
         second, third = text("size"), text("stream") + whole(0) + text("time_us")
-        last = text("compile_context") + text("N/A") + text("user_metadata") + text("")
+        # torch makes this text anew for each action.
+        last = text("compile_context") + b"\x8c\x03N/A" + writer.memoize()
+        last += text("user_metadata") + text("")
         last += text("pool_id") + b"K\x00K\x00\x86" + writer.memoize()
         last += text("frames") + b"]" + writer.memoize() + b"("
         last += b"".join(writer.frame(place, self._shared[place]) for place in places)

@@ -8,9 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.snapshots.blocks import LARGEST_SIZE
-from stepscope.snapshots.regular import FRAMES, NUMBER, REF, Ints, Regular
+from stepscope.snapshots.entries import Ints
+from stepscope.snapshots.form import FRAMES, NUMBER, TEXT
+from stepscope.snapshots.regular import Regular
 from stepscope.snapshots.stacks import NO_STACK, Stacks
-from stepscope.snapshots.traces import ACTIONS, ALLOC, MISSING, OTHER, Columns, Labels
+from stepscope.snapshots.traces import ALLOC, MISSING, Columns, Labels, action_code
 
 Remembered = Callable[[Iterable[int]], list[object]]
 
@@ -32,13 +34,14 @@ def columns_of(
     frames_at = sorted({place for places in regular.stacks for place in places})
     frame = dict(zip(frames_at, remembered(frames_at), strict=True))
     stacks.alias([[frame[place] for place in places] for places in regular.stacks])
-    codes = _looked_up(regular.column(fields["action"]), remembered, _code)
+    labels.alias(regular.texts)
+    codes = _looked_up(regular, fields["action"], remembered, action_code)
     if (codes == MISSING).any():
         raise NotActions
     allocates = codes == ALLOC
     phase = np.full(len(codes), MISSING, np.int16)
     if "user_metadata" in fields:
-        found = _looked_up(regular.column(fields["user_metadata"]), remembered, labels.place)
+        found = _looked_up(regular, fields["user_metadata"], remembered, labels.place)
         phase[allocates] = found[allocates]
     stack = np.full(len(codes), NO_STACK, np.int32)
     if "frames" in fields:
@@ -58,7 +61,7 @@ def _fields(regular: Regular, remembered: Remembered) -> dict[str, int]:
     """Return the fields that are rows' columns, by name. Raises NotActions."""
     assert regular.form is not None
     places = [int.from_bytes(key[1:], "little") for key in regular.form.keys]
-    kinds = {"action": REF, "user_metadata": REF, "frames": FRAMES}
+    kinds = {"action": TEXT, "user_metadata": TEXT, "frames": FRAMES}
     kinds |= dict.fromkeys(("addr", "size", "time_us"), NUMBER)
     names = dict(zip(map(str, remembered(places)), range(len(places)), strict=False))
     fields = {name: names[name] for name in kinds if name in names}
@@ -68,15 +71,19 @@ def _fields(regular: Regular, remembered: Remembered) -> dict[str, int]:
     return fields
 
 
-def _looked_up(column: Ints, remembered: Remembered, meaning: Callable[[object], int]) -> Ints:
-    """Return for each reference what its object means."""
-    places, which = np.unique(column, return_inverse=True)
-    found = [meaning(one) for one in remembered(places.tolist())]
-    return np.array(found, np.int64)[which]
-
-
-def _code(action: object) -> int:
-    return ACTIONS.get(action, OTHER) if isinstance(action, str) else MISSING
+def _looked_up(
+    regular: Regular, field: int, remembered: Remembered, meaning: Callable[[object], int]
+) -> Ints:
+    """Return for each text, or reference to one, what it means."""
+    values, which = np.unique(regular.column(field), return_inverse=True)
+    texts = [regular.texts[value] for value in values.tolist() if value >= 0]
+    # The smallest are references, and so come first; theirs may be a number of a text that was cut.
+    objects = remembered([-2 - value for value in values.tolist() if value < 0])
+    elsewhere = [
+        regular.texts[one] if type(one) is int and 0 <= one < len(regular.texts) else one
+        for one in objects
+    ]
+    return np.array([meaning(one) for one in (*elsewhere, *texts)], np.int64)[which]
 
 
 def _stacks(frames: Ints, remembered: Remembered, stacks: Stacks) -> NDArray[np.int64]:

@@ -82,9 +82,20 @@ class Labels:
 
     names: list[str] = field(default_factory=list)
     _places: dict[str, int] = field(default_factory=dict)
+    _texts: list[str] = field(default_factory=list)
+
+    def alias(self, texts: list[str]) -> None:
+        """Let a whole number stand for each of these texts, from 0 on."""
+        self._texts = texts
+
+    def text(self, value: object) -> object:
+        """Return the text that a number stands for, anything else as it is."""
+        known = type(value) is int and 0 <= value < len(self._texts)
+        return self._texts[value] if known else value  # type: ignore[index]
 
     def place(self, label: object) -> int:
         """Return the place of a label in `names`; MISSING for an empty one."""
+        label = self.text(label)
         if not isinstance(label, str) or not label:
             return MISSING
         found = self._places.get(label)
@@ -135,7 +146,7 @@ class TraceRows:
         )
 
     def _add(self, batch: list[dict[str, Any]]) -> None:
-        action = _actions(batch)
+        action = _actions(batch, self._labels)
         if (action == MISSING).any():
             known = [entry for entry, code in zip(batch, action, strict=True) if code != MISSING]
             self._unreadable += len(batch) - len(known)
@@ -163,10 +174,8 @@ class TraceRows:
         )
         self._rows += len(batch)
 
-    def _phases(self, allocated: list[dict[str, Any]]) -> list[int] | int:
+    def _phases(self, allocated: list[dict[str, Any]]) -> list[int]:
         labels = [entry.get("user_metadata") for entry in allocated]
-        if not any(labels):
-            return MISSING
         return [self._labels.place(label) for label in labels]
 
     def _add_oom(self, row: int, entry: dict[str, Any]) -> None:
@@ -176,17 +185,18 @@ class TraceRows:
             self._ooms.append(Oom(row, max(0, _whole(requested)), free if told else None))
 
 
-def _actions(batch: list[dict[str, Any]]) -> Small:
+def _actions(batch: list[dict[str, Any]], labels: Labels) -> Small:
     try:
         codes = map(ACTIONS.__getitem__, map(itemgetter("action"), batch))
         return np.fromiter(codes, np.int8, len(batch))
     except (KeyError, TypeError):
-        return np.fromiter((_action(entry) for entry in batch), np.int8, len(batch))
+        return np.fromiter(
+            (action_code(labels.text(entry.get("action"))) for entry in batch), np.int8, len(batch)
+        )
 
 
-def _action(entry: dict[str, Any]) -> int:
+def action_code(action: object) -> int:
     """Return the code of an action; one that a later torch may know is OTHER."""
-    action = entry.get("action")
     return ACTIONS.get(action, OTHER) if isinstance(action, str) else MISSING
 
 

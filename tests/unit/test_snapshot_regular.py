@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import random
 from pathlib import Path
@@ -13,14 +14,14 @@ from hypothesis import strategies as st
 
 from benchmarks.snapshot_file import write_snapshot
 from stepscope.snapshots import load as loading
-from stepscope.snapshots import unpickling
-from stepscope.snapshots.load import Snapshot, load
+from stepscope.snapshots import regular, unpickling
+from stepscope.snapshots.load import Snapshot, SnapshotError, load
 from stepscope.snapshots.regular import Regular
 from stepscope.snapshots.stacks import NO_STACK
 from stepscope.snapshots.summary import summarize
-from tests.unit.snapshots import Json, action, frame, live_block, snapshot
+from tests.unit.snapshots import REAL, Json, action, frame, live_block, snapshot
 
-COLUMNS = ("action", "address", "size", "time_us", "phase")
+COLUMNS = ("action", "address", "size", "time_us")
 
 
 @pytest.fixture
@@ -49,6 +50,12 @@ def plain(path: Path) -> Snapshot:
         return load(path)
 
 
+def labels(found: Snapshot, device: int) -> list[str | None]:
+    """Return the label of each row."""
+    names = [*found.labels.names, None]
+    return [names[place] for place in found.traces[device].phase.tolist()]
+
+
 def held_equal(path: Path) -> Snapshot:
     """Return the snapshot, after holding every row against what the plain reading finds."""
     found, wanted = load(path), plain(path)
@@ -57,10 +64,11 @@ def held_equal(path: Path) -> Snapshot:
         other = found.traces[device]
         for column in COLUMNS:
             assert getattr(other, column).tolist() == getattr(trace, column).tolist(), column
+        assert labels(found, device) == labels(wanted, device)
         stacks = [wanted.stacks.text(number) for number in trace.stack.tolist()]
         assert [found.stacks.text(number) for number in other.stack.tolist()] == stacks
         assert (other.ooms, other.unreadable) == (trace.ooms, trace.unreadable)
-    assert found.labels.names == wanted.labels.names
+    assert sorted(found.labels.names) == sorted(wanted.labels.names)
     first, second = summarize(found), summarize(wanted)
     assert [one.parts for one in first.devices] == [one.parts for one in second.devices]
     assert [one.live for one in first.histories] == [one.live for one in second.histories]
@@ -93,7 +101,9 @@ def entries(count: int, seed: int, **more: Any) -> list[Json]:
         size = chance.randint(0, 2 ** chance.randint(1, 40))
         first = [chance.choice(frames) for _ in range(chance.randint(0, 6))]
         common = {"time_us": chance.randint(0, 2**50), "pool_id": (0, 0), "frames": first} | more
-        label = chance.choice(["", "", "", "phase=forward"])
+        common["compile_context"] = "".join(["N", "/A"])  # an object of its own, as torch makes it
+        phase = chance.choice(["forward", "backward", "an optimizer with a long name"])
+        label = chance.choice(["", "", "shared", f"phase={phase}"])
         made.append(action("segment_alloc", address, size) | common)
         made.append(action("alloc", address, size, user_metadata=label) | common)
         if chance.random() < 0.02:
@@ -125,6 +135,35 @@ def test_any_history_is_read_as_python_reads_it(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(unpickling, "CHUNK", chunk)
         held_equal(path)
+
+
+def test_too_many_stacks_are_left_to_python(
+    path: Path, cut: list[Regular], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(regular, "STACKS_LIMIT", 20)
+    path.write_bytes(pickle.dumps(snapshot([], entries(300, 1))))
+    held_equal(path)
+    assert len(cut[0].stacks) == 20
+    assert 0 < sum(cut[0].lengths) < 1200
+
+
+def test_a_real_history_has_the_form(cut: list[Regular]) -> None:
+    held_equal(REAL)
+    assert sum(cut[0].lengths) > 300
+
+
+@settings(
+    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data(), seed=st.integers(0, 5))
+def test_a_broken_run_is_read_or_refused(path: Path, data: st.DataObject, seed: int) -> None:
+    broken = bytearray(pickle.dumps(snapshot([live_block(8)], entries(80, seed))))
+    for _ in range(data.draw(st.integers(1, 20))):
+        at = data.draw(st.integers(0, len(broken) - 1))
+        broken[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3)) or b"u"
+    path.write_bytes(bytes(broken))
+    with contextlib.suppress(SnapshotError):
+        summarize(load(path))
 
 
 def test_most_of_such_a_history_is_cut_out(path: Path, cut: list[Regular]) -> None:
