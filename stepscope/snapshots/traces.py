@@ -90,8 +90,9 @@ class Labels:
 
     def text(self, value: object) -> object:
         """Return the text that a number stands for, anything else as it is."""
-        known = type(value) is int and 0 <= value < len(self._texts)
-        return self._texts[value] if known else value  # type: ignore[index]
+        if type(value) is int and 0 <= value < len(self._texts):
+            return self._texts[value]
+        return value
 
     def place(self, label: object) -> int:
         """Return the place of a label in `names`; MISSING for an empty one."""
