@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -129,3 +132,25 @@ def test_a_stuck_driver_call_is_reported_not_waited_for(recorder: Recorder) -> N
 
 def test_a_sampler_that_never_started_stops(recorder: Recorder) -> None:
     assert sampler_for(recorder).stop()
+
+
+FOREIGN = """
+from stepscope.sampling import gpm, process_list, sampler, xid
+from stepscope.sampling.nvml import open_source
+print(open_source().reason)
+"""
+
+
+def test_a_foreign_pynvml_package_without_any_of_the_names_breaks_no_import(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "pynvml.py").write_text("")
+    root = str(Path(__file__).resolve().parents[2])
+    done = subprocess.run(
+        [sys.executable, "-c", FOREIGN],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), root))},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "pip install --force-reinstall nvidia-ml-py" in done.stdout, done.stderr
