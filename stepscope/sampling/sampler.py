@@ -95,7 +95,7 @@ class Sampler:
             self._ending.release()
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
-        self._end_watching(timeout_s)
+        self._end_watching()
         if self._thread.is_alive():
             log.warning("stepscope-sampler did not end within %.1f s", timeout_s)
         return not self._thread.is_alive()
@@ -234,12 +234,12 @@ class Sampler:
             self._source.arm_gpm(True)
             self._xid = XidWatch(self._source, self._on_xid, uuids=frozenset(self._devices))
 
-    def _end_watching(self, timeout_s: float) -> None:
+    def _end_watching(self) -> None:
+        """Undo `_begin_watching`; a wait for events ends by itself, in half a second."""
         watch, self._xid = self._xid, None
         if watch is not None:
             self._source.arm_gpm(False)
-            if not watch.stop(timeout_s):
-                log.warning("stepscope-xid did not end within %.1f s", timeout_s)
+            watch.stop(timeout_s=0.0)
 
     def _guarded(self, what: str, call: Callable[..., T], *args: Any) -> T | None:
         try:

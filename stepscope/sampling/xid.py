@@ -77,7 +77,10 @@ class XidWatch:
         self._thread.start()
 
     def stop(self, timeout_s: float = 2.0) -> bool:
-        """End the watch; False if the thread is stuck in the driver after `timeout_s`."""
+        """End the watch: nothing is told any more; False if the thread lives after `timeout_s`.
+
+        It ends when its wait for events does, half a second later at most.
+        """
         self._stopping.set()
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
@@ -140,7 +143,7 @@ class XidWatch:
             raise
         number, code = _number(data.device), int(data.eventData)
         uuid = self._registered.get(number)
-        if uuid is None or not data.eventType & _xid_type():
+        if uuid is None or not data.eventType & _xid_type() or self._stopping.is_set():
             return
         if code == FALLEN_OFF_THE_BUS:
             del self._registered[number]  # to be registered again once it is back
