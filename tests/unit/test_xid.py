@@ -158,6 +158,23 @@ def test_gpus_in_mig_mode_are_watched_for_their_instances(
     assert library.registered == [B]
 
 
+def test_what_comes_after_the_stop_is_not_told(
+    library: FakeNvml,
+    source: NvmlSource,
+    heard: queue.Queue[XidEvent],
+    watches: list[XidWatch],
+) -> None:
+    library.xids = [10]
+    watches.append(XidWatch(source, heard.put))
+    deadline = time.monotonic() + PATIENCE_S
+    while library.xids and time.monotonic() < deadline:
+        time.sleep(0.001)
+    watches[0].stop(timeout_s=0.0)
+    library.xids.append((A, 31, XID))
+    assert watches[0].stop()
+    assert heard.empty()
+
+
 # --- words ----------------------------------------------------------------------------------------
 
 
