@@ -43,7 +43,7 @@ def batch_figure(curve: Mapping[str, Any]) -> dict[str, Any] | None:
                 "yaxis": "y2",
                 "line": {"color": RATE_COLOR, "dash": "dot"},
                 "marker": {"symbol": "diamond"},
-                "hovertemplate": "batch %{x:,}: %{y:,.4g} samples/s<extra></extra>",
+                "hovertemplate": "batch %{x:,}: %{y:,.0f} samples/s<extra></extra>",
             }
         )
     return {"data": traces, "layout": _layout(curve, bool(measured))}

@@ -14,6 +14,7 @@ from stepscope.formatting import format_bytes, printable
 from stepscope.run import runs_root
 from trainer.config import ConfigError, RunConfig
 from trainer.data_sets import data_problem
+from trainer.fit.largest import rate_text
 from trainer.fit.options import ABSENT, ABSENT_GPU, config_of, parser
 from trainer.lab.options import UsageError, is_file
 from trainer.problems import TrainDevice, problems
@@ -104,7 +105,7 @@ def _curve_lines(curve: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"{point['batch_size']:>8,} {format_bytes(point['predicted_peak_bytes']):>10} "
             f"{format_bytes(point['needed_bytes']):>10} "
-            f"{'' if rate is None else format(rate, ',.4g'):>11}"
+            f"{'' if rate is None else rate_text(rate):>11}"
         )
     return [*lines, curve["why"], *curve["not_measured"]]
 

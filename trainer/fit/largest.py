@@ -151,9 +151,18 @@ def curve(points: Sequence[Point], room: int | None) -> Curve:
         room=room,
         largest=largest,
         recommended=chosen,
-        why=f"{chosen:,} reaches {rates[chosen]:,.4g} samples/s, {_of_best(rates[chosen], best)}, "
+        why=f"{chosen:,} reaches {rate_text(rates[chosen])} samples/s, {_of_best(rates[chosen], best)}, "
         f"and leaves 10 % of the free memory; {largest:,} is the largest that does.",
     )
+
+
+def rate_text(rate: float) -> str:
+    """Return samples per second as text.
+
+    >>> rate_text(52_604.3), rate_text(3.14159)
+    ('52,604', '3.14')
+    """
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
 def _of_best(rate: float, best: float) -> str:
