@@ -151,8 +151,9 @@ def curve(points: Sequence[Point], room: int | None) -> Curve:
         room=room,
         largest=largest,
         recommended=chosen,
-        why=f"{chosen:,} reaches {rate_text(rates[chosen])} samples/s, {_of_best(rates[chosen], best)}, "
-        f"and leaves 10 % of the free memory; {largest:,} is the largest that does.",
+        why=f"{chosen:,} reaches {rate_text(rates[chosen])} samples/s, "
+        f"{_of_best(rates[chosen], best)}, and leaves 10 % of the free memory; {largest:,} is the "
+        "largest that does.",
     )
 
 
