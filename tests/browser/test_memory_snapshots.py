@@ -1,0 +1,78 @@
+"""A snapshot file as a person opens it: sent from the browser, drawn, compared, kept."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from tests.browser.conftest import Server
+from tests.browser.test_axe import violations
+from tests.browser.test_live_page import OpenPage
+from tests.unit.snapshots import REAL, live_block, snapshot
+
+PAGE = "/memory"
+
+
+def section(page: Page) -> Locator:
+    return page.locator(".st-key-snapshots_section")
+
+
+def send(page: Page, path: Path) -> None:
+    with page.expect_file_chooser() as chooser:
+        section(page).get_by_role("button", name="Open a file…").click()
+    chooser.value.set_files(path)
+
+
+def test_a_file_is_sent_drawn_and_still_there_after_a_reload(
+    open_page: OpenPage, server: Server, tmp_path: Path
+) -> None:
+    page = open_page(PAGE, expected="404")
+    expect(section(page).get_by_text("No snapshot here")).to_be_visible(timeout=60_000)
+    path = Path(shutil.copy(REAL, tmp_path / "my run.pickle"))
+    send(page, path)
+    expect(section(page).get_by_text("36.0 MiB reserved")).to_be_visible(timeout=60_000)
+    drawn = section(page).locator(".js-plotly-plot")
+    expect(drawn).to_have_count(2, timeout=60_000)
+    expect(drawn.first.get_by_text("Reserved")).to_be_visible()
+    assert (server.runs / "snapshots" / "my-run.pickle").read_bytes() == REAL.read_bytes()
+    assert violations(page) == []
+    section(page).get_by_text("Time", exact=True).click()
+    expect(drawn.first.get_by_text("Seconds since the first action")).to_be_visible()
+
+    (server.runs / "snapshots" / "less.pickle").write_bytes(
+        pickle.dumps(snapshot([live_block(2**20)]))
+    )
+    page.reload()
+    other = section(page).get_by_role("combobox", name="Compared with an earlier one")
+    other.click(timeout=60_000)
+    page.get_by_role("option").first.click()
+    expect(section(page).get_by_text(re.compile(r"Difference: .* (more|less) than"))).to_be_visible(
+        timeout=60_000
+    )
+    with page.expect_download() as download:
+        section(page).get_by_test_id("stDownloadButton").get_by_role("button").click()
+    assert download.value.suggested_filename in ("less.pickle", "my-run.pickle")
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "words"),
+    [
+        ("notes.txt", b"x", "name ends in .pickle or .pkl"),
+        ("empty.pickle", b"", "The file is empty"),
+        ("call.pickle", b"cos\nsystem\n(S'true'\ntR.", "only plain containers are read"),
+    ],
+)
+def test_what_is_no_snapshot_is_told(
+    open_page: OpenPage, tmp_path: Path, name: str, data: bytes, words: str
+) -> None:
+    page = open_page(PAGE, expected="404")
+    expect(section(page)).to_be_visible(timeout=60_000)
+    path = tmp_path / name
+    path.write_bytes(data)
+    send(page, path)
+    expect(section(page).get_by_text(words)).to_be_visible(timeout=60_000)
