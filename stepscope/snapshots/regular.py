@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.snapshots.entries import PAD, Bytes, Entries, Hashes, Ints
+from stepscope.snapshots.entries import PAD, Bytes, Entries, Flags, Hashes, Ints
 from stepscope.snapshots.form import BEGIN, FRAMES, PAIR, TEXT, Form, learn, list_at
 
 STACKS_LIMIT = 500_000
@@ -107,8 +107,12 @@ class Regular:
         texts = [place for place, kind in enumerate(self.form.kinds) if kind == TEXT]
         kind = (stacks >= 0).astype(np.int64)
         for place in texts:
-            kind = kind * (TEXTS_LIMIT + 1) + np.maximum(-1, _of(entries, place)[rows]) + 1
-        _, first, which = np.unique(kind, return_index=True, return_inverse=True)
+            text = np.maximum(-1, _of(entries, place)[rows]) + 1
+            ranks = np.cumsum(np.bincount(text) > 0) - 1
+            kind = kind * (ranks[-1] + 1) + ranks[text]
+        counts = np.bincount(kind)
+        which = (np.cumsum(counts > 0) - 1)[kind]
+        first = np.array([np.argmax(kind == one) for one in np.flatnonzero(counts)])
         made = [self._filler(entries, int(rows[one]), stacks[one] >= 0) for one in first.tolist()]
         lengths = np.array([len(filler) for filler, _ in made], np.int64)[which]
         begin = np.cumsum(lengths) - lengths
@@ -188,7 +192,7 @@ class _Distinct:
 
         A new one is read where it stands.
         """
-        known = np.isin(hashes, self._hashes)
+        known, place = self._known(hashes)
         if not known.all():
             fresh, first = np.unique(hashes[~known], return_index=True)
             room, count = self._limit - len(self._hashes), len(self._hashes)
@@ -199,10 +203,15 @@ class _Distinct:
             order = np.argsort(hashes_now)
             self._hashes = hashes_now[order]
             self._numbers = np.concatenate([self._numbers, numbers])[order]
-            known = np.isin(hashes, self._hashes)
-        found = np.full(len(hashes), -1, np.int64)
-        found[known] = self._numbers[np.searchsorted(self._hashes, hashes[known])]
-        return found
+            known, place = self._known(hashes)
+        return np.where(known, self._numbers[place], -1)
+
+    def _known(self, hashes: Hashes) -> tuple[Flags, Ints]:
+        """Return which ones have a number, and where in `_hashes` they are."""
+        if not len(self._hashes):
+            return np.zeros(len(hashes), bool), np.zeros(len(hashes), np.int64)
+        place = np.minimum(np.searchsorted(self._hashes, hashes), len(self._hashes) - 1)
+        return self._hashes[place] == hashes, place
 
 
 def _of(entries: Entries, field: int) -> Ints:

@@ -14,6 +14,7 @@ from stepscope.snapshots.regular import Regular
 from stepscope.snapshots.stacks import NO_STACK, Stacks
 from stepscope.snapshots.traces import ALLOC, MISSING, Columns, Labels, action_code
 
+TABLE_LIMIT = 2**22
 Remembered = Callable[[Iterable[int]], list[object]]
 
 
@@ -75,7 +76,7 @@ def _looked_up(
     regular: Regular, field: int, remembered: Remembered, meaning: Callable[[object], int]
 ) -> Ints:
     """Return for each text, or reference to one, what it means."""
-    values, which = np.unique(regular.column(field), return_inverse=True)
+    values, which = _distinct(regular.column(field))
     texts = [regular.texts[value] for value in values.tolist() if value >= 0]
     # The smallest are references, and so come first; theirs may be a number of a text that was cut.
     objects = remembered([-2 - value for value in values.tolist() if value < 0])
@@ -84,6 +85,19 @@ def _looked_up(
         for one in objects
     ]
     return np.array([meaning(one) for one in (*elsewhere, *texts)], np.int64)[which]
+
+
+def _distinct(column: Ints) -> tuple[Ints, Ints]:
+    """Return the distinct values and which of them each one is, as np.unique does.
+
+    It is quicker where they lie close together: it sorts nothing.
+    """
+    low = int(column.min())
+    if int(column.max()) - low > TABLE_LIMIT:
+        values, which = np.unique(column, return_inverse=True)
+        return values, which
+    there = np.bincount(column - low) > 0
+    return np.flatnonzero(there) + low, (np.cumsum(there) - 1)[column - low]
 
 
 def _stacks(frames: Ints, remembered: Remembered, stacks: Stacks) -> NDArray[np.int64]:
