@@ -79,7 +79,7 @@ class Gpm:
         self._sampled_at = None
 
     def read(self, now: float) -> dict[str, float]:
-        """Return the means since the last call, in stored units; nothing the first time.
+        """Return the means since the last call, in tenths of a percent; nothing the first time.
 
         A call within 0.1 s of the one before returns nothing and takes no sample.
         """
@@ -107,7 +107,7 @@ class Gpm:
         for answer, (key, unit) in zip(question.metrics, METRICS.values(), strict=False):
             value = answer.value * unit
             if answer.nvmlReturn == pynvml.NVML_SUCCESS and plausible(key, value):
-                found[key] = value
+                found[key] = round(value, 1 if key in SHARES else -3)
         return found
 
 

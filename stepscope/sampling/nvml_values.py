@@ -27,6 +27,8 @@ from stepscope.sampling.nvml_gpu import BINDING_ERRORS, Gpu
 from stepscope.sampling.rates import Rate
 
 IMPLAUSIBLE = "implausible value dropped"
+DIGITS = 3
+"""Of what comes in mW, mJ and ns: milliseconds of throttling; more would only fill the store."""
 
 
 @dataclass(slots=True)
@@ -173,7 +175,8 @@ class GpuValues:
                 known.asking.back_off(now, f"value of the unknown type {answer.valueType}")
             else:
                 self._answered(known.asking, now, now - begun)
-                self._accept(known, (number * one.reader.scale,), now, values)
+                scaled = round(number * one.reader.scale, DIGITS)
+                self._accept(known, (scaled,), now, values)
 
     def _failed(self, known: _Known, error: Exception, values: dict[str, float]) -> None:
         """Apply the error policy; ask again, or by the next reader, where it says so."""

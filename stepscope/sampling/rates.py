@@ -67,7 +67,7 @@ class Rate:
         if seconds <= 0 or seconds < unknown_s:
             return None
         self.reason = None
-        return counted / seconds
+        return float(round(counted / seconds))
 
     def _between(self, before: int, after: int, seconds: float) -> int | None:
         """Return the counts of one interval, if they can be told."""

