@@ -79,7 +79,7 @@ class Gpm:
         self._sampled_at = None
 
     def read(self, now: float) -> dict[str, float]:
-        """Return the means since the last call, in tenths of a percent; nothing the first time.
+        """Return the means since the last call, rounded; nothing the first time.
 
         A call within 0.1 s of the one before returns nothing and takes no sample.
         """
