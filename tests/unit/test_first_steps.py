@@ -1,0 +1,93 @@
+"""What a script's first steps say about its batch: the factor by hand, and when there is none."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from stepscope.diagnosis.first_steps import Device, StepMemory, report
+from stepscope.watch.first_steps import process_peak, stored
+
+GIB = 2**30
+GPU = Device("cuda", "a GPU", 9 * GIB)
+STEP = StepMemory(
+    optimizer="Adam",
+    peak=3 * GIB,
+    reserved=3 * GIB,
+    kept=GIB,
+    parameters=GIB // 4,
+    gradients=GIB // 4,
+    state=GIB // 2,
+    device=GPU,
+)
+FIRST = replace(STEP, peak=20 * GIB, state=0)
+
+
+def test_the_rest_of_the_peak_grows_with_the_batch() -> None:
+    found = report([FIRST, STEP, STEP], "none")
+    # 12 GiB in all, of which 10 % stay free and 1 GiB is fixed: 9.8 GiB for what takes 2 now.
+    assert found.factor == pytest.approx(4.9)
+    assert found.room == 12 * GIB
+    assert "about 4.9 times" in found.text
+    assert found.parts["activations_and_the_rest"] == 2 * GIB
+    assert found.parts["others_kept"] == 0
+    assert json.loads(json.dumps(found.to_json()))["batch_factor"] == pytest.approx(4.9)
+
+
+def test_what_the_allocator_keeps_counts_in_proportion() -> None:
+    loose = replace(STEP, reserved=6 * GIB, device=replace(GPU, free=6 * GIB))
+    assert report([FIRST, loose, loose], "none").factor == pytest.approx((12 * 0.9 / 2 - 1) / 2)
+
+
+def test_on_a_cpu_the_process_and_what_is_free_is_all_there_is() -> None:
+    host = Device("cpu", "the host's memory", 9 * GIB)
+    step = replace(STEP, reserved=None, device=host)
+    found = report([step, step, step], "none")
+    assert found.room == 10 * GIB
+    assert found.factor == pytest.approx((10 * 0.9 - 1) / 2)
+
+
+def test_a_batch_that_is_too_large_already_should_shrink() -> None:
+    tight = replace(STEP, device=replace(GPU, free=0))
+    found = report([FIRST, tight, tight], "none")
+    assert found.factor == pytest.approx((3 * 0.9 - 1) / 2)
+    assert "less than 10 %" in found.text
+    none_fits = replace(STEP, kept=STEP.peak - GIB // 4, device=replace(GPU, free=0))
+    assert report([none_fits] * 3, "none").factor == 0.0
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ([STEP], "Only one step"),
+        ([STEP, STEP, replace(STEP, optimizer="SGD")], "Several optimizers"),
+        ([STEP, replace(STEP, kept=STEP.peak - 1000)], "too little to tell"),
+        ([STEP, STEP, replace(STEP, peak=5 * GIB)], "The steps differ"),
+    ],
+)
+def test_where_it_cannot_be_told_there_is_no_factor(steps: list[StepMemory], said: str) -> None:
+    found = report(steps, "none")
+    assert found.factor is None
+    assert said in found.text
+
+
+def test_without_a_step_the_reason_is_told() -> None:
+    found = report([], "No step was seen.")
+    assert (found.text, found.factor, found.peak) == ("No step was seen.", None, None)
+
+
+def test_shared_storages_count_once() -> None:
+    weights = torch.zeros(10, 10)
+    assert stored([weights, weights[:5], None, torch.zeros(3)]) == 400 + 12
+
+
+def test_the_peak_of_the_process_is_what_the_system_says(tmp_path: Path) -> None:
+    status = tmp_path / "status"
+    status.write_text("Name:\tpython\nVmHWM:\t   2048 kB\n")
+    assert process_peak(status) == 2 * 2**20
+    status.write_text("nothing")
+    assert process_peak(status) > 2**20
