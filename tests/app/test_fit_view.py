@@ -17,6 +17,7 @@ from dashboard.views.fit_panel import rows
 from stepscope.run import RunError
 from tests.app.test_live_view import label
 from trainer.config import RunConfig, Workload, defaults
+from trainer.lessons import LESSONS
 from trainer.runners.prediction import PredictionOutput, PredictionState
 
 OpenPage = Callable[..., AppTest]
@@ -82,7 +83,7 @@ def finished(config: RunConfig, answer: dict[str, Any]) -> Any:
 
 def text_of(app: AppTest) -> str:
     kinds = ("markdown", "caption", "success", "warning", "error", "info")
-    return "\n".join(one.value for kind in kinds for one in app.get(kind))
+    return "\n".join(str(getattr(one, "value", "")) for kind in kinds for one in app.get(kind))
 
 
 def labels(app: AppTest) -> list[str]:
@@ -194,6 +195,6 @@ def test_a_server_that_ends_ends_the_prediction(server: services.Services, tmp_p
     run = server.fits.last()
     assert run is not None
     with pytest.raises(RunError, match="prediction is at work"):
-        server.start_lesson(services.Lesson)  # type: ignore[arg-type]
+        server.start_lesson(LESSONS[0])
     server.close()
     assert not run.running()
