@@ -78,6 +78,8 @@ HOSTILE = {
     "crash": (b"\x80\x04})" + b"\x85" * 3_000_000 + b"K\x01s.", "broke the process"),
     "call": (b"cos\nsystem\n(S'true'\ntR.", "os.system"),
     "size": (b"\x80\x05\x96" + struct.pack("<Q", 2**50) + b"x.", "more"),
+    # No more than a machine has, but more than the process may have.
+    "limit": (b"\x80\x05\x96" + struct.pack("<Q", 2**32) + b"x.", "more"),
 }
 
 
