@@ -49,8 +49,8 @@ PHASE_COLORS = {
     "optimizer": "#009e73",
 }
 """As the parts of a step in a profile."""
-NAMES = 12
-"""Labels named above the bands, each where it comes first."""
+NAME_ROOM = 0.07
+"""Share of the width between two names of labels; each stands once, where there is room."""
 FRAMES_SHOWN = 30
 """Frames of a stack in a cell of a table."""
 
@@ -223,12 +223,15 @@ def _history_layout(
     shapes = [_edge(x[column]) for column in history.ooms]
     notes = [_note(x[column], "out of memory") for column in history.ooms[:3]]
     told: set[int] = set()
+    room = NAME_ROOM * len(x)
+    after = 0.0
     for span in history.spans:
         name = summary.labels[span.label].removeprefix(PHASE)
         color = PHASE_COLORS.get(name, LINE_COLOR)
         shapes.append(_strip(x[span.first], x[min(span.last + 1, len(x) - 1)], color))
-        if span.label not in told and len(told) < NAMES:
+        if span.label not in told and span.first >= after:
             told.add(span.label)
+            after = span.first + room
             notes.append(_note(x[span.first], plain(name)))
     return {
         "height": HISTORY_PX,
@@ -310,6 +313,7 @@ def _blocks(
     return {
         "type": "bar",
         "orientation": "h",
+        "width": 0.75,
         "name": STATE_WORDS[state],
         "base": base,
         "x": size,
@@ -334,7 +338,6 @@ def _map_layout(rows: tuple[Row, ...], unit: str) -> Json:
         "height": 90 + ROW_PX * len(rows),
         "margin": {"l": 8, "r": 8, "t": 30, "b": 40},
         "barmode": "overlay",
-        "bargap": 0.25,
         "hovermode": "closest",
         "dragmode": False,
         "legend": {

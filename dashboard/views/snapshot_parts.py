@@ -14,10 +14,10 @@ from dashboard.charts.snapshot import (
     peak_rows,
     place_rows,
 )
-from stepscope.formatting import format_bytes, format_duration
+from stepscope.formatting import format_bytes
 from stepscope.snapshots.blocks import Fragmentation
 from stepscope.snapshots.difference import difference
-from stepscope.snapshots.history import History
+from stepscope.snapshots.history import History, lasting
 from stepscope.snapshots.segments import DeviceMemory
 from stepscope.snapshots.summary import Summary
 
@@ -110,7 +110,7 @@ def _failed(summary: Summary, device: int) -> None:
 def _history(summary: Summary, history: History) -> None:
     over_time = False
     with st.container(horizontal=True, vertical_alignment="center"):
-        lasted = f" in {format_duration(history.seconds[-1])}" if history.seconds else ""
+        lasted = f" in {lasting(history.seconds[-1])}" if history.seconds else ""
         st.markdown(
             f"**Allocations over time:** {history.actions:,} actions{lasted}, peak "
             f"{format_bytes(history.peak)}, {format_bytes(history.end)} at the end",

@@ -11,10 +11,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from stepscope.formatting import format_bytes, format_duration, printable
+from stepscope.formatting import format_bytes, printable
 from stepscope.snapshots.blocks import Fragmentation
 from stepscope.snapshots.difference import Difference, difference
 from stepscope.snapshots.frames import own_frame, short
+from stepscope.snapshots.history import lasting
 from stepscope.snapshots.load import SnapshotError
 from stepscope.snapshots.modules import by_module
 from stepscope.snapshots.opening import open_snapshot
@@ -158,7 +159,7 @@ def _text(summary: Summary, top: int) -> Iterator[str]:
 
 def _history_lines(summary: Summary) -> Iterator[str]:
     for one in summary.histories:
-        lasted = f" in {format_duration(one.seconds[-1])}" if one.seconds else ""
+        lasted = f" in {lasting(one.seconds[-1])}" if one.seconds else ""
         yield (
             f"History of GPU {one.device}: {one.actions:,} actions{lasted}, peak "
             f"{format_bytes(one.peak)} asked for, {format_bytes(one.end)} at its end"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.formatting import format_duration
 from stepscope.snapshots.stacks import NO_STACK
 from stepscope.snapshots.traces import (
     ALLOC,
@@ -147,6 +148,15 @@ def history(
         ooms=tuple(sorted({_column(columns, oom.row) for oom in trace.ooms})),
         at_peak=tuple(held),
     )
+
+
+def lasting(seconds: float) -> str:
+    """Return how long a history is; most are shorter than a second.
+
+    >>> lasting(0.0421), lasting(125)
+    ('42 ms', '2 min 05 s')
+    """
+    return f"{1000 * seconds:.0f} ms" if seconds < 1 else format_duration(seconds)
 
 
 def _held(lives: _Lives, row: int) -> list[Held]:
