@@ -16,11 +16,11 @@ from streamlit.delta_generator import DeltaGenerator
 from dashboard.controls import lab_link
 from dashboard.controls.lab_words import BASELINES, GROUPS, arm_help, arm_words, group_of, seconds
 from dashboard.controls.lab_words import baseline_words as words
-from dashboard.controls.sidebar import WORKLOADS
+from dashboard.controls.sidebar import SETTINGS, WORKLOADS
 from dashboard.controls.workload_fields import absent, offered
 from dashboard.format import escape_markdown, named_reason
 from dashboard.services import Devices, Services
-from trainer.config import FIELDS, ConfigError, Problem, RunConfig, Workload, defaults
+from trainer.config import ConfigError, Problem, RunConfig, Workload, defaults
 from trainer.lab.arms import own_settings
 from trainer.lab.folder import seconds_per_sample
 from trainer.lab.plan import MAX_ROUNDS, PRESETS, Arm, Plan, arms, estimate
@@ -285,10 +285,8 @@ def _time_words(server: Services, plan: Plan) -> str:
 
 def settings_of_sidebar() -> RunConfig:
     """Return the sidebar's settings, which the page Live has drawn or a link has set."""
-    state = st.session_state
-    base = defaults(state["config_workload"], state["config_device"])
-    given = {name: state[f"config_{name}"] for name in FIELDS if f"config_{name}" in state}
+    settings = st.session_state[SETTINGS]
     try:
-        return replace(base, **given)
+        return RunConfig(**settings)
     except ConfigError:
-        return base
+        return defaults(settings["workload"], settings["device"])

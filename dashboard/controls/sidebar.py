@@ -1,13 +1,15 @@
 """The sidebar: device, workload and settings as one checked RunConfig, kept in the URL.
 
-Widget values live in `st.session_state` under `config_<field>`. A link sets them once, when the
-session begins; from then on the URL follows the widgets.
+Widget values live in `st.session_state` under `config_<field>`, and all of them together under
+SETTINGS, which stays while another page is shown. A link sets them once, when the session begins;
+from then on the URL follows the widgets.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import streamlit as st
 
@@ -56,6 +58,9 @@ OPTIMIZERS = {
 }
 DEVICE_NAME = 15
 """Characters of a GPU's name that the box has room for beside its index."""
+SETTINGS = "settings"
+"""In the session's state: the value of every field of RunConfig, by its name."""
+_AWAY = "sidebar_not_drawn"
 BELOW = "below_training"
 """In the session's state while the page is drawn: room below the settings that all runs have."""
 _KEPT = (
@@ -72,23 +77,34 @@ _KEPT = (
 
 def load(config: RunConfig) -> None:
     """Put a configuration into the sidebar; call it before the widgets are drawn."""
-    for name in FIELDS:
-        st.session_state[f"config_{name}"] = getattr(config, name)
+    st.session_state[SETTINGS] = {name: getattr(config, name) for name in FIELDS}
+    _set_widgets()
+
+
+def _set_widgets() -> None:
+    for name, value in st.session_state[SETTINGS].items():
+        st.session_state[f"config_{name}"] = value
 
 
 def keep_settings() -> None:
-    """Keep the settings while a page without the sidebar is shown.
+    """Say that a page without the sidebar is shown; `load_settings` then sets its widgets again.
 
-    Streamlit forgets the value of a widget that was not drawn, but not one that a script has set.
+    Streamlit forgets the values of widgets that are not drawn, and of one that is drawn again the
+    browser shows the default unless the script has set the value in the same run.
     """
-    for key in [f"config_{name}" for name in FIELDS]:
-        if key in st.session_state:
-            st.session_state[key] = st.session_state[key]
+    st.session_state[_AWAY] = True
 
 
-def load_link(found: Devices) -> list[Problem]:
-    """Fill the sidebar from the URL, once a session; return what in the link could not be used."""
-    if "config_device" not in st.session_state:
+def load_settings(found: Devices) -> list[Problem]:
+    """Fill the sidebar: from the URL at first, later with what was there before another page.
+
+    Returns what in the link could not be used.
+    """
+    away = st.session_state.pop(_AWAY, False)
+    if SETTINGS in st.session_state:
+        if away:
+            _set_widgets()
+    else:
         params = {name: str(value) for name, value in st.query_params.items()}
         params.setdefault("device", found.devices[0].id)
         config, unusable = RunConfig.from_params(params)
@@ -120,6 +136,7 @@ def sidebar(
         st.session_state[BELOW] = st.container()
         groups(choice, checkpoints)
     config = _current()
+    st.session_state[SETTINGS] = _values(config)
     return config, (*problems(config, found.devices), *absent(config))
 
 
@@ -136,13 +153,16 @@ def link_params(config: RunConfig, devices: Sequence[TrainDevice]) -> dict[str, 
 def _current() -> RunConfig:
     state = st.session_state
     base = defaults(state["config_workload"], state["config_device"])
-    # Streamlit forgets the value of a widget that was not drawn; its default stands in.
-    values = {name: state.get(f"config_{name}", getattr(base, name)) for name in FIELDS}
     try:
-        return RunConfig(**values)
+        return RunConfig(**_values(base))
     except ConfigError as error:
         st.sidebar.error(str(error))
         return base
+
+
+def _values(base: RunConfig) -> dict[str, Any]:
+    """Return what the widgets say, and for those that Streamlit has forgotten the value of `base`."""
+    return {name: st.session_state.get(f"config_{name}", getattr(base, name)) for name in FIELDS}
 
 
 def _reload_defaults(devices: Sequence[TrainDevice]) -> None:

@@ -18,7 +18,7 @@ if not server.devices_known:
     with st.spinner("Loading PyTorch and looking for GPUs…", show_time=True):
         server.devices()
 found = server.devices()
-controls.load_link(found)
+controls.load_settings(found)
 controls.keep_settings()
 st.html(Path(__file__).resolve().parents[1] / "lab.css")
 

@@ -24,7 +24,7 @@ if not server.devices_known:
         server.devices()
 found = server.devices()
 
-link_problems = controls.load_link(found)
+link_problems = controls.load_settings(found)
 listing = server.index.fresh()
 picked = picked_run(server, listing)
 run, trouble = None, None
