@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-GIB = 2**30
+UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 # After Okabe and Ito, as in charts/lab.py.
 MEMORY_COLOR, RATE_COLOR, LIMIT_COLOR = "#1a80c4", "#b07d00", "#d55e00"
 HEIGHT_PX = 320
@@ -14,11 +14,12 @@ HEIGHT_PX = 320
 def batch_figure(curve: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the curve of `python -m trainer.fit --largest` as a figure; None without points.
 
-    Left in GiB what is needed with margin and what is free, right the measured throughput.
+    Left what is needed with margin and what is free, right the measured throughput.
     """
     points: Sequence[Mapping[str, Any]] = curve.get("points") or ()
     if not points:
         return None
+    bytes_of, unit = _unit(points)
     sizes = [point["batch_size"] for point in points]
     measured = [point for point in points if point["samples_per_sec"] is not None]
     traces = [
@@ -27,9 +28,9 @@ def batch_figure(curve: Mapping[str, Any]) -> dict[str, Any] | None:
             "mode": "lines+markers",
             "name": "needed, with margin",
             "x": sizes,
-            "y": [point["needed_bytes"] / GIB for point in points],
+            "y": [point["needed_bytes"] / bytes_of for point in points],
             "line": {"color": MEMORY_COLOR},
-            "hovertemplate": "batch %{x:,}: %{y:.3g} GiB needed<extra></extra>",
+            "hovertemplate": f"batch %{{x:,}}: %{{y:.3g}} {unit} needed<extra></extra>",
         }
     ]
     if measured:
@@ -46,15 +47,21 @@ def batch_figure(curve: Mapping[str, Any]) -> dict[str, Any] | None:
                 "hovertemplate": "batch %{x:,}: %{y:,.0f} samples/s<extra></extra>",
             }
         )
-    return {"data": traces, "layout": _layout(curve, bool(measured))}
+    return {"data": traces, "layout": _layout(curve, bool(measured), bytes_of, unit)}
 
 
-def _layout(curve: Mapping[str, Any], has_rates: bool) -> dict[str, Any]:
+def _unit(points: Sequence[Mapping[str, Any]]) -> tuple[int, str]:
+    """The largest unit of which the largest point has one at least."""
+    highest = max(point["needed_bytes"] for point in points)
+    return next((unit for unit in UNITS if highest >= unit[0]), UNITS[-1])
+
+
+def _layout(curve: Mapping[str, Any], has_rates: bool, bytes_of: int, unit: str) -> dict[str, Any]:
     layout: dict[str, Any] = {
         "height": HEIGHT_PX,
         "margin": {"l": 60, "r": 60 if has_rates else 20, "t": 30, "b": 45},
         "xaxis": {"title": {"text": "batch size"}, "type": "log", "dtick": 0.30102999566398119},
-        "yaxis": {"title": {"text": "GiB"}, "rangemode": "tozero"},
+        "yaxis": {"title": {"text": unit}, "rangemode": "tozero"},
         "legend": {"orientation": "h", "y": 1.12, "x": 0},
         "shapes": [],
         "annotations": [],
@@ -77,12 +84,14 @@ def _layout(curve: Mapping[str, Any], has_rates: bool) -> dict[str, Any]:
                 "xref": "paper",
                 "x0": 0,
                 "x1": 1,
-                "y0": free / GIB,
-                "y1": free / GIB,
+                "y0": free / bytes_of,
+                "y1": free / bytes_of,
                 "line": {"color": LIMIT_COLOR, "dash": "dash"},
             }
         )
-        layout["annotations"].append(_note(f"free: {free / GIB:.3g} GiB", 1, free / GIB, "paper"))
+        layout["annotations"].append(
+            _note(f"free: {free / bytes_of:.4g} {unit}", 1, free / bytes_of, "paper")
+        )
     recommended = curve.get("recommended")
     if recommended is not None:
         layout["shapes"].append(

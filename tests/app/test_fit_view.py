@@ -184,6 +184,15 @@ def test_the_table_and_the_curve_have_what_was_predicted() -> None:
     assert batch_figure({"points": []}) is None
 
 
+def test_small_amounts_have_a_small_unit() -> None:
+    point = {"batch_size": 8, "needed_bytes": 3 * 2**20, "samples_per_sec": None}
+    figure = batch_figure({"points": [point], "free_bytes": 4 * 2**20})
+    assert figure is not None
+    assert figure["data"][0]["y"] == [3.0]
+    assert figure["layout"]["yaxis"]["title"]["text"] == "MiB"
+    assert figure["layout"]["annotations"][0]["text"] == "free: 4 MiB"
+
+
 def test_a_limit_far_above_all_points_is_not_drawn() -> None:
     figure = batch_figure({**ANSWER["largest"], "free_bytes": 10**15, "recommended": None})
     assert figure is not None
