@@ -112,7 +112,7 @@ def _on_device(config: RunConfig, peak: Peak, capability: tuple[int, int]) -> di
 
 def _on_host(config: RunConfig, played: Played, process: int) -> dict[str, int]:
     """What a run on the CPU takes of the host's memory besides its tensors."""
-    found = {"data_set": played.data_bytes}
+    found = {"data_set": played.data_bytes} if played.data_bytes else {}
     if config.num_workers:
         batches = config.num_workers * config.prefetch_factor
         found["prefetched_batches"] = batches * played.batch_bytes
