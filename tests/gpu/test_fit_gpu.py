@@ -69,3 +69,33 @@ def test_the_predicted_peak_is_the_true_one(name: str, tmp_path: Path) -> None:
     assert predicted["free_bytes"] is not None
     assert 0 < predicted["free_bytes"] < predicted["total_bytes"]
     assert torch.cuda.memory_allocated(0) == before
+
+
+SCRIPT = """
+import torch
+from torch import nn
+model = nn.Sequential(*[nn.Sequential(nn.Linear(256, 256), nn.ReLU()) for _ in range(4)]).cuda()
+optimizer = torch.optim.Adam(model.parameters())
+for _ in range(50):
+    loss = model(torch.randn(8192, 256, device="cuda")).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_the_first_steps_of_a_script_say_what_the_allocator_gave(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "stepscope.cli", "fit", "--json", str(tmp_path / "train.py")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    weights = 4 * 4 * (256 * 256 + 256)
+    assert found["device"] == "cuda"
+    assert found["parts"]["parameters"] == found["parts"]["gradients"] == weights
+    # A counter for each of the eight parameters is on the host, or on the device if fused.
+    assert found["parts"]["optimizer_state"] == pytest.approx(2 * weights, abs=8 * 512)
+    assert found["measured_reserved_bytes"] >= found["measured_peak_bytes"]
+    # Each of the eight layers keeps what it gave, of 8 MiB.
+    assert 60 * 2**20 < found["parts"]["activations_and_the_rest"] < 130 * 2**20
+    assert found["batch_factor"] > 1
