@@ -16,6 +16,7 @@ export const EVENT_WORDS = {
   resume: "Resume",
   stop: "Stop",
   oom: "Out of memory",
+  oom_caught: "Out of memory, caught",
   nan: "NaN loss",
   error: "Error",
   gpu_lost: "GPU lost",
