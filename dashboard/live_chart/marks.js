@@ -16,6 +16,7 @@ const MARK_LABELS = {
   resume: "▶",
   stop: "■",
   oom: "OOM",
+  oom_caught: "OOM caught",
   nan: "NaN",
   error: "error",
   gpu_lost: "lost",
