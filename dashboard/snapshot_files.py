@@ -16,7 +16,7 @@ from typing import BinaryIO
 from dashboard.run_files import snapshots
 from stepscope.formatting import format_bytes
 from stepscope.snapshots.load import SIZE_LIMIT
-from stepscope.snapshots.opening import Opening
+from stepscope.snapshots.opening import Opening, kept_summary
 
 FOLDER = "snapshots"
 """Below the folder of all runs: what was uploaded, and what anybody puts there."""
@@ -80,12 +80,16 @@ class Snapshots:
         state = file.path.stat(follow_symlinks=False)
         key = (file.path, state.st_size, state.st_mtime_ns)
         with self._lock:
+            known, spare = key in self._kept, self._spare_folder()
+        # Others need not wait while a foreign file is parsed.
+        summary = None if known else kept_summary(file.path, spare)
+        with self._lock:
             running = [one for one in self._kept.values() if not one.poll()]
             found = self._kept.get(key)
             if found is None:
-                if running:  # each may take gigabytes
+                if running and summary is None:  # each may take gigabytes
                     return None
-                found = self._kept[key] = Opening(file.path, self._spare_folder())
+                found = self._kept[key] = Opening(file.path, self._spare_folder(), summary)
             self._kept.move_to_end(key)
             while len(self._kept) > KEPT:
                 self._kept.popitem(last=False)[1].close()

@@ -30,22 +30,22 @@ _SENTENCE_LIMIT = 600
 class Opening:
     """One snapshot on its way; `poll` until `done`, from any thread, one at a time.
 
-    Raises OSError where the file cannot be looked at or no process be started.
+    `summary` is what `kept_summary` gave. Raises OSError where the file cannot be looked at or no
+    process be started.
     """
 
-    def __init__(self, path: Path, spare: Path) -> None:
+    def __init__(self, path: Path, spare: Path, summary: Summary | None = None) -> None:
         found = path.stat()
         self.path = path
         self.share = 0.0
         """Of the file that has been read."""
-        self.summary: Summary | None = None
+        self.summary = summary
         self.error: str | None = None
         """A sentence where the file could not be opened."""
         self._state = (found.st_size, found.st_mtime_ns)
         self._process: subprocess.Popen[bytes] | None = None
         self._deadline = time.monotonic() + TIME_LIMIT_S
         self._result = _place(path, spare)
-        self.summary = read_summary(self._result, *self._state)
         if self.summary is None:
             self._process = _start(path, self._result)
 
@@ -91,6 +91,12 @@ class Opening:
             self.error = printable(_why(self.path.name, code, words[-1:]))[:_SENTENCE_LIMIT]
 
 
+def kept_summary(path: Path, spare: Path) -> Summary | None:
+    """Return the summary that is kept of a file as it is now, if any. Raises OSError."""
+    found = path.stat()
+    return read_summary(_place(path, spare), found.st_size, found.st_mtime_ns)
+
+
 def open_snapshot(
     path: Path, spare: Path, progress: Callable[[float], None] = lambda share: None
 ) -> Summary:
@@ -98,7 +104,7 @@ def open_snapshot(
 
     `spare` is a folder for it where that of the file cannot be written.
     """
-    opening = Opening(path, spare)
+    opening = Opening(path, spare, kept_summary(path, spare))
     try:
         while not opening.poll():
             progress(opening.share)

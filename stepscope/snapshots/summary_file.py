@@ -21,8 +21,10 @@ from typing import Any
 from stepscope.snapshots.summary import Summary
 
 SCHEMA = 1
-BYTES_LIMIT = 64 * 2**20
-"""A summary unpacked: 2000 stacks of 64 frames and ten histories have a quarter of it."""
+BYTES_LIMIT = 16 * 2**20
+"""A summary unpacked: 2000 stacks of 64 frames and ten histories have less."""
+LISTS_LIMIT, VALUES_LIMIT = 400_000, 2_000_000
+"""Lists in the text of a summary, and commas: each becomes an object before its form is checked."""
 ITEMS_LIMIT = 400_000
 """Items of a list."""
 _LEVEL = 4
@@ -40,13 +42,19 @@ def summary_path(snapshot: Path) -> Path:
 def write_summary(path: Path, summary: Summary, modified_ns: int) -> None:
     """Write a summary in one piece; `modified_ns` is its snapshot's time of change.
 
-    Raises OSError.
+    Raises OSError, and ValueError where it is so large that `read_summary` would not read it.
     """
     content = {"schema": SCHEMA, "modified_ns": modified_ns, "summary": _plain(summary)}
     text = json.dumps(content, separators=(",", ":"), allow_nan=False)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    data = text.encode()
+    _check_size(data)
+    part = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.part")
+    # Never over a file or link that somebody else has put there.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    number = os.open(part, flags, 0o600)
     try:
-        part.write_bytes(gzip.compress(text.encode(), _LEVEL, mtime=0))
+        with open(number, "wb") as file:
+            file.write(gzip.compress(data, _LEVEL, mtime=0))
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
@@ -76,9 +84,16 @@ def _unpacked(path: Path) -> bytes:
         data = packed.read(BYTES_LIMIT + 1)
     with gzip.open(io.BytesIO(data)) as file:
         text = file.read(BYTES_LIMIT + 1)
+    _check_size(text)
+    return text
+
+
+def _check_size(text: bytes) -> None:
+    """Raise ValueError where parsing this JSON would take more memory or time than is due."""
     if len(text) > BYTES_LIMIT:
         raise ValueError(f"must have at most {BYTES_LIMIT} bytes")
-    return text
+    if text.count(b"[") + text.count(b"{") > LISTS_LIMIT or text.count(b",") > VALUES_LIMIT:
+        raise ValueError(f"must have at most {LISTS_LIMIT} lists and {VALUES_LIMIT} values")
 
 
 def _plain(value: Any) -> Any:

@@ -14,7 +14,7 @@ import pytest
 from stepscope.cli import main
 from stepscope.snapshots import opening
 from stepscope.snapshots.load import SnapshotError
-from stepscope.snapshots.opening import Opening, open_snapshot
+from stepscope.snapshots.opening import Opening, kept_summary, open_snapshot
 from stepscope.snapshots.summary_file import summary_path
 from tests.unit.snapshots import REAL, action, live_block, snapshot
 
@@ -41,11 +41,11 @@ def test_a_snapshot_is_opened_once(real: Path, spare: Path) -> None:
     assert shares
     kept = summary_path(real)
     made = kept.stat().st_mtime_ns
-    again = Opening(real, spare)
+    again = Opening(real, spare, kept_summary(real, spare))
     assert again.summary == first  # at once: no process
     assert kept.stat().st_mtime_ns == made
     os.utime(real, ns=(1, 1))
-    later = Opening(real, spare)
+    later = Opening(real, spare, kept_summary(real, spare))
     assert later.summary is None
     later.close()
 
@@ -57,7 +57,7 @@ def test_where_the_folder_cannot_be_written_the_summary_goes_elsewhere(
     assert open_snapshot(real, spare).sites
     assert not summary_path(real).exists()
     assert len(list(spare.iterdir())) == 1
-    assert Opening(real, spare).summary is not None
+    assert kept_summary(real, spare) is not None
 
 
 def test_a_long_history_is_read_in_parts(tmp_path: Path, spare: Path) -> None:

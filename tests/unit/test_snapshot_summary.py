@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stepscope.snapshots import segments as segment_rows
-from stepscope.snapshots import summary_file
+from stepscope.snapshots import summary_file, write
+from stepscope.snapshots.blocks import LARGEST_SIZE
 from stepscope.snapshots.difference import difference
-from stepscope.snapshots.load import load
+from stepscope.snapshots.load import SnapshotError, load
 from stepscope.snapshots.modules import by_module
 from stepscope.snapshots.segments import ACTIVE, FREE
 from stepscope.snapshots.summary import Summary, summarize
@@ -126,6 +128,60 @@ def test_a_summary_that_unpacks_to_too_much_is_not_read(
     write_summary(path, real, 17)
     monkeypatch.setattr(summary_file, "BYTES_LIMIT", 1000)
     assert read_summary(path, real.file_size, 17) is None
+
+
+def test_what_would_take_long_to_parse_is_not_parsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[int] = []
+    monkeypatch.setattr(json, "loads", lambda text: parsed.append(len(text)))
+    path = tmp_path / "a.summary.json.gz"
+    for text in (b"[],", b'{"":', b"1,"):
+        many = text * (16 * 2**20 // len(text))
+        path.write_bytes(gzip.compress(b"[" + many[: 16 * 2**20 - 8] + b"0]", 1))
+        assert read_summary(path, 1, 1) is None
+    assert parsed == []
+
+
+def test_a_summary_never_goes_through_a_link(tmp_path: Path, real: Summary) -> None:
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"mine")
+    path = tmp_path / "a.summary.json.gz"
+    (tmp_path / f".{path.name}.{os.getpid()}.part").symlink_to(victim)
+    write_summary(path, real, 17)
+    assert victim.read_bytes() == b"mine"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert read_summary(path, real.file_size, 17) == real
+
+
+def test_a_summary_that_would_not_be_read_is_not_written(
+    tmp_path: Path, real: Summary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(summary_file, "LISTS_LIMIT", 3)
+    with pytest.raises(ValueError, match="at most 3 lists"):
+        write_summary(tmp_path / "a", real, 17)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("segments", [5, 40])
+def test_sizes_that_no_memory_has_are_refused(tmp_path: Path, segments: int) -> None:
+    huge = [segment([live_block(LARGEST_SIZE - 1)]) for _ in range(segments)]
+    with pytest.raises(SnapshotError, match=r"add up to less than 2\*\*63 bytes"):
+        summary_of(tmp_path, snapshot([]) | {"segments": huge})
+
+
+def test_whatever_fails_becomes_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_: object) -> None:
+        raise OverflowError("too big")
+
+    for name in ("_limit", "summarize"):
+        monkeypatch.setattr(write, name, fail if name == "summarize" else lambda *_: None)
+    monkeypatch.setattr(os, "nice", lambda _: 0)
+    assert write.main([str(REAL), str(tmp_path / "a")]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("snapshot.pickle: cannot be summarized (OverflowError: too big). ")
 
 
 ODD = (
