@@ -51,6 +51,7 @@ def _section(run: RunInfo | None) -> None:
                 _download(file)
             _upload()
         if file is None:
+            _wait(False)
             _empty(run)
             return
         _opened(file, other)
@@ -156,6 +157,7 @@ def _summary(file: SnapshotFile) -> Summary | None:
         opening = snapshots.opening(file)
     except OSError as error:
         st.warning(f"{escape_markdown(file.name)} cannot be read: {error.strerror or error}.")
+        _wait(False)
         return None
     if opening is not None and opening.summary is not None:
         return opening.summary

@@ -11,7 +11,7 @@ from stepscope.formatting import printable
 from stepscope.snapshots.blocks import blocks_of, segments_of, whole
 from stepscope.snapshots.frames import module_of
 from stepscope.snapshots.history import Band, Held, History, history
-from stepscope.snapshots.load import Snapshot
+from stepscope.snapshots.load import REMEDY, Snapshot, SnapshotError
 from stepscope.snapshots.segments import DeviceMemory, Part, Place, device_memory, places
 from stepscope.snapshots.stacks import NO_STACK, Stacks
 from stepscope.snapshots.traces import OOMS_LIMIT
@@ -20,6 +20,8 @@ SITES_LIMIT = 2000
 """Stacks with live memory that are listed one by one; programs have some hundred."""
 SETTINGS_LIMIT = 40
 TEXT_LIMIT = 200
+SUM_LIMIT = 2**63
+"""Bytes: a foreign file may give each of many blocks a size near this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,27 @@ class Summary:
 
 
 def summarize(snapshot: Snapshot) -> Summary:
-    """Return a snapshot in short."""
+    """Return a snapshot in short. Raises SnapshotError where its sizes add up to no real memory."""
+    try:
+        summary = _summarized(snapshot)
+    except OverflowError as error:
+        raise SnapshotError(_too_much(snapshot.name)) from error
+    reserved = [one.parts.reserved for one in (*summary.devices, *summary.places)]
+    peaks = [one.peak for one in summary.histories]
+    sizes = [value for site in summary.sites for value in (site.size, site.requested)]
+    if max((*reserved, *peaks, *sizes, summary.size_left), default=0) >= SUM_LIMIT:
+        raise SnapshotError(_too_much(snapshot.name))
+    return summary
+
+
+def _too_much(name: str) -> str:
+    return (
+        f"{printable(name)[:TEXT_LIMIT]}: its sizes must add up to less than 2**63 bytes, got "
+        f"more. {REMEDY}"
+    )
+
+
+def _summarized(snapshot: Snapshot) -> Summary:
     devices = device_memory(snapshot.segments, snapshot.stacks)
     sites = _sites(snapshot.segments, snapshot.stacks)
     histories = _histories(snapshot, devices)

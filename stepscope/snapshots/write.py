@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stepscope.formatting import format_bytes, printable
-from stepscope.snapshots.load import SnapshotError, load
+from stepscope.snapshots.load import REMEDY, SnapshotError, load
 from stepscope.snapshots.summary import summarize
 from stepscope.snapshots.summary_file import write_summary
 
@@ -46,6 +46,9 @@ def main(arguments: Sequence[str]) -> int:
         )
     except (SnapshotError, OSError) as error:
         return _fail(str(error))
+    except Exception as error:  # noqa: BLE001 - the page shows this one line
+        what = f"{type(error).__name__}: {error}"[:200]
+        return _fail(f"{snapshot.name}: cannot be summarized ({what}). {REMEDY}")
     return 0
 
 
