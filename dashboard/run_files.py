@@ -8,13 +8,16 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepscope.formatting import terminal_text
+from stepscope.formatting import format_bytes, terminal_text
 from stepscope.profiling.summary import BYTES_LIMIT, Summary, parse
 from stepscope.profiling.write import summary_name, trace_name
 
 TAIL_BYTES = 20_000
 SNAPSHOTS = 50
-"""Memory snapshots listed at most."""
+"""Memory snapshots listed at most, the newest."""
+
+DOWNLOAD_LIMIT = 256 * 2**20
+"""Bytes of a snapshot that the page offers to download."""
 
 PROFILES = 50
 """Profiles listed at most, the newest."""
@@ -47,10 +50,16 @@ class Profile:
 
 
 def snapshots(folder: Path) -> tuple[Snapshot, ...]:
-    """Return the run's memory snapshots, by name; a link is none."""
+    """Return the run's newest memory snapshots by name, step 10 after step 9; a link is none."""
     sizes = _plain_files(folder, "snapshot-")
     found = [Snapshot(name, size) for name, size in sizes.items() if _SNAPSHOT.fullmatch(name)]
-    return tuple(sorted(found, key=lambda snapshot: snapshot.name)[:SNAPSHOTS])
+    return tuple(sorted(found, key=lambda snapshot: natural(snapshot.name))[-SNAPSHOTS:])
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """Return what sorts step 10 after step 9."""
+    parts = re.split(r"(\d+)", name)
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
 
 def profiles(folder: Path) -> tuple[Profile, ...]:
@@ -91,18 +100,33 @@ def profile_trace(folder: Path, profile: Profile) -> bytes:
         return file.read()
 
 
+def too_large_to_download(path: Path, size: int) -> str | None:
+    """Say where to get a file that is too large for the page; None where it is not.
+
+    Streamlit holds a download in this process's memory, beside the training.
+    """
+    if size <= DOWNLOAD_LIMIT:
+        return None
+    return (
+        f"{path.name} ({format_bytes(size)}) is too large to download here, more than "
+        f"{format_bytes(DOWNLOAD_LIMIT)}. Copy it from {path.absolute()}"
+    )
+
+
 def snapshot_bytes(folder: Path, name: str) -> bytes:
     """Return a snapshot's content. Raises OSError, ValueError for any other file's name."""
     if not _SNAPSHOT.fullmatch(name):
         raise ValueError(f"name: must be a snapshot's, got {name[:100]!r}. Pick one of the list.")
-    with open(_open(folder / name), "rb") as file:
-        return file.read()
+    return snapshot_content(folder / name)
 
 
 def snapshot_content(path: Path) -> bytes:
-    """Return the content of a plain file. Raises OSError."""
+    """Return the content of a plain file. Raises OSError, ValueError for one that is too large."""
     with open(_open(path), "rb") as file:
-        return file.read()
+        refused = too_large_to_download(path, os.fstat(file.fileno()).st_size)
+        if refused is not None:
+            raise ValueError(refused)
+        return file.read(DOWNLOAD_LIMIT)
 
 
 def tail(path: Path, limit: int = TAIL_BYTES) -> str | None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import tempfile
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from dashboard.run_files import snapshots
+from dashboard.run_files import natural, snapshots
 from stepscope.formatting import format_bytes
 from stepscope.snapshots.load import SIZE_LIMIT
 from stepscope.snapshots.opening import Opening, kept_summary
@@ -24,6 +26,21 @@ KEPT = 6
 """Openings kept, with their summaries."""
 LISTED = 100
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,119}\.(pickle|pkl)", re.ASCII)
+
+
+_ENDINGS = (".pickle", ".pkl")
+_PART = ".upload-"
+"""How the names of uploads begin that have not arrived whole."""
+PART_AGE_S = 86_400.0
+"""Age from which such a file is a leftover of a server that was killed."""
+
+
+@dataclass(slots=True)
+class Upload:
+    """A snapshot that arrives: what to write it to, and its name, final once it is there."""
+
+    file: BinaryIO
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +63,10 @@ class Snapshots:
     def __init__(self, runs: Path) -> None:
         self.folder = runs / FOLDER
         self._lock = threading.Lock()
+        self._uploading = threading.Lock()
         self._kept: OrderedDict[tuple[Path, int, int], Opening] = OrderedDict()
         self._spare: tempfile.TemporaryDirectory[str] | None = None
+        self._remove_leftovers()
 
     def of_run(self, folder: Path) -> list[SnapshotFile]:
         """Return the snapshots that a run has taken, the newest first."""
@@ -55,7 +74,7 @@ class Snapshots:
             SnapshotFile(folder / found.name, found.size, folder.name)
             for found in snapshots(folder)
         ]
-        return sorted(found, key=lambda file: _natural(file.name), reverse=True)
+        return sorted(found, key=lambda file: natural(file.name), reverse=True)
 
     def others(self) -> list[SnapshotFile]:
         """Return the plain files in the folder of snapshots, the newest first."""
@@ -63,7 +82,7 @@ class Snapshots:
             found = [
                 (entry.stat(follow_symlinks=False), entry.name)
                 for entry in entries
-                if _NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
+                if _is_listed(entry.name) and entry.is_file(follow_symlinks=False)
             ]
             found.sort(key=lambda one: -one[0].st_mtime)
             return [
@@ -102,23 +121,51 @@ class Snapshots:
                 self._kept.pop(key).close()
 
     @contextlib.contextmanager
-    def receiving(self, name: str) -> Iterator[tuple[BinaryIO, str]]:
-        """Give a file to write an upload to, and the name that it will have.
+    def receiving(self, name: str) -> Iterator[Upload]:
+        """Give a file to write an upload to; its name is final once it is complete.
 
-        It is there once it is complete; an error leaves nothing. Raises ValueError for a name that
-        is not a snapshot's, and OSError.
+        No file that is there is replaced: a second one of a name gets a number. An error leaves
+        nothing. Raises ValueError for a name that is not a snapshot's and while another upload
+        arrives, and OSError.
         """
         checked = upload_name(name)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        number, part = tempfile.mkstemp(dir=self.folder, prefix=".upload-", suffix=".part")
+        if not self._uploading.acquire(blocking=False):
+            raise ValueError("Another snapshot is being uploaded. Send this one after it.")
         try:
-            with open(number, "wb") as file:
-                yield file, checked
-            Path(part).replace(self.folder / checked)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(part)
-            raise
+            self.folder.mkdir(parents=True, exist_ok=True)
+            number, part = tempfile.mkstemp(dir=self.folder, prefix=_PART, suffix=".part")
+            try:
+                with open(number, "wb") as file:
+                    upload = Upload(file, checked)
+                    yield upload
+                upload.name = self._reserved(checked)
+                os.replace(part, self.folder / upload.name)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(part)
+                raise
+        finally:
+            self._uploading.release()
+
+    def _reserved(self, name: str) -> str:
+        """Make an empty file of this name, or with the first number that is free; return its name.
+
+        A hard link would do without the empty file, but not every file system has them.
+        """
+        stem, _, ending = name.rpartition(".")
+        for number in itertools.count(1):
+            tried = name if number == 1 else f"{stem}-{number}.{ending}"
+            with contextlib.suppress(FileExistsError):
+                os.close(os.open(self.folder / tried, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+                return tried
+        raise AssertionError("numbers do not end")
+
+    def _remove_leftovers(self) -> None:
+        """Remove what uploads have left that a server's end has cut off, a day later."""
+        with contextlib.suppress(OSError):
+            for path in self.folder.glob(f"{_PART}*.part"):
+                if time.time() - path.lstat().st_mtime > PART_AGE_S:
+                    path.unlink()
 
     def close(self) -> None:
         """End what is being opened."""
@@ -160,7 +207,7 @@ def too_large(size: int) -> str | None:
     )
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
-    """Sort step 10 after step 9."""
-    parts = re.split(r"(\d+)", name)
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
+def _is_listed(name: str) -> bool:
+    """Say whether a file of this name is offered; control characters and broken text are not."""
+    hidden = name.startswith(".")
+    return name.lower().endswith(_ENDINGS) and not hidden and name.isprintable()

@@ -5,6 +5,7 @@ Streamlit's own upload would hold the whole file in this process's memory.
 
 from __future__ import annotations
 
+import asyncio
 from typing import BinaryIO
 
 from starlette.concurrency import run_in_threadpool
@@ -16,6 +17,8 @@ from dashboard.snapshot_files import too_large
 
 CHUNK = 4 * 2**20
 """Bytes gathered before they are written."""
+STALL_S = 60.0
+"""Longest pause of an upload: no other can begin meanwhile."""
 TYPE = "application/octet-stream"
 
 
@@ -43,20 +46,25 @@ async def receive(request: Request) -> dict[str, str]:
     length = request.headers.get("content-length", "")
     if length.isdecimal() and len(length) < 20:
         _refuse(int(length))
-    with services.get().snapshots.receiving(request.query_params.get("name", "")) as (file, name):
-        await _write(request, file)
-    return {"name": name}
+    with services.get().snapshots.receiving(request.query_params.get("name", "")) as upload:
+        await _write(request, upload.file)
+    return {"name": upload.name}
 
 
 async def _write(request: Request, file: BinaryIO) -> None:
     size, gathered = 0, bytearray()
-    async for chunk in request.stream():
-        size += len(chunk)
-        _refuse(size)
-        gathered += chunk
-        if len(gathered) >= CHUNK:
-            await run_in_threadpool(file.write, gathered)
-            gathered = bytearray()
+    try:
+        async with asyncio.timeout(STALL_S) as limit:
+            async for chunk in request.stream():
+                limit.reschedule(asyncio.get_running_loop().time() + STALL_S)
+                size += len(chunk)
+                _refuse(size)
+                gathered += chunk
+                if len(gathered) >= CHUNK:
+                    await run_in_threadpool(file.write, gathered)
+                    gathered = bytearray()
+    except TimeoutError:
+        raise ValueError(f"The upload stood still for {STALL_S:.0f} s. Send it again.") from None
     await run_in_threadpool(file.write, gathered)
     if size == 0:
         raise ValueError("The file must not be empty.")

@@ -10,7 +10,7 @@ from dashboard import services
 from dashboard.controls.actions import supported_commands
 from dashboard.format import escape_markdown
 from dashboard.live_chart import snapshot_upload
-from dashboard.run_files import snapshot_content
+from dashboard.run_files import snapshot_content, too_large_to_download
 from dashboard.snapshot_files import SnapshotFile
 from dashboard.views.snapshot_parts import difference_parts, summary_parts
 from stepscope.formatting import format_bytes, printable
@@ -92,6 +92,10 @@ def _label(file: SnapshotFile) -> str:
 
 
 def _download(file: SnapshotFile) -> None:
+    refused = too_large_to_download(file.path, file.size)
+    if refused is not None:
+        st.caption(escape_markdown(printable(refused)), width="content")
+        return
     st.download_button(
         "Download",
         functools.partial(snapshot_content, file.path),

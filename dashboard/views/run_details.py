@@ -12,11 +12,12 @@ import streamlit as st
 from dashboard.charts.content import run_kind
 from dashboard.controls import sidebar as controls
 from dashboard.controls.run_labels import KINDS
-from dashboard.run_files import Snapshot, snapshot_bytes, snapshots, tail
+from dashboard.format import escape_markdown
+from dashboard.run_files import Snapshot, snapshot_bytes, snapshots, tail, too_large_to_download
 from dashboard.services import Services
 from dashboard.views.live_panel import ERROR
 from dashboard.views.run_profile import profile_section
-from stepscope.formatting import format_bytes
+from stepscope.formatting import format_bytes, printable
 from stepscope.run import RunInfo, RunKind, rank_file
 from trainer.config import ConfigError, RunConfig
 
@@ -103,6 +104,10 @@ def _output(folder: Path) -> None:
 def _snapshots(run: RunInfo, kept: tuple[Snapshot, ...]) -> None:
     with st.container(horizontal=True, key="snapshots"):
         for snapshot in kept:
+            refused = too_large_to_download(run.folder / snapshot.name, snapshot.size)
+            if refused is not None:
+                st.caption(escape_markdown(printable(refused)))
+                continue
             st.download_button(
                 f"{snapshot.name} ({format_bytes(snapshot.size)})",
                 functools.partial(snapshot_bytes, run.folder, snapshot.name),

@@ -338,8 +338,10 @@ def test_a_snapshot_file_is_kept_as_it_comes(client: TestClient, runs: Path) -> 
     answer = upload(client, "../my snapshot.pickle", iter(chunks))
     assert (answer.status_code, answer.json()) == (200, {"name": "my-snapshot.pickle"})
     assert (runs / "snapshots" / "my-snapshot.pickle").read_bytes() == b"".join(chunks)
-    assert upload(client, "my snapshot.pickle", b"again").status_code == 200
-    assert (runs / "snapshots" / "my-snapshot.pickle").read_bytes() == b"again"
+    again = upload(client, "my snapshot.pickle", b"again")
+    assert (again.status_code, again.json()) == (200, {"name": "my-snapshot-2.pickle"})
+    assert (runs / "snapshots" / "my-snapshot-2.pickle").read_bytes() == b"again"
+    assert (runs / "snapshots" / "my-snapshot.pickle").stat().st_size == 12_000_000
 
 
 @pytest.mark.parametrize(
@@ -370,7 +372,10 @@ def test_what_is_no_snapshot_of_ours_is_not_kept(
     assert answer.status_code == status
     assert word in answer.json()["error"]
     kept = runs / "snapshots"
-    assert not kept.exists() or {path.name for path in kept.iterdir()} <= {"my-snapshot.pickle"}
+    assert not kept.exists() or {path.name for path in kept.iterdir()} <= {
+        "my-snapshot.pickle",
+        "my-snapshot-2.pickle",
+    }
 
 
 def test_the_parts_of_the_memory_are_sent_to_whom_asks_for_them(client: TestClient) -> None:

@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from dashboard.format import escape_markdown
-from dashboard.run_files import Snapshot, snapshot_bytes, snapshots, tail
+from dashboard.run_files import (
+    DOWNLOAD_LIMIT,
+    Snapshot,
+    snapshot_bytes,
+    snapshots,
+    tail,
+    too_large_to_download,
+)
 
 
 def test_snapshots_are_plain_files_of_their_name(tmp_path: Path) -> None:
@@ -25,6 +32,22 @@ def test_snapshots_are_plain_files_of_their_name(tmp_path: Path) -> None:
     for name in ("secret", "../x", "snapshot-/../secret.pickle"):
         with pytest.raises(ValueError, match="name: must be a snapshot's"):
             snapshot_bytes(tmp_path, name)
+
+
+def test_of_many_snapshots_the_newest_are_listed(tmp_path: Path) -> None:
+    for step in range(1, 120):
+        (tmp_path / f"snapshot-step-{step}.pickle").write_bytes(b"x")
+    names = [found.name for found in snapshots(tmp_path)]
+    assert names == [f"snapshot-step-{step}.pickle" for step in range(70, 120)]
+
+
+def test_a_large_snapshot_is_not_read_into_the_pages_process(tmp_path: Path) -> None:
+    path = tmp_path / "snapshot-step-7.pickle"
+    path.touch()
+    os.truncate(path, DOWNLOAD_LIMIT + 1)
+    with pytest.raises(ValueError, match=rf"too large to download here.* from {path}$"):
+        snapshot_bytes(tmp_path, path.name)
+    assert too_large_to_download(path, DOWNLOAD_LIMIT) is None
 
 
 def test_only_the_end_of_a_long_output_is_read(tmp_path: Path) -> None:

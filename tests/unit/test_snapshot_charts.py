@@ -122,24 +122,49 @@ def test_the_folder_of_snapshots_lists_plain_files_newest_first(tmp_path: Path) 
     offered = Snapshots(tmp_path)
     assert offered.others() == []
     offered.folder.mkdir()
-    for number, name in enumerate(["b.pickle", "a.pkl", "c.txt", ".hidden.pickle"]):
+    for number, name in enumerate(
+        ["my file (ä).PICKLE", "b.pickle", "a.pkl", "c.txt", ".hidden.pickle", "a\nb.pickle"]
+    ):
         (offered.folder / name).write_bytes(b"x")
         os.utime(offered.folder / name, (number, number))
     (offered.folder / "folder.pickle").mkdir()
-    assert [file.name for file in offered.others()] == ["a.pkl", "b.pickle"]
+    assert [file.name for file in offered.others()] == ["a.pkl", "b.pickle", "my file (ä).PICKLE"]
 
 
 def test_an_upload_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     offered = Snapshots(tmp_path)
-    with offered.receiving("x.pickle") as (file, name):
-        file.write(b"abc")
+    with offered.receiving("x.pickle") as upload:
+        upload.file.write(b"abc")
         assert offered.others() == []
-    assert [(file.name, file.size) for file in offered.others()] == [(name, 3)]
+        with pytest.raises(ValueError, match="Another snapshot is being uploaded"):
+            offered.receiving("z.pickle").__enter__()
+    assert [(file.name, file.size) for file in offered.others()] == [("x.pickle", 3)]
     broken = offered.receiving("y.pickle")
-    file, _ = broken.__enter__()
-    file.write(b"abc")
+    broken.__enter__().file.write(b"abc")
     assert broken.__exit__(KeyError, KeyError(), None) is False
     assert [path.name for path in offered.folder.iterdir()] == ["x.pickle"]
+
+
+def test_an_upload_never_replaces_a_file(tmp_path: Path) -> None:
+    offered = Snapshots(tmp_path)
+    names = []
+    for content in (b"1", b"2", b"3"):
+        with offered.receiving("x.pickle") as upload:
+            upload.file.write(content)
+        names.append(upload.name)
+    assert names == ["x.pickle", "x-2.pickle", "x-3.pickle"]
+    assert [(offered.folder / name).read_bytes() for name in names] == [b"1", b"2", b"3"]
+
+
+def test_what_a_killed_server_left_of_uploads_is_removed_after_a_day(tmp_path: Path) -> None:
+    folder = Snapshots(tmp_path).folder
+    folder.mkdir()
+    for name in (".upload-old.part", ".upload-new.part", "old.pickle"):
+        (folder / name).touch()
+        if "old" in name:
+            os.utime(folder / name, (1, 1))
+    Snapshots(tmp_path)
+    assert {path.name for path in folder.iterdir()} == {".upload-new.part", "old.pickle"}
 
 
 @pytest.mark.parametrize("name", ["", ".pickle/..", "a", "a.pickle.exe", "/etc/passwd"])
