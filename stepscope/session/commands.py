@@ -280,7 +280,7 @@ class CommandServer:
             return
         first, last = snapshot.after_step + 1, self._recorder.step
         path = self._recorder.folder / f"snapshot-step-{max(first, last)}.pickle"
-        snapshot.write(str(path))
+        snapshot.write(path)
         size = path.stat().st_size
         text = results.memory_snapshot(path.name, size, first, last)
         self._recorder.finish(command, text, path=path.name, bytes=size, first=first, last=last)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from stepscope.profiling.labels import Labels
@@ -37,11 +39,17 @@ class SnapshotRecording:
         if self._ours:
             self._memory._record_memory_history(context="all", stacks="python", max_entries=ENTRIES)
 
-    def write(self, path: str) -> None:
-        """Write what was recorded, in the form of https://pytorch.org/memory_viz, and stop."""
+    def write(self, path: Path) -> None:
+        """Write what was recorded, in the form of https://pytorch.org/memory_viz, and stop.
+
+        The file is there once it is whole: an error, such as a full disk, leaves none.
+        """
+        part = path.with_name(f".{path.name}.part")
         try:
-            self._memory._dump_snapshot(path)
+            self._memory._dump_snapshot(str(part))
+            os.replace(part, path)
         finally:
+            part.unlink(missing_ok=True)
             if self._ours:
                 self._memory._record_memory_history(enabled=None)
             self.labels.end()

@@ -227,6 +227,26 @@ def test_a_snapshot_covers_one_whole_step(bench: Bench, monkeypatch: pytest.Monk
     assert bench.commands.serve(bench.flush) == 0.0
 
 
+def test_a_snapshot_that_cannot_be_written_whole_leaves_no_file(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = History(monkeypatch)
+
+    def fill_the_disk(path: str) -> None:
+        history.dump(path)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", fill_the_disk)
+    bench.serve(CommandName.MEMORY_SNAPSHOT)
+    bench.recorder.step += 1
+    bench.commands.serve(bench.flush)
+    assert history.calls[1:] == ["dump", ("record", None, None)]
+    assert not [path for path in bench.recorder.folder.iterdir() if "snapshot" in path.name]
+    [(_, text, data)] = bench.recorder.events
+    assert "No space left on device" in text
+    assert data["ok"] is False
+
+
 def test_a_snapshot_covers_as_many_steps_as_were_asked_for(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
