@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -27,6 +28,8 @@ EXAMPLES = (
     "stepscope snapshot FILE --json | jq '.allocations[0]'",
 )
 TOP = 15
+QUIET_S = 1.0
+"""Time after which the progress is shown."""
 MODULES = 8
 """Modules listed."""
 PLACES = 12
@@ -57,11 +60,8 @@ def run(options: argparse.Namespace, root: Path) -> int:
     """Print what the files hold; return 1 where one cannot be opened."""
     try:
         with tempfile.TemporaryDirectory() as spare:
-            opened = [
-                open_snapshot(path, Path(spare), _progress(path))
-                for path in (options.file, options.other)
-                if path is not None
-            ]
+            paths = [path for path in (options.file, options.other) if path is not None]
+            opened = [_opened(path, Path(spare)) for path in paths]
     except SnapshotError as error:
         return _refuse(str(error))
     except OSError as error:
@@ -179,7 +179,7 @@ def _allocation_lines(summary: Summary, top: int) -> Iterator[str]:
     for site in summary.sites[:top]:
         frames = summary.frames(site.stack)
         yield f"  {format_bytes(site.size):>9}  {site.count:>6,}  {_where(frames)}"
-    left = len(summary.sites) - top + summary.sites_left
+    left = max(0, len(summary.sites) - top) + summary.sites_left
     if left > 0:
         size = sum(site.size for site in summary.sites[top:]) + summary.size_left
         yield f"  {format_bytes(size):>9}          {left:,} further stacks"
@@ -226,16 +226,21 @@ def _signed(size: int) -> str:
     return f"{'+' if size >= 0 else '-'}{format_bytes(abs(size))}"
 
 
-def _progress(path: Path) -> Any:
-    """Return what shows how far a large file is, on a terminal alone."""
+def _opened(path: Path, spare: Path) -> Summary:
+    """Open a file; on a terminal say how far it is where that takes longer, in a line that goes."""
+    begun, drawn = time.monotonic(), False
 
     def show(share: float) -> None:
-        if sys.stderr.isatty():
+        nonlocal drawn
+        if sys.stderr.isatty() and time.monotonic() - begun >= QUIET_S:
+            drawn = True
             print(f"\r{printable(path.name)}: {share:.0%} ", end="", file=sys.stderr, flush=True)
-            if share >= 1:
-                print("\r\x1b[K", end="", file=sys.stderr)
 
-    return show
+    try:
+        return open_snapshot(path, spare, show)
+    finally:
+        if drawn:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def _refuse(text: str) -> int:

@@ -7,11 +7,13 @@ import os
 import pickle
 import shutil
 import struct
+import sys
 from pathlib import Path
 
 import pytest
 
 from stepscope.cli import main
+from stepscope.cli import snapshot as command
 from stepscope.snapshots import opening
 from stepscope.snapshots.load import SnapshotError
 from stepscope.snapshots.opening import Opening, kept_summary, open_snapshot
@@ -131,6 +133,32 @@ def test_the_command_prints_totals_history_and_allocations(
     assert "record_snapshot.py:31 in forward, by linear.py:134 in forward" in out
     assert "torch.nn.modules.linear, called at record_snapshot.py:31" in out
     assert "further stacks" in out
+
+
+@pytest.mark.parametrize("top", ["1", "10000"])
+def test_what_is_not_listed_is_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], top: str
+) -> None:
+    path = tmp_path / "many.pickle"
+    path.write_bytes(pickle.dumps(snapshot([live_block(512, line) for line in range(1, 2101)])))
+    assert main(["snapshot", str(path), "--top", top]) == 0
+    left = 2099 if top == "1" else 100
+    assert f"  {left:,} further stacks" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("quiet", [0.0, 60.0])
+def test_progress_leaves_nothing_on_a_terminal(
+    real: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, quiet: float
+) -> None:
+    monkeypatch.setattr(command, "QUIET_S", quiet)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    real.write_bytes(b"no snapshot")
+    assert main(["snapshot", str(real)]) == 1
+    err = capsys.readouterr().err
+    assert ("\r" in err) is (quiet == 0)
+    if quiet == 0:
+        assert "%" in err.split("\r\x1b[K")[0]
+    assert "%" not in err.split("\r\x1b[K")[-1]
 
 
 def test_two_files_are_compared(
