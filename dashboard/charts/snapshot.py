@@ -125,15 +125,15 @@ def peak_rows(summary: Summary, history: History) -> list[Json]:
     return [_row(summary, held.stack, held.size, held.count) for held in history.at_peak]
 
 
-def module_rows(summary: Summary) -> list[Json]:
-    """Return a row a module; allocations whose stack names none are one row."""
+def module_rows(summary: Summary, device: int) -> list[Json]:
+    """Return a row a module for one device; allocations whose stack names none are one row."""
     return [
         {
             "Module": one.module or "No module in the stack",
             "Size": one.size / MIB,
             "Blocks": one.count,
         }
-        for one in by_module(summary)
+        for one in by_module(summary, device)
     ]
 
 

@@ -14,7 +14,7 @@ from dashboard.charts.snapshot import (
     peak_rows,
     place_rows,
 )
-from stepscope.formatting import format_bytes
+from dashboard.format import escape_markdown
 from stepscope.snapshots.blocks import Fragmentation
 from stepscope.snapshots.difference import difference
 from stepscope.snapshots.history import History, lasting
@@ -147,7 +147,7 @@ def _allocations(summary: Summary, device: int, history: History | None) -> None
     kinds = {"At the end": allocation_rows(summary, device)}
     if history is not None and history.at_peak:
         kinds["At the peak"] = peak_rows(summary, history)
-    kinds["By module"] = module_rows(summary)
+    kinds["By module"] = module_rows(summary, device)
     with st.container(horizontal=True, vertical_alignment="center"):
         st.markdown("**Top allocations**", width="content")
         kind = st.segmented_control(
@@ -164,8 +164,12 @@ def _allocations(summary: Summary, device: int, history: History | None) -> None
         st.caption("Nothing is allocated." if listed else "It lists no segments.")
         return
     _table(rows, "snapshot_allocations", "Allocations, the largest first")
-    if kind == "At the end" and summary.sites_left:
-        st.caption(f"{summary.sites_left:,} further stacks hold {format_bytes(summary.size_left)}.")
+    if kind != "At the peak" and summary.sites_left:
+        whose = " of all GPUs" if len(summary.devices) > 1 else ""
+        st.caption(
+            f"Not listed: {summary.sites_left:,} further stacks{whose}, which hold "
+            f"{format_bytes(summary.size_left)}."
+        )
 
 
 def _map(summary: Summary, memory: DeviceMemory) -> None:
@@ -186,7 +190,10 @@ def _map(summary: Summary, memory: DeviceMemory) -> None:
             _table(place_rows(summary), "snapshot_places", "Memory by stream and pool")
     if summary.settings:
         with st.expander("Settings of the allocator", icon=":material/settings:"):
-            st.table({one.name: one.value for one in summary.settings})
+            # Cells are drawn as Markdown, and the file may be anybody's.
+            st.table(
+                {escape_markdown(one.name): escape_markdown(one.value) for one in summary.settings}
+            )
 
 
 def difference_parts(after: Summary, before: Summary) -> None:

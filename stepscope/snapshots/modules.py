@@ -17,10 +17,12 @@ class ModuleMemory:
     count: int
 
 
-def by_module(summary: Summary) -> tuple[ModuleMemory, ...]:
-    """Return the live bytes by module, the largest first, all devices together."""
+def by_module(summary: Summary, device: int | None = None) -> tuple[ModuleMemory, ...]:
+    """Return the live bytes by module, the largest first; without a device of all together."""
     sums: defaultdict[str | None, list[int]] = defaultdict(lambda: [0, 0])
     for site in summary.sites:
+        if device is not None and site.device != device:
+            continue
         found = sums[summary.module(site.stack)]
         found[0] += site.size
         found[1] += site.count

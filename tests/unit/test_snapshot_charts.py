@@ -69,7 +69,8 @@ def test_tables_have_the_line_of_the_program_and_the_whole_stack(real: Summary) 
     assert allocation_rows(real, 1) == []
     [history] = real.histories
     assert sum(row["Size"] for row in peak_rows(real, history)) <= history.peak / 2**20
-    assert [row["Module"] for row in module_rows(real)][-1] == "No module in the stack"
+    assert [row["Module"] for row in module_rows(real, 0)][-1] == "No module in the stack"
+    assert module_rows(real, 1) == []
     assert where(()) == "No stack recorded"
 
 

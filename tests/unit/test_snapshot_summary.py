@@ -74,6 +74,8 @@ def test_sites_and_modules_are_added_up_over_segments(tmp_path: Path) -> None:
         (None, 3 * MIB),
         ("torch.nn.modules.linear, called at net.py:12", 2 * MIB),
     ]
+    assert [one.size for one in by_module(found, 0)] == [5 * MIB, 3 * MIB]
+    assert [one.size for one in by_module(found, 1)] == [2 * MIB]
     assert [(place.device, place.stream, place.segments) for place in found.places] == [
         (0, 0, 2),
         (1, 5, 1),
