@@ -95,7 +95,8 @@ def summarize(snapshot: Snapshot) -> Summary:
         summary = _summarized(snapshot)
     except OverflowError as error:
         raise SnapshotError(_too_much(snapshot.name)) from error
-    reserved = [one.parts.reserved for one in (*summary.devices, *summary.places)]
+    reserved = [one.parts.reserved for one in summary.devices]
+    reserved += [one.parts.reserved for one in summary.places]
     peaks = [one.peak for one in summary.histories]
     sizes = [value for site in summary.sites for value in (site.size, site.requested)]
     if max((*reserved, *peaks, *sizes, summary.size_left), default=0) >= SUM_LIMIT:
