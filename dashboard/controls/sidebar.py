@@ -161,7 +161,7 @@ def _current() -> RunConfig:
 
 
 def _values(base: RunConfig) -> dict[str, Any]:
-    """Return what the widgets say, and for those that Streamlit has forgotten the value of `base`."""
+    """Return what the widgets say; of those that Streamlit has forgotten, the value of `base`."""
     return {name: st.session_state.get(f"config_{name}", getattr(base, name)) for name in FIELDS}
 
 

@@ -15,6 +15,7 @@ from dashboard.charts.snapshot import (
     place_rows,
 )
 from dashboard.format import escape_markdown
+from stepscope.formatting import format_bytes
 from stepscope.snapshots.blocks import Fragmentation
 from stepscope.snapshots.difference import difference
 from stepscope.snapshots.history import History, lasting
