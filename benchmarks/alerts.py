@@ -1,6 +1,6 @@
 """What alerts cost a run: the writer thread's time for a second of rows and one look at all rules.
 
-    python -m benchmarks.alerts
+python -m benchmarks.alerts
 """
 
 from __future__ import annotations
