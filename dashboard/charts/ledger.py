@@ -89,16 +89,16 @@ def ledger_layout(run: RunInfo) -> Json:
             for label, color, keys in SUMS[place]
         ],
         "axis": "time",
-        "peak_of": PEAKS[place],
         "fit": None,
     }
 
 
 PEAKS = {
-    Place.DEVICE: "when most of the device was in use",
-    Place.HOST: "when this process had most",
+    "gpu/mem_used": "when most of the device was in use",
+    "memory/reserved": "when PyTorch had reserved most",
+    "process/rss": "when this process had most",
 }
-"""What the column of the peak is about."""
+"""What the column of the peak is about, by the metric that is highest then."""
 
 
 def update(
@@ -230,7 +230,8 @@ def _moment(moment: Moment | None, run: RunInfo) -> Json | None:
         return None
     values = _values(moment.parts)
     values.setdefault(TOTAL, sum(moment.parts.values()))
-    return {"t": round(moment.ts - run.created, 3), "s": moment.step, "v": values}
+    of = PEAKS.get(moment.highest or "", "")
+    return {"t": round(moment.ts - run.created, 3), "s": moment.step, "v": values, "of": of}
 
 
 def _dict(value: Any) -> dict[str, Any]:

@@ -122,9 +122,9 @@ class LedgerView {
     const title = at === null ? (store.ended ? "At the end" : "Now") : `At ${clock(at)}`;
     const moment = at === null ? ledger.now : momentAt(store.source("ledger"), store.axis, at);
     const hidden = (trace) => card.hidden(trace);
-    const { sums, peak_of: peakOf } = store.layout;
+    const { sums } = store.layout;
     const parts = { traces: card.spec.traces, sums, hidden };
-    this.table.update(parts, title, moment, ledger.peak, peakOf);
+    this.table.update(parts, title, moment, ledger.peak);
     const text = ledger.notes.join("\n");
     if (this.noted === text) return;
     this.noted = text;

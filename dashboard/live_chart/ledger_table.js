@@ -67,7 +67,7 @@ export class LedgerTable {
   }
 
   // `title` heads the first column, `moment` is what it shows, `peak` what the second one does.
-  update({ traces, sums, hidden }, title, moment, peak, peakOf) {
+  update({ traces, sums, hidden }, title, moment, peak) {
     const lines = linesOf(traces, sums, [moment, peak]);
     const shape = JSON.stringify(lines);
     if (shape !== this.shown) this.build(lines);
@@ -80,7 +80,7 @@ export class LedgerTable {
       fill(cells[1], bytesAt(peak, line.keys), peak?.v[TOTAL]);
     }
     const step = peak?.s ? `, step ${peak.s.toLocaleString("en-US")}` : "";
-    setText(this.when, peak ? `Peak: at ${clock(peak.t)}${step}, ${peakOf}.` : "");
+    setText(this.when, peak ? `Peak: at ${clock(peak.t)}${step}, ${peak.of}.` : "");
   }
 
   build(lines) {

@@ -8,7 +8,7 @@ of what is read seldom the value before it, up to `HOLD_S` old, some `LONGER_S`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,11 +48,15 @@ _OF_THE_GPU = ("gpu/mem_total", "gpu/mem_used", "gpu/mem_reserved", "gpu/mem_oth
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The ledger at a time (epoch seconds) and step; `parts` is None where it is not known."""
+    """The ledger at a time (epoch seconds) and step; `parts` is None where it is not known.
+
+    `highest` is the metric that is highest then, of a moment that was chosen for that.
+    """
 
     ts: float
     step: int
     parts: Amounts | None
+    highest: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,20 +109,24 @@ def newest_moment(reader: RunReader, source: LedgerSource) -> Moment | None:
 def peak_moment(reader: RunReader, source: LedgerSource) -> Moment | None:
     """Return the moment of the run at which most was in use: of the device by all processes (by
     PyTorch where only that is known), of the host by this process."""
-    info, key = source.samples, "process/rss"
+    wanted = [(source.samples, "process/rss")]
     if source.place is Place.DEVICE:
-        info, key = source.device or source.samples, "gpu/mem_used"
-        if source.device is None:
-            key = "memory/reserved"
-    row = highest_row(reader, info, key)
-    if row is None:
+        wanted = [(source.samples, "memory/reserved")]
+        if source.device is not None:  # it may answer, and without a figure of its memory
+            wanted.insert(0, (source.device, "gpu/mem_used"))
+    for info, key in wanted:
+        row = highest_row(reader, info, key)
+        if row is not None:
+            break
+    else:
         return None
     time = float(reader.read(info.id, row, row + 1, 1).ts[0])
     at, _ = reader.rows_between(source.samples.id, "time", time, time)
     start = max(0, at - NEWEST_ROWS)
     found = read_moments(reader, source, start, min(source.samples.rows, at + NEWEST_ROWS), 1)
     known = [moment for moment in found if moment.parts is not None]
-    return min(known, key=lambda moment: abs(moment.ts - time), default=None)
+    nearest = min(known, key=lambda moment: abs(moment.ts - time), default=None)
+    return None if nearest is None else replace(nearest, highest=key)
 
 
 def highest_row(reader: RunReader, info: SeriesInfo, key: str) -> int | None:

@@ -170,6 +170,19 @@ def test_a_run_whose_gpu_nobody_samples_has_what_pytorch_holds(tmp_path: Path) -
     assert parts(found(tmp_path)[-1]) == {"split": 50, "cached": 150, "allocated": 800}
 
 
+def test_a_gpu_without_a_figure_of_its_memory_has_its_peak_by_pytorch(tmp_path: Path) -> None:
+    rows = [process(tick, 1500 if tick == 21 else 1000) for tick in range(40)]
+    gpu = [sample(tick, gpu__util=1) for tick in range(40)]
+    write_run(tmp_path, gpu=GPU, samples=rows, devices=gpu)
+    with RunReader(tmp_path) as reader:
+        source = ledger_source(reader.series(), GPU)
+        assert source is not None
+        peak = peak_moment(reader, source)
+    assert peak is not None
+    assert (peak.ts, peak.highest) == (pytest.approx(CREATED + 2.1), "memory/reserved")
+    assert sum(parts(peak).values()) == 1500
+
+
 def test_nothing_was_sampled(tmp_path: Path) -> None:
     write_run(tmp_path, steps=[(0.0, 1, {"train/loss": 1.0})])
     with RunReader(tmp_path) as reader:

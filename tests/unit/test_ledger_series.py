@@ -69,6 +69,7 @@ def test_now_and_the_peak_are_one_moment_each(tmp_path: Path) -> None:
     found = answer(cuda_run(tmp_path))["ledger"]
     assert found["now"]["t"] == pytest.approx(5.9)
     assert found["peak"]["t"] == pytest.approx(3.3)
+    assert found["peak"]["of"] == "when most of the device was in use"
     for moment in (found["now"], found["peak"]):
         values = moment["v"]
         assert values[TOTAL] == sum(size for key, size in values.items() if key != TOTAL)
