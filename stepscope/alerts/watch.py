@@ -107,7 +107,7 @@ class Watch:
         Of several ranks only those speak that did not fail because another one had.
         """
         try:
-            rule = self._ending(status, reason)
+            rule = self._ending(run_json, status, reason)
             if rule is None or self._broken:
                 return None
             what = reason or "it gives no reason."
@@ -123,9 +123,13 @@ class Watch:
         """The run is closed: no more alerts come. Deliveries under way go on; waits for nothing."""
         self._actions.close()
 
-    def _ending(self, status: RunStatus, reason: str | None) -> Rule | None:
+    def _ending(
+        self, run_json: Mapping[str, Any], status: RunStatus, reason: str | None
+    ) -> Rule | None:
         wanted = None
-        of_a_peer = RankEnd(self._rank, 0.0, 0.0, reason).of_a_peer
+        # A run of one process has no peers: its lost connection is one to somebody else.
+        has_peers = self._rank > 0 or _has_peers(run_json)
+        of_a_peer = has_peers and RankEnd(self._rank, 0.0, 0.0, reason).of_a_peer
         if status is RunStatus.FAILED and not of_a_peer:
             wanted = RUN_FAILED
         elif status is RunStatus.FINISHED and self._rank == 0:
@@ -158,7 +162,7 @@ class Watch:
     ) -> frozenset[str]:
         """Return the GPUs of this run; one rank of a machine samples those of all its ranks."""
         mine = frozenset() if own is None else frozenset({own})
-        if run_json.get("world_size", 1) == 1 or not self._seen.samples_gpus:
+        if not _has_peers(run_json) or not self._seen.samples_gpus:
             return mine
         others, read_at = self._others
         if now - read_at >= RANKS_S:
@@ -202,6 +206,12 @@ class Watch:
     def _give_up(self, error: Exception) -> None:
         self._broken = True
         log.warning("stepscope: alerts ended; recording goes on", exc_info=error)
+
+
+def _has_peers(run_json: Mapping[str, Any]) -> bool:
+    """Say whether the run has other ranks."""
+    world_size = run_json.get("world_size", 1)
+    return isinstance(world_size, int) and world_size > 1
 
 
 def _device(run_json: Mapping[str, Any]) -> str | None:

@@ -175,7 +175,7 @@ def test_how_a_run_ends_is_told_by_who_it_concerns(
 ) -> None:
     ending = Rule(name="run_finished", text="Finished at {step}")
     rules = (*(rule for rule in DEFAULTS if rule.name != "run_finished"), ending)
-    bench = Bench(tmp_path, rules, rank)
+    bench = Bench(tmp_path, rules, rank, run_json={"world_size": 2})
     told = bench.watch.ended(bench.run_json, 1200, status, reason)
     assert (None if told is None else told[2]["rule"]) == rule
     if rule == "run_finished":
@@ -183,6 +183,24 @@ def test_how_a_run_ends_is_told_by_who_it_concerns(
         assert told[1] == "Finished at 1,200"
     if told is not None and reason is not None:
         assert reason in told[1]
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "ConnectionRefusedError: [Errno 111] Connection refused",
+        "BrokenPipeError: [Errno 32] Broken pipe",
+        "ConnectionResetError: [Errno 104] Connection reset by peer",
+    ],
+)
+@pytest.mark.parametrize("world", [{}, {"world_size": 1}])
+def test_a_lost_connection_of_a_run_without_other_ranks_is_a_failure(
+    tmp_path: Path, reason: str, world: dict[str, int]
+) -> None:
+    bench = Bench(tmp_path, run_json=world)
+    told = bench.watch.ended(bench.run_json, 7, RunStatus.FAILED, reason)
+    assert told is not None
+    assert told[1] == f"The run failed: {reason}"
 
 
 def test_alerts_that_are_off_see_and_say_nothing(tmp_path: Path) -> None:
