@@ -16,6 +16,8 @@ from typing import Any, Literal
 
 COMMAND_LIMIT = 200
 """Characters of a command that are kept."""
+READ_LIMIT = 4 * COMMAND_LIMIT
+"""Bytes of a command that are read."""
 
 LOOK_AGAIN_S = 0.5
 REMEMBERED = 1000
@@ -119,30 +121,69 @@ class Processes:
 
     def _command(self, pid: int) -> str:
         try:
-            raw = self._read(pid, "cmdline", 4 * COMMAND_LIMIT)
+            raw = self._read(pid, "cmdline", READ_LIMIT)
         except OSError:
             return ""
-        words = raw.decode("utf-8", "replace").split("\0")
-        return without_secrets([word for word in words if word])[:COMMAND_LIMIT]
+        words = [word for word in raw.decode("utf-8", "replace").split("\0") if word]
+        if len(raw) == READ_LIMIT and len(words) > 1:
+            words.pop()  # cut: a URL in it could have lost what shows the password
+        return without_secrets(words)[:COMMAND_LIMIT]
 
 
-_SECRET = re.compile(r"(?i)(token|secret|passw|api[-_]?key|credential)")
+_SECRET = re.compile(
+    r"""(?ix) auth(?!ors?\b) | bearer | cookie | credential | passw | pwd | secret | token
+    | api[-_]?key | key["'\])]*$"""
+)
+_NAMED = re.compile(
+    r"""(?x) ^(?P<name>[^\s=:]+) (?P<equals>\s*[=:]\s*) \S"""  # NAME=value, Header: value
+)
+_INSIDE = re.compile(
+    r"""(?x) (?P<name>[\w.-]+["'\])]*) (?P<equals>\s*[=:]\s*) (?:"[^"]*"|'[^']*'|[^\s&,;]+)"""
+)
+_IN_URL = re.compile(r"(?<=://)(?:[^\s/@]*:\S*|[^\s/]+)@")
+_BEARER = re.compile(r"(?i)\b(bearer|basic)\s+\S+")
+_SHELL = re.compile(r"-[a-z]*c")
+_QUOTED = re.compile(r"""(?:[^\s"']|"[^"]*"|'[^']*')+|["']""")
 
 
 def without_secrets(words: list[str]) -> str:
-    """Return a command with the values of options that sound like secrets taken out."""
+    """Return a command with the values of what sounds like a secret taken out.
+
+    A value may follow its option, "=" or ":" (a header), stand in a URL before "@", or be in the
+    text that a shell gets by `-c`. What only might be one is taken out too.
+    """
     shown: list[str] = []
-    hide = False
+    hide = script = False
     for word in words:
-        name, equals, _value = word.partition("=")
-        if hide and not word.startswith("-"):
+        if hide:
             shown.append("***")
-        elif equals and _SECRET.search(name):
-            shown.append(f"{name}=***")
+        elif script:
+            shown.append(_without_secrets_inside(word))
         else:
-            shown.append(word)
-        hide = not equals and word.startswith("-") and bool(_SECRET.search(word))
+            shown.append(_masked(word))
+        script = bool(_SHELL.fullmatch(word))
+        hide = word.startswith("-") and not _NAMED.match(word) and bool(_SECRET.search(word))
     return " ".join(shown)
+
+
+def _without_secrets_inside(text: str) -> str:
+    """Do the same with the text of a script, word by word."""
+    return without_secrets(_QUOTED.findall(re.sub(r"\s*=\s*", "=", text)))
+
+
+def _masked(word: str) -> str:
+    """Return one word of a command without the secrets in it."""
+    word = _BEARER.sub(r"\1 ***", _IN_URL.sub("***@", word))
+    named = _NAMED.match(word)
+    if named and "://" not in word and _SECRET.search(named["name"]):
+        return f"{named['name']}{named['equals']}***"
+    return _INSIDE.sub(_named_masked, word)
+
+
+def _named_masked(found: re.Match[str]) -> str:
+    if _SECRET.search(found["name"]):
+        return f"{found['name']}{found['equals']}***"
+    return found[0]
 
 
 def sm_shares(

@@ -117,11 +117,12 @@ class Sharing:
 
 
 def _entry(process: GpuProcess) -> dict[str, Any]:
+    """Describe a process for run.json, which goes to others: the command only of this user's."""
     return {
         "pid": process.pid,
         "user": process.user,
         "name": process.name,
-        "command": process.command,
+        "command": process.command if process.yours else process.name,
         "memory": process.memory,
         "sm": process.sm,
         "yours": process.yours,

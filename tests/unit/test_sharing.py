@@ -176,6 +176,16 @@ def test_the_list_is_told_when_it_changes_and_not_more_often_than_every_five_sec
     assert sharing.changed() == {}
 
 
+def test_the_list_has_the_command_only_of_this_users_processes(
+    sharing: Sharing, source: Source
+) -> None:
+    source.listed = {A: (process(5, command="a.py --lr 1", user="bob", yours=False), process(ME))}
+    sharing.look(A, {})
+    told = sharing.changed()
+    assert told is not None
+    assert [one["command"] for one in told[A]] == ["python", "python train.py"]
+
+
 @pytest.mark.parametrize(
     ("changes", "is_same"),
     [
