@@ -30,6 +30,7 @@ from stepscope.store.reader import Axis
 SERIES = "ledger"
 """Name of the series in the protocol; its metric `ledger/X` is the part X in bytes."""
 TOTAL = f"{SERIES}/total"
+SPLIT = "memory/inactive_split"
 CHART_HEIGHT = 380  # px, on the page Memory
 TENSORS = ("activations", "optimizer_state", "gradients", "parameters")
 SUMS: Mapping[Place, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
@@ -105,9 +106,8 @@ def update(
     reader: RunReader, run: RunInfo, cursors: Mapping[str, Cursor], after_event: int
 ) -> Json:
     """Return a poll's answer for the page Memory: the new rows, the moments now and of the peak."""
-    content = run_content(run)
     answer = {**state(run), "events": events(reader, run, after_event)}
-    source = ledger_source(reader.series(), gpu_of(content))
+    source = _source(reader, run)
     if source is None:
         return answer
     now, peak = newest_moment(reader, source), peak_moment(reader, source)
@@ -122,7 +122,7 @@ def update(
 
 def live_part(reader: RunReader, run: RunInfo, cursors: Mapping[str, Cursor]) -> Json:
     """Return what a poll of the page Live is answered besides: the ledger's new rows, and notes."""
-    source = ledger_source(reader.series(), gpu_of(run_content(run)))
+    source = _source(reader, run)
     if source is None:
         return {"series": {}, "ledger": {"notes": []}}
     now = newest_moment(reader, source)
@@ -132,7 +132,7 @@ def live_part(reader: RunReader, run: RunInfo, cursors: Mapping[str, Cursor]) ->
 
 def window_part(reader: RunReader, run: RunInfo, axis: Axis, low: float, high: float) -> Json:
     """Return the ledger between two steps, or two times in seconds since the run's start."""
-    source = ledger_source(reader.series(), gpu_of(run_content(run)))
+    source = _source(reader, run)
     if source is None:
         return {}
     if axis == "time":
@@ -140,6 +140,13 @@ def window_part(reader: RunReader, run: RunInfo, axis: Axis, low: float, high: f
     start, stop = reader.rows_between(source.samples.id, axis, low, high)
     start, stop = max(0, start - 1), min(source.samples.rows, stop + 1)
     return {SERIES: _rows(reader, run, source, start, stop, fitting_bucket(stop - start))}
+
+
+def _source(reader: RunReader, run: RunInfo) -> LedgerSource | None:
+    """Return where the run's ledger comes from; a count of the split that is none is left out."""
+    split = _dict(run.run_json.get("capabilities")).get("split")
+    left_out = frozenset({SPLIT} if isinstance(split, str) else ())
+    return ledger_source(reader.series(), gpu_of(run_content(run)), left_out)
 
 
 def missing_reasons(run: RunInfo) -> dict[str, str]:
@@ -154,6 +161,7 @@ def missing_reasons(run: RunInfo) -> dict[str, str]:
         ("memory/reserved", capabilities.get("allocator")),
         ("gpu/mem_used", capabilities.get("nvml")),
         ("memory/parameters", capabilities.get("parts")),
+        (SPLIT, capabilities.get("split")),
     ):
         if isinstance(why, str):
             reasons.setdefault(key, why)

@@ -61,14 +61,20 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class LedgerSource:
-    """The series that a run's ledger is made of: of its process, and of the GPU it trains on."""
+    """The series that a run's ledger is made of: of its process, and of the GPU it trains on.
+
+    Readings of the metrics `left_out` are not believed: they count as missing.
+    """
 
     place: Place
     samples: SeriesInfo
     device: SeriesInfo | None
+    left_out: frozenset[str] = frozenset()
 
 
-def ledger_source(series: Iterable[SeriesInfo], gpu: str | None) -> LedgerSource | None:
+def ledger_source(
+    series: Iterable[SeriesInfo], gpu: str | None, left_out: frozenset[str] = frozenset()
+) -> LedgerSource | None:
     """Return where the ledger comes from; None before anything was sampled.
 
     `gpu` is the UUID of the GPU that the run trains on, None for a run on the CPU.
@@ -78,8 +84,9 @@ def ledger_source(series: Iterable[SeriesInfo], gpu: str | None) -> LedgerSource
     if samples is None:
         return None
     if gpu is None:
-        return LedgerSource(Place.HOST, samples, None)
-    return LedgerSource(Place.DEVICE, samples, found.get((Stream.DEVICES.value, gpu)))
+        return LedgerSource(Place.HOST, samples, None, left_out)
+    device = found.get((Stream.DEVICES.value, gpu))
+    return LedgerSource(Place.DEVICE, samples, device, left_out)
 
 
 def read_moments(
@@ -92,10 +99,10 @@ def read_moments(
     start -= start % bucket
     before = max(-(-ROWS_BEFORE // bucket), BUCKETS_BEFORE) * bucket
     samples = reader.read(source.samples.id, max(0, start - before), stop, bucket)
-    left_out = (start - max(0, start - before)) // bucket
-    wanted = samples.slice(left_out, len(samples))
+    first = (start - max(0, start - before)) // bucket
+    wanted = samples.slice(first, len(samples))
     device = _beside(reader, source.device, wanted, bucket)
-    return moments(samples, device, source.place, left_out)
+    return moments(samples, device, source.place, first, source.left_out)
 
 
 def newest_moment(reader: RunReader, source: LedgerSource) -> Moment | None:
@@ -145,7 +152,13 @@ def highest_row(reader: RunReader, info: SeriesInfo, key: str) -> int | None:
     return None
 
 
-def moments(samples: Block, device: Block | None, place: Place, first: int = 0) -> list[Moment]:
+def moments(
+    samples: Block,
+    device: Block | None,
+    place: Place,
+    first: int = 0,
+    left_out: frozenset[str] = frozenset(),
+) -> list[Moment]:
     """Return the ledger at each row of `samples` from the row `first` on; those before only give
     what still counts then. `device` has the rows of the GPU around them.
 
@@ -157,6 +170,7 @@ def moments(samples: Block, device: Block | None, place: Place, first: int = 0) 
     for key in _HELD[place]:
         longest_s = max(hold_s, LONGER_S.get(key, 0.0))
         columns[key] = _hold(_column(samples, key, samples.mean), samples.ts, longest_s)
+    columns |= {key: np.full(len(samples), np.nan) for key in left_out & columns.keys()}
     waits = _between(columns[_AT_ONCE[place][0]], samples.ts, hold_s)
     if place is Place.DEVICE:
         reserved = columns["memory/reserved"]

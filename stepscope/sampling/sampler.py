@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from stepscope.recording.recorder import Recorder
-from stepscope.sampling import allocator
+from stepscope.sampling import allocator, allocator_settings
 from stepscope.sampling.device_events import SampledDevice
 from stepscope.sampling.host import HostSource
 from stepscope.sampling.nvml import DeviceSource, open_source
@@ -206,6 +206,9 @@ class Sampler:
             "missing": missing,
             "failed": {what: text for (what, *_), text in self._failed.items()},
         }
+        no_split = allocator_settings.split_reason() if capabilities["allocator"] is None else None
+        if no_split is not None:
+            capabilities["split"] = no_split
         if self._xid is not None and self._xid.reason is not None:
             capabilities["xid"] = self._xid.reason
         if capabilities != self._capabilities:

@@ -6,13 +6,13 @@ segments and settings are the allocator's own. torch is found in `sys.modules`.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from stepscope.diagnosis.oom_record import Block, Segments, Settings
 from stepscope.recording.to_json import to_text
+from stepscope.sampling import allocator_settings
 from stepscope.snapshots.blocks import largest_blocks
 
 BLOCKS = 20
@@ -21,7 +21,6 @@ MOST_BLOCKS = 50_000
 """Blocks of a device up to which its segments are read: about 1 KB and 5 us each."""
 FRAMES = 12
 TEXT = 300
-SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _COUNTERS: dict[str, tuple[str, ...]] = {
     "allocated": ("allocated_bytes", "all", "current"),
     "reserved": ("reserved_bytes", "all", "current"),
@@ -120,31 +119,17 @@ def stream_of(device: int) -> int:
 def settings(device: int) -> Settings:
     """Return the allocator's settings in force, by its own word and by the environment."""
     torch = sys.modules["torch"]
-    text = next((os.environ[name] for name in SETTINGS if os.environ.get(name)), "")
-    given = settings_of(text)
-    ask = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
-    if ask is not None:  # set in the program as well
-        given |= settings_of(str(ask() or ""))
+    text, given = allocator_settings.environment_text(), allocator_settings.in_force()
     fraction = getattr(torch.cuda, "get_per_process_memory_fraction", None)
     share = float(fraction(device)) if fraction is not None else None
     split = given.get("max_split_size_mb", "")
     return Settings(
         backend=str(torch.cuda.memory.get_allocator_backend()),
         text=to_text(text or ",".join(f"{name}:{value}" for name, value in given.items()))[:TEXT],
-        expandable_segments=given.get("expandable_segments", "False").lower() == "true",
+        expandable_segments=allocator_settings.expandable_segments(given),
         max_split_size=int(split) * 2**20 if split.isdecimal() else None,
         fraction=share if share is not None and share < 1 else None,
     )
-
-
-def settings_of(text: str) -> dict[str, str]:
-    """Return the settings that a text of `PYTORCH_ALLOC_CONF` gives.
-
-    >>> settings_of("max_split_size_mb:64, expandable_segments:True")
-    {'max_split_size_mb': '64', 'expandable_segments': 'True'}
-    """
-    pairs = (part.partition(":") for part in text.split(","))
-    return {name.strip(): value.strip() for name, _, value in pairs if value.strip()}
 
 
 def total_memory(device: int) -> int:

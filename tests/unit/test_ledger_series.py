@@ -13,6 +13,7 @@ from dashboard.charts.ledger import SERIES, TOTAL
 from dashboard.charts.series import Cursor
 from dashboard.views.memory_ledger import process_rows
 from stepscope.run import RunInfo, RunKind, read_run
+from stepscope.sampling.allocator_settings import NO_SPLIT
 from stepscope.store import RunReader
 from tests.unit.recorded_runs import write_run
 from tests.unit.test_ledger_moments import GPU, device, process, sample
@@ -86,6 +87,19 @@ def test_the_notes_have_the_reasons_of_the_runs_process(tmp_path: Path) -> None:
         "Allocated memory is not split into parameters, gradients, optimizer state and the rest: "
         "this run has not recorded it.",
     ]
+
+
+def test_a_split_that_torch_does_not_count_is_missing_and_not_zero(tmp_path: Path) -> None:
+    run = cuda_run(tmp_path, capabilities={"split": NO_SPLIT})
+    found = answer(run)
+    now = found["ledger"]["now"]["v"]
+    assert now["ledger/cache"] == 200 * MIB
+    assert not {"ledger/split", "ledger/cached"} & set(now)
+    assert not {"ledger/split", "ledger/cached"} & set(found["series"][SERIES]["v"])
+    assert (
+        "Cached memory is not split into what Empty cache returns and what it cannot: torch does "
+        "not count the split of expandable segments (expandable_segments:True)."
+    ) in found["ledger"]["notes"]
 
 
 @pytest.mark.parametrize("capabilities", [None, [], {"missing": []}, {"missing": {GPU: {"x": 1}}}])

@@ -227,11 +227,6 @@ def test_live_blocks_without_stacks_are_listed_by_size() -> None:
     assert "history" in str(why)
 
 
-def test_settings_are_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert oom_device.settings_of("") == {}
-    assert oom_device.settings_of("a:1,b : 2,c") == {"a": "1", "b": "2"}
-
-
 def test_processes_are_shared_out_only_where_the_list_allows_it() -> None:
     mine = os.getpid()
     alone = shared_out({mine: 5}, mine)
