@@ -142,7 +142,10 @@ def _whose(run: RunInfo, content: RunContent) -> str:
     """Return a line on what is divided: which GPU, or the host."""
     uuid = gpu_of(content)
     if uuid is None:
-        return "Memory of the host: this run trains on the CPU."
+        return (
+            "Memory of the host, or of its container where that has a limit: this run trains on "
+            "the CPU."
+        )
     gpu = next((gpu for gpu in content.gpus if gpu.uuid == uuid), None)
     name = uuid if gpu is None else f"{gpu.name} ({uuid})"
     rank = run.run_json.get("world_size")

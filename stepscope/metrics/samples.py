@@ -101,15 +101,16 @@ SAMPLES: tuple[Metric, ...] = (
         "host/mem_used",
         Unit.BYTES,
         "host memory used",
-        "psutil.virtual_memory()",
-        "Host memory in use: total minus available.",
+        "psutil.virtual_memory(); in a container with a limit its cgroup",
+        "Host memory in use: total minus available. In a container with a limit: what it uses, "
+        "without files that were not read lately.",
     ),
     _sample(
         "host/mem_total",
         Unit.BYTES,
         "host memory total",
-        "psutil.virtual_memory()",
-        "Host memory installed.",
+        "psutil.virtual_memory(); in a container with a limit its cgroup",
+        "Host memory installed, or the limit of the container where that is less.",
     ),
     _sample(
         "sampler/cost",

@@ -19,11 +19,15 @@ _NO_LIMIT = 2**60
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """The memory of a cgroup; bytes. None is no limit, or not known."""
+    """The memory of a cgroup; bytes. None is no limit, or not known.
+
+    `idle_cache` is the part of `used` that the kernel gives up first: files not read lately.
+    """
 
     limit: int | None = None
     used: int | None = None
     kills: int | None = None
+    idle_cache: int | None = None
 
 
 def container(folder: Path | None = None) -> Container:
@@ -33,8 +37,11 @@ def container(folder: Path | None = None) -> Container:
         return Container()
     limit = _number(folder / "memory.max", folder / "memory.limit_in_bytes")
     used = _number(folder / "memory.current", folder / "memory.usage_in_bytes")
-    kills = _kills(folder / "memory.events", folder / "memory.oom_control")
-    return Container(None if limit is None or limit >= _NO_LIMIT else limit, used, kills)
+    kills = _counter("oom_kill", folder / "memory.events", folder / "memory.oom_control")
+    stat = folder / "memory.stat"
+    cache = _counter("total_inactive_file", stat)  # version 1 has the folders below in this one
+    idle = cache if cache is not None else _counter("inactive_file", stat)
+    return Container(None if limit is None or limit >= _NO_LIMIT else limit, used, kills, idle)
 
 
 def own_folder(root: Path = ROOT, told: Path = Path("/proc/self/cgroup")) -> Path | None:
@@ -94,11 +101,11 @@ def _number(*paths: Path) -> int | None:
     return None
 
 
-def _kills(*paths: Path) -> int | None:
+def _counter(wanted: str, *paths: Path) -> int | None:
     for path in paths:
         for line in _text(path).splitlines():
             name, _, value = line.partition(" ")
-            if name == "oom_kill" and value.strip().isdecimal():
+            if name == wanted and value.strip().isdecimal():
                 return int(value)
     return None
 
@@ -107,5 +114,5 @@ def _text(path: Path) -> str:
     with contextlib.suppress(OSError, UnicodeDecodeError):
         number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(number, encoding="ascii") as file:
-            return file.read(4096)
+            return file.read(16_384)
     return ""

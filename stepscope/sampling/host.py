@@ -10,7 +10,17 @@ from collections.abc import Callable
 
 import psutil
 
+from stepscope.run.kernel_kills import Container, container, own_folder
 from stepscope.sampling.children import Children
+
+
+def own_container() -> Container:
+    """Return the memory of this process's cgroup; nothing is known where there is none to see."""
+    folder = _own_folder()
+    return Container() if folder is None else container(folder)
+
+
+_own_folder = functools.cache(own_folder)
 
 
 class HostSource:
@@ -26,10 +36,12 @@ class HostSource:
         clock: Callable[[], float] = time.monotonic,
         cpu_clock: Callable[[], float] = time.process_time,
         rss: Callable[[], int] | None = None,
+        container: Callable[[], Container] = own_container,
     ) -> None:
         self._clock = clock
         self._cpu_clock = cpu_clock
         self._rss = rss if rss is not None else _process_rss()
+        self._container = container
         self._children = Children(clock=clock)
         self._peak = 0.0
         self._peak_lock = threading.Lock()  # the training thread resets it
@@ -58,16 +70,24 @@ class HostSource:
         return self._children.values()
 
     def host(self) -> dict[str, float]:
-        """Read memory (bytes) and CPU (% of all cores) of the host; always from the same thread."""
-        memory, cpu = psutil.virtual_memory(), psutil.cpu_percent()
-        values = {
-            "host/mem_used": float(memory.total - memory.available),
-            "host/mem_total": float(memory.total),
-        }
+        """Read memory (bytes) and CPU (% of all cores) of the host; always from the same thread.
+
+        In a container that may have less than the host, memory is that of the container.
+        """
+        cpu, (used, total) = psutil.cpu_percent(), self._memory()
+        values = {"host/mem_used": float(used), "host/mem_total": float(total)}
         if self._host_cpu_begun:  # the first value of psutil in a thread is always 0
             values["host/cpu"] = cpu
         self._host_cpu_begun = True
         return values
+
+    def _memory(self) -> tuple[int, int]:
+        """Return the memory that cannot be had at once, and all that there is to have."""
+        host, own = psutil.virtual_memory(), self._container()
+        if own.limit is None or own.used is None or own.limit >= host.total:
+            return host.total - host.available, host.total
+        used = max(0, own.used - (own.idle_cache or 0))
+        return min(used, own.limit), own.limit
 
     def reset_peak(self) -> tuple[float, float]:
         """Set the peak to the memory in use now; return the peak (before, after)."""

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import psutil
 import pytest
 
+from stepscope.run.kernel_kills import Container
 from stepscope.sampling.host import HostSource
 from tests.unit.fake_nvml import FakeClock
+
+GIB = 2**30
 
 
 def test_process_cpu_is_time_used_over_time_passed() -> None:
@@ -32,6 +37,25 @@ def test_the_peak_is_the_highest_sample_until_it_is_reset() -> None:
         "process/peak_rss": 160.0,
         "process/cpu": 0,
     }
+
+
+@pytest.mark.parametrize(
+    ("own", "used", "total"),
+    [
+        (Container(limit=4 * GIB, used=3 * GIB, idle_cache=GIB), 2 * GIB, 4 * GIB),
+        (Container(limit=4 * GIB, used=5 * GIB), 4 * GIB, 4 * GIB),
+        (Container(limit=64 * GIB, used=3 * GIB), 6 * GIB, 16 * GIB),
+        (Container(limit=4 * GIB), 6 * GIB, 16 * GIB),
+        (Container(), 6 * GIB, 16 * GIB),
+    ],
+)
+def test_memory_is_the_containers_where_it_may_have_less(
+    monkeypatch: pytest.MonkeyPatch, own: Container, used: int, total: int
+) -> None:
+    memory = SimpleNamespace(total=16 * GIB, available=10 * GIB)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    found = HostSource(container=lambda: own).host()
+    assert (found["host/mem_used"], found["host/mem_total"]) == (used, total)
 
 
 def test_real_values_are_plausible() -> None:
