@@ -15,6 +15,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from dashboard import services
+from dashboard.views.memory_snapshots import WAITS
 from stepscope.run import RunStatus
 from tests.app.test_live_view import record
 from tests.unit.snapshots import REAL, live_block, snapshot
@@ -24,6 +25,7 @@ PATIENCE_S = 60.0
 
 SECTION = """
 from dashboard import services
+from dashboard.views.memory_snapshots import WAITS
 from dashboard.views.memory_snapshots import snapshot_section
 from stepscope.run import read_run
 
@@ -137,3 +139,29 @@ def test_files_put_into_the_folder_open_without_a_run(
     [chosen] = app.selectbox
     assert [option.partition(" ")[0] for option in chosen.options] == ["mine.pickle"]
     assert "It has no history" in texts(app)
+
+
+def test_settings_of_a_foreign_file_are_no_markdown(
+    section: Callable[[str | None], AppTest], tmp_path: Path
+) -> None:
+    folder = tmp_path / "snapshots"
+    folder.mkdir()
+    content = snapshot([live_block(2**20)]) | {
+        "allocator_settings": {"x": "![a](http://e.example)"}
+    }
+    (folder / "mine.pickle").write_bytes(pickle.dumps(content))
+    [table] = section(None).table
+    assert r"\!\[a\](http\://e.example)" in table.value.to_string()
+
+
+def test_a_section_whose_file_is_gone_looks_no_more(
+    section: Callable[[str | None], AppTest], tmp_path: Path
+) -> None:
+    folder = tmp_path / "snapshots"
+    folder.mkdir()
+    (folder / "mine.pickle").write_bytes(pickle.dumps(snapshot([live_block(2**20)])))
+    app = section(None)
+    app.session_state[WAITS] = True
+    (folder / "mine.pickle").unlink()
+    app.run()
+    assert app.session_state[WAITS] is False
