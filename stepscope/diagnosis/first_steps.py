@@ -83,7 +83,7 @@ def report(steps: Sequence[StepMemory], why_none: str) -> FitReport:
     largest = max(steady, key=lambda step: step.peak)
     device, rest = largest.device, largest.peak - largest.kept
     parts = {
-        "parameters": largest.parameters,
+        "trained_parameters": largest.parameters,
         "gradients": largest.gradients,
         "optimizer_state": largest.state,
         "others_kept": max(0, largest.kept - _known(largest)),

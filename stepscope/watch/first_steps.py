@@ -2,7 +2,8 @@
 
 A hook before and one after each `step` of torch's optimizers read the counters of torch's
 allocator, on a CPU the process's memory, and add up what the optimizers know by unique storages.
-The script ends as by `sys.exit(0)` at the boundary after the last wanted step.
+The script ends as by `sys.exit(0)` at the boundary after the last wanted step, or as soon as it is
+known that its steps cannot be measured.
 """
 
 from __future__ import annotations
@@ -13,15 +14,21 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 
 from stepscope.diagnosis.first_steps import Device, StepMemory
+from stepscope.sampling.tensors import (
+    Storages,
+    gradients,
+    optimizer_parameters,
+    optimizer_state,
+)
 from stepscope.watch.hooks.after_import import AfterImport
 
 log = logging.getLogger(__name__)
@@ -34,7 +41,11 @@ _PEAK_ONLY = "5"
 
 
 class Enough(SystemExit):
-    """Raised into the script once its first steps are measured."""
+    """Raised into the script once its first steps are measured, or cannot be."""
+
+
+class _CannotBeMeasured(Exception):
+    """The script's steps are not of a kind that is judged; the message is a sentence."""
 
 
 class FirstSteps:
@@ -66,46 +77,45 @@ class FirstSteps:
         module.register_optimizer_step_post_hook(self._guarded(self._after_step))
 
     def _guarded(self, measure: Callable[[Any], None]) -> Callable[..., None]:
-        """Let no failure of ours reach the script; only `Enough` does."""
+        """Let no failure of ours reach the script: the first one is the reason, and its end."""
 
         def hook(optimizer: Any, *_: Any) -> None:
             if os.getpid() != self._pid:  # a forked child
                 return
+            if self._over:  # the script caught what should have ended it
+                self._end()
             try:
                 measure(optimizer)
-            except Enough:
-                raise
+            except _CannotBeMeasured as error:
+                self.refused = str(error)
             except Exception as error:  # noqa: BLE001 - the script must not see ours
                 self.refused = f"The steps could not be measured ({type(error).__name__}: {error})."
-                log.warning("stepscope: %s", self.refused)
+                log.debug("stepscope: %s", self.refused, exc_info=True)
+            if self._over:
+                self._end()
 
         return hook
 
+    @property
+    def _over(self) -> bool:
+        return self.refused is not None or len(self.steps) >= self._wanted
+
     def _before_step(self, optimizer: Any) -> None:
-        parameters = [one for group in optimizer.param_groups for one in group["params"]]
-        self._before = {
-            "parameters": stored(parameters),
-            "gradients": stored(one.grad for one in parameters),
-        }
+        parameters = list(optimizer_parameters([optimizer]))
+        index = cuda_index(parameters)
+        weights = Storages(index)
+        weights.add(parameters)
+        grown = Storages(index, weights)
+        grown.add(gradients(parameters))
+        self._before = {"parameters": weights.bytes, "gradients": grown.bytes}
 
     def _after_step(self, optimizer: Any) -> None:
-        if len(self.steps) < self._wanted:
-            self._measure(optimizer)
-        if len(self.steps) >= self._wanted:
-            self._end()
-
-    def _measure(self, optimizer: Any) -> None:
-        parameters = [one for group in optimizer.param_groups for one in group["params"]]
-        devices = {str(one.device) for one in parameters}
-        kinds = {one.device.type for one in parameters}
-        if len(devices) > 1 or not kinds <= {"cpu", "cuda"}:
-            self.refused = (
-                f"The model lies on {', '.join(sorted(devices))}, and one device is judged at a "
-                "time. Fit a part of it alone."
-            )
-        values = [value for state in optimizer.state.values() for value in _tensors(state)]
-        on_cuda = kinds == {"cuda"}
-        index = parameters[0].device.index if on_cuda else None
+        parameters = list(optimizer_parameters([optimizer]))
+        index = cuda_index(parameters)
+        weights = Storages(index)
+        weights.add(parameters)
+        state = Storages(index, weights)
+        state.add(optimizer_state([optimizer]))
         kept, peak, reserved = self._amounts(index)
         self.steps.append(
             StepMemory(
@@ -113,7 +123,7 @@ class FirstSteps:
                 peak=peak,
                 reserved=reserved,
                 kept=kept,
-                state=stored(value for value in values if value.device.type in kinds),
+                state=state.bytes,
                 device=self._device(index),
                 **self._before,
             )
@@ -141,27 +151,28 @@ class FirstSteps:
         name = self._torch.cuda.get_device_name(index)
         return Device("cuda", name, int(free))
 
-    def _end(self) -> None:
+    def _end(self) -> NoReturn:
         if threading.current_thread() is not threading.main_thread() or self._raised:
             # In a thread of its own SystemExit ends that thread alone.
             self._raised += 1
             if self._raised > RAISED_LIMIT:
                 self._ended()
                 sys.stderr.flush()
-                os._exit(0)
+                os._exit(0 if self.refused is None else 1)
         self._raised = max(1, self._raised)
         raise Enough(0)
 
 
-def stored(tensors: Iterable[Any]) -> int:
-    """Return the bytes of the storages behind tensors, each once; None counts as nothing."""
-    found: dict[tuple[str, int], int] = {}
-    for tensor in tensors:
-        if tensor is not None:
-            local = getattr(tensor, "to_local", None)  # a DTensor's own part
-            storage = (local() if local is not None else tensor).untyped_storage()
-            found[str(tensor.device), storage.data_ptr()] = int(storage.nbytes())
-    return sum(found.values())
+def cuda_index(parameters: list[Any]) -> int | None:
+    """Return the CUDA device that all of these lie on, None for the host."""
+    devices = {str(one.device) for one in parameters}
+    kinds = {one.device.type for one in parameters}
+    if len(devices) > 1 or not kinds <= {"cpu", "cuda"}:
+        raise _CannotBeMeasured(
+            f"The model lies on {', '.join(sorted(devices))}, and one device is judged at a "
+            "time. Fit a part of it alone."
+        )
+    return int(parameters[0].device.index) if kinds == {"cuda"} else None
 
 
 def process_peak(status: Path = _STATUS) -> int:
@@ -177,8 +188,3 @@ def give_back() -> None:
     """Have the C library return what is free to the system: it keeps freed tensors for itself."""
     with contextlib.suppress(OSError, AttributeError):  # a C library other than GNU's
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def _tensors(state: Any) -> list[Any]:
-    values = state.values() if isinstance(state, dict) else ()
-    return [value for value in values if hasattr(value, "untyped_storage")]

@@ -92,7 +92,7 @@ def test_the_first_steps_of_a_script_say_what_the_allocator_gave(tmp_path: Path)
     found = json.loads(done.stdout)
     weights = 4 * 4 * (256 * 256 + 256)
     assert found["device"] == "cuda"
-    assert found["parts"]["parameters"] == found["parts"]["gradients"] == weights
+    assert found["parts"]["trained_parameters"] == found["parts"]["gradients"] == weights
     # A counter for each of the eight parameters is on the host, or on the device if fused.
     assert found["parts"]["optimizer_state"] == pytest.approx(2 * weights, abs=8 * 512)
     assert found["measured_reserved_bytes"] >= found["measured_peak_bytes"]

@@ -255,7 +255,7 @@ def test_a_script_is_measured_and_ended(script: str) -> None:
     found = json.loads(done.stdout)
     assert found["steps"] == 4
     weights = 8 * 4 * (512 * 512 + 512)
-    assert found["parts"]["parameters"] == found["parts"]["gradients"] == weights
+    assert found["parts"]["trained_parameters"] == found["parts"]["gradients"] == weights
     assert found["parts"]["optimizer_state"] == 2 * weights + 16 * 4
     # Sixteen layers keep what they gave, of 16 MiB each.
     assert 0.5 * 256 * 2**20 < found["parts"]["activations_and_the_rest"] < 2 * 256 * 2**20
@@ -282,6 +282,77 @@ def test_a_script_that_catches_everything_is_ended_from_outside(script: str) -> 
     done = run([*SCRIPT_FIT, "--json", script, "64", "catch"])
     assert done.returncode == 0
     assert json.loads(done.stdout)["steps"] == 3
+
+
+MANY_STEPS = """
+import torch
+{setup}
+for step in range(200):
+    loss = {loss}
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step({closure})
+print("ran to its end")
+"""
+META = {
+    "setup": "model = torch.nn.Linear(4, 4, device='meta')\n"
+    "optimizer = torch.optim.SGD(model.parameters())",
+    "loss": "model(torch.ones(4, device='meta')).sum()",
+    "closure": "",
+}
+NO_STATE = {
+    "setup": "model = torch.nn.Linear(4, 4)\n"
+    "optimizer = torch.optim.SGD(model.parameters())\n"
+    "optimizer.state = 5",
+    "loss": "model(torch.ones(4)).sum()",
+    "closure": "",
+}
+
+
+@pytest.mark.parametrize(("parts", "said"), [(META, "lies on meta"), (NO_STATE, "AttributeError")])
+def test_a_script_that_cannot_be_measured_ends_at_once_with_the_first_reason(
+    tmp_path: Path, parts: dict[str, str], said: str
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(MANY_STEPS.format(**parts))
+    done = run([*SCRIPT_FIT, "--json", str(path)])
+    assert done.returncode == 1
+    found = json.loads(done.stdout)
+    assert said in found["text"]
+    assert found["steps"] == 0
+    assert done.stderr == ""
+
+
+def test_sparse_gradients_and_lists_of_state_count(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    rows, width = 1000, 8
+    path.write_text(
+        MANY_STEPS.format(
+            setup=f"model = torch.nn.Embedding({rows}, {width}, sparse=True)\n"
+            "optimizer = torch.optim.SparseAdam(model.parameters())",
+            loss="model(torch.arange(32)).sum()",
+            closure="",
+        )
+    )
+    done = run([*SCRIPT_FIT, "--json", str(path)])
+    assert done.returncode == 0, done.stderr
+    parts = json.loads(done.stdout)["parts"]
+    assert parts["gradients"] == 32 * (width * 4 + 8)  # values, and an index of 8 bytes
+    assert parts["optimizer_state"] == 2 * rows * width * 4
+    path.write_text(
+        MANY_STEPS.format(
+            setup="model = torch.nn.Linear(64, 64, bias=False)\n"
+            "optimizer = torch.optim.LBFGS(model.parameters(), max_iter=5)",
+            loss="model(torch.ones(64)).square().sum()",
+            closure="lambda: (optimizer.zero_grad(), "
+            "model(torch.randn(99, 64)).square().sum().backward(), torch.ones(()))[2]",
+        )
+    )
+    done = run([*SCRIPT_FIT, "--json", "--steps", "4", str(path)])
+    assert done.returncode == 0, done.stderr
+    parts = json.loads(done.stdout)["parts"]
+    # Besides the direction and the gradient before, two lists of their differences.
+    assert parts["optimizer_state"] >= 4 * 64 * 64 * 4
 
 
 def test_a_script_without_steps_gets_a_sentence(tmp_path: Path) -> None:

@@ -7,10 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from stepscope.diagnosis.first_steps import Device, StepMemory, report
-from stepscope.watch.first_steps import process_peak, stored
+from stepscope.watch.first_steps import process_peak
 
 GIB = 2**30
 GPU = Device("cuda", "a GPU", 9 * GIB)
@@ -78,11 +77,6 @@ def test_where_it_cannot_be_told_there_is_no_factor(steps: list[StepMemory], sai
 def test_without_a_step_the_reason_is_told() -> None:
     found = report([], "No step was seen.")
     assert (found.text, found.factor, found.peak) == ("No step was seen.", None, None)
-
-
-def test_shared_storages_count_once() -> None:
-    weights = torch.zeros(10, 10)
-    assert stored([weights, weights[:5], None, torch.zeros(3)]) == 400 + 12
 
 
 def test_the_peak_of_the_process_is_what_the_system_says(tmp_path: Path) -> None:
