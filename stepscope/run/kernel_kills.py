@@ -1,5 +1,7 @@
 """How many processes the kernel has killed for lack of memory, and how full the container is.
 
+Page cache that was not read lately counts as used, and goes when memory is needed.
+
 The counter is that of the process's own control group (cgroup), a container's as a rule; a kill
 anywhere below it counts. Outside of Linux, and where the files are hidden, nothing is known.
 """
@@ -28,6 +30,12 @@ class Container:
     used: int | None = None
     kills: int | None = None
     idle_cache: int | None = None
+
+    def within(self, free: int) -> int:
+        """Return how many of the host's free bytes a process in this container can have."""
+        if self.limit is None or self.used is None:
+            return free
+        return min(free, max(0, self.limit - self.used + (self.idle_cache or 0)))
 
 
 def container(folder: Path | None = None) -> Container:

@@ -37,6 +37,20 @@ def test_version_1_is_read(tmp_path: Path) -> None:
     assert container(folder) == Container(limit=None, used=900, kills=2)
 
 
+def test_a_process_has_what_its_container_leaves(tmp_path: Path) -> None:
+    files = {"memory_limit_in_bytes": "1000\n", "memory_usage_in_bytes": "900\n"}
+    old = write(
+        tmp_path / "1", **files, memory_stat="cache 9\ninactive_file 1\ntotal_inactive_file 300\n"
+    )
+    files = {"memory_max": "1000\n", "memory_current": "900\n"}
+    new = write(tmp_path / "2", **files, memory_stat="anon 500\ninactive_file 300\n")
+    for folder in (old, new):
+        assert container(folder).within(5000) == 400
+        assert container(folder).within(300) == 300
+    assert Container(limit=1000, used=2000).within(5000) == 0
+    assert Container(used=900).within(5000) == 5000
+
+
 @pytest.mark.parametrize("text", ["", "oom_kill", "oom_kill many", "oom_kill -1", "\x00" * 9])
 def test_what_is_no_counter_is_not_known(tmp_path: Path, text: str) -> None:
     assert container(write(tmp_path, memory_events=text)).kills is None

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 
+from stepscope.run.kernel_kills import container
 from stepscope.sampling.nvml import DeviceSource, open_source
 from stepscope.sampling.nvml_fields import Tier
 from trainer.problems import TrainDevice
-
-CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,29 +38,8 @@ def free_memory(device: TrainDevice, source: DeviceSource | None = None) -> Free
     return Free(max(0, total - int(used)), total)
 
 
-def host_memory(cgroup: Path = CGROUP) -> Free:
+def host_memory() -> Free:
     """Return what the host can give this process, within the limit of its container."""
-    memory = psutil.virtual_memory()
-    limit, used = _number(cgroup / "memory.max"), _number(cgroup / "memory.current")
-    if limit is None or used is None or limit >= memory.total:
-        return Free(memory.available, memory.total)
-    # The page cache counts as used, and goes when memory is needed.
-    cache = _cache(cgroup / "memory.stat")
-    return Free(min(memory.available, max(0, limit - used + cache)), limit)
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):  # no container, or the word "max" for no limit
-        return None
-
-
-def _cache(path: Path) -> int:
-    try:
-        lines = path.read_text().splitlines()
-    except OSError:
-        return 0
-    found = dict(line.split(" ", 1) for line in lines if " " in line)
-    value = found.get("inactive_file", "0")
-    return int(value) if value.isdecimal() else 0
+    memory, own = psutil.virtual_memory(), container()
+    total = memory.total if own.limit is None else min(own.limit, memory.total)
+    return Free(own.within(memory.available), total)
