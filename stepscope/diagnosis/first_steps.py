@@ -1,9 +1,11 @@
 """What the memory of a script's first steps says about its batch size. Pure.
 
-What stays after an update (weights, gradients, the optimizer's state, data) does not depend on the
-batch. The rest of the peak, the activations and what comes with them, is taken to grow in
-proportion to it. Where that rest is too
-small or too uneven to be told from the noise, nothing is said.
+Weights, gradients and the optimizer's state do not depend on the batch. All else of the peak is
+taken to grow in proportion to it, also what stays after an update: a batch and its results may be
+among that. Of a batch that has to shrink that part is taken to stay. So a factor is rather too
+small than too large. Where activations are too small or too
+uneven to be told from the noise, and where several optimizers or devices take turns, nothing is
+said.
 """
 
 from __future__ import annotations
@@ -25,20 +27,26 @@ MOST = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Where a script trains: its kind, its name, and its free bytes."""
+    """Where a script trains: its kind, its name, its free bytes, and of a GPU its index."""
 
     kind: str
     name: str
     free: int
+    index: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepMemory:
     """Bytes of one step: peaks since the step before, and what stays after it."""
 
-    optimizer: str
+    optimizer: int = 0
+    """The number of the optimizer that was stepped."""
+    waiting: int = 0
+    """Optimizers of other parameters that were not stepped yet."""
     peak: int
     reserved: int | None
+    reserved_now: int | None
+    """After the update; less than the peak where the allocator gave memory back."""
     kept: int
     """Right after the update: weights, gradients, state, data, and on a CPU the whole process."""
     parameters: int
@@ -81,16 +89,17 @@ def report(steps: Sequence[StepMemory], why_none: str) -> FitReport:
     # The first step has no optimizer state before its update, and what is made once.
     steady = steps[1:] or steps
     largest = max(steady, key=lambda step: step.peak)
-    device, rest = largest.device, largest.peak - largest.kept
+    device = largest.device
     parts = {
         "trained_parameters": largest.parameters,
         "gradients": largest.gradients,
         "optimizer_state": largest.state,
         "others_kept": max(0, largest.kept - _known(largest)),
-        "activations_and_the_rest": max(0, rest),
+        "activations_and_the_rest": max(0, _freed(largest)),
     }
-    room = device.free + (largest.kept if largest.reserved is None else largest.reserved)
-    factor, why = _factor(steps, rest, room)
+    own = largest.kept if largest.reserved_now is None else largest.reserved_now
+    room = device.free + own
+    factor, why = _factor(steps, room)
     return FitReport(
         text=why,
         factor=factor,
@@ -106,36 +115,72 @@ def _known(step: StepMemory) -> int:
     return step.parameters + step.gradients + step.state
 
 
-def _factor(steps: Sequence[StepMemory], rest: int, room: int) -> tuple[float | None, str]:
+def _freed(step: StepMemory) -> int:
+    """What a step takes and gives back."""
+    return step.peak - step.kept
+
+
+def _growing(step: StepMemory) -> int:
+    """What may depend on the batch."""
+    return step.peak - _known(step)
+
+
+def _factor(steps: Sequence[StepMemory], room: int) -> tuple[float | None, str]:
     steady = steps[1:] or steps
     largest = max(steady, key=lambda step: step.peak)
-    if len(steps) < 2:
-        return None, "Only one step was measured, and the first is not like the others: no advice."
-    if len({step.optimizer for step in steps}) > 1:
-        return None, "Several optimizers take turns, so their steps cannot be compared: no advice."
-    if rest < max(LEAST_REST, LEAST_SHARE * largest.peak):
-        return None, (
-            f"Activations and the rest are {format_bytes(max(0, rest))} of a peak of "
-            f"{format_bytes(largest.peak)}: too little to tell how they grow with the batch."
-        )
-    least = min(step.peak - step.kept for step in steady)
-    if least < (1 - UNEVEN) * rest:
-        return None, (
-            f"The steps differ ({format_bytes(max(0, least))} to {format_bytes(rest)} besides the "
-            "weights), as batches of uneven length do: no advice."
-        )
+    why = _incomparable(steps) or _too_little(largest)
+    why = why or _uneven([_freed(step) for step in steady])
+    why = why or _uneven([_growing(step) for step in steady])
+    if why is not None:
+        return None, why
     # The allocator keeps more than it hands out, in proportion.
     overhead = 1.0 if largest.reserved is None else max(1.0, largest.reserved / largest.peak)
-    allowed = room * (1 - HEADROOM) / overhead - largest.kept
-    factor = max(0.0, min(MOST, allowed / rest))
-    if factor < 1:
+    allowed = room * (1 - HEADROOM) / overhead
+    if allowed < largest.peak:  # here it is cautious to take little for the batch's
+        factor = max(0.0, (allowed - largest.kept) / _freed(largest))
         return factor, (
             f"The batch leaves less than {100 * HEADROOM:.0f} % free. About {factor:.2g} times the "
-            "batch would, if all that is freed again grows in proportion to it."
+            f"batch would, taken that only what an update frees again "
+            f"({format_bytes(_freed(largest))}) shrinks with it."
         )
+    factor = min(MOST, (allowed - _known(largest)) / _growing(largest))
     return factor, (
         f"The batch can be about {_short(factor)} times as large and leave {100 * HEADROOM:.0f} % "
-        "free, if all that is freed again grows in proportion to it."
+        "free, taken that all of the peak besides trained parameters, gradients and optimizer "
+        f"state ({format_bytes(_growing(largest))}) grows in proportion to it."
+    )
+
+
+def _incomparable(steps: Sequence[StepMemory]) -> str | None:
+    if len(steps) < 2:
+        return "Only one step was measured, and the first is not like the others: no advice."
+    if len({step.optimizer for step in steps}) > 1:
+        return "Several optimizers take turns, so their steps cannot be compared: no advice."
+    if steps[-1].waiting:
+        return (
+            "Another optimizer was not stepped yet, so what it will take is not known: no advice. "
+            "Measure more steps with --steps."
+        )
+    if len({(step.device.kind, step.device.index) for step in steps}) > 1:
+        return "The steps were on several devices, so they cannot be compared: no advice."
+    return None
+
+
+def _too_little(largest: StepMemory) -> str | None:
+    if _freed(largest) >= max(LEAST_REST, LEAST_SHARE * largest.peak):
+        return None
+    return (
+        f"Activations and the rest are {format_bytes(max(0, _freed(largest)))} of a peak of "
+        f"{format_bytes(largest.peak)}: too little to tell how they grow with the batch."
+    )
+
+
+def _uneven(amounts: Sequence[int]) -> str | None:
+    if min(amounts) >= (1 - UNEVEN) * max(amounts):
+        return None
+    return (
+        f"The steps differ ({format_bytes(max(0, min(amounts)))} to {format_bytes(max(amounts))} "
+        "besides the weights), as batches of uneven length do: no advice."
     )
 
 

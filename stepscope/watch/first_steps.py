@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import logging
 import os
 import sys
@@ -23,6 +24,7 @@ from typing import Any, NoReturn
 import psutil
 
 from stepscope.diagnosis.first_steps import Device, StepMemory
+from stepscope.run.kernel_kills import container
 from stepscope.sampling.tensors import (
     Storages,
     gradients,
@@ -65,6 +67,8 @@ class FirstSteps:
         self._before: dict[str, int] = {}
         self._pid = os.getpid()
         self._torch: Any = None
+        self._optimizers: list[Any] = []
+        """Those that were stepped; held, so that none takes another's place."""
 
     def start(self) -> None:
         """Begin with the next import of torch."""
@@ -88,7 +92,7 @@ class FirstSteps:
                 measure(optimizer)
             except _CannotBeMeasured as error:
                 self.refused = str(error)
-            except Exception as error:  # noqa: BLE001 - the script must not see ours
+            except Exception as error:  # the script must not see ours
                 self.refused = f"The steps could not be measured ({type(error).__name__}: {error})."
                 log.debug("stepscope: %s", self.refused, exc_info=True)
             if self._over:
@@ -116,12 +120,14 @@ class FirstSteps:
         weights.add(parameters)
         state = Storages(index, weights)
         state.add(optimizer_state([optimizer]))
-        kept, peak, reserved = self._amounts(index)
+        kept, peak, reserved, reserved_now = self._amounts(index)
         self.steps.append(
             StepMemory(
-                optimizer=type(optimizer).__name__,
+                optimizer=self._number(optimizer),
+                waiting=waiting_optimizers(self._optimizers),
                 peak=peak,
                 reserved=reserved,
+                reserved_now=reserved_now,
                 kept=kept,
                 state=state.bytes,
                 device=self._device(index),
@@ -129,27 +135,39 @@ class FirstSteps:
             )
         )
 
-    def _amounts(self, index: int | None) -> tuple[int, int, int | None]:
-        """Return what is there now and the peaks since the step before, on a CPU of the process."""
+    def _number(self, optimizer: Any) -> int:
+        """Return the place of this very optimizer among those that were stepped."""
+        for number, known in enumerate(self._optimizers):
+            if known is optimizer:
+                return number
+        self._optimizers.append(optimizer)
+        return len(self._optimizers) - 1
+
+    def _amounts(self, index: int | None) -> tuple[int, int, int | None, int | None]:
+        """Return what is there now, the peaks since the step before, and what is reserved now.
+
+        On a CPU they are of the process, and nothing is reserved.
+        """
         if index is not None:
             stats = self._torch.cuda.memory_stats_as_nested_dict(index)
             peak = int(stats["allocated_bytes"]["all"]["peak"])
             reserved = int(stats["reserved_bytes"]["all"]["peak"])
             self._torch.cuda.reset_peak_memory_stats(index)
-            return int(stats["allocated_bytes"]["all"]["current"]), peak, reserved
+            now = int(stats["allocated_bytes"]["all"]["current"])
+            return now, peak, reserved, int(stats["reserved_bytes"]["all"]["current"])
         peak = process_peak()
         give_back()
         now = int(psutil.Process().memory_info().rss)
         with contextlib.suppress(OSError):
             _CLEAR.write_text(_PEAK_ONLY)
-        return now, max(peak, now), None
+        return now, max(peak, now), None, None
 
     def _device(self, index: int | None) -> Device:
         if index is None:
-            return Device("cpu", "the host's memory", int(psutil.virtual_memory().available))
+            return Device("cpu", "the host's memory", container().within(host_free()))
         free, _ = self._torch.cuda.mem_get_info(index)
         name = self._torch.cuda.get_device_name(index)
-        return Device("cuda", name, int(free))
+        return Device("cuda", name, int(free), index)
 
     def _end(self) -> NoReturn:
         if threading.current_thread() is not threading.main_thread() or self._raised:
@@ -173,6 +191,22 @@ def cuda_index(parameters: list[Any]) -> int | None:
             "time. Fit a part of it alone."
         )
     return int(parameters[0].device.index) if kinds == {"cuda"} else None
+
+
+def waiting_optimizers(stepped: list[Any]) -> int:
+    """Return how many optimizers of other parameters there are that were not stepped yet."""
+    module = sys.modules.get("torch.optim.optimizer")
+    known = {id(one) for one in optimizer_parameters(stepped)}
+    found = 0
+    for one in gc.get_objects() if module is not None else ():
+        if issubclass(type(one), module.Optimizer) and hasattr(one, "param_groups"):
+            found += known.isdisjoint(id(each) for each in optimizer_parameters([one]))
+    return found
+
+
+def host_free() -> int:
+    """Return the bytes that the host can give without swapping."""
+    return int(psutil.virtual_memory().available)
 
 
 def process_peak(status: Path = _STATUS) -> int:

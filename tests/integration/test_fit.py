@@ -323,6 +323,31 @@ def test_a_script_that_cannot_be_measured_ends_at_once_with_the_first_reason(
     assert done.stderr == ""
 
 
+TWO = {
+    "setup": "import copy\nmodel = torch.nn.Linear(4, 4)\nother = copy.deepcopy(model)\n"
+    "optimizer = torch.optim.Adam(model.parameters())\n"
+    "second = torch.optim.Adam(other.parameters())",
+    "loss": "model(torch.ones(4)).sum() + other(torch.ones(4)).sum()",
+}
+
+
+@pytest.mark.parametrize(
+    ("closure", "said"),
+    [
+        ("); second.step(", "Several optimizers"),
+        (") if step < 40 else second.step(", "Another optimizer was not stepped"),
+    ],
+)
+def test_optimizers_of_one_class_are_told_apart(tmp_path: Path, closure: str, said: str) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(MANY_STEPS.format(**TWO, closure=closure))
+    done = run([*SCRIPT_FIT, "--json", str(path)])
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert said in found["text"]
+    assert found["batch_factor"] is None
+
+
 def test_sparse_gradients_and_lists_of_state_count(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     rows, width = 1000, 8

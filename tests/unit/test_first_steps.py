@@ -9,14 +9,17 @@ from pathlib import Path
 import pytest
 
 from stepscope.diagnosis.first_steps import Device, StepMemory, report
-from stepscope.watch.first_steps import process_peak
+from stepscope.run.kernel_kills import Container
+from stepscope.watch import first_steps
+from stepscope.watch.first_steps import FirstSteps, process_peak
+from trainer.fit import free
 
 GIB = 2**30
 GPU = Device("cuda", "a GPU", 9 * GIB)
 STEP = StepMemory(
-    optimizer="Adam",
     peak=3 * GIB,
     reserved=3 * GIB,
+    reserved_now=3 * GIB,
     kept=GIB,
     parameters=GIB // 4,
     gradients=GIB // 4,
@@ -38,13 +41,28 @@ def test_the_rest_of_the_peak_grows_with_the_batch() -> None:
 
 
 def test_what_the_allocator_keeps_counts_in_proportion() -> None:
-    loose = replace(STEP, reserved=6 * GIB, device=replace(GPU, free=6 * GIB))
+    loose = replace(STEP, reserved=6 * GIB, reserved_now=6 * GIB, device=replace(GPU, free=6 * GIB))
     assert report([FIRST, loose, loose], "none").factor == pytest.approx((12 * 0.9 / 2 - 1) / 2)
+
+
+def test_what_stays_besides_the_weights_counts_as_growing() -> None:
+    results = replace(STEP, kept=2 * GIB)
+    found = report([FIRST, results, results], "none")
+    assert found.factor == pytest.approx(4.9)
+    assert found.parts["others_kept"] == GIB
+    assert "besides trained parameters, gradients and optimizer state (2.00 GiB)" in found.text
+
+
+def test_what_the_allocator_gave_back_is_free_and_counts_once() -> None:
+    emptied = replace(STEP, reserved_now=GIB, device=replace(GPU, free=11 * GIB))
+    found = report([FIRST, emptied, emptied], "none")
+    assert found.room == 12 * GIB
+    assert found.factor == pytest.approx(4.9)
 
 
 def test_on_a_cpu_the_process_and_what_is_free_is_all_there_is() -> None:
     host = Device("cpu", "the host's memory", 9 * GIB)
-    step = replace(STEP, reserved=None, device=host)
+    step = replace(STEP, reserved=None, reserved_now=None, device=host)
     found = report([step, step, step], "none")
     assert found.room == 10 * GIB
     assert found.factor == pytest.approx((10 * 0.9 - 1) / 2)
@@ -63,9 +81,12 @@ def test_a_batch_that_is_too_large_already_should_shrink() -> None:
     ("steps", "said"),
     [
         ([STEP], "Only one step"),
-        ([STEP, STEP, replace(STEP, optimizer="SGD")], "Several optimizers"),
+        ([STEP, STEP, replace(STEP, optimizer=1)], "Several optimizers"),
+        ([STEP, STEP, replace(STEP, waiting=1)], "Another optimizer was not stepped"),
+        ([STEP, STEP, replace(STEP, device=replace(GPU, index=1))], "several devices"),
         ([STEP, replace(STEP, kept=STEP.peak - 1000)], "too little to tell"),
         ([STEP, STEP, replace(STEP, peak=5 * GIB)], "The steps differ"),
+        ([STEP, STEP, replace(STEP, peak=5 * GIB, kept=3 * GIB)], "The steps differ"),
     ],
 )
 def test_where_it_cannot_be_told_there_is_no_factor(steps: list[StepMemory], said: str) -> None:
@@ -77,6 +98,16 @@ def test_where_it_cannot_be_told_there_is_no_factor(steps: list[StepMemory], sai
 def test_without_a_step_the_reason_is_told() -> None:
     found = report([], "No step was seen.")
     assert (found.text, found.factor, found.peak) == ("No step was seen.", None, None)
+
+
+def test_the_hosts_memory_ends_at_the_limit_of_the_container(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    held = Container(limit=GIB, used=GIB - 4096)
+    monkeypatch.setattr(first_steps, "container", lambda: held)
+    monkeypatch.setattr(free, "container", lambda: held)
+    assert FirstSteps(3, lambda: None)._device(None).free == 4096
+    assert (free.host_memory().bytes, free.host_memory().total) == (4096, GIB)
 
 
 def test_the_peak_of_the_process_is_what_the_system_says(tmp_path: Path) -> None:
