@@ -82,13 +82,11 @@ def _validation(record: OomRecord, figures: Figures) -> Proposed | None:
         return None
     where = f" (in {record.function})" if record.function else ""
     kept = f"In validation{where} gradients were on, so activations were kept"
-    usual = usual_peak(record)
-    if usual is None:
-        text = f"{kept}: {format_bytes(figures.demand)} was needed, more than in the steps before."
-        return Case.SPIKE, text, None, Advice.NO_GRAD
-    share = (figures.demand - usual) / figures.limit
-    text = f"{kept}: {_needed(figures, usual)}."
-    return (Case.SPIKE, text, share, Advice.NO_GRAD) if share > 0 else None
+    more = _above_usual(record, figures)
+    if not more:
+        return None
+    text = f"{kept}: {_needed(figures, figures.demand - more)}."
+    return Case.SPIKE, text, more / figures.limit, Advice.NO_GRAD
 
 
 def _needed(figures: Figures, usual: int) -> str:

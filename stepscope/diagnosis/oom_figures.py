@@ -88,8 +88,12 @@ def others_of(record: OomRecord, figures: Figures) -> int | None:
 
 
 def evaluates_with_gradients(record: OomRecord) -> bool:
-    """Say whether a validation ran with gradients on, as without `torch.no_grad()`."""
-    return record.grad is True and record.phase == "validation"
+    """Say whether a validation ran with gradients on, as without `torch.no_grad()`.
+
+    Evaluation mode alone does not tell: it has to be another mode than steps ended in.
+    """
+    changed = record.training is False and record.training_at_steps is True
+    return record.grad is True and record.phase == "validation" and changed
 
 
 def gpu_evidence(

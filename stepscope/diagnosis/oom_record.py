@@ -129,9 +129,9 @@ class OomRecord:
     memory of this process by the driver, `others` that of all other processes.
 
     `step` is the last optimizer step that ended and `steps_done` how many ended in this run.
-    `phase` is the part of the step, `training` the mode of the outermost model, `grad` whether
-    gradients were on. `inputs` are the shapes of what the model was called with. `stack` has the
-    innermost frame first.
+    `phase` is the part of the step, `training` the mode of the outermost model,
+    `training_at_steps` its mode when steps ended, `grad` whether gradients were on. `inputs` are
+    the shapes of what the model was called with. `stack` has the innermost frame first.
     """
 
     ts: float
@@ -141,6 +141,7 @@ class OomRecord:
     steps_done: int | None = None
     phase: str | None = None
     training: bool | None = None
+    training_at_steps: bool | None = None
     grad: bool | None = None
     device: int | None = None
     uuid: str | None = None

@@ -49,6 +49,8 @@ class Parts:
         self._models: dict[int, weakref.ref[Any]] = {}
         self._beside: list[weakref.ref[Any]] = []
         """Parameters of models that no optimizer updates, and that take gradients all the same."""
+        self._modes: dict[int, bool] = {}
+        """By the id of a model, whether it was in training mode when it was read last."""
         self._weights = _Kept(clock)
         self._state = _Kept(clock)
         self._due = -math.inf
@@ -72,6 +74,14 @@ class Parts:
     def add_model(self, model: Any) -> None:
         """Count the parameters of this torch.nn.Module, also those that no optimizer updates."""
         _note(self._models, model)
+
+    def mode_at_steps(self, model: Any) -> bool | None:
+        """Say whether a model was in training mode at the last boundary that was read.
+
+        None where that is not known. From any thread; may raise what the model's class raises.
+        """
+        known = self._models.get(id(model))
+        return self._modes.get(id(model)) if known is not None and known() is model else None
 
     def search(self) -> None:
         """Look for optimizers and models by itself: those of a script are not handed over."""
@@ -124,6 +134,7 @@ class Parts:
 
     def _read(self, cuda_index: int | None) -> dict[str, float]:
         optimizers, models = list(_alive(self._optimizers)), list(_alive(self._models))
+        self._modes = {id(one): bool(getattr(one, "training", False)) for one in models}
         if cuda_index != self._index:
             self._index = cuda_index
             self._weights, self._state = _Kept(self._clock), _Kept(self._clock)

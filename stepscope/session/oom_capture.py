@@ -51,6 +51,7 @@ class Facts:
     step: int
     steps_done: int
     own_parts: Mapping[str, str]
+    mode_at_steps: Callable[[Any], bool | None] = lambda model: None
     first_kills: Any = None
 
     @property
@@ -100,7 +101,10 @@ def at_allocation(
         **found,
     )
     record = _with_place(
-        record, parts.read("stack", oom_stack.Place(), oom_stack.here, facts.own_parts)
+        record,
+        parts.read(
+            "stack", oom_stack.Place(), oom_stack.here, facts.own_parts, facts.mode_at_steps
+        ),
     )
     if whole:
         record = _with_segments(record, parts)
@@ -118,7 +122,12 @@ def at_error(facts: Facts, error: BaseException, memory: Memory) -> OomRecord:
     said = to_text(error)
     record = replace(facts.base, memory=memory, message=first_words(error))
     place = parts.read(
-        "stack", oom_stack.Place(), oom_stack.of_traceback, error.__traceback__, facts.own_parts
+        "stack",
+        oom_stack.Place(),
+        oom_stack.of_traceback,
+        error.__traceback__,
+        facts.own_parts,
+        facts.mode_at_steps,
     )
     record = _with_place(record, replace(place, is_script=False))
     if memory is Memory.GPU:
@@ -195,6 +204,7 @@ def _with_place(record: OomRecord, place: oom_stack.Place) -> OomRecord:
         record,
         phase=place.phase,
         training=place.training,
+        training_at_steps=place.training_at_steps,
         function=place.function,
         inputs=place.inputs,
         optimizer=place.optimizer,

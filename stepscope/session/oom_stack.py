@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -29,6 +29,8 @@ TENSORS = 200_000
 """Tensors of an optimizer that are added up at most."""
 _PACKAGE = f"{Path(__file__).resolve().parents[1].as_posix()}/"
 _OPTIMIZING = ("torch/optim/", "torch/amp/grad_scaler.py", "torch/nn/utils/clip_grad.py")
+ModeAtSteps = Callable[[Any], bool | None]
+"""Says whether a model was in training mode when steps ended; None where that is not known."""
 _EVALUATES = re.compile(r"_*(valid|eval|test$|test_(step|epoch|loop))")
 _STATES = {"adamax": 2, "adam": 2, "lion": 1, "sgd": 1, "adagrad": 1, "rmsprop": 1}
 """Tensors of the size of a parameter that the common optimizers keep; the first match counts."""
@@ -36,10 +38,16 @@ _STATES = {"adamax": 2, "adam": 2, "lion": 1, "sgd": 1, "adagrad": 1, "rmsprop":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where an allocation failed; `function` is the function that evaluates, if one does."""
+    """Where an allocation failed.
+
+    It is a validation where the outermost model is in evaluation mode and was not when steps
+    ended: some train in evaluation mode, with frozen statistics. `function` then is the function
+    that evaluates, by its name, if one does.
+    """
 
     phase: str | None = None
     training: bool | None = None
+    training_at_steps: bool | None = None
     function: str | None = None
     inputs: tuple[str, ...] = ()
     optimizer: OptimizerState | None = None
@@ -48,31 +56,38 @@ class Place:
     """Python began the thread: whether gradients are on says something then."""
 
 
-def here(own_parts: Mapping[str, str] | None = None) -> Place:
+def here(
+    own_parts: Mapping[str, str] | None = None, mode_at_steps: ModeAtSteps | None = None
+) -> Place:
     """Return the place of the calling thread; of autograd's own threads, that of `backward()`.
 
     `own_parts` gives the part of a step by the end of a file's path.
     """
     frames = list(_outward(sys._getframe(1)))
     if _is_script():
-        return place(frames, own_parts)
+        return place(frames, own_parts, mode_at_steps)
     for waiting in _in_backward():
         return place([*frames, *waiting], own_parts, in_backward_thread=True)
     return place(frames, own_parts, in_backward_thread=True)
 
 
-def of_traceback(trace: TracebackType | None, own_parts: Mapping[str, str] | None = None) -> Place:
+def of_traceback(
+    trace: TracebackType | None,
+    own_parts: Mapping[str, str] | None = None,
+    mode_at_steps: ModeAtSteps | None = None,
+) -> Place:
     """Return the place that an exception came from."""
     frames: list[FrameType] = []
     while trace is not None and len(frames) < DEPTH:
         frames.append(trace.tb_frame)
         trace = trace.tb_next
-    return place(frames[::-1], own_parts)
+    return place(frames[::-1], own_parts, mode_at_steps)
 
 
 def place(
     frames: Sequence[FrameType],
     own_parts: Mapping[str, str] | None = None,
+    mode_at_steps: ModeAtSteps | None = None,
     *,
     in_backward_thread: bool = False,
 ) -> Place:
@@ -83,11 +98,13 @@ def place(
     names = (frame.f_code.co_name for frame in shown if "/torch/" not in _file(frame))
     function = next((name for name in names if _EVALUATES.match(name)), None)
     phase = BACKWARD if in_backward_thread else _phase(shown, own_parts or {})
-    if phase in (FORWARD, None) and (training is False or function is not None):
+    at_steps = None if model is None or mode_at_steps is None else mode_at_steps(model)
+    if phase == FORWARD and training is False and at_steps is True:
         phase = VALIDATION
     return Place(
         phase=phase,
         training=training if isinstance(training, bool) else None,
+        training_at_steps=at_steps,
         function=function if phase == VALIDATION else None,
         inputs=tuple(_inputs(shown)),
         optimizer=_optimizer(shown) if phase == OPTIMIZER else None,

@@ -48,6 +48,8 @@ class OomWatch:
         self.step: Callable[[], int] = lambda: recorder.step
         self.first_step = 0
         self.own_parts: Mapping[str, str] = {}
+        self.mode_at_steps: Callable[[Any], bool | None] = lambda model: None
+        """Says whether a model was in training mode when steps ended; None where not known."""
         self.first_kills = first_kills
         """What run.json has of the kernel's counter of kills at the start."""
         self.pending = False
@@ -153,6 +155,7 @@ class OomWatch:
             step=step,
             steps_done=max(0, step - self.first_step),
             own_parts=self.own_parts,
+            mode_at_steps=self.mode_at_steps,
             first_kills=self.first_kills,
         )
 

@@ -111,6 +111,7 @@ class Session:
             gpu_uuids=[gpu["uuid"] for gpu in gpus],
             period_s=period_s,
         )
+        self.oom.mode_at_steps = self.sampler.readings.parts.mode_at_steps
         self.sampler.observers.append(GrowthWatch(self.recorder).observe)
         self.recorder.describe(devices=gpus)
         self.describe_environment(trains_on)

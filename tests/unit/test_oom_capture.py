@@ -87,7 +87,14 @@ def test_a_forward_pass_is_known_with_its_inputs_and_mode() -> None:
 
 
 def test_a_model_in_evaluation_is_validation_by_the_outermost_mode() -> None:
-    model = nn.Sequential(Probe(oom_stack.here)).eval()
+    known: dict[Any, bool | None] = {}
+    model = nn.Sequential(Probe(lambda: oom_stack.here(mode_at_steps=known.get))).eval()
+    for at_steps in (None, False):  # not known, or trained in this very mode
+        known[model] = at_steps
+        model(torch.zeros(1))
+        assert (model[0].found.phase, model[0].found.training) == ("forward", False)
+        assert model[0].found.training_at_steps is at_steps
+    known[model] = True
     model(torch.zeros(1))
     assert (model[0].found.phase, model[0].found.training) == ("validation", False)
     model.train()
@@ -96,12 +103,19 @@ def test_a_model_in_evaluation_is_validation_by_the_outermost_mode() -> None:
     assert model[0].found.phase == "forward"
 
 
-def test_a_function_that_evaluates_is_known_by_its_name() -> None:
-    def evaluate() -> oom_stack.Place:
-        return oom_stack.here()
+def test_a_function_that_evaluates_is_named_but_is_no_proof() -> None:
+    model = nn.Sequential(Probe(lambda: oom_stack.here(mode_at_steps=lambda _: True)))
 
-    place = evaluate()
-    assert (place.phase, place.function) == ("validation", "evaluate")
+    def evaluate_loss() -> oom_stack.Place:
+        model(torch.zeros(1))
+        found: oom_stack.Place = model[0].found
+        return found
+
+    place = evaluate_loss()  # as the loss function of a training may be called
+    assert (place.phase, place.function) == ("forward", None)
+    model.eval()
+    place = evaluate_loss()
+    assert (place.phase, place.function) == ("validation", "evaluate_loss")
 
 
 def test_the_optimizer_is_known_with_its_state() -> None:
