@@ -50,7 +50,7 @@ class Parts:
         self._beside: list[weakref.ref[Any]] = []
         """Parameters of models that no optimizer updates, and that take gradients all the same."""
         self._modes: dict[int, bool] = {}
-        """By the id of a model, whether it was in training mode when it was read last."""
+        """By the id of a model, whether it was in training mode at a boundary, some 0.1 s ago."""
         self._weights = _Kept(clock)
         self._state = _Kept(clock)
         self._due = -math.inf
@@ -78,7 +78,7 @@ class Parts:
     def mode_at_steps(self, model: Any) -> bool | None:
         """Say whether a model was in training mode at the last boundary that was read.
 
-        None where that is not known. From any thread; may raise what the model's class raises.
+        None where that is not known. From any thread.
         """
         known = self._models.get(id(model))
         return self._modes.get(id(model)) if known is not None and known() is model else None
@@ -95,7 +95,15 @@ class Parts:
         return now >= (self._due if known else self._search_due)
 
     def find(self) -> float:
-        """Search if it is time for it, and return the seconds that took, 0.0 for none."""
+        """Search if it is time for it, and return the seconds that took, 0.0 for none.
+
+        Call it at a boundary: the modes of the models are read there, some ten times a second.
+        """
+        took_s = self._find()
+        self._modes = {id(one): vars(one).get("training") is True for one in _alive(self._models)}
+        return took_s
+
+    def _find(self) -> float:
         began = self._clock()
         if began < self._search_due or self._failed is not None:
             return 0.0
@@ -134,7 +142,6 @@ class Parts:
 
     def _read(self, cuda_index: int | None) -> dict[str, float]:
         optimizers, models = list(_alive(self._optimizers)), list(_alive(self._models))
-        self._modes = {id(one): bool(getattr(one, "training", False)) for one in models}
         if cuda_index != self._index:
             self._index = cuda_index
             self._weights, self._state = _Kept(self._clock), _Kept(self._clock)

@@ -163,14 +163,14 @@ def test_nothing_is_kept_alive() -> None:
     assert found.read(None) == {}
 
 
-def test_the_mode_of_a_model_is_that_of_the_last_reading() -> None:
+def test_the_mode_of_a_model_is_that_of_the_last_boundary() -> None:
     model, stranger, found = nn.Linear(2, 2), nn.Linear(2, 2), Parts()
     found.add_model(model)
     assert found.mode_at_steps(model) is None
-    found.read(None)
+    found.find()
     model.eval()  # a validation after that step
     assert found.mode_at_steps(model) is True
-    found.read(None)
+    found.find()
     assert found.mode_at_steps(model) is False
     assert found.mode_at_steps(stranger) is None
 
