@@ -19,46 +19,76 @@ COMPARED = 60
 """Groups of steps that a trend compares with each other, at most."""
 LARGEST = 1e15
 """Bytes or steps that nobody has."""
+CONFIRMED = 0.5
+"""Share of an event's rate at which the last steps still grow, at least: else it is over."""
 RISES = 0.9
 """Share of the pairs of steps in which the later one has more: ups and downs are no trend."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """Allocated memory that grows: bytes a step, and over how many steps so far."""
+    """Allocated memory that grows: bytes a step, over how many steps that was seen, and by what.
+
+    Nothing is said of steps that nobody has looked at.
+    """
 
     per_step: float
     steps: int
-
-    @property
-    def grown(self) -> int:
-        """Bytes in all."""
-        return int(self.per_step * self.steps)
+    grown: int
 
 
 def trend(record: OomRecord, growth: Mapping[str, Any] | None = None) -> Trend | None:
     """Return the growth of allocated memory, by the run's own event of it or by the last samples.
 
-    `growth` is what that event says: `bytes_per_step` and `steps`, checked here.
+    `growth` is what that event says: `bytes_per_step` and `steps`, checked here. It may be old: it
+    counts unless the last samples say otherwise.
     """
-    if growth is not None and growth.get("where", "allocated") == "allocated":
-        per_step, steps = _number(growth.get("bytes_per_step")), _number(growth.get("steps"))
-        if 0 < per_step < LARGEST and 0 < steps < LARGEST:
-            return Trend(per_step, max(int(steps), record.steps_done or 0))
     points = at_boundaries(record)
+    seen = _seen(points)
+    told = _told(growth)
+    if told is None or (seen is not None and seen.grown >= told.grown):
+        return seen
+    goes_on = len(points) < 2 or _slope(_lowest(points)) >= CONFIRMED * told.per_step
+    return told if goes_on else seen
+
+
+def _told(growth: Mapping[str, Any] | None) -> Trend | None:
+    """Return what an event says of the steps that it is about."""
+    if growth is None or growth.get("where", "allocated") != "allocated":
+        return None
+    per_step, steps = _number(growth.get("bytes_per_step")), _number(growth.get("steps"))
+    if not (0 < per_step < LARGEST and 0 < steps < LARGEST):
+        return None
+    return Trend(per_step, int(steps), int(per_step * int(steps)))
+
+
+def _seen(points: list[tuple[int, float]]) -> Trend | None:
+    """Return the growth within the last samples, no more than from the first to the last one."""
     if len(points) < TREND_STEPS:
         return None
+    lowest = _lowest(points)
+    pairs = list(combinations(lowest, 2))
+    rising = sum(later[1] > earlier[1] for earlier, later in pairs)
+    slope = _slope(lowest)
+    if rising < RISES * len(pairs) or slope <= 0:
+        return None
+    steps = points[-1][0] - points[0][0]
+    grown = min(slope * steps, points[-1][1] - points[0][1])
+    return Trend(slope, steps, int(grown)) if grown > 0 else None
+
+
+def _lowest(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
     every = max(1, -(-len(points) // COMPARED))
     groups = [points[start : start + every] for start in range(0, len(points), every)]
     # The lowest of each: every third point of what goes up every third step would mislead.
-    lowest = [min(group, key=lambda point: point[1]) for group in groups]
-    pairs = list(combinations(lowest, 2))
-    rising = sum(later[1] > earlier[1] for earlier, later in pairs)
-    if rising < RISES * len(pairs):
-        return None
-    slope = median((later[1] - earlier[1]) / (later[0] - earlier[0]) for earlier, later in pairs)
-    seen = points[-1][0] - points[0][0]
-    return Trend(slope, max(seen, record.steps_done or 0)) if slope > 0 else None
+    return [min(group, key=lambda point: point[1]) for group in groups]
+
+
+def _slope(points: list[tuple[int, float]]) -> float:
+    """Return the median slope of all pairs, 0 where there is none; bytes a step."""
+    pairs = combinations(points, 2)
+    slopes = [(later[1] - earlier[1]) / (later[0] - earlier[0]) for earlier, later in pairs]
+    return median(slopes) if slopes else 0.0
 
 
 def at_boundaries(record: OomRecord) -> list[tuple[int, float]]:

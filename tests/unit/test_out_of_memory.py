@@ -216,13 +216,33 @@ def test_growth_is_told_a_step_and_in_all() -> None:
     )
     verdict = judge(grown)
     assert verdict.case is Case.GROWTH
-    assert "grew by 10.0 MiB a step, by 1.46 GiB over 150 steps" in verdict.text
+    assert "grew by 10.0 MiB a step, by 1.44 GiB over 147 steps" in verdict.text
     assert "loss.item()" in (verdict.next[0].code or "")
-    assert figures(verdict)["Growth of allocated"] == "10.0 MiB a step over 150 steps"
+    assert figures(verdict)["Growth of allocated"] == "10.0 MiB a step over 147 steps"
+
+
+def test_growth_is_not_carried_to_steps_that_nobody_saw() -> None:
+    """The samples are of the last 30 s of a long run."""
+    late = readings(30, lambda i: (900 + i) * MIB, 1700 * MIB)
+    late = replace(late, steps=tuple(49_970 + step for step in late.steps))
+    record = replace(FULL, step=50_000, steps_done=50_000, readings=late)
+    assert judge(record).case is not Case.GROWTH  # 29 MiB of the 200 MiB that are missing
+    assert figures(judge(record))["Growth of allocated"] == "1.00 MiB a step over 29 steps"
+
+
+def test_an_event_of_growth_that_is_over_is_no_cause() -> None:
+    event = {"bytes_per_step": 2 * MIB, "steps": 700}
+    flat = after(50_000, 1000 * MIB)
+    assert judge(flat, growth=event).case is Case.SPIKE
+    few = replace(flat, readings=replace(flat.readings, ts=(), steps=(), columns={}))
+    verdict = judge(few, growth=event)
+    assert verdict.case is Case.GROWTH
+    assert "by 1.37 GiB over 700 steps" in verdict.text
 
 
 def test_growth_is_taken_from_the_runs_own_event() -> None:
-    record = after(4000, 1700 * MIB)
+    slowly = readings(100, lambda i: (1500 + 0.4 * i) * MIB, 1700 * MIB)
+    record = replace(FULL, step=4000, steps_done=4000, readings=slowly)
     assert judge(record).case is not Case.GROWTH
     event = {"bytes_per_step": 0.4 * MIB, "low": 0.3, "high": 0.5, "steps": 3000}
     assert judge(record, growth=event).case is Case.GROWTH
