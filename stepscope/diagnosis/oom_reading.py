@@ -29,6 +29,10 @@ from stepscope.run.kernel_kills import kills_since
 from stepscope.store import EventRow, RunReader, StoreError
 from stepscope.store.reader import EVERY
 
+LOOKED_S = 300.0
+"""Longest time from a run's last heartbeat to a look at the kernel's counter that still says
+something of its end: later, any other process may have been the one that was killed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Judged:
@@ -100,17 +104,21 @@ def growth_told(folder: Path, rank: int = 0) -> Mapping[str, Any] | None:
 def _killed(run: RunInfo) -> OomReport | None:
     """Return a report of a run that is gone since the kernel has killed for lack of memory.
 
-    The counter is this machine's, so nothing is said of runs of other hosts.
+    The counter is this machine's, so nothing is said of runs of other hosts; and it is the
+    present one, so nothing is said of runs that ended long ago.
     """
     run_json = run.run_json
     if run.status is not RunStatus.CRASHED or run_json.get("host") != socket.gethostname():
+        return None
+    beat = run_json.get("heartbeat")
+    if not isinstance(beat, int | float) or not 0 <= time.time() - beat <= LOOKED_S:
         return None
     kills = kills_since(run_json.get("oom_kills"))
     if not kills:
         return None
     step = run_json.get("step")
     record = OomRecord(
-        ts=time.time(),
+        ts=float(beat),
         memory=Memory.HOST,
         step=step if type(step) is int else 0,
         host=Host(kills=kills),

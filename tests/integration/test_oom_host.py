@@ -164,8 +164,19 @@ def test_a_run_that_the_kernel_killed_is_told_by_the_counter(
     (finding,) = findings(read_recorded(read_run(run)))
     assert finding.kind == "out-of-memory"
     assert "The kernel ended a process" in finding.text
+    report = judged(read_run(run))
+    assert report is not None
+    assert report.report.last.ts == pytest.approx(long_ago)  # at each look the same
+    # Much later the counter may have counted anything.
+    assert looked_at(run, time.time() - 3600) == ["crashed"]
     # Another machine's counter says nothing here.
-    other = json.loads((run / "run.json").read_text()) | {"host": "elsewhere"}
-    (run / "run.json").write_text(json.dumps(other))
-    os.utime(run / "run.json", (long_ago, long_ago))
-    assert [one.kind for one in findings(read_recorded(read_run(run)))] == ["crashed"]
+    assert looked_at(run, long_ago) == ["out-of-memory"]
+    assert looked_at(run, long_ago, host="elsewhere") == ["crashed"]
+
+
+def looked_at(run: Path, heartbeat: float, **changes: str) -> list[str]:
+    """Return the kinds of findings of a run whose last heartbeat was then."""
+    told = json.loads((run / "run.json").read_text()) | {"heartbeat": heartbeat} | changes
+    (run / "run.json").write_text(json.dumps(told))
+    os.utime(run / "run.json", (heartbeat, heartbeat))
+    return [one.kind for one in findings(read_recorded(read_run(run)))]
