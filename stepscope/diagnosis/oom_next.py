@@ -161,9 +161,10 @@ def _streams(record: OomRecord, setup: Setup) -> Iterator[Step]:
 def _others(record: OomRecord, setup: Setup) -> Iterator[Step]:
     yours = [one for one in record.processes if one.yours]
     for one in sorted(yours, key=lambda each: -(each.memory or 0))[:1]:
-        held = f", which holds {format_bytes(one.memory)}" if one.memory is not None else ""
+        held = f", which held {format_bytes(one.memory)}" if one.memory is not None else ""
         name = f" ({one.name})" if one.name else ""
-        yield Step(text=f"End process {one.pid}{name}{held}: it is yours.", code=f"kill {one.pid}")
+        # No command: the record may be old, and its number that of another process by now.
+        yield Step(text=f"End process {one.pid}{name}{held}, if it still runs: it was yours.")
     yield Step(
         text="Wait until the other process has ended, or choose another device."
         if not yours

@@ -16,6 +16,8 @@ from enum import StrEnum
 from typing import Any, get_args, get_origin, get_type_hints
 
 SCHEMA = 1
+FIRST_PID = 2
+"""Least number of a process that is listed: 1 is the system's or the container's own."""
 BYTES_LIMIT = 4 * 2**20
 """Size up to which a file is read; ours have some 100 KB at most."""
 TEXT_LIMIT = 2000
@@ -227,6 +229,8 @@ def _object(kind: Any, told: Any, where: str) -> Any:
     given = {
         name: _value(hints[name], told[name], f"{where}.{name}") for name in hints & told.keys()
     }
+    if kind is Holder and given.get("pid", FIRST_PID) < FIRST_PID:
+        raise ValueError(f"{where}.pid: must be at least {FIRST_PID}, got {given['pid']}")
     try:
         return kind(**given)
     except TypeError as error:

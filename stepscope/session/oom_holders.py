@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import psutil
 import pynvml
 
-from stepscope.diagnosis.oom_record import Holder
+from stepscope.diagnosis.oom_record import FIRST_PID, Holder
 from stepscope.recording.to_json import to_text
 
 MOST = 20
@@ -57,7 +57,7 @@ def shared_out(listed: dict[int, int | None], own_pid: int) -> Holders:
         return Holders(reason=NOT_LISTED)
     rest = {pid: memory for pid, memory in listed.items() if pid != own_pid}
     ranked = sorted(rest, key=lambda pid: -(rest[pid] or 0))[:MOST]
-    found = tuple(_holder(pid, rest[pid]) for pid in ranked)
+    found = tuple(_holder(pid, rest[pid]) for pid in ranked if pid >= FIRST_PID)
     if any(memory is None for memory in rest.values()):
         return Holders(own=listed[own_pid], processes=found, reason=NO_MEMORY)
     others = sum(memory or 0 for memory in rest.values())
