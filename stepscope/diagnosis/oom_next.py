@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from stepscope.diagnosis.oom_allocator import with_expandable
 from stepscope.diagnosis.oom_record import OomRecord
 from stepscope.diagnosis.remedies import BF16_FROM, FP16_FROM, Setup, setting_text
 from stepscope.formatting import format_bytes
@@ -127,7 +128,10 @@ def _pieces(record: OomRecord, setup: Setup) -> Iterator[Step]:
 
 
 def _allocator(record: OomRecord) -> Iterator[Step]:
-    """Yield settings of torch's allocator that are not in force."""
+    """Yield the setting of torch's allocator that is not in force.
+
+    With expandable segments nothing is left to set: max_split_size_mb does not act on them.
+    """
     settings = record.settings
     if settings.backend != "native":
         return
@@ -135,12 +139,7 @@ def _allocator(record: OomRecord) -> Iterator[Step]:
         yield Step(
             text="Let the allocator map memory in pieces, before the process starts CUDA "
             "(not on Windows, and not where tensors are shared between processes by CUDA IPC).",
-            code="export PYTORCH_ALLOC_CONF=expandable_segments:True",
-        )
-    elif settings.max_split_size is None:
-        yield Step(
-            text="expandable_segments is set already; forbid the allocator to split large blocks.",
-            code="export PYTORCH_ALLOC_CONF=expandable_segments:True,max_split_size_mb:256",
+            code=f"export PYTORCH_ALLOC_CONF={with_expandable(settings.text)}",
         )
 
 

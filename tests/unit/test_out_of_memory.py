@@ -129,13 +129,31 @@ def test_memory_in_pieces_is_named_with_the_share_that_proves_it() -> None:
 
 def test_what_is_set_is_never_proposed() -> None:
     on = replace(PIECES, settings=Settings(text="x", expandable_segments=True))
-    first = judge(on).next[0]
-    assert "is set already" in first.text
-    assert "max_split_size_mb" in (first.code or "")
-    both = replace(on, settings=Settings(expandable_segments=True, max_split_size=64 * MIB))
-    assert not any("ALLOC_CONF" in (step.code or "") for step in judge(both).next)
+    # What is left, max_split_size_mb, does not act on expandable segments.
+    assert not any("ALLOC_CONF" in (step.code or "") for step in judge(on).next)
     other = replace(on, settings=Settings(backend="cudaMallocAsync"))
     assert not any("ALLOC_CONF" in (step.code or "") for step in judge(other).next)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("", "expandable_segments:True"),
+        (
+            "max_split_size_mb:64, expandable_segments:False",
+            "max_split_size_mb:64,expandable_segments:True",
+        ),
+        (
+            "roundup_power2_divisions:[256:1,>:8],garbage_collection_threshold:0.8",
+            "'roundup_power2_divisions:[256:1,>:8],garbage_collection_threshold:0.8,"
+            "expandable_segments:True'",
+        ),
+        ("backend:native;touch /tmp/x,$(id)", "backend:native,expandable_segments:True"),
+    ],
+)
+def test_settings_in_force_stay_beside_the_one_that_is_proposed(text: str, line: str) -> None:
+    verdict = judge(replace(PIECES, settings=Settings(text=text)))
+    assert verdict.next[0].code == f"export PYTORCH_ALLOC_CONF={line}"
 
 
 @pytest.mark.parametrize(
