@@ -75,7 +75,8 @@ def _smaller(record: OomRecord, setup: Setup) -> Iterator[Step]:
         yield Step(
             text="Halve the batch and accumulate the gradients of two batches for each step: the "
             "activations of half the samples are alive at a time.",
-            code="(loss / 2).backward()\nif i % 2:\n    optimizer.step()",
+            code="(loss / 2).backward()\nif i % 2:\n"
+            "    optimizer.step()\n    optimizer.zero_grad()",
         )
         yield Step(
             text="Put the forward pass under autocast: activations take half.",

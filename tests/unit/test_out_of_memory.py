@@ -82,6 +82,9 @@ def test_a_training_that_never_had_room_is_too_big() -> None:
     assert figures(verdict)["Asked for"] == "300 MiB"
     assert figures(verdict)["Other processes"] == "0 B"
     assert "batch" in verdict.next[0].text
+    assert str(verdict.next[0].code).endswith(
+        "if i % 2:\n    optimizer.step()\n    optimizer.zero_grad()"
+    )
 
 
 def test_one_tensor_larger_than_the_gpu_is_too_big_whatever_else_is_known() -> None:
