@@ -85,6 +85,10 @@ class Growth:
     trend: Trend
     collections: int | None = None
     """Full runs of Python's garbage collector in the window; None where not known."""
+    workers: float | None = None
+    """Bytes that the worker processes have at the window's end, of a process that has some."""
+    workers_grown: float | None = None
+    """Bytes of the growth that came in the worker processes."""
 
     @property
     def text(self) -> str:
@@ -94,9 +98,27 @@ class Growth:
             [100 * rate for rate in (trend.bytes_per_step, trend.low, trend.high)]
         )
         return (
-            f"{_NAMES[self.where]} grows by {rate} per 100 steps (95 % interval {low} to {high}, "
-            f"over {trend.steps} steps) and is now {format_bytes(trend.level)}."
+            f"{self._name} grows by {rate} per 100 steps (95 % interval {low} to {high}, "
+            f"over {trend.steps} steps) and is now {format_bytes(trend.level)}{self._share}."
         )
+
+    @property
+    def _name(self) -> str:
+        """What the figures are of: workers are never counted alone."""
+        if self.where is Where.ALLOCATED:
+            return "Allocated memory"
+        if self.where is Where.WORKERS or self.workers:
+            return "The memory of this process with its workers"
+        return "The process's memory"
+
+    @property
+    def _share(self) -> str:
+        """The share of the workers; empty without any."""
+        if not self.workers or self.workers_grown is None or self.trend.grown <= 0:
+            return ""
+        share = min(1.0, max(0.0, self.workers_grown / self.trend.grown))
+        held = format_bytes(self.workers)
+        return f": the workers have {held}, and {100 * share:.0f} % of the growth"
 
     @property
     def next(self) -> str:
@@ -120,15 +142,12 @@ class Growth:
             "last_step": trend.last_step,
             "level": trend.level,
             "collections": self.collections,
+            "workers": self.workers,
+            "workers_grown": self.workers_grown,
             "next": self.next,
         }
 
 
-_NAMES = {
-    Where.ALLOCATED: "Allocated memory",
-    Where.PROCESS: "The process's memory",
-    Where.WORKERS: "The memory of the worker processes",
-}
 _ADVICE = {
     Where.ALLOCATED: (
         "Look for tensors that are kept from step to step: a list or a sum of losses with their "

@@ -155,17 +155,23 @@ class Series:
             trend, window = found
             seconds, runs = window[-1].at - window[0].at, _collections(window)
             if is_material(trend, self._kind, seconds, filling=filling, collected=runs != 0):
-                where = self._where(trend, window)
-                return Growth(where=where, trend=trend, collections=runs)
+                return self._growth(trend, window, runs)
         return None
 
-    def _where(self, trend: Trend, window: list[Reading]) -> Where:
+    def _growth(self, trend: Trend, window: list[Reading], runs: int | None) -> Growth:
         if self._kind == Where.ALLOCATED:
-            return Where.ALLOCATED
+            return Growth(where=Where.ALLOCATED, trend=trend, collections=runs)
         part = len(window) // STRETCHES
         children = [reading.children for reading in window]
         grown = float(np.median(children[-part:]) - np.median(children[:part]))
-        return Where.WORKERS if 2 * grown > trend.grown else Where.PROCESS
+        where = Where.WORKERS if 2 * grown > trend.grown else Where.PROCESS
+        return Growth(
+            where=where,
+            trend=trend,
+            collections=runs,
+            workers=children[-1],
+            workers_grown=grown,
+        )
 
     def _is_news(self, now: Trend) -> bool:
         told = self._told

@@ -271,8 +271,16 @@ def test_the_words() -> None:
     assert growth.data["where"] == "allocated"
     uncollected = Growth(where=Where.ALLOCATED, trend=trend, collections=0)
     assert "garbage collector has had no full run" in uncollected.next
-    workers = Growth(where=Where.WORKERS, trend=trend)
-    assert workers.text.startswith("The memory of the worker processes grows by 12.3 MiB")
+    workers = Growth(
+        where=Where.WORKERS, trend=trend, workers=500 * MIB, workers_grown=0.9 * trend.grown
+    )
+    assert workers.text.startswith("The memory of this process with its workers grows by 12.3 MiB")
+    assert workers.text.endswith(
+        "is now 700 MiB: the workers have 500 MiB, and 90 % of the growth."
+    )
+    own = Growth(where=Where.PROCESS, trend=trend, workers=0.0, workers_grown=0.0)
+    assert own.text.startswith("The process's memory grows by")
+    assert own.text.endswith("is now 700 MiB.")
     assert "reference counts" in workers.next
     small = Growth(where=Where.PROCESS, trend=trend_of(7.0))
     assert "grows by 700 B per 100 steps (95 % interval 700 to 700," in small.text

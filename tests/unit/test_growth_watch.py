@@ -149,6 +149,7 @@ def test_growing_workers_are_named(bench: Bench) -> None:
     bench.run(range(1, 2500), children=leak(0.3 * MIB, 1000 * MIB))
     [told] = bench.notes.events
     assert told[2]["where"] == "workers"
+    assert 1000 * MIB < told[2]["workers"] < told[2]["level"]
     assert "reference counts" in told[2]["next"]
 
 
