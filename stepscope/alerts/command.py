@@ -5,53 +5,74 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import selectors
 import signal
 import subprocess
 import tempfile
 import time
+from typing import IO
 
 from stepscope.alerts.ways import Command
 from stepscope.formatting import terminal_text
 
 OUTPUT_KEPT = 4096
-"""Bytes of its output that are kept; the rest is read and thrown away."""
+"""Bytes of its output that are kept: the beginning."""
+OUTPUT_LIMIT = 2**20
+"""Bytes of output in the file from which on it is cut back to its beginning."""
 POLL_S = 0.1
 PREFIX = "STEPSCOPE_ALERT_"
 
 
-def run_command(command: Command, alert: str) -> str | None:
+def run_command(command: Command, alert: str, wait_s: float | None = None) -> str | None:
     """Run it for `alert`, which is JSON; return what went wrong, None for nothing.
 
     No shell reads its words. It is a session of its own: Ctrl-C in the terminal is not for it, and
-    with what it has started it is killed after its time.
+    with what it has started it is killed after its time. After `wait_s` it is left to go on.
+
+    Its output goes to a file that has no name: unlike a pipe that has a reader at its other end no
+    longer, this one does not end a command that prints after the process that started it.
     """
-    try:
-        with tempfile.TemporaryFile() as given:
+    with contextlib.ExitStack() as stack:
+        try:
+            given = stack.enter_context(tempfile.TemporaryFile())
+            # Each write of the command goes to the end, also after the file was cut back.
+            output = stack.enter_context(tempfile.TemporaryFile("a+b"))
             given.write(alert.encode())
             given.seek(0)
             process = subprocess.Popen(
                 command.argv,
                 stdin=given,
-                stdout=subprocess.PIPE,
+                stdout=output,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **_variables(alert)},
                 start_new_session=True,
             )
-    except (OSError, ValueError) as error:
-        return f"{command.argv[0]} cannot be started ({getattr(error, 'strerror', None) or error})"
-    with process:
-        output = _output(process, time.monotonic() + command.timeout_s)
-        if process.poll() is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            return f"{command.argv[0]} did not end within {command.timeout_s:g} s and was killed"
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
+            return f"{command.argv[0]} cannot be started ({why})"
+        return _outcome(process, output, command, wait_s)
+
+
+def _outcome(
+    process: subprocess.Popen[bytes], output: IO[bytes], command: Command, wait_s: float | None
+) -> str | None:
+    """Wait for the end of a command and return what went wrong."""
+    name, is_short = command.argv[0], wait_s is not None and wait_s < command.timeout_s
+    if not _ended(
+        process, output, wait_s if wait_s is not None and is_short else command.timeout_s
+    ):
+        if is_short:
+            return f"{name} did not end within {wait_s:.1f} s, and goes on by itself"
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return f"{name} did not end within {command.timeout_s:g} s and was killed"
     if process.returncode == 0:
         return None
-    lines = terminal_text(output.decode(errors="replace")).strip().splitlines()
+    output.seek(0)
+    printed = output.read(OUTPUT_KEPT).decode(errors="replace")
+    lines = terminal_text(printed).strip().splitlines()
     said = f": {lines[-1][:300]}" if lines else ""
-    return f"{command.argv[0]} ended with exit code {process.returncode}{said}"
+    return f"{name} ended with exit code {process.returncode}{said}"
 
 
 def _variables(alert: str) -> dict[str, str]:
@@ -63,22 +84,16 @@ def _variables(alert: str) -> dict[str, str]:
     }
 
 
-def _output(process: subprocess.Popen[bytes], deadline: float) -> bytes:
-    """Read what it prints until it ends or its time is over; return the beginning."""
-    pipe, kept = process.stdout, b""
-    assert pipe is not None
-    with selectors.DefaultSelector() as selector:
-        selector.register(pipe, selectors.EVENT_READ)
-        is_open = True
-        while time.monotonic() < deadline:
-            if is_open and selector.select(POLL_S):
-                chunk = os.read(pipe.fileno(), 65536)
-                kept = (kept + chunk)[:OUTPUT_KEPT]
-                if not chunk:
-                    is_open = False
-                    selector.unregister(pipe)
-            elif process.poll() is not None:
-                break  # what it has started may keep the pipe open
-            elif not is_open:
-                time.sleep(POLL_S)
-    return kept
+def _ended(process: subprocess.Popen[bytes], output: IO[bytes], wait_s: float) -> bool:
+    """Wait for a command, `wait_s` at most, and bound what it prints; say whether it has ended."""
+    deadline = time.monotonic() + wait_s
+    while True:
+        left_s = deadline - time.monotonic()
+        try:
+            process.wait(max(0.0, min(POLL_S, left_s)))
+            return True
+        except subprocess.TimeoutExpired:
+            if os.fstat(output.fileno()).st_size > OUTPUT_LIMIT:
+                os.ftruncate(output.fileno(), OUTPUT_KEPT)
+            if left_s <= 0:
+                return False
