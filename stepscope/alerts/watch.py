@@ -171,7 +171,7 @@ class Watch:
         return mine | others
 
     def _tell(self, change: Change, run_json: Mapping[str, Any], facts: Facts) -> Told:
-        """Hand an alert to the actions, and return its event."""
+        """Return the event of an alert; the actions get it, whose errors cost no event."""
         rule, value = change.rule, change.value
         data: dict[str, Any] = {
             "rule": rule.name,
@@ -183,7 +183,7 @@ class Watch:
             data["metric"] = rule.metric
         if change.source in facts.labels or change.source in facts.lost:
             data["uuid"] = change.source
-        self._actions.deliver(
+        self._deliver(
             Alert(
                 rule=rule.name,
                 level=rule.level,
@@ -202,6 +202,12 @@ class Watch:
             )
         )
         return KIND, change.text, data
+
+    def _deliver(self, alert: Alert) -> None:
+        try:
+            self._actions.deliver(alert)
+        except Exception:
+            log.warning("stepscope: alerts: one could not be told", exc_info=True)
 
     def _give_up(self, error: Exception) -> None:
         self._broken = True

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -390,6 +391,72 @@ def test_the_process_waits_for_what_is_still_to_be_told(tmp_path: Path, file: Fi
     assert line["text"] == "The run failed: ValueError: no"
 
 
+AT_EXIT = """
+import atexit, sys, threading
+from pathlib import Path
+from stepscope.alerts.config import Settings
+from stepscope.alerts.watch import Watch
+from stepscope.alerts.ways import Command
+from stepscope.run import RunStatus
+
+def refused(thread):
+    raise RuntimeError("can't create new thread at interpreter shutdown")  # as Python 3.12 says
+
+def end():
+    threading.Thread.start = refused
+    watch = made if sys.argv[2] == "before" else made_watch()
+    print(watch.ended({"name": "x"}, 7, RunStatus.FAILED, "It broke."))
+    watch.close()
+
+def made_watch():
+    words = (sys.executable, sys.argv[3], sys.argv[1])
+    return Watch(Settings(command=Command(argv=words), path=Path("x")), Path("/run"))
+
+made = made_watch() if sys.argv[2] == "before" else None
+atexit.register(end)
+"""
+
+
+@pytest.mark.parametrize("begun", ["before", "while the process ends"])
+def test_an_alert_of_a_process_that_can_start_no_thread_any_more_is_told(
+    tmp_path: Path, file: File, begun: str
+) -> None:
+    ended = subprocess.run(
+        [
+            *(sys.executable, "-c", AT_EXIT, str(file.noted)),
+            *(begun, str(file.path.with_name("notes.py"))),
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert "'rule': 'run_failed'" in ended.stdout, ended.stderr
+    (line,) = file.lines()
+    assert line["text"] == "The run failed: It broke."
+
+
+def test_a_command_that_outlives_the_process_may_print(tmp_path: Path, file: File) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import sys, time; time.sleep(4); print('x' * 100_000, flush=True); "
+        "open(sys.argv[1], 'w').write('told')"
+    )
+    words = [sys.executable, str(tmp_path / "slow.py"), str(tmp_path / "done")]
+    file.write(f"[command]\nargv = {json.dumps(words)}\n", command=False)
+    (tmp_path / "train.py").write_text(FAILS)
+    subprocess.run(
+        [sys.executable, "train.py", str(tmp_path / "runs")],
+        cwd=tmp_path,
+        capture_output=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    done = tmp_path / "done"
+    assert not done.exists()
+    wait_until(lambda: done.exists() and done.read_text() == "told", 20)
+
+
 def test_too_many_alerts_are_left_out_and_the_last_words_are_bounded(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -500,6 +567,53 @@ def test_a_slow_server_is_given_up_after_its_time(
     post(receiver, timeout_s=0.2)
     assert len(receiver.got) == 3
     assert "no answer within 0.2 s" in caplog.text
+
+
+@contextmanager
+def dripping(end: threading.Event) -> Iterator[str]:
+    """A server that answers with a byte of a header every 0.05 s, without end."""
+
+    def serve() -> None:
+        with listening, suppress(OSError):
+            while True:
+                connection, _ = listening.accept()
+                with connection, suppress(OSError):
+                    connection.recv(65536)
+                    connection.sendall(b"HTTP/1.1 200 OK\r\nX: ")
+                    while not end.wait(0.05):
+                        connection.sendall(b"a")
+                    return
+
+    listening = socket.create_server(("127.0.0.1", 0))
+    listening.settimeout(20)
+    thread = threading.Thread(target=serve)
+    thread.start()
+    yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    end.set()
+    thread.join()
+
+
+def test_a_server_that_answers_byte_by_byte_has_one_time_for_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(webhook, "PAUSES_S", ())
+    with dripping(threading.Event()) as url:
+        # Without the limit this would never return.
+        problem = webhook.post(Webhook(url=url, timeout_s=0.4), threading.Event(), "{}")
+    assert problem == "no answer within 0.4 s"
+
+
+def test_a_webhook_that_does_not_answer_delays_no_command(tmp_path: Path, file: File) -> None:
+    words = (sys.executable, str(file.path.with_name("notes.py")), str(file.noted))
+    with dripping(end := threading.Event()) as url:
+        slow = Webhook(url=url, timeout_s=30)
+        with told(Settings(command=Command(argv=words), webhook=slow)) as found:
+            found.deliver(ALERT)
+            found.deliver(ALERT)
+            wait_until(lambda: len(file.lines()) == 2)
+            assert not end.is_set()
+            found._stopping.set()
+            end.set()
 
 
 def test_a_server_that_is_not_there_is_said(
