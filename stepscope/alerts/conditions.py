@@ -47,10 +47,13 @@ def memory_condition(rule: Rule, share: Span | None, retried: bool | None) -> Co
 
 
 def throttling_condition(mask: Span | None) -> tuple[Condition, str]:
-    """Judge `gpu/throttle_reasons`; return the thermal reasons in words as well."""
+    """Judge `gpu/throttle_reasons`; return the thermal reasons in words as well.
+
+    Any sample of the span counts: a driver that lowers clocks by heat lets the bit flicker.
+    """
     if mask is None or not 0 <= mask.last < 2**63:
         return Condition.UNKNOWN, ""
-    words = [word for word in throttle_words(int(mask.last)) if "thermal" in word]
+    words = [word for word in throttle_words(mask.bits) if "thermal" in word]
     return (Condition.HOLDS if words else Condition.OVER), ", ".join(words)
 
 

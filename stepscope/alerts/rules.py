@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -79,7 +80,8 @@ class Span:
     """What was seen of a metric since the last look.
 
     `low` and `high` are None where all values were NaN; `last` is the newest value, whatever it is.
-    `odd` is the first one that was NaN or infinite, `odd_step` the step it came with.
+    `odd` is the first one that was NaN or infinite, `odd_step` the step it came with. `bits` are
+    those that were set in any of the values, where they are masks.
     """
 
     low: float | None
@@ -87,20 +89,22 @@ class Span:
     last: float
     odd: float | None = None
     odd_step: int | None = None
+    bits: int = field(default=0, compare=False)
 
     @classmethod
     def of(cls, value: float, step: int | None) -> Span:
         """Return the span of one value."""
         known = None if math.isnan(value) else value
         if math.isfinite(value):
-            return cls(known, known, value)
+            return cls(known, known, value, bits=_bits(value))
         return cls(known, known, value, value, step)
 
     @classmethod
     def of_all(cls, values: Sequence[float]) -> Span:
         """Return the span of some values, at least one, of which nobody knows the steps."""
         if math.isfinite(sum(values)):  # the way of nearly all of them
-            return cls(min(values), max(values), values[-1])
+            bits = functools.reduce(operator.or_, map(_bits, set(values)))
+            return cls(min(values), max(values), values[-1], bits=bits)
         return functools.reduce(cls.then, [cls.of(value, None) for value in values])
 
     def then(self, later: Span) -> Span:
@@ -109,12 +113,22 @@ class Span:
         highs = [high for high in (self.high, later.high) if high is not None]
         odd = self if self.odd is not None else later
         return Span(
-            min(lows, default=None), max(highs, default=None), later.last, odd.odd, odd.odd_step
+            min(lows, default=None),
+            max(highs, default=None),
+            later.last,
+            odd.odd,
+            odd.odd_step,
+            self.bits | later.bits,
         )
 
     def held(self) -> Span:
         """Return what is still so where no newer value has come: the newest one."""
         return Span.of(self.last, self.odd_step)
+
+
+def _bits(value: float) -> int:
+    """Return the bits of a mask; 0 for what is none."""
+    return int(value) if 0 <= value < 2**63 else 0
 
 
 def condition_of(rule: Rule, span: Span | None) -> Condition:

@@ -149,6 +149,17 @@ def test_heat_is_told_of_the_gpu_that_trains_alone() -> None:
     assert found[0][1].text == text
 
 
+def test_heat_that_flickers_is_throttling() -> None:
+    masks = [32.0] * 8 + [0.0] * 2  # the newest sample of each look is without the bit
+    spans = {(GPU, "gpu/throttle_reasons"): Span.of_all(masks)}
+    looks = [Facts(now=now, spans=spans, trains_on=frozenset({GPU})) for now in range(10)]
+    found = told(Judge(DEFAULTS), looks)
+    assert states(found) == [(5, THROTTLING, "raised")]
+    assert "software thermal slowdown" in found[0][1].text
+    both = Span.of(32.0, None).then(Span.of(64.0, None)).then(Span.of(0.0, None))
+    assert both.bits == 96
+
+
 def test_a_lost_gpu_is_told_and_so_is_its_return() -> None:
     gone = {OTHER: "GPU is lost"}
     looks = [facts(0), facts(1, lost=gone), facts(2, lost=gone), facts(3), facts(4)]
