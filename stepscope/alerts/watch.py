@@ -17,7 +17,7 @@ from typing import Any
 from stepscope.alerts.actions import Actions, Alert
 from stepscope.alerts.config import Settings
 from stepscope.alerts.judge import Change, Facts, Judge
-from stepscope.alerts.rules import ENDINGS, RUN_FAILED, RUN_FINISHED, Rule, State
+from stepscope.alerts.rules import ENDINGS, NO_STEP, RUN_FAILED, RUN_FINISHED, Rule, State
 from stepscope.alerts.seen import Seen
 from stepscope.formatting import number_name
 from stepscope.recording.writer_thread import Event, Item, Sample
@@ -204,6 +204,8 @@ class Watch:
         return KIND, change.text, data
 
     def _deliver(self, alert: Alert) -> None:
+        if alert.rule == NO_STEP and self._rank > 0:
+            return  # a job that hangs does so on all ranks: the first one tells
         try:
             self._actions.deliver(alert)
         except Exception:

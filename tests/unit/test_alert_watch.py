@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stepscope.alerts.actions import Actions
 from stepscope.alerts.config import Settings
 from stepscope.alerts.rules import DEFAULTS, Rule
 from stepscope.alerts.seen import STALE_S
@@ -138,6 +139,18 @@ def test_a_step_is_due_while_the_run_trains(
     assert [said for step in range(6) for said in bench.look(step)] == []
     bench.run_json |= change
     assert [said for _ in range(70) for said in bench.look(5)] == expected
+
+
+def test_a_job_that_hangs_is_delivered_once_and_is_an_event_of_each_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delivered = []
+    monkeypatch.setattr(Actions, "deliver", lambda self, alert: delivered.append(alert))
+    for rank in range(3):
+        bench = Bench(tmp_path, rank=rank, run_json={"world_size": 3})
+        told = [said for look in range(70) for said in bench.look(min(look, 5))]
+        assert told == ["no_step raised"]
+    assert [(alert.rule, alert.rank) for alert in delivered] == [("no_step", 0)]
 
 
 def test_what_holds_the_training_up_by_our_doing_owes_no_step(tmp_path: Path) -> None:
