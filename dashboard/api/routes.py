@@ -27,6 +27,7 @@ from dashboard.api.devices import devices_answer
 from dashboard.api.page_token import page_token
 from dashboard.charts import ledger, series
 from dashboard.charts.profile import shown
+from dashboard.charts.rank_alerts import RankAlerts
 from dashboard.controls.proposal import is_possible
 from dashboard.run_files import profile_of, profile_summary
 from dashboard.shortages import as_verdict
@@ -73,6 +74,9 @@ def _answering(handler: Callable[[Request], Answer]) -> Callable[[Request], Resp
     return respond
 
 
+_RANK_ALERTS = RankAlerts()
+
+
 @_answering
 def get_series(request: Request) -> Answer:
     """`/api/series?run=&since=&events=&…`: how a run stands, what is new.
@@ -100,6 +104,7 @@ def get_series(request: Request) -> Answer:
             if query.get("only") == ledger.SERIES:
                 return ledger.update(reader, run, cursors, int(after)) | token
             answer = series.update(reader, run, cursors, int(after), include_folded)
+            answer["rank_alerts"] = series.rank_alerts(_RANK_ALERTS.of(run), run)
             if query.get("include_ledger"):
                 part = ledger.live_part(reader, run, cursors)
                 answer["series"] |= part["series"]

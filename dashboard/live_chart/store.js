@@ -37,6 +37,8 @@ export class Store {
     this.detail = null; // finer series for the zoom
     this.events = [];
     this.answer = null; // the newest one
+    this.lastEvent = 0; // the id of the newest event of rank 0
+    this.rankEvents = new Set(); // the ids of the other ranks' alerts
     this.afresh = false; // the next poll asks for all rows
     this.unreadable = null; // why the run cannot be shown
     this.command = null; // the last button pressed: {id, name, text, tone, at}
@@ -96,7 +98,7 @@ export class Store {
     return {
       run: this.run,
       since: this.afresh ? "" : cursorText(this.live),
-      events: this.events.at(-1)?.id ?? 0,
+      events: this.lastEvent,
       ...this.extras(),
     };
   }
@@ -117,8 +119,12 @@ export class Store {
     for (const [name, part] of Object.entries(answer.series))
       this.live[name] = mergeSeries(this.live[name], part);
     this.answer = answer;
-    const last = this.events.at(-1)?.id ?? 0;
-    const fresh = (answer.events || []).filter((event) => event.id > last);
+    const own = (answer.events || []).filter((event) => event.id > this.lastEvent);
+    this.lastEvent = own.at(-1)?.id ?? this.lastEvent;
+    // The alerts of other ranks have ids of their own and all come each time.
+    const others = (answer.rank_alerts || []).filter((event) => !this.rankEvents.has(event.id));
+    for (const event of others) this.rankEvents.add(event.id);
+    const fresh = [...own, ...others];
     this.events = [...this.events, ...fresh].slice(-MAX_EVENTS);
     return fresh;
   }

@@ -10,8 +10,8 @@ export const isAlert = (event) => event.kind === "alert";
 export const levelWord = (event) => LEVEL_WORDS[event.data?.level] || "Warning";
 export const isOver = (event) => event.data?.state === "cleared";
 
-// Which alarm an alert is about: one rule has one for each GPU and metric.
-const alarmOf = ({ data = {} }) => [data.rule, data.uuid, data.metric].join("|");
+// Which alarm an alert is about: one rule has one for each rank, GPU and metric.
+const alarmOf = ({ data = {} }) => [data.rank || 0, data.rule, data.uuid, data.metric].join("|");
 
 // The alerts that were raised and not cleared since, oldest first.
 export function activeAlerts(events) {
@@ -68,7 +68,7 @@ export class Toasts {
   }
 
   toastOf(event) {
-    return this.node.querySelector(`[data-alert="${Number(event.id)}"]`);
+    return this.node.querySelector(`[data-alert="${CSS.escape(String(event.id))}"]`);
   }
 
   toast(event) {

@@ -749,6 +749,31 @@ def test_alerts_that_were_raised_and_not_cleared_are_active(js: Script) -> None:
     assert active == [2, 6, 7]
 
 
+def test_each_rank_has_alarms_of_its_own(js: Script) -> None:
+    zero, one = alert(1, "loss"), alert(2, "loss") | {"id": "rank1-1"}
+    one["data"] |= {"rank": 1}
+    over = alert(3, "loss", "cleared")
+    assert js("activeAlerts(events).map(({id}) => id)", events=[zero, one, over]) == ["rank1-1"]
+
+
+def test_alerts_of_other_ranks_are_new_once_and_do_not_move_the_place_in_the_events(
+    js: Script,
+) -> None:
+    other = alert(1, "loss") | {"id": "rank1-1"}
+    answers = [
+        {"series": {}, "events": [alert(1, "a"), alert(2, "b")], "rank_alerts": [other]},
+        {"series": {}, "events": [alert(2, "b"), alert(3, "c")], "rank_alerts": [other]},
+        {"series": {}, "events": []},
+    ]
+    taken = js(
+        "(() => { const store = new Store(() => {}); store.open('x'); const found = answers.map("
+        "(answer) => store.take(answer).map(({id}) => id));"
+        "return [found, store.question().events, store.events.length]; })()",
+        answers=answers,
+    )
+    assert taken == [[[1, 2, "rank1-1"], [3], []], 3, 4]
+
+
 def test_at_most_three_toasts_are_shown_and_one_that_is_over_goes(js: Script) -> None:
     shown = "shownAfter(shown, fresh).map(({id}) => id)"
     four = [alert(n, f"rule{n}") for n in range(4)]
