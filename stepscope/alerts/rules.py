@@ -221,7 +221,7 @@ DEFAULTS: tuple[Rule, ...] = (
         text="{device} is idle: utilization below {threshold} for {seconds}, while the run trains "
         "on it",
     ),
-    Rule(name=GPU_LOST, clear_s=0, level=Level.CRITICAL, text="{device}: {value}"),
+    Rule(name=GPU_LOST, clear_s=30, level=Level.CRITICAL, text="{device}: {value}"),
     Rule(name=RUN_FAILED, level=Level.CRITICAL, text="The run failed: {value}"),
     Rule(
         name=RUN_FINISHED,

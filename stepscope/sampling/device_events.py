@@ -9,6 +9,12 @@ from typing import Any
 from stepscope.metrics import throttle_words
 
 CALM_S = 2.0  # throttling has ended when no reason for it was seen for this long
+BACK_S = 15.0
+"""A lost GPU is back when nothing was lost for this long.
+
+Longer than the 10 s from one reading of the slowest values to the next, after which one that is
+partly broken is lost again.
+"""
 
 Event = tuple[str, str, dict[str, Any]]  # kind, text, data
 
@@ -25,6 +31,7 @@ class SampledDevice:
 
     label: str
     _lost: bool = False
+    _lost_at: float = 0.0  # when it was lost last
     _words: list[str] = field(default_factory=list)  # reasons of the throttling that goes on now
     _begun: float = 0.0
     _last_seen: float = 0.0
@@ -36,9 +43,12 @@ class SampledDevice:
         events: list[Event] = []
         if lost is not None and not self._lost:
             events.append(("gpu_lost", f"{self.label}: {lost}", {}))
-        elif lost is None and self._lost:
+            self._lost = True
+        elif lost is None and self._lost and now - self._lost_at >= BACK_S:
             events.append(("gpu_recovered", f"{self.label}: answers again", {}))
-        self._lost = lost is not None
+            self._lost = False
+        if lost is not None:
+            self._lost_at = now
         if mask is not None:
             events += self._throttle(now, throttle_words(int(mask)))
         return events

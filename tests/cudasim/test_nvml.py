@@ -145,7 +145,7 @@ ticks(120)
 looked = counts()["nvmlDeviceGetHandleByUUID"] - was
 during = [uuid for uuid, _ in recorder.devices[before:]]
 steer("")
-ticks(60)
+ticks(220)
 after = [uuid for uuid, _ in recorder.devices[-10:]]
 tell(uuids=uuids, during=during, after=after, looked=looked, events=recorder.events)
 """

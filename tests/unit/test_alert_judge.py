@@ -162,11 +162,11 @@ def test_heat_that_flickers_is_throttling() -> None:
 
 def test_a_lost_gpu_is_told_and_so_is_its_return() -> None:
     gone = {OTHER: "GPU is lost"}
-    looks = [facts(0), facts(1, lost=gone), facts(2, lost=gone), facts(3), facts(4)]
+    looks = [facts(0), facts(1, lost=gone), facts(2, lost=gone), facts(3), facts(32), facts(33)]
     found = told(Judge(DEFAULTS), looks)
-    assert states(found) == [(1, GPU_LOST, "raised"), (3, GPU_LOST, "cleared")]
+    assert states(found) == [(1, GPU_LOST, "raised"), (33, GPU_LOST, "cleared")]
     assert found[0][1].text == "NVIDIA T4: GPU is lost"
-    assert found[1][1].text == "GPU lost (NVIDIA T4): over after 2 s"
+    assert found[1][1].text == "GPU lost (NVIDIA T4): over after 32 s"
 
 
 # --- losses ---

@@ -168,6 +168,7 @@ def test_lost_and_found_gpus_come_as_events_of_the_sampler(tmp_path: Path) -> No
     assert bench.look() == []
     back = Event(0.0, 0, 0, "gpu_recovered", "GPU 1 (H100): answers again", {"uuid": "GPU-b"})
     bench.watch.saw(NOTHING, [back])
+    assert [bench.look() for _ in range(30)] == [[]] * 30
     assert bench.look() == ["gpu_lost cleared GPU-b"]
 
 

@@ -13,7 +13,7 @@ import pytest
 from stepscope.metrics import BY_KEY
 from stepscope.recording.recorder import Recorder
 from stepscope.sampling import allocator
-from stepscope.sampling.device_events import CALM_S, SampledDevice
+from stepscope.sampling.device_events import BACK_S, CALM_S, SampledDevice
 from stepscope.sampling.nvml import DeviceInfo, NullSource
 from stepscope.sampling.nvml_fields import Tier
 from stepscope.sampling.processes import GpuProcess
@@ -295,11 +295,21 @@ def test_a_lost_gpu_is_one_event_and_its_return_another() -> None:
     bench.source.gone = {A}
     bench.ticks(5)
     bench.source.gone = set()
-    bench.ticks(5)
+    bench.ticks(round(BACK_S / 0.1) + 2)
     assert bench.recorder.events == [
         ("gpu_lost", "GPU 0 (Test): lost: test", {"uuid": A}),
         ("gpu_recovered", "GPU 0 (Test): answers again", {"uuid": A}),
     ]
+
+
+def test_a_gpu_that_answers_in_part_is_lost_once() -> None:
+    bench = Bench()
+    for _ in range(10):  # found every 5 s, and lost again by the question that it does not answer
+        bench.source.gone = {A}
+        bench.ticks(50)
+        bench.source.gone = set()
+        bench.ticks(5)
+    assert bench.recorder.kinds() == ["gpu_lost"]
 
 
 @pytest.mark.parametrize(("cost_s", "slowed"), [(0.002, False), (0.003, True)])
