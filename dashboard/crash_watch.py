@@ -21,6 +21,7 @@ class CrashWatch:
     def __init__(self, index: RunIndex) -> None:
         self._index = index
         self._known: set[str] = set()
+        self._said: set[str] = set()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._work, name="stepscope-crashes", daemon=True)
 
@@ -43,6 +44,7 @@ class CrashWatch:
         ]
         self._known.update(run.id for run in crashed)
         settings = load() if crashed else None
+        self._say(settings.problems if settings is not None else ())
         told = []
         for run in crashed:
             actions = tell_crash(run, settings) if settings is not None else None
@@ -50,6 +52,13 @@ class CrashWatch:
                 actions.close()
                 told.append(run.id)
         return told
+
+    def _say(self, problems: tuple[str, ...]) -> None:
+        """Log what is wrong with alerts.toml, each problem once."""
+        for text in problems:
+            if text not in self._said:
+                self._said.add(text)
+                log.warning("stepscope: alerts: %s", text)
 
     def _work(self) -> None:
         while not self._closing.wait(PERIOD_S):

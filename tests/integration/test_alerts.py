@@ -655,14 +655,18 @@ def killed(tmp_path: Path) -> Iterator[Path]:
     yield folder
 
 
-def test_the_server_tells_of_a_killed_run_once(tmp_path: Path, file: File) -> None:
-    file.write()
+def test_the_server_tells_of_a_killed_run_once(
+    tmp_path: Path, file: File, caplog: pytest.LogCaptureFixture
+) -> None:
+    file.write('[rules.run_failed]\ntext = "At {step}: {value}"\n[rules.Hot]\nabove = 1\n')
     with killed(tmp_path) as folder:
         watch = CrashWatch(RunIndex(folder.parent))
         wait_until(lambda: watch.look() == [folder.name])
         (event,) = alerts(folder)
         assert event.data["rule"] == "run_failed"
         assert "gone without a word" in event.text
+        assert event.text.startswith("At ")
+        assert len([m for m in caplog.messages if "a name must be small letters" in m]) == 1
         with RunReader(folder) as reader:  # what the process had not stored is there, before it
             rows = [info.rows for info in reader.series() if info.stream == "steps"]
         assert rows == [event.step]
@@ -670,6 +674,9 @@ def test_the_server_tells_of_a_killed_run_once(tmp_path: Path, file: File) -> No
         wait_until(lambda: len(file.lines()) == 1)
         # Neither another look nor another server tells again.
         assert watch.look() == []
+        watch._known.clear()
+        assert watch.look() == []
+        assert len([m for m in caplog.messages if "a name must be small letters" in m]) == 1
         assert CrashWatch(RunIndex(folder.parent)).look() == []
         assert len(alerts(folder)) == 1
         assert file.lines()[0]["run"] == folder.name
