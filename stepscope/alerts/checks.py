@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from stepscope.alerts.fields import Wrong, flag, got, level_of, number, only, table_of, text_of
-from stepscope.alerts.judge import FIELDS, is_of_devices
+from stepscope.alerts.judge import FIELDS, FIELDS_OF_ENDINGS, is_of_devices
 from stepscope.alerts.rules import (
     DEFAULTS,
     ENDINGS,
@@ -122,10 +122,11 @@ def _with_common(found: Rule, table: Mapping[str, Any], where: str) -> Rule:
         changes["level"] = level_of(where, table)
     if "text" in table:
         changes["text"] = text = text_of(where, "text", table, TEXT_LIMIT)
-        unknown = set(re.findall(r"\{(\w*)\}", text)) - FIELDS
+        known = FIELDS_OF_ENDINGS if found.name in ENDINGS else FIELDS
+        unknown = set(re.findall(r"\{(\w*)\}", text)) - known
         if unknown:
             raise Wrong(
-                f"{where}.text: may have in braces only {', '.join(sorted(FIELDS))}, got "
+                f"{where}.text: may have in braces only {', '.join(sorted(known))}, got "
                 f"{{{min(unknown)}}}. Write it without braces."
             )
     return replace(found, **changes)

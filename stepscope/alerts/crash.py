@@ -12,6 +12,7 @@ import time
 
 from stepscope.alerts.actions import Actions, Alert
 from stepscope.alerts.config import Settings
+from stepscope.alerts.judge import ending
 from stepscope.alerts.rules import RUN_FAILED, Rule, State
 from stepscope.alerts.watch import KIND
 from stepscope.recording.recovery import recover_ended
@@ -36,8 +37,7 @@ def tell_crash(run: RunInfo, settings: Settings) -> Actions | None:
         return None
     if not _claim(run):
         return None
-    text = rule.text.replace("{value}", run.reason or "it gives no reason.")
-    text = text.replace("{step}", f"{run.run_json.get('step', 0)}")
+    text = ending(rule, run.reason, _step(run))
     _note(run, rule, text)
     actions = Actions(settings)
     actions.deliver(

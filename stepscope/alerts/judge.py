@@ -38,6 +38,8 @@ LOSSES = ("train/loss", "val/loss")
 _FIELD = re.compile(r"\{(\w+)\}")
 FIELDS = frozenset({"value", "threshold", "metric", "device", "seconds", "step"})
 """What a rule's text may name in braces."""
+FIELDS_OF_ENDINGS = frozenset({"value", "step"})
+"""What the text of a rule about the end of a run may name; `value` is the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,4 +253,13 @@ def filled(rule: Rule, device: str, finding: _Finding, step: int) -> str:
         "seconds": format_duration(rule.for_s),
         "step": f"{finding.step if finding.step is not None else step:,}",
     }
-    return _FIELD.sub(lambda match: fields.get(match[1], match[0]), rule.text)
+    return _with(fields, rule.text)
+
+
+def ending(rule: Rule, reason: str | None, step: int) -> str:
+    """Return the text of a run's end; braces in the reason stay as they are."""
+    return _with({"value": reason or "it gives no reason.", "step": f"{step:,}"}, rule.text)
+
+
+def _with(fields: Mapping[str, str], text: str) -> str:
+    return _FIELD.sub(lambda match: fields.get(match[1], match[0]), text)

@@ -16,7 +16,7 @@ from typing import Any
 
 from stepscope.alerts.actions import Actions, Alert
 from stepscope.alerts.config import Settings
-from stepscope.alerts.judge import Change, Facts, Judge
+from stepscope.alerts.judge import Change, Facts, Judge, ending
 from stepscope.alerts.rules import ENDINGS, NO_STEP, RUN_FAILED, RUN_FINISHED, Rule, State
 from stepscope.alerts.seen import Seen
 from stepscope.formatting import number_name
@@ -110,8 +110,7 @@ class Watch:
             rule = self._ending(run_json, status, reason)
             if rule is None or self._broken:
                 return None
-            what = reason or "it gives no reason."
-            text = rule.text.replace("{value}", what).replace("{step}", f"{step:,}")
+            text = ending(rule, reason, step)
             return self._tell(
                 Change(rule, State.RAISED, "", text, None), run_json, Facts(now=0.0, step=step)
             )

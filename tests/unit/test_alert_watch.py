@@ -217,6 +217,14 @@ def test_a_lost_connection_of_a_run_without_other_ranks_is_a_failure(
     assert told[1] == f"The run failed: {reason}"
 
 
+def test_braces_in_the_reason_of_a_failure_stay_as_they_are(tmp_path: Path) -> None:
+    rule = Rule(name="run_failed", text="At {step}: {value}")
+    bench = Bench(tmp_path, (rule,))
+    told = bench.watch.ended(bench.run_json, 1200, RunStatus.FAILED, "shape {step} of {value}")
+    assert told is not None
+    assert told[1] == "At 1,200: shape {step} of {value}"
+
+
 def test_alerts_that_are_off_see_and_say_nothing(tmp_path: Path) -> None:
     watch = Watch(Settings(), tmp_path)
     block = Block.raw(("train/loss",), np.zeros(1), np.zeros(1), np.array([[RECORDED_NAN]]))
