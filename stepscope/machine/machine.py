@@ -59,7 +59,8 @@ class Machine:
         """Read what is due and return all that is known; takes RATE_S and some ms for each GPU."""
         source = self._opened()
         for uuid in self._devices:
-            source.read(uuid, Tier.FAST)  # from here on the rates of this look count
+            source.read(uuid, Tier.FAST)
+            source.begin_rates(uuid)  # what a counter did between the looks is not known
         if self._devices:
             self._pause(RATE_S)
         now, ts = self._clock(), self._wall_clock()

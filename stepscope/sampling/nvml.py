@@ -54,6 +54,9 @@ class DeviceSource(Protocol):
     def read(self, uuid: str, *tiers: Tier) -> dict[str, float]:
         """Read these tiers of one GPU now: metric key -> value, missing values left out."""
 
+    def begin_rates(self, uuid: str) -> None:
+        """Let the next rates be means from the latest reading on, for who looks now and then."""
+
     def processes(self, uuid: str) -> tuple[GpuProcess, ...] | None:
         """List the processes on a GPU; None where they are hidden, see `reasons`."""
 
@@ -88,6 +91,9 @@ class NullSource:
 
     def read(self, uuid: str, *tiers: Tier) -> dict[str, float]:
         return {}
+
+    def begin_rates(self, uuid: str) -> None:
+        return None
 
     def processes(self, uuid: str) -> tuple[GpuProcess, ...] | None:
         return None

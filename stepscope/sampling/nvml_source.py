@@ -92,6 +92,12 @@ class NvmlSource:
             values |= {key: active[key] for key in active if key not in counted}
         return values
 
+    def begin_rates(self, uuid: str) -> None:
+        """Let the next rates be means from the latest reading on, for who looks now and then."""
+        known = self._known.get(uuid)
+        if known is not None:
+            known.values.begin_rates()
+
     def reasons(self, uuid: str) -> dict[str, str]:
         """Say why values are missing: those asked for so far, or all of them of a lost GPU.
 

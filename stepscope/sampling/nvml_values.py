@@ -79,6 +79,12 @@ class GpuValues:
             values |= self._rates()
         return values
 
+    def begin_rates(self) -> None:
+        """Work the next rates out from the latest readings on."""
+        for known in self._known:
+            if known.rate is not None:
+                known.rate.begin()
+
     def reasons(self) -> dict[str, str]:
         """Say why metrics are missing that were asked for."""
         found: dict[str, str] = {}

@@ -57,8 +57,12 @@ class Rate:
             self._counted += more
             self._seconds += seconds
 
+    def begin(self) -> None:
+        """Let the next rate be of the time from the latest reading on, whatever was before."""
+        self._counted, self._seconds, self._unknown_s = 0, 0.0, 0.0
+
     def take(self) -> float | None:
-        """Return the bytes a second since the last call; None, with `reason`, if not known.
+        """Return bytes a second since the last call or `begin`; None, with `reason`, if not known.
 
         It is not known where most of that time is not: the rest may have been another.
         """

@@ -8,6 +8,7 @@ import os
 import pynvml
 import pytest
 
+from stepscope.machine import Machine
 from stepscope.sampling.asking import SELDOM_S, SLOW_CALLS, SLOW_S, Asking
 from stepscope.sampling.field_values import FieldValues
 from stepscope.sampling.gpm import BEFORE_HOPPER, NOT_ARMED, ONLY_ROOT, SHARES
@@ -401,6 +402,28 @@ def test_a_counter_of_more_than_32_bits_is_read_once_a_second(
     assert values["gpu/pcie_tx"] == pytest.approx(10_000)
     assert library.asked_fields.count(197) == 1 + 3
     assert library.asked_fields.count(198) == 21
+
+
+@pytest.mark.parametrize("begin", [1000, 2**31, 2**33])
+def test_a_machine_looked_at_once_a_second_has_rates_at_each_look(
+    source: NvmlSource, gpu: FakeGpu, clock: FakeClock, begin: int
+) -> None:
+    bits = 2**32 if begin < 2**32 else 2**64
+    moved = begin
+
+    def pause(seconds: float) -> None:
+        nonlocal moved
+        clock.now += seconds
+        moved += round(seconds * 10**9)
+        gpu.fields[197] = moved % bits
+
+    pause(0.0)
+    machine = Machine(lambda: source, clock=clock, pause=pause)
+    seen = []
+    for _ in range(8):
+        seen.append(machine.look().devices[0].values["gpu/pcie_tx"])
+        pause(0.8)
+    assert seen == pytest.approx([1e9] * 8)
 
 
 def test_counters_read_seldom_may_have_wrapped(

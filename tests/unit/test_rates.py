@@ -82,6 +82,19 @@ def test_a_rate_is_of_the_time_since_the_last_one() -> None:
     assert rate.take() == 0
 
 
+def test_what_came_before_the_begin_does_not_count() -> None:
+    rate = Rate(wraps=True)
+    rates = []
+    for look in range(4):
+        rate.add(look, look * 10**8)
+        rate.begin()
+        rate.add(look + 0.2, look * 10**8 + 2000)
+        rates.append(rate.take())
+    assert rates == pytest.approx([10_000] * 4)
+    rate.begin()
+    assert rate.take() is None, "no reading since"
+
+
 def test_a_clock_that_stands_still_counts_nothing() -> None:
     rate = Rate()
     rate.add(1.0, 5)

@@ -102,6 +102,9 @@ class FakeSource:
     def processes(self, uuid: str) -> tuple[GpuProcess, ...] | None:
         return self.listed
 
+    def begin_rates(self, uuid: str) -> None:
+        return None
+
     def recovery_action(self, uuid: str) -> str | None:
         return self.recovery
 
