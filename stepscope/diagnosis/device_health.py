@@ -25,6 +25,8 @@ HOT_MARGIN = 5.0
 """°C below its slowdown from which a GPU counts as hot: fans and load move it by a few degrees."""
 LOADED = 50.0
 """Utilization in % from which a PCIe link should run as fast as it can: idle ones save power."""
+LINK_LOOKS = 2
+"""Looks in a row, ten seconds apart, that have to find a link slow: it takes time to speed up."""
 FULL_LOAD = 90.0
 """Utilization in % from which a power cap is what one expects."""
 MEMORY_FULL = 0.95
@@ -91,7 +93,8 @@ class Evidence:
     """What is known of a GPU. `values` are its newest readings, `first` those at the beginning.
 
     `missing` has the reasons for metrics that the driver does not give. `lost` and `recovery` are
-    the driver's words, None where there is nothing to say.
+    the driver's words, None where there is nothing to say. `slow_links` counts the looks in a row,
+    up to the last at the link, that found it slow under load.
     """
 
     values: Mapping[str, float] = field(default_factory=dict)
@@ -102,6 +105,7 @@ class Evidence:
     lost: str | None = None
     recovery: str | None = None
     xids: tuple[Xid, ...] = ()
+    slow_links: int = 0
 
     @property
     def reasons(self) -> int:
@@ -210,12 +214,8 @@ def _brake(evidence: Evidence) -> Sign | None:
 
 
 def _link(evidence: Evidence) -> Sign | None:
-    facts, load = evidence.facts, evidence.values.get("gpu/util", 0)
-    if facts is None or load < LOADED:
-        return None
-    slow = _below(facts.pcie_gen, facts.pcie_max_gen)
-    narrow = _below(facts.pcie_width, facts.pcie_max_width)
-    if not slow and not narrow:
+    facts = evidence.facts
+    if facts is None or evidence.slow_links < LINK_LOOKS or not slow_link(facts, evidence.values):
         return None
     now, most = (
         link(facts.pcie_gen, facts.pcie_width),
@@ -224,6 +224,13 @@ def _link(evidence: Evidence) -> Sign | None:
     return Sign(
         Level.WARNING, f"PCIe link at {now} under load, it can do {most}: copies take longer."
     )
+
+
+def slow_link(facts: DeviceFacts, values: Mapping[str, float]) -> bool:
+    """Say whether a link is below its best under load; both have to be of the same moment."""
+    below = _below(facts.pcie_gen, facts.pcie_max_gen)
+    narrow = _below(facts.pcie_width, facts.pcie_max_width)
+    return values.get("gpu/util", 0) >= LOADED and (below or narrow)
 
 
 def link(generation: int | None, width: int | None) -> str:

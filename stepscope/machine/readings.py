@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from stepscope.diagnosis.device_health import Evidence, Xid, health
+from stepscope.diagnosis.device_health import Evidence, Xid, health, slow_link
 from stepscope.diagnosis.throttle_time import REASONS, throttle_times
 from stepscope.machine.energy import EnergyMeter
 from stepscope.machine.history import DRAWN, KEPT_S, History
@@ -40,6 +40,7 @@ class DeviceReadings:
         self._facts: DeviceFacts | None = None
         self._processes: tuple[GpuProcess, ...] | None = None
         self._recovery: str | None = None
+        self._slow_links = 0
         self._instances: dict[str, DeviceReadings] = {}
         self._instances_at = -math.inf
 
@@ -56,6 +57,9 @@ class DeviceReadings:
             self._facts = source.facts(uuid) or self._facts
             self._recovery = source.recovery_action(uuid)
         values = self._values()
+        if Tier.RARE in due:
+            slow = self._facts is not None and slow_link(self._facts, values)
+            self._slow_links = self._slow_links + 1 if slow else 0
         for key, value in values.items():
             self._first.setdefault(key, value)
         self._energy.add(now, values.get("gpu/energy"), values.get("gpu/power"))
@@ -99,6 +103,7 @@ class DeviceReadings:
             lost=lost,
             recovery=self._recovery,
             xids=xids,
+            slow_links=self._slow_links,
         )
         before = {key: self.history.oldest(key) for key in REASONS}
         known = {key: found for key, found in before.items() if found is not None}

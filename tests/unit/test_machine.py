@@ -164,6 +164,33 @@ def test_throttle_times_are_those_since_the_looking_began() -> None:
     }
 
 
+def test_a_link_that_speeds_up_with_the_load_is_no_trouble_at_its_start() -> None:
+    (gpu,) = gpus(1)
+    clock = FakeClock()
+    found = machine(FakeSource([gpu]), clock)
+    assert gpu.facts is not None
+    fast, idle = gpu.facts, replace(gpu.facts, pcie_gen=1)
+    for begun in range(12):
+        gpu.facts, gpu.values["gpu/util"] = idle, 0.0
+        looks(found, clock, 1 + begun)
+        gpu.facts, gpu.values["gpu/util"] = fast, 98.0
+        for _ in range(20):
+            assert only(looks(found, clock, 1)).health.text == "Working."
+
+
+def test_a_link_that_stays_slow_under_load_is_told() -> None:
+    (gpu,) = gpus(1)
+    clock = FakeClock()
+    found = machine(FakeSource([gpu]), clock)
+    assert gpu.facts is not None
+    gpu.facts = replace(gpu.facts, pcie_gen=1)
+    assert only(looks(found, clock, 10)).health.level is Level.OK
+    device = only(looks(found, clock, 1))
+    assert (device.health.level, device.health.text[:16]) == (Level.WARNING, "PCIe link at gen")
+    gpu.values["gpu/util"] = 0.0
+    assert only(looks(found, clock, 1)).health.level is Level.OK
+
+
 def test_the_driver_is_looked_for_again_when_it_says_so() -> None:
     clock = FakeClock()
     answers = [NullSource("The NVIDIA driver is not loaded.", 1030.0), FakeSource(gpus(1))]
