@@ -92,6 +92,8 @@ NOT_DRAWN = {
     "gpu/ecc_corrected",
     "gpu/ecc_uncorrected",
     "gpu/remapped_rows",
+    "gpu/remap_pending",
+    "gpu/remap_failed",
     "gpu/pcie_replays",
 }
 """Recorded, but in no chart of this page: not worth their bytes twice a second."""

@@ -78,6 +78,8 @@ RELIABILITY = (
     "gpu/ecc_corrected",
     "gpu/ecc_uncorrected",
     "gpu/remapped_rows",
+    "gpu/remap_pending",
+    "gpu/remap_failed",
     "gpu/pcie_replays",
 )
 

@@ -287,6 +287,16 @@ def _memory(evidence: Evidence) -> Sign | None:
 
 
 def _remapped(evidence: Evidence) -> Sign | None:
+    if evidence.values.get("gpu/remap_failed", 0) > 0:
+        return Sign(
+            Level.CRITICAL,
+            "A bad row of the memory could not be replaced: ask the vendor of the GPU.",
+        )
+    if evidence.values.get("gpu/remap_pending", 0) > 0:
+        return Sign(
+            Level.WARNING,
+            "Bad rows of the memory are to be replaced: it takes effect after a GPU reset.",
+        )
     rows = evidence.values.get("gpu/remapped_rows", 0)
     if rows <= 0:
         return None

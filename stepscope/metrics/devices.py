@@ -238,6 +238,20 @@ DEVICES: tuple[Metric, ...] = (
         "and newer, not with MIG.",
     ),
     _device(
+        "gpu/remap_pending",
+        Unit.COUNT,
+        "remap pending",
+        "nvmlDeviceGetRemappedRows",
+        "1 if rows are to be replaced at the next reset of the GPU, else 0.",
+    ),
+    _device(
+        "gpu/remap_failed",
+        Unit.COUNT,
+        "remap failed",
+        "nvmlDeviceGetRemappedRows",
+        "1 if a row could once not be replaced, for lack of spare ones, else 0.",
+    ),
+    _device(
         "gpu/pcie_replays",
         Unit.COUNT,
         "PCIe replays",

@@ -156,8 +156,8 @@ def _ecc(handle: Any, kind: int) -> int:
 
 
 def _remapped_rows(handle: Any) -> Values:
-    corrected, uncorrected, _pending, _failed = pynvml.nvmlDeviceGetRemappedRows(handle)
-    return (corrected + uncorrected,)
+    corrected, uncorrected, pending, failed = pynvml.nvmlDeviceGetRemappedRows(handle)
+    return corrected + uncorrected, pending, failed
 
 
 def _pcie_replays(handle: Any) -> Values:
@@ -209,7 +209,7 @@ FIELDS: tuple[Field, ...] = (
     Field(_SLOW, ("gpu/nvlink_rx",), (_NVLINK_RX, _NVLINK5_RX), rate=True),
     Field(_RARE, ("gpu/ecc_corrected",), (_ecc_corrected,)),
     Field(_RARE, ("gpu/ecc_uncorrected",), (_ecc_uncorrected,)),
-    Field(_RARE, ("gpu/remapped_rows",), (_remapped_rows,)),
+    Field(_RARE, ("gpu/remapped_rows", "gpu/remap_pending", "gpu/remap_failed"), (_remapped_rows,)),
     Field(_RARE, ("gpu/pcie_replays",), (_pcie_replays,)),
 )
 
@@ -241,6 +241,8 @@ PLAUSIBLE: dict[str, tuple[float, float]] = {
     "gpu/ecc_corrected": (0, 2**53),
     "gpu/ecc_uncorrected": (0, 2**53),
     "gpu/remapped_rows": (0, 2**31),
+    "gpu/remap_pending": (0, 1),
+    "gpu/remap_failed": (0, 1),
     "gpu/pcie_replays": (0, 2**32 - 2),
 }
 

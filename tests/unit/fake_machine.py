@@ -51,6 +51,8 @@ TIERS: dict[Tier, tuple[str, ...]] = {
         "gpu/ecc_corrected",
         "gpu/ecc_uncorrected",
         "gpu/remapped_rows",
+        "gpu/remap_pending",
+        "gpu/remap_failed",
         "gpu/pcie_replays",
     ),
 }
@@ -85,6 +87,8 @@ BUSY: dict[str, float] = {
     "gpu/ecc_corrected": 0.0,
     "gpu/ecc_uncorrected": 0.0,
     "gpu/remapped_rows": 0.0,
+    "gpu/remap_pending": 0.0,
+    "gpu/remap_failed": 0.0,
     "gpu/pcie_replays": 0.0,
 }
 """Readings of a GPU at work that has no trouble."""

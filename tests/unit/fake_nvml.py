@@ -85,7 +85,7 @@ class FakeGpu:
     margin: int = 36
     fan: int = 30
     ecc: dict[int, int] = field(default_factory=lambda: {0: 7, 1: 0})
-    remapped: tuple[int, int, int, int] = (2, 1, 0, 0)
+    remapped: tuple[int, int, int, int] = (2, 1, 1, 0)
     replays: int = 4
     link: tuple[int, int] = (4, 8)
     processes: list[FakeProcess] = field(default_factory=list)

@@ -147,6 +147,14 @@ def test_remapped_rows_are_repaired_rows() -> None:
     assert "3 rows of the memory are" in judged({"gpu/remapped_rows": 3.0}).text
 
 
+def test_rows_that_are_not_replaced_yet_or_cannot_be_are_trouble() -> None:
+    pending = judged({"gpu/remapped_rows": 3.0, "gpu/remap_pending": 1.0})
+    assert pending.level is Level.WARNING
+    assert pending.text.endswith("it takes effect after a GPU reset.")
+    failed = judged({"gpu/remap_pending": 1.0, "gpu/remap_failed": 1.0})
+    assert (failed.level, "ask the vendor" in failed.text) == (Level.CRITICAL, True)
+
+
 def xid(code: int, level: Level, age_s: float, advice: str = "Restart the machine.") -> Xid:
     return Xid(code, f"Xid {code}: words", advice, level, age_s)
 

@@ -119,6 +119,8 @@ def test_a_lost_gpu_has_no_values_and_the_others_go_on() -> None:
         "gpu/ecc_corrected",
         "gpu/ecc_uncorrected",
         "gpu/remapped_rows",
+        "gpu/remap_pending",
+        "gpu/remap_failed",
         "gpu/pcie_replays",
     }, "what is read every 10 s is still young enough"
     second.lost = None

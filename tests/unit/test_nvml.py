@@ -88,6 +88,8 @@ def test_values_arrive_in_stored_units(source: NvmlSource) -> None:
         "gpu/ecc_corrected": 7.0,
         "gpu/ecc_uncorrected": 0.0,
         "gpu/remapped_rows": 3.0,
+        "gpu/remap_pending": 1.0,
+        "gpu/remap_failed": 0.0,
         "gpu/pcie_replays": 4.0,
     }
     assert source.reasons(A) == LATER
