@@ -33,7 +33,7 @@ def details(
     torchs: str = "not known yet",
     seen: Collection[str] | None = None,
 ) -> Json:
-    """Return everything that is known of a GPU; `since` is when this server began to look.
+    """Return everything that is known of a GPU; `since` is when this server first looked.
 
     `torchs` is the name that the server's torch has for it, or why it has none. `seen` are the
     metrics that have had a value before; a lost GPU has none now, but its charts stay.
@@ -153,7 +153,11 @@ def _energy(device: DeviceView, since: float) -> Row:
     if energy is None:
         return "Energy since looked at", absent(device, "gpu/energy"), help_text, True
     began = time.strftime("%H:%M:%S", time.localtime(since))
-    how = "" if energy.from_counter else ", estimated from the power"
+    how = (
+        ""
+        if energy.from_counter
+        else f", estimated from the power in {format_duration(energy.seconds)}"
+    )
     return (
         "Energy since looked at",
         f"{format_energy(energy.joules)} since {began}{how}",

@@ -24,20 +24,28 @@ class EnergyMeter:
     """Adds readings up; a counter that falls has begun again (the driver was loaded anew)."""
 
     def __init__(self) -> None:
-        self._last: tuple[float, float | None, float | None] | None = None
+        self._counter: tuple[float, float] | None = None  # the last known one, and its time
+        self._power: tuple[float, float] | None = None
         self._counted: tuple[float, float] | None = None  # joules, seconds
         self._estimated: tuple[float, float] | None = None
 
     def add(self, now: float, counter: float | None, power: float | None) -> None:
         """Take a reading at `now` (s): the counter in J, the power in W, None where not given."""
-        if self._last is not None:
-            before, last_counter, last_power = self._last
-            passed = now - before
-            if counter is not None and last_counter is not None and counter >= last_counter:
-                self._counted = _plus(self._counted, counter - last_counter, passed)
-            if power is not None and last_power is not None and passed <= LONGEST_GAP_S:
-                self._estimated = _plus(self._estimated, passed * (power + last_power) / 2, passed)
-        self._last = now, counter, power
+        if counter is not None:
+            self._count(now, counter)
+        if power is not None:
+            self._estimate(now, power)
+
+    def _count(self, now: float, counter: float) -> None:
+        last, self._counter = self._counter, (now, counter)
+        if last is not None and counter >= last[1]:
+            self._counted = _plus(self._counted, counter - last[1], now - last[0])
+
+    def _estimate(self, now: float, power: float) -> None:
+        last, self._power = self._power, (now, power)
+        if last is not None and now - last[0] <= LONGEST_GAP_S:
+            passed = now - last[0]
+            self._estimated = _plus(self._estimated, passed * (power + last[1]) / 2, passed)
 
     def energy(self) -> Energy | None:
         """Return what was taken so far; None before two readings."""

@@ -41,7 +41,7 @@ class Machine:
         self._pause = pause
         self._source: DeviceSource | None = None
         self._retry_at = -math.inf
-        self._since = wall_clock()
+        self._since: float | None = None
         self._devices: dict[str, DeviceReadings] = {}
         self._host = Host()
         self._xids = Xids()
@@ -64,6 +64,8 @@ class Machine:
         if self._devices:
             self._pause(RATE_S)
         now, ts = self._clock(), self._wall_clock()
+        if self._since is None:
+            self._since = ts
         for readings in self._devices.values():
             readings.read(source, now, ts)
         devices = tuple(
@@ -98,6 +100,7 @@ class Machine:
             self._retry_at = source.retry_at if isinstance(source, NullSource) else math.inf
             if self._armed:
                 source.arm_gpm(True)
+            self._since = None  # what is added up begins at the next look
             self._devices = {info.uuid: DeviceReadings(info) for info in source.devices()}
         return self._source
 

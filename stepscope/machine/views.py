@@ -64,7 +64,7 @@ class HostView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineView:
-    """All of it at `ts` (epoch seconds), begun at `since`; `reason` says why there are no GPUs."""
+    """All of it at `ts` (epoch seconds), added up from `since`; `reason`: why there is no GPU."""
 
     ts: float
     since: float

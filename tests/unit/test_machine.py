@@ -265,6 +265,29 @@ def test_energy_is_the_counters_difference_also_over_a_gap() -> None:
     assert (energy.joules, energy.seconds, energy.from_counter) == (90_500.0, 300.0, True)
 
 
+def test_a_reading_that_is_missing_loses_no_energy() -> None:
+    by_counter, by_power = EnergyMeter(), EnergyMeter()
+    for now in range(5):
+        by_counter.add(now, None if now == 2 else 100.0 * now, None)
+        by_power.add(now, None, None if now == 2 else 100.0)
+    for energy in (by_counter.energy(), by_power.energy()):
+        assert energy is not None
+        assert (energy.joules, energy.seconds) == (400.0, 4.0)
+
+
+def test_energy_is_told_since_the_first_look_at_the_gpus() -> None:
+    clock = FakeClock()
+    answers = [NullSource("The NVIDIA driver is not loaded.", 1130.0), FakeSource(gpus(1))]
+    found = Machine(
+        lambda: answers.pop(0), clock=clock, wall_clock=clock.wall, pause=lambda seconds: None
+    )
+    clock.now += 100
+    assert found.look().since == clock.wall()
+    view = looks(found, clock, 1, seconds=50)
+    assert (len(view.devices), view.since) == (1, clock.wall())
+    assert looks(found, clock, 3).since == clock.wall() - 3
+
+
 def test_a_counter_that_fell_is_a_new_beginning() -> None:
     meter = EnergyMeter()
     for now, joules in ((0.0, 1000.0), (1.0, 1500.0), (2.0, 10.0), (3.0, 110.0)):
