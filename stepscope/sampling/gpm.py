@@ -7,6 +7,7 @@ until it is armed, and stays off after the first failure.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 from dataclasses import dataclass
@@ -66,13 +67,20 @@ class Gpm:
         support = pynvml.nvmlGpmQueryDeviceSupport(target.handle)
         if not support.isSupportedDevice:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        self._buffers = [pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()]
+        self._buffers: list[Any] = []
         self._question = question = pynvml.c_nvmlGpmMetricsGet_t()  # 23 kB, so made once
         question.version = pynvml.NVML_GPM_METRICS_GET_VERSION
         question.numMetrics = len(METRICS)
         for metric, number in zip(question.metrics, METRICS, strict=False):
             metric.metricId = number
         self._sampled_at: float | None = None
+
+    def close(self) -> None:
+        """Give the buffers back; the next read takes new ones."""
+        buffers, self._buffers = self._buffers, []
+        self._sampled_at = None
+        for buffer in buffers:
+            pynvml.nvmlGpmSampleFree(buffer)
 
     def restart(self) -> None:
         """Forget the last sample: what comes after a break is not told of it."""
@@ -85,6 +93,8 @@ class Gpm:
         """
         if self._sampled_at is not None and now - self._sampled_at < LEAST_S:
             return {}
+        while len(self._buffers) < 2:
+            self._buffers.append(pynvml.nvmlGpmSampleAlloc())
         before, after = self._buffers
         self._sample(before if self._sampled_at is None else after)
         first, self._sampled_at = self._sampled_at is None, now
@@ -126,6 +136,7 @@ class Activity:
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
         self._gpm: Gpm | None = None
+        self._opened = gpu.library.opened
         self._off: str | None = None
         self.given: frozenset[str] = frozenset()
 
@@ -136,6 +147,7 @@ class Activity:
         try:
             if self._gpm is None:
                 self._gpm = Gpm(_target(self._gpu.handle, self._gpu.uuid))
+                self._opened = self._gpu.library.opened
             values = self._gpm.read(self._gpu.library.clock())
         except pynvml.NVMLError as error:
             return self._turn_off(_why(error))
@@ -144,6 +156,13 @@ class Activity:
         if values:
             self.given = frozenset(values)
         return values
+
+    def close(self) -> None:
+        """Give the buffers back, unless they ended with an NVML that other code has shut down."""
+        gpm, self._gpm = self._gpm, None
+        if gpm is not None and self._opened == self._gpu.library.opened:
+            with contextlib.suppress(pynvml.NVMLError, *BINDING_ERRORS):
+                gpm.close()
 
     def rest(self) -> None:
         """Forget the last sample and what was given, until `read` is called again."""
@@ -160,6 +179,7 @@ class Activity:
     def _turn_off(self, reason: str) -> dict[str, float]:
         log.info("GPM of %s: %s; not asked again", self._gpu.uuid, reason)
         self._off, self.given = reason, frozenset()
+        self.close()
         return {}
 
 

@@ -178,6 +178,8 @@ class NvmlSource:
             return None
         known = self._known.get(uuid)
         if known is None or gpu.found != found:
+            if known is not None:
+                known.activity.close()
             known = self._known[uuid] = _Known(
                 gpu, GpuValues(gpu), Activity(gpu), ProcessList(gpu, self._names)
             )

@@ -336,6 +336,39 @@ def test_the_first_failure_of_activity_ends_it(
     assert source.reasons(A)["gpu/dram_active"].startswith(reason)
     assert library.calls[function] == 1
     assert source.lost(A) is None
+    assert library.gpm_freed == list(range(1, library.gpm_buffers + 1))
+
+
+def test_the_buffers_of_a_gpu_that_was_lost_are_given_back(
+    source: NvmlSource, library: FakeNvml, gpu: FakeGpu, clock: FakeClock
+) -> None:
+    gpu.activity = BUSY
+    source.arm_gpm(True)
+    source.read(A, Tier.MEDIUM)
+    assert library.gpm_buffers == 2
+    gpu.errors = {"nvmlDeviceGetUtilizationRates": pynvml.NVML_ERROR_GPU_IS_LOST}
+    source.read(A, Tier.FAST)
+    gpu.errors = {}
+    clock.now += 10
+    source.read(A, Tier.MEDIUM)
+    assert (library.gpm_freed, library.gpm_buffers) == ([1, 2], 4)
+
+
+def test_buffers_of_an_nvml_that_was_shut_down_are_not_touched(
+    source: NvmlSource, library: FakeNvml, gpu: FakeGpu, clock: FakeClock
+) -> None:
+    gpu.activity = BUSY
+    source.arm_gpm(True)
+    source.read(A, Tier.MEDIUM)
+    library.errors = dict.fromkeys(
+        ("nvmlDeviceGetUtilizationRates", "nvmlDeviceGetHandleByUUID"),
+        pynvml.NVML_ERROR_UNINITIALIZED,
+    )
+    source.read(A, Tier.FAST)
+    library.errors = {}
+    clock.now += 10
+    source.read(A, Tier.MEDIUM)
+    assert (library.gpm_freed, library.gpm_buffers) == ([], 4)
 
 
 def test_a_gpu_without_activity_is_asked_once(
