@@ -36,7 +36,7 @@ from stepscope.machine import Machine
 from stepscope.run import (
     RunError,
     RunInfo,
-    read_only_reason,
+    rank_pids,
     read_run,
     run_folder,
     run_folders,
@@ -258,11 +258,11 @@ class Services:
         return {gpu.id: gpu.cuda_index for gpu in found if gpu.cuda_index is not None}
 
     def run_processes(self) -> dict[int, str]:
-        """Return the names of this machine's live runs by the number of their process."""
+        """Return the names of this machine's live runs by the numbers of their processes."""
         live = [run for run in self.index.recent().runs if run.status.live]
-        here = [run for run in live if read_only_reason(run) is None]
-        found = {run.run_json.get("pid"): str(run.run_json.get("name") or run.id) for run in here}
-        return {pid: name for pid, name in found.items() if type(pid) is int}
+        return {
+            pid: str(run.run_json.get("name") or run.id) for run in live for pid in rank_pids(run)
+        }
 
     def close(self) -> None:
         """Stop the active run or sweep and flush its data; a second call does nothing."""

@@ -20,6 +20,7 @@ from stepscope.run.info import (
     RunInfo,
     RunKind,
     RunStatus,
+    rank_pids,
     read_only_reason,
     read_run,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "process_of",
     "rank_file",
     "rank_json",
+    "rank_pids",
     "read_only_reason",
     "read_run",
     "replacing",

@@ -120,6 +120,26 @@ def read_run(folder: Path) -> RunInfo:
     return RunInfo(folder, status, reason, own.age_s, own.run_json, cause.number, cause.rank)
 
 
+def rank_pids(run: RunInfo) -> Iterator[int]:
+    """Return the numbers of the live processes of a run that are of this host and user.
+
+    Those of other ranks stand in files of their own, which are read anew.
+    """
+    several = run.run_json.get("world_size", 1) != 1
+    for rank in _other_ranks(run.folder) if several else ():
+        theirs = RunInfo(run.folder, rank.status, None, rank.age_s, rank.run_json)
+        if rank.status.live and read_only_reason(theirs) is None:
+            yield from _pid(rank.run_json)
+    if run.status.live and read_only_reason(run) is None:
+        yield from _pid(run.run_json)
+
+
+def _pid(run_json: dict[str, Any]) -> Iterator[int]:
+    pid = run_json.get("pid")
+    if type(pid) is int:
+        yield pid
+
+
 @dataclass(frozen=True, slots=True)
 class _Rank:
     """One rank's run_json with its status judged now; `beat` is its last sign of life."""

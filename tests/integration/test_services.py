@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from dashboard import services
 from dashboard.services import Services
 from stepscope.diagnosis.outcome import Outcome
-from stepscope.run import RunError, RunStatus, read_run
+from stepscope.run import RunError, RunStatus, process_identity, read_run, write_run_json
 from stepscope.session.session import Session
 from tests.integration.test_runners import wait_until
 from trainer.config import RunConfig, Workload, defaults
@@ -79,3 +82,15 @@ def test_the_end_of_a_busy_run_is_written_with_the_servers(
         free.set()
     wait_until(lambda: not any("training" in thread.name for thread in threading.enumerate()))
     assert read_run(folder).status is RunStatus.STOPPED
+
+
+def test_processes_of_other_ranks_have_the_runs_name(server: Services, tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "20260101-000000-job"
+    folder.mkdir(parents=True)
+    parent = psutil.Process(os.getppid())
+    told = {"created": 1.0, "status": "running", "heartbeat": time.time(), "world_size": 2}
+    told |= {"name": "job", **process_identity()}
+    write_run_json(folder, told)
+    other = {"pid": parent.pid, "pid_started": parent.create_time()}
+    write_run_json(folder, told | other, "rank1.json")
+    assert server.run_processes() == {os.getpid(): "job", parent.pid: "job"}

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from stepscope.run import (
@@ -14,6 +15,7 @@ from stepscope.run import (
     RunStatus,
     new_run_folder,
     process_identity,
+    rank_pids,
     read_run,
     write_run_json,
 )
@@ -158,3 +160,19 @@ def test_a_ranks_facts_that_cannot_be_read_change_nothing(job: Job, text: str) -
     (job.folder / "rank1.json").write_text(text)
     job.rank(2, "failed", rank=[], host={}, failure=7, ended=None, reason=None)
     assert job.read()[1] == "Rank 0 (" + process_identity()["host"] + "): ValueError: no"
+
+
+def test_the_processes_of_all_ranks_of_this_machine_are_the_runs(job: Job) -> None:
+    parent = psutil.Process(os.getppid())
+    here = {"pid": parent.pid, "pid_started": parent.create_time(), "world_size": 5}
+    job.rank(0, "running", world_size=5)
+    job.rank(1, "running", **here)
+    job.rank(2, "running", **here | {"host": "node7", "pid": 7})
+    job.rank(3, "running", **here | {"pid": GONE_PID})
+    (job.folder / "rank4.json").write_text("[]")
+    assert sorted(rank_pids(read_run(job.folder))) == sorted([os.getpid(), parent.pid])
+    job.rank(1, "finished", **here)
+    assert list(rank_pids(read_run(job.folder))) == [os.getpid()]
+    job.rank(0, "running", world_size=5, host="node7")
+    job.rank(1, "running", **here)
+    assert list(rank_pids(read_run(job.folder))) == [parent.pid]
