@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from stepscope.diagnosis.device_health import Evidence, Xid, health, slow_link
 from stepscope.diagnosis.throttle_time import REASONS, throttle_times
@@ -55,6 +55,8 @@ class DeviceReadings:
             self._processes = source.processes(uuid)
         if Tier.RARE in due:
             self._facts = source.facts(uuid) or self._facts
+            if self._facts is not None:
+                self.info = replace(self.info, mig=self._facts.mig)
             self._recovery = source.recovery_action(uuid)
         values = self._values()
         if Tier.RARE in due:

@@ -77,7 +77,10 @@ class NvmlSource:
         self._armed = 0
 
     def devices(self) -> list[DeviceInfo]:
-        """List the GPUs found at opening, in NVML's order (not CUDA's)."""
+        """List the GPUs found at opening, in NVML's order (not CUDA's).
+
+        `mig` is as of when the GPU was last found.
+        """
         return list(self._infos)
 
     def read(self, uuid: str, *tiers: Tier) -> dict[str, float]:
@@ -180,10 +183,19 @@ class NvmlSource:
         if known is None or gpu.found != found:
             if known is not None:
                 known.activity.close()
+            self._look_at_mig(gpu)
             known = self._known[uuid] = _Known(
                 gpu, GpuValues(gpu), Activity(gpu), ProcessList(gpu, self._names)
             )
         return known
+
+    def _look_at_mig(self, gpu: Gpu) -> None:
+        """Read the MIG mode of a GPU that was found: it changes when the GPU is reset."""
+        mig = None if self._info(gpu.uuid) is None else _is_divided(gpu.handle)
+        if mig is not None:
+            self._infos = [
+                replace(info, mig=mig) if info.uuid == gpu.uuid else info for info in self._infos
+            ]
 
     def _info(self, uuid: str) -> DeviceInfo | None:
         return next((info for info in self._infos if info.uuid == uuid), None)
@@ -200,15 +212,20 @@ def _listed(index: int, library: Library) -> DeviceInfo | None:
     if uuid is None:
         log.warning("GPU %d of NVML cannot be reached and is left out", index)
         return None
-    mig, _pending = static(pynvml.nvmlDeviceGetMigMode, handle) or (None, None)
     return DeviceInfo(
         uuid=uuid,
         name=static(pynvml.nvmlDeviceGetName, handle) or "unknown GPU",
         nvml_index=index,
         memory_total=static(memory_total, handle),
         driver_version=library.driver,
-        mig=mig == pynvml.NVML_DEVICE_MIG_ENABLE,
+        mig=_is_divided(handle) or False,
     )
+
+
+def _is_divided(handle: Any) -> bool | None:
+    """Say whether a GPU is in MIG mode; None where the driver does not tell."""
+    answer = static(pynvml.nvmlDeviceGetMigMode, handle)
+    return None if answer is None else bool(answer[0] == pynvml.NVML_DEVICE_MIG_ENABLE)
 
 
 def _instance(parent_handle: Any, index: int, parent: DeviceInfo) -> DeviceInfo | None:

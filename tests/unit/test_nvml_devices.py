@@ -126,6 +126,30 @@ def test_instances_are_listed_with_their_parents_number(divided: NvmlSource) -> 
     assert divided.instances("GPU-cccc") == []
 
 
+@pytest.mark.parametrize("mig", [0, 1])
+def test_the_mig_mode_is_read_again_after_a_reset(
+    divided: NvmlSource, gpu: FakeGpu, clock: FakeClock, mig: int
+) -> None:
+    gpu.mig = 1 - mig
+    machine = Machine(lambda: divided, clock=clock, pause=lambda seconds: None)
+    machine.look()
+    gpu.errors = dict.fromkeys(("nvmlDeviceGetFieldValues", "nvmlDeviceGetHandleByUUID"), 15)
+    gpu.mig = mig
+    clock.now += 1
+    assert machine.look().devices[0].lost
+    gpu.errors = {}
+    clock.now += 20
+    device = machine.look().devices[0]
+    assert (divided.devices()[0].mig, device.info.mig) == (mig == 1, mig == 1)
+    assert len(device.instances) == mig
+    gpu.errors = {"nvmlDeviceGetHandleByUUID": 15, "nvmlDeviceGetFieldValues": 15}
+    divided.read(A, Tier.MEDIUM)
+    gpu.errors = {"nvmlDeviceGetMigMode": 999}
+    clock.now += 20
+    divided.read(A, Tier.MEDIUM)
+    assert divided.devices()[0].mig == (mig == 1), "not told is not off"
+
+
 def test_an_instance_has_memory_but_no_utilization(divided: NvmlSource) -> None:
     values = divided.read(SLICE, *Tier)
     assert values["gpu/mem_total"] == 10.0 * GIB
