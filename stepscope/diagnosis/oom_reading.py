@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import stat
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -26,6 +24,7 @@ from stepscope.diagnosis.out_of_memory import OomVerdict, judge
 from stepscope.diagnosis.window import setup_of
 from stepscope.run import RunInfo, RunStatus
 from stepscope.run.kernel_kills import kills_since
+from stepscope.run.plain_file import read_plain
 from stepscope.store import EventRow, RunReader, StoreError
 from stepscope.store.reader import EVERY
 
@@ -70,16 +69,9 @@ def read_report(folder: Path, rank: int = 0) -> OomReport | None:
     """Return a rank's report; None where it has none. Raises ValueError and OSError."""
     path = folder / oom_name(rank)
     try:
-        # No link out of the folder, and no pipe that would be waited for.
-        number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        data = read_plain(path, BYTES_LIMIT)
     except FileNotFoundError:
         return None
-    with open(number, "rb") as file:
-        if not stat.S_ISREG(os.fstat(number).st_mode):
-            raise ValueError(f"{path.name}: not a plain file")
-        data = file.read(BYTES_LIMIT + 1)
-    if len(data) > BYTES_LIMIT:
-        raise ValueError(f"{path.name}: must have at most {BYTES_LIMIT} bytes, got more")
     try:
         return parse(data)
     except ValueError as error:
