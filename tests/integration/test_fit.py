@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
+import io
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,11 +17,13 @@ import pytest
 from stepscope.recording.recorder import Recorder
 from stepscope.run import RunKind, RunStatus
 from trainer.config import RunConfig, Workload, defaults
+from trainer.devices import list_devices
 from trainer.fit import history
 from trainer.fit.__main__ import main
+from trainer.fit.answer import Say, answer
 from trainer.fit.history import FIT_JSON, margin_for, measured_rate, throughputs
 from trainer.fit.margin import DEFAULT_FACTOR
-from trainer.fit.probe import measure
+from trainer.fit.probe import measure, remove_left
 
 FIT = [sys.executable, "-m", "trainer.fit"]
 SCRIPT_FIT = [sys.executable, "-m", "stepscope.cli", "fit"]
@@ -45,6 +50,23 @@ try:
         steps += 1
 finally:
     print("cleaned up", file=sys.stderr)
+"""
+
+READS = """
+from torch import nn, randn
+from trainer.workloads.task import Task, TensorSplit
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+    def forward(self, values):
+        return self.layer(values) * values.mean().item()
+
+def build(config):
+    split = TensorSplit.of(randn(32, 4), randn(32, 4))
+    loss = nn.MSELoss()
+    return Task(model=Model(), train=split, validation=split, loss=loss, classifies=False)
 """
 
 
@@ -113,15 +135,100 @@ def test_the_largest_batch_and_the_rates_of_earlier_runs(tmp_path: Path) -> None
 def test_throughput_is_measured_in_short_runs_that_leave_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("STEPSCOPE_RUNS", str(tmp_path))
+    monkeypatch.setenv("STEPSCOPE_RUNS", str(tmp_path / "others"))
+    root = tmp_path / "runs"
     said: list[str] = []
     config = defaults(Workload.LINEAR)
-    rates, missed = measure(config, [64, 65], lambda text, share: said.append(text))
+    rates, missed = measure(config, [64, 65], root, lambda text, share: said.append(text))
     assert missed == []
     assert set(rates) == {64, 65}
     assert min(rates.values()) > 0
     assert said == ["Measuring batches of 64", "Measuring batches of 65"]
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [root]
+    assert list(root.iterdir()) == []
+
+
+def test_what_a_killed_probe_left_is_removed_and_what_is_held_stays(tmp_path: Path) -> None:
+    left, held, fresh = (tmp_path / f".fit-{name}" for name in ("left", "held", "fresh"))
+    outside = tmp_path / "outside"
+    for folder in (left, held, fresh, outside):
+        folder.mkdir()
+        (folder / "sample.log").write_text("text")
+    (tmp_path / ".fit-link").symlink_to(outside)
+    for folder in (left, held, outside):
+        os.utime(folder, (1.0, 1.0))
+    number = os.open(held, os.O_RDONLY)
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX)
+        remove_left(tmp_path)
+    finally:
+        os.close(number)
+    assert not left.exists()
+    assert all((folder / "sample.log").exists() for folder in (held, fresh, outside))
+
+
+def test_a_model_that_reads_values_gets_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(READS)
+    done = fit("--workload", f"{path}:build", "--json", "--runs", str(tmp_path))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "reads values while it runs (mine.py, line 10, in forward)" in done.stderr
+    assert "stepscope fit" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("error", [None, PermissionError(13, "Permission denied", "/data/x")])
+def test_the_line_of_progress_is_gone_before_anything_else_is_said(
+    error: OSError | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(*args: Any, say: Say, **more: Any) -> dict[str, Any]:
+        say("Measuring", 1.0)
+        if error is not None:
+            raise error
+        return {"fits": True}
+
+    monkeypatch.setattr("trainer.fit.answer.answer", answer)
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    code = main(["--workload", "linear", "--device", "cpu", "--json"])
+    shown = terminal.getvalue()
+    _, after = shown.split("Measuring…\r\033[K")
+    assert "\n" not in shown.removesuffix(after)
+    if error is None:
+        assert (code, after) == (0, "")
+    else:
+        assert code == 1
+        assert (
+            after == "A file or folder cannot be used: [Errno 13] Permission denied: '/data/x'.\n"
+        )
+
+
+def test_the_share_of_progress_only_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(config: Any, sizes: Any, root: Path, say: Say, started: Any) -> Any:
+        assert root == tmp_path
+        for share in (0.0, 0.5):
+            say("Measuring", share)
+        return {}, []
+
+    monkeypatch.setattr("trainer.fit.answer.measure", measured)
+    shares: list[float] = []
+    config = defaults(Workload.LINEAR)
+    device = next(one for one in list_devices() if one.id == "cpu")
+    found = answer(
+        config,
+        device,
+        tmp_path,
+        largest=True,
+        probe=True,
+        say=lambda text, share: shares.append(share),
+    )
+    assert "largest" in found
+    assert shares == sorted(shares)
+    assert shares[-2:] == pytest.approx([0.9, 0.95])
 
 
 HOSTILE = {
@@ -200,6 +307,36 @@ def test_the_margin_comes_from_measured_against_predicted(tmp_path: Path) -> Non
     assert len(predicted) == 3
     assert margin_for(config, tmp_path, predict) == margin
     assert len(predicted) == 3, "kept beside the runs"
+
+
+def test_a_prediction_for_another_gpu_is_not_used(tmp_path: Path) -> None:
+    config = defaults(Workload.GPT, "GPU-1")
+    recorded(tmp_path, "run", config, 1000.0)
+    predicted: list[RunConfig] = []
+
+    def predict(other: RunConfig) -> int:
+        predicted.append(other)
+        return 1000
+
+    for capability, count in (((9, 0), 1), ((9, 0), 1), ((8, 0), 2), ((8, 0), 2)):
+        margin_for(config, tmp_path, predict, capability)
+        assert len(predicted) == count
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_only_a_plain_file_is_read(tmp_path: Path, kind: str) -> None:
+    config = defaults(Workload.GPT, "GPU-1")
+    first = recorded(tmp_path, "run-0", config, 1000.0)
+    margin_for(config, tmp_path, lambda other: 1000)
+    kept = (first / FIT_JSON).rename(tmp_path / "kept")
+    if kind == "link":
+        (first / FIT_JSON).symlink_to(kept)
+    else:
+        os.mkfifo(first / FIT_JSON)
+    predicted: list[RunConfig] = []
+    margin_for(config, tmp_path, lambda other: predicted.append(other) or 900)
+    assert len(predicted) == 1
+    assert not (first / FIT_JSON).is_symlink()
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,10 @@ from trainer.user_workload import UserWorkloadError, choose, user_problem
 FITS, DOES_NOT, USAGE, STOPPED = 0, 1, 2, 130
 
 
+class _Failed(Exception):
+    """No answer can be given; the message is one sentence."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
     options = parser().parse_args(arguments)
@@ -31,8 +35,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (UsageError, ConfigError, UserWorkloadError) as error:
         _say(str(error))
         return USAGE
+    except _Failed as error:
+        _say(str(error))
+        return DOES_NOT
     except OSError as error:
-        _say(f"The folder of the runs cannot be used: {error}.")
+        _say(f"A file or folder cannot be used: {error}.")
         return DOES_NOT
     except KeyboardInterrupt:
         return STOPPED
@@ -59,8 +66,9 @@ def _run(options: argparse.Namespace) -> int:
             say=_progress,
         )
     except failed as error:
-        _say(str(error))
-        return DOES_NOT
+        raise _Failed(str(error)) from error
+    finally:
+        _clear()
     print(json.dumps(found, indent=1) if options.json else "\n".join(_lines(found)))
     return DOES_NOT if found["fits"] is False else FITS
 
@@ -112,7 +120,13 @@ def _curve_lines(curve: Mapping[str, Any]) -> list[str]:
 
 def _progress(text: str, share: float) -> None:
     if sys.stderr.isatty():
-        print(f"\r\033[K{text}…", end="" if share < 1 else "\n", file=sys.stderr, flush=True)
+        print(f"\r\033[K{text}…", end="", file=sys.stderr, flush=True)
+
+
+def _clear() -> None:
+    """Take the line of progress away, before anything else is printed."""
+    if sys.stderr.isatty():
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
 def _say(text: str) -> None:

@@ -14,7 +14,7 @@ from trainer.fit.history import margin_for, throughputs
 from trainer.fit.largest import Point, curve, explore, with_rates
 from trainer.fit.margin import Margin
 from trainer.fit.options import ABSENT
-from trainer.fit.predict import judge, predict, to_json
+from trainer.fit.predict import capability_of, judge, predict, to_json
 from trainer.fit.probe import measure, sizes_to_measure
 from trainer.lab.process import SampleProcess
 from trainer.problems import TrainDevice
@@ -42,7 +42,12 @@ def answer(
     prediction = predict(config, device)
     free = _free(device)
     say("Looking at earlier runs", 0.3)
-    margin = margin_for(config, root, lambda other: predict(other, device).peak.allocated)
+    margin = margin_for(
+        config,
+        root,
+        lambda other: predict(other, device).peak.allocated,
+        capability_of(device),
+    )
     found = to_json(prediction, judge(prediction, free, margin), free, margin)
     if largest:
         found["largest"] = _largest(config, device, root, free, margin, probe, say, started)
@@ -80,7 +85,9 @@ def _largest(
     missed: list[str] = []
     if probe and free.bytes is not None:
         wanted = sizes_to_measure(points, free.bytes, tuple(rates))
-        measured, missed = measure(config, wanted, say, started)
+        measured, missed = measure(
+            config, wanted, root, lambda text, share: say(text, 0.9 + 0.1 * share), started
+        )
         rates |= measured
     extra = [Point(size, *needs(size)[:2]) for size in rates if size not in _sizes(points)]
     every = sorted((*points, *extra), key=lambda point: point.batch_size)

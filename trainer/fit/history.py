@@ -27,6 +27,7 @@ from stepscope.run import (
     replacing,
     run_folders,
 )
+from stepscope.run.plain_file import read_plain
 from stepscope.store import StoreError
 from trainer.config import ConfigError, RunConfig, Workload
 from trainer.fit.margin import Margin, learned
@@ -47,7 +48,12 @@ SAME = frozenset(
 FIRST_STEPS, LEAST_STEPS = 10, 20
 """Steps that are left out of a run's throughput, and those that it must have."""
 
+KEPT_LIMIT = 4096
+"""Bytes of a kept prediction."""
+
 Predict = Callable[[RunConfig], int]
+Capability = tuple[int, int] | None
+"""The compute capability of the GPU for which was predicted, None for a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +77,13 @@ def earlier_runs(root: Path, config: RunConfig) -> Iterator[Earlier]:
             yield found
 
 
-def margin_for(config: RunConfig, root: Path, predict: Predict) -> Margin:
+def margin_for(
+    config: RunConfig, root: Path, predict: Predict, capability: Capability = None
+) -> Margin:
     """Return the margin learned from measured against predicted peaks of earlier runs.
 
-    Runs on a CPU measure no peak of their tensors, so there it is the default.
+    `capability` is that of the device for which `predict` predicts. Runs on a CPU measure no
+    peak of their tensors, so there it is the default.
     """
     ratios: list[float] = []
     until = time.monotonic() + NEW_PREDICTIONS_S
@@ -82,9 +91,9 @@ def margin_for(config: RunConfig, root: Path, predict: Predict) -> Margin:
         measured = measured_peak(run.folder)
         if measured is None:
             continue
-        predicted = _kept(run.folder)
+        predicted = _kept(run.folder, capability)
         if predicted is None and time.monotonic() < until:
-            predicted = _predicted(run, predict)
+            predicted = _predicted(run, predict, capability)
         if predicted:
             ratios.append(measured / predicted)
         if len(ratios) >= LEARNED_FROM:
@@ -129,9 +138,9 @@ def measured_rate(folder: Path) -> float | None:
     return None
 
 
-def keep(folder: Path, predicted: int) -> None:
+def keep(folder: Path, predicted: int, capability: Capability = None) -> None:
     """Write a prediction beside its run; a folder of others, or a full disk, goes without."""
-    content = {"method": METHOD, "torch": version("torch"), "predicted_peak_bytes": predicted}
+    content = {**_made_with(capability), "predicted_peak_bytes": predicted}
     with contextlib.suppress(OSError, RunError):
         if read_only_reason(read_run(folder)) is not None:
             return
@@ -139,25 +148,36 @@ def keep(folder: Path, predicted: int) -> None:
             part.write_text(json.dumps(content))
 
 
-def _predicted(run: Earlier, predict: Predict) -> int | None:
+def _predicted(run: Earlier, predict: Predict, capability: Capability) -> int | None:
     try:
         found = predict(run.config)
     except Exception:  # noqa: BLE001 - data that are gone, settings that torch now refuses
         return None
-    keep(run.folder, found)
+    keep(run.folder, found, capability)
     return found
 
 
-def _kept(folder: Path) -> int | None:
+def _made_with(capability: Capability) -> dict[str, Any]:
+    """What a kept prediction must have been made with to be used."""
+    return {
+        "method": METHOD,
+        "torch": version("torch"),
+        "capability": None if capability is None else list(capability),
+    }
+
+
+def _kept(folder: Path, capability: Capability) -> int | None:
     """Return a prediction that was kept; the file is not trusted."""
     try:
-        content: Any = json.loads((folder / FIT_JSON).read_bytes()[:4096])
+        content: Any = json.loads(read_plain(folder / FIT_JSON, KEPT_LIMIT))
     except (OSError, ValueError, RecursionError):
         return None
-    if not isinstance(content, dict) or content.get("method") != METHOD:
+    if not isinstance(content, dict):
+        return None
+    if any(content.get(name) != value for name, value in _made_with(capability).items()):
         return None
     found = content.get("predicted_peak_bytes")
-    if content.get("torch") != version("torch") or type(found) is not int or found <= 0:
+    if type(found) is not int or found <= 0:
         return None
     return found if math.log2(found) < 63 else None
 

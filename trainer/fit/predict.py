@@ -7,9 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import psutil
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+)
 
 from stepscope.formatting import format_bytes
-from trainer.config import RunConfig, Runner
+from trainer.config import RunConfig, Runner, Workload
+from trainer.failures import RunFailed
 from trainer.fit.free import Free
 from trainer.fit.margin import DEFAULT, Margin
 from trainer.fit.peak import Peak, device_peak, host_peak
@@ -17,9 +22,12 @@ from trainer.fit.play import Played, play
 from trainer.fit.scratch import cublas_workspace
 from trainer.fit.tracker import Part
 from trainer.problems import TrainDevice
+from trainer.user_workload import place_in_user_code
 
 CONTEXT = 512 * 2**20
 """A process's CUDA context on a recent GPU; a guess, which no GPU has confirmed yet."""
+ASSUMED = (9, 0)
+"""Of a GPU that does not tell its compute capability."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,13 +64,20 @@ class Verdict:
 def predict(config: RunConfig, device: TrainDevice) -> Prediction:
     """Predict the peak of a run; takes seconds, in a process that then does nothing else.
 
-    Raises RunFailed for data that cannot be used.
+    Raises RunFailed for data that cannot be used, and for a model that reads values.
     """
     began = time.perf_counter()
     on_gpu = device.cuda_index is not None
-    capability = (device.compute_capability or (9, 0)) if on_gpu else None
+    capability = capability_of(device)
     before = psutil.Process().memory_info().rss
-    played = play(config, capability)
+    try:
+        played = play(config, capability)
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        place = place_in_user_code(error) if config.workload is Workload.USER else None
+        raise RunFailed(
+            f"The model's code reads values while it runs ({place or error}), and the tensors of "
+            "a prediction have none. Use stepscope fit with a script that trains it."
+        ) from error
     find = device_peak if on_gpu else host_peak
     peak = find(played.events, played.parts)
     return Prediction(
@@ -76,6 +91,11 @@ def predict(config: RunConfig, device: TrainDevice) -> Prediction:
         seconds=time.perf_counter() - began,
         notes=played.notes,
     )
+
+
+def capability_of(device: TrainDevice) -> tuple[int, int] | None:
+    """Return the compute capability for which is predicted; None for a CPU."""
+    return None if device.cuda_index is None else device.compute_capability or ASSUMED
 
 
 def judge(prediction: Prediction, free: Free, margin: Margin = DEFAULT) -> Verdict:

@@ -6,11 +6,15 @@ that is not predicted to leave headroom, so that none runs out of memory.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
+import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from stepscope.run import runs_root
 from trainer.config import RunConfig
 from trainer.fit.largest import HEADROOM, Point
 from trainer.lab.process import SampleProcess
@@ -20,6 +24,9 @@ MOST_SAMPLES = 6
 LONGEST_STEP_S = 4.0
 """A size whose step would take longer, judged by the last rate, is left out."""
 TIMEOUT_S = 60.0
+PREFIX = ".fit-"
+LEFT_S = 60.0
+"""Age from which a folder that nobody holds was left behind by a process that was killed."""
 
 Say = Callable[[str, float], None]
 """Takes what is done now, and the share that is done."""
@@ -44,19 +51,19 @@ def sizes_to_measure(points: Sequence[Point], room: int, known: Sequence[int]) -
 def measure(
     config: RunConfig,
     sizes: Sequence[int],
+    root: Path,
     say: Say,
     started: Callable[[SampleProcess], None] = lambda taker: None,
 ) -> tuple[dict[int, float], list[str]]:
     """Return samples per second by batch size, and a sentence for each size without.
 
-    Raises OSError where no folder can be made.
+    The runs lie in a folder below `root`, the folder of all runs, while they last. Raises
+    OSError where no folder can be made.
     """
     rates: dict[int, float] = {}
     missed: list[str] = []
-    root = runs_root()
-    root.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".fit-", dir=root) as folder:
-        taker = SampleProcess(Path(folder))
+    with _folder(root) as folder:
+        taker = SampleProcess(folder)
         started(taker)
         rate: float | None = None
         for done, size in enumerate(sizes):
@@ -74,6 +81,33 @@ def measure(
             else:
                 missed.append(f"{size:,}: {answer.get('reason') or 'no rate was measured'}")
     return rates, missed
+
+
+@contextlib.contextmanager
+def _folder(root: Path) -> Iterator[Path]:
+    """Make a folder that is held while it is used; those that were left behind are removed."""
+    root.mkdir(parents=True, exist_ok=True)
+    remove_left(root)
+    with tempfile.TemporaryDirectory(prefix=PREFIX, dir=root) as name:
+        number = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX)
+            yield Path(name)
+        finally:
+            os.close(number)
+
+
+def remove_left(root: Path) -> None:
+    """Remove the folders of probes that were killed: old ones that no process holds."""
+    for folder in root.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):  # gone, held, or another's
+            number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if time.time() - os.fstat(number).st_mtime > LEFT_S:
+                    shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(number)
 
 
 def _job(config: RunConfig, size: int) -> dict[str, object]:
