@@ -195,11 +195,11 @@ def cuda_index(parameters: list[Any]) -> int | None:
 
 def waiting_optimizers(stepped: list[Any]) -> int:
     """Return how many optimizers of other parameters there are that were not stepped yet."""
-    module = sys.modules.get("torch.optim.optimizer")
+    optimizer_class = import_module("torch.optim.optimizer").Optimizer
     known = {id(one) for one in optimizer_parameters(stepped)}
     found = 0
-    for one in gc.get_objects() if module is not None else ():
-        if issubclass(type(one), module.Optimizer) and hasattr(one, "param_groups"):
+    for one in gc.get_objects():
+        if issubclass(type(one), optimizer_class) and hasattr(one, "param_groups"):
             found += known.isdisjoint(id(each) for each in optimizer_parameters([one]))
     return found
 
