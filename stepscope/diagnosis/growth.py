@@ -152,7 +152,8 @@ _ADVICE = {
     Where.ALLOCATED: (
         "Look for tensors that are kept from step to step: a list or a sum of losses with their "
         "graphs (use loss.item() or loss.detach()), outputs that hooks store, retain_graph=True. "
-        "A memory snapshot names what allocated them."
+        "Where batches get longer, as in an epoch sorted by length, the last batch takes more of "
+        "it each time, and nothing is kept. A memory snapshot names what allocated them."
     ),
     Where.PROCESS: (
         "Look for what is kept from step to step: a list or a sum of losses with their graphs (use "

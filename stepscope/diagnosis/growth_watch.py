@@ -29,6 +29,7 @@ from stepscope.diagnosis.growth import (
     is_material,
     may_rise,
 )
+from stepscope.diagnosis.growth_batches import batches_grow
 
 EVENT = "memory_growth"
 """Kind of the events that tell of growth."""
@@ -55,6 +56,10 @@ class Reading(NamedTuple):
     value: float
     children: float = 0.0
     collections: int | None = None
+    peak: float = -math.inf
+    """Bytes of the highest allocation that is known by then."""
+    highest: float = -math.inf
+    """The highest reading of the group, in a reading that stands for one."""
 
 
 @dataclass(slots=True)
@@ -68,17 +73,21 @@ class Floors:
     closed: int = 0
     _first: Reading | None = None
     _lowest: Reading | None = None
+    _highest: float = -math.inf
 
     def add(self, reading: Reading) -> bool:
         """Add a reading; True if it begins a new group."""
         first, lowest = self._first, self._lowest
         if first is None or lowest is None:
             self._first = self._lowest = reading
+            self._highest = reading.value
             return False
         if reading.at - first.at >= self.span_s and reading.step > first.step:
-            self._close(lowest)
+            self._close(lowest._replace(highest=self._highest))
             self._first = self._lowest = reading
+            self._highest = reading.value
             return True
+        self._highest = max(self._highest, reading.value)
         if reading.value < lowest.value:
             self._lowest = reading
         return False
@@ -153,6 +162,8 @@ class Series:
             if found is None:
                 continue
             trend, window = found
+            if self._kind == Where.ALLOCATED and _of_batches(window):
+                continue
             seconds, runs = window[-1].at - window[0].at, _collections(window)
             if is_material(trend, self._kind, seconds, filling=filling, collected=runs != 0):
                 return self._growth(trend, window, runs)
@@ -218,7 +229,9 @@ class GrowthWatch:
         now, collections = self._clock(), self._collections()
         allocated, rss = values.get("memory/allocated"), values.get("process/rss")
         if allocated is not None:
-            self._tell(self._allocated.add(Reading(now, step, allocated, 0.0, collections)))
+            peak = values.get("memory/peak_allocated", -math.inf)
+            reading = Reading(now, step, allocated, 0.0, collections, peak)
+            self._tell(self._allocated.add(reading))
         if rss is not None:
             whole = Reading(now, step, rss + self._children, self._children, collections)
             self._tell(self._process.add(whole, filling=self._recorder.epoch == 1))
@@ -226,6 +239,16 @@ class GrowthWatch:
     def _tell(self, growth: Growth | None) -> None:
         if growth is not None:
             self._recorder.event(EVENT, f"{growth.text} {growth.next}", **growth.data)
+
+
+def _of_batches(window: list[Reading]) -> bool:
+    """Say whether the floor rises with the batches, by torch's own peak or the highest readings."""
+    steps = np.array([reading.step for reading in window], float)
+    floors = np.array([reading.value for reading in window])
+    peaks = np.array([[reading.peak, reading.highest] for reading in window])
+    return any(
+        bool(np.isfinite(known).all()) and batches_grow(steps, floors, known) for known in peaks.T
+    )
 
 
 def _collections(window: list[Reading]) -> int | None:

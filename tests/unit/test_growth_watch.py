@@ -51,6 +51,7 @@ class Bench:
         step_s: float = 0.05,
         *,
         allocated: Level | None = None,
+        peak: Level | None = None,
         rss: Level = lambda step: 300 * MIB,
         children: Level | None = None,
     ) -> None:
@@ -62,6 +63,8 @@ class Bench:
                 values = {"process/rss": rss(step)}
                 if allocated is not None:
                     values["memory/allocated"] = allocated(step)
+                if peak is not None:
+                    values["memory/peak_allocated"] = peak(step)
                 if children is not None:
                     values["process/children_rss"] = children(step)
                 self.watch.observe(values)
@@ -136,6 +139,41 @@ def test_a_step_within_long_steps_is_no_growth(bench: Bench) -> None:
         range(1, 400), step_s=1.03, allocated=lambda step: 500 * MIB + 300 * MIB * (step % 7) / 7
     )
     assert bench.notes.events == []
+
+
+def test_batches_that_get_longer_are_no_leak(bench: Bench) -> None:
+    """The last batch stays until the next one: in an epoch sorted by length the floor rises."""
+    length = leak(0.4 * MIB, 100 * MIB)
+    bench.run(
+        range(1, 3000),
+        allocated=lambda step: 1000 * MIB + length(step),
+        peak=lambda step: 1000 * MIB + 5 * length(step),
+    )
+    assert bench.notes.events == []
+
+
+def test_readings_inside_longer_batches_tell_that_as_well(bench: Bench) -> None:
+    ticks = iter(range(100_000))
+
+    def level(step: int) -> float:
+        return 1000 * MIB + (100 * MIB + 0.4 * MIB * step) * (1 + 4 * (next(ticks) % 2))
+
+    bench.run(range(1, 3000), step_s=0.2, allocated=level)
+    assert bench.notes.events == []
+
+
+@pytest.mark.parametrize("jump", [0, 400])
+def test_a_leak_below_steady_peaks_is_told(bench: Bench, jump: float) -> None:
+    """What a step takes for a time lies on top of what is kept; one step takes far more."""
+    kept = leak(0.4 * MIB, 1000 * MIB)
+    bench.run(
+        range(1, 3000),
+        allocated=kept,
+        peak=lambda step: kept(step) + 500 * MIB + jump * MIB * (step > 400),
+    )
+    told = bench.notes.told("allocated")
+    assert told
+    assert "sorted by length" in told[0]["next"]
 
 
 def test_on_a_cpu_the_process_and_its_workers_count(bench: Bench) -> None:
