@@ -119,6 +119,7 @@ class MachineWatch:
             if errors is None and self._view is not None and self._view.devices:
                 errors = self._watch_errors(self._machine.source, self._machine.note_xid)
             self._machine.xid_reason = "no GPU" if errors is None else errors.reason
+            self._machine.xid_refused = {} if errors is None else errors.refused
             deadline = next_deadline(deadline, self._period_s, self._clock())
         if errors is not None:
             errors.stop()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from stepscope.machine.history import History
 from stepscope.machine.host import Host
@@ -47,6 +47,8 @@ class Machine:
         self._xids = Xids()
         self.xid_reason: str | None = "they are not watched"
         """Why Xid errors are not told; None while somebody passes them to `note_xid`."""
+        self.xid_refused: Mapping[str, str] = {}
+        """Why those of some GPUs are not told, by UUID."""
         self._armed = False
 
     def arm(self, armed: bool) -> None:
@@ -69,7 +71,7 @@ class Machine:
         for readings in self._devices.values():
             readings.read(source, now, ts)
         devices = tuple(
-            readings.view(source, now, ts, self._xids.of(uuid, ts), self.xid_reason)
+            readings.view(source, now, ts, self._xids.of(uuid, ts), self._xid_reason(uuid))
             for uuid, readings in self._devices.items()
         )
         return MachineView(
@@ -79,6 +81,9 @@ class Machine:
             devices=devices,
             host=self._host.look(*_versions(devices)),
         )
+
+    def _xid_reason(self, uuid: str) -> str | None:
+        return self.xid_reason or self.xid_refused.get(uuid)
 
     def history(self, uuid: str) -> History | None:
         """Return the last ten minutes of a GPU or MIG instance; None for one that is not known."""

@@ -67,7 +67,11 @@ class Sampler:
         self._period_s = period_s
         self._clock = clock
         self._samples_host = host
-        self._devices = _devices(self._source, gpu_uuids)
+        self._labels = {
+            info.uuid: f"GPU {info.nvml_index} ({info.name})" for info in self._source.devices()
+        }
+        wanted = self._labels if gpu_uuids is None else gpu_uuids
+        self._devices = {uuid: SampledDevice(self._labels.get(uuid, uuid)) for uuid in wanted}
         self._sharing = Sharing(self._source, clock)
         if allocator_index is not None and len(self._devices) == 1:
             (self._sharing.training,) = self._devices
@@ -209,8 +213,8 @@ class Sampler:
         no_split = allocator_settings.split_reason() if capabilities["allocator"] is None else None
         if no_split is not None:
             capabilities["split"] = no_split
-        if self._xid is not None and self._xid.reason is not None:
-            capabilities["xid"] = self._xid.reason
+        if self._xid is not None:
+            capabilities |= _unwatched(self._xid, missing)
         if capabilities != self._capabilities:
             self._capabilities = capabilities
             self._recorder.describe(capabilities=capabilities)
@@ -221,7 +225,8 @@ class Sampler:
     def _on_xid(self, event: XidEvent) -> None:
         """Record an error of a GPU; called on the thread that waits for them."""
         device = self._devices.get(event.uuid)
-        label = "GPU" if device is None else device.label
+        parent = self._labels.get(event.uuid, "GPU")  # of the instance that is sampled
+        label = parent if device is None else device.label
         self._recorder.event(
             "xid",
             f"{label}: {event.text}. {event.advice}",
@@ -270,7 +275,9 @@ def next_deadline(deadline: float, period_s: float, now: float) -> float:
     return deadline + (missed + 1) * period_s
 
 
-def _devices(source: DeviceSource, uuids: Sequence[str] | None) -> dict[str, SampledDevice]:
-    labels = {info.uuid: f"GPU {info.nvml_index} ({info.name})" for info in source.devices()}
-    wanted = labels if uuids is None else uuids
-    return {uuid: SampledDevice(labels.get(uuid, uuid)) for uuid in wanted}
+def _unwatched(watch: XidWatch, missing: dict[str, dict[str, str]]) -> dict[str, str]:
+    """Note in `missing` why single GPUs are not watched for errors; return why none is."""
+    for uuid, why in watch.refused.items():
+        if uuid in missing:
+            missing[uuid]["xid"] = why
+    return {} if watch.reason is None else {"xid": watch.reason}

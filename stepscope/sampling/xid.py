@@ -11,7 +11,7 @@ import ctypes
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,6 +73,8 @@ class XidWatch:
         self._registered: dict[int, str] = {}
         self.reason: str | None = None
         """Why nothing is watched any more."""
+        self.refused: Mapping[str, str] = {}
+        """Why some GPUs are not watched, by UUID."""
         self._thread = threading.Thread(target=self._run, name="stepscope-xid", daemon=True)
         self._thread.start()
 
@@ -118,21 +120,20 @@ class XidWatch:
 
     def _register(self, events: Any) -> None:
         """Register the GPUs that are there. Raises Unsupported if none can ever be."""
-        refused: list[str] = []
         known = set(self._registered.values())
         for uuid in [uuid for uuid in self._uuids if uuid not in known]:
             try:
                 handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
                 _asked(pynvml.nvmlDeviceRegisterEvents, handle, _xid_type(), events)
             except Unsupported as why:
-                refused.append(str(why))
+                self.refused = {**self.refused, uuid: str(why)}
                 self._uuids = [other for other in self._uuids if other != uuid]
             except pynvml.NVMLError as error:
                 log.info("Xid events of %s: %s", uuid, error)
             else:
                 self._registered[_number(handle)] = uuid
         if not self._uuids:
-            raise Unsupported(", ".join(dict.fromkeys(refused)) or "no GPU")
+            raise Unsupported(", ".join(dict.fromkeys(self.refused.values())) or "no GPU")
 
     def _wait(self, events: Any) -> None:
         try:

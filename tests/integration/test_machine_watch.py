@@ -25,6 +25,7 @@ class FakeErrors:
     def __init__(self, source: DeviceSource, on_event: Callable[[XidEvent], None]) -> None:
         self.stopped = False
         self.reason: str | None = None
+        self.refused: dict[str, str] = {}
         FakeErrors.begun.append(self)
         on_event(xid_event(info().uuid, 79, NO_INSTANCE))
 

@@ -162,6 +162,10 @@ def test_errors_of_the_driver_are_told_newest_first_and_none_is_not_unknown() ->
         clock.now += 2
         (device,) = watched.look().devices
         told.append(rows(details(device, 0.0, None, {}))["Driver's errors (Xid)"])
+    watched.xid_refused = {"GPU-other": "permission"}
+    assert watched.look().devices[0].missing.get("xid") is None
+    watched.xid_refused = {info().uuid: "permission"}
+    assert watched.look().devices[0].missing["xid"] == "permission"
     assert told[:2] == ["n/a: not supported", "none seen"]
     assert told[3] == (
         "Xid 79: the GPU has fallen off the bus, 2 s ago; "

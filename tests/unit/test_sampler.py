@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -12,12 +12,13 @@ import pytest
 
 from stepscope.metrics import BY_KEY
 from stepscope.recording.recorder import Recorder
-from stepscope.sampling import allocator
+from stepscope.sampling import allocator, sampler
 from stepscope.sampling.device_events import BACK_S, CALM_S, SampledDevice
 from stepscope.sampling.nvml import DeviceInfo, NullSource
 from stepscope.sampling.nvml_fields import Tier
 from stepscope.sampling.processes import GpuProcess
 from stepscope.sampling.sampler import COST_WINDOW, Sampler, next_deadline
+from stepscope.sampling.xid import NO_INSTANCE, XidEvent, xid_event
 from tests.unit.fake_nvml import FakeClock
 
 A, B = "GPU-aaaa", "GPU-bbbb"
@@ -101,6 +102,9 @@ class FakeSource:
 
     def processes(self, uuid: str) -> tuple[GpuProcess, ...] | None:
         return self.listed
+
+    def arm_gpm(self, on: bool) -> None:
+        return None
 
     def begin_rates(self, uuid: str) -> None:
         return None
@@ -483,3 +487,38 @@ def test_ticks_do_not_drift() -> None:
     for _ in range(100):
         deadline = next_deadline(deadline, 0.1, deadline + 0.03)
     assert deadline == pytest.approx(10.0)
+
+
+# --- errors of the driver -------------------------------------------------------------------------
+
+
+class FakeWatch:
+    """Tells one error of each GPU at once, and refuses B; without a thread."""
+
+    reason = None
+
+    def __init__(
+        self, source: FakeSource, on_event: Callable[[XidEvent], None], *, uuids: frozenset[str]
+    ) -> None:
+        self.refused = {B: "Not Supported"}
+        on_event(xid_event(A, 13, 3))
+        on_event(xid_event("GPU-unknown", 13, NO_INSTANCE))
+
+    def stop(self, timeout_s: float) -> bool:
+        return True
+
+
+def test_errors_are_told_with_the_gpus_name_and_who_is_not_watched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sampler, "XidWatch", FakeWatch)
+    for uuids in (None, ["MIG-1"]):
+        bench = Bench(gpu_uuids=uuids)
+        bench.sampler._begin_watching()
+        bench.ticks(1)
+        told = [text for kind, text, _ in bench.recorder.events if kind == "xid"]
+        assert [text.partition(":")[0] for text in told] == ["GPU 0 (Test)", "GPU"]
+        if uuids is None:
+            every = bench
+    missing = every.recorder.capabilities()[-1]["missing"]
+    assert (missing[B].get("xid"), missing[A].get("xid")) == ("Not Supported", None)

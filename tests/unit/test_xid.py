@@ -130,6 +130,20 @@ def test_a_refusal_ends_the_watch_and_says_why(
     assert library.calls["nvmlEventSetWait_v2"] == 0
 
 
+def test_one_gpu_that_is_refused_is_told_and_the_others_are_watched(
+    library: FakeNvml,
+    source: NvmlSource,
+    heard: queue.Queue[XidEvent],
+    watches: list[XidWatch],
+) -> None:
+    library.gpus[0].errors = {"nvmlDeviceRegisterEvents": pynvml.NVML_ERROR_NOT_SUPPORTED}
+    library.xids = [(B, 31, XID)]
+    watches.append(XidWatch(source, heard.put))
+    assert heard.get(timeout=PATIENCE_S).uuid == B
+    assert watches[0].reason is None
+    assert dict(watches[0].refused) == {A: "Not Supported"}
+
+
 def test_a_library_that_does_not_fit_ends_the_watch(
     library: FakeNvml,
     source: NvmlSource,
