@@ -161,6 +161,12 @@ def _incomparable(steps: Sequence[StepMemory]) -> str | None:
             "Another optimizer was not stepped yet, so what it will take is not known: no advice. "
             "Measure more steps with --steps."
         )
+    before, last = steps[-2].state, steps[-1].state
+    if before < (1 - LEAST_SHARE) * last:
+        return (
+            f"The optimizer's state still grew at the last step ({format_bytes(before)} to "
+            f"{format_bytes(last)}): no advice. Measure more steps with --steps."
+        )
     if len({(step.device.kind, step.device.index) for step in steps}) > 1:
         return "The steps were on several devices, so they cannot be compared: no advice."
     return None

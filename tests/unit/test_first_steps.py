@@ -82,6 +82,7 @@ def test_a_batch_that_is_too_large_already_should_shrink() -> None:
     [
         ([STEP], "Only one step"),
         ([STEP, STEP, replace(STEP, optimizer=1)], "Several optimizers"),
+        ([FIRST, replace(STEP, state=GIB // 4), STEP], "state still grew"),
         ([STEP, STEP, replace(STEP, waiting=1)], "Another optimizer was not stepped"),
         ([STEP, STEP, replace(STEP, device=replace(GPU, index=1))], "several devices"),
         ([STEP, replace(STEP, kept=STEP.peak - 1000)], "too little to tell"),
