@@ -15,6 +15,7 @@ from stepscope.diagnosis.growth import (
     find_trend,
     is_material,
 )
+from stepscope.diagnosis.growth_batches import batches_grow
 from stepscope.diagnosis.growth_watch import EVENT, GROUPS, WARM_UP_STEPS
 from stepscope.metrics import Stream
 from stepscope.store import Block, EventRow, RunReader
@@ -48,23 +49,37 @@ def recorded_growth(reader: RunReader, run_json: Mapping[str, Any]) -> Growth | 
     block = reader.read(info.id, 0, info.rows, bucket)
     filling = run_json.get("epoch") == 1
     children = _carried(_low(block, "process/children_rss"))
-    return _grown(block, Where.ALLOCATED, _low(block, "memory/allocated")) or _grown(
+    allocated, peaks = _low(block, "memory/allocated"), _low(block, "memory/peak_allocated")
+    return _grown(block, Where.ALLOCATED, allocated, peaks=peaks) or _grown(
         block, Where.PROCESS, _low(block, "process/rss") + children, filling=filling
     )
 
 
-def _grown(block: Block, where: Where, values: Floats, *, filling: bool = False) -> Growth | None:
-    """Return the growth of one kind of memory; `values` has one of every bucket."""
+def _grown(
+    block: Block,
+    where: Where,
+    values: Floats,
+    *,
+    peaks: Floats | None = None,
+    filling: bool = False,
+) -> Growth | None:
+    """Return the growth of one kind of memory; `values` and `peaks` have one of every bucket.
+
+    With peaks, what grows with the batches is none.
+    """
     known = np.flatnonzero(np.isfinite(values) & (block.step > 0))
     if not len(known):
         return None
     known = known[block.step[known] >= block.step[known[0]] + WARM_UP_STEPS]
     starts, values = _floors(block.step[known], values[known])
     steps, times = block.step[known][starts], block.ts[known][starts]
+    highs = None if peaks is None else peaks[known][starts]
     for newest in (GROUPS, LEAST_READINGS):
         window, before = values[-newest:], values[:-newest]
         trend = find_trend(steps[-newest:], window)
         if trend is None or len(before) and before.max() >= window[-1]:
+            continue
+        if highs is not None and batches_grow(steps[-newest:], window, highs[-newest:]):
             continue
         if is_material(trend, where.value, times[-1] - times[-len(window)], filling=filling):
             return Growth(where=where, trend=trend)

@@ -292,6 +292,17 @@ def test_a_recorded_run_without_a_leak_has_no_finding(tmp_path: Path) -> None:
     assert found_in(write_run(tmp_path / "r", samples=flat)) == []
 
 
+@pytest.mark.parametrize(("times", "count"), [(5, 0), (1, 1)])
+def test_a_recorded_rise_with_the_batches_is_no_finding(
+    tmp_path: Path, times: int, count: int
+) -> None:
+    length = leak(0.3 * MIB, 500 * MIB)
+    floors = rows(length, "memory/allocated")
+    peaks = rows(lambda step: 2000 * MIB + times * length(step), "memory/peak_allocated")
+    both = [(*floor[:-1], floor[-1] | peak[-1]) for floor, peak in zip(floors, peaks, strict=True)]
+    assert len(found_in(write_run(tmp_path / "r", samples=both))) == count
+
+
 def test_a_recorded_rise_to_less_than_there_was_is_no_finding(tmp_path: Path) -> None:
     def level(step: int) -> float:
         return 900 * MIB if step < 1400 else 500 * MIB + (step - 1400) * 0.6 * MIB
