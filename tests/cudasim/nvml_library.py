@@ -51,6 +51,13 @@ def tell(**found):
 """
 
 
+def no_header() -> str | None:
+    """Say why the library cannot be compiled; None where it can."""
+    if (INCLUDE / "nvml.h").exists():
+        return None
+    return f"nvml.h is not in {INCLUDE}: tests/cudasim/setup.sh fetches it"
+
+
 def build(folder: Path, *flags: str) -> Path:
     """Compile the library into a folder; return its path."""
     library = folder / "libnvidia-ml.so.1"

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.cudasim.nvml_library import ROOT, TIMEOUT_S, build
+from tests.conftest import Need
+from tests.cudasim.nvml_library import ROOT, TIMEOUT_S, build, no_header
 
 HEAD = """
 import functools, json, os, pathlib, time
@@ -43,7 +44,8 @@ Ask = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def library(tmp_path_factory: pytest.TempPathFactory, need: Need) -> Path:
+    need(no_header())
     return build(tmp_path_factory.mktemp("nvml"))
 
 

@@ -14,22 +14,21 @@ from typing import Any
 import pytest
 
 from tests.conftest import Need
-from tests.cudasim.nvml_library import INCLUDE, ask, build
+from tests.cudasim.nvml_library import ask, build, no_header
 
 MIB = 2**20
 FIRST = "GPU-c0da5130-0000-4000-8000-000000000001"
-NO_HEADER = f"nvml.h is not in {INCLUDE}: tests/cudasim/setup.sh fetches it"
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory, need: Need) -> Path:
-    need(None if (INCLUDE / "nvml.h").exists() else NO_HEADER)
+    need(no_header())
     return build(tmp_path_factory.mktemp("nvml"))
 
 
 @pytest.fixture(scope="module")
 def old_library(tmp_path_factory: pytest.TempPathFactory, need: Need) -> Path:
-    need(None if (INCLUDE / "nvml.h").exists() else NO_HEADER)
+    need(no_header())
     return build(tmp_path_factory.mktemp("old-nvml"), "-DCUDASIM_OLD_DRIVER")
 
 
