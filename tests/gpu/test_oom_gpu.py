@@ -180,9 +180,9 @@ def test_the_figures_are_those_of_the_allocator_before_it_unwound(tmp_path: Path
     last = report_of(run).last
     assert last.total == torch.cuda.get_device_properties(0).total_memory
     assert last.requested is not None
-    assert last.requested > 0.35 * last.total
+    assert last.requested > 0.3 * last.total
     assert last.allocated is not None
-    assert last.allocated > 0.35 * last.total  # the batch, which is freed as the stack unwinds
+    assert last.allocated > 0.3 * last.total  # the batch, which is freed as the stack unwinds
     assert last.reserved is not None
     assert last.own is not None
     assert last.own > last.reserved
@@ -190,7 +190,7 @@ def test_the_figures_are_those_of_the_allocator_before_it_unwound(tmp_path: Path
     assert last.grad is True
     assert last.training is True
     assert last.inputs[0].endswith("× 1024")
-    assert last.blocks[0].size > 0.35 * last.total
+    assert last.blocks[0].size > 0.3 * last.total
     assert "history" in str(last.blocks_reason)
     assert len(last.readings.ts) > 3
     assert "Tried to allocate" in said

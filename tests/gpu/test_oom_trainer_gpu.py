@@ -133,7 +133,8 @@ def test_another_process_is_named_by_its_number(gpu: TrainDevice, tmp_path: Path
     assert verdict.case is Case.OTHER_PROCESS, verdict.text
     assert f"(process {pid})" in verdict.text
     assert [one.pid for one in report.last.processes] == [pid]
-    assert verdict.next[0].code == f"kill {pid}"
+    assert verdict.next[0].code is None  # a record may be old, or made by others
+    assert f"End process {pid}" in verdict.next[0].text
 
 
 def test_memory_in_pieces_is_named(gpu: TrainDevice, tmp_path: Path) -> None:
