@@ -50,7 +50,7 @@ ON_CPU = {PLAIN: 1.5}
 ON_CPU_IMAGES = {PLAIN: 2.0, BY_HAND: 0.99}
 """Least ratios of our samples/s to those of the other sides."""
 FOUND: dict[str, Any] = {"data_on_device": True, "threads": 2, "precision": Precision.BF16}
-"""What the lab found faster on two cores of a Xeon (docs/performance.md)."""
+"""What the lab found faster, one at a time, on two cores of a Xeon (docs/performance.md)."""
 
 
 def ours(config: RunConfig) -> float:
