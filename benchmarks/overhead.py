@@ -1,6 +1,6 @@
 """How much a recorder slows training down: steps/s of a real step of 0.8 ms, against a bare loop.
 
-    python -m benchmarks.overhead [--quick] [--placement pinned|free|both] [--rounds 200]
+    python -m benchmarks.overhead [--device cpu|cuda] [--placement pinned|free|both] [--quick]
 
 The same script (training_child.py) runs bare, with `stepscope.init` and `rec.step`, unchanged under
 `stepscope watch`, with trackio and with TensorBoard, each in a process of its own; a second bare
@@ -34,6 +34,8 @@ from benchmarks.trainees import WATCH, Cores, Trainee, take_turns, trainees
 
 TARGETS = {OURS: 1.01, WATCH: 1.02}
 PEERS = ("trackio", "tensorboard")
+CUDA_WIDTH = 256
+"""On a GPU the step takes what its kernels take to launch, whatever their width."""
 SETTLE_STEPS = 200
 """Before the first block: enough for every recorder's first flush."""
 
@@ -67,13 +69,13 @@ def fitting_width(python: Path, core: int) -> int:
 
 
 def measure_sets(
-    peers: Peers, plan: Plan, cores: Cores, width: int, failed: dict[str, str]
+    peers: Peers, plan: Plan, cores: Cores, width: int, device: str, failed: dict[str, str]
 ) -> dict[str, Any]:
     """Measure all ways in sets of fresh processes; return what they took, alone and to bare."""
     ways = [OURS, WATCH, *(name for name in PEERS if name in peers.versions)]
     sets = []
     for number in range(plan.sets):
-        with trainees(peers.python, [BARE, AGAIN, *ways], width, failed) as running:
+        with trainees(peers.python, [BARE, AGAIN, *ways], width, device, failed) as running:
             present = [way for way in ways if way in running]
             settling = take_turns(running, [BARE, AGAIN, *present], SETTLE_STEPS, cores)
             step_s = min(took[0] for _, took in settling) / SETTLE_STEPS
@@ -94,18 +96,20 @@ def measure_sets(
     return summary(sets)
 
 
-def measure(peers: Peers, plan: Plan, placements: Sequence[str]) -> dict[str, Any]:
+def measure(peers: Peers, plan: Plan, placements: Sequence[str], device: str) -> dict[str, Any]:
     """Measure each placement; return the report's values."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         raise SystemExit("Two cores are needed: one to train on, one for all that waits.")
-    width = fitting_width(peers.python, cores[-1])
+    width = fitting_width(peers.python, cores[-1]) if device == "cpu" else CUDA_WIDTH
     failed: dict[str, str] = {}
     results = {}
     for name in placements:
         say(f"{name}, width {width}")
         training = cores if name == "free" else cores[-1:]
-        results[name] = measure_sets(peers, plan, Cores(training, cores[:-1]), width, failed)
+        results[name] = measure_sets(
+            peers, plan, Cores(training, cores[:-1]), width, device, failed
+        )
     return {
         "width": width,
         **results,
@@ -153,6 +157,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a smoke run of about a minute")
     parser.add_argument("--no-peers", action="store_true", help="Stepscope alone")
     parser.add_argument("--placement", choices=["pinned", "free", "both"], default="pinned")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--rounds", type=int, default=Plan().rounds)
     parser.add_argument("--wait-quiet", type=float, default=0, metavar="SECONDS")
     args = parser.parse_args()
@@ -164,10 +169,11 @@ def main() -> None:
     options = {
         "quick": args.quick,
         "placement": args.placement,
+        "device": args.device,
         "peers": not args.no_peers,
         "rounds": plan.rounds,
     }
-    report.report("overhead", options, load, measure(peers, plan, placements))
+    report.report("overhead", options, load, measure(peers, plan, placements, args.device))
 
 
 if __name__ == "__main__":

@@ -41,7 +41,9 @@ class ChildError(Exception):
 class Trainee:
     """One training process, which trains when told to. Raises ChildError."""
 
-    def __init__(self, python: Path, way: str, folder: Path, width: int = 0) -> None:
+    def __init__(
+        self, python: Path, way: str, folder: Path, width: int = 0, device: str = "cpu"
+    ) -> None:
         self.trained = 0
         self._folder = folder
         (folder / "data").mkdir(parents=True)
@@ -50,13 +52,14 @@ class Trainee:
         # For reading and writing, so that opening it waits for nobody.
         self._results = os.open(results, os.O_RDWR)
         own = BARE if way in (AGAIN, WATCH) else way
-        script = [str(SCRIPT), own, str(folder / "data"), str(width), str(results)]
+        script = [str(SCRIPT), own, str(folder / "data"), str(width), str(results), device]
         runner = ["-m", "stepscope.watch", "--runs", str(folder / "data")] if way == WATCH else []
         with (folder / "output").open("wb") as output:
             self._process = subprocess.Popen(
                 [str(python), *runner, *script],
                 cwd=folder,
-                env=environment(folder),
+                env=environment(folder)
+                | ({} if device == "cpu" else {"CUDA_VISIBLE_DEVICES": "0"}),
                 text=True,
                 stdin=subprocess.PIPE,
                 stdout=output,
@@ -121,11 +124,11 @@ class Trainee:
 
 @contextmanager
 def trainees(
-    python: Path, ways: Sequence[str], width: int, failed: dict[str, str]
+    python: Path, ways: Sequence[str], width: int, device: str, failed: dict[str, str]
 ) -> Iterator[dict[str, Trainee]]:
     """Start one process a way, all at once; those that fail are noted in `failed`."""
     with tempfile.TemporaryDirectory() as name, ExitStack() as closing:
-        started = {way: Trainee(python, way, Path(name) / way, width) for way in ways}
+        started = {way: Trainee(python, way, Path(name) / way, width, device) for way in ways}
         for trainee in started.values():
             closing.callback(trainee.close)
         for way, trainee in list(started.items()):

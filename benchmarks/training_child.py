@@ -1,6 +1,6 @@
 """A training script of about 0.8 ms a step on one CPU thread, for `overhead.py`.
 
-    python benchmarks/training_child.py WAY FOLDER WIDTH RESULTS
+    python benchmarks/training_child.py WAY FOLDER WIDTH RESULTS [DEVICE]
 
 WAY is `bare`, or the recorder that each step is logged to. For each line `STEPS` on stdin it trains
 that many steps and writes to the named pipe RESULTS the seconds and the CPU seconds of the whole
@@ -30,7 +30,7 @@ WIDTHS = range(32, 1024, 16)
 Step = Callable[[], torch.Tensor]
 
 
-def training_step(width: int) -> tuple[Step, torch.optim.Optimizer]:
+def training_step(width: int, device: str = "cpu") -> tuple[Step, torch.optim.Optimizer]:
     """Return one step of a three-layer network on a fixed batch: forward, backward, Adam."""
     torch.manual_seed(0)
     model = nn.Sequential(
@@ -39,8 +39,9 @@ def training_step(width: int) -> tuple[Step, torch.optim.Optimizer]:
         nn.Linear(width, width),
         nn.ReLU(),
         nn.Linear(width, CLASSES),
-    )
-    inputs, targets = torch.randn(BATCH, INPUTS), torch.randint(CLASSES, (BATCH,))
+    ).to(device)
+    inputs = torch.randn(BATCH, INPUTS, device=device)
+    targets = torch.randint(CLASSES, (BATCH,), device=device)
     loss_fn = nn.CrossEntropyLoss()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
 
@@ -59,6 +60,8 @@ def train(steps: int, step: Step) -> tuple[float, float]:
     cpu_before, began = time.process_time(), time.perf_counter()
     for _ in range(steps):
         step()
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
     return time.perf_counter() - began, time.process_time() - cpu_before
 
 
@@ -94,7 +97,7 @@ def fitting_width() -> int:
 
 def main() -> None:
     """Train when asked to, until stdin ends."""
-    way, folder, width, results = sys.argv[1:5]
+    way, folder, width, results, device = [*sys.argv[1:], "cpu"][:5]
     torch.set_num_threads(1)
     answers = os.open(results, os.O_WRONLY)
 
@@ -104,7 +107,7 @@ def main() -> None:
     if way == "calibrate":
         answer(fitting_width())
         return
-    step, optimizer = training_step(int(width))
+    step, optimizer = training_step(int(width), device)
     finish: Callable[[], None] = lambda: None  # noqa: E731
     if way != "bare":
         log, finish = START[way](Path(folder))

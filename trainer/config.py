@@ -56,10 +56,24 @@ class Schedule(StrEnum):
 
 
 class Runner(StrEnum):
-    """Where the loop runs: a thread of the page's process or a child process."""
+    """Where the loop runs: a thread of the page's process, a child process, or torchrun's ranks."""
 
     THREAD = "thread"
     PROCESS = "process"
+    TORCHRUN = "torchrun"
+
+
+class Parallel(StrEnum):
+    """How several devices share the work.
+
+    `dp` is DataParallel: one process with a copy of the model on each of `ranks` GPUs. `ddp` and
+    `fsdp` (FSDP2, `fully_shard`) are one process a device, started by torchrun.
+    """
+
+    NONE = "none"
+    DP = "dp"
+    DDP = "ddp"
+    FSDP = "fsdp"
 
 
 class NanPolicy(StrEnum):
@@ -121,6 +135,10 @@ LIMITS: dict[str, tuple[float, float]] = {
     "context": (8, 4096),
     "classes": (2, 10_000),
     "dropout": (0.0, 0.9),
+    "ranks": (1, 64),
+    "nodes": (1, 1024),
+    "max_restarts": (0, 100),
+    "bucket_mb": (1, 1024),
 }
 
 _CHECKPOINT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}/(best|last|step-[0-9]{1,12})\.pt")
@@ -185,6 +203,17 @@ class RunConfig:
     copy_stream: bool = False  # copies to the GPU on a stream of their own
     data_on_device: bool = False  # the whole data set, copied once
     runner: Runner = Runner.THREAD
+    parallel: Parallel = Parallel.NONE
+    ranks: int = 1  # devices, of each machine: batch_size is what one of them computes at once
+    nodes: int = 1  # machines; more than one is started by hand, one command on each
+    max_restarts: int = 0  # how often torchrun starts all ranks again after one has failed
+    no_sync: bool = True  # ddp: gradients are averaged once a step, not for every batch of it
+    static_graph: bool = False  # ddp: the same parameters get gradients in every step
+    bucket_view: bool = False  # ddp: gradients lie in the buckets, and are not copied to them
+    bucket_mb: int = 25  # ddp: MiB of gradients that are averaged together
+    reshard: bool = True  # fsdp: weights are freed after the forward pass and gathered again
+    cpu_offload: bool = False  # fsdp: weights, gradients and optimizer state lie on the host
+    collective_timing: bool = False  # times every collective; it may lessen overlap
     nan_policy: NanPolicy = NanPolicy.STOP
     # Which workloads read the next ones: trainer/traits.py.
     width: int = 32  # channels of the first stage or of each token; side of a matrix
@@ -216,8 +245,18 @@ class RunConfig:
 
     @property
     def step_size(self) -> int:
-        """Samples of one optimizer step."""
-        return self.batch_size * self.accumulation
+        """Samples of one optimizer step, of all ranks together."""
+        return self.batch_size * self.accumulation * self.world_size
+
+    @property
+    def distributed(self) -> bool:
+        """Whether several processes train together, which torchrun starts."""
+        return self.parallel in (Parallel.DDP, Parallel.FSDP)
+
+    @property
+    def world_size(self) -> int:
+        """Processes that train together; DataParallel is one."""
+        return self.ranks * self.nodes if self.distributed else 1
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RunConfig:

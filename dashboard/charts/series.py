@@ -54,6 +54,13 @@ FOLDED = {
 }
 """In folded charts only, as are learning rates and gradient norms: sent while they are open."""
 NOT_DRAWN = {
+    "perf/forward",
+    "perf/backward",
+    "perf/optimizer",
+    "perf/backward_compute",
+    "perf/comm_wait",
+    "comm/bytes",
+    "comm/time",
     "train/lr",
     "train/grad_norm",
     "train/backwards",

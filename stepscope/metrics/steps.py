@@ -122,6 +122,59 @@ STEPS: tuple[Metric, ...] = (
         "Part of the step time spent waiting for the next batch.",
     ),
     _step(
+        "perf/forward",
+        Unit.SECOND,
+        "forward",
+        "host clock",
+        "Part of the step time from the arrival of the batch to the begin of backward(), over all "
+        "batches of the step; on a GPU what the host takes to launch it.",
+    ),
+    _step(
+        "perf/backward",
+        Unit.SECOND,
+        "backward",
+        "host clock",
+        "Part of the step time in backward(), waiting for other ranks included.",
+    ),
+    _step(
+        "perf/optimizer",
+        Unit.SECOND,
+        "optimizer",
+        "host clock",
+        "Part of the step time in the optimizer's step, clipping and zero_grad included.",
+    ),
+    _step(
+        "perf/backward_compute",
+        Unit.SECOND,
+        "backward computing",
+        "DistributedDataParallel's logging data",
+        "Time that backward() computed until its last gradient was ready, without waiting for "
+        "other ranks; of sampled steps. Missing without DistributedDataParallel.",
+    ),
+    _step(
+        "perf/comm_wait",
+        Unit.SECOND,
+        "waiting for ranks",
+        "DistributedDataParallel's logging data",
+        "Time that backward() waited for averaged gradients after its own computing was done; of "
+        "sampled steps. The rank that the others wait for waits least.",
+    ),
+    _step(
+        "comm/bytes",
+        Unit.BYTES,
+        "bytes of collectives",
+        "Flight Recorder",
+        "Bytes of the tensors that this rank gave to collectives since the row before.",
+    ),
+    _step(
+        "comm/time",
+        Unit.SECOND,
+        "time of collectives",
+        "Flight Recorder, TORCH_NCCL_ENABLE_TIMING",
+        "Time that the device spent in collectives since the row before, waiting for other ranks "
+        "included. Only with NCCL and the switch that times collectives.",
+    ),
+    _step(
         "perf/h2d",
         Unit.SECOND,
         "copies to the GPU",
