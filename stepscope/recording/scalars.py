@@ -14,7 +14,7 @@ import logging
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,11 +38,21 @@ class _Slot:
     """Page-locked memory for the scalars of one row, and the events that tell when they landed."""
 
     host: Any
-    """A tensor of WIDTH elements; `values` is the same memory as an array."""
-    values: Any
-    home: deque[_Slot]
+    """A tensor of WIDTH elements of eight bytes."""
+    home: list[_Slot]
     events: dict[int, Any] = field(default_factory=dict)
     """By number of the device: an event belongs to the one where it was first recorded."""
+    views: dict[Any, tuple[Sequence[Any], Any]] = field(default_factory=dict)
+    """By type: the same memory as tensors of one element each, and as an array."""
+
+    def view(self, dtype: Any) -> tuple[Sequence[Any], Any]:
+        """Return the memory as one of `views`; no element is larger than eight bytes."""
+        view = self.views.get(dtype)
+        if view is None:
+            apart = self.host.element_size() // dtype.itemsize
+            cells = self.host.view(dtype)[::apart]
+            view = self.views[dtype] = cells.unbind(), cells.numpy()
+        return view
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +62,7 @@ class _Waiting:
     row: Row
     keys: tuple[str, ...]
     slot: _Slot | None  # None: no slot was free, the scalars are dropped
+    arrays: Sequence[Any]
     landed: Any
 
 
@@ -75,10 +86,10 @@ class DeviceScalars:
     def put(self, step: int, ts: float, row: Row, scalars: Mapping[str, Any]) -> None:
         """Queue the copy of the scalars (CUDA tensors of one element); never waits."""
         keys = tuple(scalars)[:WIDTH]
-        slot, landed = self._start(keys, scalars) if keys else (None, None)
+        slot, arrays, landed = self._start(keys, scalars) if keys else _NOTHING
         if scalars and (slot is None or len(keys) < len(scalars)):
             self.dropped += 1
-        self._waiting.append(_Waiting(step, ts, row, keys, slot, landed))
+        self._waiting.append(_Waiting(step, ts, row, keys, slot, arrays, landed))
 
     def poll(self) -> None:
         """Hand on the rows whose scalars have landed. What the sink raises is the caller's."""
@@ -122,33 +133,36 @@ class DeviceScalars:
         if self._waiting:
             self._give_up(TimeoutError("the GPU does not answer"))
 
-    def _start(self, keys: tuple[str, ...], scalars: Mapping[str, Any]) -> tuple[_Slot | None, Any]:
-        """Begin the copy; return its slot and event, or None when the device or torch refuses."""
+    def _start(self, keys: tuple[str, ...], scalars: Mapping[str, Any]) -> _Started:
+        """Begin the copies; return their slot, the arrays that they go to, and their event.
+
+        No slot where the device or torch refuses.
+        """
         slot = None
         try:
             device = scalars[keys[0]].device
             with _ordinary_mode(), _current(device):  # an event belongs to its copy's device
                 if _is_capturing():
-                    return None, None
+                    return _NOTHING
                 slot = _take_slot()
                 if slot is None:
-                    return None, None
-                _copy([scalars[key] for key in keys], slot.host)
+                    return _NOTHING
+                arrays = _copy([scalars[key] for key in keys], slot, device)
                 landed = slot.events.get(device.index)
                 if landed is None:
                     landed = slot.events[device.index] = _event()
                 landed.record()
-                return slot, landed
+                return slot, arrays, landed
         except Exception as error:  # noqa: BLE001 - torch's own, whichever it raises
             self._tell(error)
         if slot is not None:
             slot.home.append(slot)
-        return None, None
+        return _NOTHING
 
     def _hand_on(self, waiting: _Waiting) -> None:
         slot = waiting.slot
         if slot is not None:
-            values = slot.values[: len(waiting.keys)].tolist()
+            values = [float(array[place]) for place, array in enumerate(waiting.arrays)]
             waiting.row.update(zip(waiting.keys, values, strict=True))
             slot.home.append(slot)
         self._sink(waiting.step, waiting.ts, waiting.row)
@@ -169,24 +183,28 @@ class DeviceScalars:
         self._told = True
 
 
-_free: deque[_Slot] | None = None
+_Started = tuple[_Slot | None, Sequence[Any], Any]
+_NOTHING: _Started = (None, (), None)
+
+_free: list[_Slot] | None = None
 """The slots of this process that no row uses; None before the first, and after a failure."""
 
 
 def _take_slot() -> _Slot | None:
+    """Return the slot that was freed last: its views and its event are there already."""
     global _free
     if _free is None:
         _free = _new_slots(SLOTS)
     try:
-        return _free.popleft()
+        return _free.pop()
     except IndexError:
         return None
 
 
-def _new_slots(count: int) -> deque[_Slot]:
+def _new_slots(count: int) -> list[_Slot]:
     host = _pinned(count, WIDTH)
-    free: deque[_Slot] = deque()
-    slots = tuple(map(_Slot, host.unbind(), host.numpy(), [free] * count))
+    free: list[_Slot] = []
+    slots = [_Slot(row, free) for row in host.unbind()]
     keep_for_good((host, slots))
     free.extend(slots)
     return free
@@ -205,28 +223,50 @@ def _ordinary_mode() -> AbstractContextManager[Any]:
     """Leave the modes that the script is in: what is made or changed there may not be plain memory,
     and a script that counts operations must not find ours."""
     torch = sys.modules["torch"]
+    dispatched, inference = torch._C._len_torch_dispatch_stack(), torch.is_inference_mode_enabled()
+    if not dispatched and not inference:
+        return _AS_IT_IS
     modes = ExitStack()
-    if torch._C._len_torch_dispatch_stack():
+    if dispatched:
         modes.enter_context(torch.utils._python_dispatch._disable_current_modes())
-    if torch.is_inference_mode_enabled():
+    if inference:
         modes.enter_context(torch.inference_mode(mode=False))
     return modes
 
 
+_AS_IT_IS = nullcontext()
+
+
 def _current(device: Any) -> AbstractContextManager[Any]:
     if device.type != "cuda":
-        return nullcontext()
-    guard: AbstractContextManager[Any] = sys.modules["torch"].cuda.device(device)
+        return _AS_IT_IS
+    cuda = sys.modules["torch"].cuda
+    if cuda.current_device() == device.index:
+        return _AS_IT_IS
+    guard: AbstractContextManager[Any] = cuda.device(device)
     return guard
 
 
-def _copy(scalars: list[Any], slot: Any) -> None:
-    """Queue one small kernel and one copy; a scalar of another device comes to the first's."""
-    device = scalars[0].device
-    flat = [
-        scalar.detach().reshape(()).to(device, slot.dtype, non_blocking=True) for scalar in scalars
-    ]
-    slot[: len(flat)].copy_(sys.modules["torch"].stack(flat), non_blocking=True)
+def _copy(scalars: list[Any], slot: _Slot, device: Any) -> list[Any]:
+    """Queue a copy of each scalar, of about 10 us; return the array in which each will stand.
+
+    A scalar of a common type is copied as it is: to convert it would be another kernel. One of
+    another device comes to this one first.
+    """
+    torch = sys.modules["torch"]
+    plain = (torch.float32, torch.float64, torch.float16)
+    arrays = []
+    for place, scalar in enumerate(scalars):
+        scalar = scalar.detach()
+        if scalar.dim():
+            scalar = scalar.reshape(())
+        dtype = scalar.dtype if scalar.dtype in plain else torch.float64
+        if scalar.device != device or scalar.dtype != dtype:
+            scalar = scalar.to(device, dtype, non_blocking=True)
+        cells, array = slot.view(dtype)
+        cells[place].copy_(scalar, non_blocking=True)
+        arrays.append(array)
+    return arrays
 
 
 def _pinned(slots: int, width: int) -> Any:
