@@ -29,7 +29,6 @@ NAMES = {
     "workspace": "Workspaces of libraries",
     "rounding": "Rounded up by the allocator",
     "context": "CUDA context (a guess)",
-    "backward_workspace": "Workspace of the backward pass",
     "data_set": "Data set in memory",
     "prefetched_batches": "Batches loaded ahead",
     "process": "The process itself",

@@ -50,7 +50,8 @@ class DeviceReadings:
         due = [tier for tier, kept in self._tiers.items() if now - kept.read_at >= PERIODS[tier]]
         for tier in due:
             # Each by itself: what it does not answer any more must not be shown as if it were new.
-            self._tiers[tier] = _Tier(source.read(uuid, tier), now)
+            values = source.read(uuid, tier)
+            self._tiers[tier] = _Tier(self._not_asked(source, tier, values) | values, now)
         if Tier.SLOW in due:
             self._processes = source.processes(uuid)
         if Tier.RARE in due:
@@ -67,6 +68,19 @@ class DeviceReadings:
         self._energy.add(now, values.get("gpu/energy"), values.get("gpu/power"))
         self.history.add(ts, values)
         self._read_instances(source, now, ts)
+
+    def _not_asked(
+        self, source: DeviceSource, tier: Tier, values: dict[str, float]
+    ) -> dict[str, float]:
+        """Return what is known of questions that the driver takes long to answer.
+
+        They are asked less often than their tier, and then have no reason to be missing.
+        """
+        former = self._tiers[tier].values
+        if former.keys() <= values.keys():
+            return {}
+        reasons = source.reasons(self.info.uuid)
+        return {key: former[key] for key in former if key not in reasons}
 
     def _read_instances(self, source: DeviceSource, now: float, ts: float) -> None:
         if now - self._instances_at >= INSTANCES_S:

@@ -37,7 +37,7 @@ METRICS: dict[int, tuple[str, float]] = {
 }
 """NVML_GPM_METRIC_* -> metric and its unit; percent, or MiB a second."""
 SHARES = ("gpu/sm_active", "gpu/sm_occupancy", "gpu/tensor_active", "gpu/dram_active")
-"""What only GPM gives. Rates of links also have byte counters, which go before."""
+"""What only GPM gives. Rates of NVLink also have byte counters, which go before."""
 
 ONLY_ROOT = (
     "permission: this driver lets only administrators read the activity counters "

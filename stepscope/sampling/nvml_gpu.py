@@ -123,6 +123,8 @@ class Gpu:
             else:
                 self.answered(asking)
                 now = clock()
+                asking.measure(now - begun)
+                asking.rest(now)
                 asking.took(now, now - begun)
                 return answer
         return None

@@ -67,6 +67,13 @@ class GpuValues:
         self._gpu = gpu
         self._known = [_known(entry) for entry in FIELDS]
         self._plans: dict[tuple[Tier, ...], _Plan] = {}
+        self._left_out: frozenset[str] = frozenset()
+
+    def leave_out(self, keys: frozenset[str]) -> None:
+        """Do not ask for these rates: somebody else gives them for less."""
+        if keys != self._left_out:
+            self._left_out = keys
+            self._plans.clear()
 
     def read(self, tiers: tuple[Tier, ...]) -> dict[str, float]:
         """Ask what is due in these tiers; missing values are left out. Never raises NVMLError."""
@@ -101,6 +108,7 @@ class GpuValues:
             known.entry.keys[0]
             for known in self._known
             if known.rate is not None and known.asking.answered and known.rate.reason is None
+            if known.entry.keys[0] not in self._left_out
         }
 
     # --- what to ask
@@ -110,7 +118,7 @@ class GpuValues:
         calls: list[tuple[_Known, Call]] = []
         wanted: list[_Wanted] = []
         for known in self._known:
-            if known.tier not in tiers:
+            if known.tier not in tiers or known.entry.keys[0] in self._left_out:
                 continue
             reader = self._supported(known)
             if isinstance(reader, FieldValue):
@@ -151,20 +159,39 @@ class GpuValues:
                 handle, now = gpu.handle, clock()
                 continue
             now = clock()
+            asking.measure(now - begun)
+            asking.rest(now)
             self._answered(asking, now, now - begun)
             self._accept(known, raw, now, values)
 
     def _field_values(
         self, wanted: list[_Wanted], buffer: FieldValues, values: dict[str, float]
     ) -> None:
-        """Read all fields that are due in one call; each has its own return code."""
-        gpu = self._gpu
-        begun = gpu.library.clock()
+        """Read all fields that are due in one call; each has its own return code.
+
+        The first times each is read by itself, to learn what it takes.
+        """
+        begun = self._gpu.library.clock()
         due = [one for one in wanted if begun >= one.known.asking.retry_at]
-        if not due or gpu.handle is None:
-            return
+        unmeasured = [one for one in due if not one.known.asking.measured]
+        for one in unmeasured:
+            before = self._gpu.library.clock()
+            self._read_fields([one], _buffer([one]), values)
+            one.known.asking.measure(self._gpu.library.clock() - before)
+        if unmeasured:
+            due = [one for one in due if one not in unmeasured]
         if len(due) < len(wanted):
             buffer = _buffer(due)
+        if due:
+            self._read_fields(due, buffer, values)
+
+    def _read_fields(
+        self, due: list[_Wanted], buffer: FieldValues, values: dict[str, float]
+    ) -> None:
+        gpu = self._gpu
+        begun = gpu.library.clock()
+        if gpu.handle is None:
+            return
         try:
             answers = buffer.read(gpu.handle)
         except (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError, *BINDING_ERRORS) as error:
@@ -180,6 +207,8 @@ class GpuValues:
             elif number is None:
                 known.asking.back_off(now, f"value of the unknown type {answer.valueType}")
             else:
+                if known.rate is None:  # a counter that may wrap has to be watched
+                    known.asking.rest(now)
                 self._answered(known.asking, now, now - begun)
                 scaled = round(number * one.reader.scale, DIGITS)
                 self._accept(known, (scaled,), now, values)
@@ -239,6 +268,8 @@ class GpuValues:
             if known.rate is None or not known.asking.answered:
                 continue
             (key,) = known.entry.keys
+            if key in self._left_out:
+                continue
             value = known.rate.take()
             known.lacking.clear()
             if value is not None:

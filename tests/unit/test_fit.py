@@ -144,11 +144,11 @@ def test_a_gpu_has_cublas_workspace_and_rounding(one_layer: RunConfig) -> None:
         id="GPU-1", name="a GPU", memory_total=2**36, cuda_index=0, compute_capability=(9, 0)
     )
     found = predict(replace(one_layer, device=gpu.id), gpu)
-    assert found.peak.parts["workspace"] == 32 * MIB
+    assert found.peak.parts["workspace"] == 2 * 32 * MIB, "one of each thread"
     assert 0 < found.peak.parts["rounding"] < 20 * 512
     assert found.peak.reserved is not None
     assert found.peak.reserved >= found.peak.allocated
-    assert found.outside == {"context": 512 * MIB, "backward_workspace": 32 * MIB}
+    assert found.outside == {"context": 512 * MIB}
 
 
 def test_the_workspace_is_what_torch_gives(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -317,21 +317,29 @@ def test_samples_are_a_tenth_of_a_second_apart(
     assert library.calls["nvmlGpmMetricsGet"] == 2
 
 
-def test_links_go_by_their_byte_counters_where_they_have_some(
+def test_links_have_their_rates_from_the_activity_counters_or_from_byte_counters(
     source: NvmlSource, library: FakeNvml, gpu: FakeGpu, clock: FakeClock
 ) -> None:
     gpu.activity = BUSY
     gpu.field_errors = {138: 3, 139: 3, 202: 3, 204: 3}
     source.arm_gpm(True)
-    for _ in range(3):
-        values = source.read(A, *Tier)
+
+    def look() -> dict[str, float]:
         gpu.fields[197] += 1000
         gpu.fields[198] += 3000
         clock.now += 0.2
-    rates = values["gpu/pcie_tx"], values["gpu/pcie_rx"]
-    assert rates == pytest.approx((5000.0, 15000.0))
+        return source.read(A, *Tier)
+
+    looks = [look() for _ in range(4)]
+    library.asked_fields.clear()
+    values = look()
+    assert not {197, 198} & set(library.asked_fields), "they take longer, and are not asked then"
+    assert values["gpu/pcie_tx"] == looks[-1]["gpu/pcie_tx"] == round(BUSY[20] * 2**20, -3)
     assert (values["gpu/nvlink_rx"], values["gpu/nvlink_tx"]) == (5_243_000, 6_291_000)
     assert not {"gpu/nvlink_rx", "gpu/pcie_rx"} & set(source.reasons(A))
+    source.arm_gpm(False)
+    rates = [look() for _ in range(3)][-1]
+    assert (rates["gpu/pcie_tx"], rates["gpu/pcie_rx"]) == pytest.approx((5000.0, 15000.0))
 
 
 @pytest.mark.parametrize(
@@ -541,7 +549,7 @@ def test_a_binding_that_does_not_fit_backs_off(
         raise error
 
     monkeypatch.setattr(FieldValues, "read", fail)
-    values = source.read(A, Tier.MEDIUM)
+    values = source.read(A, Tier.MEDIUM, Tier.SLOW)
     assert values["gpu/temp"] == 51.0
     if isinstance(error, AttributeError):
         assert source.reasons(A)["gpu/energy"] == "error: AttributeError: x"
@@ -555,7 +563,7 @@ def test_a_field_with_an_error_backs_off_alone(
 ) -> None:
     gpu.field_errors = {82: 999}
     for _ in range(16):
-        assert "gpu/throttle_power" in source.read(A, Tier.MEDIUM)
+        assert "gpu/throttle_power" in source.read(A, Tier.MEDIUM, Tier.SLOW)
         clock.now += 0.125
     assert library.asked_fields.count(82) == 3, "at 0, 0.5 and 1.5 s"
     assert library.asked_fields.count(74) == 16
@@ -597,6 +605,25 @@ def test_a_slow_call_is_left_out_of_the_ticks_between(
 
     monkeypatch.setattr(pynvml, "nvmlDeviceGetUtilizationRates", slow)
     for _ in range(100):
-        assert "gpu/sm_clock" in source.read(A, Tier.FAST)
+        assert "gpu/power" in source.read(A, Tier.FAST)
         clock.now += 0.1
     assert library.calls["nvmlDeviceGetUtilizationRates"] in range(10, 16)
+
+
+def test_a_call_that_takes_some_time_gets_its_share_of_a_core(
+    source: NvmlSource, library: FakeNvml, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = pynvml.nvmlDeviceGetMarginTemperature
+
+    def takes_time(handle: object) -> object:
+        clock.now += 0.002
+        return real(handle)
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetMarginTemperature", takes_time)
+    found = []
+    for _ in range(100):
+        found.append("gpu/temp_margin" in source.read(A, Tier.MEDIUM))
+        assert "gpu/temp_margin" not in source.reasons(A)
+        clock.now += 0.1
+    assert found[:3] == [True] * 3, "the first ones tell what it takes"
+    assert sum(found[3:]) in (4, 5), "10 s, one in 2 s"

@@ -19,8 +19,6 @@ from trainer.fit.free import Free
 from trainer.fit.margin import DEFAULT, Margin
 from trainer.fit.peak import Peak, device_peak, host_peak
 from trainer.fit.play import Played, play
-from trainer.fit.scratch import cublas_workspace
-from trainer.fit.tracker import Part
 from trainer.problems import TrainDevice
 from trainer.user_workload import place_in_user_code
 
@@ -84,9 +82,7 @@ def predict(config: RunConfig, device: TrainDevice) -> Prediction:
         config=config,
         device=device.name,
         peak=peak,
-        outside=(
-            _on_device(config, peak, capability) if capability else _on_host(config, played, before)
-        ),
+        outside=({"context": CONTEXT} if capability else _on_host(config, played, before)),
         samples=played.samples,
         seconds=time.perf_counter() - began,
         notes=played.notes,
@@ -120,14 +116,6 @@ def judge(prediction: Prediction, free: Free, margin: Margin = DEFAULT) -> Verdi
             needed=needed,
         )
     return Verdict(fits=True, reason=f"It needs {with_margin}, and {room} are free.", needed=needed)
-
-
-def _on_device(config: RunConfig, peak: Peak, capability: tuple[int, int]) -> dict[str, int]:
-    """What a run takes on a GPU besides what torch allocated on the simulator."""
-    found = {"context": CONTEXT}
-    if peak.parts.get(Part.WORKSPACE):
-        found["backward_workspace"] = cublas_workspace(config, capability)
-    return found
 
 
 def _on_host(config: RunConfig, played: Played, process: int) -> dict[str, int]:

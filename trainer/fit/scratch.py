@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from trainer.config import RunConfig
-from trainer.fit.tracker import Part, Scratch, Tracker
+from trainer.fit.tracker import Part, Scratch, Tracker, in_backward
 from trainer.training.flags import WORKSPACES
 
 MATRIX_PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "addbmm", "linear"))
@@ -43,16 +43,15 @@ def cublas_workspace(config: RunConfig, capability: tuple[int, int]) -> int:
 
 
 class CudaWorkspaces:
-    """The workspace of cuBLAS, taken at a stream's first matrix product and kept.
+    """The workspaces of cuBLAS, each taken at the first matrix product of its handle and kept.
 
-    Each handle has its own, and torch gives each thread a handle, so on a GPU the backward pass has
-    a second one. The simulator has one handle for all; `predict.py` adds the second to what is
-    needed, not to the peak.
+    Torch gives each thread a handle, and autograd has a thread of its own, so the backward pass has
+    a second one: seen on an H100 (docs/gpu).
     """
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._taken: set[str] = set()
+        self._taken: set[tuple[str, bool]] = set()
 
     @staticmethod
     def _is_product(func: Any) -> bool:
@@ -67,10 +66,9 @@ class CudaWorkspaces:
         results: Any,
     ) -> None:
         """Count it before the first of its products."""
-        if not self._is_product(func):
-            return
-        if tracker.pool not in self._taken:
-            self._taken.add(tracker.pool)
+        handle = (tracker.pool, in_backward())
+        if self._is_product(func) and handle not in self._taken:
+            self._taken.add(handle)
             tracker.take(self._size, Part.WORKSPACE)
 
 

@@ -115,8 +115,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _current(self) -> Part:
         if self.part is not None:
             return self.part
-        in_backward = torch._C._current_graph_task_id() != -1
-        return Part.TEMPORARY if in_backward else Part.ACTIVATIONS
+        return Part.TEMPORARY if in_backward() else Part.ACTIVATIONS
 
     def _allocate(self, size: int, part: Part) -> int:
         number, self._next = self._next, self._next + 1
@@ -127,3 +126,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _forget(self, key: int, size: int, _: object) -> None:
         number, _ = self._known.pop(key)
         self.events.append(Event(number, -size, self.pool))
+
+
+def in_backward() -> bool:
+    """Say whether autograd calls this operation, on a GPU in a thread of its own."""
+    return bool(torch._C._current_graph_task_id() != -1)

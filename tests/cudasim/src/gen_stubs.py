@@ -126,7 +126,8 @@ def body(name: str, soname: str, cudnn: str) -> str:
     if name in EXTRA:
         return EXTRA[name].format(name=name, cudnn=cudnn)
     if name in HANDLES:
-        return f"int {name}(void **out) {{ static char it[4096]; *out = it; return 0; }}"
+        # Each its own: torch keeps a workspace for each handle of cuBLAS, and a handle a thread.
+        return f"int {name}(void **out) {{ *out = calloc(1, 4096); return 0; }}"
     if HARMLESS.search(name):
         return f"int {name}(void) {{ return 0; }}"
     code = REFUSED.get(soname.split(".so")[0], 1)
