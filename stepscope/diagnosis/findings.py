@@ -14,6 +14,7 @@ from stepscope.diagnosis.oom_reading import Judged, judged
 from stepscope.diagnosis.remedies import setting_text
 from stepscope.diagnosis.window import recent_figures, setup_of
 from stepscope.run import RunInfo, RunKind, RunStatus, rank_json
+from stepscope.run.rank_states import RankState, absence, rank_states
 from stepscope.store import EventRow, RunReader, StoreError, store_name
 from stepscope.store.reader import EVERY
 
@@ -123,6 +124,24 @@ def caught_failures(recorded: Recorded) -> Iterator[Finding]:
         yield replace(found, text=f"{many}, caught by the script. {found.text}")
 
 
+def absent_ranks(recorded: Recorded) -> Iterator[Finding]:
+    """Name ranks that never started, and those gone while the others still run."""
+    run = recorded.run
+    for standing in rank_states(run.folder):
+        gone = standing.state is RankState.DEAD and run.status.live
+        if not gone and standing.state is not RankState.NEVER_STARTED:
+            continue
+        kind = "rank-dead" if gone else "rank-missing"
+        yield Finding(
+            kind=kind,
+            rank=standing.rank,
+            phase=None,
+            share=None,
+            text=absence([standing]) or standing.text,
+            next=_WORDS[kind],
+        )
+
+
 def bottlenecks(recorded: Recorded) -> Iterator[Finding]:
     """Say what the steps of each rank wait for, where one cause explains enough of it."""
     if not recorded.has_steps:
@@ -184,6 +203,7 @@ def growing_memory(recorded: Recorded) -> Iterator[Finding]:
 
 FINDERS: tuple[Callable[[Recorded], Iterator[Finding]], ...] = (
     end,
+    absent_ranks,
     caught_failures,
     bottlenecks,
     broken_losses,
@@ -244,6 +264,8 @@ _WORDS = {
     "out-of-memory": "Try a smaller batch.",
     "loss-not-finite": "Try a lower learning rate, or clip the gradients.",
     "crashed": "Look at the machine's log, such as dmesg, for what killed the process.",
+    "rank-dead": "Look at the log of its machine, such as dmesg, for what killed the process.",
+    "rank-missing": "Look at the launcher's output on its machine, and at its output.rankN.log.",
     "failed": "Look at traceback.txt and output.log in the run's folder.",
 }
 

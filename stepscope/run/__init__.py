@@ -14,17 +14,9 @@ from stepscope.run.folder import (
     runs_root,
     write_run_json,
 )
-from stepscope.run.info import (
-    HEARTBEAT_S,
-    STALE_S,
-    RunInfo,
-    RunKind,
-    RunStatus,
-    rank_pids,
-    read_only_reason,
-    read_run,
-)
+from stepscope.run.info import RunInfo, rank_pids, read_only_reason, read_run
 from stepscope.run.process import pid_namespace, process_identity, process_of, user_name
+from stepscope.run.status import HEARTBEAT_S, STALE_S, RunKind, RunStatus
 
 __all__ = [
     "HEARTBEAT_S",

@@ -1,0 +1,82 @@
+"""What each process of a run says of itself in the run folder, judged now."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stepscope.run.first_cause import RankEnd
+from stepscope.run.process import own_start, pid_namespace, process_of
+from stepscope.run.status import FRESH_S, STALE_S, RunStatus
+
+
+@dataclass(frozen=True, slots=True)
+class RankFile:
+    """One rank's run_json with its status judged now; `beat` is its last sign of life."""
+
+    number: int
+    run_json: dict[str, Any]
+    status: RunStatus
+    beat: float
+    age_s: float
+
+    @property
+    def rank(self) -> int:
+        """torch's number of it: in the folder each machine may count from 0."""
+        rank = self.run_json.get("rank")
+        return rank if type(rank) is int else self.number
+
+    def end(self) -> RankEnd | None:
+        """Return how it ended; None where it lives or has done its work."""
+        failure = self.run_json.get("failure")
+        if isinstance(failure, dict) and self.status is not RunStatus.STOPPED:
+            return self._said(failure.get("ts"), failure.get("reason"))
+        if self.status in (RunStatus.FAILED, RunStatus.STOPPED):
+            return self._said(self.run_json.get("ended"), self.run_json.get("reason"))
+        if self.status is RunStatus.CRASHED:
+            return RankEnd(self.number, self.beat, self.beat + STALE_S, None)
+        return None
+
+    def _said(self, ts: Any, reason: Any) -> RankEnd:
+        when = float(ts) if isinstance(ts, int | float) else self.beat
+        return RankEnd(self.number, when, when, str(reason or "It gives no reason."))
+
+
+def read_rank_file(path: Path, number: int) -> RankFile:
+    """Read the file of one rank. Raises OSError, ValueError, KeyError, TypeError."""
+    run_json = json.loads(path.read_text())
+    # A full disk keeps the old text, but the writer still touches the file.
+    beat = max(float(run_json["heartbeat"]), path.stat().st_mtime)
+    status, age_s = RunStatus(run_json["status"]), max(0.0, time.time() - beat)
+    if status.live and not _alive(run_json, age_s):
+        status = RunStatus.CRASHED
+    return RankFile(number, run_json, status, beat, age_s)
+
+
+def other_ranks(folder: Path) -> Iterator[RankFile]:
+    """Yield the ranks of a folder but number 0; a file that cannot be read is left out."""
+    for path in folder.glob("rank*.json"):
+        number = path.stem.removeprefix("rank")
+        if number.isdecimal():
+            try:
+                yield read_rank_file(path, int(number))
+            except (OSError, ValueError, KeyError, TypeError):
+                continue  # half a folder, or not ours: what the others say counts
+
+
+def _alive(run_json: dict[str, Any], heartbeat_age_s: float) -> bool:
+    if run_json.get("host") != socket.gethostname():
+        return heartbeat_age_s < STALE_S
+    namespace = run_json.get("pid_namespace")
+    if namespace is not None and namespace != pid_namespace():
+        return heartbeat_age_s < STALE_S
+    if run_json.get("pid") == os.getpid() and run_json.get("pid_started") == own_start():
+        return True  # asked at every poll and click; looking into /proc would cost more
+    unsure = namespace is None and heartbeat_age_s < FRESH_S
+    return process_of(run_json) is not None or unsure

@@ -1,0 +1,216 @@
+"""How each rank of a distributed run stands: alive, ended, dead since when, or never started."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from stepscope.run.first_cause import NAMED
+from stepscope.run.folder import RUN_JSON, rank_json
+from stepscope.run.rank_files import RankFile, read_rank_file
+from stepscope.run.status import FRESH_S, RunKind, RunStatus
+
+GRACE_S = 30.0
+"""Age of a run up to which a rank without a file may still come."""
+RANKS_LIMIT = 100_000
+"""A run.json that speaks of more ranks is not believed."""
+
+
+class RankState(StrEnum):
+    """How one rank stands."""
+
+    ALIVE = "alive"
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    FAILED = "failed"
+    DEAD = "dead"
+    """Its process is gone without a word, or its heartbeat has stopped."""
+    STARTING = "starting"
+    """It has no file yet, and may still come."""
+    NEVER_STARTED = "never started"
+    ELSEWHERE = "elsewhere"
+    """Another host records it in a folder of its own."""
+    UNRECORDED = "not recorded"
+    """It has no file that can be read, and need not have one: only some ranks may call init."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStanding:
+    """One rank of a run as of now.
+
+    `rank` is torch's number of it, `number` the one of its files in the folder (None without any).
+    `since` is when it ended or showed its last sign of life, in epoch seconds of its host.
+    `text` is a sentence for the page.
+    """
+
+    rank: int
+    number: int | None
+    state: RankState
+    text: str
+    host: str | None = None
+    since: float | None = None
+    run_json: dict[str, Any] | None = None
+    """What the rank says of itself; None without a file."""
+
+
+def rank_states(folder: Path, *, now: float | None = None) -> list[RankStanding]:
+    """Return every rank of a run by torch's number, also those that wrote nothing.
+
+    Reads one small file a rank. Empty where run.json cannot be read.
+    """
+    first = _read(folder, 0)
+    if first is None:
+        return []
+    numbers = _numbers(folder)
+    files = [first, *(rank for number in numbers if (rank := _read(folder, number)))]
+    here = {rank.rank: _standing(rank) for rank in files}
+    for number in set(numbers) - {rank.number for rank in files}:
+        here.setdefault(number, _unreadable(number))
+    ended = not first.status.live
+    missing = _missing(first, here.keys(), ended, time.time() if now is None else now)
+    return [standing for _, standing in sorted((here | missing).items())]
+
+
+def absences(folder: Path, first: RankFile, *, ended: bool) -> list[RankStanding]:
+    """Return the ranks that are dead while the run lives, or that never started.
+
+    `first` is number 0. Asked at every poll: files whose heartbeat is fresh are only looked at.
+    """
+    try:
+        beats = [beat for _, beat in _beats(folder)]
+    except OSError:
+        return []
+    expected = len(_expected(first.run_json, first.rank))
+    fresh = len(beats) if ended else sum(time.time() - beat < FRESH_S for beat in beats)
+    if fresh + 1 >= expected:
+        return []
+    gone = {RankState.NEVER_STARTED} if ended else {RankState.DEAD, RankState.NEVER_STARTED}
+    return [standing for standing in rank_states(folder) if standing.state in gone]
+
+
+def absence(absent: Sequence[RankStanding]) -> str | None:
+    """Return one sentence a state on ranks that are absent; None without any."""
+    said = []
+    for state, end in (
+        (RankState.DEAD, "gone without a word (killed, or the machine went down)"),
+        (RankState.NEVER_STARTED, "missing: never started, or not watched"),
+    ):
+        ranks = [standing for standing in absent if standing.state is state]
+        if ranks:
+            said.append(f"{_named(ranks)} {end}.")
+    return " ".join(said) or None
+
+
+def _named(ranks: Sequence[RankStanding]) -> str:
+    """Return these ranks as a subject, with their host where it is one, and "is" or "are"."""
+    listed = ", ".join(str(standing.rank) for standing in ranks[:NAMED])
+    more = ", …" if len(ranks) > NAMED else ""
+    hosts = {standing.host for standing in ranks}
+    host = next(iter(hosts)) if len(hosts) == 1 else None
+    where = f" ({host})" if host else ""
+    return f"Rank {listed}{where} is" if len(ranks) == 1 else f"Ranks {listed}{more}{where} are"
+
+
+def _standing(rank: RankFile) -> RankStanding:
+    state, since = _STATES.get(rank.status, RankState.ALIVE), None
+    if state is not RankState.ALIVE:
+        ended = rank.run_json.get("ended")
+        since = float(ended) if isinstance(ended, int | float) else rank.beat
+    reason = rank.run_json.get("reason")
+    text = {
+        RankState.ALIVE: "Alive.",
+        RankState.DEAD: "Gone without a word: killed, or the machine went down.",
+    }.get(state, str(reason) if reason else f"{state.capitalize()}.")
+    host = rank.run_json.get("host")
+    return RankStanding(
+        rank=rank.rank,
+        number=rank.number,
+        state=state,
+        text=text,
+        host=host if isinstance(host, str) else None,
+        since=since,
+        run_json=rank.run_json,
+    )
+
+
+def _unreadable(number: int) -> RankStanding:
+    text = "Its file cannot be read."
+    return RankStanding(rank=number, number=number, state=RankState.UNRECORDED, text=text)
+
+
+_STATES = {
+    RunStatus.FINISHED: RankState.FINISHED,
+    RunStatus.STOPPED: RankState.STOPPED,
+    RunStatus.FAILED: RankState.FAILED,
+    RunStatus.CRASHED: RankState.DEAD,
+}
+
+
+def _missing(
+    first: RankFile, here: Collection[int], ended: bool, now: float
+) -> dict[int, RankStanding]:
+    run_json = first.run_json
+    expected = _expected(run_json, first.rank)
+    waits = not ended and now - float(run_json.get("created", now)) < GRACE_S
+    found: dict[int, RankStanding] = {}
+    for rank in range(_world_size(run_json)):
+        if rank in here or (rank in expected and len(here) >= len(expected)):
+            continue  # as many as there can be: their numbers are another launcher's
+        if rank not in expected:
+            state, text = RankState.ELSEWHERE, "Another host records it, in a folder of its own."
+        elif run_json.get("kind") == RunKind.INIT:
+            state, text = (
+                RankState.UNRECORDED,
+                "It has not called stepscope.init, or never started.",
+            )
+        elif waits:
+            state, text = RankState.STARTING, "Nothing is heard of it yet."
+        else:
+            state, text = RankState.NEVER_STARTED, "It has never started, or it is not watched."
+        found[rank] = RankStanding(rank=rank, number=None, state=state, text=text)
+    return found
+
+
+def _expected(run_json: dict[str, Any], rank: int) -> range:
+    """Return the ranks whose files belong into the folder of this one: all, or those of its host.
+
+    A launcher numbers the processes of a machine one after another.
+    """
+    local_rank, count = run_json.get("local_rank"), run_json.get("local_world_size")
+    alone = run_json.get("folder_of") == "host"
+    if alone and type(local_rank) is int and type(count) is int:
+        return range(rank - local_rank, rank - local_rank + count)
+    return range(_world_size(run_json))
+
+
+def _world_size(run_json: dict[str, Any]) -> int:
+    size = run_json.get("world_size")
+    return size if type(size) is int and 0 < size <= RANKS_LIMIT else 1
+
+
+def _beats(folder: Path) -> Iterator[tuple[int, float]]:
+    """Yield the number and the file's time of each rank but number 0; 2 µs a rank."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            number = entry.name.removeprefix("rank").removesuffix(".json")
+            if number.isdecimal() and entry.name == rank_json(int(number)):
+                yield int(number), entry.stat().st_mtime
+
+
+def _numbers(folder: Path) -> list[int]:
+    try:
+        return sorted(number for number, _ in _beats(folder))
+    except OSError:
+        return []
+
+
+def _read(folder: Path, number: int) -> RankFile | None:
+    try:
+        return read_rank_file(folder / (RUN_JSON if number == 0 else rank_json(number)), number)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

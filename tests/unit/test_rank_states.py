@@ -1,0 +1,133 @@
+"""Who of a job is alive, dead, missing or recorded elsewhere, from the files of its folder."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.diagnosis.findings import findings, read_recorded
+from stepscope.run import RunStatus, new_run_folder, process_identity, read_run, write_run_json
+from stepscope.run.rank_states import GRACE_S, RankState, rank_states
+from stepscope.store import RunWriter
+
+GONE_PID = 2**22 + 1
+
+
+class Job:
+    """A folder with the run_json of some of the ranks of a job of four."""
+
+    def __init__(self, root: Path) -> None:
+        self.folder = new_run_folder(root, "job")
+
+    def rank(
+        self, number: int, status: str = "running", *, age_s: float = 60.0, **more: Any
+    ) -> None:
+        now = time.time()
+        base = {
+            "created": now - age_s,
+            "status": status,
+            "heartbeat": now,
+            "rank": number,
+            "world_size": 4,
+            "kind": "watch",
+            **process_identity(),
+        }
+        name = "run.json" if number == 0 else f"rank{number}.json"
+        write_run_json(self.folder, base | more, name)
+        os.utime(self.folder / name, (more.get("heartbeat", now),) * 2)
+
+    def dies(self, number: int, **more: Any) -> None:
+        self.rank(number, pid=GONE_PID, heartbeat=time.time() - 20.0, **more)
+
+    def states(self) -> list[str]:
+        return [standing.state.value for standing in rank_states(self.folder)]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(tmp_path)
+
+
+def test_ranks_may_still_come_for_a_while(job: Job) -> None:
+    job.rank(0, age_s=GRACE_S - 5)
+    job.rank(1)
+    assert job.states() == ["alive", "alive", "starting", "starting"]
+    assert read_run(job.folder).reason is None
+
+
+def test_then_they_are_named(job: Job) -> None:
+    for number in (0, 1, 3):
+        job.rank(number)
+    assert job.states() == ["alive", "alive", "never started", "alive"]
+    run = read_run(job.folder)
+    assert run.status is RunStatus.RUNNING
+    assert run.reason == "Rank 2 is missing: never started, or not watched."
+    RunWriter(job.folder / "rank0.sqlite").close()
+    [finding] = findings(read_recorded(run))
+    assert (finding.kind, finding.rank) == ("rank-missing", 2)
+
+
+def test_a_rank_that_dies_while_others_live_is_named_with_its_host(job: Job) -> None:
+    for number in (0, 1, 2):
+        job.rank(number)
+    job.dies(3, host="node7")
+    before = time.time()
+    assert job.states() == ["alive", "alive", "alive", "dead"]
+    dead = rank_states(job.folder)[3]
+    assert dead.since == pytest.approx(before - 20.0, abs=1.0)
+    run = read_run(job.folder)
+    assert str(run.reason).startswith("Rank 3 (node7) is gone without a word")
+    RunWriter(job.folder / "rank0.sqlite").close()
+    [finding] = findings(read_recorded(run))
+    assert (finding.kind, finding.rank) == ("rank-dead", 3)
+
+
+def test_ranks_that_have_ended_are_no_loss(job: Job) -> None:
+    job.rank(0)
+    old = time.time() - 100.0
+    for number, status in ((1, "finished"), (2, "stopped"), (3, "failed")):
+        job.rank(number, status, heartbeat=old, ended=old, reason="why", pid=GONE_PID)
+    assert job.states() == ["alive", "finished", "stopped", "failed"]
+    assert rank_states(job.folder)[1].since == old
+    assert read_run(job.folder).reason is None
+
+
+def test_an_ended_job_tells_who_never_came(job: Job) -> None:
+    job.rank(0, "failed", reason="RuntimeError: no", ended=1.0, age_s=1.0)
+    for number in (1, 3):
+        job.rank(number, "finished")
+    assert str(read_run(job.folder).reason).endswith(
+        "RuntimeError: no Rank 2 is missing: never started, or not watched."
+    )
+
+
+def test_a_host_with_a_folder_of_its_own_speaks_of_the_others(job: Job) -> None:
+    """torch's ranks 2 and 3 of four, on the second of two hosts."""
+    here = {"folder_of": "host", "local_world_size": 2}
+    job.rank(0, rank=2, local_rank=0, **here)
+    job.rank(1, rank=3, local_rank=1, **here)
+    assert job.states() == ["elsewhere", "elsewhere", "alive", "alive"]
+    assert read_run(job.folder).reason is None
+    (job.folder / "rank1.json").unlink()
+    assert job.states() == ["elsewhere", "elsewhere", "alive", "never started"]
+
+
+def test_init_may_be_called_by_one_rank_only(job: Job) -> None:
+    job.rank(0, kind="init")
+    assert job.states() == ["alive"] + [RankState.UNRECORDED.value] * 3
+    assert read_run(job.folder).reason is None
+
+
+@pytest.mark.parametrize("size", [-1, 0, 10**9, "4", None])
+def test_an_odd_world_size_is_not_believed(job: Job, size: Any) -> None:
+    job.rank(0, world_size=size)
+    assert job.states() == ["alive"]
+
+
+def test_a_folder_without_a_run_has_no_ranks(tmp_path: Path) -> None:
+    assert rank_states(tmp_path) == []
+    assert rank_states(tmp_path / "absent") == []
