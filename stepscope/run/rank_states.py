@@ -34,7 +34,7 @@ class RankState(StrEnum):
     """It has no file yet, and may still come."""
     NEVER_STARTED = "never started"
     ELSEWHERE = "elsewhere"
-    """Another host records it in a folder of its own."""
+    """It is not of those that write into this folder: hosts without a shared disk have one each."""
     UNRECORDED = "not recorded"
     """It has no file that can be read, and need not have one: only some ranks may call init."""
 
@@ -143,6 +143,7 @@ def _unreadable(number: int) -> RankStanding:
     return RankStanding(rank=number, number=number, state=RankState.UNRECORDED, text=text)
 
 
+_ELSEWHERE = "It is recorded in another folder, if at all: hosts that share no disk have one each."
 _STATES = {
     RunStatus.FINISHED: RankState.FINISHED,
     RunStatus.STOPPED: RankState.STOPPED,
@@ -162,7 +163,7 @@ def _missing(
         if rank in here or (rank in expected and len(here) >= len(expected)):
             continue  # as many as there can be: their numbers are another launcher's
         if rank not in expected:
-            state, text = RankState.ELSEWHERE, "Another host records it, in a folder of its own."
+            state, text = RankState.ELSEWHERE, _ELSEWHERE
         elif run_json.get("kind") == RunKind.INIT:
             state, text = (
                 RankState.UNRECORDED,
@@ -177,15 +178,16 @@ def _missing(
 
 
 def _expected(run_json: dict[str, Any], rank: int) -> range:
-    """Return the ranks whose files belong into the folder of this one: all, or those of its host.
+    """Return the ranks whose files belong into the folder of this one.
 
-    A launcher numbers the processes of a machine one after another.
+    A launcher numbers the processes of a machine one after another. Where it does not say how many
+    run here, only this one is expected for certain.
     """
     local_rank, count = run_json.get("local_rank"), run_json.get("local_world_size")
-    alone = run_json.get("folder_of") == "host"
-    if alone and type(local_rank) is int and type(count) is int:
+    folder_of = run_json.get("folder_of", "job")
+    if folder_of == "host" and type(local_rank) is int and type(count) is int:
         return range(rank - local_rank, rank - local_rank + count)
-    return range(_world_size(run_json))
+    return range(_world_size(run_json)) if folder_of == "job" else range(rank, rank + 1)
 
 
 def _world_size(run_json: dict[str, Any]) -> int:

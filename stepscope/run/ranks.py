@@ -1,7 +1,8 @@
 """How the processes of one distributed run find one folder without talking to each other.
 
-torchrun and its like start the ranks and tell each its number in the environment. All ranks of a
-machine have the same parent, and so agree on a folder named after it.
+A launcher starts the ranks and tells each its number in the environment. All ranks of a machine
+have the same parent, and so agree on a folder named after it. Ranks of several machines meet by
+what the launcher tells them alike, where they share a disk.
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from stepscope.run import folder_name, is_run_id, new_run_folder, pid_namespace
+from stepscope.run.launch import RESTARTS, Launch, launch
+from stepscope.run.meeting import is_shared, meet
 
 RUN_ID = "STEPSCOPE_RUN_ID"
-"""Names the run folder; for ranks on several machines, or started by other means than torchrun."""
+"""Names the run folder; for ranks that share a disk and do not find each other by themselves."""
 
 
 class RankError(Exception):
@@ -37,32 +41,74 @@ class Place:
     rank: int
     local_rank: int
     world_size: int
+    local_world_size: int | None = None
+    """Processes of this host; None where the launcher does not say."""
+    folder_of: str = "job"
+    """Whose ranks write here: those of the whole `job`, of this `host`, or this `process` alone."""
+
+    def described(self) -> dict[str, Any]:
+        """Return what run.json says of it."""
+        return {
+            "rank": self.rank,
+            "local_rank": self.local_rank,
+            "world_size": self.world_size,
+            "local_world_size": self.local_world_size,
+            "folder_of": self.folder_of,
+        }
 
 
 def find_place(root: Path, name: str, environ: Mapping[str, str]) -> Place:
     """Make this process's run folder under `root`, or find the one that other ranks have made.
 
-    Ranks of several machines share a folder only if STEPSCOPE_RUN_ID names it. Otherwise each
-    machine has a folder of its own, in which its processes count from 0. So has a process that
-    cannot see its parent, such as the first one in a container. Raises OSError and RankError.
+    Ranks of several machines share a folder where STEPSCOPE_RUN_ID names it, or where they share a
+    disk and the launcher names the job. Otherwise each machine has a folder of its own, in which
+    its processes count from 0. So has a process that cannot see its parent, such as the first one
+    in a container. Raises OSError and RankError.
     """
-    rank, local_rank, world_size = (
-        _number(environ, key, default)
-        for key, default in (("RANK", 0), ("LOCAL_RANK", 0), ("WORLD_SIZE", 1))
-    )
+    found = launch(environ)
     wanted = environ.get(RUN_ID)
     if wanted is not None and not is_run_id(wanted):
         raise RankError(f"{RUN_ID}: must be letters, digits, '.', '_' or '-', got {wanted!r}.")
-    number = rank if wanted else local_rank
-    shared = _name_after_parent(name, environ) if wanted is None and world_size > 1 else wanted
+    if wanted:
+        folder = root / (f"{wanted}-restart{found.restarts}" if found.restarts else wanted)
+        if not _taken(folder, found.rank):
+            folder.mkdir(parents=True, exist_ok=True)
+            return _place(folder, found.rank, found)
+    job = (wanted,) if wanted else found.job
+    if job is not None and (wanted or (found.several_hosts and is_shared(root, found.address))):
+        kind = (*job, str(found.world_size), str(found.restarts))
+        return _place(meet(root, name, kind, _files(found.rank)), found.rank, found)
+    shared = _name_after_parent(name, environ) if found.world_size > 1 else None
     if shared is None:
-        return Place(new_run_folder(root, name), 0, rank, local_rank, world_size)
-    folder = root / shared
+        return _place(new_run_folder(root, name), 0, found, folder_of="process")
+    folder, number = root / shared, found.local_rank
     folder.mkdir(parents=True, exist_ok=True)
-    if any((folder / file).exists() for file in (f"rank{number}.sqlite", f"rank{number}.json")):
+    if _taken(folder, number):
         # The name of an earlier run: its parent, such as a shell, has started this one as well.
-        folder, number = new_run_folder(root, name), 0
-    return Place(folder, number, rank, local_rank, world_size)
+        return _place(new_run_folder(root, name), 0, found, folder_of="process")
+    whole = found.local_world_size == found.world_size
+    return _place(folder, number, found, folder_of="job" if whole else "host")
+
+
+def _place(folder: Path, number: int, found: Launch, *, folder_of: str = "job") -> Place:
+    return Place(
+        folder,
+        number,
+        found.rank,
+        found.local_rank,
+        found.world_size,
+        found.local_world_size,
+        folder_of,
+    )
+
+
+def _files(number: int) -> tuple[str, ...]:
+    """Return what a process of this number writes first."""
+    return f"rank{number}.sqlite", f"rank{number}.json"
+
+
+def _taken(folder: Path, number: int) -> bool:
+    return any((folder / file).exists() for file in _files(number))
 
 
 def announce(place: Place, runs: Path | None) -> None:
@@ -92,10 +138,5 @@ def _name_after_parent(name: str, environ: Mapping[str, str]) -> str | None:
     where = (socket.gethostname(), pid_namespace(), environ.get("MASTER_PORT"))
     tail = f"{parent:x}-{zlib.crc32(repr(where).encode()):08x}"
     # torchrun starts all ranks anew after a failure: that is another run.
-    restarts = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    restarts = environ.get(RESTARTS, "0")
     return folder_name(started, name, tail if restarts == "0" else f"{tail}-restart{restarts}")
-
-
-def _number(environ: Mapping[str, str], key: str, default: int) -> int:
-    text = environ.get(key, "")
-    return int(text) if text.isdecimal() else default

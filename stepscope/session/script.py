@@ -51,7 +51,7 @@ class ScriptSession(Session):
         )
         self._waiting = self.recorder.command_waiting
         self.oom.attach()
-        self.recorder.describe(rank=place.rank, world_size=place.world_size)
+        self.recorder.describe(**place.described())
         try:
             self._set_up(sample, first_here=place.local_rank == 0)
         except BaseException:

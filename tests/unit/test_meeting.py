@@ -1,0 +1,183 @@
+"""Processes of one job on several hosts meet in one folder, and never in an earlier job's."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from stepscope.run import meeting
+from stepscope.run.meeting import LINKS, is_shared, meet
+from stepscope.run.ranks import Place, find_place
+
+JOB = ("sweep", "node1", "29500", "4", "0")
+
+
+@pytest.fixture(autouse=True)
+def just_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of these processes has begun a second ago, as the ranks of a job have."""
+    monkeypatch.setattr(meeting, "own_start", lambda: time.time() - 1.0)
+
+
+def files(number: int) -> tuple[str, ...]:
+    return (f"rank{number}.sqlite",)
+
+
+def begun_before(root: Path, age_s: float) -> None:
+    for link in (root / LINKS).iterdir():
+        then = time.time() - age_s
+        os.utime(link, (then, then), follow_symlinks=False)
+
+
+def test_many_that_come_at_once_find_one_folder(tmp_path: Path) -> None:
+    together = threading.Barrier(16)
+
+    def come(number: int) -> Path:
+        together.wait()
+        return meet(tmp_path, "train", JOB, files(number))
+
+    with ThreadPoolExecutor(16) as pool:
+        folders = set(pool.map(come, range(16)))
+    assert len(folders) == 1
+    [folder] = folders
+    assert folder.is_dir()
+    assert "-train-" in folder.name
+
+
+def test_another_job_has_another_folder(tmp_path: Path) -> None:
+    first = meet(tmp_path, "a", JOB, files(0))
+    assert meet(tmp_path, "a", (*JOB[:4], "1"), files(0)) != first
+
+
+def test_a_name_used_again_later_gets_a_folder_of_its_own(tmp_path: Path) -> None:
+    """Also for ranks that had no file in the one of yesterday."""
+    first = meet(tmp_path, "a", JOB, files(0))
+    begun_before(tmp_path, 24 * 3600.0)
+    today = [meet(tmp_path, "a", JOB, files(number)) for number in (3, 0, 1)]
+    assert len(set(today)) == 1
+    assert today[0] != first
+
+
+def test_a_name_used_again_at_once_does_not_write_over_its_files(tmp_path: Path) -> None:
+    first = meet(tmp_path, "a", JOB, files(0))
+    for number in (0, 1):
+        (first / f"rank{number}.sqlite").touch()
+    again = [meet(tmp_path, "a", JOB, files(number)) for number in (0, 1)]
+    assert again[0] == again[1] != first
+    assert list(again[0].iterdir()) == []
+
+
+def test_a_rank_that_inits_late_still_finds_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has begun with the others, and loaded its data for ten minutes."""
+    first = meet(tmp_path, "a", JOB, files(0))
+    begun_before(tmp_path, 600.0)
+    monkeypatch.setattr(meeting, "own_start", lambda: time.time() - 601.0)
+    assert meet(tmp_path, "a", JOB, files(1)) == first
+
+
+def test_hosts_whose_clocks_differ_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk stamps the links, and the age of a process is by one clock."""
+    first = meet(tmp_path, "a", JOB, files(0))
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 7200.0)
+    assert meet(tmp_path, "a", JOB, files(1)) == first
+
+
+def test_a_link_leads_nowhere_but_under_the_root(tmp_path: Path) -> None:
+    folder = meet(tmp_path / "runs", "a", JOB, files(0))
+    [link] = (tmp_path / "runs" / LINKS).iterdir()
+    link.unlink()
+    link.symlink_to("../../elsewhere")
+    assert meet(tmp_path / "runs", "a", JOB, files(0)).parent == folder.parent
+
+
+@pytest.mark.parametrize(
+    ("address", "here"),
+    [
+        ("localhost", True),
+        ("127.0.1.1", True),
+        ("node1", True),
+        ("node1.cluster.example", True),
+        ("node2", False),
+        ("node10", False),
+        ("192.0.2.7", False),
+        (None, False),
+    ],
+)
+def test_rank_0_on_this_host_writes_on_this_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str | None, here: bool
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "node1")
+    monkeypatch.setattr(meeting, "_file_system", lambda _: "ext4")
+    assert is_shared(tmp_path, address) is here
+
+
+def test_a_network_disk_is_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "_file_system", lambda _: "nfs4")
+    assert is_shared(tmp_path, "node2")
+
+
+def test_the_type_of_a_file_system_is_that_of_the_nearest_mount() -> None:
+    assert meeting._file_system(Path("/proc/self")) == "proc"
+    assert meeting._file_system(Path("/")) not in (None, "proc")
+
+
+# --- the places of a job's ranks -----------------------------------------------------------------
+
+
+def rank(number: int, **more: str) -> dict[str, str]:
+    """torchrun's environment of a rank of two nodes with two processes each."""
+    numbers = {"RANK": number, "LOCAL_RANK": number % 2, "WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 2}
+    job = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "sweep"}
+    return {key: str(value) for key, value in numbers.items()} | job | more
+
+
+def places(root: Path, monkeypatch: pytest.MonkeyPatch, disk: str, **more: str) -> list[Place]:
+    monkeypatch.setattr(meeting, "_file_system", lambda _: disk)
+    found = []
+    for number in (3, 2, 0, 1):  # in any order
+        host = f"node{number // 2 + 1}"
+        monkeypatch.setattr(socket, "gethostname", lambda host=host: host)
+        place = find_place(root, "train", rank(number, **more))
+        (place.folder / f"rank{place.number}.sqlite").touch()
+        found.append(place)
+    return sorted(found, key=lambda place: place.rank)
+
+
+def test_two_nodes_with_a_shared_disk_have_one_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = places(tmp_path, monkeypatch, "nfs4")
+    assert len({place.folder for place in found}) == 1
+    assert [place.number for place in found] == [0, 1, 2, 3]
+    assert {place.folder_of for place in found} == {"job"}
+    restarted = places(tmp_path, monkeypatch, "nfs4", TORCHELASTIC_RESTART_COUNT="1")
+    assert len({place.folder for place in [*found, *restarted]}) == 2
+
+
+def test_two_nodes_without_one_have_a_folder_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = places(tmp_path, monkeypatch, "ext4")[2:]
+    assert len({place.folder for place in found}) == 1
+    assert [(place.number, place.rank) for place in found] == [(0, 2), (1, 3)]
+    assert {place.folder_of for place in found} == {"host"}
+
+
+def test_a_named_run_used_again_has_a_folder_for_all_its_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = places(tmp_path, monkeypatch, "ext4", STEPSCOPE_RUN_ID="mine")
+    again = places(tmp_path, monkeypatch, "ext4", STEPSCOPE_RUN_ID="mine")
+    assert {place.folder.name for place in first} == {"mine"}
+    assert len({place.folder for place in [*first, *again]}) == 2
+    restarted = {"STEPSCOPE_RUN_ID": "mine", "TORCHELASTIC_RESTART_COUNT": "1"}
+    found = places(tmp_path, monkeypatch, "ext4", **restarted)
+    assert {place.folder.name for place in found} == {"mine-restart1"}
