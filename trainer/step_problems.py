@@ -33,7 +33,7 @@ def step_problems(config: RunConfig, *, on_gpu: bool, compile_reason: str | None
 
 def epoch_problem(config: RunConfig, samples: int) -> Problem | None:
     """Why an epoch of so many samples is too short for the settings; None where it is not."""
-    batches = -(-samples // config.batch_size)
+    batches = -(-samples // (config.batch_size * config.world_size))
     if config.accumulation <= batches:
         return None
     return Problem(

@@ -36,7 +36,7 @@ def test_a_compiled_model_without_a_length_takes_the_step() -> None:
         scaler=torch.amp.GradScaler("cuda", enabled=False),
         autocast=nullcontext(),
         clip_norm=0.0,
-        compiled=compiled,
+        wrapped=compiled,
     )
     step(torch.ones(4, 2), torch.zeros(4, 1))
     assert compiled.calls == 1

@@ -39,6 +39,9 @@ class OwnCommands:
 
     def _save_checkpoint(self, command: Command) -> None:
         path = self._recorder.folder / f"step-{self._training.step}.pt"
+        if self._training.ranks.rank:
+            self._recorder.finish(command, "Save checkpoint: rank 0 writes it", path=path.name)
+            return
         try:
             size = write_checkpoint(path, self._training.state_dict())
         except OSError as error:

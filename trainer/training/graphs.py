@@ -124,9 +124,11 @@ class GraphedStep:
         self._begun = False
         return self._step.apply(factor)
 
-    def evaluate(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the model's outputs and their mean loss (0-d), without a graph."""
-        return self._step.evaluate(inputs, targets)
+    def evaluate(
+        self, inputs: Tensor, targets: Tensor, counted: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return what TrainStep does, without a graph."""
+        return self._step.evaluate(inputs, targets, counted)
 
     def _without_graph(
         self, inputs: Tensor, targets: Tensor, of: int, last: bool

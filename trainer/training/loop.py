@@ -23,7 +23,7 @@ from stepscope.recording.scalars import Row
 from stepscope.run import RunStatus
 from stepscope.session.commands import CommandServer
 from trainer.config import NanPolicy, RunConfig
-from trainer.failures import NanLoss, nan_remedy
+from trainer.failures import NanLoss, RunFailed, nan_remedy
 from trainer.training.checkpoint import write_checkpoint
 from trainer.training.commands import RunStopped
 from trainer.training.data import Loader
@@ -36,6 +36,10 @@ from trainer.workloads.task import Batch, Task
 
 log = logging.getLogger(__name__)
 
+_NOTHING_LOADED = (
+    "None of the samples of a batch could be loaded, and the other ranks wait for this one's "
+    "gradients. Check the data, or raise batch_size."
+)
 LAST_EVERY_S = 10.0
 """Least time between two `last.pt`: epochs of a small model take a fraction of a second."""
 
@@ -147,12 +151,15 @@ class Loop:
             boundary = now + self.commands.serve(self.reader.flush)
 
     def _train_step(self, batches: Iterator[Batch], left: int) -> Done | None:
-        """Take one optimizer step of up to `accumulation` batches; `left` samples are planned.
+        """Take one optimizer step of up to `accumulation` batches of each rank.
 
-        Return None if no sample of these could be loaded: there was no step then.
+        `left` samples of the epoch are there for all ranks together. Return None if none of this
+        step's could be loaded: there was no step then. Raises RunFailed if that happens to one of
+        several ranks, as the others would wait for its gradients.
         """
         training = self.training
-        planned = min(left, training.config.step_size)
+        for_all = min(left, training.config.step_size)
+        planned = training.ranks.count(for_all)
         count = math.ceil(planned / training.config.batch_size)
         done: Done | None = None
         seen, waited = 0, 0.0
@@ -162,45 +169,59 @@ class Loop:
                 inputs, targets = next(batches)
             waited += time.perf_counter() - began
             seen += len(targets)
-            # The parts of a step of several batches have the weights of the planned samples.
-            last = number == count and (count == 1 or seen == planned)
+            # The parts of a step of several batches have the weights of the planned samples. Where
+            # samples are missing, ranks cannot correct that: the mean over them is taken already.
+            several = training.ranks.several
+            last = number == count and (count == 1 or seen == planned or several)
+            if several and not len(targets):
+                raise RunFailed(_NOTHING_LOADED)
             if len(targets):
                 training.compute.begin_step()
                 loss, norm = self.step(inputs, targets, planned if count > 1 else 0, last)
                 training.compute.end_step()
                 training.compute.pace()
                 done = Done(loss, norm, len(targets), waited).after(done)
-        if done is not None and count > 1 and seen < planned:
+        if done is not None and not last:
             training.compute.begin_step()
             done = done.updated(self.step, planned)
             training.compute.end_step()
         training.step += done is not None
-        training.offset += planned
+        training.offset += for_all
         return done
 
     @torch.inference_mode()
     def _validate(self) -> tuple[float, float | None]:
-        """Return the mean loss over the validation split and the accuracy in percent."""
+        """Return the mean loss over the validation split and the accuracy in percent.
+
+        They are the same on all ranks, which share the split.
+        """
         self.reader.flush()
-        split, model = self.task.validation, self.training.model
+        split, model, ranks = self.task.validation, self.training.model, self.training.ranks
         device = self.training.compute.device
         loss_sum, correct = torch.zeros((), device=device), torch.zeros((), device=device)
-        seen = 0
+        seen, left = 0, ranks.own(split.length)
         model.eval()
-        for inputs, targets in self.validation_loader.batches(torch.arange(split.length)):
+        order = ranks.share(torch.arange(split.length))
+        for inputs, targets in self.validation_loader.batches(order):
+            # A sample that is repeated to give all ranks equally many is the last, and not counted.
+            counted = min(len(targets), left)
+            left -= counted
             if not len(targets):
                 continue
-            seen += len(targets)
-            outputs, loss = self.step.evaluate(inputs, targets)
-            loss_sum += loss * len(targets)
+            seen += counted
+            outputs, loss = self.step.evaluate(inputs, targets, counted)
+            if counted:
+                loss_sum += loss * counted
             if self.task.classifies:
-                correct += _hits(outputs, targets)
+                correct += _hits(outputs[:counted], targets[:counted])
             self.training.compute.pace()
             self.commands.serve(self.reader.flush)
         model.train()
-        total, hits = torch.stack([loss_sum, correct]).tolist()
-        accuracy = 100 * hits / seen if self.task.classifies else None
-        return total / seen, accuracy
+        sums = torch.stack([loss_sum, correct]).double()
+        sums = ranks.sum(torch.cat([sums, sums.new_tensor([seen])]))
+        total, hits, number = sums.tolist()
+        accuracy = 100 * hits / number if self.task.classifies else None
+        return total / number, accuracy
 
     def _close_epoch(self, loss: float, accuracy: float | None, seconds: float) -> None:
         training = self.training
@@ -237,7 +258,9 @@ class Loop:
         return time.monotonic() - self._last_saved >= LAST_EVERY_S
 
     def _save(self, name: str) -> None:
-        """Write a checkpoint; where the disk refuses it the run goes on without."""
+        """Write a checkpoint, as rank 0; where the disk refuses it the run goes on without."""
+        if self.training.ranks.rank:
+            return
         if name == "last.pt":
             self._last_saved = time.monotonic()
         try:

@@ -51,9 +51,10 @@ def first_batch(split: Split, config: RunConfig, compute: Compute, last: bool = 
     With `last`, as many as the last batch of an epoch. There are fewer only where the split leaves
     so many out. Raises RunFailed if it leaves out all of them.
     """
-    size = min(config.batch_size, split.length)
+    share = -(-split.length // config.world_size)
+    size = min(config.batch_size, share)
     if last:
-        size = split.length % size or size
+        size = share % size or size
     batches: list[Batch] = []
     missing = size
     for indices in torch.split(torch.arange(split.length), size):

@@ -11,7 +11,7 @@ import os
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,12 +25,10 @@ from stepscope.profiling.ranges import DATA
 from stepscope.recording.recorder import Recorder
 from stepscope.recording.scalars import keep_for_good
 from stepscope.run import RunKind, RunStatus
-from stepscope.sampling.nvml import DeviceSource, open_source
-from stepscope.session.session import Gpu, Session, traceback_text
+from stepscope.session.session import Session, traceback_text
 from trainer.config import RunConfig
-from trainer.devices import list_devices
 from trainer.failures import RunFailed, explain
-from trainer.problems import TrainDevice, choice_problem, problems
+from trainer.problems import TrainDevice, choice_problem
 from trainer.step_problems import epoch_problem
 from trainer.training.checkpoint import read_checkpoint
 from trainer.training.commands import OwnCommands, RunStopped
@@ -42,6 +40,10 @@ from trainer.training.flops import Speed
 from trainer.training.graphs import GraphedStep, graphed
 from trainer.training.loop import Journal, Loop
 from trainer.training.model import prepare
+from trainer.training.parallel import Shared
+from trainer.training.placement import devices_of, sampled, sampled_by
+from trainer.training.process_group import join, leave
+from trainer.training.ranks import Ranks
 from trainer.training.rehearsal import rehearse
 from trainer.training.state import Training
 from trainer.training.step import TrainStep, step_of
@@ -67,56 +69,90 @@ def run(
     thread may close the recorder, which `opened` is given. An exception of the training becomes
     the status and reason of the run. Only KeyboardInterrupt and the like leave this function, and
     OSError and StoreError of a folder that cannot be written.
+
+    Of a job of several processes each one calls this, with torchrun's variables in its environment,
+    and records itself as one rank of the run in `folder`. If one returns FAILED, or STOPPED before
+    the others, they may wait for it in a collective: its process has to end by os._exit.
     """
+    ranks = Ranks.of(config, os.environ)
     session = Session(
         folder,
         name=config.workload,
         kind=RunKind.TRAINER,
         config=config.to_dict(),
+        rank=ranks.rank,
         code=Path(__file__).parent,
     )
     outcome = Outcome(RunStatus.FAILED, "The training process was interrupted.")
     opened(session.recorder)
     try:
-        with _cpu_threads(config.threads):
-            outcome = _run(config, session, stop or threading.Event())
+        with _cpu_threads(config.threads, ranks):
+            outcome = _run(config, session, stop or threading.Event(), ranks)
     finally:
         session.close(outcome.status, outcome.reason)
+    if outcome.status is RunStatus.FINISHED:
+        leave()
     return outcome.status
 
 
-def _run(config: RunConfig, session: Session, stop: threading.Event) -> Outcome:
-    """Find the device, begin to sample it, and train on it."""
+def _run(config: RunConfig, session: Session, stop: threading.Event, ranks: Ranks) -> Outcome:
+    """Find the device, begin to sample it, meet the other ranks, and train."""
     device: TrainDevice | None = None
     try:
-        device = _device(config)
+        devices = devices_of(config, ranks)
+        device = devices[0]
+        config = replace(config, device=device.id)
         fix_workspaces(config)
         compute = _compute(device)
         compute.reset_peaks()  # in the server's process those of the run before still stand
-        source = open_source()
-        # Before the status turns to running: the page lays its charts out by it.
-        session.sample(
-            source,
-            _sampled(device, source),
-            trains_on=None if device.cuda_index is None else device.name,
-            allocator_index=device.cuda_index,
-        )
-        session.oom.own_parts = DATA_FILES
-        session.oom.attach()
+        _sample(session, devices, ranks)
+        join(config, ranks, compute.device)
     except Exception as error:  # noqa: BLE001 - becomes the run's reason and an event
         outcome = explain(error, config, device, why_lost(device.cuda_index if device else None))
         session.note_failure(outcome, _traceback(error))
         return outcome
-    return _attempt(_Attempt(config, session, device, compute, stop))
+    return _attempt(_Attempt(config, session, devices, compute, stop, ranks))
+
+
+def _sample(session: Session, devices: Sequence[TrainDevice], ranks: Ranks) -> None:
+    """Begin to sample, and describe what this process trains on.
+
+    Before the status turns to running: the page lays its charts out by it.
+    """
+    device, source = devices[0], sampled_by(ranks)
+    if ranks.several:
+        session.recorder.describe(
+            rank=ranks.rank,
+            local_rank=ranks.local_rank,
+            world_size=ranks.world_size,
+            device=device.id,
+        )
+        if device.cuda_index is not None:  # a rank that samples no GPU knows its size from here
+            session.recorder.describe(device_memory=device.memory_total)
+    session.sample(
+        source,
+        sampled(devices, source),
+        trains_on=None if device.cuda_index is None else device.name,
+        allocator_index=device.cuda_index,
+        host=ranks.local_rank == 0,
+    )
+    session.oom.own_parts = DATA_FILES
+    session.oom.attach()
 
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
     config: RunConfig
     session: Session
-    device: TrainDevice
+    devices: Sequence[TrainDevice]
     compute: Compute
     stop: threading.Event
+    ranks: Ranks
+
+    @property
+    def device(self) -> TrainDevice:
+        """The device of this process; DataParallel uses others too."""
+        return self.devices[0]
 
 
 def _attempt(attempt: _Attempt) -> Outcome:
@@ -160,7 +196,8 @@ def _train(attempt: _Attempt) -> None:
         if too_short := epoch_problem(config, task.train.length):
             raise RunFailed(str(too_short))
         speed = Speed.of(task, config, attempt.device)
-        training = Training(config, prepare(task.model, config, compute.device), compute)
+        model = prepare(task.model, config, compute.device)
+        training = Training(config, model, compute, attempt.ranks)
         parts = attempt.session.sampler.readings.parts
         parts.add_model(training.model)
         parts.add_optimizer(training.optimizer)
@@ -176,8 +213,11 @@ def _train(attempt: _Attempt) -> None:
             _resume(training, recorder)
         _count_steps(attempt.session, training)
         own = OwnCommands(recorder, training, attempt.stop)
+        shared = Shared.of(training.model, config, attempt.devices)
+        if attempt.ranks.several:  # the first weights are those of one seed, what follows is not
+            torch.manual_seed(config.seed + attempt.ranks.rank)
         with (
-            compiled(training.model, config, compute.device) as forward,
+            compiled(shared.model, config, compute.device) as forward,
             closing(
                 attempt.session.answer(
                     own.handlers, check=own.check, step=lambda: training.step, closed_here=True
@@ -186,7 +226,9 @@ def _train(attempt: _Attempt) -> None:
             closing(make_loader(task.train, config, compute)) as loader,
             closing(make_validation_loader(task.validation, config, compute)) as validation_loader,
         ):
-            step = replace(step_of(training, task), compiled=forward)
+            step = replace(
+                step_of(training, task), wrapped=forward or shared.wrapped, apart=shared.apart
+            )
             rehearse(training, step, task, recorder)
             Loop(
                 task=task,
@@ -255,34 +297,16 @@ def _resume(training: Training, recorder: Recorder) -> None:
     )
 
 
-def _device(config: RunConfig) -> TrainDevice:
-    """The device to train on. Raises RunFailed for what `problems` says cannot work."""
-    devices = list_devices()
-    found = problems(config, devices)
-    if found:
-        raise RunFailed(str(found[0]))
-    return next(device for device in devices if device.id == config.device)
-
-
 def _compute(device: TrainDevice) -> Compute:
     return CpuCompute() if device.cuda_index is None else CudaCompute(device.cuda_index)
 
 
-def _sampled(device: TrainDevice, source: DeviceSource) -> list[Gpu]:
-    """Return the GPU whose values are recorded; none on a CPU and without NVML."""
-    if device.cuda_index is None or source.reason is not None:
-        return []
-    totals = {info.uuid: info.memory_total for info in source.devices()}
-    # NVML lists no MIG instance among its devices, but reads one by its UUID.
-    total = totals.get(device.id, device.memory_total)
-    return [{"uuid": device.id, "name": device.name, "memory_total": total}]
-
-
 @contextmanager
-def _cpu_threads(wanted: int) -> Iterator[None]:
-    """Set this thread's intra-op threads; half the cores by default, so that the page has some."""
+def _cpu_threads(wanted: int, ranks: Ranks) -> Iterator[None]:
+    """Set this thread's intra-op threads; by default all ranks of a machine share half the cores,
+    so that the page has some."""
     former = torch.get_num_threads()
-    torch.set_num_threads(wanted or max(1, (os.cpu_count() or 1) // 2))
+    torch.set_num_threads(wanted or max(1, (os.cpu_count() or 1) // 2 // ranks.local_size))
     try:
         yield
     finally:

@@ -13,6 +13,7 @@ from trainer.config import Optimizer, Precision, RunConfig, Schedule
 from trainer.training.checkpoint import CheckpointError
 from trainer.training.compute import Compute
 from trainer.training.precision import grad_scaler
+from trainer.training.ranks import ALONE, Ranks
 from trainer.traits import TRAITS, reads
 
 MOMENTUM = 0.9
@@ -28,12 +29,16 @@ workload reads them; the seed where it makes the data."""
 class Training:
     """All that changes while training; `load` restores what `state_dict` returned.
 
-    `epoch` is the current one, counted from 1; `offset` of its samples are done.
+    `epoch` is the current one, counted from 1; `offset` of its samples are done, by all ranks
+    together. So a checkpoint does not depend on how many ranks there were.
     """
 
-    def __init__(self, config: RunConfig, model: nn.Module, compute: Compute) -> None:
+    def __init__(
+        self, config: RunConfig, model: nn.Module, compute: Compute, ranks: Ranks = ALONE
+    ) -> None:
         self.config = config
         self.compute = compute
+        self.ranks = ranks
         self.model = model
         self.optimizer = _optimizer(config, model)
         self._begin_momentum()
@@ -45,9 +50,12 @@ class Training:
         self._epoch_state = self._generator.get_state()
 
     def order(self, samples: int) -> Tensor:
-        """Draw the sample order of the current epoch and return what is left of it."""
+        """Draw the sample order of the current epoch and return this rank's share of what is left.
+
+        The order is the same on all ranks: their generators have one seed and one past.
+        """
         self._epoch_state = self._generator.get_state()
-        return torch.randperm(samples, generator=self._generator)[self.offset :]
+        return self.ranks.share(torch.randperm(samples, generator=self._generator), self.offset)
 
     def next_epoch(self, validation_loss: float) -> None:
         """Close the epoch: move the schedule and the position."""

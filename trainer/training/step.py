@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -28,8 +28,11 @@ class TrainStep:
     clip_norm: float
     form: InputForm = AS_LOADED
     set_to_none: bool = True
-    compiled: Callable[[Tensor], Tensor] | None = None
-    """The model as torch.compile made it, for training; validation runs it as it is written."""
+    wrapped: Callable[[Tensor], Tensor] | None = None
+    """The model in DistributedDataParallel, torch.compile or both, for training; validation runs it
+    as it is written."""
+    apart: Callable[[], AbstractContextManager[object]] = nullcontext
+    """Context of the batches of a step before its last, in which ranks do not average gradients."""
 
     def __call__(
         self, inputs: Tensor, targets: Tensor, of: int = 0, last: bool = True
@@ -40,15 +43,16 @@ class TrainStep:
         the step's samples: `of` says how many these are (0: this batch has them all). Gradients
         add up too, until the `last` batch updates the weights; the norm (0-d) comes with it.
         """
-        loss = self.forward(inputs, targets, of)
-        self.backward(loss)
+        with nullcontext() if last else self.apart():
+            loss = self.forward(inputs, targets, of)
+            self.backward(loss)
         return loss.detach(), self.update() if last else None
 
     def forward(self, inputs: Tensor, targets: Tensor, of: int = 0) -> Tensor:
         """Return the mean loss of a batch (0-d), or its part of the mean over `of` samples."""
         with span(FORWARD):
             # Not `or`: what torch compiles may have a length, which then counts as its truth.
-            model = self.model if self.compiled is None else self.compiled
+            model = self.model if self.wrapped is None else self.wrapped
             loss = self._outputs_and_loss(model, inputs, targets)[1]
             return loss * (len(targets) / of) if of > len(targets) else loss
 
@@ -81,18 +85,27 @@ class TrainStep:
         self.scaler.update()
         return norm
 
-    def evaluate(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the outputs of the model as it is written, and their mean loss (0-d)."""
-        return self._outputs_and_loss(self.model, inputs, targets)
+    def evaluate(
+        self, inputs: Tensor, targets: Tensor, counted: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the outputs of the model as it is written, and their mean loss (0-d).
+
+        The mean is that of the first `counted` samples, by default of all.
+        """
+        return self._outputs_and_loss(self.model, inputs, targets, counted)
 
     def _outputs_and_loss(
-        self, model: Callable[[Tensor], Tensor], inputs: Tensor, targets: Tensor
+        self,
+        model: Callable[[Tensor], Tensor],
+        inputs: Tensor,
+        targets: Tensor,
+        counted: int | None = None,
     ) -> tuple[Tensor, Tensor]:
         with self.autocast:
             outputs = model(self.form(inputs))
             if self.form.dtype is not None:
                 outputs = outputs.float()  # a loss of 16 bits would round sums over the batch
-            return outputs, self.loss(outputs, targets)
+            return outputs, self.loss(outputs[:counted], targets[:counted])
 
     def _clip(self) -> Tensor:
         self.scaler.unscale_(self.optimizer)  # the limit is meant for the true gradients

@@ -1,0 +1,53 @@
+"""How several devices share the work of a step: DistributedDataParallel and DataParallel.
+
+FSDP2 changes the model itself, before the optimizer is made: `sharding.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from trainer.config import Parallel, RunConfig
+from trainer.problems import TrainDevice
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What training runs in place of the model."""
+
+    model: nn.Module
+    """The model, wrapped where other devices help; its parameters are those of the model."""
+    wrapped: nn.Module | None
+    """The same, or None where nothing wraps the model."""
+    apart: Callable[[], AbstractContextManager[object]]
+    """Context of the batches of a step whose gradients ranks do not average yet."""
+
+    @classmethod
+    def of(cls, model: nn.Module, config: RunConfig, devices: Sequence[TrainDevice]) -> Shared:
+        """Wrap a model that lies on the first of the devices, as the configuration says.
+
+        With DDP it is a meeting of all ranks, and each takes the weights of rank 0.
+        """
+        if config.parallel is Parallel.DP:
+            indices = [device.cuda_index or 0 for device in devices]
+            copied = DataParallel(model, indices)
+            return cls(copied, copied, nullcontext)
+        if config.parallel is Parallel.DDP:
+            ddp = _ddp(model, config, devices[0])
+            return cls(ddp, ddp, ddp.no_sync if config.no_sync else nullcontext)
+        return cls(model, None, nullcontext)
+
+
+def _ddp(model: nn.Module, config: RunConfig, device: TrainDevice) -> DistributedDataParallel:
+    return DistributedDataParallel(
+        model,
+        device_ids=None if device.cuda_index is None else [device.cuda_index],
+        bucket_cap_mb=config.bucket_mb,
+        gradient_as_bucket_view=config.bucket_view,
+        static_graph=config.static_graph,
+    )

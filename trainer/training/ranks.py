@@ -1,0 +1,73 @@
+"""Which process of a job this is, and its share of the samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trainer.config import RunConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """This process among those that train together, by torchrun's numbers; by default it is alone.
+
+    `rank` counts over all machines, `local_rank` on this one, which runs `local_size` of them.
+    """
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    local_size: int = 1
+
+    @classmethod
+    def of(cls, config: RunConfig, environ: Mapping[str, str]) -> Ranks:
+        """Return what torchrun says in the environment; a run of one process does not look."""
+        if not config.distributed:
+            return cls()
+        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+        first = cls()
+        alone = (first.rank, first.local_rank, first.world_size, first.local_size)
+        numbers = (
+            int(text) if (text := environ.get(name, "")).isdecimal() else default
+            for name, default in zip(names, alone, strict=True)
+        )
+        return cls(*numbers)
+
+    @property
+    def several(self) -> bool:
+        """Whether there are other ranks."""
+        return self.world_size > 1
+
+    def share(self, order: Tensor, offset: int = 0) -> Tensor:
+        """Return this rank's samples of an epoch's `order` (int64, 1-d) after the first `offset`.
+
+        All ranks get equally many: the order goes on from its beginning where too few are left.
+        From offset 0 this is what torch's DistributedSampler gives. The k-th batch of all ranks
+        together is the k-th batch of one process whose batches are `world_size` times as large.
+        """
+        if not self.several:
+            return order[offset:]
+        end = offset + self.world_size * self.count(len(order) - offset)
+        return order[torch.arange(offset + self.rank, end, self.world_size) % len(order)]
+
+    def count(self, samples: int) -> int:
+        """Return how many of so many samples each rank takes, the repeated ones included."""
+        return -(-samples // self.world_size)
+
+    def own(self, samples: int) -> int:
+        """Return how many of so many samples this rank takes that no other rank takes too."""
+        return len(range(self.rank, samples, self.world_size))
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Add up the values of all ranks, in place, and return them. All ranks have to call it."""
+        if self.several:
+            dist.all_reduce(values)
+        return values
+
+
+ALONE = Ranks()
