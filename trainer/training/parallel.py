@@ -39,8 +39,23 @@ class Shared:
             return cls(copied, copied, nullcontext)
         if config.parallel is Parallel.DDP:
             ddp = _ddp(model, config, devices[0])
-            return cls(ddp, ddp, ddp.no_sync if config.no_sync else nullcontext)
+            return cls(ddp, ddp, _Apart(ddp, config))
         return cls(model, None, nullcontext)
+
+
+class _Apart:
+    """Gives the context in which gradients are added up, and not averaged over the ranks yet."""
+
+    def __init__(self, ddp: DistributedDataParallel, config: RunConfig) -> None:
+        self._no_sync = ddp.no_sync if config.no_sync else nullcontext
+        # A static graph is learned in the first backward pass. If that is without averaging, torch
+        # 2.13 ends with "expect_autograd_hooks_ INTERNAL ASSERT FAILED".
+        self._learned = not config.static_graph
+
+    def __call__(self) -> AbstractContextManager[object]:
+        learned, self._learned = self._learned, True
+        context: AbstractContextManager[object] = self._no_sync() if learned else nullcontext()
+        return context
 
 
 def _ddp(model: nn.Module, config: RunConfig, device: TrainDevice) -> DistributedDataParallel:

@@ -227,7 +227,9 @@ def _train(attempt: _Attempt) -> None:
             closing(make_validation_loader(task.validation, config, compute)) as validation_loader,
         ):
             step = replace(
-                step_of(training, task), wrapped=forward or shared.wrapped, apart=shared.apart
+                step_of(training, task),
+                wrapped=shared.wrapped if forward is None else forward,
+                apart=shared.apart,
             )
             rehearse(training, step, task, recorder)
             Loop(
