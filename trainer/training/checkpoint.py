@@ -1,22 +1,30 @@
 """Checkpoint files in the run folder: `best.pt`, `last.pt` and `step-N.pt` (Save checkpoint).
 
 A file is written beside its name and renamed, so that a killed process leaves the former one.
-Files are read with `weights_only`: a foreign file cannot run code.
+Files are read with `weights_only`: a foreign file cannot run code. Of a run with FSDP the tensors
+lie in a folder beside the file (`parts.py`), which is read as carefully.
 """
 
 from __future__ import annotations
 
 import io
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from stepscope.run import replacing
 from trainer.failures import RunFailed
+from trainer.training.parts import NAME, read_parts
 
 FORMAT = "stepscope-checkpoint-1"
+MODEL, OPTIMIZER, PARTS = "model", "optimizer", "parts"
+"""Keys of a state: the last one names the folder with the tensors of the first two."""
+Room = Callable[[str, torch.Size, torch.dtype], Tensor]
+"""Returns where a tensor is read to, by its name, shape and type."""
 
 
 class CheckpointError(RunFailed):
@@ -40,8 +48,15 @@ def write_checkpoint(path: Path, state: dict[str, Any]) -> int:
         raise OSError(f"{path.name} could not be written: {str(error).splitlines()[0]}") from error
 
 
-def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Return what `write_checkpoint` wrote, on the CPU. Raises CheckpointError."""
+def _on_host(name: str, size: torch.Size, dtype: torch.dtype) -> Tensor:
+    return torch.empty(size, dtype=dtype)
+
+
+def read_checkpoint(path: Path, room: Room = _on_host) -> dict[str, Any]:
+    """Return what `write_checkpoint` wrote, on the CPU, with the tensors of its parts in `room`.
+
+    Raises CheckpointError.
+    """
     name = f"{path.parent.name}/{path.name}"
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
@@ -57,7 +72,29 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"resume: {name} was not written by Stepscope. Choose another checkpoint."
         )
+    if PARTS in state:
+        _add_parts(state, path.parent, room)
     return state
+
+
+def _add_parts(state: dict[str, Any], folder: Path, room: Room) -> None:
+    """Put the tensors of a checkpoint's folder where a checkpoint of one file has them."""
+    name = state.pop(PARTS)
+    try:
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            raise ValueError("it names no folder of parts")
+        for key, tensor in read_parts(folder / name, room).items():
+            kind, _, rest = key.partition(".")
+            if kind == MODEL:
+                state[MODEL][rest] = tensor
+            else:
+                number, _, entry = rest.partition(".")
+                state[OPTIMIZER]["state"].setdefault(int(number), {})[entry] = tensor
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"resume: the parts of {folder.name}'s checkpoint cannot be read ({error}). "
+            "Choose another checkpoint."
+        ) from error
 
 
 def weights_bytes(path: Path) -> bytes:

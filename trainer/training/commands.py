@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from stepscope.formatting import format_bytes
 from stepscope.recording.recorder import Command, CommandName, Recorder
 from stepscope.session.commands import Handler
-from trainer.training.checkpoint import write_checkpoint
+from trainer.training.saving import save
 from trainer.training.state import Training
 
 
@@ -39,14 +39,13 @@ class OwnCommands:
 
     def _save_checkpoint(self, command: Command) -> None:
         path = self._recorder.folder / f"step-{self._training.step}.pt"
-        if self._training.ranks.rank:
-            self._recorder.finish(command, "Save checkpoint: rank 0 writes it", path=path.name)
-            return
         try:
-            size = write_checkpoint(path, self._training.state_dict())
+            size = save(path, self._training)
         except OSError as error:
             text = f"Save checkpoint: failed ({error}). Training goes on; free disk space"
             self._recorder.finish(command, text, ok=False)
             return
-        text = f"Save checkpoint: {path.name}, {format_bytes(size)}"
+        text = f"Save checkpoint: {path.name}"
+        if size is not None:  # rank 0 has written it
+            text += f", {format_bytes(size)}"
         self._recorder.finish(command, text, path=path.name, bytes=size)

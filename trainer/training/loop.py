@@ -24,12 +24,13 @@ from stepscope.run import RunStatus
 from stepscope.session.commands import CommandServer
 from trainer.config import NanPolicy, RunConfig
 from trainer.failures import NanLoss, RunFailed, nan_remedy
-from trainer.training.checkpoint import write_checkpoint
 from trainer.training.commands import RunStopped
 from trainer.training.data import Loader
 from trainer.training.flops import Speed
 from trainer.training.graphs import GraphedStep
 from trainer.training.loss_reader import Reader
+from trainer.training.saving import save
+from trainer.training.sharding import all_finite, reshard
 from trainer.training.state import Training
 from trainer.training.step import TrainStep
 from trainer.workloads.task import Batch, Task
@@ -97,6 +98,8 @@ class Loop:
     commands: CommandServer
     speed: Speed
     _last_saved: float = field(default_factory=time.monotonic)
+    _due: float = 0.0
+    """Above 0 if it is time for another last.pt."""
 
     def train(self) -> None:
         """Train to the last epoch or step. Raises RunStopped after saving last.pt, and NanLoss."""
@@ -201,6 +204,7 @@ class Loop:
         loss_sum, correct = torch.zeros((), device=device), torch.zeros((), device=device)
         seen, left = 0, ranks.own(split.length)
         model.eval()
+        ranks.copy_from_first(model.buffers())
         order = ranks.share(torch.arange(split.length))
         for inputs, targets in self.validation_loader.batches(order):
             # A sample that is repeated to give all ranks equally many is the last, and not counted.
@@ -215,11 +219,17 @@ class Loop:
             if self.task.classifies:
                 correct += _hits(outputs[:counted], targets[:counted])
             self.training.compute.pace()
-            self.commands.serve(self.reader.flush)
+            if ranks.several:
+                self.recorder.signs += 1  # here the ranks are not all after the same batch
+            else:
+                self.commands.serve(self.reader.flush)
         model.train()
+        reshard(model)
         sums = torch.stack([loss_sum, correct]).double()
-        sums = ranks.sum(torch.cat([sums, sums.new_tensor([seen])]))
-        total, hits, number = sums.tolist()
+        # What rank 0's clock says holds for all: they may have to save together.
+        due = self._last_is_due() and not ranks.rank
+        sums = ranks.sum(torch.cat([sums, sums.new_tensor([seen, due])]))
+        total, hits, number, self._due = sums.tolist()
         accuracy = 100 * hits / number if self.task.classifies else None
         return total / number, accuracy
 
@@ -247,29 +257,29 @@ class Loop:
             training.best_loss = loss
             self._save("best.pt")
         # A model gone NaN must not overwrite the last good one.
-        if math.isfinite(loss) and (training.has_ended or self._last_is_due()):
+        if math.isfinite(loss) and (training.has_ended or self._due):
             self._save("last.pt")
 
     def _is_sound(self) -> bool:
-        """Say whether all weights are finite; waits for the device."""
-        return all(bool(part.isfinite().all()) for part in self.training.model.parameters())
+        """Say whether all weights are finite; waits for the device, and with FSDP for all ranks."""
+        return all_finite(self.training.model, self.training.ranks)
 
     def _last_is_due(self) -> bool:
         return time.monotonic() - self._last_saved >= LAST_EVERY_S
 
     def _save(self, name: str) -> None:
-        """Write a checkpoint, as rank 0; where the disk refuses it the run goes on without."""
-        if self.training.ranks.rank:
-            return
+        """Write a checkpoint; where the disk refuses it the run goes on without."""
         if name == "last.pt":
             self._last_saved = time.monotonic()
         try:
-            size = write_checkpoint(self.recorder.folder / name, self.training.state_dict())
+            size = save(self.recorder.folder / name, self.training)
         except OSError as error:
             log.warning("checkpoint %s: %s", name, error)
             text = f"Checkpoint {name} failed ({error}). Training goes on; free disk space"
             self.recorder.event("checkpoint", text, ok=False, path=name)
             return
+        if size is None:
+            return  # rank 0 tells of it
         text = f"Checkpoint {name}, {format_bytes(size)}"
         self.recorder.event("checkpoint", text, ok=True, path=name, bytes=size)
 

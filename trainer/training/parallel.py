@@ -1,7 +1,4 @@
-"""How several devices share the work of a step: DistributedDataParallel and DataParallel.
-
-FSDP2 changes the model itself, before the optimizer is made: `sharding.py`.
-"""
+"""How several devices share the work of a step: DataParallel, DistributedDataParallel and FSDP2."""
 
 from __future__ import annotations
 
@@ -9,11 +6,27 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from trainer.config import Parallel, RunConfig
 from trainer.problems import TrainDevice
+from trainer.training.model import prepare
+from trainer.training.ranks import Ranks
+from trainer.training.sharding import shard
+
+
+def placed(model: nn.Module, config: RunConfig, ranks: Ranks, device: torch.device) -> nn.Module:
+    """Return the model as the configuration asks for, on its device, before its optimizer is made.
+
+    With FSDP it is spread over the ranks.
+    """
+    if config.parallel is not Parallel.FSDP:
+        return prepare(model, config, device)
+    model = prepare(model, config, torch.device("cpu"))
+    shard(model, config, ranks, device)
+    return model
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,9 +35,14 @@ def precision_flags(precision: Precision) -> Iterator[None]:
         torch.backends.cudnn.allow_tf32 = convolution
 
 
+def amp_type(precision: Precision) -> torch.dtype | None:
+    """Return the 16-bit type that the mixed precisions compute in; None for the others."""
+    return _AMP_TYPES.get(precision)
+
+
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
     """Return the context of the forward pass; it can be entered again and again."""
-    dtype = _AMP_TYPES.get(precision)
+    dtype = amp_type(precision)
     return torch.autocast(device.type, dtype=dtype) if dtype else nullcontext()
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -68,6 +69,27 @@ class Ranks:
         if self.several:
             dist.all_reduce(values)
         return values
+
+    def copy_from_first(self, tensors: Iterable[Tensor]) -> None:
+        """Give all ranks the values of rank 0, in place. All ranks have to call it."""
+        if self.several:
+            for tensor in tensors:
+                dist.broadcast(tensor, 0)
+
+    def begin_random(self, seed: int, step: int) -> None:
+        """Give each of several ranks random numbers of its own, as of dropout, from a step on.
+
+        Before, all have the same: the first weights come from them. Rank 0 of a resumed run goes on
+        with those of the checkpoint.
+        """
+        if not self.several or (step and not self.rank):
+            return
+        later = np.random.SeedSequence((seed, self.rank, step)).generate_state(1)[0]
+        torch.manual_seed(int(later) if step else seed + self.rank)
+
+    def seeded(self, config: RunConfig) -> RunConfig:
+        """Return the configuration with another seed for each rank, for what loads its data."""
+        return replace(config, seed=(config.seed + self.rank) % 2**31)
 
 
 ALONE = Ranks()

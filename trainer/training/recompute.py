@@ -53,11 +53,11 @@ def recompute_blocks(model: nn.Module, *, preserve_rng_state: bool = True) -> in
     wrap = partial(_recomputed, preserve_rng_state=preserve_rng_state)
     count = 0
     for holder in _holders(model):
-        blocks = [part for part in holder if _has_parts(part)]
-        for block in blocks:
+        found = [part for part in holder if _has_parts(part)]
+        for block in found:
             _replace_forward(block, wrap(block.forward, [block]))
-        count += len(blocks)
-        if not blocks and isinstance(holder, nn.Sequential):
+        count += len(found)
+        if not found and isinstance(holder, nn.Sequential):
             runs = [nn.Sequential(*run) for run in _runs(list(holder))]
             # What the last run forgot would be computed again at once.
             forwards = [wrap(run.forward, [run]) for run in runs[:-1]]
@@ -66,6 +66,11 @@ def recompute_blocks(model: nn.Module, *, preserve_rng_state: bool = True) -> in
     if not count:
         _replace_forward(model, wrap(model.forward, [model]))
     return max(1, count)
+
+
+def blocks(model: nn.Module) -> list[nn.Module]:
+    """Return the parts that a Sequential or ModuleList holds if they have parts themselves."""
+    return [part for holder in _holders(model) for part in holder if _has_parts(part)]
 
 
 def _replace_forward(module: nn.Module, forward: Forward) -> None:

@@ -17,6 +17,7 @@ from trainer.config import Compile, RunConfig
 from trainer.failures import RunFailed
 from trainer.training.compiling import told_in_a_sentence
 from trainer.training.compute import Compute
+from trainer.training.sharding import local, reshard
 from trainer.training.state import Training
 from trainer.training.step import TrainStep
 from trainer.workloads.task import Batch, Split, Task
@@ -84,10 +85,12 @@ def changing_nothing(training: Training) -> Iterator[None]:
     becomes zeros, with which Adam and momentum begin.
     """
     model, optimizer, scaler = training.model, training.optimizer, training.scaler
-    tensors = [*model.parameters(), *model.buffers()]
+    tensors = [local(tensor) for tensor in (*model.parameters(), *model.buffers())]
     copies = [_on_host(tensor) for tensor in tensors]
     states = {
-        weights: {name: _on_host(value) for name, value in state.items() if _is_tensor(value)}
+        weights: {
+            name: _on_host(local(value)) for name, value in state.items() if _is_tensor(value)
+        }
         for weights, state in optimizer.state.items()
     }
     scale = scaler.state_dict()
@@ -100,7 +103,8 @@ def changing_nothing(training: Training) -> Iterator[None]:
             former = states.get(weights, {})
             for name, value in state.items():
                 if _is_tensor(value):
-                    value.copy_(former[name]) if name in former else value.zero_()
+                    part = local(value)
+                    part.copy_(former[name]) if name in former else part.zero_()
     scaler.load_state_dict(scale)
     torch.set_rng_state(random)
     if device_random is not None:
@@ -130,6 +134,7 @@ def _reserve(training: Training, step: TrainStep, task: Task, recorder: Recorder
     with torch.inference_mode():
         step.evaluate(*first_batch(task.validation, config, compute))
     training.model.train()
+    reshard(training.model)
     after = compute.memory()
     reserved = [format_bytes(memory["memory/reserved"]) for memory in (after, before)]
     text = f"Memory warm-up: {reserved[0]} reserved, {reserved[1]} before"

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +40,12 @@ from trainer.training.flags import fix_workspaces, run_flags
 from trainer.training.flops import Speed
 from trainer.training.graphs import GraphedStep, graphed
 from trainer.training.loop import Journal, Loop
-from trainer.training.model import prepare
-from trainer.training.parallel import Shared
+from trainer.training.parallel import Shared, placed
 from trainer.training.placement import devices_of, sampled, sampled_by
 from trainer.training.process_group import join, leave
 from trainer.training.ranks import Ranks
 from trainer.training.rehearsal import rehearse
+from trainer.training.saving import room
 from trainer.training.state import Training
 from trainer.training.step import TrainStep, step_of
 from trainer.workloads import WORKLOADS
@@ -196,7 +197,7 @@ def _train(attempt: _Attempt) -> None:
         if too_short := epoch_problem(config, task.train.length):
             raise RunFailed(str(too_short))
         speed = Speed.of(task, config, attempt.device)
-        model = prepare(task.model, config, compute.device)
+        model = placed(task.model, config, attempt.ranks, compute.device)
         training = Training(config, model, compute, attempt.ranks)
         parts = attempt.session.sampler.readings.parts
         parts.add_model(training.model)
@@ -214,8 +215,8 @@ def _train(attempt: _Attempt) -> None:
         _count_steps(attempt.session, training)
         own = OwnCommands(recorder, training, attempt.stop)
         shared = Shared.of(training.model, config, attempt.devices)
-        if attempt.ranks.several:  # the first weights are those of one seed, what follows is not
-            torch.manual_seed(config.seed + attempt.ranks.rank)
+        attempt.ranks.begin_random(config.seed, training.step)
+        loading = attempt.ranks.seeded(config)
         with (
             compiled(shared.model, config, compute.device) as forward,
             closing(
@@ -223,8 +224,8 @@ def _train(attempt: _Attempt) -> None:
                     own.handlers, check=own.check, step=lambda: training.step, closed_here=True
                 )
             ) as commands,
-            closing(make_loader(task.train, config, compute)) as loader,
-            closing(make_validation_loader(task.validation, config, compute)) as validation_loader,
+            closing(make_loader(task.train, loading, compute)) as loader,
+            closing(make_validation_loader(task.validation, loading, compute)) as validation_loader,
         ):
             step = replace(
                 step_of(training, task),
@@ -279,7 +280,7 @@ def _captured(step: TrainStep, training: Training, task: Task, recorder: Recorde
 def _resume(training: Training, recorder: Recorder) -> None:
     """Load the checkpoint that the configuration names, from a run beside this one."""
     name = training.config.resume
-    state = read_checkpoint(recorder.folder.parent / name)
+    state = read_checkpoint(recorder.folder.parent / name, partial(room, training))
     training.load(state)
     recorder.step, recorder.epoch = training.step, training.epoch
     taken, changed = training.from_checkpoint(state)

@@ -14,6 +14,7 @@ from trainer.training.checkpoint import CheckpointError
 from trainer.training.compute import Compute
 from trainer.training.precision import grad_scaler
 from trainer.training.ranks import ALONE, Ranks
+from trainer.training.sharding import spread_like
 from trainer.traits import TRAITS, reads
 
 MOMENTUM = 0.9
@@ -46,6 +47,8 @@ class Training:
         self.scaler = grad_scaler(config.precision)
         self.step, self.epoch, self.offset = 0, 1, 0
         self.best_loss = math.inf
+        self.saved = 0
+        """Checkpoints that this process has written, or helped to."""
         self._generator = torch.Generator().manual_seed(config.seed)
         self._epoch_state = self._generator.get_state()
 
@@ -143,7 +146,13 @@ class Training:
         return [*taken, "random numbers", "order of the samples"], changed
 
     def _load(self, state: dict[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
+        ours = self.model.state_dict()
+        self.model.load_state_dict(
+            {
+                name: spread_like(value, ours[name]) if name in ours else value
+                for name, value in state["model"].items()
+            }
+        )
         self._load_optimizer(state["optimizer"])
         if self.schedule is not None:
             self.schedule.load_state_dict(state["schedule"])
@@ -169,6 +178,11 @@ class Training:
         kernel = _kernel(self.config)
         for group in state["param_groups"]:
             group.update({name: value for name, value in kernel.items() if name in group})
+        for weights, number in zip(*_numbered(self.optimizer, state), strict=True):
+            entries = state["state"].get(number, {})
+            for name, value in entries.items():
+                if isinstance(value, Tensor):
+                    entries[name] = spread_like(value, weights)
         self.optimizer.load_state_dict(state)
         self._begin_momentum()
 
@@ -214,6 +228,16 @@ def _optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(parameters, lr=rate, momentum=MOMENTUM, **kernel)
     kind = torch.optim.Adam if config.optimizer is Optimizer.ADAM else torch.optim.AdamW
     return kind(parameters, lr=rate, eps=_epsilon(config.precision), **kernel)
+
+
+def _numbered(
+    optimizer: torch.optim.Optimizer, state: dict[str, Any]
+) -> tuple[list[Tensor], list[int]]:
+    """Return the optimizer's parameters, and the numbers that they have in its saved state."""
+    return (
+        [weights for group in optimizer.param_groups for weights in group["params"]],
+        [number for group in state["param_groups"] for number in group["params"]],
+    )
 
 
 def _kernel(config: RunConfig) -> dict[str, Any]:

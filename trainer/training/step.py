@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from stepscope.profiling.ranges import BACKWARD, FORWARD, OPTIMIZER, span
 from trainer.training.model import AS_LOADED, InputForm
 from trainer.training.precision import autocast
+from trainer.training.sharding import casts_weights, whole
 from trainer.training.state import Training
 from trainer.workloads.task import LossFunction, Task
 
@@ -109,7 +110,7 @@ class TrainStep:
 
     def _clip(self) -> Tensor:
         self.scaler.unscale_(self.optimizer)  # the limit is meant for the true gradients
-        return nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
+        return whole(nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm))
 
 
 def step_of(training: Training, task: Task) -> TrainStep:
@@ -120,7 +121,11 @@ def step_of(training: Training, task: Task) -> TrainStep:
         loss=task.loss,
         optimizer=training.optimizer,
         scaler=training.scaler,
-        autocast=autocast(config.precision, training.compute.device),
+        autocast=(
+            nullcontext()
+            if casts_weights(training.model, config)
+            else autocast(config.precision, training.compute.device)
+        ),
         clip_norm=config.clip_norm,
         form=InputForm.of(config),
         set_to_none=config.set_to_none,

@@ -1,0 +1,107 @@
+"""A checkpoint's tensors in a folder that all ranks write: torch's distributed checkpoint.
+
+Each rank writes what it has, and any number of ranks can read it. torch lists the tensors in a
+pickle, which could run code. It is read here with the few classes that such a list is made of.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+import shutil
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint import filesystem, metadata
+from torch.distributed.checkpoint.api import CheckpointException
+
+NAME = re.compile(r"(best|last|step-[0-9]{1,12})\.[0-9]{1,9}\.parts")
+"""Folders of parts lie beside the checkpoint that names them: `last.3.parts`."""
+_LIST = ".metadata"
+_FILE = re.compile(r"__[0-9]{1,9}_[0-9]{1,9}\.distcp")
+_CLASSES = {
+    (kind.__module__, kind.__qualname__): kind
+    for kind in (
+        metadata.Metadata,
+        metadata.MetadataIndex,
+        metadata.TensorStorageMetadata,
+        metadata.ChunkStorageMetadata,
+        metadata.TensorProperties,
+        metadata._MEM_FORMAT_ENCODING,
+        metadata.StorageMeta,
+        filesystem._StorageInfo,
+        torch.Size,
+        OrderedDict,
+    )
+}
+
+
+def write_parts(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write the tensors; all ranks have to call this. Raises OSError."""
+    try:
+        dcp.save(dict(tensors), storage_writer=filesystem.FileSystemWriter(folder))
+    except CheckpointException as error:  # what happened on one rank comes to all
+        shutil.rmtree(folder, ignore_errors=True)
+        reasons = {
+            str(one[0] if isinstance(one, tuple) else one) for one in error.failures.values()
+        }
+        raise OSError(f"{folder.name} could not be written: {'; '.join(reasons)}") from None
+
+
+def read_parts(
+    folder: Path, room: Callable[[str, torch.Size, torch.dtype], Tensor]
+) -> dict[str, Tensor]:
+    """Return the tensors of a folder by name, each in what `room` returns for it.
+
+    Of a tensor that is spread over ranks each reads its own part. Raises OSError, and ValueError
+    for a folder that holds something else.
+    """
+    reader = _Reader(folder)
+    found = reader.read_metadata().state_dict_metadata
+    tensors = {
+        name: room(name, entry.size, entry.properties.dtype)
+        for name, entry in found.items()
+        if isinstance(entry, metadata.TensorStorageMetadata)
+    }
+    try:
+        # Without a meeting of the ranks: each finds in the list what it needs.
+        dcp.load(tensors, storage_reader=reader, no_dist=True)
+    except CheckpointException as error:
+        raise ValueError(f"{folder.name} is damaged") from error
+    return tensors
+
+
+class _Reader(filesystem.FileSystemReader):
+    """torch's reader, with a list that cannot run code and names files of its folder alone."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> metadata.Metadata:
+        with (Path(self.path) / _LIST).open("rb") as file:
+            try:
+                found = _Unpickler(file).load()
+            except (
+                pickle.UnpicklingError,
+                EOFError,
+                AttributeError,
+                TypeError,
+                IndexError,
+            ) as error:
+                raise ValueError(f"{self.path} is damaged ({error})") from error
+        if not isinstance(found, metadata.Metadata):
+            raise ValueError(f"{self.path} holds no list of tensors")
+        for entry in (found.storage_data or {}).values():
+            if not _FILE.fullmatch(entry.relative_path) or entry.transform_descriptors:
+                raise ValueError(f"{self.path} names a file that it cannot have")
+        return found
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        found = _CLASSES.get((module, name))
+        if found is None:
+            raise pickle.UnpicklingError(f"{module}.{name} does not belong there")
+        return found
