@@ -160,4 +160,46 @@ SAMPLES: tuple[Metric, ...] = (
         "Resident memory of this process's children and of theirs, such as data-loading workers, "
         "once a second; pages shared with this process count again.",
     ),
+    _sample(
+        "comm/bytes",
+        Unit.BYTES,
+        "collectives per step",
+        "Flight Recorder: input sizes",
+        "Bytes of the tensors that this rank gave to collectives in a step: the mean of the steps "
+        "since the reading before, 1 to 64 s ago. Only in jobs of several processes. What was "
+        "overwritten before it was read counts as large as the rest; run.json says how much.",
+    ),
+    _sample(
+        "comm/rate",
+        Unit.BYTES_PER_SECOND,
+        "bytes to collectives",
+        "Flight Recorder: input sizes",
+        "Bytes that this rank gave to collectives a second, over the time since the reading "
+        "before; not what goes over the link, which is up to twice as much.",
+    ),
+    _sample(
+        "comm/time",
+        Unit.SECOND,
+        "time in collectives per step",
+        "Flight Recorder: duration_ms; NCCL with TORCH_NCCL_ENABLE_TIMING=1",
+        "Time that the device spent in collectives in a step, waiting for other ranks included: "
+        "the mean of the steps since the reading before. Collectives of several groups at the "
+        "same time count each. Only with the switch that times collectives.",
+    ),
+    _sample(
+        "comm/share",
+        Unit.PERCENT,
+        "share of time in collectives",
+        "comm/time",
+        "Time in collectives as a share of the time since the reading before; other kernels may "
+        "run meanwhile, so it is no loss by itself.",
+    ),
+    _sample(
+        "comm/bus_bandwidth",
+        Unit.BYTES_PER_SECOND,
+        "bus bandwidth",
+        "Flight Recorder; nccl-tests, doc/PERFORMANCE.md",
+        "Bus bandwidth of the timed collectives of at least 1 MiB, as nccl-tests define it; "
+        "waiting for other ranks lowers it.",
+    ),
 )

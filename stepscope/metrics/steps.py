@@ -160,21 +160,6 @@ STEPS: tuple[Metric, ...] = (
         "sampled steps. The rank that the others wait for waits least.",
     ),
     _step(
-        "comm/bytes",
-        Unit.BYTES,
-        "bytes of collectives",
-        "Flight Recorder",
-        "Bytes of the tensors that this rank gave to collectives since the row before.",
-    ),
-    _step(
-        "comm/time",
-        Unit.SECOND,
-        "time of collectives",
-        "Flight Recorder, TORCH_NCCL_ENABLE_TIMING",
-        "Time that the device spent in collectives since the row before, waiting for other ranks "
-        "included. Only with NCCL and the switch that times collectives.",
-    ),
-    _step(
         "perf/h2d",
         Unit.SECOND,
         "copies to the GPU",

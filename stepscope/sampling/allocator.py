@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from stepscope.sampling.collectives import Collectives
 from stepscope.sampling.parts import Parts
 
 LONG_S = 0.15
@@ -65,7 +66,8 @@ class Readings:
     known. Make it in the training thread: retries and failures of allocations count from then on.
 
     About once a second a boundary also measures `parts`, and where there is no allocator the
-    `resident` bytes of this process, so that both are of one moment.
+    `resident` bytes of this process, so that both are of one moment. In a job of several processes
+    it also reads its `collectives`, every 1 to 64 s.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Readings:
     ) -> None:
         self.index: int | None = None
         self.parts = Parts(clock=clock)
+        self.collectives = Collectives(clock=clock)
         self.wanted = False
         """The sampler asks for a reading. Every boundary looks at this, and calls `serve`."""
         self._clock = clock
@@ -111,13 +114,14 @@ class Readings:
     def serve(self) -> float:
         """Read for the sampler, in the training thread, at a boundary; `take` raises its errors.
 
-        Return the seconds of a search for optimizers, 0.0 where there was none: it is no step time.
+        Return the seconds of a search for optimizers and of reading the collectives, 0.0 where
+        there was neither: they are no step time.
         """
         now = self._clock()
         self._steps_are_long = now - self._asked_at > LONG_S
-        searched_s = self.parts.find()
-        self._read_now(now + searched_s)
-        return searched_s
+        other_s = self.parts.find() + self.collectives.read()
+        self._read_now(now + other_s)
+        return other_s
 
     def _read_now(self, now: float) -> None:
         self.wanted, self._rests_until = False, -math.inf
@@ -151,7 +155,7 @@ class Readings:
         now = self._clock()
         split, self._split = self._split, {}
         if self.index is None:
-            self.wanted = self.wanted or self.parts.is_due(now)
+            self.wanted = self.wanted or self.parts.is_due(now) or self.collectives.is_due()
             return split
         if not self.wanted:
             self._asked_at, self.wanted = now, True

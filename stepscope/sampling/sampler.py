@@ -130,7 +130,9 @@ class Sampler:
         self._cost_s = self._clock() - begun
 
     def _run(self) -> None:
-        deadline = self._clock()
+        # All processes of a machine tick together, so that the training threads of a job's ranks
+        # read for them in the same step, and wait for each other once.
+        deadline = self._clock() - time.time() % self._period_s
         while not self._ending.acquire(timeout=max(0.0, deadline - self._clock())):
             self._guarded("tick", self.tick)
             deadline = next_deadline(deadline, self._period_s, self._clock())
@@ -150,6 +152,7 @@ class Sampler:
                 values |= self._guarded("host", self._host.host) or {}
         values |= self._guarded("allocator", self.readings.take) or {}
         values |= self._sharing.take_own()
+        values |= self.readings.collectives.take()
         if self.readings.wanted:
             self._recorder.want_boundary()
         if self._cost_s is not None:
@@ -210,6 +213,9 @@ class Sampler:
             "missing": missing,
             "failed": {what: text for (what, *_), text in self._failed.items()},
         }
+        collectives = self.readings.collectives.reasons()
+        if collectives:
+            capabilities["collectives"] = collectives
         no_split = allocator_settings.split_reason() if capabilities["allocator"] is None else None
         if no_split is not None:
             capabilities["split"] = no_split

@@ -93,9 +93,11 @@ class CommandServer:
         self._paused = False
         self._serving = False
         self._snapshot: SnapshotRecording | None = None
+        last_step = step or (lambda: recorder.step)
+        self._readings.collectives.step = last_step
         self.profiling = Profiling(
             recorder,
-            step=step or (lambda: recorder.step),
+            step=last_step,
             on_gpu=lambda: self.memory.on_gpu,
             ended_here=closed_here,
         )

@@ -3,7 +3,7 @@
 The script is the `__main__` of this very process: its arguments, exit code, signals and output are
 its own. Its run is closed by the first of all atexit handlers, and so after all of its own.
 
-    stepscope watch [--name NAME] [--runs DIR] script.py [arguments]
+    stepscope watch [--name NAME] [--runs DIR] [--time-collectives] script.py [arguments]
     stepscope watch [--name NAME] [--runs DIR] -m package.module [arguments]
     torchrun --nproc-per-node 2 -m stepscope.watch script.py [arguments]
 """
@@ -35,6 +35,8 @@ from stepscope.watch.script import NoScript, Script, from_file, from_module
 log = logging.getLogger(__name__)
 
 OUR_FOLDER = Path(__file__).parent
+NCCL_TIMING = "TORCH_NCCL_ENABLE_TIMING"
+"""torch reads it when the script makes a process group."""
 
 
 @dataclass(slots=True)
@@ -79,6 +81,8 @@ def main(argv: Sequence[str]) -> int:
     except BaseException as error:
         _hide_our_frames(error)
         raise
+    if options.time_collectives:
+        os.environ[NCCL_TIMING] = "1"
     run = _start(script, options)
     atexit.register(run.close)
     # What was imported for the recording stays: a full collection need not walk all of it.
@@ -96,7 +100,8 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """Split our options from the script and all that follows it, which is the script's."""
     parser = argparse.ArgumentParser(
         prog="stepscope watch",
-        usage="%(prog)s [--name NAME] [--runs DIR] (script.py | -m module) [arguments]",
+        usage="%(prog)s [--name NAME] [--runs DIR] [--time-collectives] "
+        "(script.py | -m module) [arguments]",
         description="Run a training script unchanged and record it: loss, learning rate, times, "
         "memory and GPUs, live on the page of 'stepscope ui'.",
         allow_abbrev=False,
@@ -107,6 +112,12 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         type=Path,
         metavar="DIR",
         help="folder of all runs (default: STEPSCOPE_RUNS, or runs/)",
+    )
+    parser.add_argument(
+        "--time-collectives",
+        action="store_true",
+        help=f"have NCCL time its collectives ({NCCL_TIMING}=1); this may lessen how much they "
+        "overlap with computing",
     )
     parser.add_argument(
         "-m",

@@ -1,0 +1,196 @@
+"""Bytes and time of collectives by step, from entries and at times that a test sets."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from stepscope.metrics import BY_KEY
+from stepscope.sampling import collectives
+from stepscope.sampling.collectives import KEYS, LARGE_BYTES, NONE_LARGE, NOT_BY_GLOO, Collectives
+from tests.unit.fake_nvml import FakeClock
+from tests.unit.test_flight_recorder import content, entry
+
+BYTES = 256
+"""Of the tensor in `entry`."""
+
+
+class Job:
+    """A rank whose recorder a test fills: `step` enqueues and ends a step of the training."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.clock = FakeClock()
+        self.entries: list[dict[str, Any]] = []
+        self.reads = 0
+        self.records = self.steps = 0
+        self.cost_s = 0.0
+        self.kept = 2000
+        self.collectives = Collectives(clock=self.clock, wall=self.clock)
+        self.collectives.step = lambda: self.steps
+        monkeypatch.setattr(collectives, "dumps", self._dumps)
+        monkeypatch.setattr(collectives, "_of_a_job", lambda: True)
+        monkeypatch.setattr(collectives, "_captures", lambda: False)
+
+    def _dumps(self) -> dict[str, Any]:
+        self.reads += 1
+        self.clock.now += self.cost_s
+        return {"_dump_fr_trace": content(*self.entries)}
+
+    def enqueue(self, name: str = "gloo:all_reduce", **fields: Any) -> None:
+        self.entries.append(entry(self.records, name, **fields))
+        self.entries = self.entries[-self.kept :]
+        self.records += 1
+
+    def step(self, count: int = 3, name: str = "gloo:all_reduce", **fields: Any) -> None:
+        for _ in range(count):
+            self.enqueue(name, **fields)
+        self.steps += 1
+        self.clock.now += 0.1
+
+    def take(self) -> dict[str, float]:
+        self.collectives.read()
+        return self.collectives.take()
+
+
+@pytest.fixture
+def job(monkeypatch: pytest.MonkeyPatch) -> Job:
+    job = Job(monkeypatch)
+    job.step(7)  # what the job does once, such as sending the weights round
+    assert job.take() == {}
+    return job
+
+
+def later(job: Job, steps: int = 10, count: int = 3, name: str = "gloo:all_reduce") -> None:
+    for _ in range(steps):
+        job.step(count, name)
+
+
+def test_all_keys_are_metrics_of_the_samples() -> None:
+    assert [BY_KEY[key].stream for key in KEYS] == ["samples"] * len(KEYS)
+
+
+def test_bytes_of_a_step_and_a_second(job: Job) -> None:
+    later(job, 10)
+    assert job.take() == pytest.approx({"comm/bytes": 3 * BYTES, "comm/rate": 30 * BYTES})
+    assert job.collectives.take() == {}  # once
+    times = ("comm/time", "comm/share", "comm/bus_bandwidth")
+    assert job.collectives.reasons() == dict.fromkeys(times, NOT_BY_GLOO)
+
+
+def test_steps_without_collectives_are_a_real_zero(job: Job) -> None:
+    later(job, 10, count=0)
+    assert job.take() == {"comm/bytes": 0.0, "comm/rate": 0.0}
+
+
+def test_a_job_that_records_nothing_has_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(monkeypatch)
+    for _ in range(3):
+        later(job, 10, count=0)
+        assert job.take() == {}
+    assert set(job.collectives.reasons()) == set(KEYS)
+    monkeypatch.setitem(os.environ, "TORCH_FR_BUFFER_SIZE", "0")
+    later(job, 10, count=0)
+    job.take()
+    assert job.collectives.reasons()["comm/bytes"] == collectives.SWITCHED_OFF
+
+
+def test_nothing_is_read_in_a_pause_and_before_it_is_due(job: Job) -> None:
+    reads = job.reads
+    job.clock.now += 60.0
+    assert job.take() == {}
+    job.step()
+    assert job.take()["comm/bytes"] == 3 * BYTES
+    job.step()
+    assert job.take() == {}
+    assert job.reads == reads + 1
+
+
+def test_a_message_counts_where_it_is_sent(job: Job) -> None:
+    job.enqueue("nccl:send 0->1", is_p2p=True)
+    job.enqueue("nccl:recv 0<-1", is_p2p=True)
+    later(job, 10, count=0)
+    assert job.take()["comm/bytes"] == pytest.approx(BYTES / 10)
+
+
+def test_overwritten_collectives_are_counted_and_said(job: Job) -> None:
+    job.kept = 20
+    later(job, 10, count=10)
+    assert job.take()["comm/bytes"] == pytest.approx(10 * BYTES)
+    assert job.collectives.reasons()["lost"].startswith("80 of 100 collectives were overwritten")
+
+
+def test_time_and_share_of_timed_collectives(job: Job) -> None:
+    for _ in range(10):
+        job.step(2, "nccl:all_reduce", duration_ms=5.0, state="completed")
+    values = job.take()
+    assert values["comm/time"] == pytest.approx(0.01)
+    assert values["comm/share"] == pytest.approx(10.0)
+    assert "comm/bus_bandwidth" not in values
+    assert job.collectives.reasons() == {"comm/bus_bandwidth": NONE_LARGE}
+
+
+def test_what_has_not_ended_is_timed_in_the_next_reading(job: Job) -> None:
+    def enqueue(milliseconds: float) -> None:
+        job.step(1, "nccl:all_reduce", duration_ms=milliseconds, state="completed")
+
+    enqueue(10.0)
+    job.step(1, "nccl:all_reduce", state="started", retired=False)
+    job.clock.now += 1.0
+    assert job.take()["comm/time"] == pytest.approx(0.010)
+    job.entries[-1] |= {"duration_ms": 30.0, "state": "completed", "retired": True}
+    enqueue(10.0)
+    job.clock.now += 1.0
+    assert job.take()["comm/time"] == pytest.approx(0.020)
+
+
+def test_one_that_is_not_timed_says_how_to_time_them(job: Job) -> None:
+    later(job, 10, name="nccl:all_reduce")
+    assert "comm/time" not in job.take()
+    assert "--time-collectives" in job.collectives.reasons()["comm/time"]
+
+
+def test_bus_bandwidth_of_large_collectives(job: Job) -> None:
+    elements = LARGE_BYTES // 4
+    large = {"input_sizes": [[elements]], "output_sizes": [[2 * elements]]}
+    for _ in range(10):
+        job.step(1, "nccl:_all_gather_base", duration_ms=1.0, **large)
+        job.enqueue("nccl:all_reduce", duration_ms=100.0)  # small: it waits for others
+    # Two ranks: half of the 2 MiB that each has at the end goes over the link.
+    assert job.take()["comm/bus_bandwidth"] == pytest.approx(LARGE_BYTES / 1e-3)
+
+
+def test_a_reading_that_takes_long_is_made_seldom(job: Job) -> None:
+    job.cost_s = 0.014  # 500 times that is 7 s: every 8
+    later(job, 10)
+    assert job.take()
+    reads, began = job.reads, job.clock.now
+    while job.reads == reads:
+        job.step()
+        job.collectives.read()
+    assert job.clock.now % 8.0 == pytest.approx(0.0, abs=0.2)
+    assert job.clock.now - began <= 8.2
+    assert job.cost_s / 8.0 < 0.002
+
+
+def test_an_error_of_torch_ends_it_with_the_reason(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> dict[str, Any]:
+        raise RuntimeError("no such buffer")
+
+    monkeypatch.setattr(collectives, "dumps", fail)
+    later(job, 10)
+    assert job.take() == {}
+    assert job.collectives.reasons()["comm/bytes"] == "RuntimeError: no such buffer"
+    assert not job.collectives.is_due()
+
+
+def test_no_job_reads_nothing() -> None:
+    clock = FakeClock()
+    alone = Collectives(clock=clock, wall=clock)
+    alone.step = lambda: 5
+    assert not alone.is_due()
+    assert alone.read() == 0.0
+    assert alone.reasons() == {}
