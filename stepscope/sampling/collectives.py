@@ -2,9 +2,9 @@
 
 The training thread reads at a step boundary where the sampler asks. There it captures no graph,
 which a reading would break (`flight_recorder`), and the steps that a reading covers are whole. A
-reading takes 1 to 20 ms and holds the GIL, so it is made every 1 to 64 s: 0.2 % of the time. The
-seconds are powers of two of the wall clock. So ranks read in the same step, as long as their
-clocks agree, and do not hold each other up one after the other.
+reading takes 1 to 20 ms and holds the GIL, so it is made every 1 to 64 s: 0.2 % of a core. The
+seconds are multiples of a power of two of the wall clock. So ranks read in the same step, as long
+as their clocks agree, and do not hold each other up one after the other.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from stepscope.sampling.flight_recorder import Collective, FlightRecord, dumps, 
 log = logging.getLogger(__name__)
 
 REST = 500
-"""Time to the next reading in multiples of what this one took: 0.2 %."""
+"""Time to the next reading in multiples of the CPU time that this one took: 0.2 % of a core."""
 LEAST_S, MOST_S = 1.0, 64.0
 EARLY_S = 0.05
 """Half a tick of the sampler: ticks of several ranks come some milliseconds apart."""
 LARGE_BYTES = 2**20
-"""Least size of a collective whose bandwidth tells of the link: smaller ones wait for each other."""
+"""Least size of a collective whose bandwidth tells of the link: smaller ones mostly wait."""
 
 NO_RECORDER = "this torch has no Flight Recorder"
 SWITCHED_OFF = "the Flight Recorder is switched off: set TORCH_FR_BUFFER_SIZE to 2000"
@@ -73,11 +73,16 @@ class Collectives:
     """
 
     def __init__(
-        self, *, clock: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time
+        self,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        cpu: Callable[[], float] = time.thread_time,
     ) -> None:
         self.step: Callable[[], int] = lambda: 0
         self._clock = clock
         self._wall = wall
+        self._cpu = cpu
         self._due = -math.inf
         self._cursors: dict[str, _Cursor] = {}
         self._before: tuple[float, int] | None = None
@@ -108,7 +113,7 @@ class Collectives:
 
     def read(self) -> float:
         """Read if it is time for it; return the seconds that took, 0.0 for none. Never raises."""
-        began = self._clock()
+        began, spent, first = self._clock(), self._cpu(), self._before is None
         try:
             step = self.step()
             if not self.is_due() or self._stands_at(step) or _captures():
@@ -118,10 +123,10 @@ class Collectives:
             self._failed = True
             self._reasons = dict.fromkeys(KEYS, f"{type(error).__name__}: {error}")
             log.warning("stepscope: collectives are not read any more", exc_info=True)
-        took_s = self._clock() - began
-        period_s = _power_of_two(min(MOST_S, max(LEAST_S, REST * took_s)))
+        wanted_s = 0.0 if first else REST * (self._cpu() - spent)  # the first loads the code
+        period_s = _power_of_two(min(MOST_S, max(LEAST_S, wanted_s)))
         self._due = (self._wall() + EARLY_S) // period_s * period_s + period_s
-        return took_s
+        return self._clock() - began
 
     def _stands_at(self, step: int) -> bool:
         """Say whether no step has ended since the last reading, as in a pause."""

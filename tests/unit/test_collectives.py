@@ -27,7 +27,7 @@ class Job:
         self.records = self.steps = 0
         self.cost_s = 0.0
         self.kept = 2000
-        self.collectives = Collectives(clock=self.clock, wall=self.clock)
+        self.collectives = Collectives(clock=self.clock, wall=self.clock, cpu=self.clock)
         self.collectives.step = lambda: self.steps
         monkeypatch.setattr(collectives, "dumps", self._dumps)
         monkeypatch.setattr(collectives, "_of_a_job", lambda: True)

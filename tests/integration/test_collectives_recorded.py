@@ -1,0 +1,53 @@
+"""What a real job of two gloo ranks gives to collectives, against the bytes of its model."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stepscope.run import run_folders
+from stepscope.sampling.collectives import NOT_BY_GLOO
+from stepscope.store import RunReader
+from tests.integration.test_watch_scripts import run
+
+
+def recorded(folder: Path, key: str, rank: int = 0) -> list[float]:
+    """All values of a metric of the sampler."""
+    with RunReader(folder, rank) as reader:
+        [samples] = [info for info in reader.series() if info.stream == "samples"]
+        block = reader.read(samples.id, 0, samples.rows, 1)
+        if key not in block.keys:
+            return []
+        row = block.keys.index(key)
+        return [float(value) for value in block.mean[row][np.flatnonzero(block.count[row])]]
+
+
+@pytest.mark.parametrize("ranks", [2, 1])
+def test_the_bytes_of_a_step_are_those_of_gradients_and_buffers(tmp_path: Path, ranks: int) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command = [*torchrun, f"--nproc-per-node={ranks}", "-m", "stepscope.watch"]
+    ended = run([*command, "collectives.py", "gloo", "500", "64"], tmp_path, OMP_NUM_THREADS="1")
+    assert ended.returncode == 0, ended.stderr.decode()
+    [folder] = run_folders(tmp_path)
+    if ranks == 1:
+        assert recorded(folder, "comm/bytes") == []
+        assert "collectives" not in json.loads((folder / "run.json").read_text())["capabilities"]
+        return
+    # Two linear layers and a norm, whose running mean, variance and count DDP sends before each
+    # forward pass.
+    gradients, buffers, _ = map(int, ended.stdout.split())
+    assert gradients == 4 * (32 * 64 + 64 + 64 + 64 + 64 * 8 + 8)
+    assert buffers == 4 * (64 + 64) + 8
+    for rank in (0, 1):
+        values = recorded(folder, "comm/bytes", rank)
+        assert set(values) == {float(gradients + buffers)}
+        rates = recorded(folder, "comm/rate", rank)
+        assert len(rates) == len(values)
+        assert min(rates) > 0
+        assert recorded(folder, "comm/time", rank) == []
+    said = json.loads((folder / "run.json").read_text())["capabilities"]["collectives"]
+    assert said["comm/time"] == NOT_BY_GLOO
