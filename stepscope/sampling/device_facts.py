@@ -8,6 +8,8 @@ from typing import Any
 
 import pynvml
 
+from stepscope.sampling.field_values import FieldValues, number_in
+
 ARCHITECTURES = {
     2: "Kepler",
     3: "Maxwell",
@@ -21,6 +23,8 @@ ARCHITECTURES = {
     13: "Rubin",
 }
 """NVML_DEVICE_ARCH_* (nvml.h)."""
+LINK_SPEEDS = (90, 164)
+"""NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON, and NVML_FI_DEV_NVLINK_GET_SPEED of newer GPUs (nvml.h)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +48,8 @@ class DeviceFacts:
 
     Bytes, watts, degrees Celsius and MHz. `power_limit` is the one in force, `pcie_gen` and
     `pcie_width` are those of now: an idle GPU lowers its link. `parent_uuid` and `mig_profile`
-    (such as "1g.10gb") belong to an instance; `mig` to a GPU that is divided into some.
+    (such as "1g.10gb") belong to an instance; `mig` to a GPU that is divided into some. `nvlinks`
+    counts the NVLinks that are up, `nvlink_speed` is of one of them, in bytes/s each way.
     """
 
     uuid: str
@@ -69,6 +74,8 @@ class DeviceFacts:
     mig: bool
     parent_uuid: str | None
     mig_profile: str | None
+    nvlinks: int | None = None
+    nvlink_speed: float | None = None
 
 
 Ask = Callable[..., Any]
@@ -76,13 +83,14 @@ Ask = Callable[..., Any]
 
 
 def describe(handle: Any, info: DeviceInfo, ask: Ask) -> DeviceFacts:
-    """Ask the driver once for everything that does not change; about 15 calls.
+    """Ask the driver once for everything that does not change; about 15 calls, and 1 per NVLink.
 
     The power limit and the link of now are left to the caller: they change. On Ada
     and newer the thresholds may be missing: these GPUs tell how far the slowdown is
     (`gpu/temp_margin`).
     """
     pci = ask(pynvml.nvmlDeviceGetPciInfo, handle)
+    nvlinks = _nvlinks(handle, ask)
     default = ask(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)
     return DeviceFacts(
         uuid=info.uuid,
@@ -107,6 +115,8 @@ def describe(handle: Any, info: DeviceInfo, ask: Ask) -> DeviceFacts:
         mig=info.mig,
         parent_uuid=_parent(handle, info, ask),
         mig_profile=profile(info.name),
+        nvlinks=nvlinks,
+        nvlink_speed=ask(_nvlink_speed, handle) if nvlinks else None,
     )
 
 
@@ -121,6 +131,26 @@ def _parent(handle: Any, info: DeviceInfo, ask: Ask) -> str | None:
         return None
     parent = ask(pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle)
     return None if parent is None else _text(ask(pynvml.nvmlDeviceGetUUID, parent))
+
+
+def _nvlinks(handle: Any, ask: Ask) -> int | None:
+    """Return how many NVLinks are up; None where NVML has no answer."""
+    states = []
+    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
+        state = ask(pynvml.nvmlDeviceGetNvLinkState, handle, link)
+        if state is None:  # no link of this number, or no NVLink at all
+            break
+        states.append(state)
+    return states.count(pynvml.NVML_FEATURE_ENABLED) if states else None
+
+
+def _nvlink_speed(handle: Any) -> float:
+    """Return bytes/s of one link each way, as the driver gives it. Raises NVMLError without."""
+    for answer in FieldValues([(field, 0) for field in LINK_SPEEDS]).read(handle):
+        megabytes = number_in(answer) if answer.nvmlReturn == pynvml.NVML_SUCCESS else None
+        if megabytes:
+            return float(megabytes) * 1e6
+    raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
 
 def _threshold(handle: Any, which: int, ask: Ask) -> float | None:

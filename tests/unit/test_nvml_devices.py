@@ -60,6 +60,31 @@ def test_facts_say_what_does_not_change(source: NvmlSource) -> None:
     assert (facts.mig, facts.parent_uuid, facts.mig_profile) == (False, None, None)
 
 
+def test_nvlinks_that_are_up_and_their_speed(source: NvmlSource, gpu: FakeGpu) -> None:
+    gpu.nvlinks, gpu.fields = (1, 1, 0, 1), gpu.fields | {90: 26_562}
+    facts, other = source.facts(A), source.facts(B)
+    assert facts is not None
+    assert (facts.nvlinks, facts.nvlink_speed) == (3, 26_562e6)
+    assert other is not None
+    assert (other.nvlinks, other.nvlink_speed) == (None, None)
+
+
+def test_nvlinks_of_a_driver_that_does_not_tell_their_speed(
+    source: NvmlSource, gpu: FakeGpu
+) -> None:
+    gpu.nvlinks = (1, 1)
+    facts = source.facts(A)
+    assert facts is not None
+    assert (facts.nvlinks, facts.nvlink_speed) == (2, None)
+
+
+def test_a_newer_field_has_the_speed_of_nvlink(source: NvmlSource, gpu: FakeGpu) -> None:
+    gpu.nvlinks, gpu.fields = (1,), gpu.fields | {164: 53_125}
+    facts = source.facts(A)
+    assert facts is not None
+    assert facts.nvlink_speed == 53_125e6
+
+
 def test_facts_are_asked_once_and_limit_and_link_every_ten_seconds(
     source: NvmlSource, library: FakeNvml, gpu: FakeGpu, clock: FakeClock
 ) -> None:

@@ -1,0 +1,83 @@
+"""What collectives cost: links by what the driver tells, shares, and the sentences about them."""
+
+from __future__ import annotations
+
+import pytest
+
+from stepscope.diagnosis.communication import (
+    Figures,
+    Link,
+    link_of,
+    overlap,
+    reached,
+    sentences,
+    share_of_step,
+)
+
+H100 = {"nvlinks": 18, "nvlink_speed": 26_562e6, "pcie_max_gen": 5, "pcie_max_width": 16}
+
+
+def test_nvlink_counts_all_links_that_are_up() -> None:
+    assert link_of(H100) == Link("18 NVLinks", 18 * 26_562e6)
+    assert link_of({"nvlinks": 1, "nvlink_speed": 14e9}) == Link("1 NVLink", 14e9)
+
+
+def test_nvlinks_of_unknown_speed_are_not_taken_for_pcie() -> None:
+    assert link_of(H100 | {"nvlink_speed": None}) is None
+
+
+@pytest.mark.parametrize(
+    ("generation", "width", "gigabytes"),
+    # The usual figures for one direction, such as 31.5 GB/s for PCIe 4.0 x16.
+    [(1, 16, 4.0), (2, 16, 8.0), (3, 16, 15.75), (4, 16, 31.5), (5, 8, 31.5), (6, 16, 121.0)],
+)
+def test_pcie_by_generation_and_width(generation: int, width: int, gigabytes: float) -> None:
+    link = link_of({"nvlinks": 0, "pcie_max_gen": generation, "pcie_max_width": width})
+    assert link is not None
+    assert link.bytes_per_s == pytest.approx(gigabytes * 1e9, rel=0.002)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [{}, {"pcie_max_gen": 9, "pcie_max_width": 16}, {"pcie_max_gen": 4, "pcie_max_width": None}],
+)
+def test_an_unknown_link_is_none(facts: dict[str, object]) -> None:
+    assert link_of(facts) is None
+    assert reached(1e9, None) is None
+
+
+def test_shares() -> None:
+    assert share_of_step(0.01, 0.04) == 0.25
+    assert share_of_step(None, 0.04) is None
+    assert share_of_step(0.01, None) is None
+    assert overlap(0.01, 0.0025) == 0.75
+    assert overlap(0.01, None) is None
+    assert overlap(0.0, 0.0) is None
+
+
+def test_all_is_said_that_is_known() -> None:
+    figures = Figures(
+        bytes=100 * 2**20,
+        rate=2 * 2**30,
+        time_s=0.012,
+        step_s=0.048,
+        wait_s=0.003,
+        bus_bandwidth=239e9,
+        link=link_of(H100),
+    )
+    assert sentences(figures) == [
+        "Each step gives 100 MiB to collectives, 2.00 GiB a second.",
+        "The device spends 12 ms of a step in them, 25 % of its 48 ms, waiting for other ranks "
+        "included.",
+        "75 % of that is hidden behind the backward pass.",
+        "Large collectives reach a bus bandwidth of 239 GB/s, 50 % of what 18 NVLinks can do "
+        "(478 GB/s). They wait for other ranks, or do not go over this link.",
+    ]
+
+
+def test_nothing_is_said_of_what_is_not_known() -> None:
+    assert sentences(Figures()) == []
+    assert sentences(Figures(bytes=512.0)) == ["Each step gives 512 B to collectives."]
+    (said,) = sentences(Figures(bus_bandwidth=1e9))
+    assert "what the link can do is not known" in said
+    assert len(sentences(Figures(time_s=0.001, step_s=0.1, wait_s=0.0))) == 1  # too little
