@@ -104,9 +104,10 @@ def sentences(figures: Figures) -> list[str]:
         said.append(f"Each step gives {format_bytes(figures.bytes)} to collectives{rate}.")
     share = share_of_step(figures.time_s, figures.step_s)
     if share is not None and figures.time_s is not None:
+        time, whole = _milliseconds(figures.time_s), _milliseconds(figures.step_s or 0.0)
         said.append(
-            f"The device spends {_milliseconds(figures.time_s)} of a step in them, {_percent(share)} of "
-            f"its {_milliseconds(figures.step_s or 0.0)}, waiting for other ranks included."
+            f"The device spends {time} of a step in them, {_percent(share)} of its {whole}, "
+            "waiting for other ranks included."
         )
     hidden = overlap(figures.time_s, figures.wait_s)
     if hidden is not None and share is not None and share >= LITTLE_SHARE:
@@ -121,20 +122,20 @@ def _bandwidth(bus: float, link: Link | None) -> str:
     share = reached(bus, link)
     if link is None or share is None:
         return f"{speed}; what the link can do is not known."
+    most = f"{link.name} can do ({gigabytes(link.bytes_per_s)})"
     why = " They wait for other ranks, or do not go over this link." if share < LOW_SHARE else ""
-    return f"{speed}, {_percent(share)} of what {link.name} can do ({gigabytes(link.bytes_per_s)}).{why}"
+    return f"{speed}, {_percent(share)} of what {most}.{why}"
 
 
 def gigabytes(bytes_per_s: float) -> str:
     """Return a bandwidth in GB/s of 1e9, as nccl-tests and data sheets give it.
 
     >>> gigabytes(450e9), gigabytes(31.51e9), gigabytes(1.234e9), gigabytes(2.5e6)
-    ('450 GB/s', '31.5 GB/s', '1.23 GB/s', '0.0025 GB/s')
+    ('450 GB/s', '31.5 GB/s', '1.23 GB/s', '0.00250 GB/s')
     """
     value = bytes_per_s / 1e9
     digits = 0 if value == 0 else max(0, 2 - math.floor(math.log10(abs(value))))
-    text = f"{value:.{digits}f}"
-    return f"{text.rstrip('0').rstrip('.') if '.' in text else text} GB/s"
+    return f"{value:.{digits}f} GB/s"
 
 
 def _percent(share: float) -> str:

@@ -1,0 +1,65 @@
+"""Files of measured collectives: a JSON document each, in `collectives` of the runs' folder."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from stepscope.run import folder_name, is_run_id, replacing
+
+FOLDER = "collectives"
+SCHEMA = 1
+
+
+class ResultError(Exception):
+    """A file that is not a measurement; the message is one sentence with a remedy."""
+
+
+def new_result_path(root: Path, backend: str, ranks: int) -> Path:
+    """Return a free path for a measurement that begins now."""
+    for number in range(1000):
+        name = folder_name(time.time(), f"{backend} {ranks}", f"{number:03d}")
+        path = root / FOLDER / f"{name}.json"
+        if not path.exists():
+            return path
+    raise FileExistsError(f"1000 measurements of this second in {root / FOLDER}")
+
+
+def write_result(path: Path, document: Mapping[str, Any]) -> None:
+    """Write a measurement, as a whole or not at all. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(document, indent=1, allow_nan=False)
+    with replacing(path, durable=False) as part:
+        part.write_text(text)
+
+
+def result_names(root: Path) -> list[str]:
+    """Return the names of all measurements, newest first."""
+    found = (path.stem for path in (root / FOLDER).glob("*.json"))
+    return sorted((name for name in found if is_run_id(name)), reverse=True)
+
+
+def read_result(root: Path, name: str) -> dict[str, Any]:
+    """Return a measurement that a user or a URL names. Raises ResultError."""
+    path = root / FOLDER / f"{name}.json"
+    if not is_run_id(name) or not path.is_file():
+        raise ResultError(f"measurement: none of the name {name[:120]!r}. Pick one from the list.")
+    try:
+        document = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ResultError(f"measurement: {name} cannot be read ({error}). Delete it.") from error
+    if not isinstance(document, dict) or not isinstance(document.get("rows"), list):
+        raise ResultError(f"measurement: {name} has no rows. Delete it.")
+    document["rows"] = [row for row in document["rows"] if _is_row(row)]
+    return document
+
+
+def _is_row(row: Any) -> bool:
+    if not isinstance(row, dict) or not isinstance(row.get("operation"), str):
+        return False
+    values = (row.get("bytes"), row.get("seconds"), row.get("algorithm"), row.get("bus"))
+    numbers = values[:1] if isinstance(row.get("reason"), str) else values
+    return all(isinstance(number, int | float) for number in numbers)
