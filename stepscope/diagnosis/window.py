@@ -54,7 +54,7 @@ def recent_figures(reader: RunReader, run_json: Mapping[str, Any]) -> Figures:
         steps=len(times),
         step_time=float(times.mean()),
         data_wait=_mean(_column(steps, "perf/data_wait")),
-        copies=_sum_a_step(_column(steps, "perf/h2d")),
+        copies=_measured(_column(steps, "perf/h2d")),
         device_time=_mean(_column(steps, "perf/gpu_time")),
         gpu_wait=_mean(_column(steps, "perf/gpu_wait")),
         utilization=_share(_column(devices, "gpu/util")),
@@ -151,11 +151,10 @@ def _mean(values: Floats) -> float | None:
     return float(finite.mean()) if len(finite) and 2 * len(finite) >= len(values) else None
 
 
-def _sum_a_step(values: Floats) -> float | None:
-    """Return the mean of what ends in a later step where it was not known in its own."""
+def _measured(values: Floats) -> float | None:
+    """Return the mean over the steps that were measured, where there are enough of them."""
     finite = values[np.isfinite(values)]
-    known = len(finite) and 2 * len(finite) >= len(values)
-    return float(finite.sum() / len(values)) if known else None
+    return float(finite.mean()) if len(finite) >= MIN_READINGS else _mean(values)
 
 
 def _share(percent: Floats, least: int = MIN_READINGS) -> float | None:

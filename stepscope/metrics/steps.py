@@ -165,8 +165,8 @@ STEPS: tuple[Metric, ...] = (
         "copies to the GPU",
         "CUDA events around Tensor.to",
         "Time that the device spent on copies from the host by .to() and .cuda(). In a watched "
-        "script a copy counts for the step in which its end was noticed, in the built-in loop for "
-        "the step that used the batch.",
+        "script one step in 10 ms is measured, and its row is the one at which all of them had "
+        "ended; in the built-in loop every step is, by the step that used the batch.",
     ),
     _step(
         "perf/gpu_time",

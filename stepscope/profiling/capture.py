@@ -9,6 +9,7 @@ Three things about it would end a training, each tried with torch 2.13:
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import sys
@@ -71,6 +72,7 @@ class Capture:
             record_shapes=False,
             profile_memory=True,
             with_stack=self.stacks,
+            **_one_cycle(torch),
         )
         if self.cuda:
             torch.cuda.synchronize()  # kernels of the steps before do not belong to it
@@ -124,6 +126,12 @@ class Capture:
         elif self.running:
             self.asked_to_end = True
             self._stopped.wait(OTHER_WAIT_S)
+
+
+def _one_cycle(torch: Any) -> dict[str, bool]:
+    """Keep torch from warning that it forgets the events of earlier cycles: there are none."""
+    known = inspect.signature(torch.profiler.profile).parameters
+    return {"acc_events": True} if "acc_events" in known else {}
 
 
 def _give_way(module: Any, another: Callable[[], None]) -> dict[str, tuple[Any, Any]]:

@@ -72,7 +72,8 @@ class _Tensor:
 
 
 @pytest.fixture
-def copies() -> Iterator[Copies]:
+def copies(monkeypatch: pytest.MonkeyPatch) -> Iterator[Copies]:
+    monkeypatch.setattr(transfer, "LEAST_S", 0.0)
     FakeEvent.now_ms, FakeEvent.passed = 0.0, True
     copies = Copies()
     yield copies
@@ -119,6 +120,28 @@ def test_nothing_is_waited_for(copies: Copies) -> None:
     assert copies.transfers.harvest() is None, "not known yet, and not 0"
     FakeEvent.passed = True
     assert copies.transfers.harvest() == pytest.approx(0.002)
+
+
+def test_a_step_is_told_when_all_of_its_copies_have_ended(copies: Copies) -> None:
+    _Tensor().to("cuda")
+    FakeEvent.passed = False
+    _Tensor().to("cuda")
+    for _ in range(3):
+        assert copies.transfers.harvest() is None
+        _Tensor().to("cuda")  # of a step that is not measured
+    FakeEvent.passed = True
+    assert copies.transfers.harvest() == pytest.approx(0.004)
+
+
+def test_of_short_steps_only_some_are_measured(
+    copies: Copies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "LEAST_S", 60.0)
+    found = []
+    for _ in range(5):
+        _Tensor().to("cuda")
+        found.append(copies.transfers.harvest())
+    assert found == [pytest.approx(0.002), None, None, None, None]
 
 
 def test_more_copies_than_events_give_no_figure(copies: Copies) -> None:
