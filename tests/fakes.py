@@ -36,6 +36,10 @@ class FakeRecorder:
     def event(self, kind: str, text: str, **data: Any) -> None:
         self.events.append((kind, text, data))
 
+    @property
+    def command_waiting(self) -> list[Command]:
+        return self.asked
+
     def take_commands(self) -> list[Command]:
         taken, self.asked = self.asked, []
         return taken
@@ -48,6 +52,12 @@ class FakeRecorder:
 
     def wait_command(self, timeout_s: float) -> list[Command]:
         return [self.while_paused.pop(0)] if self.while_paused else []
+
+    def may_leave(self) -> bool:
+        return True
+
+    def left(self) -> None:
+        pass
 
     def finish(self, command: Command, text: str, *, ok: bool = True, **data: Any) -> None:
         self.event(command.name, text, ok=ok, **data)

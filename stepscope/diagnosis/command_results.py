@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from stepscope.formatting import format_bytes
+from stepscope.recording.command import Command, CommandName
 
 Bytes = Mapping[str, float]  # by metric key
 
@@ -53,6 +55,44 @@ def memory_snapshot(name: str, size: int, first: int, last: int) -> str:
     if last < first:
         steps = f"step {first}, which the run did not end"
     return f"Memory snapshot: {name}, {format_bytes(size)}, all allocations of {steps}"
+
+
+def combined(command: Command, results: Mapping[int, Mapping[str, Any]]) -> str | None:
+    """Say what a command did on all ranks, from the bytes `before` and `after` on each.
+
+    None where the ranks' own words say more: on a CPU, and of what is not about memory.
+
+    >>> one = {"before": {"memory/reserved": 3 * 2**20}, "after": {"memory/reserved": 2**20}}
+    >>> two = {"before": {"memory/reserved": 7 * 2**20}, "after": {"memory/reserved": 2**20}}
+    >>> combined(Command(1, CommandName.EMPTY_CACHE, {}), {0: one, 1: two})
+    'Empty cache: 2 ranks gave back 8.0 MiB in all, rank 1 most with 6.0 MiB'
+    """
+    if command.name not in _LESS:
+        return None
+    words, key = _LESS[command.name]
+    less = {
+        rank: one["before"].get(key, 0) - one["after"][key]
+        for rank, one in results.items()
+        if key in one.get("after", {})
+    }
+    if len(less) < 2:
+        return None
+    most = max(less, key=lambda rank: less[rank])
+    if less[most] <= 0:
+        return words.format(f"{len(less)} ranks", "nothing")
+    total = format_bytes(sum(max(0, freed) for freed in less.values()))
+    amount = f"{total} in all, rank {most} most with {format_bytes(less[most])}"
+    return words.format(f"{len(less)} ranks", amount)
+
+
+_LESS = {
+    CommandName.EMPTY_CACHE: ("Empty cache: {} gave back {}", "memory/reserved"),
+    CommandName.COLLECT_GARBAGE: ("Collect garbage: {} freed {}", "memory/allocated"),
+    CommandName.RESET_PEAKS: (
+        "Reset peak stats: on {} the peak allocated is lower by {}",
+        "memory/peak_allocated",
+    ),
+}
 
 
 def _change(before: Bytes, after: Bytes, key: str) -> str:

@@ -14,12 +14,14 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from stepscope.metrics import Stream
+from stepscope.recording.command import Command as Command
+from stepscope.recording.command import CommandName as CommandName
+from stepscope.recording.command import Commands, OwnCommands
+from stepscope.recording.job import Job
 from stepscope.recording.ring import WIDTH
 from stepscope.recording.rows import RESTART
 from stepscope.recording.scalars import DeviceScalars, Row
@@ -48,30 +50,6 @@ SETTLE_S = 2.0
 """Longest wait for values on a GPU when a run is closed."""
 
 
-class CommandName(StrEnum):
-    """What a page may ask of a run."""
-
-    PAUSE = "pause"
-    RESUME = "resume"
-    STOP = "stop"
-    EMPTY_CACHE = "empty_cache"
-    RESET_PEAKS = "reset_peaks"
-    COLLECT_GARBAGE = "collect_garbage"
-    SAVE_CHECKPOINT = "save_checkpoint"
-    MARK = "mark"
-    MEMORY_SNAPSHOT = "memory_snapshot"
-    PROFILE = "profile"
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """One command asked of this run; `args` is as the page gave it: check before use."""
-
-    id: int
-    name: CommandName
-    args: dict[str, Any]
-
-
 class _TimedRow(Row):
     """A row that stands for one step: the writer works out its step time."""
 
@@ -80,8 +58,10 @@ class Recorder:
     """Records one rank of one run into `folder`; safe to call from several threads.
 
     In a forked child it records nothing more; the parent goes on. `on_command` is told of each
-    command in the writer's thread, before the loop can take it. Raises StoreError or OSError if the
-    folder cannot be set up; no later call raises.
+    command in a thread of ours, before the loop can take it. Where several `ranks` share the
+    folder, numbered from 0, all serve a command at the same step; `lead` is that of
+    `agreement.Member`. Raises StoreError or OSError if the folder cannot be set up; no later call
+    raises.
     """
 
     def __init__(
@@ -92,7 +72,9 @@ class Recorder:
         config: Mapping[str, Any] | None = None,
         kind: RunKind = RunKind.TRAINER,
         rank: int = 0,
-        on_command: Callable[[Command], None] | None = None,
+        on_command: Callable[[Command], None] = lambda _command: None,
+        ranks: int = 1,
+        lead: int = 1,
     ) -> None:
         self.folder = folder
         self.step = 0
@@ -101,11 +83,10 @@ class Recorder:
         self.signs = 0
         """Rises with work of the training that need not be a step, such as a validation batch."""
         self._on_command = on_command
-        self._commands: deque[Command] = deque()
+        self._commands: Commands = OwnCommands(self.want_boundary, self._open_gate)
         # Looked at in every step of a script, where a property would cost as much as the rest.
-        self.command_waiting: Collection[Command] = self._commands
-        """Not empty when `take_commands` has something to return."""
-        self._command_came = threading.Event()
+        self.command_waiting: Collection[object] = self._commands.waiting
+        """Not empty when a boundary has to look at the commands."""
         self.recent: deque[Sample] = deque()
         """The samples of the last RECENT_S seconds, oldest first; list it before looking."""
         self.counts: dict[str, Any] = {}
@@ -120,6 +101,12 @@ class Recorder:
             folder, rank, run_json, progress=self._progress, offer=self._offer
         )
         self.ring = self._writer.ring
+        self.job: Job | None = None
+        """The part in the commands of a job of several ranks."""
+        if ranks > 1:
+            self.job = Job(self, folder, rank, ranks, lead=lead, on_command=on_command)
+            self._commands = self.job.commands
+            self.command_waiting = self._commands.waiting
         _open_recorders.add(self)
 
     def __repr__(self) -> str:
@@ -216,8 +203,7 @@ class Recorder:
 
     def event(self, kind: str, text: str, /, **data: Any) -> None:
         """Mark an event now; of `data` what JSON can hold is kept."""
-        kept = {name: to_json(value) for name, value in data.items()}
-        self._put(Event(time.time(), self.step, self.epoch, to_text(kind), to_text(text), kept))
+        self._put(self._event(kind, text, data))
         self._writer.wake()
 
     def describe(self, **run_json: Any) -> None:
@@ -233,16 +219,8 @@ class Recorder:
             return dict(self._writer.run_json)
 
     def take_commands(self) -> list[Command]:
-        """Return the commands that came since the last call; costs about 50 ns when none did."""
-        if not self._commands:
-            return []
-        # Cleared before emptying: a command that comes in between sets it again.
-        self._command_came.clear()
-        taken = []
-        while self._commands:
-            taken.append(self._commands.popleft())
-        self._open_gate()
-        return taken
+        """Return the commands to serve at this boundary; costs about 100 ns when there are none."""
+        return self._commands.take() if self.command_waiting else []
 
     def want_boundary(self) -> None:
         """Have the next step take the long way, which looks at what is asked of it; any thread."""
@@ -251,21 +229,34 @@ class Recorder:
 
     def put_back(self, commands: Sequence[Command]) -> None:
         """Keep commands for the next boundary: they need a whole step, or stand behind a stop."""
-        if commands:
-            self._commands.extendleft(reversed(commands))
-            self.ring.gate = -1
+        self._commands.put_back(commands)
 
     def wait_command(self, timeout_s: float) -> list[Command]:
-        """Wait for a command, at most `timeout_s`; for a paused loop."""
-        self._command_came.wait(timeout_s)
-        self._command_came.clear()
-        return self.take_commands()
+        """Wait for a command, at most `timeout_s`; for a loop that stands at a boundary."""
+        return self._commands.wait(timeout_s)
+
+    def may_leave(self) -> bool:
+        """Say whether a loop that took commands may leave its boundary; if not, ask again."""
+        return self._commands.may_leave()
+
+    def left(self) -> None:
+        """Tell that an exception leaves the boundary."""
+        self._commands.leave()
 
     def finish(self, command: Command, text: str, *, ok: bool = True, **data: Any) -> None:
         """Acknowledge a command and mark what it did, such as before={...} and after={...}."""
-        state = "done" if ok else "refused"
-        self._put(Ended(command.id, state, time.time(), text))
-        self.event(command.name, text, ok=ok, command_id=command.id, **data)
+        ended = Ended(command.id, "done" if ok else "refused", time.time(), text)
+        event = self._event(command.name, text, {"ok": ok, "command_id": command.id, **data})
+        if self.job is None:
+            self.put_ended(ended, event)
+        else:
+            self.job.ended(command, ok, ended, event)
+
+    def put_ended(self, ended: Ended, event: Event) -> None:
+        """Store how a command ended, and the event of it."""
+        self._put(ended)
+        self._put(event)
+        self._writer.wake()
 
     def observe(self, observer: Observer) -> None:
         """Have an observer hear, in the writer's thread, of all that is stored from now on."""
@@ -282,6 +273,8 @@ class Recorder:
 
     def close(self, status: RunStatus, reason: str | None = None, timeout_s: float = 4.0) -> None:
         """Write what is left and the final status; a second call does nothing."""
+        if self.job is not None and not self._closed:
+            self.job.close()
         with self._writer.run_json_lock:  # what others describe comes before, or not at all
             if self._closed:
                 return
@@ -296,7 +289,13 @@ class Recorder:
         """In a forked child: record nothing more, and leave the parent's files alone."""
         self._closed = True
         self._late = None
+        if self.job is not None:
+            self.job.commands.abandon()
         self._writer.leave()
+
+    def _event(self, kind: str, text: str, data: Mapping[str, Any]) -> Event:
+        kept = {name: to_json(value) for name, value in data.items()}
+        return Event(time.time(), self.step, self.epoch, to_text(kind), to_text(text), kept)
 
     def _describe(self, run_json: Mapping[str, Any]) -> None:
         self._writer.run_json.update({name: to_json(value) for name, value in run_json.items()})
@@ -364,9 +363,9 @@ class Recorder:
             self._put_row(step, ts, type(row)(part))
 
     def _open_gate(self) -> None:
-        if not self._commands and not self._late:
+        if not self.command_waiting and not self._late:
             self.ring.gate = self.ring.limit
-            if self._commands:  # one came since they were looked at
+            if self.command_waiting:  # one came since they were looked at
                 self.ring.gate = -1
 
     def _put_sample(self, stream: str, source: str, values: Values) -> None:
@@ -399,14 +398,12 @@ class Recorder:
         except (ValueError, TypeError) as error:
             self._put(Ended(command_id, "refused", time.time(), f"not a command: {error}"))
             return
-        if self._on_command is not None:
+        if self.job is None:
             try:
                 self._on_command(command)
             except Exception:
                 log.exception("stepscope: a command could not be announced")
-        self._commands.append(command)
-        self._command_came.set()
-        self.ring.gate = -1
+        self._commands.offer(command)
 
 
 def _whole(step: Any) -> int:

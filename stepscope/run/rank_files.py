@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.run.first_cause import RankEnd
+from stepscope.run.folder import rank_json
 from stepscope.run.process import own_start, pid_namespace, process_of
 from stepscope.run.status import FRESH_S, STALE_S, RunStatus
 
@@ -57,6 +58,14 @@ def read_rank_file(path: Path, number: int) -> RankFile:
     if status.live and not _alive(run_json, age_s):
         status = RunStatus.CRASHED
     return RankFile(number, run_json, status, beat, age_s)
+
+
+def find_rank(folder: Path, number: int) -> RankFile | None:
+    """Return what a rank of a run says of itself; None without a file that can be read."""
+    try:
+        return read_rank_file(folder / rank_json(number), number)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def other_ranks(folder: Path) -> Iterator[RankFile]:

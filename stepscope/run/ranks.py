@@ -46,6 +46,14 @@ class Place:
     folder_of: str = "job"
     """Whose ranks write here: those of the whole `job`, of this `host`, or this `process` alone."""
 
+    @property
+    def sharing(self) -> int:
+        """How many processes write into the folder, with the numbers from 0."""
+        if self.folder_of == "process":
+            return 1
+        own = self.local_world_size if self.folder_of == "host" else None
+        return own or self.world_size
+
     def described(self) -> dict[str, Any]:
         """Return what run.json says of it."""
         return {

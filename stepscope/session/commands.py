@@ -93,11 +93,11 @@ class CommandServer:
         self._paused = False
         self._serving = False
         self._snapshot: SnapshotRecording | None = None
-        last_step = step or (lambda: recorder.step)
-        self._readings.collectives.step = last_step
+        self.step = step or (lambda: recorder.step)
+        self._readings.collectives.step = self.step
         self.profiling = Profiling(
             recorder,
-            step=last_step,
+            step=self.step,
             on_gpu=lambda: self.memory.on_gpu,
             ended_here=closed_here,
         )
@@ -132,7 +132,8 @@ class CommandServer:
         """Serve what was asked since the last boundary; return the seconds the commands took.
 
         `flush` records the steps still under way, so that a marker stands after them. Stays here
-        while the run is paused. Raises only what the handler of STOP and `check` raise.
+        while the run is paused, and while the ranks of a job agree on this step. Raises only what
+        the handler of STOP and `check` raise.
         """
         self._recorder.signs += 1
         profiling, took_s = self.profiling, 0.0
@@ -143,8 +144,10 @@ class CommandServer:
         if profiling.active:
             with self._readings.held():
                 took_s += profiling.reach()
-        asked = deque(self._recorder.take_commands())
-        if asked:
+        waiting = bool(self._recorder.command_waiting)
+        asked = deque(self._recorder.take_commands() if waiting else ())
+        # Having looked, this rank may go on only where the others know that it does.
+        if asked or (waiting and not self._recorder.may_leave()):
             took_s += self._serve(asked, flush)
         else:
             self._check()
@@ -161,7 +164,7 @@ class CommandServer:
                 while asked:
                     self._serve_one(asked.popleft())
                 self._check()
-                if not self._paused:
+                if not self._paused and self._recorder.may_leave():
                     return time.perf_counter() - began
                 asked.extend(self._recorder.wait_command(PAUSED_POLL_S))
                 self.profiling.poll()
@@ -170,6 +173,7 @@ class CommandServer:
         except BaseException:  # a stop, or Ctrl-C; the script may go on all the same
             self._leave_pause()
             self._recorder.put_back(asked)
+            self._recorder.left()
             raise
         finally:
             self._serving = False
@@ -190,7 +194,7 @@ class CommandServer:
     def _serve_one(self, command: Command) -> None:
         handler = self._handlers.get(command.name)
         if handler is None:
-            text = f"{_label(command)}: this run does not answer it"
+            text = f"{command.label}: this run does not answer it"
             self._recorder.finish(command, text, ok=False)
         elif command.name is CommandName.STOP:
             self._leave_pause()
@@ -204,7 +208,7 @@ class CommandServer:
                 handler(command)
         except Exception as error:  # a button must not end a training
             log.warning("stepscope: %s failed", command.name, exc_info=True)
-            text = f"{_label(command)}: failed ({type(error).__name__}: {error})"
+            text = f"{command.label}: failed ({type(error).__name__}: {error})"
             self._recorder.finish(command, text, ok=False)
 
     def _pause(self, command: Command) -> None:
@@ -286,7 +290,3 @@ class CommandServer:
         size = path.stat().st_size
         text = results.memory_snapshot(path.name, size, first, last)
         self._recorder.finish(command, text, path=path.name, bytes=size, first=first, last=last)
-
-
-def _label(command: Command) -> str:
-    return command.name.replace("_", " ").capitalize()

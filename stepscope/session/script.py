@@ -19,7 +19,7 @@ from stepscope.run import RunKind, RunStatus, rank_json
 from stepscope.run.ranks import Place
 from stepscope.sampling.nvml import DeviceInfo, DeviceSource, NullSource, nvml_uuid, open_source
 from stepscope.session.session import Gpu, Session, listed, traceback_text
-from stepscope.session.stopping import REASON, Stopper
+from stepscope.session.stopping import GRACE_S, JOB_GRACE_S, REASON, Stopper
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,10 @@ class ScriptSession(Session):
         config: Mapping[str, Any] | None = None,
         sample: bool = True,
     ) -> None:
-        self._stopper = Stopper(place.folder.absolute() / rank_json(place.number))
+        self._stopper = Stopper(
+            place.folder.absolute() / rank_json(place.number),
+            grace_s=GRACE_S if place.sharing == 1 else JOB_GRACE_S,
+        )
         super().__init__(
             place.folder,
             name=name,
@@ -48,7 +51,12 @@ class ScriptSession(Session):
             config=config,
             rank=place.number,
             on_command=self._heard,
+            ranks=place.sharing,
+            # `Tracker.step` looks for commands before it counts a step, the hooks afterwards.
+            lead=2 if kind is RunKind.INIT else 1,
         )
+        if self.recorder.job is not None:
+            self.recorder.job.on_withdrawn = self._withdrawn
         self._waiting = self.recorder.command_waiting
         self.oom.attach()
         self.recorder.describe(**place.described())
@@ -146,6 +154,12 @@ class ScriptSession(Session):
     def _heard(self, command: Command) -> None:
         if command.name is CommandName.STOP:
             self._stopper.heard(self.recorder, command)
+
+    def _withdrawn(self, command: Command) -> bool:
+        """Stop without the other ranks where they do not agree; any other command is given up."""
+        if command.name is CommandName.STOP:
+            self._stopper.without_boundary(self.recorder, command)
+        return command.name is CommandName.STOP
 
     def _stop(self, command: Command) -> None:
         self._stopper.at_boundary(self.recorder, command)

@@ -18,6 +18,7 @@ from typing import Any
 
 from stepscope.alerts import config as alerts_config
 from stepscope.alerts.watch import Watch
+from stepscope.diagnosis.command_results import combined
 from stepscope.diagnosis.growth_watch import GrowthWatch
 from stepscope.diagnosis.oom_next import Allowed
 from stepscope.diagnosis.oom_reading import growth_told
@@ -48,8 +49,9 @@ class Session:
 
     `close` ends the sampler and the recorder; who serves the commands closes them before.
 
-    `folder` exists. `rank` is the number of this process in it. `on_command` hears of each command
-    in the writer's thread. `code` is a folder of the code that trains: its git commit is recorded.
+    `folder` exists. `rank` is the number of this process in it, of `ranks` that serve a command at
+    the same step; `lead` is that of `agreement.Member`. `on_command` hears of each command in a
+    thread of ours. `code` is a folder of the code that trains: its git commit is recorded.
     Raises OSError or StoreError where the folder cannot be written.
     """
 
@@ -64,12 +66,21 @@ class Session:
         kind: RunKind,
         config: Mapping[str, Any] | None = None,
         rank: int = 0,
-        on_command: Callable[[Command], None] | None = None,
+        on_command: Callable[[Command], None] = lambda _command: None,
         code: Path | None = None,
+        ranks: int = 1,
+        lead: int = 1,
     ) -> None:
         folder = folder.absolute()  # a script may change its working directory
         self.recorder = Recorder(
-            folder, name=name, config=config, kind=kind, rank=rank, on_command=on_command
+            folder,
+            name=name,
+            config=config,
+            kind=kind,
+            rank=rank,
+            on_command=on_command,
+            ranks=ranks,
+            lead=lead,
         )
         self.alerts = Watch(alerts_config.load(), folder, rank=rank, signs=self._signs)
         self.recorder.observe(self.alerts)
@@ -155,6 +166,13 @@ class Session:
         self.recorder.describe(commands=server.supported_commands())
         # Weakly: its handlers hold the model, which must go before the session does.
         alive = weakref.ref(server)
+        job = self.recorder.job
+        if job is not None:
+            recorder = self.recorder
+            job.combined = combined
+            job.commands.member.step = lambda: (
+                recorder.step if (found := alive()) is None else found.step()
+            )
         self.alerts.busy = lambda: (found := alive()) is not None and found.busy
         return server
 

@@ -4,6 +4,9 @@ The first Stop acts as Ctrl-C at the next step boundary, or after GRACE_S if non
 further Stop sends the next harder signal at once. The run folder says what is about to happen
 before the signal is sent, because a killed process can write nothing any more.
 
+In a job of several ranks each rank does so to itself, the first time at the boundary of the same step
+(`stepscope/recording/agreement.py`). Where the ranks do not agree on one, each acts at once.
+
 A thread that waits for a hung GPU may keep the GIL, and then no thread of the script can serve a
 Stop. In that case the page's process sends the last signal itself, by `kill_unheard`.
 """
@@ -32,6 +35,9 @@ from stepscope.run import (
 )
 
 GRACE_S = 5.0
+JOB_GRACE_S = 20.0
+"""The same in a job of several ranks. A rank that is interrupted within a step leaves the others
+waiting in a collective, so slow steps are given more time."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 REASON = "Stopped from the page."
 KILLED_S = 2.0
@@ -59,7 +65,7 @@ class Stopper:
         return self._acted
 
     def heard(self, recorder: Recorder, command: Command) -> None:
-        """Take a STOP as it arrives, in the writer's thread."""
+        """Take a STOP as it arrives, in a thread of ours."""
         with self._lock:
             first = not self._waiting and not self._sent
             self._waiting.append(command)
@@ -77,6 +83,14 @@ class Stopper:
         if command in self._waiting:  # else the time was up before this boundary came
             self._end_grace()
             self._send(recorder, command, 0)
+
+    def without_boundary(self, recorder: Recorder, command: Command) -> None:
+        """Act now: no boundary will come at which all ranks of a job could act together."""
+        if command in self._waiting:
+            self._end_grace()
+            timer = threading.Timer(0.0, self._send, (recorder, command, 0))
+            timer.name, timer.daemon = "stepscope-stop", True
+            timer.start()
 
     def close(self) -> None:
         """Send no signal from now on."""

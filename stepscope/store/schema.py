@@ -67,7 +67,7 @@ def create(path: Path) -> sqlite3.Connection:
     connection = None
     try:
         connection = open_writable(path)
-        mode = "DELETE" if _file_system(path) in _NETWORK_FILE_SYSTEMS else "WAL"
+        mode = "DELETE" if on_network(path) else "WAL"
         connection.execute(f"PRAGMA journal_mode = {mode}")
         # The writer thread makes the checkpoints: an automatic one would make a commit slower.
         connection.execute("PRAGMA wal_autocheckpoint = 0")
@@ -145,6 +145,11 @@ def open_readonly(path: Path) -> sqlite3.Connection:
             )
         return connection
     raise StoreError(f"{path.parent.name}: not a readable Stepscope store ({errors[0]}).")
+
+
+def on_network(path: Path) -> bool:
+    """Say whether other machines may see this file as well, some time after it has changed."""
+    return _file_system(path) in _NETWORK_FILE_SYSTEMS
 
 
 def _file_system(path: Path) -> str:

@@ -1,0 +1,108 @@
+"""The files in which the ranks of a job agree: each process replaces its own, the others read it.
+
+`agreement/notices.json` is number 0's, `agreement/answers/rankK.json` that of each other rank. In
+two folders, so that an answer wakes number 0 alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stepscope.recording.agreement import Notice, State
+from stepscope.recording.command import Command, CommandName
+from stepscope.run import replacing
+
+FOLDER = "agreement"
+NOTICES = "notices.json"
+
+
+@dataclass(slots=True)
+class Said:
+    """What a rank says: its answers, by the id of a command; the steps where it has taken commands;
+    and what came of those that it has ended: `ok`, and bytes `before` and `after` by metric."""
+
+    answers: dict[int, int] = field(default_factory=dict)
+    taken: dict[int, int] = field(default_factory=dict)
+    results: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+
+class AgreementFiles:
+    """The files of one job, as one of its ranks sees them. Raises OSError."""
+
+    def __init__(self, run_folder: Path, number: int) -> None:
+        self._notices = run_folder / FOLDER / NOTICES
+        self._answers = run_folder / FOLDER / "answers"
+        self._answers.mkdir(parents=True, exist_ok=True)
+        self._own = self._path(number)
+        self.watched = self._answers if number == 0 else self._notices.parent
+        """The folder where others replace what this rank has to read."""
+        self._known: dict[Path, tuple[tuple[int, int], Any]] = {}
+
+    def write_notices(self, notices: Sequence[Notice]) -> None:
+        """Say what is proposed, decided and withdrawn; number 0 alone."""
+        _write(self._notices, [_form(notice) for notice in notices])
+
+    def notices(self) -> list[Notice]:
+        """Return what number 0 says; nothing before it has said anything."""
+        found: list[Notice] = self._read(self._notices, lambda content: list(map(_notice, content)))
+        return found or []
+
+    def write_said(self, said: Said) -> None:
+        """Say what this rank answers and has done."""
+        lists = (said.answers, said.taken, said.results)
+        _write(self._own, dict(zip(("answers", "taken", "results"), lists, strict=True)))
+
+    def said(self, number: int) -> Said:
+        """Return what a rank says; nothing before it has said anything."""
+        found: Said | None = self._read(self._path(number), _said)
+        return found or Said()
+
+    def _path(self, number: int) -> Path:
+        return self._answers / f"rank{number}.json"
+
+    def _read(self, path: Path, parse: Any) -> Any:
+        """Return the parsed content, read again where the file was replaced; None without one."""
+        try:
+            status = path.stat()
+            name = (status.st_ino, status.st_mtime_ns)
+            known = self._known.get(path)
+            if known is None or known[0] != name:
+                known = self._known[path] = (name, parse(json.loads(path.read_bytes())))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None  # none yet, or replaced on a network disk while it was read
+        return known[1]
+
+
+def _write(path: Path, content: Any) -> None:
+    # Not durable: a power failure ends the processes that would read it.
+    with replacing(path, durable=False) as part:
+        part.write_text(json.dumps(content))
+
+
+def _form(notice: Notice) -> dict[str, Any]:
+    command = notice.command
+    return {
+        "id": command.id,
+        "name": command.name,
+        "args": command.args,
+        "state": notice.state,
+        "step": notice.step,
+        "why": notice.why,
+    }
+
+
+def _notice(form: Mapping[str, Any]) -> Notice:
+    command = Command(int(form["id"]), CommandName(form["name"]), dict(form["args"]))
+    return Notice(command, State(form["state"]), form["step"], form["why"])
+
+
+def _said(content: Mapping[str, Any]) -> Said:
+    return Said(*(_by_id(content[key]) for key in ("answers", "taken", "results")))
+
+
+def _by_id(entries: Mapping[str, Any]) -> dict[int, Any]:
+    return {int(id_): entry for id_, entry in entries.items()}

@@ -1,0 +1,331 @@
+"""The agreement of ranks on a step: any interleaving of threads, steps, commands and deaths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stepscope.recording.agreement import ANSWER_S, HOLDS, KEPT, Leader, Member, Notice, State
+from stepscope.recording.command import Command, CommandName
+
+LOOK_AFTER, LOOK_BEFORE = 1, 2
+
+
+def command(number: int, name: CommandName = CommandName.MARK) -> Command:
+    return Command(number, name, {})
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@dataclass
+class Rank:
+    """A rank whose training is a generator: between any two of its actions others may act."""
+
+    number: int
+    lead: int
+    clock: Clock
+    boundaries: int = 1
+    """Boundaries of each step, as with a second optimizer or in validation."""
+    step: int = 0
+    alive: bool = True
+    seen: tuple[Notice, ...] = ()
+    published: dict[int, int] = field(default_factory=dict)
+    served: list[tuple[int, int, int]] = field(default_factory=list)
+    """Id of the command, step, and which boundary of the step."""
+    paused: bool = False
+    finished: bool = False
+
+    def __post_init__(self) -> None:
+        self.member = Member(lambda: self.step, lead=self.lead, clock=self.clock)
+
+    def train(self, job: Job, steps: int) -> Iterator[None]:
+        while self.step < steps:
+            # The collective of a step: nobody ends it before all have entered it.
+            job.entered[self.number] = self.step + 1
+            while any(entered <= self.step for entered in job.entered.values()):
+                yield
+            looked = bool(self.member.waiting)
+            yield
+            self.step += 1
+            yield
+            for boundary in range(self.boundaries):
+                if self.lead == LOOK_AFTER:
+                    looked = bool(self.member.waiting)
+                    yield
+                if looked:
+                    yield from self.serve(boundary)
+        self.finished = True
+
+    def serve(self, boundary: int) -> Iterator[None]:
+        while True:
+            due = self.member.take()
+            for one in due:
+                yield
+                self.served.append((one.id, self.step, boundary))
+                if one.name in (CommandName.PAUSE, CommandName.RESUME):
+                    self.paused = one.name is CommandName.PAUSE
+            if not self.paused and not due and self.member.may_leave():
+                return
+            yield
+
+
+class Job:
+    """Ranks, number 0's thread, and files that are read some time after they are written."""
+
+    def __init__(self, ranks: int, lead: int, boundaries: int, steps: int) -> None:
+        self.clock = Clock()
+        self.leader = Leader()
+        self.entered = dict.fromkeys(range(ranks), 0)
+        self.ranks = [Rank(number, lead, self.clock, boundaries) for number in range(ranks)]
+        self.trainings = [rank.train(self, steps) for rank in self.ranks]
+        self.published: tuple[Notice, ...] = ()
+
+    def lead(self) -> None:
+        if not self.ranks[0].alive:
+            return
+        leader, own = self.leader, self.ranks[0]
+        leader.propose(self.clock())
+        own.member.hear(leader.notices)
+        own.published = dict(own.member.answers)
+        taking_part = {rank.number: rank.published for rank in self.ranks if not rank.finished}
+        leader.decide(self.clock(), taking_part, {})
+        own.member.hear(leader.notices)
+        self.published = leader.notices
+
+    def hear(self, rank: Rank) -> None:
+        if rank.alive and rank.number:
+            rank.member.hear(self.published)
+            rank.published = dict(rank.member.answers)
+
+    def train(self, rank: Rank) -> None:
+        if rank.alive:
+            next(self.trainings[rank.number], None)
+
+    def act(self, action: int) -> None:
+        """One action: of a rank's training or thread; those of number 0 count double."""
+        rank = self.ranks[action // 2 % len(self.ranks)]
+        if action % 2:
+            self.train(rank)
+        elif rank.number:
+            self.hear(rank)
+        else:
+            self.lead()
+
+    def settle(self) -> None:
+        """Let all go on until nothing is open any more."""
+        for _ in range(600):
+            self.lead()
+            for rank in self.ranks:
+                self.hear(rank)
+                self.train(rank)
+            self.clock.now_s += ANSWER_S / 50
+
+    def states(self) -> dict[int, State]:
+        return {notice.command.id: notice.state for notice in self.leader.notices}
+
+
+ACTIONS = st.lists(st.integers(0, 2**16), max_size=400)
+
+
+def follow(job: Job, actions: list[int], asked: dict[int, CommandName], dying: int | None) -> None:
+    for at, action in enumerate(actions):
+        if at in asked:
+            job.leader.ask(command(at, asked[at]))
+        if dying is not None and at == dying % max(1, len(actions)):
+            job.ranks[-1].alive = False
+        job.act(action)
+    for at in sorted(asked):
+        if at >= len(actions):
+            job.leader.ask(command(at, asked[at]))
+
+
+NAMES = st.sampled_from([CommandName.PAUSE, CommandName.RESUME, CommandName.MARK])
+ASKED = st.dictionaries(st.integers(0, 400), NAMES, max_size=6)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    ACTIONS,
+    ASKED,
+    st.integers(2, 4),
+    st.sampled_from([LOOK_AFTER, LOOK_BEFORE]),
+    st.integers(1, 3),
+)
+def test_all_ranks_serve_every_command_at_the_same_boundary(
+    actions: list[int], asked: dict[int, CommandName], ranks: int, lead: int, boundaries: int
+) -> None:
+    job = Job(ranks, lead, boundaries, steps=10**9)
+    follow(job, actions, asked, None)
+    job.leader.ask(command(10**6, CommandName.RESUME))
+    job.settle()
+    assert set(job.states().values()) == {State.DECIDED}
+    served = [rank.served for rank in job.ranks]
+    assert [one for one, _, _ in served[0]] == [*sorted(asked), 10**6]
+    assert served == [served[0]] * ranks
+    assert all(boundary == 0 for _, _, boundary in served[0])
+    steps = [rank.step for rank in job.ranks]
+    job.settle()
+    assert all(rank.step > step for rank, step in zip(job.ranks, steps, strict=True))
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(ACTIONS, ASKED, st.integers(2, 4), st.integers(0, 400))
+def test_a_rank_that_dies_leaves_the_others_with_the_same_commands(
+    actions: list[int], asked: dict[int, CommandName], ranks: int, dying: int
+) -> None:
+    """The others sit in a collective then, all at the same step: what they served is the same."""
+    job = Job(ranks, LOOK_AFTER, 1, steps=10**9)
+    follow(job, actions, {**asked, 401: CommandName.RESUME}, dying)
+    job.ranks[-1].alive = False
+    job.settle()
+    assert State.PROPOSED not in job.states().values()
+    left = [rank.served for rank in job.ranks[:-1]]
+    assert left == [left[0]] * (ranks - 1)
+    # What the dead rank has served, the others have or will, at the same steps.
+    waiting = [(one.id, step) for step, one in job.ranks[0].member.unserved()]
+    theirs = [(id_, step) for id_, step, _ in left[0]] + waiting
+    assert [(id_, step) for id_, step, _ in job.ranks[-1].served] == theirs[
+        : len(job.ranks[-1].served)
+    ]
+    for rank in job.ranks[:-1]:
+        assert not rank.member.answers, "a rank is held by a command that nobody decides"
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(ACTIONS, ASKED, st.integers(1, 12))
+def test_trainings_that_end_leave_nobody_waiting(
+    actions: list[int], asked: dict[int, CommandName], steps: int
+) -> None:
+    job = Job(3, LOOK_AFTER, 1, steps)
+    follow(job, actions, {**asked, 401: CommandName.RESUME}, None)
+    job.settle()
+    assert all(rank.finished for rank in job.ranks)
+    served = [rank.served for rank in job.ranks]
+    assert served == [served[0]] * 3
+
+
+def two_ranks() -> Job:
+    return Job(2, LOOK_AFTER, 1, steps=10**9)
+
+
+def test_a_rank_that_does_not_answer_has_the_command_withdrawn_for_all() -> None:
+    job = two_ranks()
+    job.ranks[1].alive = False
+    job.leader.ask(command(1))
+    job.lead()
+    assert job.states() == {1: State.PROPOSED}
+    job.clock.now_s = ANSWER_S
+    job.lead()
+    assert job.states() == {1: State.WITHDRAWN}
+    assert job.leader.notices[0].why == "rank 1 has not answered for 5 s"
+    assert not job.ranks[0].member.waiting
+
+
+def test_a_rank_that_is_gone_is_not_waited_for() -> None:
+    leader = Leader()
+    leader.ask(command(1))
+    leader.propose(0.0)
+    assert leader.decide(0.0, {0: {1: 4}, 1: {}}, {1: "rank 1 is gone"})
+    assert leader.notices[0].why == "rank 1 is gone"
+
+
+def test_what_was_suspended_decides_on_no_old_answers() -> None:
+    leader = Leader()
+    leader.ask(command(1))
+    leader.propose(0.0)
+    leader.decide(ANSWER_S, {0: {1: 4}, 1: {1: 5}}, {})
+    assert leader.notices[0].state is State.WITHDRAWN
+    assert leader.notices[0].why == "rank 0 has not decided for 5 s"
+
+
+def test_a_later_command_is_not_decided_before_an_earlier_one() -> None:
+    leader = Leader()
+    for number in (1, 2):
+        leader.ask(command(number))
+    leader.propose(0.0)
+    assert not leader.decide(0.0, {0: {1: 4, 2: 4}, 1: {2: 4}}, {})
+    assert leader.decide(0.0, {0: {1: 4, 2: 4}, 1: {2: 4, 1: 7}}, {})
+    assert [notice.step for notice in leader.notices] == [7, 4]
+
+
+def test_a_training_that_is_held_goes_on_without_number_0_and_refuses_a_late_decision() -> None:
+    clock, step = Clock(), 3
+    member = Member(lambda: step, lead=1, clock=clock)
+    proposed = Notice(command(1))
+    member.hear([proposed])
+    assert member.answers == {1: 4}
+    step = 4
+    assert member.take() == []
+    assert not member.may_leave()
+    clock.now_s = HOLDS * ANSWER_S
+    assert member.may_leave()
+    assert not member.waiting
+    member.hear([Notice(command(1), State.DECIDED, 4)])
+    assert [late.command.id for late in member.late] == [1]
+    assert member.take() == []
+    assert member.may_leave()
+
+
+def test_a_paused_training_is_asked_at_the_step_where_it_stands() -> None:
+    step = 3
+    member = Member(lambda: step, lead=1)
+    member.hear([Notice(command(1, CommandName.PAUSE))])
+    member.hear([Notice(command(1, CommandName.PAUSE), State.DECIDED, 4)])
+    step = 4
+    assert [one.id for one in member.take()] == [1]
+    member.hear([Notice(command(2, CommandName.RESUME))])
+    assert member.answers == {2: 4}
+    assert not member.may_leave()
+
+
+@pytest.mark.parametrize(("lead", "answer"), [(LOOK_AFTER, 8), (LOOK_BEFORE, 9)])
+def test_an_answer_is_a_step_that_is_still_to_come(lead: int, answer: int) -> None:
+    member = Member(lambda: 7, lead=lead)
+    member.hear([Notice(command(1))])
+    assert member.answers == {1: answer}
+
+
+def test_put_back_commands_come_first_at_the_next_boundary() -> None:
+    member = Member(lambda: 7, lead=1)
+    member.put_back([command(1), command(2)])
+    assert member.waiting
+    assert [one.id for one in member.take()] == [1, 2]
+    assert member.may_leave()
+    assert not member.waiting
+
+
+def test_old_notices_are_forgotten_by_all() -> None:
+    leader, member = Leader(), Member(lambda: 7, lead=1)
+    for number in range(3 * KEPT):
+        leader.ask(command(number))
+        leader.propose(0.0)
+        member.hear(leader.notices)
+        leader.decide(0.0, {0: dict(member.answers)}, {})
+        member.hear(leader.notices)
+    assert len(leader.notices) == KEPT
+    assert len(member._closed) == KEPT
+    assert [one.id for one in Member(lambda: 7, lead=1).take()] == []
+
+
+def test_only_the_first_boundary_of_a_step_is_the_same_place_on_all_ranks() -> None:
+    step = 7
+    member = Member(lambda: step, lead=1)
+    member.hear([Notice(command(1))])
+    assert member.take() == []  # in validation, or after a second optimizer
+    member.hear([Notice(command(2))])
+    assert member.answers == {1: 8, 2: 8}
+    assert member.may_leave()
+    step = 8
+    assert member.take() == []
+    member.hear([Notice(command(3))])
+    assert member.answers == {1: 8, 2: 8, 3: 8}
