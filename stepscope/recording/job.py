@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from stepscope.recording.command import Command
-from stepscope.recording.job_commands import JobCommands, Results
+from stepscope.recording.job_commands import KEPT, JobCommands, Results
 from stepscope.recording.writer_thread import Ended, Event
 
 log = logging.getLogger(__name__)
@@ -65,6 +66,7 @@ class Job:
         self.combined: Combined = lambda _command, _results: None
         self._lock = threading.RLock()  # a signal handler may come in the middle
         self._kept: dict[int, tuple[Ended, Event]] = {}
+        self._answered: deque[int] = deque(maxlen=KEPT)
         self.commands = JobCommands(
             folder,
             number,
@@ -80,6 +82,7 @@ class Job:
 
         Number 0's event waits a moment for what came of it on the others, to tell of all ranks.
         """
+        self._answered.append(command.id)
         figures: dict[str, Any] = {
             key: event.data[key] for key in ("before", "after") if key in event.data
         }
@@ -99,6 +102,8 @@ class Job:
         if self._number == 0:
             self._recorder.describe(command_waits=None)
             for step, command in unserved:
+                if command.id in self._answered:  # a Stop that has acted without a boundary
+                    continue
                 before = "the ranks agreed" if step is None else f"step {step}"
                 text = f"{command.label}: the run ended before {before}"
                 self._recorder.finish(command, text, ok=False)

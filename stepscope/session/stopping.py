@@ -4,7 +4,7 @@ The first Stop acts as Ctrl-C at the next step boundary, or after GRACE_S if non
 further Stop sends the next harder signal at once. The run folder says what is about to happen
 before the signal is sent, because a killed process can write nothing any more.
 
-In a job of several ranks each rank does so to itself, the first time at the boundary of the same step
+In a job of several ranks each rank does so to itself, first at the boundary of the same step
 (`stepscope/recording/agreement.py`). Where the ranks do not agree on one, each acts at once.
 
 A thread that waits for a hung GPU may keep the GIL, and then no thread of the script can serve a

@@ -1,8 +1,11 @@
-"""Ranks of a DDP job over gloo that take many small steps: rank_steps.py STEPS [PLANTED RANK].
+"""Ranks that take many small steps: rank_steps.py STEPS HOW [PLANTED RANK].
 
-PLANTED is what happens to RANK at step 20: `sleep` for 20 s, `skip` the optimizer once, or `end`.
+HOW is `ddp` (over gloo), `init` (the same with stepscope.init) or `apart` (no rank waits for
+another). PLANTED is what happens to RANK at step 20: `sleep` for some seconds, `skip` the optimizer
+once, or `end`.
 """
 
+import signal
 import sys
 import time
 
@@ -10,22 +13,34 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-STEPS = int(sys.argv[1])
-PLANTED = sys.argv[2] if len(sys.argv) > 2 else ""
-RANK = int(sys.argv[3]) if PLANTED else -1
+STEPS, HOW = int(sys.argv[1]), sys.argv[2]
+PLANTED, RANK = (sys.argv[3], int(sys.argv[4])) if len(sys.argv) > 3 else ("", -1)
 
+# From then on Ctrl-C is not heard, as in a collective that waits without looking for signals.
+signal.signal(signal.SIGUSR1, lambda *_: signal.signal(signal.SIGINT, signal.SIG_IGN))
 dist.init_process_group("gloo")
 torch.manual_seed(0)
-model = nn.parallel.DistributedDataParallel(nn.Linear(8, 1))
+model = nn.Linear(8, 1)
+if HOW != "apart":
+    model = nn.parallel.DistributedDataParallel(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+if HOW == "init":
+    import stepscope
+
+    recorded = stepscope.init(runs="runs")
 for step in range(STEPS):
     loss = model(torch.randn(4, 8)).square().mean()
     optimizer.zero_grad()
     loss.backward()
     planted = step == 20 and dist.get_rank() == RANK
+    if planted and PLANTED == "end":
+        break
     if planted and PLANTED == "sleep":
-        time.sleep(20)
+        time.sleep(6)
     if not (planted and PLANTED == "skip"):
         optimizer.step()
+    if HOW == "init":
+        recorded.step(loss=loss)
     time.sleep(0.002)
-dist.destroy_process_group()
+if HOW == "init":
+    recorded.close()

@@ -1,0 +1,239 @@
+"""The page's buttons in jobs of several ranks, over gloo: all ranks serve them at the same step."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from stepscope.recording.recorder import CommandName
+from stepscope.run import read_rank, run_folders
+from stepscope.store import EventRow, RunReader, StoreError
+from stepscope.store.reader import send_command
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "rank_steps.py"
+PATIENCE_S = 60.0
+SERVED = set(CommandName)
+
+
+class Job:
+    """Ranks under torchrun, from their first steps on."""
+
+    def __init__(self, folder: Path, ranks: int, process: subprocess.Popen[str]) -> None:
+        self.folder = folder
+        self.ranks = ranks
+        self.process = process
+
+    def ask(self, name: CommandName, **args: Any) -> int:
+        return send_command(self.folder, name, args)
+
+    def events(self, rank: int) -> list[EventRow]:
+        with RunReader(self.folder, rank) as reader:
+            return [event for event in reader.events(0, 10_000) if event.kind in SERVED]
+
+    def answer(self, command_id: int, rank: int = 0) -> EventRow:
+        def found() -> EventRow | None:
+            events = self.events(rank)
+            return next((e for e in events if e.data.get("command_id") == command_id), None)
+
+        return until(found, f"no answer of rank {rank} to {command_id}")
+
+    def answers(self, command_id: int) -> list[EventRow]:
+        return [self.answer(command_id, rank) for rank in range(self.ranks)]
+
+    def step(self, rank: int = 0) -> int:
+        found = read_rank(self.folder, rank)
+        return 0 if found is None else int(found.run_json["step"])
+
+    def pid(self, rank: int) -> int:
+        found = read_rank(self.folder, rank)
+        assert found is not None
+        return int(found.run_json["pid"])
+
+    def statuses(self) -> list[str]:
+        found = [read_rank(self.folder, rank) for rank in range(self.ranks)]
+        return [rank.status.value for rank in found if rank is not None]
+
+
+def until(look: Callable[[], Any], failure: str) -> Any:
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        try:
+            found = look()
+        except (StoreError, StopIteration, OSError):
+            found = None
+        if found:
+            return found
+        time.sleep(0.02)
+    raise AssertionError(failure)
+
+
+@contextmanager
+def job(
+    root: Path, ranks: int, *planted: str, how: str = "ddp", steps: int = 10**6
+) -> Iterator[Job]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
+    watch = [] if how == "init" else ["-m", "stepscope.watch", "--runs", str(root / "runs")]
+    process = subprocess.Popen(
+        [*torchrun, f"--master-port={port}", *watch, str(SCRIPT), str(steps), how, *planted],
+        cwd=root,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPT.parents[2])},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        folder = until(lambda: next(iter(run_folders(root / "runs"))), "no run folder")
+        made = Job(folder, ranks, process)
+        until(lambda: min(map(made.step, range(ranks))) > 0, "no first step")
+        yield made
+    finally:
+        process.kill()
+        for rank in range(ranks):
+            found = read_rank(folder, rank)
+            if found is not None and found.status.live:
+                os.kill(int(found.run_json["pid"]), signal.SIGKILL)
+        process.communicate()
+
+
+def test_each_button_acts_on_all_ranks_at_the_same_step(tmp_path: Path) -> None:
+    chance = random.Random(11)
+    buttons = [
+        CommandName.EMPTY_CACHE,
+        CommandName.RESET_PEAKS,
+        CommandName.COLLECT_GARBAGE,
+        CommandName.MARK,
+        CommandName.PAUSE,
+    ] * 5
+    chance.shuffle(buttons)
+    with job(tmp_path, 3) as running:
+        asked = []
+        for button in buttons:
+            time.sleep(chance.uniform(0, 0.2))
+            asked.append(running.ask(button))
+            if button is CommandName.PAUSE:
+                asked += [running.ask(CommandName.MARK), running.ask(CommandName.RESUME)]
+        for id_ in asked:
+            answers = running.answers(id_)
+            assert all(answer.data["ok"] for answer in answers), answers
+            assert len({answer.step for answer in answers}) == 1, answers
+        # Number 0's own events may be stored later, with what came of it on all ranks.
+        in_time = [sorted(running.events(rank), key=lambda event: event.ts) for rank in range(3)]
+        orders = [[event.data["command_id"] for event in events] for events in in_time]
+        assert orders == [asked] * 3
+        before = running.step()
+        until(lambda: running.step() > before, "training does not go on")
+        stop = running.answers(running.ask(CommandName.STOP))
+        assert len({answer.step for answer in stop}) == 1
+        running.process.wait(PATIENCE_S)
+        assert running.statuses() == ["stopped"] * 3
+
+
+def test_a_paused_job_answers_what_comes_and_resumes(tmp_path: Path) -> None:
+    with job(tmp_path, 2, how="init") as running:
+        paused = running.answers(running.ask(CommandName.PAUSE))
+        marked = running.answers(running.ask(CommandName.MARK, text="here"))
+        resumed = running.answers(running.ask(CommandName.RESUME))
+        assert len({answer.step for answer in (*paused, *marked, *resumed)}) == 1
+        refused = running.answers(running.ask(CommandName.RESUME))
+        assert [answer.data["ok"] for answer in refused] == [False, False]
+        assert refused[0].step == refused[1].step > paused[0].step
+
+
+def test_a_suspended_rank_has_the_command_withdrawn_and_training_goes_on(tmp_path: Path) -> None:
+    with job(tmp_path, 2) as running:
+        os.kill(running.pid(1), signal.SIGSTOP)
+        withdrawn = running.answer(running.ask(CommandName.PAUSE))
+        why = "rank 1 has not answered (its process is stopped) for 5 s"
+        assert withdrawn.text == f"Pause: withdrawn on all ranks: {why}"
+        os.kill(running.pid(1), signal.SIGCONT)
+        before = running.step()
+        until(lambda: running.step() > before, "training does not go on")
+        answers = running.answers(running.ask(CommandName.MARK))
+        assert answers[0].step == answers[1].step
+        assert [event.kind for event in running.events(1)] == ["mark"]
+
+
+def test_a_rank_that_hangs_is_named_while_it_hangs_and_serves_the_same_step_later(
+    tmp_path: Path,
+) -> None:
+    with job(tmp_path, 2, "sleep", "1") as running:
+        until(lambda: running.step(1) == 20, "rank 1 does not come to its sleep")
+        time.sleep(1.0)
+        asked = [running.ask(name) for name in (CommandName.PAUSE, CommandName.RESUME)]
+        waits = until(
+            lambda: read_rank(running.folder, 0).run_json.get("command_waits"),  # type: ignore[union-attr]
+            "nobody says what the command waits for",
+        )
+        assert (waits["name"], waits["ranks"]) == ("pause", [0, 1])
+        for id_ in asked:
+            answers = running.answers(id_)
+            assert [answer.step for answer in answers] == [waits["step"]] * 2
+        until(
+            lambda: read_rank(running.folder, 0).run_json["command_waits"] is None,  # type: ignore[union-attr]
+            "it still says that a command waits",
+        )
+
+
+def test_a_rank_that_is_killed_or_has_ended_holds_nobody_up(tmp_path: Path) -> None:
+    with job(tmp_path, 3, "end", "2", how="apart") as running:
+        until(lambda: running.statuses()[2] == "finished", "rank 2 does not end")
+        answers = running.answer(running.ask(CommandName.MARK))
+        assert answers.data["ok"]
+        os.kill(running.process.pid, signal.SIGSTOP)  # torchrun would end the others as well
+        os.kill(running.pid(1), signal.SIGKILL)
+        began = time.monotonic()
+        withdrawn = running.answer(running.ask(CommandName.PAUSE))
+        assert withdrawn.text == "Pause: withdrawn on all ranks: rank 1 is gone"
+        assert time.monotonic() - began < 4
+        before = running.step()
+        until(lambda: running.step() > before, "training does not go on")
+
+
+def test_ranks_that_count_differently_can_be_paused_and_resumed(tmp_path: Path) -> None:
+    """Rank 1 needs a collective more to come to the step: it waits for rank 0, which is paused."""
+    with job(tmp_path, 2, "skip", "1") as running:
+        until(lambda: running.step() > 30, "no thirtieth step")
+        running.answer(running.ask(CommandName.PAUSE))
+        running.answer(running.ask(CommandName.RESUME))
+        before = running.step()
+        until(lambda: running.step() > before, "training does not go on")
+
+
+def test_commands_that_are_not_served_before_the_end_are_told(tmp_path: Path) -> None:
+    with job(tmp_path, 2, "sleep", "0", steps=21) as running:
+        until(lambda: running.step() == 20, "rank 0 does not come to its sleep")
+        asked = [running.ask(CommandName.MARK) for _ in range(3)]
+        for id_ in asked:
+            told = running.answer(id_)
+            assert told.data["ok"] or "the run ended before" in told.text
+        assert running.process.wait(PATIENCE_S) == 0
+
+
+def test_each_further_stop_is_harder_on_every_rank_while_the_job_hangs(tmp_path: Path) -> None:
+    with job(tmp_path, 2, "sleep", "1") as running:
+        until(lambda: running.step(1) == 20, "rank 1 does not come to its sleep")
+        pids = [running.pid(rank) for rank in range(2)]
+        for rank in range(2):  # whoever is waited for in a collective does not hear Ctrl-C
+            os.kill(pids[rank], signal.SIGUSR1)
+        time.sleep(0.5)
+        for presses in range(3):
+            running.ask(CommandName.STOP)
+            until(lambda n=presses: len(running.events(1)) >= n, "a Stop is not heard")  # type: ignore[misc]
+        running.process.wait(PATIENCE_S)
+        for rank in range(2):
+            sent = [event.data.get("signal") for event in running.events(rank)]
+            assert "SIGTERM" in sent, sent
+        assert running.statuses() == ["stopped", "stopped"]
