@@ -127,21 +127,32 @@ STEPS: tuple[Metric, ...] = (
         "forward",
         "host clock",
         "Part of the step time from the arrival of the batch to the begin of backward(), over all "
-        "batches of the step; on a GPU what the host takes to launch it.",
+        "batches of the step; on a GPU what the host takes to launch it. Recorded in jobs of "
+        "several processes.",
     ),
     _step(
         "perf/backward",
         Unit.SECOND,
         "backward",
         "host clock",
-        "Part of the step time in backward(), waiting for other ranks included.",
+        "Part of the step time in backward(), waiting for other ranks included. Recorded in jobs "
+        "of several processes.",
     ),
     _step(
         "perf/optimizer",
         Unit.SECOND,
         "optimizer",
         "host clock",
-        "Part of the step time in the optimizer's step, clipping and zero_grad included.",
+        "Part of the step time from the end of backward() to the end of the optimizer's step, "
+        "clipping included. Recorded in jobs of several processes.",
+    ),
+    _step(
+        "perf/forward_compute",
+        Unit.SECOND,
+        "forward computing",
+        "DistributedDataParallel's logging data",
+        "Time from the begin of DistributedDataParallel's forward to the begin of backward(), on "
+        "a GPU by the device's clock. Of sampled steps, in the row of the step after.",
     ),
     _step(
         "perf/backward_compute",
@@ -149,15 +160,17 @@ STEPS: tuple[Metric, ...] = (
         "backward computing",
         "DistributedDataParallel's logging data",
         "Time that backward() computed until its last gradient was ready, without waiting for "
-        "other ranks; of sampled steps. Missing without DistributedDataParallel.",
+        "other ranks. Of sampled steps, in the row of the step after. Missing without "
+        "DistributedDataParallel.",
     ),
     _step(
         "perf/comm_wait",
         Unit.SECOND,
         "waiting for ranks",
         "DistributedDataParallel's logging data",
-        "Time that backward() waited for averaged gradients after its own computing was done; of "
-        "sampled steps. The rank that the others wait for waits least.",
+        "Time that backward() waited for averaged gradients after its own computing was done. Of "
+        "sampled steps, in the row of the step after. The rank that the others wait for waits "
+        "least.",
     ),
     _step(
         "perf/h2d",

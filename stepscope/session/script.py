@@ -40,6 +40,7 @@ class ScriptSession(Session):
         config: Mapping[str, Any] | None = None,
         sample: bool = True,
     ) -> None:
+        self.world_size = place.world_size
         self._stopper = Stopper(
             place.folder.absolute() / rank_json(place.number),
             grace_s=GRACE_S if place.sharing == 1 else JOB_GRACE_S,

@@ -94,6 +94,8 @@ class Batches:
             if self._undecided is None:  # the loader may never say that it has ended
                 self._undecided = current
         state.data_wait_s += now_s - began_s
+        if state.phases is not None:
+            state.phases.mark_s = now_s
         first: Any = batch[0] if type(batch) is list and batch else None
         if type(first) is self._tensor and first.ndim:
             state.feed.put(current, first.size(0))

@@ -9,6 +9,7 @@ of LBFGS and the two passes of SAM count once. Of several optimizers each has a 
 from __future__ import annotations
 
 import gc
+import time
 from threading import get_ident
 from types import ModuleType
 from typing import Any
@@ -40,7 +41,7 @@ class Losses:
     def around_backward(self, original: Function) -> Function:
         """Wrap `torch.autograd.backward`, which `Tensor.backward` calls too."""
         state, guard, add, tensor = self._state, self._guard, self._add, self._tensor
-        parties, by_hand = state.parties, state.by_hand
+        parties, by_hand, clock = state.parties, state.by_hand, time.perf_counter
 
         def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
             # Inside another backward it is reentrant checkpointing.
@@ -49,6 +50,8 @@ class Losses:
             if self._made_late:
                 self._collect_former()
             before = guard.call(parties.gradients) if parties.are_several else None
+            phases = state.phases
+            began_s = 0.0 if phases is None else clock()
             state.in_backward = True
             try:
                 with span(BACKWARD):
@@ -56,6 +59,8 @@ class Losses:
             finally:
                 state.in_backward = False
             state.backwards += 1
+            if phases is not None:
+                phases.backward(began_s, clock())
             if guard.works:
                 try:
                     if (

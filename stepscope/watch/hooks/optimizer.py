@@ -87,7 +87,11 @@ class OptimizerSteps:
                 self._record(optimizer, time.perf_counter())
             except Exception as error:  # noqa: BLE001 - a metric is never worth a training run
                 self._guard.failed(error)
-        state.idle_s += self._boundary()
+        idle_s = self._boundary()
+        if idle_s:
+            state.idle_s += idle_s
+            if state.phases is not None:
+                state.phases.mark_s = time.perf_counter()
 
     def _record(self, optimizer: Any, now_s: float) -> None:
         """Log what was gathered since the last step."""

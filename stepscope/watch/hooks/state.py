@@ -13,6 +13,7 @@ from stepscope.watch.hooks.times import Times
 
 if TYPE_CHECKING:
     from stepscope.session.script import ScriptSession
+    from stepscope.watch.hooks.phases import Phases
 
 
 class State:
@@ -51,6 +52,8 @@ class State:
         self.feed = Feed(lambda ended, number, ended_s: None)
         """The batches of DataLoaders; `data.py` puts them in."""
         self.times = Times(self)
+        self.phases: Phases | None = None
+        """None in a process that trains alone."""
         self.by_hand = ByHand(self)
         self.data_wait_s = 0.0
         self.idle_s = 0.0

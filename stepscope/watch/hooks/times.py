@@ -65,6 +65,8 @@ class Times:
             for key, number in state.recorder.take_counts().items():
                 if elapsed_s > 0:
                     row[RATES[key]] = number / elapsed_s
+        if state.phases is not None:
+            state.phases.add(row, now_s)
         if self._transfers is not None:
             row["perf/h2d"] = self._transfers.harvest()
         self._last_s = now_s
