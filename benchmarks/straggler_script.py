@@ -1,6 +1,6 @@
 """A DDP training whose steps wait as for a device, with a delay in one phase of one rank.
 
-    torchrun --standalone --nproc-per-node 4 straggler_script.py --phase forward --rank 2 --delay 0.1
+    torchrun --standalone --nproc-per-node 4 straggler_script.py --phase input --rank 2 --delay 0.1
 
 Each phase sleeps, so that four ranks do not fight for two cores: input 3, forward 6, backward 8,
 optimizer 3 ms, together BASE_S, each with 3 % of noise. `--delay` is a share of the whole step,

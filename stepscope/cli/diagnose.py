@@ -48,6 +48,6 @@ def run(options: argparse.Namespace, root: Path) -> int:
 
 def line(finding: Finding, *, several: bool) -> str:
     """Return a finding in one line; among several ranks it says whose it is."""
-    whose = f"Rank {finding.rank}: " if several else ""
+    whose = f"Rank {finding.rank}: " if several and finding.rank is not None else ""
     parts = [f"{whose}{finding.text}", finding.next or ""]
     return printable(" ".join(part for part in parts if part))

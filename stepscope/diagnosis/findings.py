@@ -12,6 +12,9 @@ from stepscope.diagnosis.growth import Growth
 from stepscope.diagnosis.growth_recorded import recorded_growth, told_growth
 from stepscope.diagnosis.oom_reading import Judged, judged
 from stepscope.diagnosis.remedies import setting_text
+from stepscope.diagnosis.straggler_times import Phase, RankTimes
+from stepscope.diagnosis.straggler_window import in_job, judged_ranks, recent_times
+from stepscope.diagnosis.stragglers import Kind, StragglerVerdict
 from stepscope.diagnosis.window import recent_figures, setup_of
 from stepscope.run import RunInfo, RunKind, RunStatus, rank_json
 from stepscope.run.rank_states import RankState, absence, rank_states
@@ -26,14 +29,15 @@ FAILURES = {"oom": "out-of-memory", "nan": "loss-not-finite"}
 class Finding:
     """One thing that is worth knowing about a run.
 
-    `rank` is torch's number of the process. `phase` is the part of a step, None where it is not
-    known or the finding is about the whole run. `share` is the part of what is to be explained
-    that it explains, 0 to 1, None where nothing is shared out. `next` is a sentence on what to
-    try; `setting` is the same as a field and a value of RunConfig, where it is one.
+    `rank` is torch's number of the process, None where no single one is meant. `phase` is the part
+    of a step, None where it is not known or the finding is about the whole run. `share` is the part
+    of what is to be explained that it explains, 0 to 1, None where nothing is shared out. `next` is
+    a sentence on what to try; `setting` is the same as a field and a value of RunConfig, where it
+    is one.
     """
 
     kind: str
-    rank: int
+    rank: int | None
     phase: str | None
     share: float | None
     text: str
@@ -51,6 +55,8 @@ class Rank:
     events: tuple[EventRow, ...] = ()
     growth: Growth | None = None
     """What its samples show to grow at the end."""
+    times: RankTimes | None = None
+    """The phases of its newest steps, in a job of several processes."""
 
     @property
     def verdict(self) -> Verdict:
@@ -70,6 +76,13 @@ class Recorded:
         """False for a recording of the machine alone."""
         return self.run.run_json.get("kind") != RunKind.RECORD
 
+    @property
+    def straggler(self) -> StragglerVerdict | None:
+        """What the ranks' steps say of each other; None for a process by itself."""
+        times = [rank.times for rank in self.ranks if rank.times is not None]
+        busy = max((rank.figures.host_cpu or 0.0 for rank in self.ranks), default=0.0)
+        return judged_ranks(times, self.run.run_json, busy) if self.has_steps else None
+
 
 def read_recorded(run: RunInfo) -> Recorded:
     """Read what the finders need from every rank's files."""
@@ -86,7 +99,9 @@ def nothing_to_say(recorded: Recorded) -> str:
     """Return the sentence in place of an empty list."""
     if not recorded.has_steps:
         return "Nothing to say: this is a recording of the machine, without steps."
-    return f"Nothing to say. {recorded.ranks[0].verdict.text}"
+    straggler = recorded.straggler
+    ranks = f" {straggler.text}" if straggler is not None else ""
+    return f"Nothing to say. {recorded.ranks[0].verdict.text}{ranks}"
 
 
 def end(recorded: Recorded) -> Iterator[Finding]:
@@ -165,6 +180,22 @@ def bottlenecks(recorded: Recorded) -> Iterator[Finding]:
         )
 
 
+def stragglers(recorded: Recorded) -> Iterator[Finding]:
+    """Say which rank of a job the others wait for, or what all of them wait for."""
+    found = recorded.straggler
+    if found is None or found.kind is Kind.NONE:
+        return
+    phase = found.phase if found.phase is not Phase.OTHER else None
+    yield Finding(
+        kind="straggler",
+        rank=found.ranks[0] if found.ranks else None,
+        phase=None if phase is None else phase.value,
+        share=None if found.share is None else round(found.share, 4),
+        text=found.text,
+        next=found.next,
+    )
+
+
 def broken_losses(recorded: Recorded) -> Iterator[Finding]:
     """Say that the loss of a run that goes on, or has ended otherwise, is no number any more."""
     if recorded.run.status is RunStatus.FAILED:
@@ -205,6 +236,7 @@ FINDERS: tuple[Callable[[Recorded], Iterator[Finding]], ...] = (
     end,
     absent_ranks,
     caught_failures,
+    stragglers,
     bottlenecks,
     broken_losses,
     growing_memory,
@@ -290,6 +322,7 @@ def _read_rank(run: RunInfo, number: int) -> Rank:
                 figures=recent_figures(reader, own),
                 events=events,
                 growth=recorded_growth(reader, own),
+                times=recent_times(reader, _number(own, number), own) if in_job(own) else None,
             )
     except StoreError:
         if number == 0:
@@ -308,5 +341,9 @@ def _rank_info(run: RunInfo, number: int) -> dict[str, Any]:
 
 
 def _torch_rank(rank: Rank) -> int:
-    number = rank.run_json.get("rank")
-    return number if type(number) is int else rank.number
+    return _number(rank.run_json, rank.number)
+
+
+def _number(run_json: Mapping[str, Any], place: int) -> int:
+    number = run_json.get("rank")
+    return number if type(number) is int else place

@@ -1,0 +1,77 @@
+"""How late each rank of a job is, whether it may be chance, and in which phase. Pure."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from stepscope.diagnosis.straggler_times import OWN, Phase
+from stepscope.store.frames import Floats
+
+PERMUTATIONS = 499
+"""Enough for a limit of 1 %; 64 ranks take some 20 ms."""
+BLOCKS = 10
+"""Parts of the window whose steps are alike."""
+EXPLAINED = 0.8
+"""Least part of the lateness that a phase explains."""
+TRIM = 0.05
+"""Part of the steps left out at either end: a checkpoint is no straggler."""
+
+
+def lateness(late: Floats) -> Floats:
+    """Return each rank's mean lateness (ranks,) less what is usual among the others.
+
+    `late` is (ranks, steps or blocks), in seconds.
+    """
+    means = np.array([trimmed(row) for row in late])
+    return np.asarray(means - np.maximum(others(means[:, None])[:, 0], 0))
+
+
+def chance(late: Floats) -> float:
+    """Return how often permuted ranks have a latest one as late as the latest here, or later.
+
+    Without a slow rank all are exchangeable: within a block of steps any could have had the times
+    of any other. `late` is (ranks, steps).
+    """
+    blocks = np.array([[trimmed(part) for part in np.array_split(r, BLOCKS)] for r in late])
+    # In an order of its own, so that the numbers of the ranks change nothing.
+    blocks = blocks[np.argsort(blocks.sum(axis=1))]
+    seen = float(_latest(blocks[None])[0])
+    rng = np.random.default_rng(0)
+    order = rng.random((PERMUTATIONS, *blocks.shape)).argsort(axis=1)
+    permuted = np.take_along_axis(blocks[None], order, axis=1)
+    as_late = np.count_nonzero(_latest(permuted) >= seen * (1 - 1e-9))
+    return float(as_late + 1) / (PERMUTATIONS + 1)
+
+
+def _latest(blocks: Floats) -> Floats:
+    """Return the lateness of the latest rank of each permutation (p, ranks, blocks)."""
+    means = blocks.mean(axis=2)
+    return np.asarray((means - np.maximum(np.median(means, axis=1, keepdims=True), 0)).max(axis=1))
+
+
+def explained(excess: dict[str, float], late: float) -> Phase | None:
+    """Return the phase that explains a lateness, None where all phases together do not."""
+    if not excess:
+        return None
+    first = max(excess, key=lambda name: excess[name])
+    together = sum(value for value in excess.values() if value > 0)
+    enough = together >= EXPLAINED * late and excess[first] >= together / len(OWN)
+    return Phase(first) if enough and excess[first] > 0 else None
+
+
+def others(values: Floats) -> Floats:
+    """Return, for each rank, the median of the others' values (ranks, steps)."""
+    count = len(values)
+    if count > 8:  # one rank more or less moves the median of many by nothing worth the time
+        return np.broadcast_to(np.median(values, axis=0), values.shape)
+    return np.array([np.median(np.delete(values, r, axis=0), axis=0) for r in range(count)])
+
+
+def trimmed(values: Floats) -> float:
+    """Return the mean without the lowest and highest TRIM; NaN among them are left out."""
+    finite = np.sort(values[np.isfinite(values)])
+    cut = math.ceil(TRIM * len(finite)) if len(finite) > 2 else 0
+    kept = finite[cut : len(finite) - cut]
+    return float(kept.mean()) if len(kept) else 0.0

@@ -1,0 +1,114 @@
+"""The phases of one rank's newest steps, as `stragglers.py` compares them. Pure.
+
+A step is seen from one averaging of gradients to the next: there all ranks meet. What a rank does
+between two such points is, in order, its optimizer's step, what lies before the next batch, waiting
+for that batch, forward and the computing of backward. The rank that takes longest for these arrives
+last, and the others wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.store.frames import Floats
+
+STEP_TIME = "perf/step_time"
+KEYS = (
+    STEP_TIME,
+    "perf/data_wait",
+    "perf/forward",
+    "perf/backward",
+    "perf/optimizer",
+    "perf/forward_compute",
+    "perf/backward_compute",
+    "perf/comm_wait",
+)
+"""What is read of a rank's steps."""
+
+
+class Phase(StrEnum):
+    """A part of a step; `OTHER` lies between the optimizer's step and the next batch."""
+
+    INPUT = "input"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+    COMMUNICATION = "communication"
+    OTHER = "other"
+
+
+OWN = (Phase.INPUT, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.OTHER)
+"""The phases in which a rank is busy by itself, in the order of `RankTimes.own`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankTimes:
+    """The steps of a rank whose waiting is known; seconds, NaN where a phase is not recorded.
+
+    `steps` are their numbers (n,), rising. `wait` (n,) is the time in which the rank had nothing to
+    do but wait for averaged gradients. `own` (5, n) has the phases of OWN. `timed` counts the steps
+    with a step time, whether their waiting is known or not.
+    """
+
+    rank: int
+    steps: Floats
+    ts: Floats
+    step_time: Floats
+    wait: Floats
+    own: Floats
+    timed: int = 0
+
+
+def rank_times(
+    rank: int, steps: Floats, ts: Floats, columns: Mapping[str, Floats], *, on_gpu: bool = False
+) -> RankTimes:
+    """Return the phases of consecutive steps (n,), from the rows that hold them.
+
+    The optimizer's step of the row before belongs to this step's wait, and what DDP knows of this
+    step stands in the row after it. On a GPU forward is what the device took, where DDP says it.
+    """
+    found = {key: columns.get(key, np.full(len(steps), np.nan)) for key in KEYS}
+    timed = np.flatnonzero(found[STEP_TIME] > 0)
+    steps, ts = steps[timed], ts[timed]
+    found = {key: values[timed] for key, values in found.items()}
+    follows = np.diff(steps) == 1
+    before = np.where(np.append(False, follows), np.roll(found["perf/optimizer"], 1), np.nan)
+    after = {
+        key: np.where(np.append(follows, False), np.roll(found[key], -1), np.nan)
+        for key in ("perf/forward_compute", "perf/backward_compute", "perf/comm_wait")
+    }
+    own = _own(found, before, after, on_gpu=on_gpu)
+    known: NDArray[np.bool_] = np.isfinite(after["perf/comm_wait"])
+    return RankTimes(
+        rank=rank,
+        steps=steps[known],
+        ts=ts[known],
+        step_time=found[STEP_TIME][known],
+        wait=after["perf/comm_wait"][known],
+        own=own[:, known],
+        timed=len(timed),
+    )
+
+
+def _own(
+    found: Mapping[str, Floats], optimizer: Floats, after: Mapping[str, Floats], *, on_gpu: bool
+) -> Floats:
+    """Return the phases of OWN (5, n)."""
+    wait, forward = found["perf/data_wait"], found["perf/forward"]
+    inside, backward = after["perf/forward_compute"], after["perf/backward_compute"]
+    # Without a DataLoader the script makes its batch before it calls the model.
+    made = np.where(np.isnan(wait), np.maximum(forward - inside, 0), wait)
+    computed = np.where(np.isnan(wait) | np.isnan(forward), inside, forward)
+    if on_gpu:
+        computed = np.where(np.isnan(inside), computed, inside)
+    ours = np.nan_to_num(found["perf/backward"]) + np.nan_to_num(found["perf/optimizer"])
+    theirs = np.nan_to_num(backward) + np.nan_to_num(after["perf/comm_wait"])
+    is_seen = np.isfinite(forward)  # else the script only says when a step ends
+    busy = np.where(is_seen, np.nan_to_num(forward) + ours, np.nan_to_num(inside) + theirs)
+    other = np.maximum(found[STEP_TIME] - np.nan_to_num(wait) - busy, 0)
+    return np.array([made, computed, backward, optimizer, other])

@@ -1,0 +1,69 @@
+"""What is said of a straggler: the evidence in a sentence, and what to try, by phase. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stepscope.diagnosis.bottleneck import percent
+from stepscope.diagnosis.straggler_times import Phase
+
+WHERE = {
+    Phase.INPUT: "to get a batch",
+    Phase.FORWARD: "in forward",
+    Phase.BACKWARD: "in the computing of backward",
+    Phase.OPTIMIZER: "in the optimizer's step",
+    Phase.OTHER: "between the optimizer's step and the next batch",
+}
+_NEXT = {
+    Phase.INPUT: "Look at this rank's loading: its shard of the data, its disk or network storage, "
+    "other programs on its cores; give its DataLoader more workers.",
+    Phase.FORWARD: "Compare this rank's forward with another's: larger or longer samples, code "
+    "that only this rank runs (prints, checks, metrics), lower clocks or another program on its "
+    "GPU or cores. A profile of both ranks shows the difference.",
+    Phase.BACKWARD: "Compare this rank's device with another's: clocks, temperature, another "
+    "program on it, and the size of its samples. Hooks on gradients run in backward too.",
+    Phase.OPTIMIZER: "Look at what this rank does between backward() and the end of "
+    "optimizer.step(): clipping, logging, reading values, or weights that only it updates.",
+    Phase.OTHER: "Look at what only this rank does between its steps, such as logging, saving or "
+    "validation; let all ranks share it, or do it less often.",
+    Phase.COMMUNICATION: "Average less often (no_sync over several batches), send fewer bytes "
+    "(a bf16 compression hook), try larger buckets, and check that the backend uses the fast link "
+    "(NCCL_DEBUG=INFO names it).",
+}
+UNEVEN_NEXT = (
+    "Give all ranks the same amount of work each step: sort or bucket samples by length, pad to "
+    "the same size, or balance the batches by tokens."
+)
+
+
+def next_step(phase: Phase) -> str:
+    """Return what to try, in words."""
+    return _NEXT[phase]
+
+
+def text_of(
+    ranks: Sequence[int],
+    phase: Phase,
+    share: float,
+    excess: Mapping[str, float],
+    facts: Mapping[str, Any],
+) -> str:
+    """Return the evidence in one sentence: who, how much, where, over how many steps.
+
+    >>> text_of([2], Phase.FORWARD, 0.1, {"forward": 0.002}, {"steps": 100, "step_time": 0.02})
+    'The others wait for rank 2, 10 % of each step: it takes 2 ms longer in forward than they do, \
+of a step of 20 ms (100 steps).'
+    """
+    first, *more = sorted(ranks)
+    whom = f"ranks {', '.join(map(str, (first, *more)))}" if more else f"rank {first}"
+    where = [(name, value) for name, value in excess.items() if value >= excess[phase.value] / 2]
+    said = " and ".join(
+        f"{value * 1e3:.2g} ms longer {WHERE[Phase(name)]}"
+        for name, value in sorted(where, key=lambda pair: -pair[1])
+    )
+    who = f"rank {ranks[0]}" if more else "it"
+    return (
+        f"The others wait for {whom}, {percent(share)} of each step: {who} takes {said} than they "
+        f"do, of a step of {facts['step_time'] * 1e3:.3g} ms ({facts['steps']} steps)."
+    )
