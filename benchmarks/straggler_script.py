@@ -2,9 +2,9 @@
 
     torchrun --standalone --nproc-per-node 4 straggler_script.py --phase input --rank 2 --delay 0.1
 
-Each phase sleeps, so that four ranks do not fight for two cores: input 3, forward 6, backward 8,
-optimizer 3 ms, together BASE_S, each with 3 % of noise. `--delay` is a share of the whole step,
-which with it takes that much longer: 0.1 makes 20 ms 22.2, so that the delay is 10 % of the step.
+Each phase sleeps, so that four ranks do not fight for two cores: input 6, forward 12, backward 16,
+optimizer 6 ms, together BASE_S, each with 3 % of noise. `--delay` is a share of the whole step,
+which with it takes that much longer: 0.1 makes 40 ms 44.4, so that the delay is 10 % of the step.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
-PHASES = {"input": 0.003, "forward": 0.006, "backward": 0.008, "optimizer": 0.003}
+PHASES = {"input": 0.006, "forward": 0.012, "backward": 0.016, "optimizer": 0.006}
 """Seconds that each phase waits."""
 BASE_S = sum(PHASES.values())
 NOISE = 0.03
-WIDTH, BATCH = 64, 8
+BATCH = 8
 
 
 class Waits:
@@ -58,15 +58,15 @@ ROTATING = -1
 class Samples(Dataset[tuple[Tensor, Tensor]]):
     """Batches of noise, each of which takes a while to load."""
 
-    def __init__(self, steps: int, waits: Waits) -> None:
-        self._steps, self._waits = steps, waits
+    def __init__(self, steps: int, width: int, waits: Waits) -> None:
+        self._steps, self._width, self._waits = steps, width, waits
 
     def __len__(self) -> int:
         return self._steps
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         self._waits("input")
-        return torch.randn(BATCH, WIDTH), torch.randn(BATCH, 1)
+        return torch.randn(BATCH, self._width), torch.randn(BATCH, 1)
 
 
 class Wait(torch.autograd.Function):
@@ -89,14 +89,15 @@ class Wait(torch.autograd.Function):
 class Waiting(nn.Module):
     """A small network that waits in the middle."""
 
-    def __init__(self, waits: Waits) -> None:
+    def __init__(self, width: int, waits: Waits) -> None:
         super().__init__()
         self._waits = waits
-        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
+        self.first, self.last = nn.Linear(width, width), nn.Linear(width, 1)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return one number a sample."""
-        outputs: Tensor = self.last(Wait.apply(self.first(inputs), self._waits))
+        waited = Wait.apply(self.first(inputs), self._waits)  # type: ignore[no-untyped-call]
+        outputs: Tensor = self.last(waited)
         return outputs
 
 
@@ -117,15 +118,17 @@ def main() -> None:
     parser.add_argument("--phase", choices=[*PHASES, "none"], default="none")
     parser.add_argument("--rank", type=int, default=0, help=f"{ROTATING}: another one each step")
     parser.add_argument("--delay", type=float, default=0.0, help="share of the step, below 1")
-    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--width", type=int, default=64, help="2048: averaging takes longest")
     options = parser.parse_args()
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     waits = Waits(options, dist.get_rank())
-    model = DistributedDataParallel(Waiting(waits))
+    model = DistributedDataParallel(Waiting(options.width, waits))
     optimizer = WaitingSgd(model.parameters(), lr=0.001)
     optimizer.waits = waits
-    for inputs, targets in DataLoader(Samples(options.steps, waits), batch_size=None):
+    samples = Samples(options.steps, options.width, waits)
+    for inputs, targets in DataLoader(samples, batch_size=None):
         loss = (model(inputs) - targets).square().mean()
         loss.backward()
         optimizer.step()

@@ -30,6 +30,7 @@ from dashboard.machine.watch import MachineWatch
 from dashboard.run_index import RunIndex
 from dashboard.run_summary import RunSummary, summarize
 from dashboard.snapshot_files import Snapshots
+from dashboard.stragglers import Stragglers
 from dashboard.sweeps import Sweeps
 from dashboard.verdicts import Verdicts
 from stepscope.machine import Machine
@@ -75,7 +76,8 @@ class Services:
         self.index = RunIndex(runs)
         self.lessons = LessonRuns()
         self.fits = FitRuns(runs)
-        self.verdicts = Verdicts()
+        self.stragglers = Stragglers()
+        self.verdicts = Verdicts(stragglers=self.stragglers)
         self.sweeps = Sweeps(runs, examples)
         self.snapshots = Snapshots(runs)
         self.machine = MachineWatch(Machine(functools.partial(open_source, reader="page")))

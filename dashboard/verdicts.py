@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from dashboard.places import PLACES
+from dashboard.stragglers import Stragglers
 from stepscope.diagnosis.bottleneck import Allowed, Kind, Verdict, verdict
-from stepscope.diagnosis.remedies import setting_text
+from stepscope.diagnosis.remedies import Next, setting_text
+from stepscope.diagnosis.stragglers import StragglerVerdict
 from stepscope.diagnosis.window import recent_figures, setup_of
 from stepscope.run import RunInfo, RunKind
 from stepscope.store import RunReader
@@ -56,8 +58,11 @@ class Shown:
 class Verdicts:
     """One a server; `of` may be called from any thread."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, stragglers: Stragglers | None = None
+    ) -> None:
         self._clock = clock
+        self._stragglers = stragglers or Stragglers(clock)
         self._lock = threading.Lock()
         self._shown: dict[str, Shown] = {}
 
@@ -75,7 +80,9 @@ class Verdicts:
                 return shown.verdict
             shown.looked = now
         figures = recent_figures(reader, run.run_json)
-        found = verdict(figures, setup_of(run.run_json, figures.step_time), allowed)
+        found = _straggler(self._stragglers.of(run)) or verdict(
+            figures, setup_of(run.run_json, figures.step_time), allowed
+        )
         with self._lock:
             if not live:  # what is found last stays
                 shown.verdict, shown.is_new, shown.is_final = None, True, True
@@ -88,6 +95,15 @@ class Verdicts:
         if len(self._shown) > KEPT:
             self._shown.pop(next(iter(self._shown)))
         return shown
+
+
+def _straggler(found: StragglerVerdict | None) -> Verdict | None:
+    """Return a rank that holds the others up as the verdict of the run: it comes first."""
+    if found is None or found.next is None:
+        return None
+    return Verdict(
+        kind=Kind.STRAGGLER, text=found.text, share=found.share, next=Next(text=found.next)
+    )
 
 
 def as_json(found: Verdict | None) -> dict[str, Any] | None:

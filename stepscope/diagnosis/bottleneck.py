@@ -50,6 +50,8 @@ class Kind(StrEnum):
     LAUNCH = "launch-bound"
     COMPUTE = "compute-bound"
     THROTTLED = "throttled"
+    STRAGGLER = "straggler"
+    """Told by `stragglers.py`, from the steps of all ranks; never by `verdict`."""
     UNCLEAR = "no single cause"
     TOO_YOUNG = "not enough data yet"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,12 +10,13 @@ from stepscope.diagnosis.bottleneck import Figures, Verdict, verdict
 from stepscope.diagnosis.growth import Growth
 from stepscope.diagnosis.growth_recorded import recorded_growth, told_growth
 from stepscope.diagnosis.oom_reading import Judged, judged
+from stepscope.diagnosis.rank_files import rank_info, rank_numbers, torch_rank
 from stepscope.diagnosis.remedies import setting_text
 from stepscope.diagnosis.straggler_times import Phase, RankTimes
 from stepscope.diagnosis.straggler_window import in_job, judged_ranks, recent_times
 from stepscope.diagnosis.stragglers import Kind, StragglerVerdict
 from stepscope.diagnosis.window import recent_figures, setup_of
-from stepscope.run import RunInfo, RunKind, RunStatus, rank_json
+from stepscope.run import RunInfo, RunKind, RunStatus
 from stepscope.run.rank_states import RankState, absence, rank_states
 from stepscope.store import EventRow, RunReader, StoreError, store_name
 from stepscope.store.reader import EVERY
@@ -86,8 +86,7 @@ class Recorded:
 
 def read_recorded(run: RunInfo) -> Recorded:
     """Read what the finders need from every rank's files."""
-    numbers = [0, *sorted(_other_ranks(run))]
-    return Recorded(run, tuple(_read_rank(run, number) for number in numbers))
+    return Recorded(run, tuple(_read_rank(run, number) for number in rank_numbers(run)))
 
 
 def findings(recorded: Recorded) -> list[Finding]:
@@ -302,15 +301,8 @@ _WORDS = {
 }
 
 
-def _other_ranks(run: RunInfo) -> Iterator[int]:
-    for path in run.folder.glob("rank*.json"):
-        number = path.stem.removeprefix("rank")
-        if number.isdecimal():
-            yield int(number)
-
-
 def _read_rank(run: RunInfo, number: int) -> Rank:
-    own = run.run_json if number == 0 else _rank_info(run, number)
+    own = rank_info(run, number)
     if not (run.folder / store_name(number)).is_file():
         return Rank(number=number, run_json=own)
     try:
@@ -322,7 +314,7 @@ def _read_rank(run: RunInfo, number: int) -> Rank:
                 figures=recent_figures(reader, own),
                 events=events,
                 growth=recorded_growth(reader, own),
-                times=recent_times(reader, _number(own, number), own) if in_job(own) else None,
+                times=recent_times(reader, torch_rank(own, number), own) if in_job(own) else None,
             )
     except StoreError:
         if number == 0:
@@ -330,20 +322,5 @@ def _read_rank(run: RunInfo, number: int) -> Rank:
         return Rank(number=number, run_json=own)  # what the others say counts
 
 
-def _rank_info(run: RunInfo, number: int) -> dict[str, Any]:
-    """Return a rank's own run.json on top of the settings, which only rank 0 has."""
-    try:
-        own = json.loads((run.folder / rank_json(number)).read_text())
-    except (OSError, ValueError):
-        own = {}
-    shared = {key: run.run_json.get(key) for key in ("kind", "config", "environment")}
-    return shared | (own if isinstance(own, dict) else {})
-
-
 def _torch_rank(rank: Rank) -> int:
-    return _number(rank.run_json, rank.number)
-
-
-def _number(run_json: Mapping[str, Any], place: int) -> int:
-    number = run_json.get("rank")
-    return number if type(number) is int else place
+    return torch_rank(rank.run_json, rank.number)

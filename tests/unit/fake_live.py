@@ -43,6 +43,7 @@ class FakeLive:
     recorder: FakeStepRecorder = field(default_factory=FakeStepRecorder)
     devices: list[int | None] = field(default_factory=list)
     boundaries: int = 0
+    world_size: int = 1
     parts: Parts = field(default_factory=Parts)
     serve: Any = None
     oom: FakeOom = field(default_factory=FakeOom)

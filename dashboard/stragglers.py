@@ -1,0 +1,91 @@
+"""Who is slow among the ranks of a job, for all tabs together: one look every few seconds.
+
+A look reads a few frames of every rank's store: 2 ms a rank, 0.1 s for 64. So while a run is live a
+thread of its own looks, and a poll takes what was found last.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from stepscope.diagnosis.straggler_window import in_job, judged_run
+from stepscope.diagnosis.stragglers import StragglerVerdict
+from stepscope.run import RunInfo
+from stepscope.store import StoreError
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 3.0
+REST = 20
+"""A look is not repeated before so many times of what it took: 5 % of a core at most."""
+KEPT = 16
+"""Runs of which the last look is kept."""
+
+Start = Callable[[Callable[[], None]], None]
+
+
+@dataclass(slots=True)
+class _Look:
+    next: float = 0.0
+    """On a monotonic clock."""
+    found: StragglerVerdict | None = None
+    under_way: bool = False
+    is_final: bool = False
+
+
+def _in_thread(look: Callable[[], None]) -> None:
+    threading.Thread(target=look, name="stepscope-stragglers", daemon=True).start()
+
+
+class Stragglers:
+    """One a server; `of` may be called from any thread. `start` runs a look aside."""
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, start: Start = _in_thread
+    ) -> None:
+        self._clock = clock
+        self._start = start
+        self._lock = threading.Lock()
+        self._looks: dict[str, _Look] = {}
+
+    def of(self, run: RunInfo) -> StragglerVerdict | None:
+        """Return what the last look at a job found; None for a process by itself, and at first.
+
+        A run that has ended is looked at once, at once.
+        """
+        if not in_job(run.run_json):
+            return None
+        live, now = run.status.live, self._clock()
+        with self._lock:
+            look = self._entry(str(run.folder))
+            if look.under_way or look.is_final or (live and now < look.next):
+                return look.found
+            look.under_way = True
+        if live:
+            self._start(lambda: self._look(look, run))
+        else:
+            self._look(look, run)
+        return look.found
+
+    def _look(self, look: _Look, run: RunInfo) -> None:
+        began = self._clock()
+        found = look.found
+        try:
+            found = judged_run(run)
+        except (StoreError, OSError) as error:
+            log.warning("%s: the ranks cannot be compared: %s", run.id, error)
+        now = self._clock()
+        with self._lock:
+            look.found, look.under_way, look.is_final = found, False, not run.status.live
+            look.next = now + max(EVERY_S, REST * (now - began))
+
+    def _entry(self, key: str) -> _Look:
+        look = self._looks.pop(key, None) or _Look()
+        self._looks[key] = look
+        if len(self._looks) > KEPT:
+            self._looks.pop(next(iter(self._looks)))
+        return look
