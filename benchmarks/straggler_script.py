@@ -12,6 +12,9 @@ from __future__ import annotations
 import argparse
 import random
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -25,6 +28,8 @@ PHASES = {"input": 0.006, "forward": 0.012, "backward": 0.016, "optimizer": 0.00
 BASE_S = sum(PHASES.values())
 NOISE = 0.03
 BATCH = 8
+
+Around = Callable[[nn.Module], AbstractContextManager[Any]]
 
 
 class Waits:
@@ -112,6 +117,19 @@ class WaitingSgd(torch.optim.SGD):
         return super().step(closure)
 
 
+def traced() -> Around:
+    """Start TraceML in a script of one's own; return what goes around each step."""
+    traceml = import_module("traceml_ai")
+    traceml.init(mode="auto")
+    around: Around = traceml.trace_step
+    return around
+
+
+def nothing(model: nn.Module) -> AbstractContextManager[None]:
+    """Go around a step without doing anything."""
+    return nullcontext()
+
+
 def main() -> None:
     """Train."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -120,7 +138,9 @@ def main() -> None:
     parser.add_argument("--delay", type=float, default=0.0, help="share of the step, below 1")
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--width", type=int, default=64, help="2048: averaging takes longest")
+    parser.add_argument("--traceml", action="store_true", help="with the lines TraceML asks for")
     options = parser.parse_args()
+    around = traced() if options.traceml else nothing
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     waits = Waits(options, dist.get_rank())
@@ -129,10 +149,11 @@ def main() -> None:
     optimizer.waits = waits
     samples = Samples(options.steps, options.width, waits)
     for inputs, targets in DataLoader(samples, batch_size=None):
-        loss = (model(inputs) - targets).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        with around(model.module):
+            loss = (model(inputs) - targets).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
         waits.next_step()
     dist.destroy_process_group()
 

@@ -65,9 +65,9 @@ class FakeLive:
 
 
 @contextmanager
-def hooked() -> Iterator[FakeLive]:
+def hooked(live: FakeLive | None = None) -> Iterator[FakeLive]:
     """Attach all captures, and put torch back afterwards."""
-    live = FakeLive()
+    live = live or FakeLive()
     attached = hooks.install(live)
     try:
         yield live
