@@ -8,22 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
-import types
-import typing
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
+
+from stepscope.diagnosis.from_json import object_of
 
 SCHEMA = 1
 FIRST_PID = 2
 """Least number of a process that is listed: 1 is the system's or the container's own."""
 BYTES_LIMIT = 4 * 2**20
 """Size up to which a file is read; ours have some 100 KB at most."""
-TEXT_LIMIT = 2000
-"""Characters of one text."""
-LIST_LIMIT = 2000
-"""Entries of one list."""
 
 
 class Memory(StrEnum):
@@ -211,75 +206,22 @@ def parse(text: str | bytes) -> OomReport:
         raise ValueError(f"must be JSON ({str(error)[:80]})") from None
     if not isinstance(told, dict) or told.get("schema") != SCHEMA:
         raise ValueError(f"must be an object of schema {SCHEMA}")
-    report: OomReport = _object(OomReport, told, "report")
+    report: OomReport = object_of(OomReport, told, "report")
+    _check_processes(report.first, "report.first")
+    _check_processes(report.last, "report.last")
     return report
 
 
 def record_of(told: Any) -> OomRecord:
     """Return the record that `OomRecord.to_json` gave. Raises ValueError."""
-    record: OomRecord = _object(OomRecord, told, "record")
+    record: OomRecord = object_of(OomRecord, told, "record")
+    _check_processes(record, "record")
     return record
 
 
-def _object(kind: Any, told: Any, where: str) -> Any:
-    """Return a dataclass from its JSON form; entries that a newer version has are left out."""
-    if not isinstance(told, dict):
-        raise ValueError(f"{where}: must be an object, got {_shown(told)}")
-    hints = get_type_hints(kind)
-    given = {
-        name: _value(hints[name], told[name], f"{where}.{name}") for name in hints & told.keys()
-    }
-    if kind is Holder and given.get("pid", FIRST_PID) < FIRST_PID:
-        raise ValueError(f"{where}.pid: must be at least {FIRST_PID}, got {given['pid']}")
-    try:
-        return kind(**given)
-    except TypeError as error:
-        raise ValueError(f"{where}: {error}") from None
-
-
-def _value(kind: Any, told: Any, where: str) -> Any:
-    """Return a value of a field's type."""
-    if get_origin(kind) in (types.UnionType, typing.Union):
-        if told is None and type(None) in get_args(kind):
-            return None
-        return _value(get_args(kind)[0], told, where)
-    if get_origin(kind) is tuple:
-        return tuple(_value(get_args(kind)[0], one, where) for one in _list(told, where))
-    if get_origin(kind) is dict:
-        if not isinstance(told, dict) or len(told) > LIST_LIMIT:
-            raise ValueError(f"{where}: must be an object, got {_shown(told)}")
-        of = get_args(kind)[1]
-        return {str(key)[:TEXT_LIMIT]: _value(of, one, where) for key, one in told.items()}
-    if dataclasses.is_dataclass(kind):
-        return _object(kind, told, where)
-    return _plain(kind, told, where)
-
-
-def _plain(kind: Any, told: Any, where: str) -> Any:
-    if type(told) is int and abs(told) >= 2**63:
-        raise ValueError(f"{where}: must be a number of 64 bits, got a larger one")
-    if kind is float and type(told) in (int, float) and math.isfinite(told):
-        return float(told)
-    if kind is int and type(told) is int:
-        return told
-    if kind is bool and type(told) is bool:
-        return told
-    if kind is str and isinstance(told, str):
-        return told[:TEXT_LIMIT]
-    if kind is Memory and told in list(Memory):
-        return Memory(told)
-    raise ValueError(f"{where}: must be of type {kind.__name__}, got {_shown(told)}")
-
-
-def _list(told: Any, where: str) -> list[Any]:
-    if not isinstance(told, list | tuple) or len(told) > LIST_LIMIT:
-        raise ValueError(f"{where}: must be a list of at most {LIST_LIMIT}, got {_shown(told)}")
-    return list(told)
-
-
-def _shown(told: Any) -> str:
-    return (
-        repr(told)[:60]
-        if isinstance(told, str | int | float | bool | None)
-        else type(told).__name__
-    )
+def _check_processes(record: OomRecord, where: str) -> None:
+    for holder in record.processes:
+        if holder.pid < FIRST_PID:
+            raise ValueError(
+                f"{where}.processes.pid: must be at least {FIRST_PID}, got {holder.pid}"
+            )
