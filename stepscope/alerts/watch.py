@@ -11,6 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,9 @@ Told = tuple[str, str, dict[str, Any]]
 class Watch:
     """Watches one process's run.
 
-    `busy` says whether something of ours holds the training up; `signs` returns a number that rises
-    with work of it that need not be a step. `saw` and `look` are called by the writer thread,
+    `busy` says whether something of ours holds the training up, `stuck` why a job of several ranks
+    makes no step, where that is known; `signs` returns a number that rises with work of it that
+    need not be a step. `saw` and `look` are called by the writer thread,
     `ended` and `close` by who closes the run.
     """
 
@@ -56,6 +58,7 @@ class Watch:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.busy: Callable[[], bool] = lambda: False
+        self.stuck: Callable[[], str | None] = lambda: None
         self._signs = signs
         self._settings = settings
         self._folder = folder
@@ -94,7 +97,7 @@ class Watch:
         try:
             facts = self._facts(run_json, step)
             for change in self._judge.look(facts):
-                says.append(self._tell(change, run_json, facts))
+                says.append(self._tell(self._with_cause(change), run_json, facts))
         except Exception as error:  # noqa: BLE001 - as above
             self._give_up(error)
         return says
@@ -201,6 +204,13 @@ class Watch:
             )
         )
         return KIND, change.text, data
+
+    def _with_cause(self, change: Change) -> Change:
+        """Add the rank and the collective to the words of a hang: one alert tells of it."""
+        cause = self.stuck() if change.rule.name == NO_STEP else None
+        if cause is None or change.state is not State.RAISED:
+            return change
+        return replace(change, text=f"{change.text}. {cause}")
 
     def _deliver(self, alert: Alert) -> None:
         if alert.rule == NO_STEP and self._rank > 0:

@@ -9,6 +9,8 @@ from typing import Any
 from stepscope.diagnosis.bottleneck import Figures, Verdict, verdict
 from stepscope.diagnosis.growth import Growth
 from stepscope.diagnosis.growth_recorded import recorded_growth, told_growth
+from stepscope.diagnosis.hang_job import Hang
+from stepscope.diagnosis.hang_reading import hang_of
 from stepscope.diagnosis.oom_reading import Judged, judged
 from stepscope.diagnosis.rank_files import rank_info, rank_numbers, torch_rank
 from stepscope.diagnosis.remedies import setting_text
@@ -70,6 +72,8 @@ class Recorded:
 
     run: RunInfo
     ranks: tuple[Rank, ...]
+    hang: Hang | None = None
+    """Why its ranks make no step."""
 
     @property
     def has_steps(self) -> bool:
@@ -86,7 +90,8 @@ class Recorded:
 
 def read_recorded(run: RunInfo) -> Recorded:
     """Read what the finders need from every rank's files."""
-    return Recorded(run, tuple(_read_rank(run, number) for number in rank_numbers(run)))
+    ranks = tuple(_read_rank(run, number) for number in rank_numbers(run))
+    return Recorded(run, ranks, hang_of(run))
 
 
 def findings(recorded: Recorded) -> list[Finding]:
@@ -231,9 +236,24 @@ def growing_memory(recorded: Recorded) -> Iterator[Finding]:
             )
 
 
+def hangs(recorded: Recorded) -> Iterator[Finding]:
+    """Say why a job of several ranks makes no step now, or made none when it ended."""
+    found = recorded.hang
+    if found is not None:
+        yield Finding(
+            kind="hang",
+            rank=found.rank,
+            phase=found.phase,
+            share=None,
+            text=found.text,
+            next=" ".join([found.next, *found.evidence]),
+        )
+
+
 FINDERS: tuple[Callable[[Recorded], Iterator[Finding]], ...] = (
     end,
     absent_ranks,
+    hangs,
     caught_failures,
     stragglers,
     bottlenecks,

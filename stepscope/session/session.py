@@ -11,7 +11,7 @@ import logging
 import os
 import traceback
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,16 @@ from stepscope.diagnosis.outcome import Outcome, with_case, worker_out_of_memory
 from stepscope.diagnosis.window import setup_of
 from stepscope.formatting import terminal_text
 from stepscope.recording.recorder import Command, CommandName, Recorder
+from stepscope.recording.writer_thread import Item
 from stepscope.run import RunKind, RunStatus, rank_file
 from stepscope.run.kernel_kills import first_count
 from stepscope.sampling.nvml import DeviceInfo, DeviceSource
 from stepscope.sampling.sampler import Sampler
 from stepscope.session.commands import CommandServer, Handler
 from stepscope.session.environment import environment
+from stepscope.session.hang_watch import HangWatch
 from stepscope.session.oom_watch import OomWatch
+from stepscope.store import Block
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +86,9 @@ class Session:
             lead=lead,
         )
         self.alerts = Watch(alerts_config.load(), folder, rank=rank, signs=self._signs)
-        self.recorder.observe(self.alerts)
+        self.hang = HangWatch(self.recorder, rank)
+        self.recorder.observe(_Observers(self.alerts, self.hang))
+        self.alerts.stuck = lambda: self.hang.text
         self._traceback_file = folder / rank_file(TRACEBACK_FILE, rank)
         self._code = code
         self._pid = os.getpid()
@@ -174,6 +179,7 @@ class Session:
                 recorder.step if (found := alive()) is None else found.step()
             )
         self.alerts.busy = lambda: (found := alive()) is not None and found.busy
+        self.hang.busy = self.alerts.busy
         return server
 
     def told_case(
@@ -217,6 +223,7 @@ class Session:
             try:
                 self._at_close.close()
             finally:  # Ctrl-C may come while a thread is waited for
+                self.hang.close(status)
                 self._end_alerts(status, reason)
                 self.recorder.close(status, reason)
                 self.alerts.close()
@@ -230,6 +237,23 @@ class Session:
         if says is not None:
             kind, text, data = says
             recorder.event(kind, text, **data)
+
+
+class _Observers:
+    """Hears for the alerts and the watch of hangs what the writer thread stores."""
+
+    def __init__(self, alerts: Watch, hang: HangWatch) -> None:
+        self._alerts = alerts
+        self._hang = hang
+
+    def saw(self, block: Block, items: Sequence[Item]) -> None:
+        self._alerts.saw(block, items)
+
+    def look(
+        self, run_json: Mapping[str, Any], step: int
+    ) -> Sequence[tuple[str, str, dict[str, Any]]]:
+        hangs = self._hang.look(run_json, step)  # first: an alert has its words
+        return [*hangs, *self._alerts.look(run_json, step)]
 
 
 def listed(gpu: DeviceInfo) -> Gpu:

@@ -1,0 +1,48 @@
+"""Why a job of several ranks makes no step: who has not come, and where it is instead. Pure.
+
+Ranks wait for each other in collectives. A collective is the same on all ranks of its group by its
+number, so the ranks that have not entered the one that others wait in are those to look at. A rank
+that waits itself, in a collective of another group, only passes the wait on; the one at the end of
+the chain is named. Where a record is missing that the answer depends on, nothing is said.
+
+| file                  | what it judges                                                        |
+|-----------------------|-----------------------------------------------------------------------|
+| `hang_record.py`      | what each rank writes while it makes no step                          |
+| `hang_job.py`         | all ranks together, and words                                         |
+| `hang_lost.py`        | processes that are gone, stopped, silent, ended or never came         |
+| `hang_collectives.py` | who has not entered which collective, or has entered another one      |
+| `hang_others.py`      | messages between two ranks, NCCL's RAS, Python stacks                 |
+| `hang_reading.py`     | reads the run folder                                                  |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from stepscope.diagnosis.hang_collectives import collectives
+from stepscope.diagnosis.hang_job import Hang, Job, RankState
+from stepscope.diagnosis.hang_lost import lost
+from stepscope.diagnosis.hang_others import messages, ras, ras_evidence, stacks
+
+COMPILING = "compiling"
+"""Word of a record for what is slow and no hang."""
+
+
+def judge(
+    ranks: Sequence[RankState], now: float, world_size: int | None = None, *, ended: bool = False
+) -> Hang | None:
+    """Return why the job makes no step at `now`; None where it makes steps or nobody can know.
+
+    `ended` says that the job is over: its records then tell how it hung last.
+    """
+    job = Job(tuple(sorted(ranks, key=lambda one: one.rank)), now, world_size, ended)
+    if not job.records or any(one.paused for one in ranks):
+        return None
+    if any(record.doing == COMPILING for record in job.records.values()):
+        return None
+    for look in (lost, collectives, messages, ras, stacks):
+        found = look(job)
+        if found is not None:
+            return replace(found, evidence=ras_evidence(job))
+    return None

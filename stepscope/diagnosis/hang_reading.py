@@ -1,0 +1,135 @@
+"""Reads what the ranks of a run have written while they make no step, and judges it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from stepscope.diagnosis.hang import judge
+from stepscope.diagnosis.hang_job import Condition, Hang, RankState
+from stepscope.diagnosis.hang_record import (
+    BYTES_LIMIT,
+    REFRESH_S,
+    HangRecord,
+    hang_name,
+    parse,
+)
+from stepscope.run import STALE_S, RunInfo, RunStatus, pid_namespace, process_of, rank_json
+from stepscope.run.plain_file import read_plain
+from stepscope.run.rank_states import RankStanding, rank_states
+from stepscope.run.rank_states import RankState as Standing
+
+FRESH_S = 4 * REFRESH_S
+"""Age of a file up to which its rank still hangs: it is written every REFRESH_S, and clocks of
+several hosts differ."""
+RANKS_LIMIT = 1024
+"""Ranks that are read."""
+
+
+def hang_of(run: RunInfo, now: float | None = None) -> Hang | None:
+    """Return why a run makes no step, or made none when it ended; None where it did not hang.
+
+    Costs a look at the folder where no rank hangs, otherwise two small files a rank.
+    """
+    if not _any_record(run.folder):
+        return None
+    # A run lives as long as rank 0, as a job does only while nobody ends the others.
+    ended = not run.status.live
+    if ended and run.status is RunStatus.FINISHED:
+        return None
+    now = time.time() if now is None else now
+    standings = rank_states(run.folder, now=now)[:RANKS_LIMIT]
+    states = [_state(run, standing, now, ended=ended) for standing in standings]
+    known = [state for state in states if state is not None]
+    return judge(known, now, _world_size(run), ended=ended)
+
+
+def read_record(folder: Path, number: int) -> HangRecord | None:
+    """Return what a rank has written; None where there is nothing, or nothing of ours."""
+    try:
+        return parse(read_plain(folder / hang_name(number), BYTES_LIMIT))
+    except (OSError, ValueError):
+        return None
+
+
+def _any_record(folder: Path) -> bool:
+    with os.scandir(folder) as entries:
+        return any(entry.name.startswith("hang-rank") for entry in entries)
+
+
+def _world_size(run: RunInfo) -> int | None:
+    size = run.run_json.get("world_size")
+    return size if type(size) is int and 1 < size <= RANKS_LIMIT else None
+
+
+def _state(run: RunInfo, standing: RankStanding, now: float, *, ended: bool) -> RankState | None:
+    """Return what the finder needs of a rank; None for one of which nothing can be known."""
+    condition = _CONDITIONS.get(standing.state)
+    if condition is None:
+        return None
+    number, told = standing.number, standing.run_json or {}
+    record = None if number is None else read_record(run.folder, number)
+    if record is not None and not ended and not _is_fresh(run.folder, record, now):
+        record = None
+    age_s = None if number is None else _beat_age_s(run.folder / rank_json(number), told, now)
+    if condition is Condition.ALIVE:
+        condition = _of_process(told, age_s)
+    pid, step = told.get("pid"), told.get("step")
+    has_ended = condition is Condition.ENDED
+    return RankState(
+        rank=standing.rank,
+        condition=condition,
+        host=(standing.host or "")[:100],
+        pid=pid if type(pid) is int else None,
+        step=step if type(step) is int else None,
+        beat_age_s=age_s,
+        paused=told.get("status") == RunStatus.PAUSED and not ended,
+        reason=standing.text if has_ended else None,
+        record=record,
+    )
+
+
+def _is_fresh(folder: Path, record: HangRecord, now: float) -> bool:
+    try:
+        written = (folder / hang_name(record.number)).stat().st_mtime
+    except OSError:
+        return False
+    return now - max(written, record.seen) < FRESH_S
+
+
+_CONDITIONS = {
+    Standing.ALIVE: Condition.ALIVE,
+    Standing.FINISHED: Condition.ENDED,
+    Standing.STOPPED: Condition.ENDED,
+    Standing.FAILED: Condition.ENDED,
+    Standing.DEAD: Condition.GONE,
+    Standing.NEVER_STARTED: Condition.ABSENT,
+}
+
+
+def _beat_age_s(path: Path, told: Mapping[str, Any], now: float) -> float | None:
+    """Return the seconds since a rank's last heartbeat, which it may only have touched."""
+    try:
+        return max(0.0, now - max(float(told["heartbeat"]), path.stat().st_mtime))
+    except (OSError, KeyError, TypeError, ValueError):
+        return None
+
+
+def _of_process(told: dict[str, Any], beat_age_s: float | None) -> Condition:
+    """Judge a live rank's process: where it is of this machine, by what the system says of it."""
+    here = told.get("host") == socket.gethostname() and told.get("pid_namespace") == pid_namespace()
+    process = process_of(told) if here else None
+    if process is not None:
+        try:
+            if process.status() == psutil.STATUS_STOPPED:
+                return Condition.STOPPED
+        except psutil.Error:  # it ends just now, or may not be looked at
+            return Condition.ALIVE
+    is_silent = beat_age_s is not None and beat_age_s > STALE_S
+    return Condition.SILENT if is_silent else Condition.ALIVE

@@ -1,0 +1,219 @@
+"""Writes `hang-rankK.json` while a rank of a job makes no step, so that a hang can be named.
+
+The writer thread looks once a second whether a step is overdue, which takes microseconds. Only then
+a thread `stepscope-hang` begins: it reads torch's Flight Recorder, where the training thread is,
+and once NCCL's RAS. It may have to wait for a lock of torch or for RAS; nobody waits for it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from stepscope.diagnosis.hang_job import Hang
+from stepscope.diagnosis.hang_reading import FRESH_S, hang_of
+from stepscope.diagnosis.hang_record import REFRESH_S, HangRecord, Named, hang_name
+from stepscope.formatting import format_duration
+from stepscope.recording.recorder import Recorder
+from stepscope.recording.to_json import first_line
+from stepscope.run import RunError, RunStatus, read_run
+from stepscope.run.folder import replacing
+from stepscope.session.hang_capture import capture, with_ras
+from stepscope.session.hang_pace import Pace
+
+log = logging.getLogger(__name__)
+
+EVENT = "hang"
+"""Kind of the events: one when a hang is named, one when steps go on."""
+SOON_S = 1.5
+"""Time until the second look: the other ranks write their files within a second."""
+
+Told = tuple[str, str, dict[str, Any]]
+"""Kind, text and data of an event."""
+
+
+class HangWatch:
+    """Watches the steps of one rank, whose training thread makes this.
+
+    `busy` says whether something of ours holds the training up. `look` is called by the writer
+    thread about once a second, `close` by who closes the run.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        number: int,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.busy: Callable[[], bool] = lambda: False
+        self._recorder = recorder
+        self._number = number
+        self._thread = threading.get_ident()
+        self._clock = clock
+        self._pace = Pace()
+        self._says: deque[Told] = deque()
+        self._hung: _Hung | None = None
+        self._broken = False
+
+    @property
+    def text(self) -> str | None:
+        """The sentence on the hang that there is now; None for none, or none that is named."""
+        hung = self._hung
+        return None if hung is None or hung.named is None else hung.named.what
+
+    def look(self, run_json: Mapping[str, Any], step: int) -> list[Told]:
+        """Begin or end the record of a hang; return the events to write."""
+        try:
+            self._look(run_json, step)
+        except Exception as error:  # noqa: BLE001 - it must not end the writer thread
+            self._give_up(error)
+        says: list[Told] = []
+        while self._says:
+            says.append(self._says.popleft())
+        return says
+
+    def close(self, status: RunStatus) -> None:
+        """Write nothing more. The record stays, unless the run has ended well."""
+        hung, self._hung = self._hung, None
+        self._broken = True
+        if hung is not None:
+            hung.end(remove=status is RunStatus.FINISHED)
+
+    def _look(self, run_json: Mapping[str, Any], step: int) -> None:
+        world_size = run_json.get("world_size", 1)
+        if self._broken or not isinstance(world_size, int) or world_size < 2:
+            return
+        total = run_json.get("total_steps")
+        has_ended = type(total) is int and 0 < total <= step
+        due = run_json.get("status") == RunStatus.RUNNING and not has_ended and not self.busy()
+        now, sign = self._clock(), self._recorder.signs
+        silent_s = self._pace.look(now, step, due=due, sign=sign)
+        hung = self._hung
+        if silent_s is not None and hung is None:
+            self._hung = self._begin(run_json, step, silent_s)
+        elif silent_s is None and hung is not None:
+            self._hung = None
+            hung.end(remove=True)
+            if hung.named is not None:
+                lasted = format_duration(time.time() - hung.first.since)
+                text = f"Steps go on after {lasted} without one"
+                self._says.append((EVENT, text, {"state": "over"}))
+
+    def _begin(self, run_json: Mapping[str, Any], step: int, silent_s: float) -> _Hung:
+        rank, pid = run_json.get("rank"), run_json.get("pid")
+        now = time.time()
+        first = HangRecord(
+            number=self._number,
+            rank=rank if type(rank) is int else self._number,
+            step=step,
+            since=now - silent_s,
+            seen=now,
+            usual_s=self._pace.usual_s,
+            host=str(run_json.get("host", "")),
+            pid=pid if type(pid) is int else os.getpid(),
+        )
+        hung = _Hung(self._recorder, first, self._thread, self._named)
+        hung.start()
+        return hung
+
+    def _named(self, found: Hang) -> None:
+        """Keep the event of a hang that was named, in the thread that looks."""
+        data = {**found.as_json(), "state": "raised", "rank": found.rank}
+        self._says.append((EVENT, found.text, data))
+
+    def _give_up(self, error: Exception) -> None:
+        self._broken = True
+        log.warning("stepscope: hangs are watched no more; recording goes on", exc_info=error)
+
+
+class _Hung:
+    """The record of one hang, kept by a thread of its own until `end`."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        first: HangRecord,
+        thread: int,
+        tell: Callable[[Hang], None],
+    ) -> None:
+        self.first = first
+        self.named: Named | None = None
+        self._recorder = recorder
+        self._path = recorder.folder / hang_name(first.number)
+        self._training = thread
+        self._tell = tell
+        self._told: tuple[Any, ...] | None = None
+        self._over = threading.Event()
+        self._writing = threading.Lock()
+
+    def start(self) -> None:
+        """Begin to look; does nothing in a process that can start no thread."""
+        thread = threading.Thread(target=self._work, name="stepscope-hang", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            log.warning("stepscope: a hang cannot be looked into: %s", error)
+
+    def end(self, *, remove: bool) -> None:
+        """Write nothing more; with `remove` take the file away. Waits for no look."""
+        self._over.set()
+        if remove:
+            with self._writing:
+                self._path.unlink(missing_ok=True)
+
+    def _work(self) -> None:
+        record, wait_s = self.first, SOON_S
+        try:
+            while not self._over.is_set():
+                record = capture(record, self._training)
+                self._write(record)
+                if self._over.wait(wait_s):
+                    return
+                self._name()
+                if wait_s == SOON_S:
+                    record = with_ras(record)
+                record = replace(record, named=self.named, seen=time.time())
+                self._write(record)
+                if self._over.wait(REFRESH_S - wait_s):
+                    return
+                wait_s = REFRESH_S / 2
+        except Exception as error:  # noqa: BLE001 - the training hangs, and must not fail for this
+            log.warning("stepscope: a hang could not be recorded: %s", first_line(error))
+
+    def _write(self, record: HangRecord) -> None:
+        with self._writing:
+            if self._over.is_set():
+                return
+            with replacing(self._path, durable=False) as part:
+                part.write_text(json.dumps(record.to_json()))
+
+    def _name(self) -> None:
+        """Name the hang by the files of all ranks, once for all: the first rank that hangs does."""
+        if any(self._is_fresh(number) for number in range(self.first.number)):
+            return
+        try:
+            found = hang_of(read_run(self._recorder.folder))
+        except RunError:  # rank 0 is just being set up, or its file is broken
+            return
+        if found is None:
+            return
+        self.named = Named(what=found.what, rank=found.rank, phase=found.phase)
+        said = found.cause, found.ranks, found.group, found.sequence
+        if said != self._told:
+            self._told = said
+            self._tell(found)
+
+    def _is_fresh(self, number: int) -> bool:
+        try:
+            written = (self._recorder.folder / hang_name(number)).stat().st_mtime
+        except OSError:
+            return False
+        return time.time() - written < FRESH_S

@@ -1,0 +1,99 @@
+"""Ranks that average their gradients, of which rank 1 hangs: hanging.py WHAT [BACKEND] [STEP].
+
+WHAT: sleep (in the loop), input (in the data set), forward, stop (SIGSTOP), kill (SIGKILL),
+mismatch (another collective), order (two groups in another order), receive (a message that nobody
+sends), or none.
+"""
+
+import os
+import signal
+import sys
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+WHAT, BACKEND, STEP = (*sys.argv[1:], *("none", "gloo", "40")[len(sys.argv) - 1 :])
+RANK = int(os.environ["RANK"])
+HANGS_S = 100
+
+
+def here(what: str, step: int) -> bool:
+    """Say whether this rank hangs now, in this way."""
+    return (what, step, RANK) == (WHAT, int(STEP), 1)
+
+
+class Numbers(Dataset[torch.Tensor]):
+    """Random rows; one of them may take long."""
+
+    def __len__(self) -> int:
+        return 4 * 2000
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index % 4 == 0 and here("input", index // 4):
+            time.sleep(HANGS_S)
+        return torch.randn(4)
+
+
+class Net(nn.Module):
+    """A linear layer; one of its steps may take long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+        self.step = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if here("forward", self.step):
+            time.sleep(HANGS_S)
+        self.step += 1
+        return self.layer(x)
+
+
+def main() -> None:
+    on_gpu = BACKEND == "nccl"
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    seconds = float(os.environ.get("HANGING_TIMEOUT_S", "90"))
+    dist.init_process_group(BACKEND, timeout=timedelta(seconds=seconds))
+    other = dist.new_group(list(range(dist.get_world_size())))
+    model = Net().to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step, batch in enumerate(DataLoader(Numbers(), batch_size=4)):
+        loss = model(batch.to(device)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        hang(step, other, device)
+        for weights in model.parameters():
+            dist.all_reduce(weights.grad, dist.ReduceOp.SUM)
+        optimizer.step()
+        if on_gpu:
+            torch.cuda.synchronize()
+        time.sleep(0.02)
+        if WHAT == "none" and step == int(STEP):
+            break
+
+
+def hang(step: int, other: dist.ProcessGroup, device: torch.device) -> None:
+    x = torch.ones(100, device=device)
+    if here("sleep", step):
+        time.sleep(HANGS_S)
+    if here("stop", step):
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if here("kill", step):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if here("mismatch", step):
+        dist.all_gather([torch.empty_like(x) for _ in range(dist.get_world_size())], x)
+    if WHAT == "receive" and step == int(STEP):
+        dist.recv(x, 1 - RANK if RANK < 2 else 0)
+    if WHAT == "order" and step == int(STEP):
+        groups = [other, dist.group.WORLD]
+        for group in groups if RANK == 1 else reversed(groups):
+            dist.all_reduce(x, group=group)
+
+
+main()
