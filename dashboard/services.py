@@ -24,6 +24,7 @@ import streamlit as st
 
 from dashboard.crash_watch import CrashWatch
 from dashboard.fit_runs import FitRuns
+from dashboard.hangs import Hangs
 from dashboard.lesson_runs import LessonRuns
 from dashboard.machine.run_energy import RunEnergies
 from dashboard.machine.watch import MachineWatch
@@ -78,6 +79,7 @@ class Services:
         self.fits = FitRuns(runs)
         self.stragglers = Stragglers()
         self.verdicts = Verdicts(stragglers=self.stragglers)
+        self.hangs = Hangs()
         self.sweeps = Sweeps(runs, examples)
         self.snapshots = Snapshots(runs)
         self.machine = MachineWatch(Machine(functools.partial(open_source, reader="page")))

@@ -29,6 +29,7 @@ from dashboard.charts import ledger, series
 from dashboard.charts.profile import shown
 from dashboard.charts.rank_alerts import RankAlerts
 from dashboard.controls.proposal import is_possible
+from dashboard.hangs import as_verdict as hang_verdict
 from dashboard.run_files import profile_of, profile_summary
 from dashboard.shortages import as_verdict
 from dashboard.verdicts import as_json
@@ -117,12 +118,15 @@ def get_series(request: Request) -> Answer:
 
 
 def _verdict(server: services.Services, reader: RunReader, run: RunInfo) -> Answer | None:
-    """Return what the steps of the run wait for, None where there is nothing to say."""
+    """Return why the run ended, hangs, or waits; None where there is nothing to say."""
     config = run.run_json.get("config") or {}
     devices = server.devices().devices if server.devices_known else []
     short = as_verdict(run, devices)
     if short is not None:
         return short
+    hang = hang_verdict(server.hangs.of(run))
+    if hang is not None:
+        return hang
     allowed = functools.partial(is_possible, config=config, devices=devices)
     return as_json(server.verdicts.of(reader, run, allowed))
 

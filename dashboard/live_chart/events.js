@@ -23,6 +23,8 @@ export const EVENT_WORDS = {
   gpu_recovered: "GPU back",
   throttle_start: "Throttling",
   throttle_end: "Throttling over",
+  hang: "Hang",
+  hang_over: "Hang over",
   xid: "GPU error",
   ecc: "Memory errors",
   remapped_rows: "Rows replaced",
@@ -49,6 +51,7 @@ export const BAD = new Set([
   "error",
   "gpu_lost",
   "throttle_start",
+  "hang",
   "xid",
   "ecc",
   "gpu_recovery_action",
@@ -97,7 +100,7 @@ const COMMANDS = new Set(
   "mark pause resume stop empty_cache reset_peaks collect_garbage profile".split(" "),
 );
 const FAILURES = new Set(
-  [...BAD, "hook_failed", "output_lost", "amp_skipped", "sampler_slowed"].concat(
+  [...BAD, "hang_over", "hook_failed", "output_lost", "amp_skipped", "sampler_slowed"].concat(
     "alert",
     "alerts_problem",
   ),

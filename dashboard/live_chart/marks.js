@@ -23,6 +23,8 @@ const MARK_LABELS = {
   gpu_recovered: "back",
   throttle_start: "throttle",
   throttle_end: "full",
+  hang: "hang",
+  hang_over: "",
   xid: "Xid",
   ecc: "ECC",
   remapped_rows: "",

@@ -180,7 +180,7 @@ class Job:
         blocked: Blocked | None = None,
     ) -> Hang:
         """Return a hang in words: `what` completes a sentence, `next` is one."""
-        step = max(record.step for record in self.records.values())
+        step = min(record.step for record in self.records.values())
         silent_s = self.silent_s
         verb = "It had made no step for" if self.ended else "No step for"
         entered = first_in(blocked)

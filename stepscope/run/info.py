@@ -10,6 +10,7 @@ from typing import Any
 
 from stepscope.run.first_cause import first_cause, names
 from stepscope.run.folder import RUN_JSON, RunError
+from stepscope.run.hang_reason import hung_in
 from stepscope.run.process import user_name
 from stepscope.run.rank_files import RankFile, other_ranks, read_rank_file
 from stepscope.run.rank_states import absence, absences
@@ -63,7 +64,8 @@ def read_run(folder: Path) -> RunInfo:
     """Return a run's run_json and its status as of now. Raises RunError for a corrupt file.
 
     A run of several ranks has ended as the rank that caused its end; it lives as long as rank 0.
-    While it lives, its reason names the ranks that are gone or never came.
+    While it lives, its reason names the ranks that are gone or never came. That of a failure says
+    what the ranks hung in before it, such as the time-out of a collective.
     """
     try:
         own = read_rank_file(folder / RUN_JSON, 0)
@@ -81,6 +83,9 @@ def read_run(folder: Path) -> RunInfo:
     if own.run_json.get("world_size", 1) != 1:
         if not status.live:
             status, reason, cause = _end_of_all([own, *other_ranks(folder)], reason)
+        hung = hung_in(folder) if status in (RunStatus.FAILED, RunStatus.CRASHED) else None
+        if hung is not None:
+            reason = f"{reason} It hung before: {hung[:1].lower()}{hung[1:]}"
         absent = absence(absences(folder, own, ended=not status.live))
         reason = " ".join(filter(None, (reason, absent))) or None
     return RunInfo(folder, status, reason, own.age_s, own.run_json, cause.number, cause.rank)

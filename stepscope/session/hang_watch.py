@@ -30,8 +30,8 @@ from stepscope.session.hang_pace import Pace
 
 log = logging.getLogger(__name__)
 
-EVENT = "hang"
-"""Kind of the events: one when a hang is named, one when steps go on."""
+NAMED, OVER = "hang", "hang_over"
+"""Kinds of the events: when a hang is named, and when steps go on after it."""
 SOON_S = 1.5
 """Time until the second look: the other ranks write their files within a second."""
 
@@ -105,7 +105,7 @@ class HangWatch:
             if hung.named is not None:
                 lasted = format_duration(time.time() - hung.first.since)
                 text = f"Steps go on after {lasted} without one"
-                self._says.append((EVENT, text, {"state": "over"}))
+                self._says.append((OVER, text, {}))
 
     def _begin(self, run_json: Mapping[str, Any], step: int, silent_s: float) -> _Hung:
         rank, pid = run_json.get("rank"), run_json.get("pid")
@@ -126,8 +126,7 @@ class HangWatch:
 
     def _named(self, found: Hang) -> None:
         """Keep the event of a hang that was named, in the thread that looks."""
-        data = {**found.as_json(), "state": "raised", "rank": found.rank}
-        self._says.append((EVENT, found.text, data))
+        self._says.append((NAMED, found.text, {**found.as_json(), "rank": found.rank}))
 
     def _give_up(self, error: Exception) -> None:
         self._broken = True
