@@ -161,7 +161,9 @@ def results(plan: Plan, device: torch.device) -> Iterator[dict[str, Any]]:
                     yield measure(operation, size, plan, clock, device)
                     continue
                 except (RuntimeError, ValueError, WrongResultError) as error:
-                    # A backend without it says so on all ranks, before anything is sent.
+                    # A backend without it says so on all ranks, before anything is sent; after
+                    # the end of a rank this raises, and ends the measurement.
+                    dist.barrier()
                     refused = str(error).strip().splitlines()[0][:300]
             yield {"operation": operation, "bytes": size, "reason": refused}
 

@@ -1,0 +1,110 @@
+"""What may be measured, and how a measurement is told: plans, sizes, refusals, files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.collectives.plan import GIB, KIB, MIB, NCCL, Plan, PlanError, parse_sizes, refusal
+from trainer.collectives.results import (
+    ResultError,
+    new_result_path,
+    read_result,
+    result_names,
+    write_result,
+)
+from trainer.collectives.table import closing, heading, line
+
+ROW: dict[str, Any] = {
+    "operation": "all_reduce",
+    "bytes": MIB,
+    "seconds": 1e-3,
+    "algorithm": MIB / 1e-3,
+    "bus": 1.5 * MIB / 1e-3,
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"backend": "mpi"}, "backend: gloo for CPUs or nccl for GPUs, got 'mpi'."),
+        ({"ranks": 1}, "ranks: 2 to 64 processes, got 1."),
+        ({"ranks": 65}, "ranks: 2 to 64 processes, got 65."),
+        ({"operations": ()}, "got none."),
+        ({"operations": ("all_reduce", "reduce")}, "got reduce."),
+        ({"sizes": ()}, "sizes: 1 KiB to 16 GiB each"),
+        ({"sizes": (512,)}, "sizes: 1 KiB to 16 GiB each"),
+        ({"seconds": 0.0}, "seconds: 0.01 to 10 for each size, got 0.0."),
+    ],
+)
+def test_a_plan_that_cannot_be_says_what_may(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(PlanError) as error:
+        Plan(**fields)
+    assert said in str(error.value)
+
+
+def test_a_plan_goes_through_one_line() -> None:
+    plan = Plan(ranks=4, sizes=(KIB, GIB), operations=("broadcast",), seconds=0.5)
+    assert "\n" not in plan.to_json()
+    assert Plan.from_json(plan.to_json()) == plan
+    assert plan.count == 2
+
+
+@pytest.mark.parametrize("text", ["", "1X", "1K..", "4M..1K", "-1K", "1K;2K", "20G", "512"])
+def test_sizes_that_are_none(text: str) -> None:
+    with pytest.raises(PlanError, match="^sizes: "):
+        parse_sizes(text)
+
+
+def test_nccl_needs_a_gpu_a_rank() -> None:
+    plan = Plan(backend=NCCL, ranks=4)
+    assert refusal(plan, 4, None) is None
+    assert refusal(Plan(ranks=4), 0, "No driver.") is None
+    few = refusal(plan, 1, None)
+    assert few is not None
+    assert "a GPU for each of the 4 ranks, and there is 1 here" in few
+    none = refusal(plan, 0, "torch is a CPU-only build.")
+    assert none is not None
+    assert "torch is a CPU-only build. Choose gloo" in none
+
+
+def test_files_are_kept_newest_first_and_read_back(tmp_path: Path) -> None:
+    first = new_result_path(tmp_path, "gloo", 2)
+    write_result(first, {"rows": [ROW]})
+    second = new_result_path(tmp_path, "gloo", 2)
+    assert second != first
+    write_result(second, {"rows": [ROW, {"operation": "broadcast", "bytes": 8, "reason": "no"}]})
+    assert result_names(tmp_path) == sorted([first.stem, second.stem], reverse=True)
+    assert read_result(tmp_path, first.stem)["rows"] == [ROW]
+    assert len(read_result(tmp_path, second.stem)["rows"]) == 2
+
+
+@pytest.mark.parametrize("name", ["absent", "../run", "", "a/b", "."])
+def test_a_name_of_no_file_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(ResultError, match="none of the name"):
+        read_result(tmp_path, name)
+
+
+def test_files_of_others_lose_what_is_no_row(tmp_path: Path) -> None:
+    path = new_result_path(tmp_path, "gloo", 2)
+    odd = [1, {}, {"operation": "all_reduce", "bytes": "4"}, ROW | {"bus": None}, ROW]
+    write_result(path, {"rows": odd})
+    assert read_result(tmp_path, path.stem)["rows"] == [ROW]
+    for text in ("{", "[]", json.dumps({"rows": 3})):
+        path.write_text(text)
+        with pytest.raises(ResultError, match="Delete it"):
+            read_result(tmp_path, path.stem)
+
+
+def test_lines_for_a_terminal() -> None:
+    missing = {"operation": "all_reduce", "bytes": GIB, "reason": "no room"}
+    assert line(missing).endswith("1.00 GiB  not measured: no room")
+    assert len(line(ROW)) == len(heading())
+    document = {"ranks": 2, "backend": "nccl", "machine": {"device": "H100", "link": None}}
+    assert closing(document) == ["2 ranks by nccl on H100."]
+    document["machine"] = {"device": "H100", "link": {"name": "18 NVLinks", "bytes_per_s": 450e9}}
+    assert closing(document) == ["2 ranks by nccl on H100, 18 NVLinks: 450 GB/s each way."]
