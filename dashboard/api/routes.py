@@ -25,11 +25,13 @@ from dashboard import live_chart, services
 from dashboard.api import commands, uploads
 from dashboard.api.devices import devices_answer
 from dashboard.api.page_token import page_token
+from dashboard.api.ranks import Jobs, ranks_answer
 from dashboard.charts import ledger, series
 from dashboard.charts.profile import shown
 from dashboard.charts.rank_alerts import RankAlerts
 from dashboard.controls.proposal import is_possible
 from dashboard.hangs import as_verdict as hang_verdict
+from dashboard.ranks.answer import parse_question
 from dashboard.run_files import profile_of, profile_summary
 from dashboard.shortages import as_verdict
 from dashboard.verdicts import as_json
@@ -165,6 +167,17 @@ def get_devices(request: Request) -> Answer:
     return devices_answer(services.get(), request.query_params)
 
 
+_JOBS = Jobs()
+
+
+@_answering
+def get_ranks(request: Request) -> Answer:
+    """`/api/ranks?run=&metric=&columns=&seen=&who=`: the ranks of a job, what is new of them."""
+    query = request.query_params
+    folder = services.get().folder(query.get("run", ""))
+    return ranks_answer(_JOBS, folder, parse_question(query.items()))
+
+
 @_answering
 def get_profile(request: Request) -> Answer:
     """`/api/profile?run=&first=&last=`: the parts of a step and the stacks of a profile."""
@@ -244,6 +257,7 @@ ROUTES = [
     Route("/api/runs", get_runs),
     Route("/api/profile", get_profile),
     Route("/api/devices", get_devices),
+    Route("/api/ranks", get_ranks),
     Route("/api/command", post_command, methods=["POST"]),
     Route("/api/snapshot", post_snapshot, methods=["POST"]),
     Route("/api/{path:path}", no_such_route, methods=["GET", "POST", "PUT", "PATCH", "DELETE"]),

@@ -1,0 +1,43 @@
+"""`/api/ranks`: the ranks of a job, from what the server keeps of it for all tabs."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+from dashboard.ranks.answer import Question, answer
+from dashboard.ranks.job import Job
+from stepscope.run import RunInfo, read_run
+
+KEPT = 4
+"""Runs whose ranks are kept: some hundred kB each."""
+
+
+class Jobs:
+    """The jobs that tabs look at; may be called by any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._jobs: OrderedDict[tuple[Path, float], Job] = OrderedDict()
+
+    def of(self, run: RunInfo) -> Job:
+        """Return what is kept of a run; nothing of another run that had its folder before."""
+        key = run.folder, run.created
+        with self._lock:
+            job = self._jobs.pop(key, None) or Job(run)
+            self._jobs[key] = job
+            while len(self._jobs) > KEPT:
+                self._jobs.popitem(last=False)
+            return job
+
+
+def ranks_answer(jobs: Jobs, folder: Path, question: Question) -> dict[str, Any]:
+    """Return the answer for a run. Raises RunError."""
+    run = read_run(folder)
+    job = jobs.of(run)
+    with job.lock:
+        if not question.only_strips or job.unread:
+            job.look()
+        return answer(job, run, question)

@@ -1,0 +1,122 @@
+"""The ranks of a job as their own files tell of them: where each runs, and whether it lives.
+
+Others may have written those files: what they lack or hold in another form is left out.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from dashboard.charts.content import run_content, training_device
+from stepscope.formatting import printable
+from stepscope.run import RunInfo, RunStatus, read_rank
+
+MOST = 64
+"""Ranks of a job that are shown; the others are counted."""
+HOST_LENGTH = 40
+REASON_LENGTH = 120
+MOST_RANKS = 1_000_000
+"""World size beyond which run.json is not believed."""
+_RANK_JSON = re.compile(r"rank([1-9]\d{0,5})\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One rank: `number` counts the processes in the folder, `rank` is torch's number.
+
+    `device` is "cpu", a GPU's UUID or None where nobody knows yet. `gpus` are the UUIDs that it
+    lists: the first rank of a host samples them for all. `ended` is when it ended in epoch seconds,
+    or was last heard of where it died; None while it lives.
+    """
+
+    number: int
+    rank: int
+    host: str
+    device: str | None
+    gpus: tuple[str, ...]
+    local_rank: int | None
+    status: RunStatus
+    ended: float | None = None
+    reason: str | None = None
+
+
+def read_member(folder: Path, number: int) -> Member | None:
+    """Return a rank as its file tells of it now, in 0.2 ms; None where it cannot be read."""
+    info = read_rank(folder, number)
+    if info is None:
+        return None
+    local = info.run_json.get("local_rank")
+    return Member(
+        number=number,
+        rank=info.cause_rank if 0 <= info.cause_rank < MOST_RANKS else number,
+        host=printable(str(info.run_json.get("host") or "?"))[:HOST_LENGTH],
+        device=training_device(info),
+        gpus=tuple(gpu.uuid for gpu in run_content(info).gpus),
+        local_rank=local if type(local) is int and 0 <= local < MOST_RANKS else None,
+        status=info.status,
+        ended=_ended(info),
+        reason=None if info.reason is None else printable(info.reason)[:REASON_LENGTH],
+    )
+
+
+def unreadable(number: int) -> Member:
+    """Return a rank of which nothing is known but that it has a file."""
+    pending = RunStatus.PENDING
+    return Member(number, number, "?", None, (), None, pending, None, "Its file cannot be read.")
+
+
+def numbers_in(folder: Path) -> list[int]:
+    """Return the numbers of the ranks that have a file in the folder, rank 0 always."""
+    try:
+        found = (_RANK_JSON.fullmatch(name) for name in os.listdir(folder))
+        return [0, *sorted(int(match[1]) for match in found if match is not None)]
+    except OSError:
+        return [0]
+
+
+def missing_ranks(members: Iterable[Member], world_size: int) -> list[int]:
+    """Return torch's numbers of the ranks that have written nothing here, at most MOST of them."""
+    there = {member.rank for member in members}
+    return list(islice((rank for rank in range(world_size) if rank not in there), MOST))
+
+
+def world_size_of(run_json: Mapping[str, Any]) -> int:
+    """Return how many processes the job has; 1 for what is no such number."""
+    size = run_json.get("world_size", 1)
+    return size if type(size) is int and 1 <= size <= MOST_RANKS else 1
+
+
+def places(members: Iterable[Member]) -> list[str]:
+    """Return the device of each rank in a few letters: "CPU", "GPU 3", "" where nobody knows.
+
+    A GPU has the index that its host's list gives it; without such a list that of the local rank.
+    """
+    members = list(members)
+    indices = {
+        (member.host, uuid): index for member in members for index, uuid in enumerate(member.gpus)
+    }
+    found = []
+    for member in members:
+        if member.device in (None, "cpu"):
+            found.append("CPU" if member.device else "")
+            continue
+        index = indices.get((member.host, member.device), member.local_rank)
+        found.append("GPU" if index is None else f"GPU {index}")
+    return found
+
+
+def _ended(info: RunInfo) -> float | None:
+    """Return when a rank ended, or was last heard of, in epoch seconds."""
+    if info.status.live:
+        return None
+    ended = info.run_json.get("ended")
+    if info.status is not RunStatus.CRASHED and isinstance(ended, int | float):
+        return float(ended)
+    return time.time() - info.heartbeat_age_s
