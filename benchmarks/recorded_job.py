@@ -1,4 +1,4 @@
-"""A live job of many ranks with made-up values: `python -m benchmarks.recorded_job FOLDER RANKS STEPS`.
+"""A live job with made-up values: `python -m benchmarks.recorded_job FOLDER RANKS STEPS`.
 
 Writes a job that looks as if its ranks, eight a host, had trained STEPS steps at 25 steps/s with a
 GPU each, prints `ready`, and goes on at that rate until its stdin ends (at most an hour). One rank

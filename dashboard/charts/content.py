@@ -30,6 +30,8 @@ CUSTOM_CHARTS = 12
 CUSTOM_LENGTH = 100
 """Longest name of such a metric: what is longer would be most of every poll."""
 OPTIMIZERS = 8
+MOST_RANKS = 1_000_000
+"""World size beyond which run.json is not believed."""
 GROUPS = 8
 """Parameter groups of an optimizer whose learning rate is drawn."""
 
@@ -69,6 +71,7 @@ class RunContent:
     `optimizers` are the class names, in the order of their first steps. `custom` are the metrics
     that only this run has, those with a chart; `custom_left` counts the others. `flops_reason`
     says why operations could not be counted, `peak_reason` why their share of the peak is unknown.
+    `ranks` are the processes of a distributed job.
     """
 
     has_cuda: bool
@@ -83,6 +86,7 @@ class RunContent:
     custom_left: int = 0
     flops_reason: str | None = None
     peak_reason: str | None = None
+    ranks: int = 1
 
 
 def run_content(run: RunInfo) -> RunContent:
@@ -104,7 +108,14 @@ def run_content(run: RunInfo) -> RunContent:
         custom_left=left,
         flops_reason=_text(run_json.get("flops_reason")),
         peak_reason=_text(run_json.get("peak_reason")),
+        ranks=world_size_of(run_json),
     )
+
+
+def world_size_of(run_json: Mapping[str, Any]) -> int:
+    """Return how many processes a job has; 1 for what is no such number."""
+    size = run_json.get("world_size", 1)
+    return size if type(size) is int and 1 <= size <= MOST_RANKS else 1
 
 
 def run_kind(run: RunInfo) -> RunKind:

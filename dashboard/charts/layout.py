@@ -44,7 +44,7 @@ def layout(content: RunContent) -> Json:
 
     `axis` is "time" where a run has no steps; `waiting` is said until a command is answered;
     `absent` says once what this run does not have and why, `no_epoch` why an epoch may be missing;
-    `custom_note` says what of the script's own metrics has no chart.
+    `custom_note` says what of the script's own metrics has no chart; `ranks` is true for a job.
     """
     recording = content.kind is RunKind.RECORD
     charts = _recording(content) if recording else _training(content)
@@ -61,6 +61,7 @@ def layout(content: RunContent) -> Json:
         "absent": _absent(content, drawn),
         "no_epoch": NO_EPOCH.get(content.kind),
         "custom_note": _custom_note(content),
+        "ranks": content.ranks > 1,
     }
 
 

@@ -47,7 +47,10 @@ export default function load(component) {{
 _mount = st.components.v2.component(
     "stepscope_live",
     js=_loader("live.js", "stepscopeLive"),
-    css="".join((_FOLDER / name).read_text(encoding="utf-8") for name in ("live.css", "cards.css")),
+    css="".join(
+        (_FOLDER / name).read_text(encoding="utf-8")
+        for name in ("live.css", "cards.css", "ranks.css")
+    ),
     isolate_styles=False,
 )
 

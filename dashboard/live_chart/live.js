@@ -10,6 +10,7 @@ import { Header } from "./header.js";
 import { Painter } from "./painter.js";
 import { loadPlotly } from "./plotly.js";
 import { Poller } from "./poll.js";
+import { RankSection } from "./ranks.js";
 import { Store } from "./store.js";
 import { readTheme } from "./theme.js";
 import { TileRow } from "./tiles.js";
@@ -49,6 +50,7 @@ class LiveView {
     );
     this.board = new Board(this.painter, this.memoryButtons.node, (open) => this.unfold(open));
     this.painter.restWhileDragging(this.board.node);
+    this.ranks = new RankSection(() => this.painter.theme);
     const trouble = (sentence) => this.setTrouble(sentence);
     this.detail = new Detail(this.store, () => this.redraw(), trouble);
     this.poller = new Poller({
@@ -58,7 +60,7 @@ class LiveView {
       refused: (sentence) => this.refused(sentence),
       trouble,
     });
-    const parts = [this.verdict, this.tiles, this.bar, this.board, this.table];
+    const parts = [this.verdict, this.tiles, this.bar, this.board, this.ranks, this.table];
     this.body = el("div", { class: "ss-body" }, ...parts.map((part) => part.node));
     this.root = el(
       "div",
@@ -82,6 +84,7 @@ class LiveView {
     this.setHeader(data.header);
     const text = JSON.stringify(data.layout);
     if (data.layout && (other || this.layoutText !== text)) this.setLayout(data.layout, text);
+    this.ranks.show(data.layout?.ranks ? data.run : null);
     if (data.run && !this.painter.Plotly) {
       loadPlotly(data.plotly).then(
         (plotly) => this.painter.usePlotly(plotly),
@@ -269,6 +272,7 @@ class LiveView {
     this.detail.close();
     this.painter.close();
     this.board.close();
+    this.ranks.close();
     this.root.remove();
   }
 }

@@ -32,9 +32,9 @@ export async function ask(url, signal = null, options = {}) {
 export class Poller {
   // `url()` gives the next address, `pace()` the pause in ms, `take(answer)` gets each answer,
   // `refused(sentence)` an answer that stays so, `trouble(sentence or null)` the state of the
-  // connection.
-  constructor({ url, pace, take, refused, trouble }) {
-    Object.assign(this, { url, pace, take, refused, trouble });
+  // connection. While `idle()` is true nothing is asked; `now` goes on.
+  constructor({ url, pace, take, refused, trouble, idle = () => false }) {
+    Object.assign(this, { url, pace, take, refused, trouble, idle });
     this.failures = 0;
     this.timer = 0;
     this.abort = null;
@@ -59,7 +59,8 @@ export class Poller {
 
   plan(delay) {
     clearTimeout(this.timer);
-    if (!this.closed && !document.hidden) this.timer = setTimeout(() => this.poll(), delay);
+    const rests = this.closed || document.hidden || this.idle();
+    if (!rests) this.timer = setTimeout(() => this.poll(), delay);
   }
 
   async poll() {

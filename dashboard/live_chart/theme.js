@@ -100,6 +100,7 @@ export function readTheme(root) {
   return {
     palette,
     background: `rgb(${r},${g},${b})`,
+    ink: `rgb(${tr},${tg},${tb})`,
     text: `rgba(${tr},${tg},${tb},0.66)`,
     grid: `rgba(${tr},${tg},${tb},0.08)`,
     line: `rgba(${tr},${tg},${tb},0.22)`,

@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from dashboard.charts.content import world_size_of
 from dashboard.ranks.columns import packed
 from dashboard.ranks.job import Figures, Job
-from dashboard.ranks.members import Member, missing_ranks, places, world_size_of
+from dashboard.ranks.members import Member, missing_ranks, places
 from stepscope.run import RunInfo, RunStatus
 
 Json = dict[str, Any]
@@ -136,13 +137,13 @@ def _end(row: int, member: Member, created: float) -> list[Any]:
 
 def _strips(job: Job, question: Question, room: int) -> Json:
     columns = job.columns
-    named = f"{job.name}-{columns.generation}"
     recorded = columns.recorded()
     metric = question.metric if question.metric in recorded else next(iter(recorded), None)
+    named = f"{job.name}-{columns.generation}-{metric}"
     found: Json = {"columns": named, "width": columns.width_s, "metric": metric}
     if metric is None:
         return found | {"seen": 0, "more": False}
-    same = question.columns == named and question.metric == metric
+    same = question.columns == named
     limit = int((room - 200) / (BYTES_A_VALUE * columns.ranks + 4))
     at, seen, waits = columns.since(metric, question.seen if same else 0, limit)
     strip = {"at": at.tolist()} | packed(columns.values(metric, at))

@@ -27,7 +27,11 @@ from stepscope.store.frames import FACTOR, Floats
 log = logging.getLogger(__name__)
 
 BUDGET_S = 0.004
-"""Time that a question may spend on reading; a series that is begun is finished."""
+"""Time of a core that a question may spend on reading; a series that is begun is finished."""
+FIRST_BUDGET_S = 0.006
+"""The same while ranks have not been read at all: nothing else is answered then."""
+LONGEST_S = 0.03
+"""Time on the clock that it may take, where a disk or a busy machine is slow."""
 MEMBER_S = 2.0
 """How often the file of a rank is read again."""
 TAIL = 128
@@ -95,7 +99,7 @@ class _Rank:
 class Job:
     """The ranks of one run; `lock` is held by whoever calls anything of it."""
 
-    def __init__(self, run: RunInfo, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, run: RunInfo, clock: Callable[[], float] = time.monotonic) -> None:
         self.folder = run.folder
         self.lock = threading.Lock()
         self.members: dict[int, Member] = {}
@@ -127,17 +131,23 @@ class Job:
         """Return the newest rows of a rank."""
         return self._ranks[number].figures
 
-    def look(self, budget_s: float = BUDGET_S) -> None:
-        """Read what fits into the time, at least one rank."""
-        deadline = self._clock() + budget_s
+    def look(self, budget_s: float | None = None) -> None:
+        """Read what fits into the time, at least one series."""
+        clock, core = self._clock() + LONGEST_S, time.thread_time()
         self._list()
+        usual_s = FIRST_BUDGET_S if self.unread else BUDGET_S
+        core += usual_s if budget_s is None else budget_s
+
+        def is_over() -> bool:
+            return time.thread_time() >= core or self._clock() >= clock
+
         for number in self.unmet:
             self._meet(number)
-            if self._clock() >= deadline:
+            if is_over():
                 return
         for number in sorted(self._ranks, key=self._turn):
-            self._visit(number, deadline)
-            if self._clock() >= deadline:
+            self._visit(number, is_over)
+            if is_over():
                 return
 
     def _list(self) -> None:
@@ -155,7 +165,7 @@ class Job:
         rank = self._ranks[number]
         return rank.complete, rank.visited
 
-    def _visit(self, number: int, deadline: float) -> None:
+    def _visit(self, number: int, is_over: Callable[[], bool]) -> None:
         rank, now = self._ranks[number], self._clock()
         rank.visited = now
         if now - rank.member_at >= MEMBER_S:
@@ -166,7 +176,7 @@ class Job:
             return
         try:
             with RunReader(self.folder, number) as reader:
-                rank.complete = self._read(reader, number, deadline) or rank.complete
+                rank.complete = self._read(reader, number, is_over) or rank.complete
         except StoreError as error:  # being made, or broken: the others are shown all the same
             log.debug("rank %d of %s: %s", number, self.folder.name, error)
             rank.complete = True
@@ -181,7 +191,7 @@ class Job:
             for rank in self._ranks.values():  # which may sample its GPU
                 rank.changed = ()
 
-    def _read(self, reader: RunReader, number: int, deadline: float) -> bool:
+    def _read(self, reader: RunReader, number: int, is_over: Callable[[], bool]) -> bool:
         """Read what is new in the series of a store; return False where time was up before all."""
         rank = self._ranks[number]
         for info in reader.series():
@@ -200,7 +210,7 @@ class Job:
                 newest = reader.read(info.id, max(0, info.rows - TAIL), info.rows, 1)
             for target in targets:
                 self._take(target, block, newest, afresh=seen == 0)
-            if self._clock() >= deadline:
+            if is_over():
                 return all(info.id in rank.series for info in reader.series())
         return True
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
-from dashboard.charts.content import run_content, training_device
+from dashboard.charts.content import MOST_RANKS, run_content, training_device
 from stepscope.formatting import printable
 from stepscope.run import RunInfo, RunStatus, read_rank
 
@@ -22,8 +21,6 @@ MOST = 64
 """Ranks of a job that are shown; the others are counted."""
 HOST_LENGTH = 40
 REASON_LENGTH = 120
-MOST_RANKS = 1_000_000
-"""World size beyond which run.json is not believed."""
 _RANK_JSON = re.compile(r"rank([1-9]\d{0,5})\.json")
 
 
@@ -85,12 +82,6 @@ def missing_ranks(members: Iterable[Member], world_size: int) -> list[int]:
     """Return torch's numbers of the ranks that have written nothing here, at most MOST of them."""
     there = {member.rank for member in members}
     return list(islice((rank for rank in range(world_size) if rank not in there), MOST))
-
-
-def world_size_of(run_json: Mapping[str, Any]) -> int:
-    """Return how many processes the job has; 1 for what is no such number."""
-    size = run_json.get("world_size", 1)
-    return size if type(size) is int and 1 <= size <= MOST_RANKS else 1
 
 
 def places(members: Iterable[Member]) -> list[str]:

@@ -1,0 +1,261 @@
+// The section "Ranks" of a job: strips of heat, lines of picked ranks, a table. It asks the server
+// only while it is in view.
+
+import { el, setAttribute, setText } from "./dom.js";
+import { Poller } from "./poll.js";
+import { RankData, missingWords } from "./ranks_data.js";
+import { RankLines } from "./ranks_lines.js";
+import { RankStrips } from "./ranks_strips.js";
+import { RankTable } from "./ranks_table.js";
+
+const PACE_MS = 1_000;
+const MORE_PACE_MS = 20; // the answer could not hold all, or the server still reads
+const ENDED_PACE_MS = 10_000;
+const PICKED_AT_ONCE = 8;
+
+// What the strips can show; the order is the server's.
+const METRICS = {
+  "perf/step_time": { label: "Step time", unit: "s", color: "blue" },
+  "perf/comm_wait": { label: "Waiting for ranks", unit: "s", color: "pink" },
+  "perf/data_wait": { label: "Data wait", unit: "s", color: "orange" },
+  "memory/allocated": { label: "Allocated", unit: "B", color: "blue" },
+  "process/rss": { label: "Process memory", unit: "B", color: "blue" },
+  "gpu/util": { label: "GPU utilization", unit: "%", color: "green" },
+  "train/loss": { label: "Loss", unit: "", color: "blue" },
+};
+
+export class RankSection {
+  // `theme()` gives the page's colors, null before they are known.
+  constructor(theme) {
+    this.theme = theme;
+    this.data = new RankData();
+    this.seen = false;
+    this.picked = new Set();
+    this.mean = true;
+    this.strips = new RankStrips(
+      (row) => this.toggle(row),
+      (x) => this.lines.point(x),
+    );
+    this.lines = new RankLines((row) => (row === null ? this.showMean(false) : this.toggle(row)));
+    this.table = new RankTable((row) => this.toggle(row));
+    this.build();
+    this.poller = new Poller({
+      url: () => `/api/ranks?${new URLSearchParams(this.data.question())}`,
+      pace: () => this.pace(),
+      take: (answer) => this.take(answer),
+      refused: (sentence) => this.setTrouble(sentence),
+      trouble: (sentence) => this.setTrouble(sentence),
+      idle: () => !this.seen || !this.data.run,
+    });
+    this.watch();
+  }
+
+  build() {
+    this.title = el("h3", {}, "Ranks");
+    this.count = el("span", { class: "ss-muted" });
+    this.modes = el("div", {
+      class: "ss-switch ss-modes",
+      role: "group",
+      "aria-label": "Strips of",
+    });
+    this.meanButton = el(
+      "button",
+      {
+        type: "button",
+        class: "ss-tool",
+        title: "The mean of all ranks as a line",
+        onclick: () => this.showMean(!this.mean),
+      },
+      "mean",
+    );
+    this.zeroButton = el(
+      "button",
+      {
+        type: "button",
+        class: "ss-tool",
+        title: "The line of rank 0, which the charts above show",
+        onclick: () => this.toggle(0),
+      },
+      "rank 0",
+    );
+    this.trouble = el("p", { class: "ss-trouble", hidden: "" });
+    this.verdict = el("p", {
+      class: "ss-verdict",
+      role: "note",
+      "data-testid": "rank-verdict",
+      hidden: "",
+    });
+    this.missing = el("p", {
+      class: "ss-warning",
+      role: "note",
+      "data-testid": "rank-missing",
+      hidden: "",
+    });
+    this.reading = el("p", { class: "ss-muted ss-empty" }, "Reading the ranks…");
+    const head = el(
+      "header",
+      { class: "ss-card-head ss-rank-head" },
+      this.title,
+      this.count,
+      this.modes,
+      this.strips.legend,
+    );
+    const lineTools = el(
+      "div",
+      { class: "ss-rank-tools" },
+      el("span", { class: "ss-muted" }, "Lines"),
+      this.meanButton,
+      this.zeroButton,
+    );
+    this.filled = el(
+      "div",
+      { hidden: "" },
+      this.strips.node,
+      lineTools,
+      this.lines.node,
+      this.table.node,
+    );
+    this.node = el(
+      "section",
+      { class: "ss-ranks ss-card", "data-testid": "ranks", "aria-label": "Ranks", hidden: "" },
+      head,
+      this.trouble,
+      this.verdict,
+      this.missing,
+      this.reading,
+      this.filled,
+    );
+  }
+
+  watch() {
+    this.inView = new IntersectionObserver(([entry]) => {
+      const came = entry.isIntersecting && !this.seen;
+      this.seen = entry.isIntersecting;
+      if (came && this.data.run) this.poller.now();
+    });
+    this.inView.observe(this.node);
+    this.sized = new ResizeObserver(() => this.draw());
+    this.sized.observe(this.node);
+  }
+
+  // Shows the ranks of a run; null where it has one process only.
+  show(run) {
+    this.node.hidden = run === null;
+    if (run === this.data.run) {
+      this.draw(); // the theme may be another
+      return;
+    }
+    this.data.open(run);
+    this.picked = new Set();
+    this.mean = true;
+    this.table.open();
+    this.reading.hidden = false;
+    this.filled.hidden = true;
+    setAttribute(this.node, "data-ready", null);
+    if (run !== null && this.seen) this.poller.restart();
+  }
+
+  pace() {
+    return this.data.live === false ? ENDED_PACE_MS : PACE_MS;
+  }
+
+  take(answer) {
+    const { data } = this;
+    if (answer.run !== data.run) return;
+    data.take(answer);
+    if (data.more || data.unread) this.poller.plan(MORE_PACE_MS);
+    if (data.unread) setText(this.reading, `Reading the ranks… ${data.unread} to go.`);
+    if (!data.answer || !data.named) return;
+    this.reading.hidden = true;
+    this.filled.hidden = false;
+    this.showModes();
+    this.draw();
+    if (!data.more) setAttribute(this.node, "data-ready", 1);
+  }
+
+  setTrouble(sentence) {
+    this.trouble.hidden = !sentence;
+    setText(this.trouble, sentence || "");
+  }
+
+  get metric() {
+    const key = this.data.shown;
+    return { key, ...(METRICS[key] ?? { label: key ?? "", unit: "", color: "blue" }) };
+  }
+
+  showModes() {
+    const { metrics, shown } = this.data;
+    const text = metrics.join();
+    if (this.modesText !== text) {
+      this.modesText = text;
+      this.modes.replaceChildren(
+        ...metrics.map((key) =>
+          el(
+            "button",
+            { type: "button", "data-metric": key, onclick: () => this.choose(key) },
+            METRICS[key]?.label ?? key,
+          ),
+        ),
+      );
+    }
+    for (const button of this.modes.children)
+      setAttribute(button, "aria-pressed", button.dataset.metric === shown);
+  }
+
+  choose(metric) {
+    if (metric === this.data.shown) return;
+    this.data.choose(metric);
+    this.poller.restart();
+  }
+
+  toggle(row) {
+    if (!this.picked.delete(row)) {
+      if (this.picked.size >= PICKED_AT_ONCE) this.picked.delete([...this.picked][0]);
+      this.picked.add(row);
+    }
+    this.draw();
+  }
+
+  showMean(shown) {
+    this.mean = shown;
+    this.draw();
+  }
+
+  // The rows that a verdict names.
+  get marked() {
+    const { verdict } = this.data.answer ?? {};
+    const named = new Set(
+      verdict?.ranks ?? (verdict && verdict.rank !== null ? [verdict.rank] : []),
+    );
+    const rows = new Set();
+    this.data.named?.ranks.forEach(([, rank], row) => named.has(rank) && rows.add(row));
+    return rows;
+  }
+
+  draw() {
+    const { data } = this;
+    const theme = this.theme();
+    if (!theme || !data.answer || !data.named || !this.strips.width) return;
+    const { marked, picked, metric } = this;
+    const { verdict } = data.answer;
+    setText(this.count, `${data.ranks} of ${data.named.world_size}`);
+    this.count.hidden = data.ranks === data.named.world_size;
+    setText(this.title, `Ranks: ${data.ranks}`);
+    this.verdict.hidden = !verdict;
+    setText(this.verdict, verdict ? [verdict.text, verdict.next].filter(Boolean).join(" ") : "");
+    const absent = missingWords(data.named);
+    this.missing.hidden = !absent;
+    setText(this.missing, absent);
+    setAttribute(this.meanButton, "aria-pressed", this.mean);
+    setAttribute(this.zeroButton, "aria-pressed", picked.has(0));
+    this.strips.draw(data, metric, theme, marked, picked);
+    this.lines.draw(data, metric, theme, picked, this.mean);
+    this.table.update(data, verdict, marked, picked);
+  }
+
+  close() {
+    this.poller.close();
+    this.inView.disconnect();
+    this.sized.disconnect();
+  }
+}

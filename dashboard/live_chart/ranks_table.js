@@ -1,0 +1,156 @@
+// The table of the ranks: sortable by each column, a tick for a line.
+
+import { el, setAttribute, setText } from "./dom.js";
+import { MISSING, clock, isNumber, percent, withUnit } from "./format.js";
+import { sorted, stateWords, usualSort, wentWrong } from "./ranks_data.js";
+
+const MIB = 2 ** 20;
+const seconds = (value) => withUnit(value, "s");
+const share = (value) => (isNumber(value) ? percent(value) : MISSING);
+const size = (value) => (isNumber(value) ? withUnit(value * MIB, "B") : MISSING);
+
+// key, title, help, text of a value, whether it is a number, whether it stays away without a value.
+const COLUMNS = [
+  ["rank", "Rank", "torch's number of the process", String, true, false],
+  ["host", "Host", "The machine that it runs on", String, false, false],
+  ["place", "Device", "The GPU by its index on that host", String, false, false],
+  [
+    "time",
+    "Step time",
+    "Mean of the newest 128 steps, waiting for others included",
+    seconds,
+    true,
+    false,
+  ],
+  [
+    "own",
+    "Own time",
+    "Step time without the waiting for other ranks: the longest holds the others up",
+    seconds,
+    true,
+    true,
+  ],
+  [
+    "wait",
+    "Waits",
+    "Share of the step that it waits in backward for other ranks; who waits least is the slowest",
+    share,
+    true,
+    true,
+  ],
+  ["data", "Data wait", "Share of the step that it waits for its next batch", share, true, true],
+  ["memory", "Allocated", "Newest value", size, true, false],
+  ["peak", "Peak", "Highest value since the start or the last reset", size, true, false],
+  [
+    "step",
+    "Last step",
+    "The newest step that it has recorded",
+    (value) => value.toLocaleString("en-US"),
+    true,
+    false,
+  ],
+  ["state", "State", "Alive: its process still writes", null, false, false],
+];
+
+export class RankTable {
+  // `toggle(row)` is called when a rank's line is wanted, or no longer.
+  constructor(toggle) {
+    this.toggle = toggle;
+    this.chosen = null; // {key, descending} that the reader chose
+    this.heads = COLUMNS.map(([key, title, help, , number]) => {
+      const button = el(
+        "button",
+        { type: "button", title: help, onclick: () => this.sort(key) },
+        title,
+      );
+      const node = el("th", { scope: "col", class: number ? "ss-figure" : null }, button);
+      return { key, title, button, node };
+    });
+    const first = el("th", { scope: "col" }, el("span", { class: "ss-said" }, "Line"));
+    this.body = el("tbody");
+    const head = el("thead", {}, el("tr", {}, first, ...this.heads.map(({ node }) => node)));
+    this.node = el(
+      "div",
+      {
+        class: "ss-scroll ss-rank-table",
+        tabindex: "0",
+        role: "region",
+        "aria-label": "Ranks",
+        "data-testid": "rank-table",
+      },
+      el("table", {}, head, this.body),
+    );
+    this.lines = new Map();
+  }
+
+  open() {
+    this.chosen = null;
+  }
+
+  sort(key) {
+    const { key: now, descending } = this.order;
+    this.chosen = { key, descending: now === key ? !descending : key !== "rank" && key !== "host" };
+    this.update(this.data, this.verdict, this.marked, this.picked);
+  }
+
+  update(data, verdict, marked, picked) {
+    Object.assign(this, { data, verdict, marked, picked });
+    const rows = data.rows();
+    this.order = this.chosen ?? usualSort(verdict, rows);
+    const shown = COLUMNS.map(
+      ([key, , , , , hide]) => !hide || rows.some((row) => isNumber(row[key])),
+    );
+    this.heads.forEach(({ key, title, button, node }, i) => {
+      const own = this.order.key === key;
+      const name = key === "memory" && data.answer.memory === "process" ? "Process memory" : title;
+      setText(button, own ? `${name} ${this.order.descending ? "↓" : "↑"}` : name);
+      setAttribute(
+        node,
+        "aria-sort",
+        own ? (this.order.descending ? "descending" : "ascending") : null,
+      );
+      node.hidden = !shown[i];
+    });
+    const lines = sorted(rows, this.order.key, this.order.descending).map((row) =>
+      this.line(row, shown),
+    );
+    const same =
+      lines.length === this.body.childElementCount &&
+      lines.every((line, i) => this.body.children[i] === line);
+    if (!same) this.body.replaceChildren(...lines);
+  }
+
+  // The line of a rank, made once and then only changed, so that a tick keeps the focus.
+  line(row, shown) {
+    let line = this.lines.get(row.number);
+    if (!line) this.lines.set(row.number, (line = this.make(row)));
+    line.row = row.row;
+    setAttribute(line.node, "data-named", this.marked.has(row.row) || null);
+    setAttribute(line.node, "data-tone", wentWrong(row) ? "bad" : null);
+    line.tick.checked = this.picked.has(row.row);
+    COLUMNS.forEach(([key, , , text], i) => {
+      const value = row[key];
+      const known = value !== null && value !== undefined && value !== "";
+      setText(
+        line.cells[i],
+        key === "state" ? stateWords(row, clock) : known ? text(value) : MISSING,
+      );
+      line.cells[i].hidden = !shown[i];
+    });
+    setAttribute(line.cells.at(-1), "title", row.ended?.reason ?? null);
+    return line.node;
+  }
+
+  make(row) {
+    const line = {
+      cells: COLUMNS.map(([, , , , number]) => el("td", { class: number ? "ss-figure" : null })),
+    };
+    line.tick = el("input", {
+      type: "checkbox",
+      "aria-label": `Line of rank ${row.rank}`,
+      onchange: () => this.toggle(line.row),
+    });
+    line.node = el("tr", { "data-rank": row.rank }, el("td", {}, line.tick), ...line.cells);
+    return line;
+  }
+}
