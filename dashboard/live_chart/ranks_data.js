@@ -30,7 +30,7 @@ const STATES = {
   x: "failed",
   c: "dead",
 };
-const WENT_WRONG = "xc";
+const WENT_WRONG = ["x", "c"];
 
 export class RankData {
   constructor() {
@@ -143,7 +143,7 @@ export class RankData {
     if (!this.answer || !this.named) return [];
     const { table, state, ends } = this.answer;
     const ended = new Map(ends.map(([row, seconds, reason]) => [row, { seconds, reason }]));
-    return this.named.ranks.map(([number, rank, host, place], row) => ({
+    const here = this.named.ranks.map(([number, rank, host, place], row) => ({
       row,
       number,
       rank,
@@ -159,6 +159,16 @@ export class RankData {
       state: state[row],
       ended: ended.get(row) ?? null,
     }));
+    return [...here, ...this.absent()];
+  }
+
+  // Rows of the ranks without a file: there is nothing to draw of them.
+  absent() {
+    return Object.entries(this.named.missing)
+      .filter(([state]) => state !== "elsewhere")
+      .flatMap(([state, ranks]) =>
+        ranks.map((rank) => ({ row: null, number: -1 - rank, rank, state })),
+      );
   }
 }
 
@@ -169,12 +179,12 @@ export function ownTime(time, wait) {
 
 // "alive", "dead since 3:05", "failed at 3:05".
 export function stateWords({ state, ended }, clock) {
-  const word = STATES[state] ?? "unknown";
+  const word = STATES[state] ?? state;
   if (!isNumber(ended?.seconds) || !WENT_WRONG.includes(state)) return word;
   return `${word} ${state === "c" ? "since" : "at"} ${clock(ended.seconds)}`;
 }
 
-export const wentWrong = ({ state }) => WENT_WRONG.includes(state);
+export const wentWrong = ({ state }) => state === "never started" || WENT_WRONG.includes(state);
 
 // Rows by a column; rows without a value last, equal ones by rank.
 export function sorted(rows, key, descending) {
@@ -210,18 +220,22 @@ export function listed(numbers) {
   return words.length > 1 ? `${words.slice(0, -1).join(", ")} and ${words.at(-1)}` : words.join("");
 }
 
+const ABSENT = {
+  starting: (who) => `Nothing is heard yet of ${who}.`,
+  "never started": (who, verb) => `${who} ${verb} never started, or not watched.`,
+  elsewhere: (who, verb) =>
+    `${who} ${verb} recorded in another folder, if at all: hosts that share no disk have one each.`,
+  "not recorded": (who) => `${who} did not call stepscope.init, or never started.`,
+};
+
 // What is said of ranks that are not here; "" where all are.
-export function missingWords({ missing, left_out: more, world_size: size, ranks }) {
-  const said = [];
-  if (missing.length) {
-    const one = missing.length === 1;
-    const known = size - ranks.length - more;
-    const all = known > missing.length ? `${listed(missing)} and more` : listed(missing);
-    said.push(
-      `${one ? "Rank" : "Ranks"} ${all} of ${size} ${one ? "has" : "have"} written nothing here: ` +
-        `not started, or on another host with a run folder of its own.`,
-    );
-  }
+export function missingWords({ missing, left_out: more }) {
+  const said = Object.entries(missing).map(([state, numbers]) => {
+    const one = numbers.length === 1;
+    const who = `${one ? "rank" : "ranks"} ${listed(numbers)}`;
+    const text = ABSENT[state]?.(who, one ? "is" : "are") ?? `${who}: ${state}.`;
+    return text[0].toUpperCase() + text.slice(1);
+  });
   if (more)
     said.push(`${more} more ${more === 1 ? "rank is" : "ranks are"} recorded and not shown.`);
   return said.join(" ");

@@ -125,6 +125,7 @@ export class RankTable {
     let line = this.lines.get(row.number);
     if (!line) this.lines.set(row.number, (line = this.make(row)));
     line.row = row.row;
+    line.tick.hidden = row.row === null;
     setAttribute(line.node, "data-named", this.marked.has(row.row) || null);
     setAttribute(line.node, "data-tone", wentWrong(row) ? "bad" : null);
     line.tick.checked = this.picked.has(row.row);

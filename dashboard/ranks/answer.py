@@ -17,8 +17,10 @@ from typing import Any
 from dashboard.charts.content import world_size_of
 from dashboard.ranks.columns import packed
 from dashboard.ranks.job import Figures, Job
-from dashboard.ranks.members import Member, missing_ranks, places
+from dashboard.ranks.members import MOST, Member, places
 from stepscope.run import RunInfo, RunStatus
+from stepscope.run.rank_files import RankFile
+from stepscope.run.rank_states import missing_ranks
 
 Json = dict[str, Any]
 
@@ -76,7 +78,7 @@ def _now(run: RunInfo) -> float:
 
 def _who(job: Job, run: RunInfo, question: Question) -> Json:
     """Return the ranks' names where the tab has others, else only the version of the names."""
-    members = [job.members[number] for number in job.numbers]
+    members = job.listed()
     hosts = list(dict.fromkeys(member.host for member in members))
     size = world_size_of(run.run_json)
     named = {
@@ -86,16 +88,33 @@ def _who(job: Job, run: RunInfo, question: Question) -> Json:
             for member, place in zip(members, places(members), strict=True)
         ],
         "world_size": size,
-        "missing": missing_ranks(members, size),
+        "missing": _missing(members, run, size),
         "left_out": job.left_out,
     }
     version = f"{zlib.crc32(repr(named).encode()):x}"
     return {"who": version} | ({} if version == question.who else named)
 
 
+def _missing(members: list[Member], run: RunInfo, size: int) -> Json:
+    """Return torch's numbers of the ranks without a file, by how they stand; of each at most MOST.
+
+    A job with more ranks than are listed has files for those as well: nothing is said of them.
+    """
+    if size > MOST:
+        return {}
+    file = RankFile(0, run.run_json, run.status, 0.0, 0.0)
+    here = {member.rank for member in members}
+    found: dict[str, list[int]] = {}
+    for rank, standing in missing_ranks(
+        file, here, ended=not run.status.live, now=time.time()
+    ).items():
+        found.setdefault(standing.state.value, []).append(rank)
+    return found
+
+
 def _table(job: Job) -> Json:
     """Return the figures of the table, a list each, in the order of the ranks."""
-    figures = [job.figures(number) for number in job.numbers]
+    figures = job.figures()
     on_gpu = any(each.last("memory/allocated") is not None for each in figures)
     memory, peak = (
         ("memory/allocated", "memory/peak_allocated")
@@ -120,7 +139,7 @@ def _table(job: Job) -> Json:
 
 
 def _state(job: Job, run: RunInfo) -> Json:
-    members = [job.members[number] for number in job.numbers]
+    members = job.listed()
     ended = [(row, member) for row, member in enumerate(members) if not member.status.live]
     # Those that went wrong first: of a finished job nobody asks when each rank ended.
     ended.sort(key=lambda each: (each[1].status is RunStatus.FINISHED, each[1].ended or 0.0))

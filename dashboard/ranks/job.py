@@ -127,9 +127,13 @@ class Job:
         """Return how many ranks have not been read yet."""
         return sum(not rank.complete for rank in self._ranks.values())
 
-    def figures(self, number: int) -> Figures:
-        """Return the newest rows of a rank."""
-        return self._ranks[number].figures
+    def listed(self) -> list[Member]:
+        """Return the ranks in the order of the rows; once none is unmet."""
+        return [self.members[number] for number in self._ranks]
+
+    def figures(self) -> list[Figures]:
+        """Return the newest rows of each rank, in the same order."""
+        return [rank.figures for rank in self._ranks.values()]
 
     def look(self, budget_s: float | None = None) -> None:
         """Read what fits into the time, at least one series."""

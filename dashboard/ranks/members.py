@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 from dashboard.charts.content import MOST_RANKS, run_content, training_device
 from stepscope.formatting import printable
-from stepscope.run import RunInfo, RunStatus, read_rank
+from stepscope.run import RunInfo, RunStatus, rank_json
+from stepscope.run.rank_files import RankFile, read_rank_file
 
 MOST = 64
 """Ranks of a job that are shown; the others are counted."""
@@ -46,20 +45,22 @@ class Member:
 
 def read_member(folder: Path, number: int) -> Member | None:
     """Return a rank as its file tells of it now, in 0.2 ms; None where it cannot be read."""
-    info = read_rank(folder, number)
-    if info is None:
+    try:
+        file = read_rank_file(folder / rank_json(number), number)
+    except (OSError, ValueError, KeyError, TypeError):
         return None
-    local = info.run_json.get("local_rank")
+    info = RunInfo(folder, file.status, None, file.age_s, file.run_json)
+    local, reason = file.run_json.get("local_rank"), file.run_json.get("reason")
     return Member(
         number=number,
-        rank=info.cause_rank if 0 <= info.cause_rank < MOST_RANKS else number,
-        host=printable(str(info.run_json.get("host") or "?"))[:HOST_LENGTH],
+        rank=file.rank if 0 <= file.rank < MOST_RANKS else number,
+        host=printable(str(file.run_json.get("host") or "?"))[:HOST_LENGTH],
         device=training_device(info),
         gpus=tuple(gpu.uuid for gpu in run_content(info).gpus),
         local_rank=local if type(local) is int and 0 <= local < MOST_RANKS else None,
-        status=info.status,
-        ended=_ended(info),
-        reason=None if info.reason is None else printable(info.reason)[:REASON_LENGTH],
+        status=file.status,
+        ended=_ended(file),
+        reason=printable(reason)[:REASON_LENGTH] if isinstance(reason, str) else None,
     )
 
 
@@ -76,12 +77,6 @@ def numbers_in(folder: Path) -> list[int]:
         return [0, *sorted(int(match[1]) for match in found if match is not None)]
     except OSError:
         return [0]
-
-
-def missing_ranks(members: Iterable[Member], world_size: int) -> list[int]:
-    """Return torch's numbers of the ranks that have written nothing here, at most MOST of them."""
-    there = {member.rank for member in members}
-    return list(islice((rank for rank in range(world_size) if rank not in there), MOST))
 
 
 def places(members: Iterable[Member]) -> list[str]:
@@ -103,11 +98,11 @@ def places(members: Iterable[Member]) -> list[str]:
     return found
 
 
-def _ended(info: RunInfo) -> float | None:
+def _ended(file: RankFile) -> float | None:
     """Return when a rank ended, or was last heard of, in epoch seconds."""
-    if info.status.live:
+    if file.status.live:
         return None
-    ended = info.run_json.get("ended")
-    if info.status is not RunStatus.CRASHED and isinstance(ended, int | float):
+    ended = file.run_json.get("ended")
+    if file.status is not RunStatus.CRASHED and isinstance(ended, int | float):
         return float(ended)
-    return time.time() - info.heartbeat_age_s
+    return file.beat

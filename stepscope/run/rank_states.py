@@ -72,7 +72,8 @@ def rank_states(folder: Path, *, now: float | None = None) -> list[RankStanding]
     for number in set(numbers) - {rank.number for rank in files}:
         here.setdefault(number, _unreadable(number))
     ended = not first.status.live
-    missing = _missing(first, here.keys(), ended, time.time() if now is None else now)
+    at = time.time() if now is None else now
+    missing = missing_ranks(first, here.keys(), ended=ended, now=at)
     return [standing for _, standing in sorted((here | missing).items())]
 
 
@@ -152,9 +153,11 @@ _STATES = {
 }
 
 
-def _missing(
-    first: RankFile, here: Collection[int], ended: bool, now: float
+def missing_ranks(
+    first: RankFile, here: Collection[int], *, ended: bool, now: float
 ) -> dict[int, RankStanding]:
+    """Return the ranks without a file, by torch's number; `first` is number 0, `here` are those
+    with one."""
     run_json = first.run_json
     expected = _expected(run_json, first.rank)
     waits = not ended and now - float(run_json.get("created", now)) < GRACE_S
