@@ -14,7 +14,13 @@ from stepscope.run.folder import (
     runs_root,
     write_run_json,
 )
-from stepscope.run.info import RunInfo, rank_pids, read_only_reason, read_run
+from stepscope.run.info import (
+    RunInfo,
+    rank_pids,
+    read_only_reason,
+    read_run,
+    restart_expected,
+)
 from stepscope.run.process import pid_namespace, process_identity, process_of, user_name
 from stepscope.run.status import HEARTBEAT_S, STALE_S, RunKind, RunStatus
 
@@ -38,6 +44,7 @@ __all__ = [
     "read_only_reason",
     "read_run",
     "replacing",
+    "restart_expected",
     "run_folder",
     "run_folders",
     "runs_root",

@@ -13,8 +13,9 @@ _OF_A_PEER = re.compile(
     r"closed by peer|reset by peer|Broken pipe|Connection refused|pair closure|Socket Timeout"
     r"|remote process exited|ncclRemoteError|DistNetworkError|DistStoreError"
     r"|collective operation timeout|[Tt]imed out waiting \w+ for \w+ operation|wait timeout after"
+    r"|another rank had failed"
 )
-"""Words of gloo, NCCL and torch's store when another rank is gone, or does not come."""
+"""Words of gloo, NCCL, torch's store and our own when another rank is gone, or does not come."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,6 +80,9 @@ def read_run(folder: Path) -> RunInfo:
     status, reason, cause = own.status, own.run_json.get("reason"), own
     if status is RunStatus.CRASHED:
         reason = f"The training process is {GONE}"
+    told = None if status.live else _told_end(own.run_json)
+    if told is not None:
+        return RunInfo(folder, told[0], told[1], own.age_s, own.run_json, told[2], told[2])
     if own.run_json.get("world_size", 1) != 1:
         if not status.live:
             status, reason, cause = _end_of_all([own, *other_ranks(folder)], reason)
@@ -89,6 +92,16 @@ def read_run(folder: Path) -> RunInfo:
         absent = absence(absences(folder, own, ended=not status.live))
         reason = " ".join(filter(None, (reason, absent))) or None
     return RunInfo(folder, status, reason, own.age_s, own.run_json, cause.number, cause.rank)
+
+
+def restart_expected(run: RunInfo) -> bool:
+    """Say whether torchrun, of this host and user, is about to start all ranks of a run again."""
+    torchrun = run.run_json.get("torchrun")
+    ended = run.status in (RunStatus.FAILED, RunStatus.CRASHED)
+    if not ended or not isinstance(torchrun, dict) or read_only_reason(run) is not None:
+        return False
+    left = torchrun.get("max_restarts", 0) - torchrun.get("restarts", 0)
+    return left > 0 and "restarted_as" not in run.run_json and process_of(torchrun) is not None
 
 
 def rank_pids(run: RunInfo) -> Iterator[int]:
@@ -103,6 +116,17 @@ def rank_pids(run: RunInfo) -> Iterator[int]:
             yield from _pid(rank.run_json)
     if run.status.live and read_only_reason(run) is None:
         yield from _pid(run.run_json)
+
+
+def _told_end(run_json: dict[str, Any]) -> tuple[RunStatus, str, int] | None:
+    """Return status, sentence and rank as who started the ranks has seen them end; None if not."""
+    told = run_json.get("job_end")
+    if not isinstance(told, dict) or type(told.get("rank")) is not int:
+        return None
+    try:
+        return RunStatus(told["status"]), str(told["reason"]), told["rank"]
+    except (KeyError, ValueError):
+        return None
 
 
 def _pid(run_json: dict[str, Any]) -> Iterator[int]:

@@ -15,11 +15,9 @@ from pathlib import Path
 from stepscope.recording.recovery import note_end
 from stepscope.run import RunError, RunStatus, read_run
 from trainer.config import RunConfig
-from trainer.runners.unrecorded import cut_off, not_started
+from trainer.runners.unrecorded import WORKER_LOG, cut_off, not_started
 
 log = logging.getLogger(__name__)
-
-WORKER_LOG = "worker.log"
 
 
 class ProcessRun:
@@ -48,6 +46,9 @@ class ProcessRun:
 
     def alive(self) -> bool:
         return self._waiter.is_alive()
+
+    def goes_on(self) -> bool:
+        return False
 
     def stop(self, timeout_s: float) -> bool:
         self._stopping = True

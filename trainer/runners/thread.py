@@ -29,6 +29,9 @@ class ThreadRun:
     def alive(self) -> bool:
         return self._thread.is_alive()
 
+    def goes_on(self) -> bool:
+        return False
+
     def stop(self, timeout_s: float) -> bool:
         self._stop.set()
         self._thread.join(timeout_s)

@@ -7,6 +7,9 @@ from pathlib import Path
 from stepscope.recording.recovery import note_end
 from stepscope.run import RunStatus
 
+WORKER_LOG = "worker.log"
+"""What a training process prints; of a job: torchrun, beside a file of each rank."""
+
 
 def not_started(folder: Path, reason: str | None = None) -> None:
     """Note that training never began, if it did not: stopped, or failed for this reason."""

@@ -35,7 +35,7 @@ class OwnCommands:
 
     def _stop_run(self, command: Command) -> None:
         self._recorder.finish(command, f"Stop: after step {self._training.step}")
-        raise RunStopped("Stopped from the page.")
+        raise RunStopped(str(command.args.get("reason") or "Stopped from the page."))
 
     def _save_checkpoint(self, command: Command) -> None:
         path = self._recorder.folder / f"step-{self._training.step}.pt"

@@ -1,0 +1,36 @@
+"""torchrun, as a child of the page's server: `python -m trainer.runners.agent TORCHRUN_ARGUMENTS`.
+
+It ends with its parent: when stdin ends, torchrun gets the SIGTERM with which it ends all ranks.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import threading
+
+
+def main() -> None:
+    """Run torchrun to its end."""
+    parent = os.dup(sys.stdin.fileno())  # not inherited by the ranks, unlike stdin
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, sys.stdin.fileno())
+    os.close(nothing)
+    thread = threading.Thread(
+        target=_end_with_parent, args=(parent,), name="stepscope-parent", daemon=True
+    )
+    thread.start()
+    # Only now: importing torch takes seconds, in which the parent may end.
+    importlib.import_module("torch.distributed.run").main(sys.argv[1:])
+
+
+def _end_with_parent(parent: int) -> None:
+    while os.read(parent, 1024):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    main()

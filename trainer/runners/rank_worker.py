@@ -1,0 +1,140 @@
+"""Entry of one rank of a job, which torchrun starts:
+`python -m trainer.runners.rank_worker RUN_FOLDER [--config FILE_OR_JSON]`.
+
+Without `--config` the settings stand in the folder's run.json, where the page's runner has put
+them. After a failure torchrun starts all ranks again: they record into a folder of their own and
+resume from the last checkpoint (`attempts.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stepscope.recording.recorder import Recorder
+from stepscope.run import RunStatus, process_identity, rank_file
+from trainer.config import RunConfig
+from trainer.runners.attempts import Attempt, Restart, attempt, begin, free_number, settings_of
+from trainer.runners.ending import Ending
+from trainer.runners.unrecorded import WORKER_LOG
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What torchrun says to a process in its environment."""
+
+    rank: int
+    local_size: int
+    restarts: int
+    max_restarts: int
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> Place:
+        """Read the variables. Raises KeyError where torchrun has not started this process."""
+        return cls(
+            int(environ["RANK"]),
+            int(environ["LOCAL_WORLD_SIZE"]),
+            int(environ["TORCHELASTIC_RESTART_COUNT"]),
+            int(environ["TORCHELASTIC_MAX_RESTARTS"]),
+        )
+
+
+def main() -> None:
+    """Train as one rank; does not return.
+
+    os._exit: nothing may wait at the end of a process whose peers wait for it, or are gone.
+    """
+    options = _options()
+    place = Place.of(os.environ)
+    ending = Ending(place.rank, place.local_size)
+    by_page = options.config is None
+    config = settings_of(options.folder) if by_page else _given(options.config)
+    number = place.restarts if by_page else _agreed_number(options.folder, place)
+    this = attempt(options.folder, number, config)
+    restart = None
+    if place.rank == 0:
+        restart = begin(this, options.folder / WORKER_LOG, place.max_restarts)
+    this.folder.mkdir(parents=True, exist_ok=True)
+    if by_page:
+        _print_into(this.folder / rank_file(WORKER_LOG, place.rank))
+    status = _train(this, place, ending, restart)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0 if status in (RunStatus.FINISHED, RunStatus.STOPPED) else 1)
+
+
+def _train(this: Attempt, place: Place, ending: Ending, restart: Restart | None) -> RunStatus:
+    training = importlib.import_module("trainer.training.run")  # imports torch, some seconds
+
+    def opened(recorder: Recorder) -> None:
+        ending.opened(recorder)
+        if place.rank == 0:
+            recorder.describe(torchrun=_torchrun(place))
+        if restart is not None:
+            recorder.describe(**restart.run_json)
+            recorder.event("restart", restart.text, **restart.run_json)
+
+    # What was imported stays: each full collection would walk all of it, at the cost of steps.
+    gc.freeze()
+    status: RunStatus = training.run(this.config, this.folder, opened=opened)
+    return status
+
+
+def _torchrun(place: Place) -> dict[str, Any]:
+    """Return what run.json keeps of the process that has started this one."""
+    parent = importlib.import_module("psutil").Process(os.getppid())
+    return process_identity() | {
+        "pid": parent.pid,
+        "pid_started": parent.create_time(),
+        "restarts": place.restarts,
+        "max_restarts": place.max_restarts,
+    }
+
+
+def _agreed_number(first: Path, place: Place) -> int:
+    """Return the number of this attempt, which rank 0 finds and tells the others.
+
+    Each machine's torchrun counts only the failures that it has seen itself, and a job that Slurm
+    starts again counts from 0: the folders tell which attempts there were. The store that all ranks
+    meet in is a new one for each attempt.
+    """
+    store_of = importlib.import_module("torch.distributed").rendezvous
+    store, rank, _ = next(store_of("env://"))
+    if rank == 0:
+        store.set("stepscope/attempt", str(free_number(first, place.restarts)))
+    return int(store.get("stepscope/attempt"))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m trainer.runners.rank_worker")
+    parser.add_argument("folder", type=Path, help="the run's folder, the same on all machines")
+    parser.add_argument("--config", metavar="FILE_OR_JSON", help="settings of the run")
+    options = parser.parse_args()
+    options.folder = options.folder.absolute()
+    return options
+
+
+def _given(text: str) -> RunConfig:
+    """Return the configuration of a file, or of JSON in the command itself."""
+    values = json.loads(text if text.lstrip().startswith("{") else Path(text).read_text())
+    return RunConfig.from_dict(values)
+
+
+def _print_into(path: Path) -> None:
+    """Let this process print into a file of its own, from now on; the first rank shares one."""
+    output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for number in (1, 2):
+        os.dup2(output, number)
+    os.close(output)
+
+
+if __name__ == "__main__":
+    main()

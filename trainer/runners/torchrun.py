@@ -1,0 +1,138 @@
+"""A job of several ranks on this machine, started by torchrun: DDP and FSDP.
+
+server ─> torchrun (`agent.py`) ─> a process a rank (`rank_worker.py`), each in a session of its own
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+
+from stepscope.run import RunError, RunStatus, read_run
+from trainer.config import RunConfig
+from trainer.runners.attempts import attempt_folder, ended_badly, newest_number
+from trainer.runners.job_end import JobEnd, end_of, note_job_end
+from trainer.runners.unrecorded import WORKER_LOG, cut_off, not_started
+
+log = logging.getLogger(__name__)
+
+PROJECT = Path(__file__).resolve().parents[2]
+KILLED_S = 2.0
+"""Time that the system may need to end the killed processes of a job."""
+
+
+class TorchrunRun:
+    """A job of several ranks; `folder` is that of its newest attempt."""
+
+    def __init__(self, config: RunConfig, folder: Path) -> None:
+        self._first = folder.resolve()
+        self._max_restarts = config.max_restarts
+        self._stopping = False
+        # Unbuffered: nothing is written to it, and nothing must be tried again at close.
+        with (folder / WORKER_LOG).open("wb") as output:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "trainer.runners.agent"),
+                    *torchrun_arguments(config, self._first),
+                ],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=PROJECT,
+                env=os.environ | environment(config),
+                start_new_session=True,
+                bufsize=0,
+            )
+        self._waiter = threading.Thread(target=self._wait, name="stepscope-child", daemon=True)
+        self._waiter.start()
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the newest attempt: torchrun starts all ranks again when one has failed."""
+        return attempt_folder(self._first, newest_number(self._first, self._max_restarts))
+
+    def alive(self) -> bool:
+        return self._waiter.is_alive()
+
+    def goes_on(self) -> bool:
+        """Return True while torchrun is about to start the ranks again, after a failure."""
+        left = newest_number(self._first, self._max_restarts) < self._max_restarts
+        return left and self.alive() and not self._stopping and ended_badly(self.folder)
+
+    def stop(self, timeout_s: float) -> bool:
+        """End all ranks at the same step, by SIGTERM to torchrun; what is left is killed."""
+        self._stopping = True
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+        self._waiter.join(timeout_s)
+        if not self._waiter.is_alive():
+            return True
+        log.warning("the ranks did not stop within %.1f s: killed", timeout_s)
+        self._kill()
+        self._waiter.join(KILLED_S)
+        return False
+
+    def end_with_server(self) -> None:
+        """Note the end of the ranks that `stop` has killed."""
+        folder, step = self.folder, 0
+        with contextlib.suppress(RunError):
+            step = int(read_run(folder).run_json.get("step", 0))
+        note_job_end(folder, JobEnd(RunStatus.STOPPED, cut_off(step).rstrip(".")))
+
+    def _kill(self) -> None:
+        """Kill torchrun and the ranks, each of which leads a session with its loaders' workers."""
+        processes = []
+        with contextlib.suppress(psutil.Error):
+            processes = psutil.Process(self._process.pid).children(recursive=True)
+        # torchrun first, so that it starts none again.
+        for pid in (self._process.pid, *(process.pid for process in processes)):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _wait(self) -> None:
+        code = self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        folder = self.folder
+        if self._stopping:
+            not_started(folder)
+        elif code != 0:
+            note_job_end(folder, end_of(folder, self._first / WORKER_LOG))
+
+
+def torchrun_arguments(config: RunConfig, folder: Path) -> list[str]:
+    """Return the arguments with which torchrun starts the ranks of one machine.
+
+    Port 0 is any free one. Without a local address torchrun would look up the machine's name, which
+    may not lead back to it.
+    """
+    return [
+        "--nnodes=1",
+        f"--nproc-per-node={config.ranks}",
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=localhost:0",
+        "--local-addr=localhost",
+        f"--rdzv-id={folder.name}",
+        f"--max-restarts={config.max_restarts}",
+        *("-m", "trainer.runners.rank_worker", str(folder)),
+    ]
+
+
+def environment(config: RunConfig) -> dict[str, str]:
+    """Return the variables that the ranks of one machine need besides torchrun's own.
+
+    Without OMP_NUM_THREADS torchrun would set it to 1. By default the ranks share half the cores.
+    """
+    threads = config.threads or max(1, (os.cpu_count() or 1) // 2 // config.ranks)
+    found = {"OMP_NUM_THREADS": str(threads)}
+    if config.collective_timing:
+        found["TORCH_NCCL_ENABLE_TIMING"] = "1"
+    return found
