@@ -36,7 +36,7 @@ EXIT_CODE = 143
 """As of a process that SIGTERM has ended."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 AFTER_PEER = "Ended by torchrun: another rank had failed."
-TOLD = "torchrun was told to end, as by a shutdown of the server."
+TOLD = "torchrun was told to end, or a rank of another machine has failed."
 ORPHANED = "torchrun, which had started the ranks, is gone."
 
 

@@ -59,6 +59,8 @@ class JobEnd:
 
 def end_of(folder: Path, log_file: Path) -> JobEnd:
     """Return how the attempt in `folder` ended, all of whose processes are gone."""
+    if (told := _told(folder)) is not None:
+        return told
     text = log_text(log_file)
     failures = [(int(code), int(pid)) for code, pid in _FAILED.findall(text)]
     ranks = _ranks(folder)
@@ -72,10 +74,11 @@ def end_of(folder: Path, log_file: Path) -> JobEnd:
     if run.status is RunStatus.CRASHED:
         known = ranks.get(run.cause, {})
         return _gone(run.cause_rank, code if known.get("pid") == pid else None, known)
+    if run.status.live:  # of another host, whose last sign of life is young
+        return JobEnd(RunStatus.FAILED, "a rank failed, or its machine is gone", None, code)
     reason = (run.reason or "it gives no reason").rstrip(".")
     own = reason.removeprefix(f"Rank {run.cause_rank}: ")
-    status = run.status if not run.status.live else RunStatus.FAILED
-    return JobEnd(status, f"rank {run.cause_rank} failed: {own}", run.cause_rank, code)
+    return JobEnd(run.status, f"rank {run.cause_rank} failed: {own}", run.cause_rank, code)
 
 
 def not_started_text(text: str, code: int | None) -> str:
@@ -96,8 +99,13 @@ def note_job_end(folder: Path, end: JobEnd, restarted_as: str | None = None) -> 
     """Keep in run.json how an attempt ended, whose processes are all gone."""
     try:
         run_json = json.loads((folder / RUN_JSON).read_text())
-        told = {"status": end.status, "reason": end.sentence, "rank": end.rank or 0}
-        run_json["job_end"] = told
+        run_json["job_end"] = {
+            "status": end.status,
+            "reason": end.sentence,
+            "short": end.short,
+            "rank": end.rank or 0,
+            "exit_code": end.exit_code,
+        }
         if RunStatus(run_json["status"]).live:
             run_json |= {"status": end.status, "reason": end.sentence, "ended": time.time()}
         if restarted_as is not None:
@@ -131,6 +139,16 @@ def _gone(rank: int, code: int | None, known: Mapping[str, Any]) -> JobEnd:
     else:
         how = f"ended without a word (exit code {code})"
     return JobEnd(RunStatus.FAILED, f"rank {rank} {how}", rank, code)
+
+
+def _told(folder: Path) -> JobEnd | None:
+    """Return how the attempt ended, if somebody has noted it already."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        told = json.loads((folder / RUN_JSON).read_text())["job_end"]
+        return JobEnd(
+            RunStatus(told["status"]), str(told["short"]), told["rank"], told["exit_code"]
+        )
+    return None
 
 
 def _silent(run_json: Mapping[str, Any]) -> bool:

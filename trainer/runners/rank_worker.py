@@ -57,7 +57,8 @@ def main() -> None:
     ending = Ending(place.rank, place.local_size)
     by_page = options.config is None
     config = settings_of(options.folder) if by_page else _given(options.config)
-    number = place.restarts if by_page else _agreed_number(options.folder, place)
+    # The store is kept: in rank 0 it has the server at which the others read the number.
+    number, _store = (place.restarts, None) if by_page else _agreed_number(options.folder, place)
     this = attempt(options.folder, number, config)
     restart = None
     if place.rank == 0:
@@ -99,18 +100,18 @@ def _torchrun(place: Place) -> dict[str, Any]:
     }
 
 
-def _agreed_number(first: Path, place: Place) -> int:
-    """Return the number of this attempt, which rank 0 finds and tells the others.
+def _agreed_number(first: Path, place: Place) -> tuple[int, Any]:
+    """Return the number of this attempt, which rank 0 finds and tells the others, and their store.
 
     Each machine's torchrun counts only the failures that it has seen itself, and a job that Slurm
-    starts again counts from 0: the folders tell which attempts there were. The store that all ranks
-    meet in is a new one for each attempt.
+    starts again counts from 0: the folders tell which attempts there were. The store is a new one
+    for each attempt (TORCH_DISABLE_SHARE_RDZV_TCP_STORE, `trainer/launch.py`).
     """
     store_of = importlib.import_module("torch.distributed").rendezvous
     store, rank, _ = next(store_of("env://"))
     if rank == 0:
         store.set("stepscope/attempt", str(free_number(first, place.restarts)))
-    return int(store.get("stepscope/attempt"))
+    return int(store.get("stepscope/attempt")), store
 
 
 def _options() -> argparse.Namespace:

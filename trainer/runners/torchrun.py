@@ -18,6 +18,7 @@ import psutil
 
 from stepscope.run import RunError, RunStatus, read_run
 from trainer.config import RunConfig
+from trainer.launch import rank_variables
 from trainer.runners.attempts import attempt_folder, ended_badly, newest_number
 from trainer.runners.job_end import JobEnd, end_of, note_job_end
 from trainer.runners.unrecorded import WORKER_LOG, cut_off, not_started
@@ -47,7 +48,7 @@ class TorchrunRun:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=PROJECT,
-                env=os.environ | environment(config),
+                env=os.environ | rank_variables(config, os.cpu_count() or 1),
                 start_new_session=True,
                 bufsize=0,
             )
@@ -124,15 +125,3 @@ def torchrun_arguments(config: RunConfig, folder: Path) -> list[str]:
         f"--max-restarts={config.max_restarts}",
         *("-m", "trainer.runners.rank_worker", str(folder)),
     ]
-
-
-def environment(config: RunConfig) -> dict[str, str]:
-    """Return the variables that the ranks of one machine need besides torchrun's own.
-
-    Without OMP_NUM_THREADS torchrun would set it to 1. By default the ranks share half the cores.
-    """
-    threads = config.threads or max(1, (os.cpu_count() or 1) // 2 // config.ranks)
-    found = {"OMP_NUM_THREADS": str(threads)}
-    if config.collective_timing:
-        found["TORCH_NCCL_ENABLE_TIMING"] = "1"
-    return found
