@@ -8,6 +8,7 @@ from typing import Any
 
 from trainer.config import ConfigError, Precision, Problem, RunConfig
 from trainer.loading_problems import loading_problems
+from trainer.parallel_problems import parallel_problems
 from trainer.step_problems import step_problems
 
 
@@ -16,7 +17,7 @@ class TrainDevice:
     """A device that training could use; made by `trainer.devices.list_devices`.
 
     `reason` is None when torch can train on it, else the sentence why not; `compile_reason` says
-    the same of torch.compile.
+    the same of torch.compile, `connection_reason` of ranks on such devices that exchange gradients.
     """
 
     id: str  # "cpu" or the GPU's UUID, as NVML prints it
@@ -26,6 +27,7 @@ class TrainDevice:
     compute_capability: tuple[int, int] | None = None
     reason: str | None = None
     compile_reason: str | None = None
+    connection_reason: str | None = None
 
 
 def problems(config: RunConfig, devices: Sequence[TrainDevice]) -> tuple[Problem, ...]:
@@ -42,6 +44,9 @@ def problems(config: RunConfig, devices: Sequence[TrainDevice]) -> tuple[Problem
             config, on_gpu=device.cuda_index is not None, compile_reason=device.compile_reason
         ),
         *loading_problems(config, on_gpu=device.cuda_index is not None),
+        *parallel_problems(
+            config, gpus=_gpus(device, devices), connection=device.connection_reason
+        ),
     ]
     return tuple(problem for problem in found if problem is not None)
 
@@ -55,6 +60,12 @@ def choice_problem(
     except ConfigError as error:
         return error.problem
     return next((p for p in problems(candidate, devices) if p.field == field), None)
+
+
+def _gpus(device: TrainDevice, devices: Sequence[TrainDevice]) -> int:
+    """Return how many GPUs can train beside this one, itself included; 0 for a CPU."""
+    usable = [one for one in devices if one.cuda_index is not None and one.reason is None]
+    return 0 if device.cuda_index is None else len(usable)
 
 
 def _precision_problem(precision: Precision, device: TrainDevice) -> Problem | None:

@@ -152,4 +152,82 @@ SWITCHES: tuple[Switch, ...] = (
     ),
 )
 
-BY_FIELD: dict[str, Switch] = {switch.field: switch for switch in SWITCHES}
+PARALLEL_SWITCHES: tuple[Switch, ...] = (
+    Switch(
+        "parallel",
+        "Parallelism",
+        "DDP gives each device a process with a copy of the model and averages the gradients; "
+        "FSDP2 spreads weights, gradients and optimizer state, and DataParallel copies the model "
+        "anew in each step, in one process. Small models gain nothing: they wait for each other "
+        "longer than they compute.",
+    ),
+    Switch(
+        "ranks",
+        "Devices",
+        "How many devices of a machine train together, one process each; on a CPU each process "
+        "gets its share of the cores. More of them take more samples a step, which shortens an "
+        "epoch but may not lower the loss as fast.",
+    ),
+    Switch(
+        "nodes",
+        "Machines",
+        "How many machines train together, each with as many devices; more than one is started by "
+        "hand, with one command on each. The network between them is much slower than the "
+        "connection within one.",
+    ),
+    Switch(
+        "max_restarts",
+        "Restarts at most",
+        "When a rank dies, torchrun starts all ranks again, from the newest checkpoint, at most "
+        "this often. It does not help against a failure that comes again, such as too little "
+        "memory.",
+    ),
+    Switch(
+        "no_sync",
+        "no_sync",
+        "Averages the gradients of all ranks once a step, instead of after each of its batches. "
+        "It changes nothing without gradient accumulation.",
+    ),
+    Switch(
+        "static_graph",
+        "Static graph",
+        "Promises DDP that each step uses the same parameters, so that it learns the order of the "
+        "gradients once. A model that leaves out parts of itself at times must not promise it, "
+        "and most others gain little.",
+    ),
+    Switch(
+        "bucket_view",
+        "Gradients as bucket views",
+        "Keeps the gradients in DDP's buckets, instead of copying them there and back. It saves "
+        "memory of the size of the gradients, and little time.",
+    ),
+    Switch(
+        "bucket_mb",
+        "Bucket size (MiB)",
+        "How much of the gradients is averaged together, while the backward pass goes on. Small "
+        "buckets begin earlier, large ones cost fewer calls; a model smaller than one has no "
+        "choice.",
+    ),
+    Switch(
+        "reshard",
+        "Reshard after forward",
+        "Frees the gathered weights of each block after its forward pass, and gathers them again "
+        "for the backward pass. Without it training sends a third less, and keeps the whole "
+        "model on each device.",
+    ),
+    Switch(
+        "cpu_offload",
+        "CPU offload",
+        "Keeps weights, gradients and optimizer state in the host's memory, and computes the "
+        "update there. It saves memory of the GPU, and makes most steps several times slower.",
+    ),
+    Switch(
+        "collective_timing",
+        "Time collectives",
+        "Lets NCCL measure how long each collective takes. It costs a little, and may keep "
+        "communication from overlapping with computing.",
+    ),
+)
+"""How several devices share the work; only those that act on the chosen kind are drawn."""
+
+BY_FIELD: dict[str, Switch] = {switch.field: switch for switch in (*SWITCHES, *PARALLEL_SWITCHES)}

@@ -6,7 +6,7 @@ Values live in `st.session_state` under `config_<field>`. What can be on offer i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,10 +47,21 @@ def number(name: str, label: str, text: str, *, disabled: bool = False) -> None:
     st.number_input(label, key=f"config_{name}", help=text, disabled=disabled, **bounds)
 
 
-def select(name: str, label: str, options: Mapping[Any, str], text: str) -> None:
+def select(
+    name: str,
+    label: str,
+    options: Mapping[Any, str],
+    text: str,
+    on_change: Callable[[], None] | None = None,
+) -> None:
     """Draw a choice of one of these values, each with its label."""
     st.selectbox(
-        label, list(options), format_func=options.__getitem__, key=f"config_{name}", help=text
+        label,
+        list(options),
+        format_func=options.__getitem__,
+        key=f"config_{name}",
+        help=text,
+        on_change=on_change,
     )
 
 
@@ -90,7 +101,12 @@ def switch_number(name: str, choice: Choice) -> None:
         reason(refused, chosen=value != off)
 
 
-def switch_select(name: str, options: Mapping[Any, str], choice: Choice) -> None:
+def switch_select(
+    name: str,
+    options: Mapping[Any, str],
+    choice: Choice,
+    on_change: Callable[[], None] | None = None,
+) -> None:
     """Draw a technique of several kinds; those that cannot be are named below with the reason.
 
     Streamlit cannot disable one option of a list.
@@ -99,7 +115,7 @@ def switch_select(name: str, options: Mapping[Any, str], choice: Choice) -> None
     refused = {kind: choice.refusal(name, kind) for kind in options}
     value = getattr(choice.config, name)
     possible = {k: label for k, label in options.items() if refused[k] is None or k == value}
-    select(name, about.label, possible, about.help)
+    select(name, about.label, possible, about.help, on_change)
     named: dict[Problem, list[str]] = {}
     for kind, problem in refused.items():
         if problem is not None:

@@ -23,14 +23,16 @@ from trainer.config import (
     FIELDS,
     ConfigError,
     Optimizer,
+    Parallel,
     Precision,
     Problem,
     RunConfig,
+    Runner,
     Workload,
     defaults,
 )
 from trainer.problems import TrainDevice, problems
-from trainer.switches import SWITCHES
+from trainer.switches import PARALLEL_SWITCHES, SWITCHES
 
 WORKLOADS = {
     Workload.LINEAR: "Linear regression (1 → 1)",
@@ -70,7 +72,7 @@ _KEPT = (
     "nan_policy",
     "threads",
     "max_steps",
-    *(switch.field for switch in SWITCHES if switch.field != "channels_last"),
+    *(s.field for s in (*SWITCHES, *PARALLEL_SWITCHES) if s.field != "channels_last"),
 )
 """Fields that a change of workload leaves alone; channels_last has a default for each."""
 
@@ -161,8 +163,16 @@ def _current() -> RunConfig:
 
 
 def _values(base: RunConfig) -> dict[str, Any]:
-    """Return what the widgets say; of those that Streamlit has forgotten, the value of `base`."""
-    return {name: st.session_state.get(f"config_{name}", getattr(base, name)) for name in FIELDS}
+    """Return what the widgets say; of those that Streamlit has forgotten, the value of `base`.
+
+    The ranks of DDP and FSDP are started by torchrun, whatever was chosen before, and only they.
+    """
+    state = st.session_state
+    values = {name: state.get(f"config_{name}", getattr(base, name)) for name in FIELDS}
+    distributed = values["parallel"] in (Parallel.DDP, Parallel.FSDP)
+    if distributed != (values["runner"] == Runner.TORCHRUN):
+        values["runner"] = Runner.TORCHRUN if distributed else base.runner
+    return values
 
 
 def _reload_defaults(devices: Sequence[TrainDevice]) -> None:
@@ -246,7 +256,11 @@ def _training(choice: Choice) -> None:
         number("learning_rate", "Learning rate", "The optimizer's initial learning rate.")
         switch_number("clip_norm", choice)
     with columns[1]:
-        number("batch_size", "Batch size", "Samples in a batch, as one pass through the model.")
+        number(
+            "batch_size",
+            "Batch size",
+            "Samples in a batch, as one pass through the model; of several ranks, each takes one.",
+        )
         select(
             "optimizer",
             "Optimizer",

@@ -14,6 +14,7 @@ from dashboard.controls.fields import (
     switch_number,
     switch_select,
 )
+from dashboard.controls.several_devices import several_devices
 from trainer.config import Compile, NanPolicy, Runner, Schedule
 
 COMPILE = {
@@ -39,11 +40,13 @@ def groups(choice: Choice, checkpoints: Sequence[str]) -> None:
         _optimizer(choice)
     with st.expander("Kernels and graphs"):
         _kernels(choice)
+    with st.expander("Several devices"):
+        several_devices(choice)
     with st.expander("Memory"):
         switch("activation_checkpointing", choice)
         switch("memory_warmup", choice)
     with st.expander("More"):
-        _more(checkpoints)
+        _more(choice, checkpoints)
 
 
 def _loading(choice: Choice) -> None:
@@ -72,7 +75,7 @@ def _kernels(choice: Choice) -> None:
         switch(name, choice)
 
 
-def _more(checkpoints: Sequence[str]) -> None:
+def _more(choice: Choice, checkpoints: Sequence[str]) -> None:
     number(
         "max_steps",
         "Steps at most",
@@ -80,12 +83,15 @@ def _more(checkpoints: Sequence[str]) -> None:
         "epochs.",
     )
     select("nan_policy", "If the loss is NaN", NAN_POLICIES, "A NaN or infinite training loss.")
-    select(
-        "runner",
-        "Runner",
-        RUNNERS,
-        "A child process starts slower, but the page cannot slow it down.",
-    )
+    if choice.config.distributed:
+        st.caption("Runner: torchrun, which starts a process for each rank.")
+    else:
+        select(
+            "runner",
+            "Runner",
+            RUNNERS,
+            "A child process starts slower, but the page cannot slow it down.",
+        )
     number("threads", "CPU threads", "Threads of one CPU operation; 0 is half of the cores.")
     current = st.session_state.get("config_resume", "")
     options = ["", *dict.fromkeys([*([current] if current else []), *checkpoints])]

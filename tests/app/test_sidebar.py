@@ -13,7 +13,7 @@ from dashboard.controls import fields, sidebar
 from tests.app.test_live_view import GPU, Machine, label, machine, text_of, trigger
 from trainer.config import Problem, RunConfig
 from trainer.problems import TrainDevice
-from trainer.switches import BY_FIELD, SWITCHES
+from trainer.switches import SWITCHES
 
 __all__ = ["machine"]
 OpenPage = Callable[..., AppTest]
@@ -50,7 +50,7 @@ def test_an_impossible_switch_is_disabled_with_the_reason(
 ) -> None:
     refuse(monkeypatch, ("cuda_graphs", True), ("num_workers", 1), ("accumulation", 2))
     app = page()
-    assert {f for f in BY_FIELD if widget(app, f).disabled} == {
+    assert {s.field for s in SWITCHES if widget(app, s.field).disabled} == {
         "cuda_graphs",
         "num_workers",
         "accumulation",

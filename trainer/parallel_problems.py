@@ -1,0 +1,118 @@
+"""Which settings of several devices cannot be, or have no effect. Pure; no torch import.
+
+What is set for another kind than the chosen one does not act, and is no problem.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trainer.config import Compile, Parallel, Precision, Problem, RunConfig, Runner
+
+NODES_BY_HAND = Problem(
+    "nodes",
+    "each machine starts its own part of the job",
+    "Run the command shown below the header on every machine, or set nodes to 1",
+)
+"""Why the page's Start cannot begin such a job; ranks that were started by hand do not ask."""
+
+
+def parallel_problems(config: RunConfig, *, gpus: int, connection: str | None) -> list[Problem]:
+    """Every reason why the devices cannot share the work as the settings say.
+
+    `gpus` is the number of GPUs of this machine that torch can train on, if it trains on GPUs, else
+    0. `connection` says why ranks on such devices cannot talk to each other, None where they can.
+    """
+    if config.parallel is Parallel.NONE:
+        return [*_runner(config)]
+    on_gpu = config.device != "cpu"
+    return [
+        *_runner(config),
+        *(() if config.parallel is not Parallel.DP else _data_parallel(config, on_gpu)),
+        *_ranks(config, gpus, on_gpu),
+        *(_distributed(config, on_gpu, connection) if config.distributed else ()),
+        *(_cuda_graphs(config) if on_gpu else ()),
+    ]
+
+
+def start_problem(config: RunConfig) -> Problem | None:
+    """Why a page cannot start these settings although they can train; None where it can."""
+    return NODES_BY_HAND if config.distributed and config.nodes > 1 else None
+
+
+def parallel_notes(config: RunConfig, cores: int) -> list[str]:
+    """Return what to know of settings that can run, a sentence each."""
+    if not config.distributed or config.device != "cpu" or config.ranks <= cores:
+        return []
+    have = "core" if cores == 1 else "cores"
+    return [
+        f"{config.ranks} ranks share {cores} {have} and take turns: this shows how ranks work "
+        "together, but trains slower than fewer ranks would."
+    ]
+
+
+def step_sentence(config: RunConfig) -> str | None:
+    """Return how many samples a step takes from all devices together; None for one device."""
+    if config.parallel is Parallel.NONE:
+        return None
+    batches = f" × {config.accumulation} batches" if config.accumulation > 1 else ""
+    if config.parallel is Parallel.DP:
+        total = config.batch_size * config.accumulation
+        return (
+            f"A step takes {total:,} samples: batches of {config.batch_size:,}{batches}, each "
+            f"divided among {config.ranks} GPUs."
+        )
+    nodes = f" × {config.nodes} machines" if config.nodes > 1 else ""
+    return (
+        f"A step takes {config.step_size:,} samples: {config.batch_size:,} × {config.ranks} "
+        f"ranks{nodes}{batches}. A learning rate for one device may need to change with it."
+    )
+
+
+def _runner(config: RunConfig) -> Iterator[Problem]:
+    if config.distributed and config.runner is not Runner.TORCHRUN:
+        reason = f"the ranks of {config.parallel} are processes that torchrun starts"
+        yield Problem("runner", reason, "Set runner to torchrun")
+    if not config.distributed and config.runner is Runner.TORCHRUN:
+        yield Problem("runner", "torchrun starts ranks of ddp and fsdp", "Set runner to process")
+
+
+def _data_parallel(config: RunConfig, on_gpu: bool) -> Iterator[Problem]:
+    if not on_gpu:
+        reason = "DataParallel copies the model to several GPUs, in one process"
+        yield Problem("parallel", reason, "Choose ddp on a CPU, or a GPU")
+    if config.compile is not Compile.NONE:
+        reason = "DataParallel copies the model anew in each step, and torch.compile cannot"
+        yield Problem("compile", reason, "Choose ddp, or set compile to none")
+        yield Problem("parallel", reason, "Choose ddp, or set compile to none")
+
+
+def _ranks(config: RunConfig, gpus: int, on_gpu: bool) -> Iterator[Problem]:
+    here = config.nodes == 1 or config.parallel is Parallel.DP
+    if on_gpu and here and config.ranks > gpus:
+        reason = f"each needs a GPU of its own, and torch can use {gpus} of this machine"
+        yield Problem("ranks", reason, f"Lower ranks to {max(1, gpus)}")
+
+
+def _distributed(config: RunConfig, on_gpu: bool, connection: str | None) -> Iterator[Problem]:
+    if connection is not None:
+        yield Problem("parallel", connection, "Set parallel to none")
+    if config.collective_timing and not on_gpu:
+        reason = "gloo, which connects CPUs, does not time its collectives"
+        yield Problem("collective_timing", reason, "Switch it off, or choose a GPU")
+    if config.parallel is not Parallel.FSDP or not config.cpu_offload:
+        return
+    if not on_gpu:
+        reason = "on a CPU the weights lie in its memory already"
+        yield Problem("cpu_offload", reason, "Switch it off, or choose a GPU")
+    if config.precision is Precision.FP16:
+        reason = "the gradient scaler of fp16 works on GPUs only, and gradients lie on the host"
+        yield Problem("cpu_offload", reason, "Switch it off, or choose bf16")
+        yield Problem("precision", reason, "Switch off cpu_offload, or choose bf16")
+
+
+def _cuda_graphs(config: RunConfig) -> Iterator[Problem]:
+    if config.cuda_graphs:
+        reason = "a step of several devices is not captured: they wait for each other in it"
+        yield Problem("cuda_graphs", reason, "Switch it off, or set parallel to none")
+        yield Problem("parallel", reason, "Switch off cuda_graphs")
