@@ -23,7 +23,7 @@ MODULE = "trainer.runners.rank_worker"
 PORT = 29500
 """torchrun's usual port."""
 PORTS = (1024, 65_535)
-_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|\[?[0-9A-Fa-f:]{2,39}\]?")
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|[0-9A-Fa-f:]{2,39}")
 _SLURM_PORTS = (20_000, 20_000)
 """First port of Slurm's jobs, and how many there are: two jobs on a machine need different ones."""
 

@@ -11,7 +11,7 @@ from typing import Any
 from stepscope.run.first_cause import first_cause, names
 from stepscope.run.folder import RUN_JSON, RunError
 from stepscope.run.hang_reason import hung_in
-from stepscope.run.process import user_name
+from stepscope.run.process import process_of, user_name
 from stepscope.run.rank_files import RankFile, other_ranks, read_rank_file
 from stepscope.run.rank_states import absence, absences
 from stepscope.run.status import HEARTBEAT_S, RunStatus

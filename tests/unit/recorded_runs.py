@@ -30,7 +30,7 @@ def write_run(
     **streams: list[Row],
 ) -> Path:
     """Write a run that has ended; `streams` are rows of seconds since the start, step, values."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     base = {"created": CREATED, "status": "finished", "heartbeat": time.time(), "reason": None}
     if rank == 0:
         write_run_json(folder, base | process_identity() | (run_json or {}))

@@ -1,0 +1,219 @@
+"""Attempts of a job: which folder, what from, and how the one before is said to have ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.run import RunStatus, process_identity, read_run, restart_expected, write_run_json
+from stepscope.store import RunWriter, store_name
+from tests.unit.recorded_runs import write_run
+from trainer.config import Parallel, RunConfig, Runner
+from trainer.runners.attempts import (
+    attempt,
+    attempt_folder,
+    begin,
+    checkpoint_step,
+    free_number,
+    newest_number,
+)
+from trainer.runners.job_end import JobEnd, end_of, note_job_end
+
+CONFIG = RunConfig(parallel=Parallel.DDP, runner=Runner.TORCHRUN, ranks=2)
+GONE = {"pid": 2**22 + 7, "pid_started": 1.0}
+"""Entries of a process that is not there any more."""
+
+
+def job(root: Path, ranks: int = 2, **changes: Any) -> Path:
+    """Write a folder of ranks that are all gone without a word; `rankK` changes one of them."""
+    folder = root / "job"
+    for number in range(ranks):
+        base = {"status": "running", "world_size": ranks, "rank": number, "step": 40 + number}
+        base |= process_identity() | GONE | {"pid": GONE["pid"] + number}
+        base |= {"created": time.time(), "heartbeat": time.time() - 60, "reason": None}
+        base |= changes.get(f"rank{number}", {})
+        write_run(folder, base if number == 0 else None, rank=number)
+        name = "run.json" if number == 0 else f"rank{number}.json"
+        write_run_json(folder, base, name)
+        os.utime(folder / name, (time.time() - 60,) * 2)
+    return folder
+
+
+def printed(root: Path, code: int, number: int) -> Path:
+    """Write what torchrun prints of the rank that it has seen fail."""
+    log = root / "worker.log"
+    pid = GONE["pid"] + number
+    log.write_text(f"E1122 api.py:1002] failed (exitcode: {code}) local_rank: 1 (pid: {pid}) of\n")
+    return log
+
+
+def checkpoint(folder: Path, name: str, step: int, age_s: float = 0.0) -> None:
+    (folder / name).write_bytes(b"weights")
+    os.utime(folder / name, (time.time() - age_s,) * 2)
+    writer = RunWriter(folder / store_name(0), reopen=True)
+    with writer.transaction():
+        writer.add_event(1.0, step, 1, "checkpoint", name, {"ok": True, "path": name})
+    writer.close()
+
+
+def test_a_killed_rank_is_named_with_its_signal(tmp_path: Path) -> None:
+    end = end_of(job(tmp_path), printed(tmp_path, -9, 1))
+    assert end == JobEnd(RunStatus.FAILED, "rank 1 was killed (SIGKILL)", 1, -9)
+    assert end.sentence == "Rank 1 was killed (SIGKILL)."
+
+
+def test_an_exit_code_without_a_word_is_said(tmp_path: Path) -> None:
+    end = end_of(job(tmp_path), printed(tmp_path, 3, 0))
+    assert (end.rank, end.short) == (0, "rank 0 ended without a word (exit code 3)")
+
+
+def test_an_exception_is_told_in_its_own_words(tmp_path: Path) -> None:
+    said = {"status": "failed", "reason": "Training raised ValueError: no.", "ended": time.time()}
+    peer = {
+        "status": "failed",
+        "reason": "RuntimeError: Connection closed by peer",
+        "ended": time.time(),
+    }
+    end = end_of(job(tmp_path, rank0=peer, rank1=said), printed(tmp_path, 1, 1))
+    assert end.short == "rank 1 failed: Training raised ValueError: no"
+    assert end.rank == 1
+
+
+def test_another_version_of_torchrun_may_print_something_else(tmp_path: Path) -> None:
+    peer = {"status": "failed", "reason": "Connection closed by peer", "ended": time.time()}
+    end = end_of(job(tmp_path, rank0=peer), tmp_path / "missing.log")
+    assert (end.rank, end.short) == (1, "rank 1 was killed, or ended without a word")
+
+
+def test_a_kill_for_lack_of_memory_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.runners.job_end.kills_since", lambda first: first)
+    folder = job(tmp_path, rank1={"oom_kills": 1})
+    assert "no memory left" in end_of(folder, printed(tmp_path, -9, 1)).short
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("Traceback\nImportError: libtorch is broken\n", "ImportError: libtorch is broken"),
+        (
+            "[rank1]: ValueError: no\ntorch.x.ChildFailedError: FAILED\n",
+            "ValueError: no",
+        ),
+        ("OSError: [Errno 98] Address already in use\n", "another program uses its port"),
+        ("/bin/python: No module named torch\n", "No module named torch"),
+        ("", "torchrun has printed nothing"),
+    ],
+)
+def test_a_job_that_cannot_start_says_why(tmp_path: Path, text: str, why: str) -> None:
+    (tmp_path / "job").mkdir()
+    log = tmp_path / "worker.log"
+    log.write_text(text)
+    end = end_of(tmp_path / "job", log)
+    assert end.status is RunStatus.FAILED
+    assert why in end.short
+
+
+def test_a_rank_killed_while_it_starts(tmp_path: Path) -> None:
+    (tmp_path / "job").mkdir()
+    assert "killed (SIGTERM)" in end_of(tmp_path / "job", printed(tmp_path, -15, 0)).short
+
+
+def test_the_page_reads_what_was_noted(tmp_path: Path) -> None:
+    folder = job(tmp_path)
+    note_job_end(folder, end_of(folder, printed(tmp_path, -9, 1)), restarted_as="job-restart1")
+    run = read_run(folder)
+    assert (run.status, run.reason) == (RunStatus.FAILED, "Rank 1 was killed (SIGKILL).")
+    assert (run.cause, run.cause_rank) == (1, 1)
+    assert run.run_json["restarted_as"] == "job-restart1"
+    # A second look finds the same, whatever torchrun has printed since.
+    assert end_of(folder, printed(tmp_path, 1, 0)).short == "rank 1 was killed (SIGKILL)"
+
+
+def test_a_rank_that_has_said_its_end_keeps_it(tmp_path: Path) -> None:
+    ended = {"status": "failed", "reason": "Connection closed by peer", "ended": 5.0}
+    folder = job(tmp_path, rank0=ended)
+    note_job_end(folder, end_of(folder, printed(tmp_path, -9, 1)))
+    kept = json.loads((folder / "run.json").read_text())
+    assert (kept["reason"], kept["ended"]) == ("Connection closed by peer", 5.0)
+    assert read_run(folder).cause_rank == 1
+
+
+def test_a_restart_goes_on_from_the_newest_checkpoint(tmp_path: Path) -> None:
+    first = job(tmp_path)
+    checkpoint(first, "best.pt", 10)
+    checkpoint(first, "last.pt", 20, age_s=5)
+    checkpoint(first, "step-30.pt", 30)
+    this = attempt(first, 1, CONFIG)
+    assert this.folder == attempt_folder(first, 1) == tmp_path / "job-restart1"
+    assert (this.config.resume, this.former) == ("job/step-30.pt", first)
+    assert checkpoint_step(first / "last.pt") == 20
+
+
+def test_without_a_checkpoint_it_goes_further_back(tmp_path: Path) -> None:
+    first = job(tmp_path)
+    checkpoint(first, "last.pt", 20)
+    (tmp_path / "job-restart1").mkdir()
+    this = attempt(first, 2, CONFIG)
+    assert (this.config.resume, this.former) == ("job/last.pt", tmp_path / "job-restart1")
+    anew = attempt(tmp_path / "other", 1, replace(CONFIG, resume="old/best.pt"))
+    assert (anew.config.resume, anew.former) == ("old/best.pt", None)
+
+
+def test_begin_links_both_folders_and_says_what_happened(tmp_path: Path) -> None:
+    first = job(tmp_path)
+    checkpoint(first, "last.pt", 1234)
+    restart = begin(attempt(first, 1, CONFIG), printed(tmp_path, -9, 1), 3)
+    assert restart is not None
+    text = "Restart 1 of 3: rank 1 was killed (SIGKILL); resumes after step 1,234."
+    assert restart.text == text
+    pending = read_run(tmp_path / "job-restart1")
+    assert pending.status is RunStatus.PENDING
+    assert str(pending.reason).startswith(text)
+    assert pending.run_json["restart_of"] == "job"
+    assert pending.run_json["restart"]["exit_code"] == -signal.SIGKILL
+    assert read_run(first).run_json["restarted_as"] == "job-restart1"
+
+
+def test_begin_says_that_there_was_nothing_to_resume(tmp_path: Path) -> None:
+    restart = begin(attempt(job(tmp_path), 1, CONFIG), printed(tmp_path, -9, 1), 1)
+    assert restart is not None
+    assert "no checkpoint, so it begins anew" in restart.text
+    assert begin(attempt(tmp_path / "new", 0, CONFIG), tmp_path / "log", 1) is None
+    assert read_run(tmp_path / "new").status is RunStatus.PENDING
+
+
+def test_an_attempt_is_free_until_a_rank_has_recorded(tmp_path: Path) -> None:
+    first = tmp_path / "job"
+    first.mkdir()
+    (first / "run.json").write_text("{}")
+    assert free_number(first, 0) == 0
+    job(tmp_path)
+    assert free_number(first, 0) == 1
+    assert newest_number(first, 3) == 0
+    (tmp_path / "job-restart2").mkdir()  # no rank of attempt 1 has come so far
+    assert newest_number(first, 3) == 2
+
+
+def test_a_restart_is_expected_while_torchrun_runs(tmp_path: Path) -> None:
+    def torchrun(**changes: Any) -> dict[str, Any]:
+        return {"torchrun": process_identity() | {"restarts": 0, "max_restarts": 1} | changes}
+
+    def expected(**changes: Any) -> bool:
+        folder = job(tmp_path / str(len(list(tmp_path.iterdir()))), rank0=changes)
+        return restart_expected(read_run(folder))
+
+    assert expected(**torchrun())
+    assert not expected(**torchrun(restarts=1))
+    assert not expected(**torchrun(**GONE))
+    assert not expected(**torchrun(), restarted_as="job-restart1")
+    assert not expected()
+    done = {"status": "finished", "ended": time.time()}
+    folder = job(tmp_path / "done", rank0=torchrun() | done, rank1=done)
+    assert not restart_expected(read_run(folder))

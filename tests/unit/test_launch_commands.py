@@ -1,0 +1,118 @@
+"""The command for each machine and the script for Slurm are what shell and argparse understand."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.config import Parallel, RunConfig, Runner, Workload, defaults
+from trainer.launch import (
+    Launch,
+    inherited,
+    machine_command,
+    rank_variables,
+    settings_json,
+    slurm_script,
+)
+
+ODD = Path("/shared/it's here/runs/20260101-digits-mlp-0a")
+
+
+def job(device: str = "cpu", **changes: Any) -> RunConfig:
+    base = defaults(Workload.DIGITS_MLP, device)
+    return replace(base, parallel=Parallel.DDP, runner=Runner.TORCHRUN, ranks=4, nodes=2, **changes)
+
+
+def launch(config: RunConfig, **changes: Any) -> Launch:
+    given: dict[str, Any] = {"folder": ODD, "project": Path("/opt/step scope"), "host": "node-1"}
+    return Launch(config=config, **(given | changes))
+
+
+def words(text: str) -> list[str]:
+    return shlex.split(text.replace("\\\n", " "))
+
+
+def test_the_command_is_one_line_for_the_shell() -> None:
+    found = words(machine_command(launch(job(), environment={"STEPSCOPE_DATA": "/a b"})))
+    assert found[:4] == ["cd", "/opt/step scope", "&&", "STEPSCOPE_DATA=/a b"]
+    assert found[4] == "torchrun"
+    options = found[5:]
+    assert options[options.index("--nnodes") + 1] == "2"
+    assert options[options.index("--nproc-per-node") + 1] == "4"
+    assert options[options.index("--rdzv-backend") + 1] == "c10d"
+    assert options[options.index("--rdzv-endpoint") + 1] == "node-1:29500"
+    assert options[options.index("--rdzv-id") + 1] == ODD.name
+    assert options[options.index("-m") + 1 :][:2] == ["trainer.runners.rank_worker", str(ODD)]
+
+
+def test_the_settings_in_the_command_are_those_of_the_page() -> None:
+    config = job("GPU-00", bucket_mb=5, learning_rate=0.125, static_graph=True, max_restarts=3)
+    found = words(machine_command(launch(config)))
+    assert RunConfig.from_dict(json.loads(found[-1])) == config
+    assert len(json.loads(settings_json(config))) < 12  # what is as ever is not said
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"host": "a b"}, "host"),
+        ({"host": "x; rm -rf ~"}, "host"),
+        ({"host": ""}, "host"),
+        ({"port": 80}, "port"),
+        ({"port": 70_000}, "port"),
+    ],
+)
+def test_a_host_or_port_that_cannot_be_is_refused(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=f"^{named}: must be"):
+        launch(job(), **changes)
+
+
+def test_hosts_that_can_be() -> None:
+    for host in ("node1", "10.0.0.7", "gpu-01.cluster.example", "fe80::1"):
+        assert f"{host}:29500" in machine_command(launch(job(), host=host))
+
+
+def test_ranks_share_the_cores() -> None:
+    assert rank_variables(job(), 64)["OMP_NUM_THREADS"] == "8"
+    assert rank_variables(job(), 2)["OMP_NUM_THREADS"] == "1"
+    assert rank_variables(job(threads=5), 2)["OMP_NUM_THREADS"] == "5"
+    assert "TORCH_NCCL_ENABLE_TIMING" not in rank_variables(job(), 2)
+    assert rank_variables(job(collective_timing=True), 2)["TORCH_NCCL_ENABLE_TIMING"] == "1"
+
+
+def test_what_decides_on_data_and_model_goes_along() -> None:
+    told = {"STEPSCOPE_DATA": "/data", "STEPSCOPE_WORKLOAD": "", "HOME": "/root"}
+    assert inherited(told) == {"STEPSCOPE_DATA": "/data"}
+
+
+def test_the_script_asks_slurm_for_what_the_ranks_need() -> None:
+    script = slurm_script(launch(job("GPU-00", threads=2, num_workers=3)))
+    asked = [line.removeprefix("#SBATCH --") for line in script.splitlines() if "#SBATCH" in line]
+    assert {"nodes=2", "ntasks-per-node=1", "gpus-per-node=4", "cpus-per-task=24"} <= set(asked)
+    assert "gpus-per-node" not in slurm_script(launch(job()))
+    # sbatch reads its options before the first command only.
+    lines = script.splitlines()
+    first = next(i for i, line in enumerate(lines) if not line.startswith("#"))
+    assert not any("#SBATCH" in line for line in lines[first:])
+
+
+@pytest.mark.parametrize("device", ["cpu", "GPU-00"])
+def test_bash_and_shellcheck_accept_the_script(device: str, tmp_path: Path) -> None:
+    settings = {"collective_timing": device != "cpu", "data": "my data"}
+    environment = {"STEPSCOPE_DATA": "/it's here", **rank_variables(job(**settings), 8)}
+    script = tmp_path / "job.sbatch"
+    script.write_text(slurm_script(launch(job(device, **settings), environment=environment)))
+    checked = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True)
+    assert (checked.returncode, checked.stderr) == (0, "")
+    shellcheck = shutil.which("shellcheck")
+    if shellcheck is None:
+        pytest.skip("no shellcheck: bash alone has read the script")
+    looked = subprocess.run([shellcheck, str(script)], capture_output=True, text=True)
+    assert (looked.returncode, looked.stdout) == (0, "")

@@ -1,0 +1,120 @@
+"""Several devices: what cannot share the work, what acts on which kind, and what a step takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from trainer.config import Compile, Parallel, Precision, RunConfig, Runner, Workload, defaults
+from trainer.parallel_problems import parallel_notes, start_problem, step_sentence
+from trainer.problems import TrainDevice, choice_problem, problems
+
+CPU = TrainDevice(id="cpu", name="CPU", memory_total=2**30)
+GPUS = [
+    TrainDevice(
+        id=f"GPU-{i}", name="GPU", memory_total=2**30, cuda_index=i, compute_capability=(9, 0)
+    )
+    for i in range(2)
+]
+BROKEN = replace(GPUS[0], id="GPU-9", cuda_index=9, reason="its kernels are missing")
+DEVICES = [*GPUS, CPU, BROKEN]
+DDP, FSDP, DP = Parallel.DDP, Parallel.FSDP, Parallel.DP
+
+
+def config(parallel: Parallel, device: str = "GPU-0", **changes: Any) -> RunConfig:
+    runner = Runner.TORCHRUN if parallel in (DDP, FSDP) else Runner.THREAD
+    base = defaults(Workload.DIGITS_CNN, device)
+    return replace(base, parallel=parallel, runner=runner, ranks=2, **changes)
+
+
+def refused(asked: RunConfig) -> dict[str, str]:
+    """The first reason of each field."""
+    found: dict[str, str] = {}
+    for problem in problems(asked, DEVICES):
+        found.setdefault(problem.field, str(problem))
+    return found
+
+
+@pytest.mark.parametrize("device", ["cpu", "GPU-0"])
+@pytest.mark.parametrize("parallel", [DDP, FSDP])
+def test_ranks_train_on_cpus_and_gpus(parallel: Parallel, device: str) -> None:
+    assert refused(config(parallel, device)) == {}
+
+
+def test_each_rank_needs_a_usable_gpu() -> None:
+    assert "torch can use 2 of this machine" in refused(replace(config(DDP), ranks=3))["ranks"]
+    assert refused(replace(config(DDP, "cpu"), ranks=8)) == {}
+
+
+def test_other_machines_may_have_more_gpus() -> None:
+    several = replace(config(DDP), ranks=8, nodes=2)
+    assert refused(several) == {}
+    assert start_problem(several) is not None
+    assert start_problem(config(DDP)) is None
+
+
+def test_data_parallel_is_for_gpus_of_one_process() -> None:
+    assert refused(config(DP)) == {}
+    assert "several GPUs" in refused(config(DP, "cpu"))["parallel"]
+    compiled = refused(config(DP, compile=Compile.DEFAULT))
+    assert {"compile", "parallel"} <= compiled.keys()
+    assert "ranks" in refused(replace(config(DP), ranks=3))
+
+
+@pytest.mark.parametrize("parallel", [DP, DDP, FSDP])
+def test_a_step_of_several_devices_is_not_captured(parallel: Parallel) -> None:
+    assert "not captured" in refused(config(parallel, cuda_graphs=True))["cuda_graphs"]
+
+
+def test_the_runner_belongs_to_the_kind() -> None:
+    assert "torchrun" in refused(replace(config(DDP), runner=Runner.THREAD))["runner"]
+    alone = replace(config(Parallel.NONE), runner=Runner.TORCHRUN)
+    assert "ddp and fsdp" in refused(alone)["runner"]
+
+
+def test_what_does_not_act_is_no_problem() -> None:
+    """A link may set what belongs to another kind; the sidebar does not show it."""
+    unused = {"cpu_offload": True, "collective_timing": True, "static_graph": True, "nodes": 4}
+    assert refused(config(Parallel.NONE, "cpu", **unused)) == {}
+    assert refused(config(DDP, "cpu", cpu_offload=True, reshard=False)) == {}
+
+
+def test_what_a_cpu_cannot_do_for_ranks() -> None:
+    assert "gloo" in refused(config(DDP, "cpu", collective_timing=True))["collective_timing"]
+    assert "already" in refused(config(FSDP, "cpu", cpu_offload=True))["cpu_offload"]
+
+
+def test_offloaded_gradients_are_not_scaled() -> None:
+    found = refused(config(FSDP, cpu_offload=True, precision=Precision.FP16))
+    assert {"cpu_offload", "precision"} <= found.keys()
+    assert refused(config(FSDP, precision=Precision.FP16)) == {}
+    assert refused(config(FSDP, cpu_offload=True, precision=Precision.BF16)) == {}
+
+
+def test_without_a_connection_there_are_no_ranks() -> None:
+    lonely = replace(GPUS[0], connection_reason="torch was built without NCCL")
+    problem = choice_problem("parallel", DDP, config(Parallel.NONE), [lonely, GPUS[1]])
+    assert problem is not None
+    assert "without NCCL" in problem.reason
+    assert choice_problem("parallel", DP, config(Parallel.NONE), [lonely, GPUS[1]]) is None
+
+
+def test_more_ranks_than_cores_are_said_to_be_slow() -> None:
+    four = replace(config(DDP, "cpu"), ranks=4)
+    (note,) = parallel_notes(four, 2)
+    assert "4 ranks share 2 cores" in note
+    assert parallel_notes(four, 4) == []
+    assert parallel_notes(config(DDP), 1) == []  # GPUs compute
+
+
+def test_a_step_is_what_all_devices_take() -> None:
+    assert step_sentence(config(Parallel.NONE)) is None
+    each = config(DDP, batch_size=64, accumulation=4, nodes=3)
+    text = step_sentence(each)
+    assert text is not None
+    assert text.startswith("A step takes 1,536 samples: 64 × 2 ranks × 3 machines × 4 batches.")
+    divided = step_sentence(config(DP, batch_size=64))
+    assert divided is not None
+    assert "64 samples: batches of 64, each divided among 2 GPUs" in divided
