@@ -9,22 +9,24 @@ from __future__ import annotations
 import pickle
 import re
 import shutil
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from pathlib import Path, PosixPath
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint import filesystem, metadata
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 NAME = re.compile(r"(best|last|step-[0-9]{1,12})\.[0-9]{1,9}\.parts")
 """Folders of parts lie beside the checkpoint that names them: `last.3.parts`."""
 _LIST = ".metadata"
 _FILE = re.compile(r"__[0-9]{1,9}_[0-9]{1,9}\.distcp")
-_CLASSES = {
+_CLASSES: dict[tuple[str, str], Any] = {
     (kind.__module__, kind.__qualname__): kind
     for kind in (
         metadata.Metadata,
@@ -37,14 +39,27 @@ _CLASSES = {
         filesystem._StorageInfo,
         torch.Size,
         OrderedDict,
+        PosixPath,
+        torch.serialization._get_layout,  # looks a name up in a table
     )
 }
+_DAMAGED = (
+    pickle.UnpicklingError,
+    EOFError,
+    AttributeError,
+    IndexError,
+    KeyError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What a pickle raises that holds something else than a list of tensors."""
 
 
 def write_parts(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write the tensors; all ranks have to call this. Raises OSError."""
     try:
-        dcp.save(dict(tensors), storage_writer=filesystem.FileSystemWriter(folder))
+        save(dict(tensors), storage_writer=filesystem.FileSystemWriter(folder))
     except CheckpointException as error:  # what happened on one rank comes to all
         shutil.rmtree(folder, ignore_errors=True)
         reasons = {
@@ -69,8 +84,10 @@ def read_parts(
         if isinstance(entry, metadata.TensorStorageMetadata)
     }
     try:
-        # Without a meeting of the ranks: each finds in the list what it needs.
-        dcp.load(tensors, storage_reader=reader, no_dist=True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")
+            # Without a meeting of the ranks: each finds in the list what it needs.
+            load(tensors, storage_reader=reader, no_dist=True)
     except CheckpointException as error:
         raise ValueError(f"{folder.name} is damaged") from error
     return tensors
@@ -83,25 +100,25 @@ class _Reader(filesystem.FileSystemReader):
         with (Path(self.path) / _LIST).open("rb") as file:
             try:
                 found = _Unpickler(file).load()
-            except (
-                pickle.UnpicklingError,
-                EOFError,
-                AttributeError,
-                TypeError,
-                IndexError,
-            ) as error:
-                raise ValueError(f"{self.path} is damaged ({error})") from error
+            except _DAMAGED as error:
+                raise ValueError(f"the list of tensors is damaged: {error}") from error
         if not isinstance(found, metadata.Metadata):
-            raise ValueError(f"{self.path} holds no list of tensors")
+            raise ValueError("there is no list of tensors")
         for entry in (found.storage_data or {}).values():
             if not _FILE.fullmatch(entry.relative_path) or entry.transform_descriptors:
-                raise ValueError(f"{self.path} names a file that it cannot have")
+                raise ValueError("the list of tensors names files that it cannot have")
         return found
 
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         found = _CLASSES.get((module, name))
+        if (
+            found is None
+            and module == "torch"
+            and isinstance(number_type := getattr(torch, name, None), torch.dtype)
+        ):
+            return number_type
         if found is None:
             raise pickle.UnpicklingError(f"{module}.{name} does not belong there")
         return found

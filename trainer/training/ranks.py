@@ -53,8 +53,8 @@ class Ranks:
         """
         if not self.several:
             return order[offset:]
-        end = offset + self.world_size * self.count(len(order) - offset)
-        return order[torch.arange(offset + self.rank, end, self.world_size) % len(order)]
+        places = torch.arange(self.count(len(order) - offset)) * self.world_size
+        return order[(places + offset + self.rank) % len(order)]
 
     def count(self, samples: int) -> int:
         """Return how many of so many samples each rank takes, the repeated ones included."""

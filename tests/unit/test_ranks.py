@@ -1,0 +1,76 @@
+"""Each rank's share of the samples is what torch's DistributedSampler gives, also in mid-epoch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.utils.data import DistributedSampler, TensorDataset
+
+from trainer.config import Parallel, RunConfig, Runner
+from trainer.training.ranks import ALONE, Ranks
+
+DDP = replace(RunConfig(), parallel=Parallel.DDP, runner=Runner.TORCHRUN, ranks=2)
+
+
+def world(size: int) -> list[Ranks]:
+    return [Ranks(rank, rank, size, size) for rank in range(size)]
+
+
+@pytest.mark.parametrize("samples", [1, 3, 7, 8, 12, 13])
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_a_share_is_that_of_the_distributed_sampler(samples: int, size: int) -> None:
+    order = torch.randperm(samples, generator=torch.Generator().manual_seed(1))
+    for ranks in world(size):
+        sampler = DistributedSampler(
+            TensorDataset(order), num_replicas=size, rank=ranks.rank, shuffle=False
+        )
+        assert ranks.share(order).tolist() == order[list(sampler)].tolist()
+
+
+def test_the_batches_of_all_ranks_are_those_of_one_process() -> None:
+    order, size, batch = torch.randperm(24), 4, 3
+    shares = [ranks.share(order).split(batch) for ranks in world(size)]
+    for number, large in enumerate(order.split(batch * size)):
+        together = torch.cat([share[number] for share in shares])
+        assert sorted(together.tolist()) == sorted(large.tolist())
+
+
+def test_shares_of_what_is_left_go_on_from_the_beginning_of_the_order() -> None:
+    order = torch.arange(10)
+    assert [ranks.share(order, 7).tolist() for ranks in world(2)] == [[7, 9], [8, 0]]
+    assert [ranks.share(order, 10).tolist() for ranks in world(2)] == [[], []]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_every_sample_is_counted_once(size: int) -> None:
+    order = torch.arange(10)
+    counted = [ranks.share(order)[: ranks.own(10)].tolist() for ranks in (world(size) or [ALONE])]
+    assert sorted(sum(counted, [])) == order.tolist()
+    assert len({len(ranks.share(order)) for ranks in world(size)}) == 1
+
+
+def test_a_run_of_one_process_does_not_look_into_the_environment() -> None:
+    environ = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
+    assert Ranks.of(RunConfig(), environ) == ALONE
+    assert Ranks.of(DDP, environ) == Ranks(3, 1, 4, 2)
+
+
+def test_ranks_draw_different_numbers_and_rank_0_of_a_resumed_run_goes_on_with_its_own() -> None:
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    ALONE.begin_random(0, 0)
+    Ranks(0, 0, 2, 2).begin_random(0, 7)
+    assert torch.equal(torch.get_rng_state(), state)
+    drawn = set()
+    for ranks in world(3):
+        for step in (0, 7):
+            ranks.begin_random(0, step)
+            drawn.add(torch.rand(()).item())
+    assert len(drawn) == 6
+
+
+def test_the_seed_of_what_loads_data_differs_from_rank_to_rank() -> None:
+    config = replace(DDP, seed=2**31 - 1)
+    assert [ranks.seeded(config).seed for ranks in world(2)] == [2**31 - 1, 0]
