@@ -25,8 +25,8 @@ def kinds(folder: Path) -> set[str]:
         return {event.kind for event in reader.events()}
 
 
-def test_there_are_two_and_they_are_small() -> None:
-    assert set(RUNS) == {"cpu-training", "two-simulated-gpus"}
+def test_there_are_three_and_they_are_small() -> None:
+    assert set(RUNS) == {"cpu-training", "two-simulated-gpus", "h100"}
     size = sum(path.stat().st_size for path in EXAMPLES.rglob("*") if path.is_file())
     assert size < 1_000_000
 
@@ -65,6 +65,16 @@ def test_the_simulated_example_has_two_devices_and_runs_out_of_memory() -> None:
         assert len(devices) == 2
         for info in devices:
             assert "gpu/mem_used" in reader.keys(info.id)
+
+
+def test_the_gpus_example_has_what_only_a_gpu_has() -> None:
+    run = read_run(RUNS["h100"])
+    assert run.status is RunStatus.FINISHED
+    buttons = {"pause", "resume", "mark", "empty_cache", "reset_peaks", "collect_garbage"}
+    assert kinds(run.folder) >= buttons
+    with RunReader(run.folder) as reader:
+        (gpu,) = (info for info in reader.series() if info.stream == "devices")
+        assert {"gpu/util", "gpu/power", "gpu/energy", "gpu/sm_active"} <= set(reader.keys(gpu.id))
 
 
 @pytest.mark.skipif(getpass.getuser() == "root", reason="root may write everywhere")
