@@ -7,9 +7,11 @@ Covered: torchrun and all that goes through it, Accelerate, DeepSpeed, Lightning
 
 from __future__ import annotations
 
+import multiprocessing
 import re
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 
@@ -47,6 +49,32 @@ def launch(environ: Mapping[str, str]) -> Launch:
         if mark in environ:
             return read(environ)
     return _hydra(environ) if "PMI_RANK" in environ else Launch()
+
+
+def own_launch(environ: Mapping[str, str]) -> Launch:
+    """Return what the environment says of this process, with what it knows of itself beside.
+
+    A script that starts its processes by multiprocessing may tell torch alone which rank each is,
+    and leave out which one of this host it is: it is so in the order in which they were started.
+    """
+    found = launch(environ)
+    if found.world_size == 1:
+        found = _of_process_group() or found
+    started = getattr(multiprocessing.current_process(), "_identity", ())
+    if found.world_size > 1 and "LOCAL_RANK" not in environ and started and not found.local_rank:
+        found = replace(found, local_rank=started[-1] - 1)
+    return found
+
+
+def _of_process_group() -> Launch | None:
+    """Return what torch.distributed was told by the script; torch is not imported for it."""
+    dist = sys.modules.get("torch.distributed")
+    try:
+        if dist is None or not dist.is_available() or not dist.is_initialized():
+            return None
+        return Launch(rank=dist.get_rank(), world_size=dist.get_world_size())
+    except (AttributeError, RuntimeError, ValueError):  # another torch
+        return None
 
 
 def _torch(environ: Mapping[str, str]) -> Launch:

@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 
 from stepscope.run import folder_name, is_run_id, new_run_folder, pid_namespace
-from stepscope.run.launch import RESTARTS, Launch, launch
+from stepscope.run.launch import RESTARTS, Launch, own_launch
 from stepscope.run.meeting import is_shared, meet
 
 RUN_ID = "STEPSCOPE_RUN_ID"
@@ -73,7 +73,7 @@ def find_place(root: Path, name: str, environ: Mapping[str, str]) -> Place:
     its processes count from 0. So has a process that cannot see its parent, such as the first one
     in a container. Raises OSError and RankError.
     """
-    found = launch(environ)
+    found = own_launch(environ)
     wanted = environ.get(RUN_ID)
     if wanted is not None and not is_run_id(wanted):
         raise RankError(f"{RUN_ID}: must be letters, digits, '.', '_' or '-', got {wanted!r}.")

@@ -13,58 +13,21 @@ from __future__ import annotations
 import argparse
 import atexit
 import gc
-import logging
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 
-from stepscope import tracker
-from stepscope.diagnosis.outcome import Outcome, outcome
-from stepscope.run import RunKind, RunStatus, runs_root
-from stepscope.run.ranks import RankError, announce, find_place, say
-from stepscope.session.script import ScriptSession
-from stepscope.store import StoreError
-from stepscope.watch import hooks
-from stepscope.watch.hooks import Hooks
-from stepscope.watch.output import keep_output
-from stepscope.watch.script import NoScript, Script, from_file, from_module
-
-log = logging.getLogger(__name__)
+from stepscope.run.launch import launch
+from stepscope.run.ranks import Place
+from stepscope.watch.children import follow
+from stepscope.watch.script import NoScript, from_file, from_module
+from stepscope.watch.watched_run import begin
 
 OUR_FOLDER = Path(__file__).parent
 NCCL_TIMING = "TORCH_NCCL_ENABLE_TIMING"
 """torch reads it when the script makes a process group."""
-
-
-@dataclass(slots=True)
-class _Run:
-    """What is recorded of the script, if anything could be; it ends with the process."""
-
-    session: ScriptSession | None
-    hooks: Hooks | None = None
-    tells: bool = True
-    """Of several ranks of a machine one talks on the terminal."""
-    outcome: Outcome = field(default_factory=Outcome)
-    pid: int = field(default_factory=os.getpid)
-
-    def ended_by(self, error: BaseException) -> None:
-        self.outcome = outcome(error)
-        if self.session is not None:
-            self.outcome = self.session.failed(self.outcome, error)
-
-    def close(self) -> None:
-        """End the run; one of which nothing could be recorded says why. Not in a forked child."""
-        if self.session is None or os.getpid() != self.pid:
-            return
-        nothing = self.hooks.end() if self.hooks is not None else None
-        if nothing is not None and self.outcome.status is RunStatus.FINISHED:
-            self.outcome = replace(self.outcome, reason=nothing)
-            if self.tells:
-                say(f"stepscope: {nothing}")
-        self.session.close(self.outcome.status, self.outcome.reason)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -83,7 +46,8 @@ def main(argv: Sequence[str]) -> int:
         raise
     if options.time_collectives:
         os.environ[NCCL_TIMING] = "1"
-    run = _start(script, options)
+    run = begin(options.name or script.name, script.path, options.runs, _joined(options.rank_of))
+    follow(run)
     atexit.register(run.close)
     # What was imported for the recording stays: a full collection need not walk all of it.
     gc.freeze()
@@ -125,10 +89,12 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         action="store_true",
         help="what follows is a module's name, as for python -m",
     )
+    # Ours alone: a watched process gives it to those that it starts.
+    parser.add_argument("--rank-of", type=Path, help=argparse.SUPPRESS)
     ours = 0
     while ours < len(argv) and argv[ours].startswith("-"):
         word = argv[ours]
-        ours += 2 if word in ("--name", "--runs") else 1
+        ours += 2 if word in ("--name", "--runs", "--rank-of") else 1
         if word in ("-m", "--"):
             break
     options = parser.parse_args([word for word in argv[:ours] if word != "--"])
@@ -137,38 +103,12 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     return options, list(argv[ours:])
 
 
-def _start(script: Script, options: argparse.Namespace) -> _Run:
-    """Make the run and everything that fills it; where that fails the script runs unwatched."""
-    name = options.name or script.name
-    try:
-        place = find_place(runs_root(options.runs), name, os.environ)
-        session = ScriptSession(place, name=name, kind=RunKind.WATCH)
-        session.recorder.describe(
-            script={"path": script.path, "arguments": sys.argv[1:], "cwd": str(Path.cwd())}
-        )
-    except (OSError, StoreError, RankError) as error:
-        say(f"stepscope: not watched, no run folder could be made: {error}")
-        return _Run(None)
-    except Exception as error:  # noqa: BLE001 - whatever is wrong with us, the script has to run
-        say(f"stepscope: not watched: {type(error).__name__}: {error}")
-        return _Run(None)
-    announce(place, options.runs)
-    try:
-        keep_output(
-            session.recorder.folder,
-            place.number,
-            lambda text: session.recorder.event("output_lost", text),
-        )
-    except Exception as error:  # noqa: BLE001 - as above
-        session.recorder.event("output_lost", f"What the script prints is not kept: {error}")
-    run = _Run(session, tells=place.local_rank == 0)
-    try:
-        tracker.attach(session)
-        run.hooks = hooks.install(session)
-    except Exception as error:  # as above
-        log.warning("stepscope: the script's steps will not be recorded", exc_info=True)
-        session.recorder.event("hook_failed", f"Nothing of the script's steps is recorded: {error}")
-    return run
+def _joined(folder: Path | None) -> Place | None:
+    """Return this process's place in the run of the watched process that has started it."""
+    if folder is None:
+        return None
+    found = launch(os.environ)
+    return Place(folder, found.rank, found.rank, found.local_rank, found.world_size)
 
 
 def _hide_our_frames(error: BaseException) -> None:

@@ -215,11 +215,11 @@ def test_a_script_without_a_stderr_runs_all_the_same(tmp_path: Path) -> None:
 def test_whatever_fails_in_us_the_script_runs(tmp_path: Path, broken: str) -> None:
     program = f"""
 import sys
-from stepscope.watch import main as watch
+from stepscope.watch import main, watched_run
 def fail(*_, **__):
     raise LookupError("odd")
-watch.{broken} = fail
-sys.exit(watch.main(["endings.py", "exit 3"]))
+watched_run.{broken} = fail
+sys.exit(main.main(["endings.py", "exit 3"]))
 """
     seen = run([sys.executable, "-c", program], tmp_path)
     assert (seen.returncode, seen.stdout) == (3, b"begins exit 3\n")

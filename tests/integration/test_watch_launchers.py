@@ -1,0 +1,127 @@
+"""Two gloo ranks by every launcher: one run, with losses, steps and memory of each rank."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.run import RunStatus, read_run, run_folders
+from stepscope.run.rank_states import rank_states
+from stepscope.store import RunReader
+from tests.integration.test_watch_scripts import SCRIPTS
+
+STEPS = 6
+PYTHON = [sys.executable, "-m"]
+WATCHED = ["-m", "stepscope.watch", "launched.py"]
+TORCHRUN = [*PYTHON, "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *WATCHED]
+ACCELERATE = [*PYTHON, "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
+ACCELERATE += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+
+
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def begin(root: Path, command: list[str], **environ: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command,
+        cwd=SCRIPTS,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "STEPSCOPE_RUNS": str(root), **environ},
+    )
+
+
+def ended(*processes: subprocess.Popen[bytes]) -> None:
+    try:
+        for process in processes:
+            output, _ = process.communicate(timeout=150)
+            assert process.returncode == 0, output.decode()
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def the_run(root: Path) -> list[dict[str, Any]]:
+    """Check that there is one run of two ranks with all that is recorded; return what they say."""
+    [folder] = run_folders(root)
+    assert read_run(folder).status is RunStatus.FINISHED
+    assert [standing.state.value for standing in rank_states(folder)] == ["finished"] * 2
+    said = [json.loads((folder / name).read_text()) for name in ("run.json", "rank1.json")]
+    assert [(rank["rank"], rank["world_size"]) for rank in said] == [(0, 2), (1, 2)]
+    for number in (0, 1):
+        with RunReader(folder, number) as reader:
+            found = {info.stream: info for info in reader.series()}
+            steps, samples = found["steps"], found["samples"]
+            rows = reader.read(steps.id, 0, steps.rows, 1)
+            assert rows.step.tolist() == list(range(1, STEPS + 1))
+            assert (rows.low[rows.keys.index("train/loss")] > 0).all()
+            assert "process/rss" in reader.keys(samples.id)
+    return said
+
+
+def test_accelerate(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    port = ["--main_process_port", free_port()]
+    ended(begin(tmp_path, [*ACCELERATE, *port, *WATCHED, "accelerate"]))
+    the_run(tmp_path)
+
+
+@pytest.mark.parametrize("framework", ["lightning", "huggingface"])
+def test_frameworks_under_torchrun(tmp_path: Path, framework: str) -> None:
+    pytest.importorskip("transformers" if framework == "huggingface" else framework)
+    ended(begin(tmp_path, [*TORCHRUN, framework]))
+    the_run(tmp_path)
+
+
+def test_lightnings_own_launcher(tmp_path: Path) -> None:
+    pytest.importorskip("lightning")
+    ended(begin(tmp_path, [*PYTHON, "stepscope.watch", "launched.py", "lightning"]))
+    the_run(tmp_path)
+
+
+def test_spawned_processes_take_the_place_of_the_script(tmp_path: Path) -> None:
+    words = ["launched.py", "spawn", str(STEPS), free_port()]
+    process = begin(tmp_path, [*PYTHON, "stepscope.watch", *words])
+    ended(process)
+    ranks = the_run(tmp_path)
+    assert process.pid not in [rank["pid"] for rank in ranks]
+
+
+def test_init_in_each_spawned_process(tmp_path: Path) -> None:
+    """They tell torch alone which rank they are."""
+    ended(begin(tmp_path, [sys.executable, "launched.py", "spawn-init", str(STEPS), free_port()]))
+    the_run(tmp_path)
+
+
+SLURM = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
+SLURM |= {"SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NODEID": "0"}
+
+
+def rank_environ(how: str, number: int) -> dict[str, str]:
+    """What each starter says to a process; the script has to make torch's names of it."""
+    rank = str(number)
+    if how == "srun":
+        return SLURM | {"SLURM_PROCID": rank, "SLURM_LOCALID": rank}
+    if how == "mpirun":
+        names = {"RANK": rank, "LOCAL_RANK": rank, "SIZE": "2", "LOCAL_SIZE": "2"}
+        return {f"OMPI_COMM_WORLD_{name}": value for name, value in names.items()}
+    deepspeed = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_SIZE": "2"}
+    return deepspeed | {"CROSS_RANK": "0", "CROSS_SIZE": "1"}
+
+
+@pytest.mark.parametrize("how", ["srun", "mpirun", "deepspeed"])
+def test_starters_with_names_of_their_own(tmp_path: Path, how: str) -> None:
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    command = [*PYTHON, "stepscope.watch", "launched.py", "ddp"]
+    ended(*(begin(tmp_path, command, **address, **rank_environ(how, number)) for number in (0, 1)))
+    the_run(tmp_path)
