@@ -28,7 +28,7 @@ from dashboard.api.page_token import page_token
 from dashboard.api.ranks import Jobs, ranks_answer
 from dashboard.charts import ledger, series
 from dashboard.charts.profile import shown
-from dashboard.charts.rank_alerts import RankAlerts
+from dashboard.charts.rank_events import RankEvents
 from dashboard.controls.proposal import is_possible
 from dashboard.hangs import as_verdict as hang_verdict
 from dashboard.ranks.answer import parse_question
@@ -77,7 +77,7 @@ def _answering(handler: Callable[[Request], Answer]) -> Callable[[Request], Resp
     return respond
 
 
-_RANK_ALERTS = RankAlerts()
+_RANK_EVENTS = RankEvents()
 
 
 @_answering
@@ -107,7 +107,9 @@ def get_series(request: Request) -> Answer:
             if query.get("only") == ledger.SERIES:
                 return ledger.update(reader, run, cursors, int(after)) | token
             answer = series.update(reader, run, cursors, int(after), include_folded)
-            answer["rank_alerts"] = series.rank_alerts(_RANK_ALERTS.of(run), run)
+            told, seen = _RANK_EVENTS.of(run, query.get("rank_events", "")[:40])
+            answer["rank_events"] = series.rank_events(told, run)
+            answer["rank_events_seen"] = seen
             if query.get("include_ledger"):
                 part = ledger.live_part(reader, run, cursors)
                 answer["series"] |= part["series"]

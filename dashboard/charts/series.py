@@ -287,9 +287,9 @@ def events(reader: RunReader, run: RunInfo, after: int) -> list[dict[str, Any]]:
     return [_event(event, run.created) for event in reader.events(after, EVENTS)]
 
 
-def rank_alerts(alerts: Iterable[tuple[int, EventRow]], run: RunInfo) -> list[dict[str, Any]]:
-    """Return alerts of other ranks as events; their ids hold the rank, and are text."""
-    return [_event(event, run.created) | {"id": f"rank{rank}-{event.id}"} for rank, event in alerts]
+def rank_events(told: Iterable[tuple[int, EventRow]], run: RunInfo) -> list[dict[str, Any]]:
+    """Return events of other ranks; their ids hold the rank, and are text."""
+    return [_event(event, run.created) | {"id": f"rank{rank}-{event.id}"} for rank, event in told]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 import { el, setText } from "./dom.js";
 import { MISSING, change, clock, isNumber } from "./format.js";
+import { listed } from "./ranks_data.js";
 import { isAlert, isOver, levelWord } from "./toasts.js";
 
 export const EVENT_WORDS = {
@@ -125,7 +126,7 @@ export function toneOf(event) {
 // The events of a group as the table shows them, newest first: {event, word, text}. Among all,
 // those of a repeated kind are one row once they are many; it stands where the newest is.
 export function rowsOf(events, group) {
-  const shown = events.filter((event) => group === "all" || groupOf(event) === group);
+  const shown = oneForRanks(events).filter((event) => group === "all" || groupOf(event) === group);
   const folds = new Map();
   if (group === "all")
     for (const kind of REPEATED) {
@@ -136,6 +137,29 @@ export function rowsOf(events, group) {
   const row = (event) => ({ event, word: wordOf(event), text: event.text || "" });
   const kept = shown.filter((event) => folds.has(event) || !folded.has(event));
   return kept.reverse().map((event) => (folds.has(event) ? foldOf(folds.get(event)) : row(event)));
+}
+
+// What several ranks answered alike to one command is one event: "Ranks 1–3: memory was freed".
+export function oneForRanks(events) {
+  const together = new Map();
+  for (const event of events) {
+    const key = answerOf(event);
+    if (key !== null) together.set(key, [...(together.get(key) ?? []), event]);
+  }
+  return events.flatMap((event) => {
+    const same = together.get(answerOf(event)) ?? [event];
+    if (same.length === 1) return [event];
+    const ranks = listed(same.map(({ data }) => data.rank));
+    return event === same[0] ? [{ ...event, text: `Ranks ${ranks}: ${ownText(event)}` }] : [];
+  });
+}
+
+const ownText = (event) => (event.text || "").replace(/^Rank \d+: /, "");
+
+// What is the same in the answers of ranks to a command; null for another event.
+function answerOf(event) {
+  const { rank, command_id: id, ok } = event.data || {};
+  return rank === undefined || !id ? null : JSON.stringify([event.kind, id, ok, ownText(event)]);
 }
 
 // One row for many events: "Epochs 1–480", "last: validation loss 0.031".

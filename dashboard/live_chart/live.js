@@ -204,7 +204,9 @@ class LiveView {
   acknowledge(fresh) {
     for (const event of fresh) {
       const tone = event.data?.ok === false ? "refused" : "done";
-      if (commandOf(event) !== null) this.store.settle(commandOf(event), ackText(event), tone);
+      const first = event.data?.rank === undefined; // what the other ranks did stands in the table
+      const id = commandOf(event);
+      if (id !== null && (first || tone === "refused")) this.store.settle(id, ackText(event), tone);
     }
   }
 

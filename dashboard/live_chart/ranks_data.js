@@ -222,7 +222,7 @@ export function listed(numbers) {
 
 const ABSENT = {
   starting: (who) => `Nothing is heard yet of ${who}.`,
-  "never started": (who, verb) => `${who} ${verb} never started, or not watched.`,
+  "never started": (who, verb) => `${who} never started, or ${verb} not watched.`,
   elsewhere: (who, verb) =>
     `${who} ${verb} recorded in another folder, if at all: hosts that share no disk have one each.`,
   "not recorded": (who) => `${who} did not call stepscope.init, or never started.`,

@@ -38,7 +38,8 @@ export class Store {
     this.events = [];
     this.answer = null; // the newest one
     this.lastEvent = 0; // the id of the newest event of rank 0
-    this.rankEvents = new Set(); // the ids of the other ranks' alerts
+    this.rankEvents = new Set(); // the ids of the other ranks' events
+    this.rankEventsSeen = ""; // the newest of them, as the server names it
     this.afresh = false; // the next poll asks for all rows
     this.unreadable = null; // why the run cannot be shown
     this.command = null; // the last button pressed: {id, name, text, tone, at}
@@ -99,6 +100,7 @@ export class Store {
       run: this.run,
       since: this.afresh ? "" : cursorText(this.live),
       events: this.lastEvent,
+      ...(this.rankEventsSeen ? { rank_events: this.rankEventsSeen } : {}),
       ...this.extras(),
     };
   }
@@ -121,11 +123,13 @@ export class Store {
     this.answer = answer;
     const own = (answer.events || []).filter((event) => event.id > this.lastEvent);
     this.lastEvent = own.at(-1)?.id ?? this.lastEvent;
-    // The alerts of other ranks have ids of their own and all come each time.
-    const others = (answer.rank_alerts || []).filter((event) => !this.rankEvents.has(event.id));
+    // The events of other ranks have ids of their own, and may come later than what they tell of.
+    const others = (answer.rank_events || []).filter((event) => !this.rankEvents.has(event.id));
     for (const event of others) this.rankEvents.add(event.id);
+    this.rankEventsSeen = answer.rank_events_seen || "";
     const fresh = [...own, ...others];
     this.events = [...this.events, ...fresh].slice(-MAX_EVENTS);
+    if (others.length) this.events.sort((a, b) => a.t - b.t);
     return fresh;
   }
 

@@ -8,6 +8,7 @@ number: who knows the number that a reader has seen sends it only what changed s
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -158,7 +159,8 @@ def packed(values: Floats) -> dict[str, Any]:
     {'scale': 2.0, 'data': 'ADwAOAB+'}
     """
     finite = np.abs(values[np.isfinite(values)])
-    scale = float(finite.max()) if len(finite) and finite.max() > 0 else 1.0
+    top = float(finite.max()) if len(finite) else 0.0
+    scale = 2.0 ** math.ceil(math.log2(top)) if top > 0 else 1.0
     shares = np.where(np.isfinite(values), values, np.nan) / scale
     return {"scale": scale, "data": base64.b64encode(shares.astype("<f2").tobytes()).decode()}
 

@@ -761,8 +761,8 @@ def test_alerts_of_other_ranks_are_new_once_and_do_not_move_the_place_in_the_eve
 ) -> None:
     other = alert(1, "loss") | {"id": "rank1-1"}
     answers = [
-        {"series": {}, "events": [alert(1, "a"), alert(2, "b")], "rank_alerts": [other]},
-        {"series": {}, "events": [alert(2, "b"), alert(3, "c")], "rank_alerts": [other]},
+        {"series": {}, "events": [alert(1, "a"), alert(2, "b")], "rank_events": [other]},
+        {"series": {}, "events": [alert(2, "b"), alert(3, "c")], "rank_events": [other]},
         {"series": {}, "events": []},
     ]
     taken = js(
@@ -772,6 +772,42 @@ def test_alerts_of_other_ranks_are_new_once_and_do_not_move_the_place_in_the_eve
         answers=answers,
     )
     assert taken == [[[1, 2, "rank1-1"], [3], []], 3, 4]
+
+
+def test_the_place_among_the_events_of_other_ranks_is_sent_with_the_next_question(
+    js: Script,
+) -> None:
+    answer = {"series": {}, "events": [], "rank_events": [], "rank_events_seen": "ab~3"}
+    asked = js(
+        "(() => { const store = new Store(() => {}); store.open('x'); store.take(answer);"
+        "const before = store.question().rank_events; store.open('y');"
+        "return [before, store.question().rank_events ?? null]; })()",
+        answer=answer,
+    )
+    assert asked == ["ab~3", None]
+
+
+def test_what_ranks_answered_alike_to_a_command_is_one_row(js: Script) -> None:
+    def freed(rank: int | None, text: str, command: int = 5) -> dict[str, Any]:
+        data = {"command_id": command, "ok": True} | ({} if rank is None else {"rank": rank})
+        said = text if rank is None else f"Rank {rank}: {text}"
+        return {"id": f"{rank}-{command}", "kind": "empty_cache", "text": said, "data": data}
+
+    events = [
+        freed(None, "freed"),
+        *(freed(rank, "freed") for rank in (1, 2, 4)),
+        freed(3, "nothing to free"),
+        freed(1, "freed", 6),
+        {"id": "rank1-9", "kind": "alert", "text": "Rank 1: hot", "data": {"rank": 1}},
+    ]
+    texts = js("oneForRanks(events).map(({text}) => text)", events=events)
+    assert texts == [
+        "freed",
+        "Ranks 1, 2 and 4: freed",
+        "Rank 3: nothing to free",
+        "Rank 1: freed",
+        "Rank 1: hot",
+    ]
 
 
 def test_at_most_three_toasts_are_shown_and_one_that_is_over_goes(js: Script) -> None:

@@ -1,0 +1,268 @@
+"""The answer to a tab that shows a job, from real stores: who there is, what is new, its bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dashboard.api.ranks import Jobs, ranks_answer
+from dashboard.ranks.answer import LIMIT, Question, parse_question
+from dashboard.ranks.columns import COLUMNS
+from dashboard.ranks.job import Job, overview_bucket
+from dashboard.ranks.members import MOST
+from stepscope.run import RunError, process_identity, rank_json, write_run_json
+from stepscope.store import Block, RunWriter, store_name
+
+CREATED = 1_700_000_000.0
+TIME, WAIT, UTIL = "perf/step_time", "perf/comm_wait", "gpu/util"
+
+
+class JobFolder:
+    """A job's folder, to which ranks are added and rows written."""
+
+    def __init__(self, folder: Path, world_size: int) -> None:
+        self.folder = folder
+        self.world_size = world_size
+        self.writers: dict[int, RunWriter] = {}
+
+    def add(self, number: int, **facts: Any) -> None:
+        base = {
+            "created": CREATED,
+            "status": "running",
+            "heartbeat": time.time(),
+            "kind": "watch",
+            "rank": number,
+            "world_size": self.world_size,
+            "device": "cpu",
+        }
+        told = base | process_identity() | facts
+        write_run_json(self.folder, told, rank_json(number), durable=False)
+        if number not in self.writers:
+            self.writers[number] = RunWriter(self.folder / store_name(number))
+
+    def steps(self, number: int, start: int, stop: int, **values: float) -> None:
+        keys = {"time": TIME, "wait": WAIT, "loss": "train/loss", "allocated": "memory/allocated"}
+        named = {keys[name]: value for name, value in values.items()}
+        rows = [(CREATED + 0.1 * step, step, named) for step in range(start, stop)]
+        with self.writers[number].transaction():
+            stream = "samples" if "allocated" in values else "steps"
+            self.writers[number].append(stream, "", Block.from_rows(rows))
+
+    def device(self, number: int, gpu: str, util: float) -> None:
+        rows = [(CREATED + 0.1 * step, step, {UTIL: util}) for step in range(20)]
+        with self.writers[number].transaction():
+            self.writers[number].append("devices", gpu, Block.from_rows(rows))
+
+
+class Tab:
+    """What a tab does with the answers: it asks again while there is more."""
+
+    def __init__(self, folder: Path, jobs: Jobs | None = None) -> None:
+        self.jobs = jobs or Jobs()
+        self.folder = folder
+        self.question = Question()
+        self.named: dict[str, Any] = {}
+        self.shown: dict[str, Any] = {}
+        self.columns: dict[int, int] = {}
+        self.most_bytes = 0
+
+    def ask(self, **change: Any) -> dict[str, Any]:
+        answer = ranks_answer(self.jobs, self.folder, replace(self.question, **change))
+        text = json.dumps(answer, separators=(",", ":"), allow_nan=False)
+        self.most_bytes = max(self.most_bytes, len(text))
+        if "ranks" in answer:
+            self.named = answer
+        if "table" in answer:
+            self.shown = answer
+        if "columns" in answer:
+            if answer["columns"] != self.question.columns:
+                self.columns = {}
+            for at in answer.get("strip", {"at": []})["at"]:
+                self.columns[at] = self.columns.get(at, 0) + 1
+            self.question = Question(
+                metric=answer["metric"] or "",
+                columns=answer["columns"],
+                seen=answer["seen"],
+                who=answer["who"],
+            )
+        return answer
+
+    def settle(self) -> None:
+        for _ in range(2000):
+            answer = self.ask(only_strips=bool(self.shown) and bool(self.question.columns))
+            if not answer["more"]:
+                break
+        self.ask()
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> JobFolder:
+    made = JobFolder(tmp_path, 2)
+    for rank in range(2):
+        made.add(rank)
+        made.steps(rank, 1, 41, time=0.1, wait=0.02 * rank, loss=1.0 + rank)
+    return made
+
+
+def test_a_job_is_told_with_names_table_and_strips(job: JobFolder) -> None:
+    tab = Tab(job.folder)
+    tab.settle()
+    host = process_identity()["host"]
+    assert tab.named["hosts"] == [host]
+    assert tab.named["ranks"] == [[0, 0, 0, "CPU"], [1, 1, 0, "CPU"]]
+    assert (tab.named["missing"], tab.named["left_out"]) == ({}, 0)
+    table = tab.shown["table"]
+    assert (table["step"], table["time"], table["wait"]) == ([40, 40], [0.1, 0.1], [0, 20])
+    assert table["data"] == table["memory"] == [None, None]
+    assert tab.shown["state"] == "aa"
+    assert tab.shown["metrics"] == [TIME, WAIT, "train/loss"]
+    assert set(tab.columns) == set(range(17))  # 4.1 s of 0.25 s
+
+
+def test_only_new_rows_are_read_and_only_changed_columns_sent(
+    job: JobFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tab = Tab(job.folder)
+    tab.settle()
+    read: list[int] = []
+    take = Job._take
+
+    def noted(self: Job, rank: Any, block: Block, newest: Block, *, afresh: bool) -> None:
+        read.append(len(block))
+        take(self, rank, block, newest, afresh=afresh)
+
+    monkeypatch.setattr(Job, "_take", noted)
+    assert tab.ask()["strip"]["at"] == []
+    assert read == []  # no store has changed
+    job.steps(1, 41, 44, time=0.3)
+    answer = tab.ask()
+    assert read == [3]
+    assert answer["strip"]["at"] == [16, 17]
+    assert answer["table"]["step"] == [40, 43]
+    assert "ranks" not in answer
+    other = Tab(job.folder, tab.jobs)  # a second tab has all, from what is kept
+    other.settle()
+    assert read == [3]
+    assert set(other.columns) == set(range(18))
+
+
+def test_another_metric_is_sent_from_the_beginning(job: JobFolder) -> None:
+    tab = Tab(job.folder)
+    tab.settle()
+    answer = tab.ask(metric="train/loss")
+    assert answer["metric"] == "train/loss"
+    assert len(answer["strip"]["at"]) == 17
+    assert tab.ask()["strip"]["at"] == []
+    assert tab.ask(metric="no/such")["metric"] == TIME
+
+
+def test_ranks_without_a_file_are_named_by_how_they_stand(tmp_path: Path) -> None:
+    job = JobFolder(tmp_path, 8)
+    for rank in (0, 1, 2, 3, 4, 6, 7):
+        job.add(rank)
+    tab = Tab(job.folder)
+    tab.settle()
+    assert tab.named["world_size"] == 8
+    assert tab.named["missing"] == {"never started": [5]}
+    job.add(5)
+    tab.settle()
+    assert tab.named["missing"] == {}
+    assert len(tab.named["ranks"]) == 8
+
+
+def test_a_dead_rank_is_told_with_its_last_sign_of_life(job: JobFolder) -> None:
+    beat = time.time() - 60
+    job.add(1, host="elsewhere", heartbeat=beat, pid=1)
+    os.utime(job.folder / "rank1.json", (beat, beat))
+    tab = Tab(job.folder)
+    tab.settle()
+    assert tab.shown["state"] == "ac"
+    ((row, seconds, reason),) = tab.shown["ends"]
+    assert (row, reason) == (1, None)
+    assert seconds == pytest.approx(beat - CREATED, abs=0.1)
+
+
+def test_the_gpus_that_one_rank_samples_are_shown_with_those_that_train_on_them(
+    tmp_path: Path,
+) -> None:
+    job = JobFolder(tmp_path, 2)
+    gpus = [{"uuid": "GPU-a", "name": "x"}, {"uuid": "GPU-b", "name": "x"}]
+    job.add(0, device="GPU-b", devices=gpus)
+    job.add(1, device="GPU-a", local_rank=1)
+    job.device(0, "GPU-a", 10.0)
+    job.device(0, "GPU-b", 90.0)
+    tab = Tab(job.folder)
+    tab.settle()
+    assert [place for *_, place in tab.named["ranks"]] == ["GPU 1", "GPU 0"]
+    kept = tab.jobs._jobs[(job.folder, CREATED)]
+    values = kept.columns.values(UTIL, np.arange(2))
+    assert values.tolist() == [[90.0, 10.0], [90.0, 10.0]]
+
+
+def test_answers_stay_small_for_many_ranks_and_long_runs(tmp_path: Path) -> None:
+    ranks = 70
+    job = JobFolder(tmp_path, ranks)
+    for rank in range(ranks):
+        job.add(rank, host=f"a-long-name-of-a-host-{rank // 8}", local_rank=rank % 8)
+        job.steps(rank, 1, 400, time=0.123456, wait=0.0123, loss=1.0)
+        job.steps(rank, 1, 400, allocated=123456789012.0)
+    tab = Tab(job.folder)
+    tab.settle()
+    assert len(tab.named["ranks"]) == MOST
+    assert tab.named["left_out"] == ranks - MOST
+    assert tab.most_bytes <= 5000
+    assert len(tab.columns) == 80  # 40 s: two columns of 0.25 s became one
+    assert max(tab.columns.values()) == 1  # each was sent once
+
+
+def test_a_long_run_is_read_as_an_overview() -> None:
+    for rows in (1, 2048, 100_000, 10_000_000):
+        bucket = overview_bucket(rows)
+        assert rows // bucket < 16 * COLUMNS
+        assert bucket == 1 or rows // bucket >= COLUMNS // 2
+
+
+def test_files_that_others_have_written_break_nothing(job: JobFolder) -> None:
+    for number, text in enumerate(("[]", "{}", "nonsense", '{"heartbeat": "x", "status": 1}'), 2):
+        (job.folder / f"rank{number}.json").write_text(text)
+    (job.folder / "rank2.sqlite").write_bytes(b"x" * 5000)
+    (job.folder / "rank-1.json").write_text("{}")
+    job.add(1, rank=10**30, local_rank=-1, device={"a": 1}, reason=["no"], host="\x1b[31m" * 99)
+    job.steps(0, 41, 42, time=float("inf"), wait=float("nan"))
+    tab = Tab(job.folder)
+    tab.settle()
+    assert [number for number, *_ in tab.named["ranks"]] == [0, 1, 2, 3, 4, 5]
+    assert tab.named["ranks"][1][1] == 1
+    assert tab.shown["state"] == "aapppp"
+    assert "\x1b" not in tab.named["hosts"][1]
+    assert tab.most_bytes <= LIMIT + 200
+
+
+@pytest.mark.parametrize("size", ["8", None, -1, 10**12, True, 8.0, [8]])
+def test_a_world_size_that_is_none_counts_as_one_process(tmp_path: Path, size: Any) -> None:
+    job = JobFolder(tmp_path, 1)
+    job.add(0, world_size=size)
+    tab = Tab(job.folder)
+    tab.settle()
+    assert (tab.named["world_size"], tab.named["missing"]) == (1, {})
+
+
+def test_a_folder_without_a_run_says_so(tmp_path: Path) -> None:
+    with pytest.raises(RunError):
+        ranks_answer(Jobs(), tmp_path, Question())
+
+
+def test_a_question_is_read_with_care() -> None:
+    query = {"metric": TIME, "columns": "ab-1", "seen": "7", "who": "c", "only_strips": "1"}
+    assert parse_question(query.items()) == Question(TIME, "ab-1", 7, "c", True)
+    assert parse_question([]) == Question()
+    for seen in ("-1", "x", "9" * 16):
+        with pytest.raises(ValueError, match="seen"):
+            parse_question([("seen", seen)])

@@ -1,0 +1,188 @@
+"""The pure JavaScript of the section Ranks, run in Node: half floats, rows, order, words."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dashboard.ranks.columns import packed
+from tests.unit.test_live_js import Script, js
+
+__all__ = ["js"]
+
+NAMED = {
+    "run": "r",
+    "who": "w",
+    "unread": 0,
+    "live": True,
+    "now": 4.0,
+    "hosts": ["a", "b"],
+    "ranks": [[0, 0, 0, "GPU 0"], [1, 1, 0, "GPU 1"], [2, 2, 1, "GPU 0"]],
+    "world_size": 4,
+    "missing": {"never started": [3]},
+    "left_out": 0,
+    "metrics": ["perf/step_time"],
+    "columns": "c-0",
+    "width": 0.5,
+    "metric": "perf/step_time",
+}
+TABLE = {
+    "table": {
+        "step": [7, 8, 7],
+        "time": [0.1, 0.1, 0.1],
+        "wait": [20, 2, None],
+        "data": [None, None, None],
+        "memory": [10, 11, 12],
+        "peak": [20, 21, 22],
+    },
+    "memory": "allocated",
+    "state": "aac",
+    "ends": [[2, 3.0, None]],
+    "verdict": None,
+}
+
+
+def strip(values: list[list[float]], at: list[int], seen: int) -> dict[str, Any]:
+    return {"strip": {"at": at} | packed(np.array(values)), "seen": seen, "more": False}
+
+
+def data(js: Script, expression: str, *answers: dict[str, Any]) -> Any:
+    return js(
+        "(() => { const data = new RankData(); data.open('r');"
+        f"for (const answer of answers) data.take(answer); return {expression}; }})()",
+        answers=list(answers),
+    )
+
+
+@pytest.mark.parametrize("scale", [1e-9, 0.04, 31e9])
+def test_the_browser_reads_the_values_that_the_server_packs(js: Script, scale: float) -> None:
+    values = np.random.default_rng(1).uniform(0.0001, 1, (7, 5)) * scale
+    values[2, 3] = np.nan
+    found = js("unpacked(strip, 7, 5)", strip=packed(values))
+    assert found[2][3] is None
+    found[2][3] = np.nan
+    assert np.nanmax(np.abs(np.array(found, dtype=float) / values - 1)) < 0.0005
+
+
+def test_half_floats(js: Script) -> None:
+    numbers = np.array([0, 1, -2, 65504, 6e-8, 0.333, np.inf, np.nan], dtype=np.float16)
+    found = js("bits.map((one) => String(halfFloat(one)))", bits=numbers.view("u2").tolist())
+    expected = [float(number) for number in numbers]
+    assert found[-2:] == ["Infinity", "NaN"]
+    assert [float(text) for text in found[:-2]] == expected[:-2]
+
+
+def test_columns_replace_those_before_and_another_width_begins_anew(js: Script) -> None:
+    first = NAMED | strip([[1, 2, 3], [1, 2, 3]], [0, 1], 5)
+    second = {**NAMED, **strip([[4, 5, np.nan]], [1], 6)}
+    lines = data(js, "[0, 2].map((row) => data.line(row))", first, second)
+    assert lines == [
+        {"xs": [0.25, 0.75], "values": [1, 4]},
+        {"xs": [0.25], "values": [3]},
+    ]
+    assert data(js, "data.meanLine().values", first, second) == [2, 4.5]
+    assert data(js, "data.strip(0).xs", first) == [0, 0.5, 1]
+    wider = {**NAMED, "columns": "c-1", "width": 1, **strip([[9, 9, 9]], [0], 7)}
+    assert data(js, "data.line(0)", first, wider) == {"xs": [0.5], "values": [9]}
+
+
+def test_the_next_question_says_what_the_tab_has(js: Script) -> None:
+    first = NAMED | strip([[1, 2, 3]], [0], 5) | {"more": True}
+    asked = data(js, "data.question()", first)
+    assert asked == {"run": "r", "metric": "", "columns": "c-0", "seen": 5, "who": "w"}
+    assert data(js, "data.question().only_strips", first, first | TABLE | {"more": True}) == 1
+    waiting = {"run": "r", "live": True, "now": 1, "unread": 3, "more": True}
+    assert data(js, "[data.unread, data.question().who]", waiting) == [3, ""]
+
+
+def test_rows_of_the_table_and_ranks_without_a_file(js: Script) -> None:
+    rows = data(js, "data.rows()", NAMED | strip([[1, 2, 3]], [0], 5) | TABLE)
+    assert [row["rank"] for row in rows] == [0, 1, 2, 3]
+    assert [row.get("own") for row in rows] == [pytest.approx(0.08), pytest.approx(0.098)] + [
+        None,
+        None,
+    ]
+    words = js("rows.map((row) => stateWords(row, clock))", rows=rows)
+    assert words == ["alive", "alive", "dead since 0:03", "never started"]
+    assert js("rows.map(wentWrong)", rows=rows) == [False, False, True, True]
+
+
+def test_the_slowest_comes_first_where_a_rank_is_named(js: Script) -> None:
+    rows = [{"rank": 0, "own": 1.0}, {"rank": 1, "own": None}, {"rank": 2, "own": 3.0}]
+    usual = "usualSort(verdict, rows)"
+    assert js(usual, verdict=None, rows=rows) == {"key": "rank", "descending": False}
+    found = js(usual, verdict={"kind": "straggler"}, rows=rows)
+    assert found == {"key": "own", "descending": True}
+    order = "sorted(rows, key, down).map(({rank}) => rank)"
+    assert js(order, rows=rows, key="own", down=True) == [2, 0, 1]
+    assert js(order, rows=rows, key="own", down=False) == [0, 2, 1]
+    hosts = [{"rank": 0, "host": "b"}, {"rank": 1, "host": "a"}, {"rank": 2, "host": "a"}]
+    assert js(order, rows=hosts, key="host", down=False) == [1, 2, 0]
+
+
+def test_numbers_are_listed_as_a_person_says_them(js: Script) -> None:
+    for numbers, text in (
+        ([3], "3"),
+        ([0, 1, 2, 5], "0–2 and 5"),
+        ([4, 1, 6], "1, 4 and 6"),
+        ([1, 2], "1 and 2"),
+        ([], ""),
+    ):
+        assert js("listed(numbers)", numbers=numbers) == text
+
+
+def test_missing_ranks_are_named(js: Script) -> None:
+    named = {"missing": {"never started": [5], "elsewhere": [8, 9, 10]}, "left_out": 2}
+    assert js("missingWords(named)", named=named) == (
+        "Rank 5 never started, or is not watched. Ranks 8–10 are recorded in another folder, if at "
+        "all: hosts that share no disk have one each. 2 more ranks are recorded and not shown."
+    )
+    assert js("missingWords(named)", named={"missing": {}, "left_out": 0}) == ""
+
+
+def test_colors_are_of_the_values_but_for_the_slowest(js: Script) -> None:
+    steady = [[1.0, 1.02]] * 60
+    assert js("colorRange(cells, 'perf/step_time')", cells=steady) == {
+        "low": pytest.approx(0.714),
+        "high": 1.02,
+        "over": False,
+    }
+    first_slow = [[50.0, 50.0], *steady]
+    found = js("colorRange(cells, 'perf/step_time')", cells=first_slow)
+    assert (found["high"], found["over"]) == (1.02, True)
+    assert js("colorRange(cells, 'gpu/util')", cells=steady)["high"] == 100
+    assert js("colorRange(cells, 'perf/data_wait')", cells=steady)["low"] == 0
+    assert js("colorRange(cells, 'x')", cells=[[None, None]]) is None
+    flat = js("colorRange(cells, 'x')", cells=[[0, 0]])
+    assert flat["high"] > flat["low"]
+
+
+@pytest.mark.parametrize(("ranks", "least", "most"), [(2, 26, 26), (16, 20, 24), (64, 5, 6)])
+def test_rows_grow_thin_with_many_ranks(js: Script, ranks: int, least: int, most: int) -> None:
+    hosts = [f"node{rank // 8}" for rank in range(ranks)]
+    layout = js("stripRows(hosts, 384)", hosts=json.loads(json.dumps(hosts)))
+    assert least <= layout["height"] <= most
+    assert len(layout["tops"]) == ranks
+    assert [group["row"] for group in layout["groups"]] == list(range(0, ranks, 8))
+    found = js(
+        "layout.tops.map((top) => rowAt(layout, top + layout.height / 2))",
+        layout=layout,
+    )
+    assert found == list(range(ranks))
+    assert js("rowAt(layout, -1)", layout=layout) == -1
+
+
+def test_lines_of_picked_ranks_and_the_mean(js: Script) -> None:
+    answer = NAMED | strip([[1, 2, 3], [3, 4, 5]], [0, 1], 5) | TABLE
+    found = data(js, "rankLines(data, new Set([2]), true)", answer)
+    assert [(line["label"], line["values"]) for line in found] == [
+        ("mean", [2, 4]),
+        ("rank 2", [3, 5]),
+    ]
+    assert js("lineRange([{values: [2, 4]}])") == [pytest.approx(1.8), pytest.approx(4.176)]
+    line = {"xs": [0, 1, 2], "values": [5, 6, 7]}
+    assert js("valueAt(line, 1.2, 1)", line=line) == 6
+    assert js("valueAt(line, 9, 1)", line=line) is None
