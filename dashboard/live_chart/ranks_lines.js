@@ -30,7 +30,7 @@ export function lineRange(lines) {
 }
 
 // The value of a line at a time: that of the nearest column, null far from any.
-export function valueAt({ xs, values }, x, near) {
+export function lineValueAt({ xs, values }, x, near) {
   if (!xs.length) return null;
   const after = Math.min(bisect(xs, x), xs.length - 1);
   const at = after > 0 && x - xs[after - 1] < xs[after] - x ? after - 1 : after;
@@ -134,7 +134,7 @@ export class RankLines {
     setAttribute(this.cross, "d", x === null ? "" : `M${this.xOf(x)} ${TOP}V${HEIGHT - BOTTOM}`);
     this.lines.forEach((line, i) => {
       const near = Math.max(2 * this.data.width, 3);
-      const value = x === null ? line.values.at(-1) : valueAt(line, x, near);
+      const value = x === null ? line.values.at(-1) : lineValueAt(line, x, near);
       setText(this.values[i], isNumber(value) ? withUnit(value, this.metric.unit) : "");
       setAttribute(this.values[i], "title", x === null ? null : clock(x));
     });

@@ -160,7 +160,7 @@ def packed(values: Floats) -> dict[str, Any]:
     """
     finite = np.abs(values[np.isfinite(values)])
     top = float(finite.max()) if len(finite) else 0.0
-    scale = 2.0 ** math.ceil(math.log2(top)) if top > 0 else 1.0
+    scale = 2.0 ** min(math.ceil(math.log2(top)), 1023) if top > 0 else 1.0
     shares = np.where(np.isfinite(values), values, np.nan) / scale
     return {"scale": scale, "data": base64.b64encode(shares.astype("<f2").tobytes()).decode()}
 

@@ -73,9 +73,10 @@ def test_a_rank_read_anew_is_not_counted_twice() -> None:
 def test_broken_times_and_values_are_left_out() -> None:
     columns = Columns(STRIPS, 1)
     put(columns, 0, TIME, (np.nan, 1.0), (np.inf, 1.0), (1e300, 1.0), (-5.0, 2.0))
-    put(columns, 0, TIME, (0.3, np.nan), (0.3, np.inf), (0.6, 1e308), (0.6, 1e308))
+    put(columns, 0, TIME, (0.3, np.nan), (0.3, np.inf), (0.6, 1e308), (0.6, 1e308), (0.9, 1e308))
     assert columns.width_s == FIRST_WIDTH_S
-    assert row(columns, 0, TIME) == {0: 2.0}  # a clock that is behind counts from the start
+    # A clock that is behind counts from the start.
+    assert row(columns, 0, TIME) == {0: 2.0, 3: 1e308}
     assert np.isfinite(halves(packed(columns.values(TIME, np.arange(4))))[0])
 
 

@@ -184,5 +184,5 @@ def test_lines_of_picked_ranks_and_the_mean(js: Script) -> None:
     ]
     assert js("lineRange([{values: [2, 4]}])") == [pytest.approx(1.8), pytest.approx(4.176)]
     line = {"xs": [0, 1, 2], "values": [5, 6, 7]}
-    assert js("valueAt(line, 1.2, 1)", line=line) == 6
-    assert js("valueAt(line, 9, 1)", line=line) is None
+    assert js("lineValueAt(line, 1.2, 1)", line=line) == 6
+    assert js("lineValueAt(line, 9, 1)", line=line) is None
