@@ -1,0 +1,272 @@
+"""Jobs of several ranks by real torchrun on gloo: start, every kind of end, restarts, machines."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from stepscope.recording.recorder import CommandName
+from stepscope.recording.recovery import recover_ended
+from stepscope.run import RunInfo, RunStatus, read_run
+from stepscope.store import RunReader
+from stepscope.store.reader import EVERY, send_command
+from tests.integration.test_runners import LONG, wait_until
+from trainer import runners
+from trainer.config import Optimizer, Parallel, RunConfig, Runner, Workload, defaults
+from trainer.launch import Launch, machine_command, rank_variables, slurm_script
+from trainer.runners.torchrun import TorchrunRun
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.timeout(240)
+
+
+def config(**changes: Any) -> RunConfig:
+    base = replace(defaults(Workload.LINEAR), optimizer=Optimizer.ADAM, epochs=LONG)
+    several = replace(base, parallel=Parallel.DDP, runner=Runner.TORCHRUN, ranks=2)
+    return replace(several, **changes)
+
+
+@pytest.fixture(autouse=True)
+def no_process_left() -> Iterator[None]:
+    """Fail a test that leaves a torchrun or a rank behind."""
+    yield
+    here = psutil.Process().children(recursive=True)
+    assert [child for child in here if "rank_worker" in " ".join(child.cmdline())] == []
+
+
+def start(tmp_path: Path, **changes: Any) -> TorchrunRun:
+    run = runners.start(config(**changes), tmp_path)
+    assert isinstance(run, TorchrunRun)
+    return run
+
+
+def step_of(folder: Path) -> int:
+    return int(read_run(folder).run_json.get("step") or 0)
+
+
+def steps(folder: Path, rank: int) -> list[int]:
+    """Every step whose loss a rank has stored."""
+    with RunReader(folder, rank) as reader:
+        (info,) = [info for info in reader.series() if info.stream == "steps"]
+        block = reader.read(info.id, 0, info.rows, 1)
+        recorded = block.count[block.keys.index("train/loss")] > 0
+        return [int(step) for step in block.step[recorded]]
+
+
+def pid(folder: Path, rank: int) -> int:
+    name = "run.json" if rank == 0 else f"rank{rank}.json"
+    return int(json.loads((folder / name).read_text())["pid"])
+
+
+def wait_for_end(run: TorchrunRun, timeout_s: float = 120) -> RunInfo:
+    wait_until(lambda: not run.alive(), timeout_s)
+    return read_run(run.folder)
+
+
+def test_each_rank_records_and_the_job_finishes(tmp_path: Path) -> None:
+    run = start(tmp_path, max_steps=20)
+    assert read_run(run.folder).status is RunStatus.PENDING
+    assert "2 ranks with torchrun" in str(read_run(run.folder).reason)
+    ended = wait_for_end(run)
+    assert ended.status is RunStatus.FINISHED, ended.reason
+    assert steps(run.folder, 0) == steps(run.folder, 1) == list(range(1, 21))
+    assert ended.run_json["torchrun"]["restarts"] == 0
+    assert "RuntimeWarning" not in (run.folder / "worker.log").read_text()
+
+
+def test_stop_ends_all_ranks_at_the_same_step(tmp_path: Path) -> None:
+    run = start(tmp_path)
+    wait_until(lambda: step_of(run.folder) > 5, 90)
+    assert run.stop(60)
+    ended = read_run(run.folder)
+    assert (ended.status, ended.cause) == (RunStatus.STOPPED, 0), ended.reason
+    assert "torchrun was told to end" in str(ended.reason)
+    assert steps(run.folder, 0) == steps(run.folder, 1)
+    assert (run.folder / "last.pt").exists()
+
+
+def test_a_job_stopped_while_it_starts_reads_as_stopped(tmp_path: Path) -> None:
+    run = start(tmp_path)
+    assert run.stop(60)
+    assert read_run(run.folder).status is RunStatus.STOPPED
+
+
+def test_ranks_that_do_not_stop_are_killed(tmp_path: Path) -> None:
+    run = start(tmp_path)
+    wait_until(lambda: step_of(run.folder) > 5, 90)
+    for rank in (0, 1):
+        os.kill(pid(run.folder, rank), signal.SIGSTOP)  # as a step that never ends
+    assert not run.stop(0.5)
+    run.end_with_server()
+    ended = read_run(run.folder)
+    assert ended.status is RunStatus.STOPPED
+    assert "server was shut down" in str(ended.reason)
+    recover_ended(ended)
+    assert len(steps(run.folder, 0)) >= ended.run_json["step"]
+
+
+def test_a_job_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+    program = (
+        "import sys, time, json\n"
+        "from pathlib import Path\n"
+        "from trainer import runners\n"
+        "from trainer.config import RunConfig\n"
+        "run = runners.start(RunConfig.from_dict(json.loads(sys.argv[1])), Path(sys.argv[2]))\n"
+        "print(run.folder, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    command = [sys.executable, "-c", program, json.dumps(config().to_dict()), str(tmp_path)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        folder = Path(server.stdout.readline().strip())
+        wait_until(lambda: step_of(folder) > 5, 90)
+        job = psutil.Process(server.pid).children(recursive=True)
+        assert len(job) >= 3  # torchrun and two ranks
+        server.kill()
+    _, alive = psutil.wait_procs(job, 60)
+    assert alive == []
+    assert read_run(folder).status is RunStatus.STOPPED
+
+
+def test_ranks_end_when_torchrun_is_killed(tmp_path: Path) -> None:
+    run = start(tmp_path)
+    wait_until(lambda: step_of(run.folder) > 5, 90)
+    ranks = [psutil.Process(pid(run.folder, rank)) for rank in (0, 1)]
+    os.kill(run._process.pid, signal.SIGKILL)
+    _, alive = psutil.wait_procs(ranks, 60)
+    assert alive == []
+    assert "torchrun" in str(read_run(run.folder).reason)
+
+
+def test_a_killed_rank_restarts_all_and_nothing_is_lost(tmp_path: Path) -> None:
+    run = start(tmp_path, max_steps=4000, max_restarts=2)
+    first = run.folder
+    wait_until(lambda: step_of(first) > 5, 90)
+    send_command(first, CommandName.SAVE_CHECKPOINT, {})
+    wait_until(lambda: bool(list(first.glob("step-*.pt"))), 60)
+    os.kill(pid(first, 1), signal.SIGKILL)
+
+    def restarted() -> bool:
+        before = read_run(first).status.live
+        # The page must not offer Start between the two attempts.
+        assert run.folder != first or before or run.goes_on() or read_run(first).status.live
+        return run.folder != first
+
+    wait_until(restarted, 90)
+    ended = wait_for_end(run)
+    assert ended.folder.name == f"{first.name}-restart1"
+    assert ended.status is RunStatus.FINISHED, ended.reason
+    told = read_run(first)
+    assert (told.status, told.reason) == (RunStatus.FAILED, "Rank 1 was killed (SIGKILL).")
+    assert told.run_json["restarted_as"] == ended.id
+    assert ended.run_json["restart_of"] == first.name
+    (saved,) = first.glob("step-*.pt")
+    resumed = int(saved.stem.removeprefix("step-"))
+    assert ended.run_json["restart"] | {"cause": ""} == {
+        **{"number": 1, "of": 2, "cause": "", "rank": 1, "exit_code": -9, "step": resumed}
+    }
+    with RunReader(ended.folder) as reader:
+        (event,) = [one for one in reader.events(limit=EVERY) if one.kind == "restart"]
+    assert event.text == (
+        f"Restart 1 of 2: rank 1 was killed (SIGKILL); resumes after step {resumed:,}."
+    )
+    recover_ended(told)
+    for rank in (0, 1):
+        before, after = steps(first, rank), steps(ended.folder, rank)
+        assert before == list(range(1, len(before) + 1))
+        assert len(before) >= resumed
+        assert after == list(range(resumed + 1, 4001))
+
+
+def test_without_restarts_a_killed_rank_ends_the_job(tmp_path: Path) -> None:
+    run = start(tmp_path)
+    wait_until(lambda: step_of(run.folder) > 5, 90)
+    os.kill(pid(run.folder, 1), signal.SIGKILL)
+    ended = wait_for_end(run)
+    assert not run.goes_on()
+    assert (ended.status, ended.cause_rank) == (RunStatus.FAILED, 1)
+    assert ended.reason == "Rank 1 was killed (SIGKILL)."
+
+
+def test_a_job_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "torch.py").write_text("raise ImportError('libtorch is broken')")
+    ended = wait_for_end(start(tmp_path / "runs"))
+    assert ended.status is RunStatus.FAILED
+    assert ended.reason == "The ranks could not start: ImportError: libtorch is broken."
+
+
+def test_a_failure_of_all_ranks_is_told_once(tmp_path: Path) -> None:
+    ended = wait_for_end(start(tmp_path, resume="no-such-run/last.pt"))
+    assert ended.status is RunStatus.FAILED
+    assert "resume: no-such-run/last.pt cannot be read" in str(ended.reason)
+
+
+def launch(tmp_path: Path, **changes: Any) -> Launch:
+    job = config(ranks=1, nodes=2, max_steps=40, **changes)
+    return Launch(
+        config=job,
+        folder=tmp_path / "runs" / "job",
+        project=ROOT,
+        port=free_port(),
+        environment=rank_variables(job, 2),
+    )
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("localhost", 0))
+        return int(one.getsockname()[1])
+
+
+def with_torchrun(*folders: Path) -> dict[str, str]:
+    """Return an environment whose PATH has this Python's torchrun."""
+    path = [*map(str, folders), str(Path(sys.executable).parent), os.environ["PATH"]]
+    return os.environ | {"PATH": os.pathsep.join(path)}
+
+
+def assert_one_run_of_both(folder: Path) -> None:
+    ended = read_run(folder)
+    assert ended.status is RunStatus.FINISHED, ended.reason
+    assert ended.run_json["world_size"] == 2
+    assert steps(folder, 0) == steps(folder, 1) == list(range(1, 41))
+
+
+def test_the_command_of_each_machine_makes_one_job(tmp_path: Path) -> None:
+    asked = launch(tmp_path)
+    command = ["bash", "-c", machine_command(asked)]
+    machines = [subprocess.Popen(command, env=with_torchrun()) for _ in range(2)]
+    assert [machine.wait(150) for machine in machines] == [0, 0]
+    assert_one_run_of_both(asked.folder)
+
+
+def test_the_script_for_slurm_makes_one_job(tmp_path: Path) -> None:
+    """srun starts its command once on each of two nodes, and both are this machine."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name, text in (
+        ("scontrol", "printf 'localhost\\nlocalhost\\n'"),
+        ("srun", '"$@" & one=$!; "$@" & two=$!; wait $one && wait $two'),
+    ):
+        (tools / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tools / name).chmod(stat.S_IRWXU)
+    asked = launch(tmp_path)
+    script = tmp_path / "job.sbatch"
+    script.write_text(slurm_script(asked))
+    given = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_JOB_NODELIST": "two"}
+    environment = with_torchrun(tools) | given | {"SLURM_CPUS_PER_TASK": "2"}
+    done = subprocess.run(["bash", str(script)], env=environment, timeout=150, check=False)
+    assert done.returncode == 0
+    assert_one_run_of_both(asked.folder.with_name(f"job-{os.getpid()}"))
