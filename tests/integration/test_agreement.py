@@ -10,16 +10,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from stepscope.recording.recorder import CommandName
-from stepscope.run import read_rank, run_folders
+from stepscope.run import run_folders
+from stepscope.run.rank_files import find_rank
 from stepscope.store import EventRow, RunReader, StoreError
 from stepscope.store.reader import send_command
+from trainer.config import Parallel
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "rank_steps.py"
+SCRIPTS = Path(__file__).parents[1] / "scripts"
 PATIENCE_S = 60.0
 SERVED = set(CommandName)
 
@@ -50,16 +54,16 @@ class Job:
         return [self.answer(command_id, rank) for rank in range(self.ranks)]
 
     def step(self, rank: int = 0) -> int:
-        found = read_rank(self.folder, rank)
+        found = find_rank(self.folder, rank)
         return 0 if found is None else int(found.run_json["step"])
 
     def pid(self, rank: int) -> int:
-        found = read_rank(self.folder, rank)
+        found = find_rank(self.folder, rank)
         assert found is not None
         return int(found.run_json["pid"])
 
     def statuses(self) -> list[str]:
-        found = [read_rank(self.folder, rank) for rank in range(self.ranks)]
+        found = [find_rank(self.folder, rank) for rank in range(self.ranks)]
         return [rank.status.value for rank in found if rank is not None]
 
 
@@ -76,19 +80,30 @@ def until(look: Callable[[], Any], failure: str) -> Any:
     raise AssertionError(failure)
 
 
-@contextmanager
 def job(
     root: Path, ranks: int, *planted: str, how: str = "ddp", steps: int = 10**6
-) -> Iterator[Job]:
+) -> AbstractContextManager[Job]:
+    """A script that is watched, or records itself (`init`)."""
+    watch = [] if how == "init" else ["-m", "stepscope.watch", "--runs", str(root / "runs")]
+    return started(root, ranks, [*watch, str(SCRIPTS / "rank_steps.py"), str(steps), how, *planted])
+
+
+def training(root: Path, parallel: Parallel) -> AbstractContextManager[Job]:
+    """A training of ours on two ranks."""
+    program = str(SCRIPTS / "rank_training.py")
+    return started(root, 2, [program, str(root / "runs" / "ours"), parallel, "cpu"])
+
+
+@contextmanager
+def started(root: Path, ranks: int, program: list[str]) -> Iterator[Job]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
-    watch = [] if how == "init" else ["-m", "stepscope.watch", "--runs", str(root / "runs")]
     process = subprocess.Popen(
-        [*torchrun, f"--master-port={port}", *watch, str(SCRIPT), str(steps), how, *planted],
+        [*torchrun, f"--master-port={port}", *program],
         cwd=root,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPT.parents[2])},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPTS.parents[1])},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -102,7 +117,7 @@ def job(
     finally:
         process.kill()
         for rank in range(ranks):
-            found = read_rank(folder, rank)
+            found = find_rank(folder, rank)
             if found is not None and found.status.live:
                 os.kill(int(found.run_json["pid"]), signal.SIGKILL)
         process.communicate()
@@ -174,7 +189,7 @@ def test_a_rank_that_hangs_is_named_while_it_hangs_and_serves_the_same_step_late
         time.sleep(1.0)
         asked = [running.ask(name) for name in (CommandName.PAUSE, CommandName.RESUME)]
         waits = until(
-            lambda: read_rank(running.folder, 0).run_json.get("command_waits"),  # type: ignore[union-attr]
+            lambda: find_rank(running.folder, 0).run_json.get("command_waits"),  # type: ignore[union-attr]
             "nobody says what the command waits for",
         )
         assert (waits["name"], waits["ranks"]) == ("pause", [0, 1])
@@ -182,7 +197,7 @@ def test_a_rank_that_hangs_is_named_while_it_hangs_and_serves_the_same_step_late
             answers = running.answers(id_)
             assert [answer.step for answer in answers] == [waits["step"]] * 2
         until(
-            lambda: read_rank(running.folder, 0).run_json["command_waits"] is None,  # type: ignore[union-attr]
+            lambda: find_rank(running.folder, 0).run_json["command_waits"] is None,  # type: ignore[union-attr]
             "it still says that a command waits",
         )
 
@@ -237,3 +252,29 @@ def test_each_further_stop_is_harder_on_every_rank_while_the_job_hangs(tmp_path:
             sent = [event.data.get("signal") for event in running.events(rank)]
             assert "SIGTERM" in sent, sent
         assert running.statuses() == ["stopped", "stopped"]
+
+
+@pytest.mark.parametrize("parallel", [Parallel.DDP, Parallel.FSDP])
+def test_a_training_of_ours_serves_and_stops_on_all_ranks_at_the_same_step(
+    tmp_path: Path, parallel: Parallel
+) -> None:
+    with training(tmp_path, parallel) as running:
+        asked = [
+            running.ask(name)
+            for name in (
+                CommandName.SAVE_CHECKPOINT,  # with FSDP a collective itself
+                CommandName.PAUSE,
+                CommandName.SAVE_CHECKPOINT,
+                CommandName.RESUME,
+                CommandName.EMPTY_CACHE,
+                CommandName.STOP,
+            )
+        ]
+        for id_ in asked:
+            answers = running.answers(id_)
+            assert all(answer.data["ok"] for answer in answers), answers
+            assert len({answer.step for answer in answers}) == 1, answers
+        assert running.process.wait(PATIENCE_S) == 0
+        assert running.statuses() == ["stopped", "stopped"]
+        assert list(running.folder.glob("step-*.pt*"))
+        assert (running.folder / "last.pt").exists()

@@ -82,6 +82,7 @@ def run(
         kind=RunKind.TRAINER,
         config=config.to_dict(),
         rank=ranks.rank,
+        ranks=ranks.world_size,
         code=Path(__file__).parent,
     )
     outcome = Outcome(RunStatus.FAILED, "The training process was interrupted.")

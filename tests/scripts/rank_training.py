@@ -1,0 +1,24 @@
+"""A rank of a training of ours, under torchrun: rank_training.py FOLDER PARALLEL DEVICE."""
+
+import os
+import sys
+from pathlib import Path
+
+from stepscope.run import RunStatus
+from trainer.config import Parallel, RunConfig, Runner
+from trainer.training.run import run
+
+folder, parallel, device = Path(sys.argv[1]), Parallel(sys.argv[2]), sys.argv[3]
+config = RunConfig(
+    device=device,
+    runner=Runner.TORCHRUN,
+    parallel=parallel,
+    ranks=int(os.environ["WORLD_SIZE"]),
+    batch_size=64,
+    epochs=1000,
+    channels_last=False,
+)
+folder.mkdir(parents=True, exist_ok=True)
+status = run(config, folder)
+sys.stdout.flush()
+os._exit(status not in (RunStatus.FINISHED, RunStatus.STOPPED))
