@@ -88,6 +88,8 @@ def ours(planted: Planted, steps: int, home: Path) -> dict[str, Any] | None:
         command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True, env=_environ(home)
     )
     found = [one for one in json.loads(done.stdout) if one["kind"] == "straggler"]
+    if not found and done.stderr:
+        say(done.stderr.strip())
     return found[0] if found else None
 
 

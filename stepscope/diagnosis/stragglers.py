@@ -47,10 +47,10 @@ MIN_STEPS = 20
 """Steps in common below which nothing is said."""
 LEAST_S = 1.0
 """Time that the steps must span: a rank may lose its core for some tenths of a second."""
-NAMED = 0.06
+NAMED = 0.05
 """Share of the step from which a rank is named. Worth a look is 10 % of a step, worth stopping for
-is 20 % (TraceML's limits). A delay of 10 % of what a step should take was measured as 7 % of what
-it took on a crowded machine."""
+is 20 % (TraceML's limits). A delay of 10 % of what a step should take was measured as 6 to 8 % of
+what it took on a crowded machine, where all else takes longer too."""
 CRITICAL = 0.2
 """Share of the step from which a verdict is critical."""
 P_LIMIT = 0.01
@@ -170,8 +170,10 @@ def _judged(table: _Table, world_size: int, busy_host: bool) -> StragglerVerdict
         p = chance(table.late)
         if p < P_LIMIT:
             return _named(table, named[np.argsort(-late[named])], late, facts | {"p": p})
-    uneven = _uneven(table, facts) if not busy_host else None
-    return uneven or _communication(table, world_size, facts) or _nothing(facts, busy_host)
+    if busy_host:
+        return _nothing(facts, busy_host)
+    shared = _uneven(table, facts) or _communication(table, world_size, facts)
+    return shared or _nothing(facts, busy_host)
 
 
 def _named(table: _Table, named: Places, late: Floats, facts: dict[str, Any]) -> StragglerVerdict:

@@ -16,6 +16,8 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
+DDP_METRICS = "perf/forward_compute, perf/backward_compute and perf/comm_wait"
+"""What is missing where its log cannot be read."""
 READ_EVERY_S = 0.035
 """Least time between two readings on a CPU: they cost 0.1 % of a step at most."""
 READ_EVERY_CUDA_S = 0.5

@@ -106,6 +106,7 @@ def test_ranks_that_are_late_in_turn_are_nobodys_fault() -> None:
     crowded = judge(recorded("uneven"), busy_host=True)
     assert crowded.kind is Kind.NONE
     assert "All cores of the host are in use" in crowded.text
+    assert judge(recorded("communication"), busy_host=True).kind is Kind.NONE
 
 
 def test_a_slow_link_has_no_rank() -> None:

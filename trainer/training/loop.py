@@ -29,6 +29,7 @@ from trainer.training.data import Loader
 from trainer.training.flops import Speed
 from trainer.training.graphs import GraphedStep
 from trainer.training.loss_reader import Reader
+from trainer.training.phases import Phases
 from trainer.training.saving import save
 from trainer.training.sharding import all_finite, reshard
 from trainer.training.state import Training
@@ -97,6 +98,8 @@ class Loop:
     recorder: Recorder
     commands: CommandServer
     speed: Speed
+    phases: Phases | None = None
+    """The times of the step's parts; None in a process that trains alone."""
     _last_saved: float = field(default_factory=time.monotonic)
     _due: float = 0.0
     """Above 0 if it is time for another last.pt."""
@@ -144,6 +147,8 @@ class Loop:
                 "perf/data_wait": done.waited,
                 **self.speed.row(done.samples, now - boundary),
             }
+            if self.phases is not None:
+                row |= self.phases.take()
             if tokens is not None:
                 row["perf/tokens_per_sec"] = done.samples * tokens / (now - boundary)
             scalars = {"train/loss": done.loss, **recorded}

@@ -41,6 +41,7 @@ from trainer.training.flops import Speed
 from trainer.training.graphs import GraphedStep, graphed
 from trainer.training.loop import Journal, Loop
 from trainer.training.parallel import Shared, placed
+from trainer.training.phases import Phases
 from trainer.training.placement import devices_of, sampled, sampled_by
 from trainer.training.process_group import join, leave
 from trainer.training.ranks import Ranks
@@ -216,6 +217,7 @@ def _train(attempt: _Attempt) -> None:
         _count_steps(attempt.session, training)
         own = OwnCommands(recorder, training, attempt.stop)
         shared = Shared.of(training.model, config, attempt.devices)
+        phases = Phases(shared.model) if attempt.ranks.several else None
         attempt.ranks.begin_random(config.seed, training.step)
         loading = attempt.ranks.seeded(config)
         with (
@@ -232,6 +234,7 @@ def _train(attempt: _Attempt) -> None:
                 step_of(training, task),
                 wrapped=shared.wrapped if forward is None else forward,
                 apart=shared.apart,
+                phases=phases,
             )
             rehearse(training, step, task, recorder)
             Loop(
@@ -244,6 +247,7 @@ def _train(attempt: _Attempt) -> None:
                 recorder=recorder,
                 commands=commands,
                 speed=speed,
+                phases=phases,
             ).train()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from stepscope.profiling.ranges import BACKWARD, FORWARD, OPTIMIZER, span
 from trainer.training.model import AS_LOADED, InputForm
+from trainer.training.phases import Phases
 from trainer.training.precision import autocast
 from trainer.training.sharding import casts_weights, whole
 from trainer.training.state import Training
@@ -35,6 +37,9 @@ class TrainStep:
     apart: Callable[[], AbstractContextManager[object]] = nullcontext
     """Context of the batches of a step before its last, in which ranks do not average gradients."""
 
+    phases: Phases | None = None
+    """Takes the times of the parts; None in a process that trains alone."""
+
     def __call__(
         self, inputs: Tensor, targets: Tensor, of: int = 0, last: bool = True
     ) -> tuple[Tensor, Tensor | None]:
@@ -44,10 +49,16 @@ class TrainStep:
         the step's samples: `of` says how many these are (0: this batch has them all). Gradients
         add up too, until the `last` batch updates the weights; the norm (0-d) comes with it.
         """
+        began_s = time.perf_counter()
         with nullcontext() if last else self.apart():
             loss = self.forward(inputs, targets, of)
+            forwarded_s = time.perf_counter()
             self.backward(loss)
-        return loss.detach(), self.update() if last else None
+        ended_s = time.perf_counter()
+        norm = self.update() if last else None
+        if self.phases is not None:
+            self.phases.add(began_s, forwarded_s, ended_s)
+        return loss.detach(), norm
 
     def forward(self, inputs: Tensor, targets: Tensor, of: int = 0) -> Tensor:
         """Return the mean loss of a batch (0-d), or its part of the mean over `of` samples."""

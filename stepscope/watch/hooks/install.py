@@ -9,6 +9,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from stepscope.sampling.ddp_times import DDP_METRICS
 from stepscope.watch.hooks import amp, data, gradient, loss, optimizer, phases
 from stepscope.watch.hooks.after_import import AfterImport
 from stepscope.watch.hooks.patches import Guard, Patches
@@ -36,7 +37,7 @@ CAPTURES: tuple[tuple[str, Attach], ...] = (
     ("train/grad_norm", gradient.attach),
     ("train/amp_scale and train/amp_skipped", amp.attach),
     ("perf/data_wait, perf/samples_per_sec and train/epoch", data.attach),
-    (phases.DDP_METRICS, phases.attach),
+    (DDP_METRICS, phases.attach),
     ("what there is to know of a failed allocation", _failed_allocations),
 )
 

@@ -11,13 +11,11 @@ from __future__ import annotations
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from stepscope.sampling.ddp_times import DdpTimes
+from stepscope.sampling.ddp_times import DDP_METRICS, DdpTimes
 from stepscope.watch.hooks.patches import Function, Guard, Patches
 
 if TYPE_CHECKING:
     from stepscope.watch.hooks.state import State
-
-DDP_METRICS = "perf/forward_compute, perf/backward_compute and perf/comm_wait"
 
 
 class Phases:

@@ -1,0 +1,65 @@
+"""A rank of a job over nccl that sleeps in forward is named, at the price of a few waits."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from stepscope.diagnosis.findings import findings, read_recorded
+from stepscope.diagnosis.straggler_times import Phase
+from stepscope.run import read_run, run_folders
+from stepscope.sampling.ddp_times import LEAST_CUDA
+from tests.conftest import Need
+from tests.gpu.conftest import simulator_only
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "tests" / "scripts" / "nccl_straggler.py"
+STEPS = 900
+
+
+@pytest.fixture(autouse=True)
+def _two_devices(need: Need) -> None:
+    need(None if torch.cuda.device_count() > 1 else "needs two GPUs")
+
+
+def waits(tmp_path: Path, sleep_s: float, *how: str, steps: int = STEPS) -> dict[int, int]:
+    """Run a job of two ranks; return how often each has waited for its device."""
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc-per-node=2", *how, str(SCRIPT), str(steps), str(sleep_s)),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+        env={**os.environ, "STEPSCOPE_RUNS": str(tmp_path), "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "will be missing" not in done.stderr
+    told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return {one["rank"]: one["waits"] for one in told}
+
+
+@simulator_only
+def test_a_rank_that_sleeps_in_forward_is_named_and_steps_wait_no_more_often(
+    tmp_path: Path,
+) -> None:
+    bare = waits(tmp_path, 0.004)
+    watched = waits(tmp_path, 0.004, "-m", "stepscope.watch")
+    for rank in (0, 1):
+        # DDP waits for its own samples: every 100 steps by itself, at most every 16 under watch.
+        more = watched[rank] - bare[rank]
+        assert more <= 8 * STEPS / LEAST_CUDA, "some calls a sample, none a step"
+    (folder,) = run_folders(tmp_path)
+    (found,) = [one for one in findings(read_recorded(read_run(folder))) if one.kind == "straggler"]
+    assert (found.rank, found.phase) == (1, Phase.FORWARD)
+    assert found.share is not None
+    assert found.share > 0.2

@@ -1,0 +1,157 @@
+"""A slow rank of a real torchrun job is named, by the command line and on the page."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stepscope
+from dashboard import services
+from dashboard.stragglers import Stragglers
+from dashboard.verdicts import Verdicts
+from stepscope.diagnosis.straggler_window import ROWS, recent_times
+from stepscope.run import RunStatus, read_run, run_folders
+from stepscope.store import RunReader
+from tests.integration.test_verdict_served import poll, server
+from tests.unit.recorded_runs import Row, write_run
+from tests.unit.test_stragglers import CASES
+
+__all__ = ["server"]
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "benchmarks" / "straggler_script.py"
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+
+
+def job(tmp_path: Path, *arguments: str) -> Path:
+    """Run a watched job of two ranks; return its folder."""
+    done = subprocess.run(
+        [*TORCHRUN, "-m", "stepscope.watch", str(SCRIPT), *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        env=os.environ
+        | {"STEPSCOPE_RUNS": str(tmp_path), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "will be missing" not in done.stderr
+    (folder,) = run_folders(tmp_path)
+    return folder
+
+
+def diagnosed(folder: Path) -> list[dict[str, Any]]:
+    done = subprocess.run(
+        [sys.executable, "-m", "stepscope.cli", "diagnose", str(folder), "--json"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    found = json.loads(done.stdout)
+    return [finding for finding in found if finding["kind"] == "straggler"]
+
+
+def test_a_rank_that_is_late_in_backward_is_named_from_the_command_line(tmp_path: Path) -> None:
+    """Seen from outside, backward takes equally long on both ranks."""
+    given = ("--phase", "backward", "--rank", "1", "--delay", "0.4", "--steps", "60")
+    folder = job(tmp_path, *given)
+    (found,) = diagnosed(folder)
+    assert (found["rank"], found["phase"]) == (1, "backward")
+    assert 0.2 < found["share"] < 0.5
+    assert "rank 1" in found["text"]
+    assert found["next"]
+    walls = [
+        np.nanmedian(stepscope.open(folder, rank=rank).series("perf/backward").value[10:])
+        for rank in (0, 1)
+    ]
+    assert walls[0] == pytest.approx(walls[1], rel=0.25)
+
+
+def recorded_job(folder: Path, case: str) -> Path:
+    """Write a recorded case as the run of four ranks that it was."""
+    for told in CASES[case]:
+        rank, rows = told["rank"], list[Row]()
+        for place, ms in enumerate(told["ms"]):
+            values = {
+                key: column[place] / 1e6
+                for key, column in told["us"].items()
+                if column[place] is not None
+            }
+            rows.append((ms / 1e3, told["first"] + place, values))
+        shared = {"rank": rank, "world_size": 4, "kind": "watch", "device": "cpu"}
+        write_run(folder, shared, rank=rank, steps=rows)
+        if rank:
+            (folder / f"rank{rank}.json").write_text(json.dumps(shared | {"status": "finished"}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("case", "rank", "phase"),
+    [("optimizer", 2, "optimizer"), ("uneven", None, "forward"), ("none", None, None)],
+)
+def test_recorded_jobs_are_diagnosed(
+    tmp_path: Path, case: str, rank: int | None, phase: str | None
+) -> None:
+    found = diagnosed(recorded_job(tmp_path / case, case))
+    assert [(one["rank"], one["phase"]) for one in found] == ([(rank, phase)] if phase else [])
+
+
+def test_the_page_tells_it_before_what_a_rank_waits_for(
+    server: services.Services, tmp_path: Path
+) -> None:
+    recorded_job(tmp_path / "job", "forward")
+    told = poll("job")["verdict"]
+    assert told["kind"] == "straggler"
+    assert told["text"].startswith("The others wait for rank 0, ")
+    assert told["words"].startswith("Compare this rank's forward with another's")
+    recorded_job(tmp_path / "even", "none")
+    assert (poll("even")["verdict"] or {"kind": None})["kind"] != "straggler"
+
+
+def test_a_live_job_is_looked_at_aside_and_seldom(tmp_path: Path) -> None:
+    folder, now, looks = recorded_job(tmp_path / "job", "backward"), [0.0], list[Any]()
+    live = replace(read_run(folder), status=RunStatus.RUNNING)
+    ranks = Stragglers(lambda: now[0], looks.append)
+    assert ranks.of(live) is None  # nothing was read in the poll
+    assert ranks.of(live) is None
+    assert len(looks) == 1
+    looks[0]()
+    found = ranks.of(live)
+    assert found is not None
+    assert found.ranks == (3,)
+    assert len(looks) == 1
+    now[0] += 3.0
+    ranks.of(live)
+    assert len(looks) == 2
+    with RunReader(folder) as reader:
+        shown = Verdicts(lambda: now[0], ranks).of(reader, live, lambda name, value: True)
+    assert shown is not None
+    assert shown.text == found.text
+
+
+def test_a_long_run_costs_no_more_than_a_short_one(tmp_path: Path) -> None:
+    values = {"perf/step_time": 0.01, "perf/comm_wait": 0.001}
+    rows: list[Row] = [(0.01 * i, i, values) for i in range(20 * ROWS)]
+    folder = write_run(tmp_path / "long", {"world_size": 2}, steps=rows)
+    with RunReader(folder) as reader:
+        times = recent_times(reader, 0, {"device": "cpu"})
+    assert len(times.steps) < ROWS
+    rare: list[Row] = [
+        (0.001 * i, i, values if i % 128 == 0 else {"perf/step_time": 0.001})
+        for i in range(20 * ROWS)
+    ]
+    folder = write_run(tmp_path / "rare", {"world_size": 2}, steps=rare)
+    with RunReader(folder) as reader:
+        times = recent_times(reader, 0, {"device": "cpu"})
+    assert 40 <= len(times.steps) <= 64
