@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from stepscope.diagnosis.hang_collectives import collectives
+from stepscope.diagnosis.hang_collectives import all_entered, collectives
 from stepscope.diagnosis.hang_job import Hang, Job, RankState
 from stepscope.diagnosis.hang_lost import lost
 from stepscope.diagnosis.hang_others import messages, ras, ras_evidence, stacks
@@ -41,7 +41,7 @@ def judge(
         return None
     if any(record.doing == COMPILING for record in job.records.values()):
         return None
-    for look in (lost, collectives, messages, ras, stacks):
+    for look in (lost, collectives, messages, all_entered, ras, stacks):
         found = look(job)
         if found is not None:
             return replace(found, evidence=ras_evidence(job))

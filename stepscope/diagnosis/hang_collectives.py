@@ -45,14 +45,13 @@ def collectives(job: Job) -> Hang | None:
             return _not_entered(job, blocked, free)
     if waits and all(one.behind and not one.unknown for one in waits):
         return _different_order(job, waits)
-    for blocked in waits:
-        if blocked.unknown:
-            late = _working(job, blocked)
-            if late is not None:
-                return late
-        elif not blocked.behind:
-            return _all_entered(job, blocked)
-    return None
+    return next((late for one in waits if one.unknown and (late := _working(job, one))), None)
+
+
+def all_entered(job: Job) -> Hang | None:
+    """Say that a collective does not end although all have entered it."""
+    complete = (one for one in blocked_waits(job) if not one.behind and not one.unknown)
+    return next((found for one in complete if (found := _all_entered(job, one))), None)
 
 
 def _mismatch(job: Job, blocked: Blocked) -> Hang | None:

@@ -1,0 +1,239 @@
+"""Why a job makes no step: records of real ranks that hung, on gloo and on the simulator's NCCL."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stepscope.diagnosis import ras
+from stepscope.diagnosis.hang import judge
+from stepscope.diagnosis.hang_job import Cause, Condition, Hang, RankState
+from stepscope.diagnosis.hang_record import Entered, Frame, HangRecord, hang_name, parse
+
+DATA = Path(__file__).parents[1] / "data" / "hangs"
+
+
+def recorded(case: str) -> list[RankState]:
+    """Return the ranks of a hang as they wrote it."""
+    found = []
+    for number in range(2):
+        record = parse((DATA / case / hang_name(number)).read_bytes())
+        found.append(state(number, record))
+    return found
+
+
+def state(
+    rank: int, record: HangRecord | None, condition: Condition = Condition.ALIVE
+) -> RankState:
+    return RankState(
+        rank=rank, host="node1", pid=100 + rank, condition=condition, beat_age_s=12.0, record=record
+    )
+
+
+def judged(ranks: list[RankState], world_size: int | None = None, *, ended: bool = False) -> Hang:
+    records = [one.record for one in ranks if one.record is not None]
+    now = max(record.seen for record in records)
+    found = judge(ranks, now, world_size or len(ranks), ended=ended)
+    assert found is not None
+    return found
+
+
+def waits(rank: int, sequence: int = 7, group: str = "0", members: int = 4) -> HangRecord:
+    """Return the record of a rank that waits in an all_reduce of 4 KiB."""
+    one = Entered(group=group, operation="all_reduce", sequence=sequence, input_bytes=4096)
+    groups = {"0": tuple(range(members))}
+    return HangRecord(
+        number=rank, rank=rank, step=3, since=0.0, seen=9.0, collectives=(one,), groups=groups
+    )
+
+
+def works(rank: int, last: int = 6, members: int = 4) -> HangRecord:
+    """Return the record of a rank that has left its last collective and computes."""
+    record = waits(rank, last, members=members)
+    done = replace(record.collectives[0], done=True)
+    frame = Frame(file="/home/me/train.py", line=30, function="load")
+    return replace(record, collectives=(done,), frames=(frame,), phase="input")
+
+
+@pytest.mark.parametrize("case", ["sleep-gloo", "sleep-nccl"])
+def test_a_rank_that_sleeps_has_not_entered_what_the_other_waits_in(case: str) -> None:
+    found = judged(recorded(case))
+    assert (found.cause, found.ranks, found.waiting) == (Cause.NOT_ENTERED, (1,), (0,))
+    assert (found.group, found.sequence, found.operation) == ("0", 81, "all_reduce")
+    assert "rank 1 has not entered all_reduce #81 (16 B), which rank 0 entered" in found.text
+    assert "Rank 1 is at hanging.py:84 in hang." in found.text
+
+
+def test_the_phase_is_that_of_the_rank_that_is_late() -> None:
+    found = judged(recorded("input-gloo"))
+    assert (found.rank, found.phase) == (1, "input")
+    assert "in __getitem__ (input)" in found.text
+
+
+@pytest.mark.parametrize("case", ["mismatch-gloo", "mismatch-nccl"])
+def test_different_collectives_under_one_number(case: str) -> None:
+    found = judged(recorded(case))
+    assert (found.cause, found.ranks, found.sequence) == (Cause.MISMATCH, (1,), 81)
+    assert "rank 0 all_reduce (16 B); rank 1 all_gather (400 B)" in found.text
+    assert found.phase == "communication"
+
+
+def test_different_sizes_under_one_number() -> None:
+    ranks = [state(rank, waits(rank)) for rank in range(4)]
+    small = replace(waits(2).collectives[0], input_bytes=40)
+    ranks[2] = state(2, replace(waits(2), collectives=(small,)))
+    found = judged(ranks)
+    assert (found.cause, found.ranks) == (Cause.MISMATCH, (2,))
+    assert "ranks 0, 1, 3 all_reduce (4.00 KiB); rank 2 all_reduce (40 B)" in found.text
+
+
+def test_sizes_may_differ_where_the_operation_allows_it() -> None:
+    ranks = []
+    for rank in range(2):
+        one = Entered(group="0", operation="all_to_all", sequence=7, input_bytes=40 * (1 + rank))
+        ranks.append(state(rank, replace(waits(rank, members=2), collectives=(one,))))
+    assert judged(ranks).cause is Cause.ALL_ENTERED
+
+
+def test_two_groups_in_another_order() -> None:
+    found = judged(recorded("order-gloo"))
+    assert (found.cause, found.ranks) == (Cause.ORDER, (0, 1))
+    assert "rank 1 in all_reduce #1 of group 1 (400 B)" in found.text
+
+
+def test_the_end_of_a_chain_of_groups_is_named() -> None:
+    """Rank 0 waits for 1 in one group, 1 for 2 in another; 2 reads data."""
+    first = replace(waits(0, 5, "a"), groups={"a": (0, 1), "b": (1, 2)})
+    second = replace(waits(1, 9, "b"), groups=first.groups)
+    third = replace(works(2), groups=first.groups)
+    found = judged([state(0, first), state(1, second), state(2, third)])
+    assert (found.cause, found.ranks, found.group) == (Cause.NOT_ENTERED, (2,), "b")
+
+
+def test_messages_that_nobody_sends() -> None:
+    found = judged(recorded("receive-nccl"))
+    assert "rank 0 waits in recv 0<-1; rank 1 waits in recv 1<-0" in found.text
+    assert found.phase == "communication"
+
+
+def test_a_message_to_a_rank_that_does_something_else() -> None:
+    one = Entered(group="0", operation="recv 0<-1", sequence=None, input_bytes=400)
+    first = replace(waits(0, members=2), collectives=(one,))
+    found = judged([state(0, first), state(1, works(1, members=2))])
+    assert (found.rank, found.phase) == (1, "input")
+    assert "rank 0 waits in recv 0<-1. Rank 1 is at train.py:30 in load (input)" in found.text
+
+
+def test_without_a_record_of_messages_the_stacks_tell() -> None:
+    """gloo records no messages."""
+    found = judged(recorded("receive-gloo"))
+    assert found.cause is Cause.STACK
+    assert "all ranks wait for each other: rank 0 at hanging.py:92 in hang; rank 1" in found.text
+
+
+def test_one_of_several_is_elsewhere_by_its_stack() -> None:
+    alone = [replace(one, record=replace(one.record, collectives=())) if one.record else one
+             for one in recorded("sleep-gloo")]  # fmt: skip
+    first = alone[0].record
+    assert first is not None
+    alone[0] = replace(alone[0], record=replace(first, phase="communication"))
+    found = judged(alone)
+    assert (found.cause, found.ranks, found.waiting) == (Cause.STACK, (1,), (0,))
+
+
+@pytest.mark.parametrize(
+    ("condition", "cause", "words", "next_words"),
+    [
+        (Condition.GONE, Cause.GONE, "rank 2 is gone without a word", "dmesg"),
+        (Condition.STOPPED, Cause.STOPPED, "rank 2 is stopped by a signal", "kill -CONT 102"),
+        (Condition.SILENT, Cause.SILENT, "no sign of life for 12 s", "py-spy dump --pid 102"),
+        (Condition.ENDED, Cause.ENDED, "rank 2 has ended", "same number of steps"),
+        (Condition.ABSENT, Cause.ABSENT, "rank 2 has never started", "launcher"),
+    ],
+)
+def test_a_process_that_explains_it(
+    condition: Condition, cause: Cause, words: str, next_words: str
+) -> None:
+    ranks = [state(rank, waits(rank)) for rank in (0, 1, 3)]
+    found = judged([*ranks, state(2, None, condition)], 4)
+    assert (found.cause, found.ranks, found.waiting) == (cause, (2,), (0, 1, 3))
+    assert words in found.text
+    assert "ranks 0, 1, 3 wait in all_reduce #7 (4.00 KiB)" in found.text
+    assert next_words in found.next
+
+
+def test_all_have_entered() -> None:
+    found = judged([state(rank, waits(rank)) for rank in range(4)])
+    assert (found.cause, found.phase) == (Cause.ALL_ENTERED, "communication")
+    assert "have all entered all_reduce #7" in found.text
+
+
+def test_nothing_is_said_of_a_rank_without_a_record() -> None:
+    ranks = [*(state(rank, waits(rank)) for rank in range(3)), state(3, None)]
+    assert judge(ranks, 9.0, 4) is None
+    late = [replace(one, record=replace(one.record, since=-90.0)) if one.record else one
+            for one in ranks]  # fmt: skip
+    found = judge(late, 9.0, 4)
+    assert found is not None
+    assert (found.ranks, found.phase) == ((3,), None)
+    assert "at work on something that is no step" in found.text
+
+
+def test_several_that_are_late() -> None:
+    ranks = [state(0, waits(0)), *(state(rank, works(rank)) for rank in (1, 2, 3))]
+    found = judged(ranks)
+    assert found.ranks == (1, 2, 3)
+    assert "ranks 1, 2, 3 have not entered all_reduce #7" in found.text
+
+
+def test_no_hang_without_records_in_a_pause_and_while_one_compiles() -> None:
+    ranks = [state(0, waits(0, members=2)), state(1, works(1, members=2))]
+    assert judge([state(0, None), state(1, None)], 9.0, 2) is None
+    assert judge([ranks[0], replace(ranks[1], paused=True)], 9.0, 2) is None
+    compiles = replace(works(1, members=2), doing="compiling")
+    assert judge([ranks[0], state(1, compiles)], 9.0, 2) is None
+
+
+def test_how_an_ended_job_hung() -> None:
+    ranks = [replace(one, condition=Condition.GONE) for one in recorded("sleep-nccl")]
+    found = judged(ranks, ended=True)
+    assert (found.cause, found.ranks) == (Cause.NOT_ENTERED, (1,))
+    assert found.text.startswith("It had made no step for ")
+    assert "rank 1 had not entered all_reduce #81 (16 B), which rank 0 entered" in found.text
+
+
+def test_a_killed_rank_of_an_ended_job() -> None:
+    ranks = [state(0, waits(0, members=2), Condition.GONE), state(1, None, Condition.GONE)]
+    assert judged(ranks, ended=True).ranks == (1,)
+
+
+def test_ras_names_the_rank_where_torch_has_no_record() -> None:
+    counts = [ras.RasRank(rank=0, pid=100, counts={"AllReduce": 7}),
+              ras.RasRank(rank=1, pid=101, counts={"AllReduce": 6})]  # fmt: skip
+    report = ras.RasReport(communicators=(ras.RasCommunicator(name="a", ranks=tuple(counts)),))
+    empty = {"collectives": (), "collectives_reason": "the Flight Recorder is empty"}
+    first = replace(waits(0, members=2), ras=report, **empty)  # type: ignore[arg-type]
+    second = replace(works(1, members=2), **empty)  # type: ignore[arg-type]
+    found = judged([state(0, first), state(1, second)])
+    assert (found.cause, found.ranks, found.phase) == (Cause.NOT_ENTERED, (1,), "input")
+    assert "rank 1 has launched 6 AllReduce, others 7" in found.text
+    assert found.evidence == ("NCCL RAS: rank 1 has launched 6 AllReduce, others 7.",)
+
+
+def test_a_record_of_another_form_is_refused() -> None:
+    text = (DATA / "sleep-gloo" / hang_name(1)).read_text()
+    assert parse(text).rank == 1
+    for name, value in (("rank", "1"), ("collectives", [3]), ("since", None), ("frames", {})):
+        with pytest.raises(ValueError, match=name):
+            parse(json.dumps({**json.loads(text), name: value}))
+    for text in ("", "[]", '{"schema": 2}', "[" * 100_000):
+        with pytest.raises(ValueError, match="must be"):
+            parse(text)
+
+
+def test_a_record_comes_back_as_it_was_written() -> None:
+    record = replace(works(1), ras=ras.RasReport(version="2.29.7"), ras_reason=None)
+    assert parse(json.dumps(record.to_json())) == record
