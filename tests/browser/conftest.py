@@ -1,8 +1,10 @@
-"""A real server for each test, and tabs whose consoles are watched."""
+"""A real server, and tabs whose consoles are watched."""
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page
 
@@ -76,12 +79,64 @@ def stop_server(server: Server) -> None:
         server.process.wait(10)
 
 
+class Servers:
+    """One server after the other; a test gets the one before if that has done no work of its own.
+
+    A server that trained, measured or started a process keeps some of it, and is replaced.
+    """
+
+    def __init__(self, folders: pytest.TempPathFactory) -> None:
+        self._folders = folders
+        self._server: Server | None = None
+
+    def get(self) -> Server:
+        """Return a server without runs."""
+        if self._server is None:
+            self._server = start_server(self._folders.mktemp("server"), CUDA_VISIBLE_DEVICES="")
+        return self._server
+
+    def end_of_test(self) -> None:
+        """Take the test's runs away, or the server with them."""
+        server = self._server
+        assert server is not None
+        if self._has_worked(server):
+            self.stop()
+            return
+        for path in server.runs.glob("*"):
+            shutil.rmtree(path)
+
+    def stop(self) -> None:
+        """Stop the server, if there is one."""
+        if self._server is not None:
+            stop_server(self._server)
+        self._server = None
+
+    @staticmethod
+    def _has_worked(server: Server) -> bool:
+        pid = server.process.pid
+        if server.process.poll() is not None or psutil.Process(pid).children():
+            return True
+        made = [json.loads(path.read_text()) for path in server.runs.rglob("run.json")]
+        started = any(run.get("kind") == "trainer" and run.get("ended") is None for run in made)
+        return started or any(run.get("pid") == pid for run in made) or _sweeps(server.runs)
+
+
+def _sweeps(runs: Path) -> bool:
+    return any((runs / "lab").glob("*/plan.json"))
+
+
+@pytest.fixture(scope="module")
+def _servers(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterator[Servers]:
+    servers = Servers(tmp_path_factory)
+    yield servers
+    servers.stop()
+
+
 @pytest.fixture
-def server(tmp_path: Path, browser: Browser) -> Iterator[Server]:
-    """A server of its own for each test: at most one run a server."""
-    server = start_server(tmp_path, CUDA_VISIBLE_DEVICES="")
-    yield server
-    stop_server(server)
+def server(_servers: Servers) -> Iterator[Server]:
+    """A server without runs: at most one run a server."""
+    yield _servers.get()
+    _servers.end_of_test()
 
 
 @pytest.fixture
