@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stepscope.run.clocks import offset_of
 from stepscope.run.first_cause import RankEnd
 from stepscope.run.folder import rank_json
 from stepscope.run.process import own_start, pid_namespace, process_of
@@ -19,7 +20,10 @@ from stepscope.run.status import FRESH_S, STALE_S, RunStatus
 
 @dataclass(frozen=True, slots=True)
 class RankFile:
-    """One rank's run_json with its status judged now; `beat` is its last sign of life."""
+    """One rank's run_json with its status judged now; `beat` is its last sign of life.
+
+    Times are by the clock of number 0's host, where the hosts' clocks have been compared.
+    """
 
     number: int
     run_json: dict[str, Any]
@@ -45,15 +49,20 @@ class RankFile:
         return None
 
     def _said(self, ts: Any, reason: Any) -> RankEnd:
-        when = float(ts) if isinstance(ts, int | float) else self.beat
+        clock = offset_of(self.run_json)
+        ahead_s = clock.offset_s if clock else 0.0
+        when = float(ts) - ahead_s if isinstance(ts, int | float) else self.beat
         return RankEnd(self.number, when, when, str(reason or "It gives no reason."))
 
 
 def read_rank_file(path: Path, number: int) -> RankFile:
     """Read the file of one rank. Raises OSError, ValueError, KeyError, TypeError."""
     run_json = json.loads(path.read_text())
+    heartbeat = float(run_json["heartbeat"])
+    if (clock := offset_of(run_json)) is not None:
+        heartbeat -= clock.offset_s
     # A full disk keeps the old text, but the writer still touches the file.
-    beat = max(float(run_json["heartbeat"]), path.stat().st_mtime)
+    beat = max(heartbeat, path.stat().st_mtime)
     status, age_s = RunStatus(run_json["status"]), max(0.0, time.time() - beat)
     if status.live and not _alive(run_json, age_s):
         status = RunStatus.CRASHED

@@ -18,6 +18,7 @@ from stepscope.recording.recorder import Command, CommandName
 from stepscope.run import RunKind, RunStatus, rank_json
 from stepscope.run.ranks import Place
 from stepscope.sampling.nvml import DeviceInfo, DeviceSource, NullSource, nvml_uuid, open_source
+from stepscope.session.clock_exchange import ClockExchange
 from stepscope.session.session import Gpu, Session, listed, traceback_text
 from stepscope.session.stopping import GRACE_S, JOB_GRACE_S, REASON, Stopper
 
@@ -61,11 +62,18 @@ class ScriptSession(Session):
         self._waiting = self.recorder.command_waiting
         self.oom.attach()
         self.recorder.describe(**place.described())
+        self._compare_clocks(place)
         try:
             self._set_up(sample, first_here=place.local_rank == 0)
         except BaseException:
             self.close(RunStatus.FAILED, "Stepscope could not set up the recording.")
             raise
+
+    def _compare_clocks(self, place: Place) -> None:
+        if place.folder_of == "job" and place.local_world_size not in (None, place.world_size):
+            clock = ClockExchange(self.recorder, writes=place.local_rank == 0)
+            clock.start()
+            self._at_close.callback(clock.close)
 
     def _set_up(self, sample: bool, *, first_here: bool) -> None:
         source = _source(sample, first_here)
