@@ -53,7 +53,7 @@ def lesson_panel(server: Services, lesson: Lesson) -> None:
     _missing(server, lesson)
     running = server.lessons.running() is not None
     st.fragment(_result, run_every=LOOK if running else LOOK_AGAIN)(server, lesson, running)
-    st.caption(f"`python trainer/lessons/{lesson.name}.py`")
+    st.caption(f"`{lesson.command}`")
     st.code(lesson.path.read_text(encoding="utf-8"), language="python", wrap_lines=True)
 
 
@@ -114,7 +114,7 @@ def _run_button(server: Services, lesson: Lesson) -> None:
         type="primary",
         icon=":material/play_arrow:",
         disabled=lacks_cuda or refused is not None,
-        help="Run this program in a process of its own, on this machine.",
+        help=_run_help(lesson),
     )
     if refused is not None:
         st.caption(f":material/block: {refused}")
@@ -125,6 +125,12 @@ def _run_button(server: Services, lesson: Lesson) -> None:
             st.error(f"The lesson could not start. {error}")
         else:
             st.rerun()
+
+
+def _run_help(lesson: Lesson) -> str:
+    if lesson.ranks == 1:
+        return "Run this program in a process of its own, on this machine."
+    return f"Run this program in {lesson.ranks} processes that torchrun starts on this machine."
 
 
 def _show(output: LessonOutput) -> None:

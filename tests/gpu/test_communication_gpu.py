@@ -9,15 +9,19 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from stepscope.run import run_folders
+from stepscope.sampling import collectives
+from stepscope.sampling.collectives import Collectives
 from tests.conftest import Need
-from tests.gpu.conftest import SIMULATED
+from tests.gpu.conftest import SIMULATED, waiting_raises
 from tests.integration.test_collectives_recorded import recorded
 from tests.integration.test_watch_scripts import SCRIPTS
 
@@ -26,6 +30,8 @@ WIDTH = 16_384
 """Of the hidden layer: 2.5 MiB of gradients, enough to tell of the link."""
 GIGABYTES = 0.05
 """Bus bandwidth of the simulator, GB/s: so little that its own computing does not count."""
+SLOW = {"CUDASIM_NCCL_GBS": str(GIGABYTES)} if SIMULATED else {}
+STEPS = 80 if SIMULATED else 500
 
 
 @pytest.fixture(autouse=True)
@@ -51,12 +57,13 @@ def started(command: list[str], folder: Path, **environ: str) -> subprocess.Comp
     return done
 
 
-def watched(folder: Path, *options: str, steps: int = 400, **environ: str) -> list[int]:
-    """Watch a job of two ranks; return its bytes of gradients and buffers, and its waits."""
+def watched(folder: Path, *options: str) -> tuple[int, int, int]:
+    """Watch a job of two ranks; return its bytes of gradients and of buffers, and its waits."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    watch = ["-m", "stepscope.watch", *options, str(SCRIPTS / "collectives.py")]
-    done = started([*torchrun, *watch, "nccl", str(steps), str(WIDTH)], folder, **environ)
-    return list(map(int, done.stdout.split()))
+    script = [str(SCRIPTS / "collectives.py"), "nccl", str(STEPS), str(WIDTH)]
+    done = started([*torchrun, "-m", "stepscope.watch", *options, *script], folder, **SLOW)
+    gradients, buffers, waits = map(int, done.stdout.split())
+    return gradients, buffers, waits
 
 
 def said(folder: Path) -> dict[str, str]:
@@ -65,55 +72,89 @@ def said(folder: Path) -> dict[str, str]:
     return reasons
 
 
-@pytest.mark.timeout(400)
-def test_bytes_are_exact_and_no_step_waits_for_the_device(tmp_path: Path) -> None:
-    gradients, buffers, waits = watched(tmp_path)
-    assert waits == 0
-    [folder] = run_folders(tmp_path)
+@pytest.mark.timeout(600)
+def test_bytes_are_exact_and_times_and_bandwidth_appear_with_the_switch(tmp_path: Path) -> None:
+    """A step's gradients take 2.8 MB / 0.05 GB/s, some 56 ms."""
+    *_, waits = watched(tmp_path / "plain")
+    [plain] = run_folders(tmp_path / "plain")
+    gradients, buffers, waits_timed = watched(tmp_path / "timed", "--time-collectives")
+    [timed] = run_folders(tmp_path / "timed")
+    assert waits_timed == waits
+    assert "--time-collectives" in said(plain)["comm/time"]
     for rank in (0, 1):
-        values = recorded(folder, "comm/bytes", rank)
-        assert set(values) == {float(gradients + buffers)}
-        assert recorded(folder, "comm/time", rank) == []
-    assert "--time-collectives" in said(folder)["comm/time"]
-
-
-@pytest.mark.timeout(400)
-def test_with_timing_times_and_bus_bandwidth_appear(tmp_path: Path) -> None:
-    """A pass over the link takes 2.5 MiB / 0.05 GB/s, some 55 ms of each step."""
-    environ = {"CUDASIM_NCCL_GBS": str(GIGABYTES)} if SIMULATED else {}
-    gradients, _, waits = watched(tmp_path, "--time-collectives", steps=80, **environ)
-    assert waits == 0
-    [folder] = run_folders(tmp_path)
-    for rank in (0, 1):
-        assert recorded(folder, "comm/bytes", rank)
-        times, shares = (recorded(folder, f"comm/{key}", rank) for key in ("time", "share"))
-        bandwidths = recorded(folder, "comm/bus_bandwidth", rank)
+        for folder in (plain, timed):
+            # The first may have seen DDP order its buckets, which it does once.
+            assert recorded(folder, "comm/bytes", rank)[-1] == gradients + buffers
+        assert recorded(plain, "comm/time", rank) == []
+        times, bandwidths = (
+            recorded(timed, f"comm/{key}", rank) for key in ("time", "bus_bandwidth")
+        )
         assert times
-        assert len(times) == len(shares) == len(bandwidths)
+        assert bandwidths
         if SIMULATED:
-            # Two ranks move an all_reduce once; waiting for each other adds to the time.
+            # Two ranks move an all_reduce once; waiting for each other adds to the time. The first
+            # reading may have seen the end of few.
             least_s = gradients / (GIGABYTES * 1e9)
-            assert all(least_s * 0.95 <= time <= least_s * 2 for time in times)
-            assert all(0 < share <= 110 for share in shares)
-            assert all(bus <= GIGABYTES * 1e9 * 1.05 for bus in bandwidths)
-            assert max(bandwidths) >= GIGABYTES * 1e9 * 0.6
-    assert said(folder) == {}
+            assert least_s * 0.9 <= max(times) <= least_s * 3
+            assert GIGABYTES * 1e9 * 0.3 <= max(bandwidths) <= GIGABYTES * 1e9 * 1.05
 
 
-def measured(folder: Path, ranks: int, **environ: str) -> list[dict[str, Any]]:
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A group of one rank: it records as any other."""
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_a_reading_waits_for_nothing(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collectives, "_of_a_job", lambda: True)
+    step, now = 0, 0.0
+    found = Collectives(wall=lambda: now)
+    found.step = lambda: step
+    x = torch.ones(1000, device="cuda")
+    torch.cuda.synchronize()
+    for _ in range(3):
+        step += 1
+        with waiting_raises():
+            torch.cuda._sleep(20_000_000)  # the device is behind: a wait would take 10 ms
+            dist.all_reduce(x)
+            now += 100.0
+            assert found.read() > 0
+        assert not torch.cuda.current_stream().query() or SIMULATED
+    assert found.take()["comm/bytes"] == 4000.0
+    assert not found._failed
+
+
+def test_nothing_is_read_while_a_graph_is_captured(
+    alone: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collectives, "_of_a_job", lambda: True)
+    found = Collectives()
+    found.step = lambda: 1
+    x = torch.ones(1000, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        assert found.read() == 0.0
+        y = x + 1
+    graph.replay()
+    assert y.sum().item() == 2000.0
+    assert found.read() > 0.0
+
+
+def measured(folder: Path, ranks: int) -> list[dict[str, Any]]:
     command = [
         *(sys.executable, "-m", "trainer.collectives", "--backend", "nccl", "--json"),
         *("--ranks", str(ranks), "--sizes", "1M", "--seconds", "0.2", "--runs", str(folder)),
     ]
-    rows: list[dict[str, Any]] = json.loads(started(command, folder, **environ).stdout)["rows"]
+    rows: list[dict[str, Any]] = json.loads(started(command, folder, **SLOW).stdout)["rows"]
     return rows
 
 
 @pytest.mark.timeout(400)
 def test_the_measurement_finds_the_bandwidth_that_there_is(tmp_path: Path) -> None:
     ranks = 4 if SIMULATED else min(4, torch.cuda.device_count())
-    environ = {"CUDASIM_NCCL_GBS": str(GIGABYTES)} if SIMULATED else {}
-    rows = measured(tmp_path, ranks, **environ)
+    rows = measured(tmp_path, ranks)
     assert [row["operation"] for row in rows if "reason" in row] == []
     if SIMULATED:
         # all_to_all is made of messages, which the simulator gives no least time.

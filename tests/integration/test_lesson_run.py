@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -159,3 +160,24 @@ def test_one_at_a_time_and_the_last_result_is_kept(write: Write) -> None:
     runs.start(slow)
     runs.close()
     assert runs.running() is None
+
+
+TWO_RANKS = """
+import os, time
+print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], os.getpid(), flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("how", ["stop", "limit"])
+def test_no_rank_outlives_its_lesson(write: Write, how: str) -> None:
+    lesson = replace(write(TWO_RANKS, limit_s=30.0 if how == "stop" else 12.0), ranks=2)
+    run = LessonRun(lesson)
+    output = until(run, lambda output: output.text.count(" of 2 ") == 2)
+    ranks = [int(line.split()[-1]) for line in output.text.splitlines() if " of 2 " in line]
+    assert all(map(alive, ranks))
+    if how == "stop":
+        run.stop()
+    assert ended(run).state is (LessonState.STOPPED if how == "stop" else LessonState.FAILED)
+    for pid in ranks:
+        wait_for_end(pid)

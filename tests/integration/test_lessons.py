@@ -29,15 +29,40 @@ EXPECTED = {
     "warm_up": ["call 12: ", "times as long as a later one"],
     "compile_modes": ["eager ", "default ", "reduce-overhead ", "max-autotune "],
     "profiler": ["operator ", "aten::"],
+    "broadcast": [
+        "rank 1: before: [0.0, 0.0, 0.0, 0.0]",
+        "rank 1: after:  [0.0, 1.0, 2.0, 3.0]",
+    ],
+    "scatter": ["rank 0: has its part: [0.0, 1.0]", "rank 1: has its part: [2.0, 3.0]"],
+    "gather": ["rank 0: has all: [[0.0, 1.0], [10.0, 11.0]]"],
+    "all_reduce": ["rank 0: sum:  [3.0, 6.0]", "rank 1: sum:  [3.0, 6.0]", "rank 1: max:  [2.0"],
+    "reduce_scatter": [
+        "rank 0: has its part of the sum: [100.0, 102.0]",
+        "rank 1: has its part of the sum: [104.0, 106.0]",
+        "rank 1: with an all_gather it is an all_reduce: True",
+    ],
+    "all_gather": ["rank 0: has all: [0.5, 0.25, 1.5, 1.25]", "rank 1: objects: ['a', 'aa']"],
+    "all_to_all": ["rank 0: has [0.0, 10.0]", "rank 1: has [1.0, 11.0]", "rank 0: and back: True"],
+    "send_recv": [
+        "rank 1: after one message: [7.0, 7.0, 7.0]",
+        "rank 0: from rank 1 in the ring: [1.0, 1.0, 1.0]",
+    ],
+    "barrier": ["rank 1: so it waited 0.0 s for the last one"],
+    "ddp_by_hand": [
+        "rank 1: by hand as by DDP: True",
+        "rank 1: as with the whole batch: True",
+    ],
+    "distributed_sampler": ["together 12 samples of 11", "epoch 1: "],
+    "dp_or_ddp": ["rank 1: DDP, 1 of 2 processes", "rank 0: the same gradients: True"],
 }
 """What a machine without CUDA prints, beside its own measurements."""
 
 
 def run(lesson: Lesson, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run the program as its reader does, in an empty folder."""
-    quiet = {"KINETO_LOG_LEVEL": "6"}
+    quiet = {"KINETO_LOG_LEVEL": "6"} | ({"OMP_NUM_THREADS": "1"} if lesson.ranks > 1 else {})
     return subprocess.run(
-        [sys.executable, str(lesson.path)],
+        [sys.executable, *lesson.arguments],
         cwd=folder,
         env=os.environ | quiet | variables,
         capture_output=True,

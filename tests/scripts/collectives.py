@@ -39,7 +39,7 @@ simulated = device.type == "cuda" and importlib.util.find_spec("cudasim") is not
 cudasim = importlib.import_module("cudasim") if simulated else None
 with cudasim.counted() if cudasim else nullcontext() as calls:
     train(steps)
-waits = cudasim.synchronisations(calls) if cudasim else 0
+waits = cudasim.synchronizations(calls) if cudasim else 0
 gradients = sum(p.numel() * p.element_size() for p in model.parameters())
 buffers = sum(b.numel() * b.element_size() for b in model.buffers())
 if dist.get_rank() == 0:

@@ -16,7 +16,8 @@ class Lesson:
     """One technique: a program, and a paragraph that explains its result.
 
     `needs_cuda` says why nothing can run without CUDA, in the words with which the program ends
-    there; None where it runs on a CPU too. `on_cpu` says what is different there.
+    there; None where it runs on a CPU too. `on_cpu` says what is different there. `ranks` is the
+    number of processes that torchrun starts, 1 for a program that Python runs alone.
     """
 
     name: str  # of the file, and in the page's address
@@ -26,11 +27,28 @@ class Lesson:
     needs_cuda: str | None = None
     on_cpu: str = ""
     limit_s: float = 60.0  # after which the page ends it
+    ranks: int = 1
 
     @property
     def path(self) -> Path:
         """The program."""
         return FOLDER / f"{self.name}.py"
+
+    @property
+    def arguments(self) -> list[str]:
+        """What Python is started with to run it."""
+        if self.ranks == 1:
+            return [str(self.path)]
+        torchrun = ["-m", "torch.distributed.run", "--standalone"]
+        return [*torchrun, f"--nproc-per-node={self.ranks}", str(self.path)]
+
+    @property
+    def command(self) -> str:
+        """How its reader starts it in the project's folder."""
+        program = f"trainer/lessons/{self.name}.py"
+        if self.ranks == 1:
+            return f"python {program}"
+        return f"torchrun --standalone --nproc-per-node={self.ranks} {program}"
 
 
 START = "First steps"
@@ -38,6 +56,14 @@ ARITHMETIC = "Arithmetic"
 MEMORY = "Memory and copies"
 LAUNCHES = "Kernels and launches"
 INSIDE = "Looking inside"
+SEVERAL = "Several processes"
+_GLOO = "two processes talk by gloo instead of NCCL; the values are the same."
+
+
+def _several(name: str, title: str, text: str, on_cpu: str = _GLOO) -> Lesson:
+    """A lesson that two processes run, each with a GPU where there are two."""
+    return Lesson(name=name, theme=SEVERAL, title=title, text=text, on_cpu=on_cpu, ranks=2)
+
 
 LESSONS: tuple[Lesson, ...] = (
     Lesson(
@@ -242,6 +268,107 @@ LESSONS: tuple[Lesson, ...] = (
         "run later, in their stream.",
         needs_cuda="NVTX marks the time line of a GPU: a build of torch without CUDA leaves it "
         "out.",
+    ),
+    _several(
+        "broadcast",
+        "broadcast: from one to all",
+        "torchrun has started this program twice: each process is a rank, with memory "
+        "of its own. A collective is a call that all ranks make, in the same order; where one "
+        "rank leaves it out, the others wait. broadcast overwrites a tensor with that of one "
+        "rank. Data-parallel training begins with it, so that all ranks train the same "
+        "weights.",
+    ),
+    _several(
+        "scatter",
+        "scatter: a part for each",
+        "One rank cuts its tensor into equal parts, and rank k gets part k. It suits "
+        "data that only one rank can read. Training seldom uses it: a rank that reads for all "
+        "others becomes the slowest part, so each rank loads its own share instead. Only the "
+        "source gives the list of parts, but every rank makes the call.",
+    ),
+    _several(
+        "gather",
+        "gather: all to one",
+        "The reverse of scatter: one rank collects a tensor from every rank, such as "
+        "predictions to be saved. It needs memory for all of them, and its link carries "
+        "everything, while the others only send once. Ranks that get nothing must make the "
+        "call too. For Python objects there is gather_object, which pickles them.",
+    ),
+    _several(
+        "all_reduce",
+        "all_reduce: the sum everywhere",
+        "The most used collective of training: all ranks give a tensor of the same "
+        "size, and all get the sum, the mean or the maximum. It is made as a reduce_scatter "
+        "and an all_gather, so each byte goes over the link 2 · (n - 1) / n times, hardly "
+        "more with more ranks. That factor turns size over time into the bus bandwidth.",
+    ),
+    _several(
+        "reduce_scatter",
+        "reduce_scatter: a part of the sum",
+        "Each rank gets only its part of the sum over all ranks, half the work of an "
+        "all_reduce. FSDP averages gradients this way, because each rank updates only its own "
+        "part of the weights and needs no more. With an all_gather of the parts behind it, "
+        "the result is that of an all_reduce, and so it costs the same.",
+    ),
+    _several(
+        "all_gather",
+        "all_gather: everything everywhere",
+        "Every rank gets the tensors of all ranks, in the order of their numbers. FSDP "
+        "collects the weights of a layer this way, right before it is computed, and drops "
+        "them afterwards. It is also the way to a metric over the whole validation set. All "
+        "tensors must have one size: pad shorter ones, or send objects, which is far slower.",
+    ),
+    _several(
+        "all_to_all",
+        "all_to_all: a transpose",
+        "Part k of each rank's tensor goes to rank k, and part k of the result came "
+        "from rank k: a transpose over processes. Mixtures of experts send each token to the "
+        "rank of its expert this way, and the results back. Every rank sends to every other "
+        "at once, so it loads the links between machines more than any other collective.",
+    ),
+    _several(
+        "send_recv",
+        "send and recv: one to one",
+        "A message has one sender and one receiver; nobody else makes a call. Pipeline "
+        "parallelism passes activations on this way. If two ranks both send first, each may "
+        "wait for the other to receive: a deadlock. batch_isend_irecv starts all sends and "
+        "receives together and waits afterwards, which is safe in any order.",
+    ),
+    _several(
+        "barrier",
+        "barrier: wait for everybody",
+        "Nobody leaves a barrier before everybody has reached it, so all ranks are as "
+        "slow as the last one. Every collective waits in this way; a slow rank therefore "
+        "shows in the times of the others, not in its own. A barrier is right around work of "
+        "one rank, such as a download, and it costs time everywhere else.",
+    ),
+    _several(
+        "ddp_by_hand",
+        "Data parallel by hand",
+        "Two calls make training data parallel: broadcast the weights once, and average "
+        "the gradients after each backward pass. Equal weights and equal gradients stay "
+        "equal, so nothing else has to be sent. DistributedDataParallel does the same, but "
+        "sends gradients in buckets while backward still computes the others, so most of the "
+        "sending costs no time.",
+    ),
+    _several(
+        "distributed_sampler",
+        "DistributedSampler",
+        "Every rank shuffles all indices with the same seed and takes each n-th of "
+        "them, so that the shares fit without a message. If they do not divide, some samples "
+        "are taken twice. set_epoch changes the seed: without it every epoch has the same "
+        "order, a mistake that no error tells. Each rank's batch counts: two ranks of 3 make "
+        "steps of 6.",
+    ),
+    _several(
+        "dp_or_ddp",
+        "DataParallel or DDP",
+        "DataParallel is one process with a thread for each GPU. In every pass it "
+        "copies the model to all GPUs, sends the inputs out from the first one and gathers "
+        "the outputs there, and its threads share one Python lock. DDP is one process for "
+        "each GPU: the model stays where it is, only gradients travel, while backward "
+        "computes. The gradients are the same.",
+        "DataParallel finds no GPU and computes alone; DDP runs two processes by gloo.",
     ),
 )
 

@@ -1,7 +1,8 @@
 """A lesson in a child process: its output so far, and how it ended.
 
-The file that the page shows is the program that runs: `python trainer/lessons/NAME.py`. The child
-ends at its time limit, when it prints too much, and when it is stopped.
+The file that the page shows is the program that runs: `python trainer/lessons/NAME.py`, or for a
+lesson of several processes torchrun. It ends at its time limit, when it prints too much, and when
+it is stopped.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import threading
 import time
 from dataclasses import dataclass
 from enum import StrEnum
+
+import psutil
 
 from trainer.lessons import Lesson
 
@@ -58,12 +61,11 @@ class LessonRun:
         self._began = time.monotonic()
         self._seconds = 0.0
         self._process = subprocess.Popen(
-            [sys.executable, "-u", str(lesson.path)],
+            [sys.executable, "-u", *lesson.arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            # The profiler's own log would stand between the lesson's lines.
-            env={"KINETO_LOG_LEVEL": "6", **os.environ, "PYTHONIOENCODING": "utf-8"},
+            env=_environment(lesson),
             start_new_session=True,
         )
         self._thread = threading.Thread(target=self._follow, name="stepscope-lesson", daemon=True)
@@ -127,6 +129,27 @@ class LessonRun:
         return f"It was ended after {self.lesson.limit_s:.0f} s, its time limit."
 
     def _kill(self) -> None:
+        for rank in self._ranks():
+            with contextlib.suppress(psutil.Error):
+                rank.kill()
         # The group has the child's number as long as one of its processes is there.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _ranks(self) -> list[psutil.Process]:
+        """Return the processes that torchrun has started: each leads a session of its own."""
+        if self.lesson.ranks == 1:
+            return []
+        try:
+            found: list[psutil.Process] = psutil.Process(self._process.pid).children(recursive=True)
+            return found
+        except psutil.Error:  # torchrun has ended, and its ranks before it
+            return []
+
+
+def _environment(lesson: Lesson) -> dict[str, str]:
+    # The profiler's own log would stand between the lesson's lines.
+    quiet = {"KINETO_LOG_LEVEL": "6"}
+    if lesson.ranks > 1:
+        quiet["OMP_NUM_THREADS"] = "1"  # else torchrun says that it sets this
+    return quiet | os.environ | {"PYTHONIOENCODING": "utf-8", "PYTHONUNBUFFERED": "1"}

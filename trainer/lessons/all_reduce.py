@@ -1,0 +1,34 @@
+"""all_reduce: the sum, or another reduction, over all ranks, on every rank."""
+
+import os
+
+import torch
+import torch.distributed as dist
+
+gpus = torch.cuda.device_count() > 1
+device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpus else torch.device("cpu")
+dist.init_process_group("nccl" if gpus else "gloo", device_id=device if gpus else None)
+rank, ranks = dist.get_rank(), dist.get_world_size()
+
+
+def show(text: str) -> None:
+    """Print in the order of the ranks: each waits for its turn."""
+    for turn in range(ranks):
+        if turn == rank:
+            print(f"rank {rank}: {text}", flush=True)
+        dist.barrier()
+
+
+x = torch.tensor([1.0, 2.0], device=device) * (rank + 1)
+show(f"gives {x.tolist()}")
+total = x.clone()
+dist.all_reduce(total, dist.ReduceOp.SUM)  # in place
+show(f"sum:  {total.tolist()}")
+show(f"mean: {(total / ranks).tolist()}, which DDP makes of the gradients")
+
+largest = x.clone()
+dist.all_reduce(largest, dist.ReduceOp.MAX)
+show(f"max:  {largest.tolist()}")
+n = total.numel() * total.element_size()
+show(f"{n} bytes; over the link go 2 · (n - 1) / n of them: {2 * (ranks - 1) / ranks * n:.0f}")
+dist.destroy_process_group()

@@ -1,0 +1,31 @@
+"""all_to_all: every rank sends another part to each rank: a transpose."""
+
+import os
+
+import torch
+import torch.distributed as dist
+
+gpus = torch.cuda.device_count() > 1
+device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpus else torch.device("cpu")
+dist.init_process_group("nccl" if gpus else "gloo", device_id=device if gpus else None)
+rank, ranks = dist.get_rank(), dist.get_world_size()
+
+
+def show(text: str) -> None:
+    """Print in the order of the ranks: each waits for its turn."""
+    for turn in range(ranks):
+        if turn == rank:
+            print(f"rank {rank}: {text}", flush=True)
+        dist.barrier()
+
+
+mine = torch.arange(float(ranks), device=device) + 10 * rank
+show(f"gives {mine.tolist()}: element k is for rank k")
+got = torch.zeros(ranks, device=device)
+dist.all_to_all_single(got, mine)
+show(f"has {got.tolist()}: element k came from rank k")
+
+back = torch.zeros(ranks, device=device)
+dist.all_to_all_single(back, got)  # a second time puts everything back
+show(f"and back: {torch.equal(back, mine)}")
+dist.destroy_process_group()

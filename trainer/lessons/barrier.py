@@ -1,0 +1,33 @@
+"""barrier: nobody goes on before everybody has come, and what waiting costs."""
+
+import os
+import time
+
+import torch
+import torch.distributed as dist
+
+gpus = torch.cuda.device_count() > 1
+device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpus else torch.device("cpu")
+dist.init_process_group("nccl" if gpus else "gloo", device_id=device if gpus else None)
+rank, ranks = dist.get_rank(), dist.get_world_size()
+
+
+def show(text: str) -> None:
+    """Print in the order of the ranks: each waits for its turn."""
+    for turn in range(ranks):
+        if turn == rank:
+            print(f"rank {rank}: {text}", flush=True)
+        dist.barrier()
+
+
+show(f"is process {os.getpid()}, one of {ranks}")
+began = time.perf_counter()
+time.sleep(0.3 * rank)  # rank 1 is late, as by a slow disk
+arrived = time.perf_counter()
+dist.barrier()
+if gpus:
+    torch.cuda.synchronize()  # with NCCL the barrier is work of the GPU
+left = time.perf_counter()
+show(f"came after {arrived - began:.1f} s, went on after {left - began:.1f} s")
+show(f"so it waited {left - arrived:.1f} s for the last one")
+dist.destroy_process_group()

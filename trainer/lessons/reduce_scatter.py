@@ -1,0 +1,33 @@
+"""reduce_scatter: sums over all ranks, of which each rank keeps one part."""
+
+import os
+
+import torch
+import torch.distributed as dist
+
+gpus = torch.cuda.device_count() > 1
+device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpus else torch.device("cpu")
+dist.init_process_group("nccl" if gpus else "gloo", device_id=device if gpus else None)
+rank, ranks = dist.get_rank(), dist.get_world_size()
+
+
+def show(text: str) -> None:
+    """Print in the order of the ranks: each waits for its turn."""
+    for turn in range(ranks):
+        if turn == rank:
+            print(f"rank {rank}: {text}", flush=True)
+        dist.barrier()
+
+
+mine = torch.arange(2.0 * ranks, device=device) + 100 * rank
+show(f"gives {mine.tolist()}")
+part = torch.zeros(2, device=device)
+dist.reduce_scatter(part, list(mine.split(2)))  # part k of the sum goes to rank k
+show(f"has its part of the sum: {part.tolist()}")
+
+parts = [torch.zeros(2, device=device) for _ in range(ranks)]
+dist.all_gather(parts, part)  # the other half of an all_reduce
+both = torch.cat(parts)
+dist.all_reduce(mine)
+show(f"with an all_gather it is an all_reduce: {torch.equal(both, mine)}")
+dist.destroy_process_group()

@@ -1,0 +1,37 @@
+"""send and recv: a message from one rank to one other, and how not to wait for it."""
+
+import os
+
+import torch
+import torch.distributed as dist
+
+gpus = torch.cuda.device_count() > 1
+device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpus else torch.device("cpu")
+dist.init_process_group("nccl" if gpus else "gloo", device_id=device if gpus else None)
+rank, ranks = dist.get_rank(), dist.get_world_size()
+
+
+def show(text: str) -> None:
+    """Print in the order of the ranks: each waits for its turn."""
+    for turn in range(ranks):
+        if turn == rank:
+            print(f"rank {rank}: {text}", flush=True)
+        dist.barrier()
+
+
+x = torch.full((3,), float(rank), device=device)
+if rank == 0:
+    dist.send(x + 7, dst=1)  # returns when x may be changed
+elif rank == 1:
+    dist.recv(x, src=0)  # waits until the message is there
+show(f"after one message: {x.tolist()}")
+
+# A ring: all send and receive at once. With send() first everywhere, each could wait for ever.
+x = torch.full((3,), float(rank), device=device)
+got = torch.zeros(3, device=device)
+right, left = (rank + 1) % ranks, (rank - 1) % ranks
+swap = [dist.P2POp(dist.isend, x, right), dist.P2POp(dist.irecv, got, left)]
+for work in dist.batch_isend_irecv(swap):
+    work.wait()
+show(f"from rank {left} in the ring: {got.tolist()}")
+dist.destroy_process_group()
