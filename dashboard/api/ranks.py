@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +35,20 @@ class Jobs:
             return job
 
 
-def ranks_answer(jobs: Jobs, folder: Path, question: Question) -> dict[str, Any]:
-    """Return the answer for a run. Raises RunError."""
+def ranks_answer(
+    jobs: Jobs,
+    folder: Path,
+    question: Question,
+    judge: Callable[[RunInfo], dict[str, Any] | None] = lambda _run: None,
+) -> dict[str, Any]:
+    """Return the answer for a run; `judge` gives the verdict on its ranks. Raises RunError."""
     run = _first_rank(folder)
     job = jobs.of(run)
+    verdict = None if question.only_strips else judge(run)
     with job.lock:
         if not question.only_strips or job.unread:
             job.look()
-        return answer(job, run, question)
+        return answer(job, run, question, verdict)
 
 
 def _first_rank(folder: Path) -> RunInfo:

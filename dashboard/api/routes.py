@@ -32,6 +32,7 @@ from dashboard.charts.rank_events import RankEvents
 from dashboard.controls.proposal import is_possible
 from dashboard.hangs import as_verdict as hang_verdict
 from dashboard.ranks.answer import parse_question
+from dashboard.ranks.verdict import rank_verdict
 from dashboard.run_files import profile_of, profile_summary
 from dashboard.shortages import as_verdict
 from dashboard.verdicts import as_json
@@ -176,8 +177,13 @@ _JOBS = Jobs()
 def get_ranks(request: Request) -> Answer:
     """`/api/ranks?run=&metric=&columns=&seen=&who=`: the ranks of a job, what is new of them."""
     query = request.query_params
-    folder = services.get().folder(query.get("run", ""))
-    return ranks_answer(_JOBS, folder, parse_question(query.items()))
+    server = services.get()
+    folder = server.folder(query.get("run", ""))
+
+    def judge(run: RunInfo) -> Answer | None:
+        return rank_verdict(server.stragglers.of(run), server.hangs.of(run))
+
+    return ranks_answer(_JOBS, folder, parse_question(query.items()), judge)
 
 
 @_answering

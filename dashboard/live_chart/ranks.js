@@ -224,9 +224,7 @@ export class RankSection {
   // The rows that a verdict names.
   get marked() {
     const { verdict } = this.data.answer ?? {};
-    const named = new Set(
-      verdict?.ranks ?? (verdict && verdict.rank !== null ? [verdict.rank] : []),
-    );
+    const named = new Set(verdict?.ranks);
     const rows = new Set();
     this.data.named?.ranks.forEach(([, rank], row) => named.has(rank) && rows.add(row));
     return rows;
@@ -242,6 +240,7 @@ export class RankSection {
     this.count.hidden = data.ranks === data.named.world_size;
     setText(this.title, `Ranks: ${data.ranks}`);
     this.verdict.hidden = !verdict;
+    setAttribute(this.verdict, "data-kind", verdict?.kind ?? null);
     setText(this.verdict, verdict ? [verdict.text, verdict.next].filter(Boolean).join(" ") : "");
     const absent = missingWords(data.named);
     this.missing.hidden = !absent;

@@ -17,6 +17,7 @@ from dashboard.run_files import Snapshot, snapshot_bytes, snapshots, tail, too_l
 from dashboard.services import Services
 from dashboard.views.live_panel import ERROR
 from dashboard.views.run_profile import profile_section
+from dashboard.views.run_ranks import ranks_section
 from stepscope.formatting import format_bytes, printable
 from stepscope.run import RunInfo, RunKind, rank_file
 from trainer.config import ConfigError, RunConfig
@@ -38,6 +39,7 @@ def details(server: Services, run: RunInfo) -> None:
         _script(run)
     if (run.folder / OUTPUT).exists():
         _output(run.folder)
+    ranks_section(run)
     profile_section(run)
     kept = snapshots(run.folder)
     if kept:
@@ -66,8 +68,8 @@ def _script(run: RunInfo) -> None:
                 st.code(text, language=None, wrap_lines=True)
     if isinstance(size, int) and size > 1:
         st.caption(
-            f":material/lan: Rank 0 of {size} is shown. The others are in the same folder, in "
-            f"stores of their own (rank1 to rank{size - 1}); buttons act on rank 0."
+            f":material/lan: Rank 0 of {size} is shown in the charts; the section Ranks compares "
+            "all of them."
         )
 
 

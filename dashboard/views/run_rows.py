@@ -6,7 +6,7 @@ import time
 from datetime import datetime, timedelta
 from typing import Any
 
-from dashboard.charts.content import run_content, run_kind, training_device
+from dashboard.charts.content import run_content, run_kind, training_device, world_size_of
 from dashboard.controls.run_labels import KINDS, run_name
 from dashboard.run_summary import RunSummary
 from stepscope.run import RunInfo
@@ -22,6 +22,7 @@ def row(run: RunInfo, summary: RunSummary) -> dict[str, Any]:
         "Name": run_name(run),
         "Status": run.status.value,
         "Kind": KINDS[run_kind(run)],
+        "Ranks": ranks_label(run),
         "Device": device_name(run),
         "Precision": config.get("precision") if isinstance(config, dict) else None,
         "Steps": run.run_json.get("step"),
@@ -32,6 +33,16 @@ def row(run: RunInfo, summary: RunSummary) -> dict[str, Any]:
         "Started": datetime.fromtimestamp(run.created),
         "Duration": _duration(run.created, ended),
     }
+
+
+def ranks_label(run: RunInfo) -> str | None:
+    """Return "4", or "4 · DDP" of a run of ours; None for one process."""
+    ranks = world_size_of(run.run_json)
+    if ranks < 2:
+        return None
+    config = run.run_json.get("config")
+    parallel = config.get("parallel") if isinstance(config, dict) else None
+    return f"{ranks} · {parallel.upper()}" if parallel in ("ddp", "fsdp") else str(ranks)
 
 
 def device_name(run: RunInfo) -> str | None:

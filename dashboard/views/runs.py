@@ -13,6 +13,7 @@ COLUMNS = {
     "Name": text(pinned=True, help="The script, or the built-in workload."),
     "Status": text(help="Stopped: by the user. Failed: by an error. Crashed: without a word."),
     "Kind": text(help="Built-in training, watched script, script with stepscope.init, recording."),
+    "Ranks": text(help="Processes of a job of several, and how they share the work."),
     "Device": text(help="The device that the run trains on."),
     "Precision": text(help="Of built-in trainings; a script decides for itself."),
     "Steps": number(format="localized", help="Optimizer steps recorded."),

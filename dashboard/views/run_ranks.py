@@ -1,0 +1,93 @@
+"""The ranks of a job below its charts: what each printed, its settings, and how to export it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+
+from dashboard.charts.content import run_kind, world_size_of
+from dashboard.ranks.members import numbers_in, read_member
+from dashboard.run_files import tail
+from stepscope.run import RunInfo, RunKind, rank_file, rank_json
+
+LISTED = 256
+"""Ranks that can be picked at most."""
+LOGS = ("output.log", "worker.log", "traceback.txt")
+HIDDEN = {"capabilities", "fit", "gpu_processes"}
+HEIGHT = 320  # px
+LINES = 12
+"""Lines that fit into that height."""
+JSON_LIMIT = 1_000_000
+"""Bytes of a rank's file that are shown: others may have written it."""
+
+
+@st.fragment
+def ranks_section(run: RunInfo) -> None:
+    """Draw the picker of a rank, and what is kept of that rank; read only while unfolded."""
+    if world_size_of(run.run_json) < 2:
+        return
+    box = st.expander(
+        "Each rank: output, settings, export",
+        icon=":material/lan:",
+        key="ranks_details",
+        on_change="rerun",
+    )
+    if not box.open:
+        return
+    with box:
+        numbers = {
+            rank_label(run.folder, number): number for number in numbers_in(run.folder)[:LISTED]
+        }
+        label = st.selectbox(
+            "Rank",
+            list(numbers),
+            key="rank_details",
+            help="The process whose output and settings are shown. The section Ranks above "
+            "compares all of them.",
+        )
+        _rank(run, numbers.get(label, 0))
+
+
+def rank_label(folder: Path, number: int) -> str:
+    """Return what a rank is called in the list, "Rank 3 · node01": it stays while it runs."""
+    member = read_member(folder, number)
+    return f"Rank {number}" if member is None else f"Rank {member.rank} · {member.host}"
+
+
+def _rank(run: RunInfo, number: int) -> None:
+    shown = False
+    for name in LOGS:
+        text = tail(run.folder / rank_file(name, number))
+        if text is not None and text.strip():
+            shown = True
+            st.caption(rank_file(name, number))
+            height: Any = HEIGHT if text.count("\n") > LINES else "content"
+            with st.container(height=height, border=False, autoscroll=True):
+                st.code(text, language=None, wrap_lines=True)
+    if not shown:
+        st.caption(_no_output(run))
+    st.caption("Everything that it recorded, as a table:")
+    command = f"stepscope export {run.id} --format csv --rank {number}"
+    st.code(command, language=None, wrap_lines=True)
+    st.caption("Settings and environment")
+    st.json(_settings(run.folder / rank_json(number)), expanded=1)
+
+
+def _no_output(run: RunInfo) -> str:
+    if run_kind(run) is RunKind.INIT:
+        return "What a script with stepscope.init prints is not kept: see its terminal."
+    return "This rank has printed nothing that was kept."
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    text = tail(path, JSON_LIMIT)
+    try:
+        told = json.loads(text or "")
+    except ValueError:
+        return {"problem": "The rank's file cannot be read."}
+    if not isinstance(told, dict):
+        return {"problem": "The rank's file is not of a rank."}
+    return {name: value for name, value in told.items() if name not in HIDDEN}

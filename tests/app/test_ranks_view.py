@@ -1,0 +1,100 @@
+"""The page of a job of several ranks: its section, its details of each rank, its row in Runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from dashboard import services
+from dashboard.run_summary import summarize
+from dashboard.views.run_rows import row
+from stepscope.recording.recorder import Recorder
+from stepscope.run import RunKind, RunStatus, read_run
+from tests.app.test_live_view import component
+
+OpenPage = Callable[..., AppTest]
+
+
+@pytest.fixture
+def job(server: services.Services) -> Path:
+    """A recorded job of two ranks of four; the others never wrote a file."""
+    folder = server.runs / "job"
+    folder.mkdir()
+    for rank in range(2):
+        recorder = Recorder(folder, name="train", kind=RunKind.WATCH, rank=rank)
+        recorder.describe(rank=rank, world_size=4, device="cpu", script={"path": "train.py"})
+        recorder.log(1, {"train/loss": 1.0})
+        recorder.close(RunStatus.FINISHED)
+    (folder / "output.log").write_text("of the first\n")
+    (folder / "output.rank1.log").write_text("of the second <b>x</b>\n")
+    return folder
+
+
+def describe(folder: Path, **run_info: Any) -> None:
+    known = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(known | run_info))
+
+
+def codes(app: AppTest) -> list[str]:
+    return [code.value for code in app.code]
+
+
+def test_only_a_job_has_the_section_ranks(page: OpenPage, job: Path) -> None:
+    assert component(page(run="job"))["layout"]["ranks"] is True
+    for size in (1, "4", None, -2, 10**12):
+        describe(job, world_size=size)
+        app = page(run="job")
+        assert component(app)["layout"]["ranks"] is False
+        assert "ranks_details" not in {box.key for box in app.selectbox}
+
+
+def test_each_rank_has_its_output_settings_and_export(page: OpenPage, job: Path) -> None:
+    app = page(run="job")
+    assert "of the second <b>x</b>" not in codes(app)  # folded away and so not read
+    app.session_state["ranks_details"] = True
+    app.run()
+    picker = app.selectbox(key="rank_details")
+    assert [option.split(" · ")[0] for option in picker.options] == ["Rank 0", "Rank 1"]
+    assert picker.help
+    assert "of the first" in codes(app)
+    assert "stepscope export job --format csv --rank 0" in codes(app)
+    picker.select_index(1).run()
+    assert not app.exception
+    assert "of the second <b>x</b>" in codes(app)
+    assert "of the first" not in codes(app)
+    assert "stepscope export job --format csv --rank 1" in codes(app)
+    assert json.loads(app.json[0].value)["rank"] == 1
+
+
+def test_a_rank_whose_file_is_broken_is_no_error(page: OpenPage, job: Path) -> None:
+    (job / "rank1.json").write_text("[1, 2")
+    app = page(run="job")
+    app.session_state["ranks_details"] = True
+    app.run()
+    app.selectbox(key="rank_details").select_index(1).run()
+    assert not app.exception
+    assert "cannot be read" in app.json[0].value
+
+
+@pytest.mark.parametrize(
+    ("config", "size", "label"),
+    [
+        ({"parallel": "ddp"}, 4, "4 · DDP"),
+        ({"parallel": "fsdp"}, 2, "2 · FSDP"),
+        ({"parallel": "dp"}, 1, None),
+        ({"parallel": ["x"]}, 8, "8"),
+        (None, 8, "8"),
+        ({}, "8", None),
+    ],
+)
+def test_the_runs_page_says_how_many_ranks(
+    job: Path, config: Any, size: Any, label: str | None
+) -> None:
+    describe(job, config=config, world_size=size)
+    run = read_run(job)
+    assert row(run, summarize(run))["Ranks"] == label
