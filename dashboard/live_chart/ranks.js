@@ -11,6 +11,7 @@ import { RankTable } from "./ranks_table.js";
 const PACE_MS = 1_000;
 const MORE_PACE_MS = 20; // the answer could not hold all, or the server still reads
 const ENDED_PACE_MS = 10_000;
+const LAST_POLLS = 5; // after the end of rank 0: the others end too, and write their last steps
 const PICKED_AT_ONCE = 8;
 
 // What the strips can show; the order is the server's.
@@ -32,6 +33,7 @@ export class RankSection {
     this.seen = false;
     this.picked = new Set();
     this.mean = true;
+    this.polledEnded = 0;
     this.strips = new RankStrips(
       (row) => this.toggle(row),
       (x) => this.lines.point(x),
@@ -148,6 +150,7 @@ export class RankSection {
     this.data.open(run);
     this.picked = new Set();
     this.mean = true;
+    this.polledEnded = 0;
     this.table.open();
     this.reading.hidden = false;
     this.filled.hidden = true;
@@ -156,13 +159,14 @@ export class RankSection {
   }
 
   pace() {
-    return this.data.live === false ? ENDED_PACE_MS : PACE_MS;
+    return this.polledEnded > LAST_POLLS ? ENDED_PACE_MS : PACE_MS;
   }
 
   take(answer) {
     const { data } = this;
     if (answer.run !== data.run) return;
     data.take(answer);
+    this.polledEnded = data.live ? 0 : this.polledEnded + 1;
     if (data.more || data.unread) this.poller.plan(MORE_PACE_MS);
     if (data.unread) setText(this.reading, `Reading the ranks… ${data.unread} to go.`);
     if (!data.answer || !data.named) return;

@@ -1,0 +1,213 @@
+"""A job of four ranks as a person sees it, from its start to its end: real torchrun over gloo."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Locator, Page, expect
+
+from stepscope.run import RunStatus, read_run
+from stepscope.run.rank_files import read_rank_file
+from tests.browser.conftest import ARTIFACTS, ROOT, Server
+from tests.browser.test_axe import violations
+from tests.browser.test_live_page import OpenPage
+
+SCRIPT = Path(__file__).with_name("scripts") / "slow_rank.py"
+RANKS = 4
+SLOW = 2
+MINUTE = 60_000
+Launch = Callable[..., "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def launch(server: Server) -> Iterator[Launch]:
+    """Start jobs under torchrun and `stepscope watch`; all their processes are gone at the end."""
+    jobs: list[subprocess.Popen[bytes]] = []
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "STEPSCOPE_RUNS": str(server.runs),
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+
+    def start(*words: str) -> subprocess.Popen[bytes]:
+        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
+        jobs.append(
+            subprocess.Popen(
+                [sys.executable, *torchrun, "-m", "stepscope.watch", str(SCRIPT), *words],
+                env=environment,
+                cwd=server.log.parent,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        )
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        for pid in processes(server):
+            stop(pid)
+        stop(job.pid)
+        job.wait(20)
+
+
+def stop(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def processes(server: Server) -> list[int]:
+    """The processes of all ranks that live."""
+    files = [
+        read_rank_file(path, int(path.stem.removeprefix("rank") or 0) if "rank" in path.stem else 0)
+        for path in (*server.runs.glob("*/run.json"), *server.runs.glob("*/rank?.json"))
+    ]
+    return [int(file.run_json["pid"]) for file in files if file.status.live]
+
+
+def ranks(page: Page) -> Locator:
+    """The section of the ranks, in view: it asks only then."""
+    section = page.get_by_test_id("ranks")
+    expect(section).to_be_visible(timeout=MINUTE)
+    section.scroll_into_view_if_needed()
+    expect(section).to_have_attribute("data-ready", "1", timeout=MINUTE)
+    return section
+
+
+def row(section: Locator, rank: int) -> Locator:
+    return section.locator(f"tr[data-rank='{rank}']")
+
+
+def order(section: Locator) -> list[int]:
+    rows = section.locator("tbody tr").all()
+    return [int(each.get_attribute("data-rank") or -1) for each in rows]
+
+
+def picture(page: Page, name: str) -> None:
+    ARTIFACTS.mkdir(exist_ok=True)
+    page.get_by_test_id("ranks").screenshot(path=ARTIFACTS / f"{name}.png")
+
+
+def test_a_job_with_a_slow_rank_from_its_start_to_its_end(
+    server: Server, launch: Launch, open_page: OpenPage
+) -> None:
+    page = open_page()
+    job = launch("420", str(SLOW))
+    section = ranks(page)
+    expect(section.locator("tbody tr")).to_have_count(RANKS, timeout=MINUTE)
+    for rank in range(RANKS):
+        expect(row(section, rank)).to_contain_text("alive", timeout=MINUTE)
+        expect(row(section, rank)).to_contain_text("CPU")
+
+    # Who is slow is said above the strips, and the rank is marked, slowest first.
+    verdict = section.get_by_test_id("rank-verdict")
+    expect(verdict).to_have_attribute("data-kind", "straggler", timeout=MINUTE)
+    expect(verdict).to_contain_text(re.compile(f"rank {SLOW}.*forward"))
+    expect(row(section, SLOW)).to_have_attribute("data-named", "true")
+    expect(section.locator("tbody tr").first).to_have_attribute("data-rank", str(SLOW))
+
+    # Strips of another metric, lines of two ranks over each other.
+    section.get_by_role("button", name="Waiting for ranks", exact=True).click()
+    lines = section.get_by_test_id("rank-lines")
+    expect(lines.locator("svg")).to_have_attribute("aria-label", re.compile("Waiting for ranks"))
+    for rank in (0, SLOW):
+        row(section, rank).get_by_role("checkbox").check()
+    expect(lines.locator(".ss-rank-line")).to_have_count(2)
+    expect(lines).to_contain_text(
+        re.compile(rf"mean\s*[\d.]+ ms\s*rank 0\s*[\d.]+ ms\s*rank {SLOW}")
+    )
+    picture(page, "ranks-live")
+
+    # A single value by the keyboard, as exact as a table's.
+    strips = section.get_by_test_id("rank-strips")
+    strips.focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowDown")
+    expect(section.locator(".ss-rank-tip")).to_have_text(
+        re.compile(r"Rank 1 \(CPU\), \d+:\d\d: [\d.]+ ms")
+    )
+    page.keyboard.press("Enter")
+    expect(lines.locator(".ss-rank-line")).to_have_count(3)
+
+    # The table by another column, and back again.
+    section.get_by_role("button", name="Rank", exact=True).click()
+    assert order(section) == [0, 1, 2, 3]
+    section.get_by_role("button", name=re.compile("^Rank")).click()
+    assert order(section) == [3, 2, 1, 0]
+
+    job.wait(180)
+    expect(page.get_by_test_id("stepscope-live")).to_have_attribute(
+        "data-status", "finished", timeout=MINUTE
+    )
+    for rank in range(RANKS):
+        expect(row(section, rank)).to_contain_text("finished", timeout=MINUTE)
+        expect(row(section, rank)).to_contain_text("420")
+    picture(page, "ranks-finished")
+
+
+def test_a_killed_rank_is_shown_as_dead(
+    server: Server, launch: Launch, open_page: OpenPage
+) -> None:
+    page = open_page()
+    job = launch("100000", "-1")
+    section = ranks(page)
+    expect(row(section, 3)).to_contain_text("alive", timeout=MINUTE)
+    (folder,) = [path.parent for path in server.runs.glob("*/run.json")]
+    os.kill(int(read_rank_file(folder / "rank3.json", 3).run_json["pid"]), signal.SIGKILL)
+    expect(row(section, 3)).to_contain_text(re.compile(r"dead since \d+:\d\d"), timeout=MINUTE)
+    assert job.wait(60) != 0
+    expect(page.get_by_test_id("stepscope-live")).to_have_attribute(
+        "data-status", re.compile("crashed|failed"), timeout=MINUTE
+    )
+    assert read_run(folder).status in (RunStatus.CRASHED, RunStatus.FAILED)
+    expect(row(section, 3)).to_contain_text("dead since")
+    picture(page, "ranks-killed")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1400, 400])
+def test_many_ranks_are_readable_on_any_screen(
+    browser: Browser,
+    server: Server,
+    tmp_path_factory: pytest.TempPathFactory,
+    scheme: str,
+    width: int,
+) -> None:
+    folder = recorded_job(tmp_path_factory, 16)
+    shutil.copytree(folder, server.runs / folder.name)
+    context = browser.new_context(
+        viewport={"width": width, "height": 900},
+        color_scheme=scheme,  # type: ignore[arg-type]
+    )
+    page = context.new_page()
+    page.goto(f"{server.url}/?run={folder.name}")
+    expect(page.get_by_test_id("stepscope-live")).to_have_attribute(
+        "data-ready", "1", timeout=MINUTE
+    )
+    section = ranks(page)
+    expect(section.locator("tbody tr")).to_have_count(16)
+    assert violations(page) == []
+    wide = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
+    assert wide <= 0, "the page scrolls sideways"
+    picture(page, f"ranks-16-{scheme}-{width}")
+    context.close()
+
+
+def recorded_job(factory: pytest.TempPathFactory, count: int) -> Path:
+    """A job of made-up values that has ended; made once."""
+    folder = factory.getbasetemp() / f"job-of-{count}"
+    if not folder.exists():
+        command = [sys.executable, "-m", "benchmarks.recorded_job", str(folder), str(count), "2000"]
+        subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, check=True, capture_output=True)
+    return folder
