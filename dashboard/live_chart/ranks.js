@@ -81,12 +81,13 @@ export class RankSection {
       "rank 0",
     );
     this.trouble = el("p", { class: "ss-trouble", hidden: "" });
-    this.verdict = el("p", {
-      class: "ss-verdict",
-      role: "note",
-      "data-testid": "rank-verdict",
-      hidden: "",
-    });
+    this.verdict = el(
+      "p",
+      { class: "ss-verdict", role: "note", "data-testid": "rank-verdict", hidden: "" },
+      el("span", { class: "ss-verdict-text" }),
+      " ",
+      el("span", {}),
+    );
     this.missing = el("p", {
       class: "ss-warning",
       role: "note",
@@ -245,7 +246,8 @@ export class RankSection {
     setText(this.title, `Ranks: ${data.ranks}`);
     this.verdict.hidden = !verdict;
     setAttribute(this.verdict, "data-kind", verdict?.kind ?? null);
-    setText(this.verdict, verdict ? [verdict.text, verdict.next].filter(Boolean).join(" ") : "");
+    setText(this.verdict.children[0], verdict?.text ?? "");
+    setText(this.verdict.children[1], verdict?.next ?? "");
     const absent = missingWords(data.named);
     this.missing.hidden = !absent;
     setText(this.missing, absent);

@@ -22,6 +22,8 @@ export function unpacked({ data, scale }, columns, ranks) {
   );
 }
 
+const EMPTY_SHARE = 0.05; // of the time axis, at its beginning, beyond which it is left out
+
 const STATES = {
   a: "alive",
   p: "starting",
@@ -131,6 +133,12 @@ export class RankData {
       values.push(known.reduce((sum, value) => sum + value, 0) / known.length);
     });
     return { xs, values };
+  }
+
+  // The beginning of the time axis in seconds: a job takes its time until the first step.
+  get begin() {
+    const first = this.cells.findIndex((column) => column?.some(isNumber));
+    return first > 0 && first * this.width > EMPTY_SHARE * this.end ? first * this.width : 0;
   }
 
   // The end of the time axis in seconds.

@@ -54,7 +54,8 @@ export class RankLines {
     this.build();
     const width = Math.max(100, this.drawing.clientWidth || this.node.clientWidth);
     const range = lineRange(this.lines);
-    const x = (seconds) => LEFT + ((width - LEFT - RIGHT) * seconds) / data.end;
+    const x = (seconds) =>
+      LEFT + ((width - LEFT - RIGHT) * (seconds - data.begin)) / (data.end - data.begin);
     const y = (value) =>
       TOP + (HEIGHT - TOP - BOTTOM) * (1 - (value - range[0]) / (range[1] - range[0]));
     Object.assign(this, { width, xOf: x });
@@ -116,10 +117,14 @@ export class RankLines {
       label.textContent = `${short(value / factor)}${i === 3 && unit ? ` ${unit}` : ""}`;
       made.push(label);
     }
-    const ticks = timeTicks(0, this.data.end, Math.max(2, Math.floor(this.width / 130)));
+    const ticks = timeTicks(
+      this.data.begin,
+      this.data.end,
+      Math.max(2, Math.floor(this.width / 130)),
+    );
     ticks.values.forEach((value, i) => {
       if (x(value) > this.width - 24) return;
-      const anchor = i === 0 ? "start" : "middle";
+      const anchor = x(value) < LEFT + 12 ? "start" : "middle";
       const label = svg("text", { x: x(value), y: HEIGHT - 5, "text-anchor": anchor });
       label.textContent = ticks.text[i];
       made.push(label);

@@ -91,7 +91,8 @@ export class RankStrips {
   }
 
   xOf(seconds) {
-    return LEFT + ((this.width - LEFT) * seconds) / this.data.end;
+    const { begin, end } = this.data;
+    return LEFT + ((this.width - LEFT) * (seconds - begin)) / (end - begin);
   }
 
   paint() {
@@ -107,11 +108,13 @@ export class RankStrips {
     for (let row = 0; row < data.ranks; row += 1) {
       const line = data.strip(row);
       const top = this.tops[row];
-      heatRow(line.xs, line.values, [0, data.end], cells, line.xs).forEach((value, cell) => {
-        if (value === null || !this.range) return;
-        c.fillStyle = shades[this.shadeOf(value)];
-        c.fillRect(xs[cell], top, xs[cell + 1] - xs[cell], high);
-      });
+      heatRow(line.xs, line.values, [data.begin, data.end], cells, line.xs).forEach(
+        (value, cell) => {
+          if (value === null || !this.range) return;
+          c.fillStyle = shades[this.shadeOf(value)];
+          c.fillRect(xs[cell], top, xs[cell + 1] - xs[cell], high);
+        },
+      );
     }
     this.paintNames(high);
     this.paintTimes();
@@ -160,12 +163,16 @@ export class RankStrips {
 
   paintTimes() {
     const { context: c, theme, data } = this;
-    const { values, text } = timeTicks(0, data.end, Math.max(2, Math.floor(this.width / 130)));
+    const { values, text } = timeTicks(
+      data.begin,
+      data.end,
+      Math.max(2, Math.floor(this.width / 130)),
+    );
     const y = this.layout.total + this.head * this.layout.groups.length + BOTTOM - 6;
     c.font = `11px ${theme.font}`;
     c.fillStyle = theme.text;
     values.forEach((value, i) => {
-      c.textAlign = i === 0 ? "left" : "center";
+      c.textAlign = this.xOf(value) < LEFT + 12 ? "left" : "center";
       const half = c.measureText(text[i]).width / 2;
       const x = this.xOf(value);
       if (i === 0 || x + half < this.width) c.fillText(text[i], x, y);
@@ -189,8 +196,10 @@ export class RankStrips {
   at(event) {
     const box = this.stage.getBoundingClientRect();
     const row = rowAt({ tops: this.tops, height: this.layout.height }, event.clientY - box.top);
-    const seconds = ((event.clientX - box.left - LEFT) / (this.width - LEFT)) * this.data.end;
-    return row < 0 || seconds > this.data.end ? null : { row, seconds: Math.max(0, seconds) };
+    const { begin, end } = this.data;
+    const share = (event.clientX - box.left - LEFT) / (this.width - LEFT);
+    if (row < 0 || share > 1) return null;
+    return { row, seconds: begin + Math.max(0, share) * (end - begin) };
   }
 
   hover(event) {

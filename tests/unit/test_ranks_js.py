@@ -89,6 +89,13 @@ def test_columns_replace_those_before_and_another_width_begins_anew(js: Script) 
     assert data(js, "data.line(0)", first, wider) == {"xs": [0.5], "values": [9]}
 
 
+def test_the_time_before_the_first_step_is_left_out(js: Script) -> None:
+    late = NAMED | strip([[1, 2, 3]], [5], 5)
+    assert data(js, "[data.begin, data.end]", late) == [2.5, 4]
+    assert data(js, "[data.begin, data.end]", late | {"now": 100}) == [0, 100]
+    assert data(js, "data.begin", NAMED | strip([[1, 2, 3]], [0], 5)) == 0
+
+
 def test_the_next_question_says_what_the_tab_has(js: Script) -> None:
     first = NAMED | strip([[1, 2, 3]], [0], 5) | {"more": True}
     asked = data(js, "data.question()", first)
