@@ -8,7 +8,7 @@ import threading
 from dashboard.run_index import RunIndex
 from stepscope.alerts.config import load
 from stepscope.alerts.crash import tell_crash
-from stepscope.run import RunStatus
+from stepscope.run import RunStatus, restart_expected
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,9 @@ class CrashWatch:
         crashed = [
             run
             for run in self._index.recent(PERIOD_S / 2).runs
-            if run.status is RunStatus.CRASHED and run.id not in self._known
+            if run.status is RunStatus.CRASHED
+            and run.id not in self._known
+            and not restart_expected(run)
         ]
         self._known.update(run.id for run in crashed)
         settings = load() if crashed else None

@@ -217,11 +217,12 @@ class Services:
         active = self._active
         if active is None or not active.alive():
             return None
+        folder = active.folder
         try:
-            live = read_run(active.folder).status.live
+            live = read_run(folder).status.live or active.goes_on()
         except RunError:
             live = True  # somebody took the folder away; the loop does not know yet
-        return active.folder.name if live else None
+        return folder.name if live else None
 
     def folder(self, run_id: str) -> Path:
         """Return the folder of a run or example. Raises RunError for an unknown or unsafe id."""

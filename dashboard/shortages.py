@@ -66,8 +66,13 @@ def shortage(run: RunInfo, devices: Sequence[TrainDevice] = ()) -> Judged | None
 
 
 def retry(run: RunInfo, devices: Sequence[TrainDevice]) -> Retry | None:
-    """Return the run that tries again; None for runs that are not ours or had enough memory."""
+    """Return the run that tries again; None for runs that are not ours or had enough memory.
+
+    Nor for one that torchrun has started again by itself.
+    """
     settings = run.run_json.get("config")
+    if "restarted_as" in run.run_json:
+        return None
     if run.status is not RunStatus.FAILED or run_kind(run) is not RunKind.TRAINER:
         return None
     try:

@@ -89,7 +89,7 @@ def nan_remedy(config: RunConfig) -> str:
 
 
 def _after_loss(config: RunConfig) -> str:
-    if config.runner is Runner.PROCESS:
+    if config.runner is not Runner.THREAD:
         return "Start again: each run has a process of its own"
     return "This process cannot use it any more: restart the server, or use the process runner"
 

@@ -22,6 +22,9 @@ _FACTS = (
     "capabilities",
     "total_steps",
     "world_size",
+    "restart_of",
+    "restarted_as",
+    "job_end",
 )
 
 

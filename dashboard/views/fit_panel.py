@@ -32,6 +32,8 @@ NAMES = {
     "data_set": "Data set in memory",
     "prefetched_batches": "Batches loaded ahead",
     "process": "The process itself",
+    "gradient_buckets": "Buckets of gradients (DDP)",
+    "other_ranks": "The other ranks",
 }
 
 

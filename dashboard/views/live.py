@@ -8,15 +8,18 @@ from dashboard import services
 from dashboard.charts.content import run_kind
 from dashboard.controls import sidebar as controls
 from dashboard.controls.actions import start_button
+from dashboard.controls.attempts import attempts, next_attempt
 from dashboard.controls.run_labels import run_name
 from dashboard.controls.run_picker import picked_run
 from dashboard.format import escape_markdown
 from dashboard.views.fit_panel import fit_buttons, fit_panel
+from dashboard.views.launch_panel import launch_panel
 from dashboard.views.live_panel import TAKEN_OVER, live_panel, start_if_pressed
 from dashboard.views.panels import empty_page
 from dashboard.views.run_details import details
 from stepscope.run import RunError, RunKind, read_run
 from trainer.config import checkpoints
+from trainer.parallel_problems import start_problem
 
 server = services.get()
 if not server.devices_known:
@@ -30,6 +33,9 @@ picked = picked_run(server, listing)
 run, trouble = None, None
 try:
     run = read_run(server.folder(picked)) if picked else None
+    later = next_attempt(run) if run is not None else None
+    if later is not None:
+        picked, run = later, read_run(server.folder(later))
 except RunError as error:
     trouble = str(error)
 if run is not None and run.folder.parent == server.examples:
@@ -39,7 +45,9 @@ other = run is not None and run_kind(run) is not RunKind.TRAINER
 config, problems = controls.sidebar(
     found, checkpoints(server.runs), run_name(run) if run is not None and other else None
 )
-start_if_pressed(server, config, problems)
+by_hand = start_problem(config)
+to_start = problems if by_hand is None else (*problems, by_hand)
+start_if_pressed(server, config, to_start)
 with st.session_state.pop(controls.BELOW):
     fit_buttons(server, config, problems)
 for problem in link_problems:
@@ -61,9 +69,13 @@ note = run.run_json.get("note") if run else None
 if note:
     st.caption(f":material/inventory_2: {escape_markdown(str(note))}")
 start = start_button(
-    server.active_id(), problems, server.sweeps.active_id(), server.lesson_refusal()
+    server.active_id(), to_start, server.sweeps.active_id(), server.lesson_refusal()
 )
 fit_panel(server, config)
+if not problems:
+    launch_panel(server, config)
+if run is not None:
+    attempts(run)
 live_panel(server, config, start, listing, run, trouble)
 if run is None:
     empty_page(server, found, start["refused"])

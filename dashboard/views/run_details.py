@@ -35,6 +35,8 @@ def details(server: Services, run: RunInfo) -> None:
     whose = f" of rank {run.cause_rank}" if run.cause_rank else ""
     _text_file(run, rank_file("traceback.txt", run.cause), f"Traceback{whose}", expanded=True)
     _text_file(run, "worker.log", "Output of the training process")
+    if run.cause:
+        _text_file(run, rank_file("worker.log", run.cause), f"Output of rank {run.cause_rank}")
     if not trainer:
         _script(run)
     if (run.folder / OUTPUT).exists():

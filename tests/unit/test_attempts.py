@@ -197,7 +197,9 @@ def test_an_attempt_is_free_until_a_rank_has_recorded(tmp_path: Path) -> None:
     job(tmp_path)
     assert free_number(first, 0) == 1
     assert newest_number(first, 3) == 0
-    (tmp_path / "job-restart2").mkdir()  # no rank of attempt 1 has come so far
+    (tmp_path / "job-restart2").mkdir()
+    assert newest_number(first, 3) == 0
+    begin(attempt(first, 2, CONFIG), tmp_path / "worker.log", 3)  # no rank of attempt 1 has come
     assert newest_number(first, 3) == 2
 
 

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from trainer.config import Optimizer, RunConfig, Workload, defaults
+from trainer.config import Optimizer, Parallel, RunConfig, Runner, Workload, defaults
+from trainer.failures import RunFailed
 from trainer.fit.allocator import CachingAllocator, rounded, segment_size
 from trainer.fit.free import Free
 from trainer.fit.largest import Point, curve, explore, with_rates
@@ -341,3 +342,34 @@ def test_only_sizes_with_headroom_are_measured() -> None:
     assert max(sizes) == 64
     assert 32 not in sizes
     assert sizes == sorted(sizes)
+
+
+# --- several devices ------------------------------------------------------------------------------
+
+
+def test_each_rank_of_ddp_has_buckets_as_large_as_its_weights(one_layer: RunConfig) -> None:
+    ddp = replace(one_layer, parallel=Parallel.DDP, runner=Runner.TORCHRUN, ranks=3)
+    gpu = TrainDevice(
+        id="GPU-0", name="GPU", memory_total=2**34, cuda_index=0, compute_capability=(9, 0)
+    )
+    alone = predict(replace(one_layer, device=gpu.id), gpu)
+    each = predict(replace(ddp, device=gpu.id), gpu)
+    assert each.peak == alone.peak
+    assert each.outside == alone.outside | {"gradient_buckets": WEIGHTS}
+    assert any("NCCL" in note for note in each.notes)
+    views = predict(replace(ddp, device=gpu.id, bucket_view=True), gpu)
+    assert views.outside["gradient_buckets"] == WEIGHTS - views.peak.parts["gradients"]
+
+
+def test_ranks_on_a_cpu_share_the_hosts_memory(one_layer: RunConfig) -> None:
+    ddp = replace(one_layer, parallel=Parallel.DDP, runner=Runner.TORCHRUN, ranks=3)
+    outside = predict(ddp, CPU).outside
+    others = outside.pop("other_ranks")
+    assert others == 2 * (predict(ddp, CPU).peak.allocated + sum(outside.values()))
+    assert "other_ranks" not in predict(replace(ddp, ranks=1), CPU).outside
+
+
+@pytest.mark.parametrize("parallel", [Parallel.FSDP, Parallel.DP])
+def test_what_is_not_predicted_is_refused(one_layer: RunConfig, parallel: Parallel) -> None:
+    with pytest.raises(RunFailed, match="^parallel: .*not predicted"):
+        predict(replace(one_layer, parallel=parallel), CPU)

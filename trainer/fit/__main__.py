@@ -8,6 +8,7 @@ import json
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from stepscope.formatting import format_bytes, printable
@@ -76,7 +77,9 @@ def _run(options: argparse.Namespace) -> int:
 def device_of(config: RunConfig, devices: Sequence[TrainDevice]) -> TrainDevice:
     """Return the device of a configuration. Raises ConfigError for what cannot run on it."""
     known = [*devices, ABSENT_GPU] if config.device == ABSENT else list(devices)
-    refused = next(iter(problems(config, known)), None) or data_problem(config)
+    # Of GPUs that are not here, there may be as many as the settings ask for.
+    asked = replace(config, ranks=1) if config.device == ABSENT else config
+    refused = next(iter(problems(asked, known)), None) or data_problem(config)
     refused = refused or user_problem(config)
     if refused is not None:
         raise ConfigError(refused)

@@ -16,6 +16,7 @@ from trainer.fit.margin import Margin
 from trainer.fit.options import ABSENT
 from trainer.fit.predict import capability_of, judge, predict, to_json
 from trainer.fit.probe import measure, sizes_to_measure
+from trainer.fit.several import NOT_MEASURED
 from trainer.lab.process import SampleProcess
 from trainer.problems import TrainDevice
 
@@ -82,8 +83,8 @@ def _largest(
 
     points = explore(needs, config.batch_size, free.bytes)
     rates = throughputs(root, config)
-    missed: list[str] = []
-    if probe and free.bytes is not None:
+    missed = [NOT_MEASURED] if probe and config.distributed else []
+    if probe and free.bytes is not None and not config.distributed:
         wanted = sizes_to_measure(points, free.bytes, tuple(rates))
         measured, missed = measure(
             config, wanted, root, lambda text, share: say(text, 0.9 + 0.1 * share), started

@@ -19,6 +19,7 @@ from trainer.fit.free import Free
 from trainer.fit.margin import DEFAULT, Margin
 from trainer.fit.peak import Peak, device_peak, host_peak
 from trainer.fit.play import Played, play
+from trainer.fit.several import NCCL_NOTE, buckets, other_ranks, refusal
 from trainer.problems import TrainDevice
 from trainer.user_workload import place_in_user_code
 
@@ -62,8 +63,12 @@ class Verdict:
 def predict(config: RunConfig, device: TrainDevice) -> Prediction:
     """Predict the peak of a run; takes seconds, in a process that then does nothing else.
 
-    Raises RunFailed for data that cannot be used, and for a model that reads values.
+    Of several ranks it is the peak of each one's device. Raises RunFailed for data that cannot be
+    used, for a model that reads values, and for kinds of parallelism that are not predicted.
     """
+    refused = refusal(config)
+    if refused is not None:
+        raise RunFailed(refused)
     began = time.perf_counter()
     on_gpu = device.cuda_index is not None
     capability = capability_of(device)
@@ -82,10 +87,14 @@ def predict(config: RunConfig, device: TrainDevice) -> Prediction:
         config=config,
         device=device.name,
         peak=peak,
-        outside=({"context": CONTEXT} if capability else _on_host(config, played, before)),
+        outside=(
+            {"context": CONTEXT, **buckets(config, peak)}
+            if capability
+            else _on_host(config, peak, played, before)
+        ),
         samples=played.samples,
         seconds=time.perf_counter() - began,
-        notes=played.notes,
+        notes=(*played.notes, *((NCCL_NOTE,) if on_gpu and config.distributed else ())),
     )
 
 
@@ -118,15 +127,16 @@ def judge(prediction: Prediction, free: Free, margin: Margin = DEFAULT) -> Verdi
     return Verdict(fits=True, reason=f"It needs {with_margin}, and {room} are free.", needed=needed)
 
 
-def _on_host(config: RunConfig, played: Played, process: int) -> dict[str, int]:
+def _on_host(config: RunConfig, peak: Peak, played: Played, process: int) -> dict[str, int]:
     """What a run on the CPU takes of the host's memory besides its tensors."""
     found = {"data_set": played.data_bytes} if played.data_bytes else {}
+    found |= buckets(config, peak)
     if config.num_workers:
         batches = config.num_workers * config.prefetch_factor
         found["prefetched_batches"] = batches * played.batch_bytes
-    if config.runner is Runner.PROCESS:
+    if config.runner is not Runner.THREAD:
         found["process"] = process
-    return found
+    return found | other_ranks(config, peak.allocated + sum(found.values()))
 
 
 def to_json(prediction: Prediction, verdict: Verdict, free: Free, margin: Margin) -> dict[str, Any]:

@@ -64,7 +64,8 @@ def attempt_folder(first: Path, number: int) -> Path:
 def newest_number(first: Path, max_restarts: int) -> int:
     """Return the number of the newest attempt that has begun."""
     numbers = range(max_restarts, 0, -1)
-    return next((number for number in numbers if attempt_folder(first, number).is_dir()), 0)
+    begun = (n for n in numbers if (attempt_folder(first, n) / RUN_JSON).exists())
+    return next(begun, 0)
 
 
 def free_number(first: Path, least: int) -> int:
