@@ -1,0 +1,183 @@
+"""Several devices on the page: the controls that act, commands by hand, and restarted jobs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from dashboard import services
+from stepscope.run import RUN_JSON, RunStatus
+from tests.app.test_live_view import (
+    GPU,
+    Machine,
+    header,
+    machine,
+    record,
+    text_of,
+    trigger,
+)
+from tests.app.test_sidebar import KINDS, widget
+from trainer.switches import PARALLEL_SWITCHES
+
+__all__ = ["machine"]
+OpenPage = Callable[..., AppTest]
+OTHER_GPU = replace(GPU, id="GPU-1", cuda_index=1)
+
+
+def drawn(app: AppTest) -> set[str]:
+    """The fields of several devices that have a widget."""
+    keys = {part.key for kind in KINDS for part in app.get(kind)}
+    return {one.field for one in PARALLEL_SWITCHES if f"config_{one.field}" in keys}
+
+
+def test_one_device_has_no_further_controls(page: OpenPage) -> None:
+    app = page()
+    assert drawn(app) == {"parallel"}
+    assert widget(app, "parallel").options == ["None: one device", "DDP", "FSDP2"]
+    assert "DataParallel copies the model to several GPUs" in text_of(app)
+
+
+@pytest.mark.parametrize("name", ["parallel", "ranks", "nodes", "static_graph", "bucket_mb"])
+def test_each_control_has_its_two_sentences(page: OpenPage, name: str) -> None:
+    (about,) = [one for one in PARALLEL_SWITCHES if one.field == name]
+    assert about.help.count(". ") == 1
+    found = widget(page(parallel="ddp", runner="torchrun", ranks="2"), name)
+    assert (found.label, found.help) == (about.label, about.help)
+
+
+def test_ddp_brings_torchrun_and_what_acts_on_it(page: OpenPage) -> None:
+    app = page()
+    widget(app, "parallel").set_value("ddp").run()
+    assert drawn(app) == {
+        *("parallel", "ranks", "nodes", "max_restarts"),
+        *("static_graph", "bucket_view", "bucket_mb"),
+    }
+    assert widget(app, "ranks").value == 2
+    assert app.query_params["parallel"] == "ddp"
+    assert app.query_params["runner"] == "torchrun"
+    assert header(app)["start"]["refused"] is None
+    assert "A step takes 256 samples: 128 × 2 ranks." in text_of(app)
+    assert not [box for box in app.selectbox if box.key == "config_runner"]
+    widget(app, "accumulation").set_value(4).run()
+    assert "no_sync" in drawn(app)
+    assert "A step takes 1,024 samples: 128 × 2 ranks × 4 batches." in text_of(app)
+
+
+def test_no_parallelism_takes_torchrun_back(page: OpenPage) -> None:
+    app = page(parallel="fsdp", runner="torchrun", ranks="2")
+    assert "reshard" in drawn(app)
+    assert "bucket_mb" not in drawn(app)
+    widget(app, "parallel").set_value("none").run()
+    assert drawn(app) == {"parallel"}
+    assert "runner" not in app.query_params
+    assert header(app)["start"]["refused"] is None
+
+
+def test_a_link_to_ddp_without_a_runner_can_start(page: OpenPage) -> None:
+    app = page(parallel="ddp", ranks="2")
+    assert app.query_params["runner"] == "torchrun"
+    assert header(app)["start"]["refused"] is None
+
+
+def test_ranks_on_gpus(page: OpenPage, machine: Machine) -> None:
+    machine(GPU, OTHER_GPU)
+    app = page()
+    widget(app, "parallel").set_value("dp").run()
+    assert drawn(app) == {"parallel", "ranks"}
+    assert widget(app, "ranks").value == 2
+    widget(app, "parallel").set_value("fsdp").run()
+    assert {"cpu_offload", "collective_timing"} <= drawn(app)
+    widget(app, "ranks").set_value(3).run()
+    assert "torch can use 2 of this machine. Lower ranks to 2." in text_of(app)
+    assert "torch can use 2" in header(app)["start"]["refused"]
+
+
+def test_many_ranks_on_few_cores_are_said_to_be_slow(
+    page: OpenPage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    app = page(parallel="ddp", ranks="4")
+    assert "4 ranks share 2 cores and take turns" in text_of(app)
+    assert header(app)["start"]["refused"] is None
+
+
+def test_another_workload_keeps_the_ranks(page: OpenPage) -> None:
+    app = page(parallel="ddp", ranks="3", static_graph="1")
+    (box,) = [one for one in app.selectbox if one.label == "Workload"]
+    box.select("digits_mlp").run()
+    assert widget(app, "ranks").value == 3
+    assert widget(app, "static_graph").value is True
+
+
+def test_several_machines_get_their_command_instead_of_start(page: OpenPage) -> None:
+    app = page(parallel="ddp", ranks="4", nodes="2", workload="linear")
+    assert "Run the command shown" in header(app)["start"]["refused"]
+    command, script = [code.value for code in app.code if "torchrun" in code.value]
+    assert "--nnodes 2" in command
+    assert "--nproc-per-node 4" in command
+    assert "#SBATCH --nodes=2" in script
+    again = [code.value for code in page(parallel="ddp", ranks="4", nodes="2").code]
+    assert command not in again  # another session starts another run
+    (host,) = [one for one in app.text_input if one.label == "First machine"]
+    host.set_value("gpu-7").run()
+    moved, _ = [code.value for code in app.code if "torchrun" in code.value]
+    assert "--rdzv-endpoint gpu-7:29500" in moved
+    assert moved.split("-m ")[1] == command.split("-m ")[1]  # the same run all the while
+    (host,) = [one for one in app.text_input if one.label == "First machine"]
+    host.set_value("no host").run()
+    assert "host: must be a host name" in " ".join(error.value for error in app.error)
+
+
+def test_a_press_on_start_starts_nothing_on_several_machines(
+    page: OpenPage, server: services.Services
+) -> None:
+    app = page(parallel="ddp", ranks="2", nodes="2")
+    trigger(app, "start")
+    assert server.list_runs() == []
+    assert "could not start" in header(app)["error"]["text"]
+
+
+RESTART = {"number": 1, "of": 3, "cause": "rank 2 was killed (SIGKILL)", "rank": 2, "step": 400}
+
+
+def change(folder: Path, **entries: Any) -> None:
+    told = json.loads((folder / RUN_JSON).read_text())
+    (folder / RUN_JSON).write_text(json.dumps(told | entries))
+
+
+def test_an_attempt_says_why_it_began_and_leads_to_the_one_before(
+    page: OpenPage, server: services.Services
+) -> None:
+    before = record(server.runs, "first", RunStatus.FAILED)
+    later = record(server.runs, "second")
+    change(before, restarted_as=later.name)
+    change(later, restart_of=before.name, restart=RESTART)
+    app = page(run=later.name)
+    said = "Restart 1 of 3: rank 2 was killed (SIGKILL); resumed after step 400."
+    assert said in text_of(app).replace("\\", "")
+    (button,) = [one for one in app.button if one.label == "Attempt before"]
+    button.click().run()
+    assert header(app)["picked"] == before.name
+    # Somebody has chosen the old attempt: the page stays there.
+    app.run()
+    assert header(app)["picked"] == before.name
+    assert [one for one in app.button if one.label == "Next attempt"]
+
+
+def test_the_page_follows_a_job_that_it_shows(page: OpenPage, server: services.Services) -> None:
+    before = record(server.runs, "first", RunStatus.FAILED)
+    later = record(server.runs, "second")
+    ended = json.loads((before / RUN_JSON).read_text())
+    change(before, status="running", heartbeat=9e9)
+    app = page(run=before.name)
+    assert header(app)["picked"] == before.name
+    change(before, **ended | {"restarted_as": later.name})
+    app.run()
+    assert header(app)["picked"] == later.name
+    assert app.query_params["run"] == later.name
