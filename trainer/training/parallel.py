@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -24,7 +24,8 @@ def placed(model: nn.Module, config: RunConfig, ranks: Ranks, device: torch.devi
     """
     if config.parallel is not Parallel.FSDP:
         return prepare(model, config, device)
-    model = prepare(model, config, torch.device("cpu"))
+    # FSDP takes contiguous weights only; images in channels_last are enough for a convolution.
+    model = prepare(model, replace(config, channels_last=False), torch.device("cpu"))
     shard(model, config, ranks, device)
     return model
 

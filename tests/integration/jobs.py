@@ -1,0 +1,91 @@
+"""Jobs of several ranks, by torchrun: what they are asked, and what they have recorded."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stepscope.run import RunStatus, read_run
+from stepscope.store.reader import RunReader
+from trainer.config import Parallel, RunConfig, Runner
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = ROOT / "tests" / "scripts" / "training_ranks.py"
+TIMEOUT_S = 300
+
+
+def job(config: RunConfig, parallel: Parallel, ranks: int, **changes: Any) -> RunConfig:
+    """Return the job of so many ranks that has the global batches of a run of one process."""
+    return replace(
+        config,
+        runner=Runner.TORCHRUN,
+        parallel=parallel,
+        ranks=ranks,
+        batch_size=config.batch_size // ranks,
+        **changes,
+    )
+
+
+def launch(
+    ranks: int,
+    folder: Path,
+    configs: Mapping[str, RunConfig],
+    *,
+    fails: Mapping[str, tuple[int, int]] | None = None,
+    **env: str,
+) -> str:
+    """Train configurations in turn, in one job; one that fails is the last.
+
+    Return what was said.
+    """
+    jobs = {
+        name: {"config": config.to_dict()}
+        | ({"fails": fails[name]} if name in (fails or {}) else {})
+        for name, config in configs.items()
+    }
+    listed = folder / f"jobs-{ranks}.json"
+    listed.write_text(json.dumps(jobs))
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc-per-node", str(ranks), str(PROGRAM), str(listed), str(folder)),
+        ],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **env},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert (done.returncode != 0) == bool(fails), done.stdout[-4000:]
+    for name in configs:
+        if name not in (fails or {}):
+            status = read_run(folder / name)
+            assert status.status is RunStatus.FINISHED, (name, status.reason, done.stdout[-4000:])
+    return done.stdout
+
+
+def recorded(folder: Path, key: str, rank: int = 0) -> np.ndarray:
+    """Return all values of a metric that a rank has recorded at its steps, gaps left out."""
+    with RunReader(folder, rank) as reader:
+        info = next(series for series in reader.series() if series.stream == "steps")
+        block = reader.read(info.id, 0, info.rows, 1)
+    values = block.mean[block.keys.index(key)]
+    found: np.ndarray = values[~np.isnan(values)]
+    return found
+
+
+def mean_loss(folder: Path) -> np.ndarray:
+    """Return the mean of the ranks' losses of each step: that of the global batch."""
+    ranks = range(len(list(folder.glob("rank*.sqlite"))))
+    mean: np.ndarray = np.mean([recorded(folder, "train/loss", rank) for rank in ranks], axis=0)
+    return mean

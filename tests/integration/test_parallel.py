@@ -1,0 +1,208 @@
+"""Several ranks train as one process with their global batch, by torchrun over gloo.
+
+The sums of the gradients are rounded in another order, so that curves of losses agree to some 3e-7
+of their values here. RELATIVE allows for a longer run.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stepscope.run import RunStatus, read_run
+from tests.integration.jobs import job, launch, mean_loss, recorded
+from trainer.config import Optimizer, Parallel, Precision, RunConfig, Workload, defaults
+from trainer.training.checkpoint import read_checkpoint, weights_bytes
+from trainer.training.run import run
+
+RELATIVE = 1e-5
+DDP, FSDP = Parallel.DDP, Parallel.FSDP
+MLP = replace(defaults(Workload.DIGITS_MLP), batch_size=512, epochs=2, threads=1)
+EPOCH, LEFT = 26, 142  # steps, and samples of the last of them: 12,942 = 25 × 512 + 142
+HALF, END = 10, 32  # steps of the first and of the last of three runs that resume each other
+GPT = replace(
+    defaults(Workload.GPT),
+    **dict(batch_size=16, epochs=1, max_steps=6, layers=2, width=32, context=32, threads=1),  # type: ignore[arg-type]
+    clip_norm=0.5,
+    learning_rate=0.01,
+)
+SGD = replace(GPT, optimizer=Optimizer.SGD, fused=False)  # torch has no fused one for FSDP
+NORMS = replace(defaults(Workload.FILL), batch_size=64, width=4, image_size=8, max_steps=3)
+SPLIT_STEP: dict[str, Any] = {"batch_size": 64, "accumulation": 4}  # 512 of two ranks
+
+
+def alone(root: Path, name: str, config: RunConfig) -> Path:
+    """Train in this process."""
+    (root / name).mkdir()
+    assert run(config, root / name) is RunStatus.FINISHED, read_run(root / name).reason
+    return root / name
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All runs of this module lie beside each other, so that they can resume each other."""
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def one(root: Path) -> Path:
+    return alone(root, "one", replace(MLP, max_steps=END))
+
+
+@pytest.fixture(scope="module")
+def two(root: Path) -> Path:
+    """What two ranks have trained; in the last of their jobs rank 1 fails."""
+    jobs = {
+        "ddp": job(MLP, DDP, 2, max_steps=EPOCH + 2),
+        "accumulated": replace(job(MLP, DDP, 2, max_steps=8), **SPLIT_STEP),
+        "synced": replace(job(MLP, DDP, 2, max_steps=8, no_sync=False), **SPLIT_STEP),
+        "static": replace(
+            job(MLP, DDP, 2, max_steps=8, static_graph=True, bucket_view=True, warmup=True),
+            **SPLIT_STEP,
+        ),
+        "fsdp": job(MLP, FSDP, 2, max_steps=EPOCH + 2),
+        "fsdp-accumulated": replace(job(MLP, FSDP, 2, max_steps=8), **SPLIT_STEP),
+        "gpt-ddp": job(GPT, DDP, 2),
+        "gpt-fsdp": job(GPT, FSDP, 2, activation_checkpointing=True),
+        "gpt-kept": job(SGD, FSDP, 2, reshard=False, warmup=True),
+        "gpt-bf16": job(GPT, FSDP, 2, precision=Precision.BF16),
+        "norms": job(NORMS, DDP, 2),
+        "norms-fsdp": job(NORMS, FSDP, 2, precision=Precision.BF16),
+        "half-ddp": job(MLP, DDP, 2, max_steps=HALF),
+        "half-fsdp": job(MLP, FSDP, 2, max_steps=HALF),
+        "failed": job(MLP, DDP, 2),
+    }
+    launch(2, root, jobs, fails={"failed": (1, 5)})
+    return root
+
+
+@pytest.fixture(scope="module")
+def four(two: Path, one: Path) -> Path:
+    """What four ranks have trained, some of it from the checkpoints of two."""
+    resumed = {
+        f"{half}-{parallel}": job(MLP, parallel, 4, max_steps=20, resume=f"half-{half}/last.pt")
+        for half in ("ddp", "fsdp")
+        for parallel in (DDP, FSDP)
+    }
+    jobs = {
+        "ddp4": job(MLP, DDP, 4, max_steps=EPOCH),
+        **resumed,
+        "nan": job(MLP, DDP, 4, learning_rate=100.0, optimizer=Optimizer.SGD, fused=False),
+    }
+    launch(4, two, jobs, fails={"nan": (-1, 0)})
+    return two
+
+
+@pytest.mark.parametrize(
+    "name", ["ddp", "accumulated", "synced", "static", "fsdp", "fsdp-accumulated"]
+)
+def test_two_ranks_give_the_losses_of_one_process(name: str, two: Path, one: Path) -> None:
+    losses = mean_loss(two / name)
+    assert len(losses) == read_run(two / name).run_json["step"]
+    expected = recorded(one, "train/loss")[: len(losses)]
+    assert losses == pytest.approx(expected, rel=RELATIVE)
+    own = recorded(two / name, "train/loss", 1)
+    assert np.abs(own - losses).max() > 1e-3, "each rank records the loss of its own samples"
+
+
+def test_four_ranks_give_the_losses_of_one_process(four: Path, one: Path) -> None:
+    losses, expected = mean_loss(four / "ddp4"), recorded(one, "train/loss")
+    assert losses[: EPOCH - 1] == pytest.approx(expected[: EPOCH - 1], rel=RELATIVE)
+    # 142 samples are no multiple of 4: two of them are taken twice, as DistributedSampler does.
+    assert losses[EPOCH - 1] == pytest.approx(expected[EPOCH - 1], rel=0.02)
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp"])
+def test_all_ranks_have_the_validation_loss_of_the_whole_split(
+    name: str, two: Path, one: Path
+) -> None:
+    found = [recorded(two / name, "val/loss", rank) for rank in (0, 1)]
+    assert found[0].tolist() == found[1].tolist()  # equal bit by bit: ranks decide by it
+    assert found[0][0] == pytest.approx(recorded(one, "val/loss")[0], rel=RELATIVE)
+    scored = recorded(two / name, "val/accuracy")[0]
+    assert scored == pytest.approx(recorded(one, "val/accuracy")[0], abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["norms", "norms-fsdp"])
+def test_batch_norm_is_validated_with_the_statistics_that_are_saved(name: str, two: Path) -> None:
+    found = [recorded(two / name, "val/loss", rank)[-1] for rank in (0, 1)]
+    assert found[0] == found[1]
+    assert np.isfinite(found[0])
+
+
+def test_blocks_of_a_gpt_are_spread_and_clipped_as_one_model(two: Path) -> None:
+    expected = alone(two, "gpt", GPT)
+    for name, rel in (("gpt-ddp", RELATIVE), ("gpt-fsdp", RELATIVE), ("gpt-bf16", 2e-2)):
+        losses = mean_loss(two / name)
+        assert losses == pytest.approx(recorded(expected, "train/loss"), rel=rel), name
+        norms = recorded(two / name, "train/grad_norm", 1)
+        assert norms == pytest.approx(recorded(expected, "train/grad_norm"), rel=10 * rel), name
+    assert norms.max() > GPT.clip_norm
+    with_sgd = alone(two, "gpt-sgd", SGD)
+    assert mean_loss(two / "gpt-kept") == pytest.approx(
+        recorded(with_sgd, "train/loss"), rel=RELATIVE
+    )
+
+
+@pytest.mark.parametrize("half", ["ddp", "fsdp"])
+@pytest.mark.parametrize("parallel", [DDP, FSDP])
+def test_two_ranks_go_on_as_four_and_these_as_one(
+    half: str, parallel: Parallel, four: Path, one: Path
+) -> None:
+    expected, name = recorded(one, "train/loss"), f"{half}-{parallel}"
+    assert mean_loss(four / name) == pytest.approx(expected[HALF:20], rel=RELATIVE)
+    assert read_run(four / name).run_json["first_step"] == HALF
+    config = replace(MLP, max_steps=END, resume=f"{name}/last.pt")
+    last = alone(four, f"{name}-one", config)
+    assert recorded(last, "train/loss") == pytest.approx(expected[20:], rel=RELATIVE)
+    assert recorded(last, "val/loss") == pytest.approx(recorded(one, "val/loss"), rel=RELATIVE)
+
+
+def test_a_checkpoint_of_fsdp_is_written_by_all_and_read_as_one_model(two: Path) -> None:
+    folder = two / "half-fsdp"
+    (parts,) = folder.glob("last.*.parts")
+    assert {file.name for file in parts.glob("*.distcp")} == {"__0_0.distcp", "__1_0.distcp"}
+    whole = read_checkpoint(two / "half-ddp" / "last.pt")["model"]
+    spread = read_checkpoint(folder / "last.pt")["model"]
+    assert spread.keys() == whole.keys()
+    for name, weights in whole.items():
+        assert spread[name].numpy() == pytest.approx(weights.numpy(), abs=1e-5)
+    assert len(weights_bytes(folder / "last.pt")) > sum(file.nbytes for file in whole.values())
+
+
+def test_each_rank_says_where_it_is_and_records_its_own_rate(two: Path) -> None:
+    first, second = (
+        json.loads((two / "ddp" / name).read_text()) for name in ("run.json", "rank1.json")
+    )
+    for rank, found in enumerate((first, second)):
+        assert (found["rank"], found["local_rank"], found["world_size"]) == (rank, rank, 2)
+        assert found["device"] == "cpu"
+        assert found["status"] == RunStatus.FINISHED
+    assert first["pid"] != second["pid"]
+    assert first["host"] == second["host"]
+    for rank in (0, 1):
+        seconds = recorded(two / "ddp", "perf/step_time", rank)
+        samples = recorded(two / "ddp", "perf/samples_per_sec", rank) * seconds
+        assert samples[: EPOCH - 1] == pytest.approx(256)
+        assert samples[EPOCH - 1] == pytest.approx(LEFT / 2)
+
+
+def test_a_rank_that_fails_ends_the_job_with_its_reason(two: Path) -> None:
+    found = read_run(two / "failed")
+    assert found.status is RunStatus.FAILED
+    assert found.reason is not None
+    assert found.reason.startswith("Rank 1: Training raised ValueError: planted by the test")
+    assert found.run_json["step"] <= 6, "rank 0 does not go on alone"
+
+
+def test_a_loss_that_is_no_number_ends_all_ranks(four: Path) -> None:
+    found = read_run(four / "nan")
+    assert found.status is RunStatus.FAILED
+    assert "The loss is nan" in (found.reason or "")
+    steps = {json.loads(file.read_text())["step"] for file in (four / "nan").glob("*.json")}
+    assert max(steps) - min(steps) <= 1
