@@ -20,6 +20,7 @@ from trainer.config import Optimizer, Parallel, Precision, RunConfig, Workload, 
 from trainer.training.checkpoint import read_checkpoint, weights_bytes
 from trainer.training.run import run
 
+pytestmark = pytest.mark.timeout(400)  # the first test waits for all jobs of so many ranks
 RELATIVE = 1e-5
 DDP, FSDP = Parallel.DDP, Parallel.FSDP
 MLP = replace(defaults(Workload.DIGITS_MLP), batch_size=512, epochs=2, threads=1)
