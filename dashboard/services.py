@@ -45,6 +45,7 @@ from stepscope.run import (
     runs_root,
 )
 from stepscope.sampling.nvml import open_source
+from stepscope.session import force
 from trainer.config import RunConfig
 from trainer.lab.folder import SweepError
 from trainer.lab.plan import Plan
@@ -268,6 +269,17 @@ class Services:
         return {
             pid: str(run.run_json.get("name") or run.id) for run in live for pid in rank_pids(run)
         }
+
+    def end_job(self, run: RunInfo) -> str:
+        """End all ranks of a job by force, and return a sentence on it; takes some seconds."""
+        with self._lock:
+            active = self._active
+        if active is None or active.folder.name != run.id or not active.alive():
+            return force.end_job(run)
+        if active.stop(force.TERM_S):  # it also keeps torchrun from starting the ranks again
+            return "End now: the job has stopped."
+        active.end_with_server()
+        return "End now: the ranks did not stop, and were killed."
 
     def close(self) -> None:
         """Stop the active run or sweep and flush its data; a second call does nothing."""

@@ -9,7 +9,7 @@ from typing import Any
 from starlette.requests import Request
 
 from dashboard import services
-from dashboard.controls.actions import refusal
+from dashboard.controls.actions import END_NOW, can_end_now, refusal
 from stepscope.recording.recorder import CommandName
 from stepscope.run import RunInfo, read_run
 from stepscope.session import profiling, snapshot
@@ -55,7 +55,10 @@ def send(body: bytes) -> dict[str, Any]:
     likes: what the run cannot be asked now is refused here. Raises NotAllowed, ValueError, RunError
     and StoreError.
     """
-    run_id, name, args, command_id = _parse(body)
+    run_id, asked, args, command_id = _parse(body)
+    if asked == END_NOW:
+        return {"said": _end_now(run_id)}
+    name = CommandName(asked)
     run = read_run(services.get().folder(run_id))
     reason = refusal(name, run)
     if reason is not None:
@@ -66,7 +69,14 @@ def send(body: bytes) -> dict[str, Any]:
     return {"said": said}
 
 
-def _parse(body: bytes) -> tuple[str, CommandName, dict[str, Any], int]:
+def _end_now(run_id: str) -> str:
+    run = read_run(services.get().folder(run_id))
+    if not can_end_now(run):
+        raise NotAllowed("End now was not done: it is for a job of this host that does not stop.")
+    return services.get().end_job(run)
+
+
+def _parse(body: bytes) -> tuple[str, str, dict[str, Any], int]:
     if len(body) > MAX_BYTES:
         raise ValueError(f"The request must have at most {MAX_BYTES} bytes, got {len(body)}.")
     asked = json.loads(body)
@@ -75,13 +85,14 @@ def _parse(body: bytes) -> tuple[str, CommandName, dict[str, Any], int]:
     run_id, name, args, command_id = map(asked.get, ("run", "name", "args", "id"))
     if not isinstance(run_id, str):
         raise ValueError("run: must be the name of a run folder.")
-    if name not in list(CommandName):
+    if name not in (*CommandName, END_NOW):
         raise ValueError(f"name: must be a command, got {str(name)[:40]!r}.")
     if type(command_id) is not int or not 0 < command_id < _MAX_ID:
         raise ValueError(
             f"id: must be a whole number from 1 to 2^53, got {str(command_id)[:40]!r}."
         )
-    return run_id, CommandName(name), _arguments(CommandName(name), args), command_id
+    given = {} if name == END_NOW else _arguments(CommandName(str(name)), args)
+    return run_id, str(name), given, command_id
 
 
 def _arguments(name: CommandName, args: object) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 
+from dashboard.controls.actions import can_end_now
 from dashboard.run_files import profiles, snapshots
 from dashboard.run_index import Listing
 from stepscope.run import RunInfo
@@ -41,5 +42,6 @@ def page_token(listing: Listing, run: RunInfo | None, measuring: str | None = No
     run_json = [run.run_json.get(name) for name in _FACTS]
     # A drawing of 200 points need not be compared point by point.
     files = snapshots(run.folder), profiles(run.folder)
-    built_from = (run.id, run.status.value, run_json, "fit" in run.run_json, files)
+    stuck = can_end_now(run)
+    built_from = (run.id, run.status.value, run_json, "fit" in run.run_json, files, stuck)
     return f"{state}-{zlib.crc32(repr(built_from).encode()):x}"

@@ -23,6 +23,7 @@ from dashboard.charts.content import (
     rate_keys,
     run_kind,
 )
+from dashboard.charts.waiting import command_wait
 from stepscope.formatting import number_name
 from stepscope.metrics import METRICS
 from stepscope.recording.rows import RATE, STEP_TIME
@@ -241,6 +242,9 @@ def warnings(run: RunInfo) -> list[str]:
             f"{dropped:,} {were} not recorded: the disk did not take them in time, and only so "
             "many can wait in memory, or no store can hold them. Training itself was not held up."
         )
+    waits = command_wait(run, time.time())
+    if waits is not None:
+        found.append(waits)
     if run.status.live and age_s > QUIET_S:
         found.append(
             f"No news for {_duration(age_s)}. The run has not ended, but its folder does not "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -91,6 +92,10 @@ ACTIONS = (
         "Write model, optimizer, schedule and random state to a file named by the step.",
     ),
 )
+END_NOW = "end_now"
+"""No command of a run, but an act of the server: for a job that does not hear one any more."""
+END_NOW_S = 10.0
+"""Age of a Stop, or of a job's last sign of life, from which End now is offered."""
 CAN_WAIT = {CommandName.STOP, CommandName.MARK}
 """What a script may be asked before its first step: it is done then, or when patience is over."""
 
@@ -149,7 +154,29 @@ def buttons(run: RunInfo | None) -> list[Json]:
         }
         for action in ACTIONS
         if action.name in supported_commands(run)
-    ]
+    ] + ([_end_now()] if can_end_now(run) else [])
+
+
+def can_end_now(run: RunInfo) -> bool:
+    """Say whether a job is to be ended by force: it does not stop, or gives no sign of life."""
+    if not run.status.live or read_only_reason(run) is not None:
+        return False
+    asked = run.run_json.get("stop_asked")
+    late = isinstance(asked, int | float) and time.time() - asked > END_NOW_S
+    several = run.run_json.get("world_size", 1) != 1
+    return several and (late or run.heartbeat_age_s > END_NOW_S)
+
+
+def _end_now() -> Json:
+    return {
+        "name": END_NOW,
+        "label": "End now",
+        "help": "End all ranks of this host by force: SIGTERM, after 5 s SIGKILL. What was "
+        "recorded stays; what the training has not saved is lost.",
+        "memory": False,
+        "waiting": "the ranks are being ended…",
+        "when": {status.value: None for status in RunStatus if status.live},
+    }
 
 
 def refusal(name: CommandName, run: RunInfo) -> str | None:

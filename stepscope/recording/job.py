@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from stepscope.recording.command import Command
+from stepscope.recording.command import Command, CommandName
 from stepscope.recording.job_commands import KEPT, JobCommands, Results
 from stepscope.recording.writer_thread import Ended, Event
 
@@ -64,6 +64,7 @@ class Job:
         self._on_command = on_command
         self.on_withdrawn: Callable[[Command], bool] = lambda _command: False
         self.combined: Combined = lambda _command, _results: None
+        self._stop_asked = False
         self._lock = threading.RLock()  # a signal handler may come in the middle
         self._kept: dict[int, tuple[Ended, Event]] = {}
         self._answered: deque[int] = deque(maxlen=KEPT)
@@ -109,7 +110,10 @@ class Job:
                 self._recorder.finish(command, text, ok=False)
 
     def heard(self, command: Command) -> None:
-        """Announce a command."""
+        """Announce a command; of a Stop run.json has the time, as it may never be served."""
+        if command.name is CommandName.STOP and self._number == 0 and not self._stop_asked:
+            self._stop_asked = True
+            self._recorder.describe(stop_asked=time.time())
         try:
             self._on_command(command)
         except Exception:

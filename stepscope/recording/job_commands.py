@@ -295,7 +295,7 @@ class JobCommands:
                     "name": waited.notice.command.name.value,
                     "step": waited.notice.step,
                     "since": waited.since,
-                    "ranks": late,
+                    "ranks": [self._rank(number) for number in late],
                 }
         if waiting != self._told:
             self._listener.waits(waiting)
@@ -315,6 +315,11 @@ class JobCommands:
             return False
         self._listener.results(command, results)
         return True
+
+    def _rank(self, number: int) -> int:
+        """Return torch's number of a rank."""
+        rank = find_rank(self._folder, number)
+        return number if rank is None else rank.rank
 
     def _trains(self, number: int) -> bool:
         """Say whether a rank still trains, as far as its file tells."""

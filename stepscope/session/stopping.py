@@ -33,6 +33,7 @@ from stepscope.run import (
     process_of,
     read_only_reason,
 )
+from stepscope.session.force import end_job
 
 GRACE_S = 5.0
 JOB_GRACE_S = 20.0
@@ -152,7 +153,7 @@ def kill_unheard(run: RunInfo) -> str | None:
 
     Does nothing, and returns None, unless the heartbeat is stale and the process is certainly a
     script of this host and user. A built-in training is never killed: its process may be the
-    server.
+    server. Of a job all ranks are ended.
     """
     run_json = run.run_json
     silent_s = run.heartbeat_age_s
@@ -162,6 +163,8 @@ def kill_unheard(run: RunInfo) -> str | None:
     )
     if not (run.status.live and certain and a_script) or silent_s < STALE_S:
         return None
+    if run_json.get("world_size", 1) != 1:
+        return end_job(run)
     process = process_of(run_json)
     if process is None:
         return None

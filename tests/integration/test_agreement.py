@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from stepscope.recording.recorder import CommandName
-from stepscope.run import run_folders
+from stepscope.run import read_run, run_folders
 from stepscope.run.rank_files import find_rank
+from stepscope.session.force import end_job
 from stepscope.store import EventRow, RunReader, StoreError
 from stepscope.store.reader import send_command
 from trainer.config import Parallel
@@ -278,3 +279,15 @@ def test_a_training_of_ours_serves_and_stops_on_all_ranks_at_the_same_step(
         assert running.statuses() == ["stopped", "stopped"]
         assert list(running.folder.glob("step-*.pt*"))
         assert (running.folder / "last.pt").exists()
+
+
+def test_a_job_that_hangs_is_ended_by_force(tmp_path: Path) -> None:
+    """One rank is suspended, so SIGTERM does not end it; torchrun must start nothing again."""
+    with job(tmp_path, 2) as running:
+        os.kill(running.pid(1), signal.SIGSTOP)
+        said = end_job(read_run(running.folder))
+        assert said == "End now: 2 ranks have ended (SIGTERM, then SIGKILL to 1 of 2)."
+        assert running.process.wait(PATIENCE_S) != 0
+        assert running.statuses() == ["stopped", "stopped"]
+        assert len(list(run_folders(tmp_path / "runs"))) == 1
+        assert end_job(read_run(running.folder)).startswith("End now: no rank of this run")

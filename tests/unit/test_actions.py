@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import socket
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dashboard.controls.actions import buttons, refusal, start_button, supported_commands
+from dashboard.controls.actions import (
+    END_NOW_S,
+    buttons,
+    can_end_now,
+    refusal,
+    start_button,
+    supported_commands,
+)
 from stepscope.recording.recorder import CommandName
 from stepscope.run import RunInfo, RunStatus, user_name
 from trainer.config import Problem
@@ -105,3 +114,17 @@ def test_start_says_what_is_in_its_way() -> None:
     assert start_button(None, ())["refused"] is None
     assert "fp16 needs CUDA" in start_button(None, (wrong,))["refused"]
     assert "run-1 is active" in start_button("run-1", (wrong,))["refused"]
+
+
+def test_end_now_is_for_a_job_that_does_not_stop() -> None:
+    asked = time.time() - END_NOW_S - 1
+    job = {"world_size": 2, "commands": ["stop"]}
+    assert not can_end_now(run(**job))
+    assert not can_end_now(run(**job, stop_asked=time.time()))
+    assert can_end_now(run(**job, stop_asked=asked))
+    assert not can_end_now(run(stop_asked=asked)), "one process is no job"
+    assert not can_end_now(run(**job, stop_asked=asked, host="another"))
+    assert not can_end_now(run(RunStatus.STOPPED, **job, stop_asked=asked))
+    silent = replace(run(**job), heartbeat_age_s=END_NOW_S + 1)
+    assert can_end_now(silent)
+    assert [button["name"] for button in buttons(silent)] == ["stop", "end_now"]

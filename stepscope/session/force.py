@@ -1,0 +1,99 @@
+"""The end of a job whose ranks do not come to a step any more: SIGTERM, then SIGKILL, from outside.
+
+Only processes of this host and user are sent a signal, and only those that certainly write the
+run: the number of a process together with its start and its namespace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from stepscope.run import (
+    RunInfo,
+    RunStatus,
+    pid_namespace,
+    process_of,
+    rank_json,
+    read_only_reason,
+    write_run_json,
+)
+from stepscope.run.rank_files import find_rank, other_ranks
+
+log = logging.getLogger(__name__)
+
+TERM_S = 5.0
+"""Time between SIGTERM and SIGKILL."""
+KILL_S = 2.0
+"""Time that the system may need to end a killed process, unless it waits in a driver."""
+LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate")
+REASON = "Ended by force from the page: {}."
+
+
+def end_job(run: RunInfo) -> str:
+    """End all ranks of this host; return a sentence on what came of it. Takes up to 7 s."""
+    ranks = dict(_ranks(run))
+    if not ranks:
+        return "End now: no rank of this run is a process of this host and user."
+    # The launcher first: it would start the ranks again, where it may.
+    launchers = {parent.pid: parent for parent in map(_launcher, ranks.values()) if parent}
+    processes = [*launchers.values(), *ranks.values()]
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.terminate()
+    _, left = psutil.wait_procs([*ranks.values()], TERM_S)
+    for process in [*launchers.values(), *left] if left else []:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    _, stay = psutil.wait_procs(left, KILL_S)
+    signals = "SIGTERM" if not left else f"SIGTERM, then SIGKILL to {len(left)} of {len(ranks)}"
+    for number in ranks:
+        _note(run.folder, number, REASON.format(signals))
+    if stay:
+        still = "it waits" if len(stay) == 1 else "they wait"
+        return f"End now: SIGKILL sent; {len(stay)} still there: {still} in a driver or for a disk."
+    what = "rank has" if len(ranks) == 1 else "ranks have"
+    return f"End now: {len(ranks)} {what} ended ({signals})."
+
+
+def _ranks(run: RunInfo) -> Iterator[tuple[int, psutil.Process]]:
+    own = find_rank(run.folder, 0)
+    for rank in (*([own] if own is not None else ()), *other_ranks(run.folder)):
+        info = RunInfo(run.folder, rank.status, None, rank.age_s, rank.run_json)
+        certain = rank.run_json.get("pid_namespace") == pid_namespace()
+        if rank.status.live and certain and read_only_reason(info) is None:
+            process = process_of(rank.run_json)
+            if process is not None and process.pid != psutil.Process().pid:
+                yield rank.number, process
+
+
+def _launcher(rank: psutil.Process) -> psutil.Process | None:
+    """Return the parent of a rank if it is a program that starts ranks, of the same user."""
+    with contextlib.suppress(psutil.Error):
+        parent = rank.parent()
+        if parent is not None and parent.uids().real == rank.uids().real:
+            words = " ".join(parent.cmdline())
+            if any(name in words for name in (*LAUNCHERS, "trainer.runners.agent")):
+                return parent
+    return None
+
+
+def _note(folder: Path, number: int, reason: str) -> None:
+    """Write the end of a rank that could not write it itself."""
+    path = folder / rank_json(number)
+    try:
+        run_json: dict[str, Any] = json.loads(path.read_text())
+        if RunStatus(run_json["status"]).live:
+            ended = {"status": RunStatus.STOPPED, "reason": reason, "ended": time.time()}
+            write_run_json(folder, run_json | ended, path.name)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        log.warning(
+            "stepscope: %s: the end of rank %d could not be noted: %s", folder, number, error
+        )
