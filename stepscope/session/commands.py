@@ -158,9 +158,12 @@ class CommandServer:
     def _serve(self, asked: deque[Command], flush: Callable[[], None]) -> float:
         began = time.perf_counter()
         self._serving = True
+        flushed = False
         try:
-            flush()
             while True:
+                if asked and not flushed:
+                    flush()
+                    flushed = True
                 while asked:
                     self._serve_one(asked.popleft())
                 self._check()

@@ -36,7 +36,7 @@ from stepscope.run import (
 from stepscope.session.force import end_job
 
 GRACE_S = 5.0
-JOB_GRACE_S = 20.0
+JOB_GRACE_S = 30.0
 """The same in a job of several ranks. A rank that is interrupted within a step leaves the others
 waiting in a collective, so slow steps are given more time."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)

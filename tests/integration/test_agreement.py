@@ -5,123 +5,16 @@ from __future__ import annotations
 import os
 import random
 import signal
-import socket
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from stepscope.recording.recorder import CommandName
 from stepscope.run import read_run, run_folders
-from stepscope.run.rank_files import find_rank
 from stepscope.session.force import end_job
-from stepscope.store import EventRow, RunReader, StoreError
-from stepscope.store.reader import send_command
+from tests.jobs import PATIENCE_S, job, training, until
 from trainer.config import Parallel
-
-SCRIPTS = Path(__file__).parents[1] / "scripts"
-PATIENCE_S = 60.0
-SERVED = set(CommandName)
-
-
-class Job:
-    """Ranks under torchrun, from their first steps on."""
-
-    def __init__(self, folder: Path, ranks: int, process: subprocess.Popen[str]) -> None:
-        self.folder = folder
-        self.ranks = ranks
-        self.process = process
-
-    def ask(self, name: CommandName, **args: Any) -> int:
-        return send_command(self.folder, name, args)
-
-    def events(self, rank: int) -> list[EventRow]:
-        with RunReader(self.folder, rank) as reader:
-            return [event for event in reader.events(0, 10_000) if event.kind in SERVED]
-
-    def answer(self, command_id: int, rank: int = 0) -> EventRow:
-        def found() -> EventRow | None:
-            events = self.events(rank)
-            return next((e for e in events if e.data.get("command_id") == command_id), None)
-
-        return until(found, f"no answer of rank {rank} to {command_id}")
-
-    def answers(self, command_id: int) -> list[EventRow]:
-        return [self.answer(command_id, rank) for rank in range(self.ranks)]
-
-    def step(self, rank: int = 0) -> int:
-        found = find_rank(self.folder, rank)
-        return 0 if found is None else int(found.run_json["step"])
-
-    def pid(self, rank: int) -> int:
-        found = find_rank(self.folder, rank)
-        assert found is not None
-        return int(found.run_json["pid"])
-
-    def statuses(self) -> list[str]:
-        found = [find_rank(self.folder, rank) for rank in range(self.ranks)]
-        return [rank.status.value for rank in found if rank is not None]
-
-
-def until(look: Callable[[], Any], failure: str) -> Any:
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        try:
-            found = look()
-        except (StoreError, StopIteration, OSError):
-            found = None
-        if found:
-            return found
-        time.sleep(0.02)
-    raise AssertionError(failure)
-
-
-def job(
-    root: Path, ranks: int, *planted: str, how: str = "ddp", steps: int = 10**6
-) -> AbstractContextManager[Job]:
-    """A script that is watched, or records itself (`init`)."""
-    watch = [] if how == "init" else ["-m", "stepscope.watch", "--runs", str(root / "runs")]
-    return started(root, ranks, [*watch, str(SCRIPTS / "rank_steps.py"), str(steps), how, *planted])
-
-
-def training(root: Path, parallel: Parallel) -> AbstractContextManager[Job]:
-    """A training of ours on two ranks."""
-    program = str(SCRIPTS / "rank_training.py")
-    return started(root, 2, [program, str(root / "runs" / "ours"), parallel, "cpu"])
-
-
-@contextmanager
-def started(root: Path, ranks: int, program: list[str]) -> Iterator[Job]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
-    process = subprocess.Popen(
-        [*torchrun, f"--master-port={port}", *program],
-        cwd=root,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPTS.parents[1])},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        folder = until(lambda: next(iter(run_folders(root / "runs"))), "no run folder")
-        made = Job(folder, ranks, process)
-        until(lambda: min(map(made.step, range(ranks))) > 0, "no first step")
-        yield made
-    finally:
-        process.kill()
-        for rank in range(ranks):
-            found = find_rank(folder, rank)
-            if found is not None and found.status.live:
-                os.kill(int(found.run_json["pid"]), signal.SIGKILL)
-        process.communicate()
 
 
 def test_each_button_acts_on_all_ranks_at_the_same_step(tmp_path: Path) -> None:
@@ -190,7 +83,7 @@ def test_a_rank_that_hangs_is_named_while_it_hangs_and_serves_the_same_step_late
         time.sleep(1.0)
         asked = [running.ask(name) for name in (CommandName.PAUSE, CommandName.RESUME)]
         waits = until(
-            lambda: find_rank(running.folder, 0).run_json.get("command_waits"),  # type: ignore[union-attr]
+            running.waits,
             "nobody says what the command waits for",
         )
         assert (waits["name"], waits["ranks"]) == ("pause", [0, 1])
@@ -198,7 +91,7 @@ def test_a_rank_that_hangs_is_named_while_it_hangs_and_serves_the_same_step_late
             answers = running.answers(id_)
             assert [answer.step for answer in answers] == [waits["step"]] * 2
         until(
-            lambda: find_rank(running.folder, 0).run_json["command_waits"] is None,  # type: ignore[union-attr]
+            lambda: running.waits() is None,
             "it still says that a command waits",
         )
 

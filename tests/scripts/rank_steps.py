@@ -1,10 +1,11 @@
 """Ranks that take many small steps: rank_steps.py STEPS HOW [PLANTED RANK].
 
-HOW is `ddp` (over gloo), `init` (the same with stepscope.init) or `apart` (no rank waits for
-another). PLANTED is what happens to RANK at step 20: `sleep` for some seconds, `skip` the optimizer
-once, or `end`.
+HOW is `ddp` (over gloo), `init` (the same with stepscope.init), `nccl` (on a GPU each) or `apart`
+(no rank waits for another). PLANTED is what happens to RANK at step 20: `sleep` for some seconds,
+`skip` the optimizer once, or `end`.
 """
 
+import os
 import signal
 import sys
 import time
@@ -18,9 +19,13 @@ PLANTED, RANK = (sys.argv[3], int(sys.argv[4])) if len(sys.argv) > 3 else ("", -
 
 # From then on Ctrl-C is not heard, as in a collective that waits without looking for signals.
 signal.signal(signal.SIGUSR1, lambda *_: signal.signal(signal.SIGINT, signal.SIG_IGN))
-dist.init_process_group("gloo")
+device = torch.device("cpu")
+if HOW == "nccl":
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+dist.init_process_group("gloo" if device.type == "cpu" else "nccl")
 torch.manual_seed(0)
-model = nn.Linear(8, 1)
+model = nn.Linear(8, 1).to(device)
 if HOW != "apart":
     model = nn.parallel.DistributedDataParallel(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -29,18 +34,19 @@ if HOW == "init":
 
     recorded = stepscope.init(runs="runs")
 for step in range(STEPS):
-    loss = model(torch.randn(4, 8)).square().mean()
+    loss = model(torch.randn(4, 8, device=device)).square().mean()
     optimizer.zero_grad()
     loss.backward()
     planted = step == 20 and dist.get_rank() == RANK
     if planted and PLANTED == "end":
         break
     if planted and PLANTED == "sleep":
-        time.sleep(6)
+        time.sleep(6 if HOW != "nccl" else 20)
     if not (planted and PLANTED == "skip"):
         optimizer.step()
     if HOW == "init":
         recorded.step(loss=loss)
+    loss.item()
     time.sleep(0.002)
 if HOW == "init":
     recorded.close()

@@ -1,0 +1,48 @@
+"""The page's buttons in a job over NCCL that hangs: nothing is held up, and all ranks act alike."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from stepscope.recording.recorder import CommandName
+from stepscope.run import read_run
+from stepscope.session.force import end_job
+from tests.jobs import PATIENCE_S, job, until
+
+pytestmark = [
+    pytest.mark.skipif(
+        torch.cuda.device_count() < 2, reason="needs two GPUs (CUDASIM_DEVICES=2 in the simulator)"
+    )
+]
+
+
+def test_buttons_wait_for_a_rank_that_sleeps_and_act_at_the_same_step(tmp_path: Path) -> None:
+    with job(tmp_path, 2, "sleep", "1", how="nccl") as running:
+        until(lambda: running.step(1) == 20, "rank 1 does not come to its sleep")
+        time.sleep(1.0)
+        began = time.monotonic()
+        asked = [running.ask(name) for name in (CommandName.EMPTY_CACHE, CommandName.STOP)]
+        assert time.monotonic() - began < 5.0, "pressing a button waits for the job"
+        waits = until(running.waits, "nobody says what the command waits for")
+        assert waits["name"] == "empty_cache"
+        assert 1 in waits["ranks"]
+        for id_ in asked:
+            answers = running.answers(id_)
+            assert [answer.step for answer in answers] == [waits["step"]] * 2
+            assert all(answer.data["ok"] for answer in answers)
+        assert running.process.wait(PATIENCE_S) != 0, "Stop acts as Ctrl-C in a script"
+        assert running.statuses() == ["stopped", "stopped"]
+
+
+def test_a_job_that_hangs_is_ended_by_force_while_it_hangs(tmp_path: Path) -> None:
+    with job(tmp_path, 2, "sleep", "1", how="nccl") as running:
+        until(lambda: running.step(1) == 20, "rank 1 does not come to its sleep")
+        running.ask(CommandName.PAUSE)
+        began = time.monotonic()
+        assert "2 ranks have ended" in end_job(read_run(running.folder))
+        assert time.monotonic() - began < 15.0, "it has waited for the sleep to end"
+        assert running.statuses() == ["stopped", "stopped"]

@@ -1,0 +1,124 @@
+"""Jobs of several ranks under real torchrun, from their first steps on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from stepscope.recording.recorder import CommandName
+from stepscope.run import run_folders
+from stepscope.run.rank_files import find_rank
+from stepscope.store import EventRow, RunReader, StoreError
+from stepscope.store.reader import send_command
+from trainer.config import Parallel
+
+SCRIPTS = Path(__file__).parent / "scripts"
+PATIENCE_S = 60.0
+
+
+class Job:
+    """Ranks under torchrun, from their first steps on."""
+
+    def __init__(self, folder: Path, ranks: int, process: subprocess.Popen[str]) -> None:
+        self.folder = folder
+        self.ranks = ranks
+        self.process = process
+
+    def ask(self, name: CommandName, **args: Any) -> int:
+        return send_command(self.folder, name, args)
+
+    def events(self, rank: int) -> list[EventRow]:
+        with RunReader(self.folder, rank) as reader:
+            return [event for event in reader.events(0, 10_000) if event.kind in set(CommandName)]
+
+    def answer(self, command_id: int, rank: int = 0) -> EventRow:
+        def found() -> EventRow | None:
+            events = self.events(rank)
+            return next((e for e in events if e.data.get("command_id") == command_id), None)
+
+        return until(found, f"no answer of rank {rank} to {command_id}")
+
+    def answers(self, command_id: int) -> list[EventRow]:
+        return [self.answer(command_id, rank) for rank in range(self.ranks)]
+
+    def step(self, rank: int = 0) -> int:
+        found = find_rank(self.folder, rank)
+        return 0 if found is None else int(found.run_json["step"])
+
+    def pid(self, rank: int) -> int:
+        found = find_rank(self.folder, rank)
+        assert found is not None
+        return int(found.run_json["pid"])
+
+    def waits(self) -> dict[str, Any] | None:
+        """What number 0 says that a command waits for."""
+        found = find_rank(self.folder, 0)
+        return None if found is None else found.run_json.get("command_waits")
+
+    def statuses(self) -> list[str]:
+        found = [find_rank(self.folder, rank) for rank in range(self.ranks)]
+        return [rank.status.value for rank in found if rank is not None]
+
+
+def until(look: Callable[[], Any], failure: str) -> Any:
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        try:
+            found = look()
+        except (StoreError, StopIteration, OSError):
+            found = None
+        if found:
+            return found
+        time.sleep(0.02)
+    raise AssertionError(failure)
+
+
+def job(
+    root: Path, ranks: int, *planted: str, how: str = "ddp", steps: int = 10**6
+) -> AbstractContextManager[Job]:
+    """A script that is watched, or records itself (`init`)."""
+    watch = [] if how == "init" else ["-m", "stepscope.watch", "--runs", str(root / "runs")]
+    return started(root, ranks, [*watch, str(SCRIPTS / "rank_steps.py"), str(steps), how, *planted])
+
+
+def training(root: Path, parallel: Parallel) -> AbstractContextManager[Job]:
+    """A training of ours on two ranks."""
+    program = str(SCRIPTS / "rank_training.py")
+    return started(root, 2, [program, str(root / "runs" / "ours"), parallel, "cpu"])
+
+
+@contextmanager
+def started(root: Path, ranks: int, program: list[str]) -> Iterator[Job]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
+    process = subprocess.Popen(
+        [*torchrun, f"--master-port={port}", *program],
+        cwd=root,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPTS.parents[1])},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        folder = until(lambda: next(iter(run_folders(root / "runs"))), "no run folder")
+        made = Job(folder, ranks, process)
+        until(lambda: min(map(made.step, range(ranks))) > 0, "no first step")
+        yield made
+    finally:
+        process.kill()
+        for rank in range(ranks):
+            found = find_rank(folder, rank)
+            if found is not None and found.status.live:
+                os.kill(int(found.run_json["pid"]), signal.SIGKILL)
+        process.communicate()
