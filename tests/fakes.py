@@ -19,6 +19,7 @@ class FakeRecorder:
     """
 
     folder: Path = field(default_factory=Path)
+    number: int = 0
     step: int = 0
     epoch: int = 0
     rows: list[tuple[int, dict[str, float | None]]] = field(default_factory=list)

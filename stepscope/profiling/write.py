@@ -31,18 +31,33 @@ class TooLarge(Exception):
     """The trace has more bytes than is sensible to keep; the message is a sentence."""
 
 
-def trace_name(first: int, last: int) -> str:
-    """Return the name of the trace of these steps in the run folder."""
-    return f"profile-step-{first}-{last}.json.gz"
+def trace_name(first: int, last: int, rank: int = 0) -> str:
+    """Return the name of the trace of these steps in the run folder; each rank has its own.
+
+    >>> trace_name(3, 7), trace_name(3, 7, rank=1)
+    ('profile-step-3-7.json.gz', 'profile-step-3-7.rank1.json.gz')
+    """
+    return f"profile-step-{first}-{last}{_of_rank(rank)}.json.gz"
 
 
-def summary_name(first: int, last: int) -> str:
+def summary_name(first: int, last: int, rank: int = 0) -> str:
     """Return the name of the summary beside the trace."""
-    return f"profile-step-{first}-{last}.summary.json"
+    return f"profile-step-{first}-{last}{_of_rank(rank)}.summary.json"
+
+
+def _of_rank(rank: int) -> str:
+    return f".rank{rank}" if rank else ""
 
 
 def write_profile(
-    folder: Path, raw: Path, *, first: int, last: int, cuda: bool, thread: int | None
+    folder: Path,
+    raw: Path,
+    *,
+    first: int,
+    last: int,
+    cuda: bool,
+    thread: int | None,
+    rank: int = 0,
 ) -> None:
     """Write the trace `raw` compressed and summarized into `folder`, the summary last.
 
@@ -56,24 +71,26 @@ def write_profile(
             "kept; profile fewer steps"
         )
     with (
-        replacing(folder / trace_name(first, last), durable=False) as part,
+        replacing(folder / trace_name(first, last, rank), durable=False) as part,
         raw.open("rb") as source,
         gzip.open(part, "wb", compresslevel=LEVEL) as packed,
     ):
         shutil.copyfileobj(source, packed, 2**20)
     trace = read_trace(raw.read_text("utf-8", "replace"))
     summary = summarize(trace, first=first, last=last, cuda=cuda, thread=thread)
-    with replacing(folder / summary_name(first, last)) as part:
+    with replacing(folder / summary_name(first, last, rank)) as part:
         part.write_text(to_text(summary), "utf-8")
 
 
 def main(arguments: Sequence[str]) -> int:
     """Do it, and remove the raw trace; on stderr stands one line where that failed."""
     folder, raw = Path(arguments[0]), Path(arguments[1])
-    first, last, cuda, thread = map(int, arguments[2:])
+    first, last, cuda, thread, rank = map(int, arguments[2:])
     os.nice(NICENESS)
     try:
-        write_profile(folder, raw, first=first, last=last, cuda=bool(cuda), thread=thread)
+        write_profile(
+            folder, raw, first=first, last=last, cuda=bool(cuda), thread=thread, rank=rank
+        )
     except (TooLarge, OSError, ValueError, MemoryError) as error:
         sys.stderr.write(f"{error or type(error).__name__}\n")
         return 1

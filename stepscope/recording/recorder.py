@@ -77,6 +77,8 @@ class Recorder:
         lead: int = 1,
     ) -> None:
         self.folder = folder
+        self.number = rank
+        """Of this process in the folder."""
         self.step = 0
         self.epoch = 0
         run_json = _first_run_json(name, kind, config, rank)

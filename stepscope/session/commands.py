@@ -17,7 +17,7 @@ import psutil
 
 from stepscope.diagnosis import command_results as results
 from stepscope.recording.recorder import Command, CommandName, Recorder
-from stepscope.run import RunStatus
+from stepscope.run import RunStatus, rank_file
 from stepscope.sampling import allocator
 from stepscope.sampling.allocator import Readings
 from stepscope.sampling.sampler import Sampler
@@ -288,7 +288,8 @@ class CommandServer:
         if snapshot is None:
             return
         first, last = snapshot.after_step + 1, self._recorder.step
-        path = self._recorder.folder / f"snapshot-step-{max(first, last)}.pickle"
+        name = rank_file(f"snapshot-step-{max(first, last)}.pickle", self._recorder.number)
+        path = self._recorder.folder / name
         snapshot.write(path)
         size = path.stat().st_size
         text = results.memory_snapshot(path.name, size, first, last)

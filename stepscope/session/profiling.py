@@ -186,7 +186,7 @@ class Profiling:
         raw = self._recorder.folder / f".profile-{profile.first}.{os.getpid()}.json.part"
         try:
             capture.save(raw)
-            profile.writer = _writer(self._recorder.folder, raw, profile)
+            profile.writer = _writer(self._recorder, raw, profile)
         except BaseException:
             raw.unlink(missing_ok=True)
             raise
@@ -200,14 +200,15 @@ class Profiling:
             why = said or f"the process that writes it ended with code {code}"
             self._finish(profile, f"{self._text(profile)}; but {why}", ok=False)
             return
-        trace = self._recorder.folder / trace_name(profile.first, profile.last)
+        rank = self._recorder.number
+        trace = self._recorder.folder / trace_name(profile.first, profile.last, rank)
         size = trace.stat().st_size
         self._finish(
             profile,
             self._text(profile, size),
             ok=True,
             path=trace.name,
-            summary=summary_name(profile.first, profile.last),
+            summary=summary_name(profile.first, profile.last, rank),
             bytes=size,
         )
 
@@ -277,15 +278,17 @@ def _slower(profile: _Profile) -> float | None:
     return round(median(profile.during_s) / median(profile.before_s) - 1, 3)
 
 
-def _writer(folder: Path, raw: Path, profile: _Profile) -> subprocess.Popen[bytes]:
+def _writer(recorder: Recorder, raw: Path, profile: _Profile) -> subprocess.Popen[bytes]:
     """Start the process that compresses and summarizes. Raises OSError."""
     capture = profile.capture
     assert capture is not None
-    numbers = (profile.first, profile.last, int(capture.cuda), capture.native_thread)
+    steps = profile.first, profile.last
+    numbers = (*steps, int(capture.cuda), capture.native_thread, recorder.number)
     path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
     return subprocess.Popen(
         # -P: a file of the script's folder must not take the place of a module.
-        [sys.executable, "-P", "-m", "stepscope.profiling.write", str(folder), str(raw)]
+        [sys.executable, "-P", "-m", "stepscope.profiling.write"]
+        + [str(recorder.folder), str(raw)]
         + list(map(str, numbers)),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
