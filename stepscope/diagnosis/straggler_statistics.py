@@ -9,8 +9,9 @@ import numpy as np
 from stepscope.diagnosis.straggler_times import OWN, Phase
 from stepscope.store.frames import Floats
 
-PERMUTATIONS = 499
-"""Enough for a limit of 1 %; 64 ranks take some 20 ms."""
+PERMUTATIONS, FEWER = 1999, 499
+"""For up to MANY ranks, and for more: 64 take some 20 ms then."""
+MANY = 8
 BLOCKS = 10
 """Parts of the window whose steps are alike."""
 EXPLAINED = 0.8
@@ -37,20 +38,22 @@ def chance(late: Floats) -> float:
     blocks = np.array([[trimmed(part) for part in np.array_split(r, BLOCKS)] for r in late])
     # In an order of its own, so that the numbers of the ranks change nothing.
     blocks = blocks[np.argsort(blocks.sum(axis=1))]
+    # One long pause would drown what all other blocks say. The bound is the same however the ranks
+    # are permuted: if one is late in all blocks, its values are the highest.
+    bound = 2 * max(0.0, float(np.median(np.sort(blocks, axis=None)[-BLOCKS:])))
+    blocks = np.clip(blocks, -bound, bound)
     seen = float(_latest(blocks[None])[0])
     rng = np.random.default_rng(0)
-    order = rng.random((PERMUTATIONS, *blocks.shape)).argsort(axis=1)
+    count = PERMUTATIONS if len(blocks) <= MANY else FEWER
+    order = rng.random((count, *blocks.shape)).argsort(axis=1)
     permuted = np.take_along_axis(blocks[None], order, axis=1)
     as_late = np.count_nonzero(_latest(permuted) >= seen * (1 - 1e-9))
-    return float(as_late + 1) / (PERMUTATIONS + 1)
+    return float(as_late + 1) / (count + 1)
 
 
 def _latest(blocks: Floats) -> Floats:
-    """Return the lateness of the latest rank of each permutation (p, ranks, blocks).
-
-    Two blocks at either end are left out: one long pause would drown what all the others say.
-    """
-    means = np.sort(blocks, axis=2)[..., 2:-2].mean(axis=2)
+    """Return the lateness of the latest rank of each permutation (p, ranks, blocks)."""
+    means = blocks.mean(axis=2)
     return np.asarray((means - np.maximum(np.median(means, axis=1, keepdims=True), 0)).max(axis=1))
 
 
@@ -67,7 +70,7 @@ def explained(excess: dict[str, float], late: float) -> Phase | None:
 def others(values: Floats) -> Floats:
     """Return, for each rank, the median of the others' values (ranks, steps)."""
     count = len(values)
-    if count > 8:  # one rank more or less moves the median of many by nothing worth the time
+    if count > MANY:  # one rank more or less moves the median of many by nothing worth the time
         return np.broadcast_to(np.median(values, axis=0), values.shape)
     return np.array([np.median(np.delete(values, r, axis=0), axis=0) for r in range(count)])
 

@@ -47,12 +47,31 @@ OWN = (Phase.INPUT, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.OTHER)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class RankRows:
+    """One rank's steps as recorded, and the collectives that it entered.
+
+    `steps` and `ts` (n,) are numbers and ends in epoch seconds, `columns` the metrics by key (n,).
+    `sequence` (m,) numbers the collectives, `created` (m,) is when it entered them, on the clock of
+    `host`.
+    """
+
+    rank: int
+    steps: Floats
+    ts: Floats
+    columns: Mapping[str, Floats]
+    sequence: Floats
+    created: Floats
+    host: str | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class RankTimes:
     """The steps of a rank whose waiting is known; seconds, NaN where a phase is not recorded.
 
     `steps` are their numbers (n,), rising. `wait` (n,) is the time in which the rank had nothing to
     do but wait for averaged gradients. `own` (5, n) has the phases of OWN. `timed` counts the steps
-    with a step time, whether their waiting is known or not.
+    with a step time, whether their waiting is known or not. `arrived` is there where no waiting is
+    known but the times at which the rank entered its collectives are (`straggler_arrivals.py`).
     """
 
     rank: int
@@ -62,6 +81,7 @@ class RankTimes:
     wait: Floats
     own: Floats
     timed: int = 0
+    arrived: RankRows | None = None
 
 
 def rank_times(

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from stepscope.diagnosis.rank_files import rank_info, rank_numbers, torch_rank
-from stepscope.diagnosis.straggler_times import KEYS, STEP_TIME, RankTimes, rank_times
+from stepscope.diagnosis.straggler_arrivals import times_by_arrival
+from stepscope.diagnosis.straggler_times import KEYS, STEP_TIME, RankRows, RankTimes, rank_times
 from stepscope.diagnosis.stragglers import BUSY_HOST, MIN_STEPS, StragglerVerdict, judge
 from stepscope.diagnosis.window import FIRST_STEPS, WINDOW_S, recent_figures, training_gpu
 from stepscope.metrics import Stream
-from stepscope.run import RunInfo
-from stepscope.store import Block, RunReader, StoreError, store_name
+from stepscope.run import RunInfo, rank_file
+from stepscope.run.folder import ARRIVALS
+from stepscope.store import Block, RunReader, SeriesInfo, StoreError, store_name
+from stepscope.store.frames import Floats
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +48,7 @@ def judged_run(run: RunInfo) -> StragglerVerdict | None:
             continue
         try:
             with RunReader(run.folder, number) as reader:
-                times.append(recent_times(reader, torch_rank(own, number), own))
+                times.append(recent_times(reader, run.folder, number, own))
                 if number == 0:
                     host_cpu = recent_figures(reader, own).host_cpu
         except StoreError as error:
@@ -60,14 +66,21 @@ def judged_ranks(
     if not in_job(run_json):
         return None
     busy = (host_cpu or 0.0) >= BUSY_HOST
+    arrived = [one.arrived for one in times if one.arrived is not None]
+    # Without DDP's log, and with one clock for all.
+    if len(arrived) == len(times) > 1 and len({one.host for one in arrived}) == 1:
+        times = times_by_arrival(arrived)
     return judge(times, world_size=run_json["world_size"], busy_host=busy)
 
 
-def recent_times(reader: RunReader, rank: int, run_json: Mapping[str, Any]) -> RankTimes:
+def recent_times(
+    reader: RunReader, folder: Path, number: int, run_json: Mapping[str, Any]
+) -> RankTimes:
     """Return the phases of a rank's newest steps, of the last 30 s if these are enough.
 
-    `rank` is torch's number. Raises StoreError.
+    `number` is that of the process in the folder. Raises StoreError.
     """
+    rank = torch_rank(run_json, number)
     found = {(info.stream, info.source): info for info in reader.series()}
     info = found.get((Stream.STEPS.value, ""))
     on_gpu = training_gpu(run_json) is not None
@@ -78,8 +91,36 @@ def recent_times(reader: RunReader, rank: int, run_json: Mapping[str, Any]) -> R
         first = min(info.rows, max(FIRST_STEPS, info.rows - rows))
         times = _times(reader.read(info.id, first, info.rows, 1), rank, on_gpu)
         if len(times.steps) >= 2 * MIN_STEPS or first == FIRST_STEPS or rows >= MOST_ROWS:
-            return young(times)
+            break
         rows *= 4
+    if len(times.steps) or not times.timed:
+        return young(times)
+    return replace(times, arrived=_arrived(reader, info, folder, number, run_json))
+
+
+def _arrived(
+    reader: RunReader, info: SeriesInfo, folder: Path, number: int, run_json: Mapping[str, Any]
+) -> RankRows | None:
+    """Return the steps during which it is known when the rank entered its collectives."""
+    try:
+        told = json.loads((folder / rank_file(ARRIVALS, number)).read_text())
+        sequence, created = (np.array(told[key], dtype=float) for key in ("sequence", "s"))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if len(sequence) < 2 or sequence.shape != created.shape:
+        return None
+    first, stop = reader.rows_between(info.id, "time", float(created[0]), float(created[-1]))
+    first = max(FIRST_STEPS, first, stop - MOST_ROWS)
+    block = reader.read(info.id, min(first, stop), stop, 1)
+    return RankRows(
+        rank=torch_rank(run_json, number),
+        steps=block.step,
+        ts=block.ts,
+        columns=_columns(block),
+        sequence=sequence,
+        created=created,
+        host=run_json.get("host"),
+    )
 
 
 def young(times: RankTimes) -> RankTimes:
@@ -100,6 +141,10 @@ def young(times: RankTimes) -> RankTimes:
 
 
 def _times(block: Block, rank: int, on_gpu: bool) -> RankTimes:
+    return rank_times(rank, block.step, block.ts, _columns(block), on_gpu=on_gpu)
+
+
+def _columns(block: Block) -> dict[str, Floats]:
     columns = {key: block.mean[block.keys.index(key)] for key in KEYS if key in block.keys}
     columns.setdefault(STEP_TIME, np.full(len(block), np.nan))
-    return rank_times(rank, block.step, block.ts, columns, on_gpu=on_gpu)
+    return columns

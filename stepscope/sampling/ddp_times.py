@@ -20,7 +20,7 @@ DDP_METRICS = "perf/forward_compute, perf/backward_compute and perf/comm_wait"
 """What is missing where its log cannot be read."""
 READ_EVERY_S = 0.035
 """Least time between two readings on a CPU: they cost 0.1 % of a step at most."""
-READ_EVERY_CUDA_S = 0.5
+READ_EVERY_CUDA_S = 0.2
 LEAST_CUDA, MOST_CUDA = 16, 64
 """Iterations from one sampled one to the next on CUDA, where each costs a wait for the device."""
 MOST_CPU = 256

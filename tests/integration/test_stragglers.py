@@ -145,7 +145,7 @@ def test_a_long_run_costs_no_more_than_a_short_one(tmp_path: Path) -> None:
     rows: list[Row] = [(0.01 * i, i, values) for i in range(20 * ROWS)]
     folder = write_run(tmp_path / "long", {"world_size": 2}, steps=rows)
     with RunReader(folder) as reader:
-        times = recent_times(reader, 0, {"device": "cpu"})
+        times = recent_times(reader, folder, 0, {"device": "cpu"})
     assert len(times.steps) < ROWS
     rare: list[Row] = [
         (0.001 * i, i, values if i % 128 == 0 else {"perf/step_time": 0.001})
@@ -153,5 +153,5 @@ def test_a_long_run_costs_no_more_than_a_short_one(tmp_path: Path) -> None:
     ]
     folder = write_run(tmp_path / "rare", {"world_size": 2}, steps=rare)
     with RunReader(folder) as reader:
-        times = recent_times(reader, 0, {"device": "cpu"})
+        times = recent_times(reader, folder, 0, {"device": "cpu"})
     assert 40 <= len(times.steps) <= 64
