@@ -2,7 +2,8 @@
 
 WHAT: sleep (in the loop), input (in the data set), forward, stop (SIGSTOP), kill (SIGKILL),
 mismatch (another collective), order (two groups in another order), receive (a message that nobody
-sends), or none.
+sends), or none. HANGING_S says how long it hangs, HANGING_END how many steps there are,
+HANGING_TIMEOUT_S how long a collective may take.
 """
 
 import os
@@ -18,7 +19,8 @@ from torch.utils.data import DataLoader, Dataset
 
 WHAT, BACKEND, STEP = (*sys.argv[1:], *("none", "gloo", "40")[len(sys.argv) - 1 :])
 RANK = int(os.environ["RANK"])
-HANGS_S = 100
+HANGS_S = float(os.environ.get("HANGING_S", "100"))
+END = int(os.environ.get("HANGING_END", "2000"))
 
 
 def here(what: str, step: int) -> bool:
@@ -74,7 +76,7 @@ def main() -> None:
         if on_gpu:
             torch.cuda.synchronize()
         time.sleep(0.02)
-        if WHAT == "none" and step == int(STEP):
+        if step == END:
             break
 
 

@@ -1,0 +1,107 @@
+"""Jobs over NCCL that hang: torch's watchdog, its Flight Recorder's file and our finding agree."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stepscope.diagnosis.hang_job import Cause
+from stepscope.run import RunStatus
+from tests.conftest import Need
+from tests.gpu.conftest import SIMULATED
+from tests.hanging_job import Job, hanging
+
+TIMEOUT_S = 25
+ENDS_S = 90.0
+"""Longest time from the time-out of a collective to the end of the job."""
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_watchdog_flight_recorder_and_finding_name_the_same(
+    need: Need, tmp_path: Path, devices: int
+) -> None:
+    _several(need, devices)
+    dumps = tmp_path / "trace_"
+    with hanging(
+        "sleep",
+        tmp_path,
+        ranks=devices,
+        backend="nccl",
+        CUDASIM_DEVICES=str(devices),
+        HANGING_TIMEOUT_S=str(TIMEOUT_S),
+        TORCH_FR_DUMP_TEMP_FILE=str(dumps),
+        TORCH_NCCL_DEBUG_INFO_TEMP_FILE=str(dumps),
+        TORCH_NCCL_DUMP_ON_TIMEOUT="1",
+        TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC="2000",
+    ) as job:
+        found = job.hang()
+        assert (found.cause, found.ranks) == (Cause.NOT_ENTERED, (1,)), found.text
+        assert (found.group, found.operation) == ("0", "all_reduce")
+        _wait_for_end(job)
+        said = job.log.read_text()
+    assert f"SeqNum={found.sequence}, OpType=ALLREDUCE" in said, "torch's watchdog"
+    assert _waited_for(dumps, 0) == found.sequence, "torch's Flight Recorder"
+    behind = _last(dumps, 1)
+    assert behind is None or behind < (found.sequence or 0)
+    run = job.run
+    assert run is not None
+    assert run.status in (RunStatus.CRASHED, RunStatus.FAILED)
+    words = f"rank 1 has not entered all_reduce #{found.sequence}"
+    assert words in (run.reason or ""), "the end by the time-out names the same"
+
+
+@pytest.mark.parametrize(
+    ("what", "cause", "words"),
+    [
+        ("stop", Cause.STOPPED, "rank 1 is stopped by a signal"),
+        ("mismatch", Cause.MISMATCH, "rank 1 all_gather (400 B)"),
+        ("receive", Cause.MISMATCH, "rank 0 waits in recv 0<-1; rank 1 waits in recv 1<-0"),
+    ],
+)
+def test_how_ranks_hang_over_nccl(
+    need: Need, tmp_path: Path, what: str, cause: Cause, words: str
+) -> None:
+    _several(need, 2)
+    with hanging(what, tmp_path, backend="nccl", CUDASIM_DEVICES="2") as job:
+        found = job.hang()
+        assert found.cause is cause, found.text
+        assert words in found.text
+
+
+def _several(need: Need, devices: int) -> None:
+    enough = SIMULATED or torch.cuda.device_count() >= devices
+    need(None if enough else f"fewer than {devices} GPUs here")
+
+
+def _wait_for_end(job: Job) -> None:
+    until = time.monotonic() + TIMEOUT_S + ENDS_S
+    while job.process.poll() is None:
+        assert time.monotonic() < until, job.log.read_text()[-3000:]
+        time.sleep(0.5)
+
+
+def _trace(dumps: Path, rank: int) -> list[dict[str, Any]] | None:
+    path = Path(f"{dumps}{rank}")
+    if not path.exists():
+        return None
+    entries: list[dict[str, Any]] = pickle.loads(path.read_bytes())["entries"]  # of our own torch
+    return [entry for entry in entries if entry["process_group"][0] == "0"]
+
+
+def _waited_for(dumps: Path, rank: int) -> int | None:
+    """Return the first collective of the default group that torch says is not over."""
+    entries = _trace(dumps, rank)
+    assert entries is not None, "torch wrote no file"
+    open_ones = [one["collective_seq_id"] for one in entries if one["state"] != "completed"]
+    return min(open_ones, default=None)
+
+
+def _last(dumps: Path, rank: int) -> int | None:
+    """Return the last collective that a rank has entered; None where torch wrote nothing of it."""
+    entries = _trace(dumps, rank)
+    return None if not entries else max(one["collective_seq_id"] for one in entries)

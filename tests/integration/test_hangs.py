@@ -1,0 +1,110 @@
+"""Jobs that hang, over gloo and real torchrun: rank and collective are named while they hang."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from stepscope.diagnosis.findings import findings, read_recorded
+from stepscope.diagnosis.hang_job import Cause
+from stepscope.diagnosis.hang_record import hang_name
+from stepscope.run import RunStatus
+from stepscope.store import RunReader
+from tests.hanging_job import NAMED_S, STARTS_S, hanging
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_rank_that_sleeps_is_named_and_where_it_is(tmp_path: Path, ranks: int) -> None:
+    with hanging("sleep", tmp_path, ranks=ranks) as job:
+        found = job.hang()
+        while len(found.waiting) < ranks - 1:  # each writes its file when its own steps are overdue
+            found = job.hang()
+        assert (found.cause, found.ranks) == (Cause.NOT_ENTERED, (1,))
+        assert found.waiting == tuple(rank for rank in range(ranks) if rank != 1)
+        assert (found.operation, found.sequence) == ("all_reduce", 81)
+        assert "in hang." in found.text
+        run = job.run
+        assert run is not None
+        [said] = _diagnosed(run.folder)
+        assert (said["rank"], said["share"]) == (1, None)
+        assert "rank 1 has not entered all_reduce #81 (16 B)" in said["text"]
+        _wait_for_event(run.folder)
+    run = job.run
+    assert run is not None
+    assert run.status is RunStatus.CRASHED
+    assert "It hung before: rank 1 has not entered all_reduce #81" in (run.reason or "")
+
+
+@pytest.mark.parametrize(
+    ("what", "cause", "phase", "words"),
+    [
+        ("input", Cause.NOT_ENTERED, "input", "in __getitem__ (input)"),
+        ("stop", Cause.STOPPED, None, "rank 1 is stopped by a signal"),
+        ("mismatch", Cause.MISMATCH, "communication", "rank 1 all_gather (400 B)"),
+        ("order", Cause.ORDER, "communication", "ranks wait for each other"),
+    ],
+)
+def test_how_a_rank_hangs_is_named(
+    tmp_path: Path, what: str, cause: Cause, phase: str | None, words: str
+) -> None:
+    with hanging(what, tmp_path) as job:
+        found = job.hang()
+        assert (found.cause, found.phase) == (cause, phase), found.text
+        assert words in found.text
+        assert 1 in found.ranks
+
+
+def test_a_killed_rank_is_named(tmp_path: Path) -> None:
+    """gloo's other ranks fail at once: that is no hang, and the run names the rank."""
+    with hanging("kill", tmp_path) as job:
+        until = time.monotonic() + STARTS_S
+        while time.monotonic() < until:
+            run = job.run
+            said = [] if run is None else findings(read_recorded(run))
+            named = [one for one in said if one.kind in ("crashed", "rank-dead")]
+            if named:
+                break
+            time.sleep(0.2)
+        assert {one.rank for one in named} == {1}
+
+
+def test_steps_that_go_on_take_the_record_away(tmp_path: Path) -> None:
+    with hanging("sleep", tmp_path, HANGING_S="9") as job:
+        job.hang()
+        run = job.run
+        assert run is not None
+        until = time.monotonic() + NAMED_S
+        while (run.folder / hang_name(0)).exists() and time.monotonic() < until:
+            time.sleep(0.1)
+        assert not list(run.folder.glob("hang-*"))
+        _wait_for_event(run.folder, "hang_over")
+
+
+def test_training_that_runs_has_no_record(tmp_path: Path) -> None:
+    with hanging("none", tmp_path, HANGING_END="300") as job:
+        while job.process.poll() is None:
+            run = job.run
+            assert run is None or not list(run.folder.glob("hang-*"))
+            time.sleep(0.2)
+        assert job.process.returncode == 0, job.log.read_text()[-3000:]
+
+
+def _diagnosed(folder: Path) -> list[dict[str, object]]:
+    command = [sys.executable, "-m", "stepscope.cli", "diagnose", str(folder), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return [finding for finding in json.loads(done.stdout) if finding["kind"] == "hang"]
+
+
+def _wait_for_event(folder: Path, kind: str = "hang") -> None:
+    until = time.monotonic() + NAMED_S
+    while time.monotonic() < until:
+        with RunReader(folder, 0) as reader:
+            if any(event.kind == kind for event in reader.events(limit=100)):
+                return
+        time.sleep(0.2)
+    raise AssertionError(f"no event {kind}")
