@@ -1,0 +1,196 @@
+"""The watch of one rank: when it writes, what it keeps of torch's record; nobody waits for it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dashboard.hangs import LOOK_S, Hangs, as_verdict
+from stepscope.diagnosis.hang_record import KEPT, HangRecord, hang_name, parse
+from stepscope.recording.recorder import Recorder
+from stepscope.run import RunStatus, read_run
+from stepscope.run.hang_reason import hung_in
+from stepscope.sampling.flight_recorder import Collective, FlightRecord
+from stepscope.session import hang_watch
+from stepscope.session.hang_capture import PENDING, newest
+from stepscope.session.hang_stack import doing_of, frames_of, kept, phase_of
+from stepscope.session.hang_watch import HangWatch
+
+JOB = {"world_size": 2, "status": RunStatus.RUNNING, "rank": 0, "host": "node1", "pid": 100}
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def recorder(tmp_path: Path) -> Iterator[Recorder]:
+    made = Recorder(tmp_path, name="job")
+    made.describe(world_size=2, status=RunStatus.RUNNING)
+    yield made
+    made.close(RunStatus.FINISHED)
+
+
+def hung(watch: HangWatch, clock: Clock, run_json: dict[str, Any] = JOB) -> None:
+    """Let a rank make ten steps a second for ten seconds, and none after."""
+    for second in range(20):
+        clock.now = float(second)
+        watch.look(run_json, min(100, 10 * second))
+
+
+def wait_for(said: Callable[[], bool]) -> None:
+    done = threading.Event()
+    for _ in range(500):
+        if said():
+            return
+        done.wait(0.01)
+    raise AssertionError("it did not happen within 5 s")
+
+
+def test_a_hang_has_a_record_until_steps_go_on(recorder: Recorder) -> None:
+    clock = Clock()
+    watch = HangWatch(recorder, 0, clock=clock)
+    hung(watch, clock)
+    path = recorder.folder / hang_name(0)
+    wait_for(path.exists)
+    record = parse(path.read_bytes())
+    assert (record.step, record.rank, record.usual_s) == (100, 0, 0.1)
+    assert record.place is not None
+    assert record.place.file == __file__, "where the training thread is"
+    clock.now = 20.0
+    watch.look(JOB, 101)
+    assert not path.exists()
+    watch.close(RunStatus.FINISHED)
+
+
+@pytest.mark.parametrize(
+    "run_json",
+    [JOB | {"world_size": 1}, JOB | {"status": RunStatus.PAUSED}, JOB | {"total_steps": 100}],
+)
+def test_no_record_alone_in_a_pause_and_after_the_last_step(
+    recorder: Recorder, run_json: dict[str, Any]
+) -> None:
+    clock = Clock()
+    watch = HangWatch(recorder, 0, clock=clock)
+    hung(watch, clock, run_json)
+    assert not [one for one in threading.enumerate() if one.name == "stepscope-hang"]
+    watch.close(RunStatus.FINISHED)
+
+
+def test_no_record_while_a_command_is_served(recorder: Recorder) -> None:
+    clock = Clock()
+    watch = HangWatch(recorder, 0, clock=clock)
+    watch.busy = lambda: clock.now > 10
+    hung(watch, clock)
+    assert not [one for one in threading.enumerate() if one.name == "stepscope-hang"]
+    watch.close(RunStatus.FINISHED)
+
+
+def test_a_dump_that_never_returns_holds_up_nobody(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one that waits for a lock of torch or of the driver."""
+    began, lock = threading.Event(), threading.Event()
+
+    def stuck(first: HangRecord, thread: int) -> HangRecord:
+        began.set()
+        lock.wait(30)
+        return first
+
+    monkeypatch.setattr(hang_watch, "capture", stuck)
+    clock = Clock()
+    watch = HangWatch(recorder, 0, clock=clock)
+    hung(watch, clock)
+    assert began.wait(5)
+    clock.now = 21.0
+    watch.look(JOB, 102)  # steps go on
+    watch.close(RunStatus.FINISHED)
+    lock.set()
+    wait_for(lambda: not [one for one in threading.enumerate() if one.name == "stepscope-hang"])
+    assert not (recorder.folder / hang_name(0)).exists(), "a late record is of no hang any more"
+
+
+def test_an_error_in_the_capture_is_said_once(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> HangRecord:
+        raise RuntimeError("no such entry")
+
+    monkeypatch.setattr(hang_watch, "capture", broken)
+    clock = Clock()
+    watch = HangWatch(recorder, 0, clock=clock)
+    hung(watch, clock)
+    wait_for(lambda: "could not be recorded: no such entry" in caplog.text)
+    watch.close(RunStatus.FAILED)
+    assert caplog.text.count("no such entry") == 1
+
+
+def collective(number: int, *, done: bool, group: str = "0") -> Collective:
+    return Collective(
+        record=number, sequence=number, group=group, operation="all_reduce", sizes=(),
+        input_bytes=4, output_bytes=4, created_s=float(number), state="", done=done,
+        duration_s=None,
+    )  # fmt: skip
+
+
+def test_what_is_not_over_is_kept_and_the_newest_of_each_group() -> None:
+    told = [collective(number, done=number != 3) for number in range(500)]
+    other = [collective(900, done=True, group="1")]
+    kept_ones = newest(FlightRecord(collectives=(*other, *told), groups={}))
+    assert [one.record for one in kept_ones] == [900, 3, *range(500 - KEPT, 500)]
+    waiting = tuple(collective(number, done=False) for number in range(500))
+    many = newest(FlightRecord(collectives=waiting, groups={}))
+    assert len(many) == PENDING + KEPT
+
+
+def test_the_stack_of_another_thread_names_the_phase() -> None:
+    ready, end = threading.Event(), threading.Event()
+    scope: dict[str, Any] = {"ready": ready, "end": end}
+    code = compile("def forward():\n ready.set()\n end.wait(10)\n", "/x/model.py", "exec")
+    outer = compile("def call(f):\n f()\n", "/x/site-packages/torch/nn/modules/module.py", "exec")
+    exec(code, scope)
+    exec(outer, scope)
+    thread = threading.Thread(target=scope["call"], args=(scope["forward"],))
+    thread.start()
+    assert ready.wait(5)
+    frames = frames_of(thread.ident or 0)
+    end.set()
+    thread.join()
+    assert phase_of(frames) == "forward"
+    assert doing_of(frames) is None
+    place = next(frame for frame in kept(frames) if frame.own)
+    assert (place.file, place.function) == ("/x/model.py", "forward")
+    assert frames_of(thread.ident or 0) == ()
+
+
+def test_the_reason_takes_the_newest_cause_and_no_other_file(tmp_path: Path) -> None:
+    assert hung_in(tmp_path) is None
+    for number, text in ((0, '{"named": 3}'), (1, "["), (2, json.dumps({"named": None}))):
+        (tmp_path / hang_name(number)).write_text(text)
+    assert hung_in(tmp_path) is None
+    for number, seen in ((3, 50.0), (4, 60.0)):
+        told = {"seen": seen, "named": {"what": f"Seen at {seen:.0f}."}}
+        (tmp_path / hang_name(number)).write_text(json.dumps(told))
+    assert hung_in(tmp_path) == "Seen at 60."
+
+
+def test_the_page_looks_only_now_and_then(recorder: Recorder, tmp_path: Path) -> None:
+    clock = Clock()
+    hangs = Hangs(clock)
+    run = read_run(recorder.folder)
+    assert as_verdict(hangs.of(run)) is None
+    record = HangRecord(number=0, rank=0, step=3, since=0.0, seen=run.created)
+    (tmp_path / hang_name(0)).write_text(json.dumps(record.to_json()))
+    assert hangs.of(run) is None, "it has just looked"
+    clock.now = LOOK_S
+    hangs.of(run)
