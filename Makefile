@@ -12,7 +12,7 @@ TESTS  ?= tests
 JOBS   ?= 2
 XDIST  := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: run install install-test test test-cuda test-torch lint bench examples screenshots mutate clean
+.PHONY: run install install-test test test-cuda test-cuda-core test-torch lint bench examples screenshots mutate clean
 
 run: install
 	$(BIN)/streamlit run app.py $(ARGS)
@@ -50,6 +50,12 @@ $(CUDASIM)/.installed-test: requirements.txt requirements-test.txt pyproject.tom
 
 test-cuda: $(CUDASIM)/.installed-test
 	$(CUDASIM)/bin/python -m pytest $(XDIST) --require-gpu $(or $(TESTS_CUDA),tests/cudasim tests/gpu $(wildcard tests/browser/test_cuda_*.py))
+
+# The part of it that CI has time for.
+CUDA_CORE := tests/cudasim/test_nccl.py $(addprefix tests/gpu/test_,training_gpu.py values_gpu.py watch_gpu.py \
+	ledger_gpu.py fit_gpu.py parallel_gpu.py) tests/browser/test_cuda_page.py
+test-cuda-core:
+	$(MAKE) test-cuda TESTS_CUDA="$(CUDA_CORE)"
 
 # What concerns torch under another version of it, on the simulator: make test-torch VERSION=2.11.0
 test-torch:
