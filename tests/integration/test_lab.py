@@ -72,6 +72,47 @@ def test_a_sample_is_a_recorded_run_with_equal_losses_for_equal_seeds(tmp_path: 
     assert not (tmp_path / RUN).exists()
 
 
+TWO_RANKS = {"parallel": "ddp", "ranks": 2, "runner": "torchrun"}
+
+
+def ranks_below(folder: Path) -> list[psutil.Process]:
+    """The ranks that record below a folder."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if "trainer.runners.rank_worker" in words and str(folder) in " ".join(words):
+            found.append(process)
+    return found
+
+
+def test_a_sample_of_two_ranks_counts_the_samples_of_both(tmp_path: Path) -> None:
+    answer = SampleProcess(tmp_path).take(job(changes=TWO_RANKS), 150)
+    metrics = answer["metrics"]
+    assert metrics["steps"] == 60
+    samples = metrics["mean_samples_per_sec"] * metrics["window_s"]
+    # The last step of an epoch may have fewer.
+    assert 50 * 2 * 32 < samples <= 60 * 2 * 32
+    assert metrics["peak_process"] > 2**26
+    assert answer["machine"]["torch"]
+
+
+def test_no_rank_is_left_of_a_sample_that_was_stopped(tmp_path: Path) -> None:
+    process = SampleProcess(tmp_path)
+    began: list[psutil.Process] = []
+
+    def stop_when_begun() -> None:
+        wait_until(lambda: len(ranks_below(tmp_path)) == 2)
+        began.extend(ranks_below(tmp_path))
+        process.stop()
+
+    stopper = threading.Thread(target=stop_when_begun)
+    stopper.start()
+    process.take(job(changes=TWO_RANKS, steps=LONG), 150)
+    stopper.join()
+    assert len(began) == 2
+    wait_until(lambda: not any(rank.is_running() for rank in began))
+
+
 def test_the_first_sample_ends_by_time(tmp_path: Path) -> None:
     answer = SampleProcess(tmp_path).take(job(steps=0, seconds=0.3), 120)
     assert answer["metrics"]["steps"] >= 2

@@ -16,9 +16,12 @@ from trainer.config import (
     LIMITS,
     Compile,
     ConfigError,
+    Optimizer,
+    Parallel,
     Precision,
     Problem,
     RunConfig,
+    Runner,
     Workload,
 )
 from trainer.problems import TrainDevice, problems
@@ -154,7 +157,8 @@ def make_arm(
         problem = next((one for one in found if one.field in changes), next(iter(found), None))
     except ConfigError as error:
         problem = error.problem
-    label = ", ".join(_said(field, value, config) for field, value in whole.items())
+    said = (item for item in whole.items() if item[0] != "runner")  # follows from parallel
+    label = ", ".join(_said(field, value, config) for field, value in said)
     return Arm(name=name or arm_name(changes), label=label, changes=whole, problem=problem)
 
 
@@ -197,6 +201,11 @@ def _companions(changes: Mapping[str, Any], config: RunConfig) -> dict[str, Any]
     if "device" in changes and changes["device"] == "cpu":
         needed |= {"pin_memory": False, "non_blocking": False, "copy_stream": False}
         needed |= {"data_on_device": False, "cuda_graphs": False, "memory_warmup": False}
+    if "parallel" in changes:
+        several = changes["parallel"] in (Parallel.DDP, Parallel.FSDP)
+        needed["runner"] = Runner.TORCHRUN if several else Runner.THREAD
+        if changes["parallel"] == Parallel.FSDP and config.optimizer is Optimizer.SGD:
+            needed["fused"] = False  # torch's fused SGD takes no weights that are spread
     # A step of as many samples as before: what accumulation saves is memory.
     parts = changes.get("accumulation")
     if isinstance(parts, int) and parts > 1:

@@ -20,6 +20,7 @@ from trainer.lab.course import (
     rules_of,
 )
 from trainer.lab.plan import Plan
+from trainer.lab.scaling import scaled
 from trainer.lab.statistics import drift
 from trainer.lab.words import impossible, judged, of_drift
 
@@ -131,6 +132,7 @@ def _arm(
     else:
         ended = over or course.phase is not Phase.MEASURING or course.next is None
         verdict = judged(course.arms, arm.name, rules_of(plan), over=ended)
+        verdict |= scaled(plan.config, arm.changes, verdict)
     return {**arm.to_dict(), **verdict, "metrics": medians(samples, arm.name)}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainer.config import Compile, Precision, Problem, RunConfig
+from trainer.config import LIMITS, Compile, Parallel, Precision, Problem, RunConfig, Runner
 from trainer.lab.arms import Arm, make_arm, suggested
 from trainer.problems import TrainDevice
 
@@ -109,6 +109,49 @@ def _cpu_gpu(config: RunConfig, devices: Devices) -> tuple[RunConfig, list[Arm]]
     return baseline, found
 
 
+def _scaling(config: RunConfig, devices: Devices) -> tuple[RunConfig, list[Arm]]:
+    """One device is the baseline. Each rank keeps its batch size, and on a CPU has one thread."""
+    on_cpu = config.device == "cpu"
+    gpus = sum(device.cuda_index is not None and device.reason is None for device in devices)
+    most = os.cpu_count() or 1 if on_cpu else gpus
+    baseline = replace(
+        config,
+        parallel=Parallel.NONE,
+        ranks=1,
+        nodes=1,
+        max_restarts=0,
+        runner=Runner.THREAD,
+        cuda_graphs=False,
+        threads=1 if on_cpu else config.threads,
+    )
+    ways = (Parallel.DDP, Parallel.FSDP) if on_cpu else (Parallel.DP, Parallel.DDP, Parallel.FSDP)
+    found = [
+        make_arm({"parallel": str(way), "ranks": ranks}, baseline, devices)
+        for ranks in _ranks(most)
+        for way in ways
+    ]
+    possible = [arm for arm in found if arm.problem is None]
+    if possible:
+        return baseline, possible
+    reason = next((str(arm.problem.reason) for arm in found if arm.problem is not None), None)
+    have = "one core" if on_cpu else f"{gpus} GPU{'' if gpus == 1 else 's'}"
+    problem = Problem(
+        "ranks", reason or f"this machine has {have}", "Run this sweep where there are several"
+    )
+    return baseline, [Arm(name="ranks=2", label="2 ranks", changes={}, problem=problem)]
+
+
+def _ranks(most: int) -> list[int]:
+    """Return 2, 4, 8, … ranks, and as many as there can be.
+
+    >>> _ranks(6)
+    [2, 4, 6]
+    """
+    powers = [2**power for power in range(1, 7) if 2**power <= most]
+    highest = min(most, int(LIMITS["ranks"][1]))
+    return sorted({*powers, highest} - {1})
+
+
 def _arms(fields: Sequence[str], baseline: RunConfig, devices: Devices) -> list[Arm]:
     return [
         make_arm({field: value}, baseline, devices)
@@ -140,5 +183,11 @@ PRESETS: dict[str, Preset] = {
         label="Precision",
         help="The baseline computes in fp32. Each other precision that RunConfig knows is an arm.",
         build=_precision,
+    ),
+    "scaling": Preset(
+        label="Several devices",
+        help="The baseline trains on one device. The arms are DataParallel, DDP and FSDP on 2, 4, "
+        "… of them. Each rank keeps its batch size, and the samples of all count together.",
+        build=_scaling,
     ),
 }

@@ -15,6 +15,7 @@ from stepscope.run import RunError, RunStatus
 from stepscope.store import StoreError
 from trainer.config import LIMITS, ConfigError, NanPolicy, RunConfig, Runner
 from trainer.lab.arms import changed
+from trainer.lab.rank_sample import taken_by_ranks
 from trainer.lab.window import TooShort, measured
 from trainer.training.run import run
 
@@ -37,17 +38,20 @@ def take(job: Mapping[str, Any]) -> dict[str, Any]:
 def _taken(job: Mapping[str, Any]) -> dict[str, Any]:
     folder, warmup, steps = Path(job["folder"]), int(job["warmup"]), int(job["steps"])
     try:
+        config = changed(RunConfig.from_dict(job["config"]), job["changes"])
         config = replace(
-            changed(RunConfig.from_dict(job["config"]), job["changes"]),
+            config,
             seed=int(job["seed"]),
             epochs=int(LIMITS["epochs"][1]),
             max_steps=warmup + steps if steps else 0,
-            runner=Runner.THREAD,
+            runner=Runner.TORCHRUN if config.distributed else Runner.THREAD,
             nan_policy=NanPolicy.CONTINUE,  # a loss that is no number is a finding, not a failure
             resume="",
         )
     except ConfigError as error:
         return {"reason": str(error)}
+    if config.distributed:
+        return taken_by_ranks(config, folder, warmup, 0.0 if steps else float(job["seconds"]))
     stop, clock = threading.Event(), _Clock(warmup, float(job["seconds"]))
     clock.start(stop, wanted=not steps)
     try:

@@ -77,13 +77,13 @@ def burst_cuts(seconds: Floats) -> NDArray[np.intp]:
     )
 
 
-def measured(folder: Path, warmup: int) -> dict[str, Any]:
-    """Return the metrics of the run in `folder`, its first `warmup` steps left out.
+def measured(folder: Path, warmup: int, rank: int = 0) -> dict[str, Any]:
+    """Return the metrics of one rank of the run in `folder`, its first `warmup` steps left out.
 
     Missing values are None. Raises TooShort, RunError and StoreError.
     """
-    run = open_run(folder)
-    steps = _Steps(run, warmup)
+    run = open_run(folder, rank=rank)
+    steps = Steps(run, warmup)
     samples = float(steps.samples.sum())
     per_second = rate(steps.seconds, steps.samples, steps.epochs)
     loss, finite = _loss(run, steps)
@@ -106,7 +106,7 @@ def measured(folder: Path, warmup: int) -> dict[str, Any]:
     }
 
 
-class _Steps:
+class Steps:
     """The rows of the steps after warm-up."""
 
     def __init__(self, run: Run, warmup: int) -> None:
@@ -122,6 +122,8 @@ class _Steps:
                 f"The run made {len(timed)} steps, {warmup} of them warm-up: nothing is left to "
                 "measure. Give more epochs or fewer warm-up steps."
             )
+        self.times = series.time[self._rows]
+        """When each step ended, in epoch seconds."""
         self.seconds = series.value[self._rows]
         self.samples = self.of("perf/samples_per_sec") * self.seconds
         self.epochs = self.of("train/epoch")
@@ -145,7 +147,7 @@ class _Steps:
         return self.of(key)[-max(1, math.ceil(len(self._rows) * share)) :]
 
 
-def _loss(run: Run, steps: _Steps) -> tuple[float | None, bool]:
+def _loss(run: Run, steps: Steps) -> tuple[float | None, bool]:
     """Return the mean loss of the last steps, and whether all of them were finite numbers."""
     losses = steps.last("train/loss", LOSS_SHARE) if "train/loss" in run.metrics else np.array([])
     finite = bool(len(losses)) and bool(np.isfinite(losses).all())
@@ -160,7 +162,7 @@ def _highest(run: Run, key: str) -> float | None:
     return float(values.max()) if len(values) else None
 
 
-def _device(run: Run, steps: _Steps, samples: float) -> dict[str, Any]:
+def _device(run: Run, steps: Steps, samples: float) -> dict[str, Any]:
     """Return what NVML said during the measured steps; all None on a CPU."""
     clock, power = (_during(run, key, steps) for key in ("gpu/sm_clock", "gpu/power"))
     masks = _during(run, "gpu/throttle_reasons", steps)
@@ -179,7 +181,7 @@ def _device(run: Run, steps: _Steps, samples: float) -> dict[str, Any]:
     }
 
 
-def _during(run: Run, key: str, steps: _Steps) -> tuple[Floats, Floats]:
+def _during(run: Run, key: str, steps: Steps) -> tuple[Floats, Floats]:
     """Return times and values of the first GPU's metric while the measured steps ran."""
     if key not in run.metrics or not run.gpus:
         return np.array([]), np.array([])

@@ -53,7 +53,7 @@ def start(config: RunConfig, root: Path) -> ActiveRun:
     is the status of the run.
     """
     folder = new_run_folder(root, config.workload)
-    _write_pending(folder, config)
+    write_pending(folder, config)
     try:
         return _KINDS[config.runner](config, folder)
     except (OSError, RuntimeError) as error:  # too many processes or threads, no memory for one
@@ -62,7 +62,7 @@ def start(config: RunConfig, root: Path) -> ActiveRun:
         raise OSError(str(error)) from error
 
 
-def _write_pending(folder: Path, config: RunConfig) -> None:
+def write_pending(folder: Path, config: RunConfig) -> None:
     """Write the run.json that stands until the loop's recorder writes its own."""
     now = time.time()
     where = {
