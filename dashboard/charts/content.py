@@ -23,6 +23,10 @@ NOT_BEGUN = (
 CPU_TRAINS = "this run trains on the CPU."
 NOT_SUPPORTED = "not supported on this GPU"
 """NVML's answer for a metric that a GPU does not have, as the sampler records it."""
+LOST = (
+    "Some collectives were overwritten before they were read; they count as large and as long as "
+    "the others."
+)
 WITH_MIG = "not available with MIG enabled"
 
 CUSTOM_CHARTS = 12
@@ -71,7 +75,8 @@ class RunContent:
     `optimizers` are the class names, in the order of their first steps. `custom` are the metrics
     that only this run has, those with a chart; `custom_left` counts the others. `flops_reason`
     says why operations could not be counted, `peak_reason` why their share of the peak is unknown.
-    `ranks` are the processes of a distributed job.
+    `ranks` are the processes of a distributed job; `collectives` says for each metric of its
+    collectives that is missing why, and under `lost` that some were not read.
     """
 
     has_cuda: bool
@@ -87,6 +92,7 @@ class RunContent:
     flops_reason: str | None = None
     peak_reason: str | None = None
     ranks: int = 1
+    collectives: Mapping[str, str] = field(default_factory=dict)
 
 
 def run_content(run: RunInfo) -> RunContent:
@@ -109,7 +115,15 @@ def run_content(run: RunInfo) -> RunContent:
         flops_reason=_text(run_json.get("flops_reason")),
         peak_reason=_text(run_json.get("peak_reason")),
         ranks=world_size_of(run_json),
+        collectives=_collectives(capabilities),
     )
+
+
+def _collectives(capabilities: Mapping[str, Any]) -> dict[str, str]:
+    """Return why metrics are missing; without the growing number of those that were not read."""
+    reasons = _dict(capabilities.get("collectives"))
+    said = {key: text for key, text in reasons.items() if isinstance(text, str)}
+    return said | ({"lost": LOST} if "lost" in said else {})
 
 
 def world_size_of(run_json: Mapping[str, Any]) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+from dashboard.charts.communication import communication
 from dashboard.charts.content import Fit, RunContent, loss_keys, norm_keys, rate_keys
 from dashboard.charts.ledger import ledger_traces, metric_words, place_of
 from dashboard.charts.parts import (
@@ -74,7 +75,8 @@ def _training(content: RunContent) -> list[Json]:
         charts.append(_power(content, "more"))
     if gpu_kind(content) == "heat":
         charts.append(_memory_used(content, "more"))
-    return [*charts, _throughput(content), *_flops(content), *_optimizer(content)]
+    folded = [_throughput(content), *_flops(content), *_optimizer(content)]
+    return [*charts, *folded, *communication(content)]
 
 
 def _recording(content: RunContent) -> list[Json]:

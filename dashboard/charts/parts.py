@@ -41,6 +41,11 @@ COLORS: dict[str, str] = {
     "perf/data_wait": "orange",
     "perf/h2d": "green",
     "perf/gpu_time": "pink",
+    "comm/rate": "blue",
+    "comm/share": "orange",
+    "comm/bytes": "blue",
+    "comm/time": "orange",
+    "comm/bus_bandwidth": "green",
 }
 LINES = ("blue", "green", "orange", "pink", "amber", "gray")
 """Colors of lines that share a metric, such as the losses of several optimizers."""

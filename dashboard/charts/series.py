@@ -52,6 +52,11 @@ FOLDED = {
     "perf/mfu",
     "gpu/temp",
     "gpu/power_limit",
+    "comm/bytes",
+    "comm/rate",
+    "comm/time",
+    "comm/share",
+    "comm/bus_bandwidth",
 }
 """In folded charts only, as are learning rates and gradient norms: sent while they are open."""
 NOT_DRAWN = {
@@ -60,8 +65,6 @@ NOT_DRAWN = {
     "perf/optimizer",
     "perf/backward_compute",
     "perf/comm_wait",
-    "comm/bytes",
-    "comm/time",
     "train/lr",
     "train/grad_norm",
     "train/backwards",
