@@ -20,6 +20,7 @@ pages = [
     st.Page("views/lab.py", title="Lab", url_path="lab"),
     st.Page("views/memory.py", title="Memory", url_path="memory"),
     st.Page("views/devices.py", title="Devices", url_path="devices"),
+    st.Page("views/communication.py", title="Communication", url_path="communication"),
     st.Page("views/runs.py", title="Runs", url_path="runs"),
     st.Page("views/learn.py", title="Learn", url_path="learn"),
 ]

@@ -22,6 +22,7 @@ from pathlib import Path
 import psutil
 import streamlit as st
 
+from dashboard.collective_runs import CollectiveRuns
 from dashboard.crash_watch import CrashWatch
 from dashboard.fit_runs import FitRuns
 from dashboard.hangs import Hangs
@@ -46,6 +47,7 @@ from stepscope.run import (
 )
 from stepscope.sampling.nvml import open_source
 from stepscope.session import force
+from trainer.collectives.plan import Plan as CollectivePlan
 from trainer.config import RunConfig
 from trainer.lab.folder import SweepError
 from trainer.lab.plan import Plan
@@ -58,6 +60,10 @@ log = logging.getLogger(__name__)
 PROJECT = Path(__file__).resolve().parent.parent
 STOP_TIMEOUT_S = 4.0
 FIT_WORKS = "A prediction is at work and would disturb it. Wait some seconds, or stop it."
+COLLECTIVES = (
+    "Collectives are being measured and would be disturbed. Wait for the end, or stop it on the "
+    "page Communication."
+)
 FIT_MEASURES = "The largest batch is being measured. Wait for its end, or stop it."
 
 
@@ -78,6 +84,7 @@ class Services:
         self.index = RunIndex(runs)
         self.lessons = LessonRuns()
         self.fits = FitRuns(runs)
+        self.collectives = CollectiveRuns(runs)
         self.stragglers = Stragglers()
         self.verdicts = Verdicts(stragglers=self.stragglers)
         self.hangs = Hangs()
@@ -160,7 +167,27 @@ class Services:
                 raise RunError(f"Run: {FIT_WORKS}")
             if busy is not None:
                 raise RunError(f"Run: {busy} is active and would disturb it. Stop it first.")
+            if self.collectives.running() is not None:
+                raise RunError(f"Run: {COLLECTIVES}")
             self.lessons.start(lesson)
+
+    def start_collectives(self, plan: CollectivePlan) -> None:
+        """Measure collectives. Raises RunError beside whatever it would disturb, OSError as a run.
+
+        `collective_refusal` says why it would not start.
+        """
+        with self._lock:
+            refused = self.collective_refusal()
+            if refused is not None:
+                raise RunError(f"Measure: {refused}")
+            self.collectives.start(plan)
+
+    def collective_refusal(self) -> str | None:
+        """Say why no collectives can be measured now; None where they can."""
+        busy = self.active_id() or self.sweeps.active_id()
+        if busy is not None:
+            return f"{busy} is running and would disturb the measurement. Stop it first."
+        return self.lesson_refusal() or (FIT_WORKS if self.fits.running() is not None else None)
 
     def start_fit(self, config: RunConfig, *, largest: bool) -> None:
         """Predict a run's memory; with `largest` also measure throughput in short runs.
@@ -185,7 +212,9 @@ class Services:
         return self.lesson_refusal()
 
     def lesson_refusal(self) -> str | None:
-        """Say why nothing can be started beside the lesson that runs; None where none does."""
+        """Say why nothing can be started beside a lesson or a measurement of collectives."""
+        if self.collectives.running() is not None:
+            return COLLECTIVES
         lesson = self.lessons.running()
         if lesson is None:
             return None
@@ -285,6 +314,7 @@ class Services:
         """Stop the active run or sweep and flush its data; a second call does nothing."""
         self.lessons.close()
         self.fits.close()
+        self.collectives.close()
         with self._lock:
             active, self._active = self._active, None
         if active is not None and not active.stop(STOP_TIMEOUT_S):

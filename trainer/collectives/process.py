@@ -69,11 +69,12 @@ class Measurement:
         self._errors = b""
         self._process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+                # torchrun, which ends with this process: the pipe ends then.
+                *(sys.executable, "-m", "trainer.runners.agent", "--standalone"),
                 *(f"--nproc-per-node={plan.ranks}", "-m", "trainer.collectives.rank"),
                 plan.to_json(),
             ],
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=_PROJECT,
@@ -134,7 +135,7 @@ class Measurement:
             timer.cancel()
             code = self._process.wait()
             self._threads[1].join(1.0)
-            for pipe in (self._process.stdout, self._process.stderr):
+            for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
                 if pipe is not None:
                     pipe.close()
             self._ended = self._end_of(code)

@@ -1,0 +1,197 @@
+"""What to measure of collectives, how far it is, and what was measured, now and before."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import streamlit as st
+
+from dashboard.charts.collectives import SHOWN, figure, table_html
+from dashboard.format import escape_markdown
+from dashboard.services import Services
+from stepscope.formatting import format_bytes
+from stepscope.run import RunError
+from trainer.collectives.plan import (
+    GLOO,
+    KIB,
+    MOST_RANKS,
+    NCCL,
+    OPERATIONS,
+    Plan,
+    PlanError,
+    refusal,
+    sizes_between,
+)
+from trainer.collectives.process import MeasurementState
+from trainer.collectives.results import ResultError
+from trainer.collectives.table import closing
+
+LOOK_S, AGAIN_S = 0.5, 5.0
+"""How often the results are read: while a measurement is at work, and while none is."""
+READING_WIDTH = 820
+"""Pixels of the widest line of text that is read with ease."""
+LARGEST = tuple(size * 2**20 for size in (1, 4, 16, 64, 256, 1024))
+NAMES = {GLOO: "gloo (CPUs)", NCCL: "nccl (GPUs)"}
+
+
+def introduction() -> None:
+    """Say what the page measures."""
+    st.markdown("### Communication")
+    st.container(width=READING_WIDTH).markdown(
+        "How fast processes on this machine pass tensors on, for each collective and size. "
+        "**Algorithm bandwidth** is size over time. **Bus bandwidth** is what one link must carry "
+        "for it, which does not depend on the number of ranks: hold it against what the link can "
+        "do. Small sizes show the delay of a call, large ones the link."
+    )
+
+
+def choice(server: Services) -> None:
+    """Draw the settings, and the button that starts or stops."""
+    found = server.devices()
+    gpus = sum(1 for one in found.devices if one.cuda_index is not None)
+    columns = st.columns([2, 2, 2, 4])
+    backend = columns[0].selectbox(
+        "Backend",
+        list(NAMES),
+        index=1 if gpus > 1 else 0,
+        format_func=NAMES.__getitem__,
+        key="collectives_backend",
+        help="gloo passes tensors of CPUs on, NCCL those of GPUs, one GPU a rank.",
+    )
+    ranks = columns[1].number_input(
+        "Ranks",
+        min_value=2,
+        max_value=MOST_RANKS,
+        value=min(MOST_RANKS, max(2, gpus)),
+        key="collectives_ranks",
+        help="Number of processes. More than there are CPU cores slow each other down with gloo.",
+    )
+    largest = columns[2].selectbox(
+        "Largest size",
+        LARGEST,
+        index=2,
+        format_func=format_bytes,
+        key="collectives_largest",
+        help="From 1 KiB in steps of four times. Sizes whose buffers would take more than a "
+        "quarter of the free memory are left out.",
+    )
+    operations = columns[3].multiselect(
+        "Operations",
+        OPERATIONS,
+        default=OPERATIONS,
+        key="collectives_operations",
+        help="Each takes about a second for each size.",
+    )
+    try:
+        plan = Plan(
+            backend=backend,
+            ranks=int(ranks),
+            operations=tuple(operations),
+            sizes=sizes_between(KIB, largest),
+        )
+        refused = refusal(plan, gpus, found.cuda_reason)
+    except PlanError:
+        plan, refused = Plan(), "Choose at least one operation."
+    _start_button(server, plan, refused)
+
+
+def _start_button(server: Services, plan: Plan, refused: str | None) -> None:
+    if server.collectives.running() is not None:
+        if st.button("Stop", icon=":material/stop:", help="End it; what was measured is kept."):
+            server.collectives.close()
+            st.rerun()
+        return
+    refused = refused or server.collective_refusal()
+    pressed = st.button(
+        "Measure",
+        type="primary",
+        icon=":material/speed:",
+        disabled=refused is not None,
+        help="Start torchrun with these processes on this machine.",
+    )
+    if refused is not None:
+        st.caption(f":material/block: {escape_markdown(refused)}")
+    if pressed and refused is None:
+        try:
+            server.start_collectives(plan)
+        except (RunError, OSError) as error:
+            st.error(f"The measurement could not start. {error}")
+        else:
+            st.session_state.pop("collectives_shown", None)
+            st.rerun()
+
+
+def results(server: Services) -> None:
+    """Draw what is measured now, or a measurement that was kept."""
+    running = server.collectives.running() is not None
+    every = LOOK_S if running else AGAIN_S
+    st.fragment(functools.partial(_results, server, running), run_every=every)()
+
+
+def _results(server: Services, was_running: bool) -> None:
+    if was_running != (server.collectives.running() is not None):
+        st.rerun()  # so that it is read as often as there is something new
+    last = server.collectives.last()
+    output = last.output() if last is not None else None
+    if last is not None and output is not None and output.state is MeasurementState.RUNNING:
+        done = len(output.document["rows"])
+        st.progress(
+            min(1.0, done / last.plan.count),
+            text=f"{done} of {last.plan.count} results in {output.seconds:.0f} s. Starting the "
+            "processes takes the first seconds.",
+        )
+        _show(output.document, None)
+        return
+    if output is not None and output.reason is not None:
+        st.error(f"The last measurement has failed. {escape_markdown(output.reason)}")
+    _kept(server)
+
+
+def _kept(server: Services) -> None:
+    """Draw a measurement that was kept, and another one beside it."""
+    names = server.collectives.names()
+    if not names:
+        st.info("Nothing has been measured yet. Press **Measure**.", icon=":material/info:")
+        return
+    columns = st.columns(2)
+    shown = columns[0].selectbox(
+        "Measurement",
+        names,
+        key="collectives_shown",
+        help="Files in the folder `collectives` beside the runs, the newest first.",
+    )
+    other = columns[1].selectbox(
+        "Compare with",
+        [name for name in names if name != shown],
+        index=None,
+        placeholder="nothing",
+        key="collectives_other",
+        help="Drawn as dotted lines.",
+    )
+    try:
+        document = server.collectives.read(shown)
+        compared = server.collectives.read(other) if other is not None else None
+    except ResultError as error:
+        st.warning(escape_markdown(str(error)), icon=":material/error:")
+        return
+    _show(document, compared)
+
+
+def _show(document: dict[str, Any], other: dict[str, Any] | None) -> None:
+    what = st.segmented_control(
+        "Chart",
+        list(SHOWN),
+        default="Bus bandwidth",
+        key="collectives_chart",
+        help="Both axes are logarithmic. The dashed line is what the link can do.",
+    )
+    drawn = figure(what or "Bus bandwidth", document, other)
+    if drawn is not None:
+        config = {"displayModeBar": False}
+        st.plotly_chart(drawn, key="collectives_figure", config=config)
+    for line in closing(document):
+        st.caption(escape_markdown(line))
+    if document["rows"]:
+        with st.container(key="lab_table"):
+            st.html(table_html(document))

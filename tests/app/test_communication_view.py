@@ -1,0 +1,115 @@
+"""The communication page: refusals with reasons, a real measurement, files to compare."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from dashboard import services
+from stepscope.run import RunError
+from tests.app.test_live_view import GPU, Machine, label, machine, text_of
+from tests.unit.test_collectives_plan import ROW
+from trainer.collectives.plan import Plan
+from trainer.collectives.results import new_result_path, write_result
+
+__all__ = ["machine"]
+DOCUMENT: dict[str, Any] = {
+    "backend": "nccl",
+    "ranks": 8,
+    "machine": {"device": "H100", "link": {"name": "18 NVLinks", "bytes_per_s": 450e9}},
+    "rows": [ROW, {"operation": "broadcast", "bytes": 2**30, "reason": "no room <b>"}],
+}
+
+
+@pytest.fixture
+def communication(page: Callable[..., AppTest]) -> Callable[[], AppTest]:
+    """Open the page."""
+
+    def opened() -> AppTest:
+        app = page()
+        app.switch_page("views/communication.py").run()
+        assert not app.exception
+        return app
+
+    return opened
+
+
+def test_nothing_measured_says_what_to_press(
+    communication: Callable[[], AppTest], machine: Machine
+) -> None:
+    machine()
+    app = communication()
+    assert "Nothing has been measured yet. Press **Measure**." in [one.value for one in app.info]
+    assert label(app, "selectbox", "Backend").value == "gloo"
+    for kind, name in (
+        ("selectbox", "Backend"),
+        ("number_input", "Ranks"),
+        ("selectbox", "Largest size"),
+        ("multiselect", "Operations"),
+        ("button", "Measure"),
+    ):
+        assert label(app, kind, name).help
+    label(app, "selectbox", "Backend").select("nccl").run()
+    assert label(app, "button", "Measure").disabled
+    assert "NCCL needs GPUs. torch" in text_of(app)
+    label(app, "selectbox", "Backend").select("gloo").run()
+    label(app, "multiselect", "Operations").set_value([]).run()
+    assert "Choose at least one operation." in text_of(app)
+
+
+def test_with_two_gpus_nccl_is_offered_and_more_ranks_are_refused(
+    communication: Callable[[], AppTest], machine: Machine
+) -> None:
+    machine(GPU, replace(GPU, id="GPU-other", cuda_index=1))
+    app = communication()
+    assert label(app, "selectbox", "Backend").value == "nccl"
+    assert label(app, "number_input", "Ranks").value == 2
+    assert not label(app, "button", "Measure").disabled
+    label(app, "number_input", "Ranks").set_value(3).run()
+    assert "a GPU for each of the 3 ranks, and there are 2 here" in text_of(app)
+
+
+def test_it_measures_keeps_and_shows(
+    communication: Callable[[], AppTest], machine: Machine, server: services.Services
+) -> None:
+    machine()
+    app = communication()
+    label(app, "selectbox", "Largest size").select(2**20).run()
+    label(app, "multiselect", "Operations").set_value(["broadcast"]).run()
+    label(app, "button", "Measure").click().run()
+    assert label(app, "button", "Stop").help
+    with pytest.raises(RunError, match="Collectives are being measured"):
+        server.start_collectives(Plan())
+    assert "page Communication" in str(server.lesson_refusal())
+    until = time.monotonic() + 90
+    while server.collectives.running() is not None:
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    app.run()
+    assert not app.exception
+    [name] = server.collectives.names()
+    assert label(app, "selectbox", "Measurement").value == name
+    assert [row["bytes"] for row in server.collectives.read(name)["rows"]][-1] == 2**20
+    assert "2 ranks by gloo on" in text_of(app)
+    assert server.lesson_refusal() is None
+
+
+def test_kept_ones_are_compared_and_a_broken_one_is_said(
+    communication: Callable[[], AppTest], machine: Machine, server: services.Services
+) -> None:
+    machine()
+    for _ in range(2):
+        write_result(new_result_path(server.runs, "nccl", 8), DOCUMENT)
+    first, second = server.collectives.names()
+    app = communication()
+    assert "8 ranks by nccl on H100, 18 NVLinks" in text_of(app)
+    label(app, "selectbox", "Compare with").select(second).run()
+    assert not app.exception
+    (server.runs / "collectives" / f"{first}.json").write_text("{")
+    app.run()
+    assert "cannot be read" in text_of(app)
