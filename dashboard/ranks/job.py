@@ -180,12 +180,12 @@ class Job:
             return
         try:
             with RunReader(self.folder, number) as reader:
-                rank.complete = self._read(reader, number, is_over) or rank.complete
+                has_all = self._read(reader, number, is_over)
         except StoreError as error:  # being made, or broken: the others are shown all the same
             log.debug("rank %d of %s: %s", number, self.folder.name, error)
-            rank.complete = True
-        if rank.complete:
-            rank.changed = changed
+            has_all = True
+        if has_all:
+            rank.complete, rank.changed = True, changed
 
     def _meet(self, number: int) -> None:
         before = self.members.get(number)
@@ -198,7 +198,8 @@ class Job:
     def _read(self, reader: RunReader, number: int, is_over: Callable[[], bool]) -> bool:
         """Read what is new in the series of a store; return False where time was up before all."""
         rank = self._ranks[number]
-        for info in reader.series():
+        found = reader.series()
+        for info in found:
             targets = list(self._targets(info, number))
             rows = [target.row for target in targets]
             seen, before = rank.series.get(info.id, (0, rows))
@@ -214,8 +215,8 @@ class Job:
                 newest = reader.read(info.id, max(0, info.rows - TAIL), info.rows, 1)
             for target in targets:
                 self._take(target, block, newest, afresh=seen == 0)
-            if is_over():
-                return all(info.id in rank.series for info in reader.series())
+            if is_over() and info is not found[-1]:
+                return False
         return True
 
     def _take(self, rank: _Rank, block: Block, newest: Block, *, afresh: bool) -> None:

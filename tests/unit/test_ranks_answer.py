@@ -95,10 +95,9 @@ class Tab:
         return answer
 
     def settle(self) -> None:
-        for _ in range(2000):
-            answer = self.ask(only_strips=bool(self.shown) and bool(self.question.columns))
-            if not answer["more"]:
-                break
+        answer = self.ask()
+        while answer["more"]:
+            answer = self.ask(only_strips=bool(self.shown) and "columns" in answer)
         self.ask()
 
 
@@ -151,6 +150,24 @@ def test_only_new_rows_are_read_and_only_changed_columns_sent(
     other.settle()
     assert read == [3]
     assert set(other.columns) == set(range(18))
+
+
+def test_what_did_not_fit_into_the_time_is_read_by_the_next_questions(
+    job: JobFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dashboard.ranks.job.BUDGET_S", 0.0)
+    monkeypatch.setattr("dashboard.ranks.job.FIRST_BUDGET_S", 0.0)
+    for rank in range(2):
+        job.steps(rank, 1, 41, allocated=2.0**30)
+    tab = Tab(job.folder)
+    tab.settle()
+    for rank in range(2):
+        job.steps(rank, 41, 44, time=0.3)
+        job.steps(rank, 41, 44, allocated=2.0**31)
+    for _ in range(4):
+        tab.ask()
+    assert tab.shown["table"]["step"] == [43, 43]
+    assert tab.shown["table"]["memory"] == [2048, 2048]
 
 
 def test_another_metric_is_sent_from_the_beginning(job: JobFolder) -> None:
