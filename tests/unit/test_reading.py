@@ -147,3 +147,14 @@ def test_a_star_import_leaves_the_builtin_open_alone() -> None:
 def test_a_name_that_no_file_system_takes_is_an_unknown_run() -> None:
     with pytest.raises(RunError, match="must be the name of a run folder"):
         stepscope.open("a" * 300)
+
+
+def test_the_ranks_of_a_job_are_listed(recorder: Recorder) -> None:
+    folder = recorder.folder
+    assert stepscope.open("first").ranks == (0,)
+    for number in (10, 2):
+        Recorder(folder, name="first", rank=number).close(RunStatus.FINISHED)
+    (folder / "rank-3.sqlite").touch()
+    (folder / "rank07.sqlite").touch()
+    assert stepscope.open("first").ranks == (0, 2, 10)
+    assert stepscope.open("first", rank=10).rank == 10
