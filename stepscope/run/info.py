@@ -21,6 +21,8 @@ GONE = (
     "What was recorded is shown; resume from the last checkpoint."
 )
 
+_HUNG = "It hung before:"
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RunInfo:
@@ -80,18 +82,21 @@ def read_run(folder: Path) -> RunInfo:
     status, reason, cause = own.status, own.run_json.get("reason"), own
     if status is RunStatus.CRASHED:
         reason = f"The training process is {GONE}"
-    told = None if status.live else _told_end(own.run_json)
-    if told is not None:
-        return RunInfo(folder, told[0], told[1], own.age_s, own.run_json, told[2], told[2])
+    number, rank = cause.number, cause.rank
     if own.run_json.get("world_size", 1) != 1:
-        if not status.live:
+        told = None if status.live else _told_end(own.run_json)
+        if told is not None:
+            status, reason, number = told
+            rank = number
+        elif not status.live:
             status, reason, cause = _end_of_all([own, *other_ranks(folder)], reason)
+            number, rank = cause.number, cause.rank
         hung = hung_in(folder) if status in (RunStatus.FAILED, RunStatus.CRASHED) else None
-        if hung is not None:
-            reason = f"{reason} It hung before: {hung[:1].lower()}{hung[1:]}"
+        if hung is not None and _HUNG not in str(reason):
+            reason = f"{reason} {_HUNG} {hung[:1].lower()}{hung[1:]}"
         absent = absence(absences(folder, own, ended=not status.live))
         reason = " ".join(filter(None, (reason, absent))) or None
-    return RunInfo(folder, status, reason, own.age_s, own.run_json, cause.number, cause.rank)
+    return RunInfo(folder, status, reason, own.age_s, own.run_json, number, rank)
 
 
 def restart_expected(run: RunInfo) -> bool:

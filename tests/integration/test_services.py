@@ -65,7 +65,7 @@ def test_the_end_of_a_busy_run_is_written_with_the_servers(
 ) -> None:
     began, free = threading.Event(), threading.Event()
 
-    def busy(config: RunConfig, session: Session, stop: threading.Event) -> Outcome:
+    def busy(config: RunConfig, session: Session, *_: object) -> Outcome:
         session.recorder.set_status(RunStatus.RUNNING)
         began.set()
         free.wait()
