@@ -103,6 +103,16 @@ def test_a_job_stopped_while_it_starts_reads_as_stopped(tmp_path: Path) -> None:
     assert read_run(run.folder).status is RunStatus.STOPPED
 
 
+def test_somebody_else_may_end_torchrun(tmp_path: Path) -> None:
+    """As Slurm at the end of a job's time, and the page where it ends a job by force."""
+    run = start(tmp_path, max_restarts=1)
+    wait_until(lambda: step_of(run.folder) > 5, 90)
+    os.kill(run._process.pid, signal.SIGTERM)
+    ended = wait_for_end(run)
+    assert ended.status is RunStatus.STOPPED, ended.reason
+    assert "job_end" not in ended.run_json
+
+
 def test_ranks_that_do_not_stop_are_killed(tmp_path: Path) -> None:
     run = start(tmp_path)
     wait_until(lambda: step_of(run.folder) > 5, 90)
@@ -147,7 +157,9 @@ def test_ranks_end_when_torchrun_is_killed(tmp_path: Path) -> None:
     os.kill(run._process.pid, signal.SIGKILL)
     _, alive = psutil.wait_procs(ranks, 60)
     assert alive == []
-    assert "torchrun" in str(read_run(run.folder).reason)
+    ended = wait_for_end(run)
+    assert ended.status is RunStatus.STOPPED
+    assert "torchrun, which had started the ranks, is gone" in str(ended.reason)
 
 
 def test_a_killed_rank_restarts_all_and_nothing_is_lost(tmp_path: Path) -> None:

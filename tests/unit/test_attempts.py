@@ -24,7 +24,7 @@ from trainer.runners.attempts import (
     free_number,
     newest_number,
 )
-from trainer.runners.job_end import JobEnd, end_of, note_job_end
+from trainer.runners.job_end import JobEnd, end_of, note_job_end, was_told_to_end
 
 CONFIG = RunConfig(parallel=Parallel.DDP, runner=Runner.TORCHRUN, ranks=2)
 GONE = {"pid": 2**22 + 7, "pid_started": 1.0}
@@ -118,6 +118,15 @@ def test_a_job_that_cannot_start_says_why(tmp_path: Path, text: str, why: str) -
     end = end_of(tmp_path / "job", log)
     assert end.status is RunStatus.FAILED
     assert why in end.short
+
+
+def test_torchrun_that_was_told_to_end_is_no_failure(tmp_path: Path) -> None:
+    log = tmp_path / "worker.log"
+    assert not was_told_to_end(log)
+    log.write_text("SignalException: Process 1 got signal: 15\n" + "ValueError: no\n" * 200)
+    assert not was_told_to_end(log)  # long before the end: an attempt of which there were more
+    log.write_text(log.read_text() + "x.SignalException: Process 1 got signal: 15\n")
+    assert was_told_to_end(log)
 
 
 def test_a_rank_killed_while_it_starts(tmp_path: Path) -> None:

@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 LOG_BYTES = 200_000
 """End of torchrun's output that is read: each attempt may print a traceback a rank."""
+TOLD_BYTES = 2000
+"""Characters at the end of its output in which torchrun names the signal that has ended it."""
 _FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: \d+ \(pid: (\d+)\)")
 _ERROR_LINE = re.compile(r"(?:\[\w+\]:)?\s*((?:[A-Za-z_]\w*\.)*[A-Za-z_]*(?:Error|Exception): .+)")
 _OF_TORCHRUN = ("ChildFailedError", "SignalException")
@@ -93,6 +95,11 @@ def not_started_text(text: str, code: int | None) -> str:
     number = "" if code is None else f" (exit code {code})"
     last = own[-1:] or text.strip().splitlines()[-1:] or ["torchrun has printed nothing"]
     return f"the ranks could not start{number}: {last[0][:300].rstrip('.')}"
+
+
+def was_told_to_end(log_file: Path) -> bool:
+    """Say whether torchrun has ended by a signal from outside: the ranks say how they ended."""
+    return "SignalException: " in log_text(log_file)[-TOLD_BYTES:]
 
 
 def note_job_end(folder: Path, end: JobEnd, restarted_as: str | None = None) -> None:

@@ -12,15 +12,16 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import psutil
 
-from stepscope.run import RunError, RunStatus, read_run
+from stepscope.run import RunError, RunStatus, rank_pids, read_run
 from trainer.config import RunConfig
 from trainer.launch import rank_variables
 from trainer.runners.attempts import attempt_folder, ended_badly, newest_number
-from trainer.runners.job_end import JobEnd, end_of, note_job_end
+from trainer.runners.job_end import JobEnd, end_of, note_job_end, was_told_to_end
 from trainer.runners.unrecorded import WORKER_LOG, cut_off, not_started
 
 log = logging.getLogger(__name__)
@@ -28,6 +29,9 @@ log = logging.getLogger(__name__)
 PROJECT = Path(__file__).resolve().parents[2]
 KILLED_S = 2.0
 """Time that the system may need to end the killed processes of a job."""
+ORPHANS_S = 30.0
+"""Time in which ranks without a torchrun end, at the latest."""
+LOOK_S = 0.2
 
 
 class TorchrunRun:
@@ -90,11 +94,12 @@ class TorchrunRun:
 
     def _kill(self) -> None:
         """Kill torchrun and the ranks, each of which leads a session with its loaders' workers."""
-        processes = []
+        pids = {*_pids(self.folder)}
         with contextlib.suppress(psutil.Error):
-            processes = psutil.Process(self._process.pid).children(recursive=True)
+            below = psutil.Process(self._process.pid).children(recursive=True)
+            pids |= {process.pid for process in below}
         # torchrun first, so that it starts none again.
-        for pid in (self._process.pid, *(process.pid for process in processes)):
+        for pid in ([self._process.pid] if self._process.poll() is None else []) + [*pids]:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
 
@@ -102,11 +107,29 @@ class TorchrunRun:
         code = self._process.wait()
         if self._process.stdin is not None:
             self._process.stdin.close()
-        folder = self.folder
+        folder, printed = self.folder, self._first / WORKER_LOG
+        if code < 0:
+            self._await_ranks(folder)
         if self._stopping:
             not_started(folder)
+        elif code < 0 or was_told_to_end(printed):
+            not_started(folder, "torchrun was ended before the ranks had started.")
         elif code != 0:
-            note_job_end(folder, end_of(folder, self._first / WORKER_LOG))
+            note_job_end(folder, end_of(folder, printed))
+
+    def _await_ranks(self, folder: Path) -> None:
+        """Wait for ranks whose torchrun was killed: they see it and stop by themselves."""
+        until = time.monotonic() + ORPHANS_S
+        while time.monotonic() < until and any(_pids(folder)):
+            time.sleep(LOOK_S)
+
+
+def _pids(folder: Path) -> list[int]:
+    """Return the numbers of the ranks that run."""
+    with contextlib.suppress(RunError):
+        run = read_run(folder)
+        return [pid for pid in rank_pids(run) if pid != os.getpid()]  # ours while it is pending
+    return []
 
 
 def torchrun_arguments(config: RunConfig, folder: Path) -> list[str]:
