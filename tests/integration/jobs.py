@@ -40,24 +40,24 @@ def launch(
     configs: Mapping[str, RunConfig],
     *,
     fails: Mapping[str, tuple[int, int]] | None = None,
+    scale: Mapping[str, float] | None = None,
     **env: str,
 ) -> str:
-    """Train configurations in turn, in one job; one that fails is the last.
+    """Train configurations in turn, in one job or, without ranks, one process; return its output.
 
-    Return what was said.
+    `fails` and `scale` are told in tests/scripts/training_ranks.py; what fails is the last.
     """
+    planted = {"fails": fails or {}, "scale": scale or {}}
     jobs = {
         name: {"config": config.to_dict()}
-        | ({"fails": fails[name]} if name in (fails or {}) else {})
+        | {what: of_job[name] for what, of_job in planted.items() if name in of_job}
         for name, config in configs.items()
     }
     listed = folder / f"jobs-{ranks}.json"
     listed.write_text(json.dumps(jobs))
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     done = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", str(ranks), str(PROGRAM), str(listed), str(folder)),
-        ],
+        [sys.executable, *(torchrun if ranks else []), str(PROGRAM), str(listed), str(folder)],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **env},
         text=True,

@@ -1,7 +1,8 @@
 """One rank of a job that trains several configurations in turn: JOBS.json FOLDER.
 
 Importing torch takes seconds, so tests put all they need from so many ranks into one launch. A job
-may name a rank that fails at a step, as `fails: [rank, step]`.
+may name a rank that fails at a step, as `fails: [rank, step]`, and the first loss scale of fp16, as
+`scale`. Without torchrun it is one process.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 import trainer.training.run as training
 from stepscope.run import RunStatus
-from trainer.config import RunConfig
+from trainer.config import Precision, RunConfig
+from trainer.training import state
 from trainer.training.commands import OwnCommands
 
 RANK = int(os.environ.get("RANK", "0"))
@@ -26,7 +29,8 @@ def main() -> None:
     training.leave = lambda: None  # type: ignore[assignment]  # the next job meets in this group
     jobs: dict[str, dict[str, Any]] = json.loads(Path(sys.argv[1]).read_text())
     for name, job in jobs.items():
-        plant(*job.get("fails", (-1, 0)))
+        plant_failure(*job.get("fails", (-1, 0)))
+        plant_scale(job.get("scale", 2.0**16))
         folder = Path(sys.argv[2]) / name
         folder.mkdir(exist_ok=True)
         status = training.run(RunConfig.from_dict(job["config"]), folder)
@@ -34,11 +38,14 @@ def main() -> None:
         sys.stdout.flush()
         if status is not RunStatus.FINISHED:
             os._exit(1)
+        if torch.cuda.is_initialized():
+            peaks = [torch.cuda.max_memory_allocated(i) for i in range(torch.cuda.device_count())]
+            (folder / f"peaks{RANK}.txt").write_text(json.dumps(peaks))
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
-def plant(rank: int, step: int) -> None:
+def plant_failure(rank: int, step: int) -> None:
     """Let the training of this rank fail after a step, if it is the one."""
 
     def check(self: OwnCommands) -> None:
@@ -46,6 +53,15 @@ def plant(rank: int, step: int) -> None:
             raise ValueError("planted by the test")
 
     OwnCommands.check = check  # type: ignore[method-assign]
+
+
+def plant_scale(scale: float) -> None:
+    """Begin fp16 with this loss scale: a large one overflows in the first steps."""
+
+    def scaler(precision: Precision) -> torch.amp.GradScaler:
+        return torch.amp.GradScaler("cuda", scale, enabled=precision is Precision.FP16)
+
+    state.grad_scaler = scaler
 
 
 if __name__ == "__main__":
