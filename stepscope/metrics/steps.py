@@ -16,7 +16,8 @@ STEPS: tuple[Metric, ...] = (
         "training loop",
         "Loss of this optimizer step's batch, averaged over its samples. In a watched script: "
         "sum of the scalars on which backward() was called since the last step or zero_grad(), "
-        "if they changed gradients of the optimizer.",
+        "if they changed gradients of the optimizer. Of several ranks each records that of its own "
+        "samples: the mean over ranks is that of the global batch.",
     ),
     _step(
         "train/backwards",
@@ -69,7 +70,8 @@ STEPS: tuple[Metric, ...] = (
         Unit.NONE,
         "validation loss",
         "training loop",
-        "Mean loss over the validation split, once an epoch.",
+        "Mean loss over the validation split, once an epoch; all ranks of a job share the split "
+        "and have the same number.",
     ),
     _step(
         "val/accuracy",
@@ -104,7 +106,8 @@ STEPS: tuple[Metric, ...] = (
         Unit.PER_SECOND,
         "samples/s",
         "host clock",
-        "Samples of this step divided by its step time.",
+        "Samples of this step divided by its step time; of several ranks each records its own, "
+        "and the job's rate is their sum.",
     ),
     _step(
         "perf/tokens_per_sec",

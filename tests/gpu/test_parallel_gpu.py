@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from stepscope.run import read_run
+from stepscope.store.reader import RunReader
 from tests.conftest import Need
 from tests.gpu.conftest import SIMULATED
 from tests.integration.jobs import job, launch, mean_loss, recorded
@@ -156,8 +157,6 @@ def test_fsdp_halves_the_memory_of_the_weights(two: Path) -> None:
 
 
 def recorded_sample(folder: Path, key: str, rank: int) -> float:
-    from stepscope.store.reader import RunReader  # noqa: PLC0415
-
     with RunReader(folder, rank) as reader:
         info = next(series for series in reader.series() if series.stream == "samples")
         block = reader.read(info.id, 0, info.rows, 1)

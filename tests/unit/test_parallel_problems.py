@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 
-from trainer.config import Compile, Parallel, Precision, RunConfig, Runner, Workload, defaults
+from trainer.config import (
+    Compile,
+    Optimizer,
+    Parallel,
+    Precision,
+    RunConfig,
+    Runner,
+    Workload,
+    defaults,
+)
 from trainer.parallel_problems import parallel_notes, start_problem, step_sentence
 from trainer.problems import TrainDevice, choice_problem, problems
 
@@ -53,6 +62,18 @@ def test_other_machines_may_have_more_gpus() -> None:
     assert refused(several) == {}
     assert start_problem(several) is not None
     assert start_problem(config(DDP)) is None
+
+
+def test_the_fused_sgd_has_no_form_for_weights_that_are_spread() -> None:
+    for parallel, fields in ((FSDP, {"fused", "optimizer"}), (DDP, set())):
+        assert refused(config(parallel, optimizer=Optimizer.SGD)).keys() == fields
+    assert refused(config(FSDP, optimizer=Optimizer.SGD, fused=False)) == {}
+
+
+def test_blocks_that_compute_again_cannot_be_copied_to_other_gpus() -> None:
+    found = refused(config(DP, activation_checkpointing=True))
+    assert found.keys() == {"activation_checkpointing", "parallel"}
+    assert refused(config(DDP, activation_checkpointing=True)) == {}
 
 
 def test_data_parallel_is_for_gpus_of_one_process() -> None:

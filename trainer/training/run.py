@@ -184,7 +184,8 @@ def _attempt(attempt: _Attempt) -> Outcome:
     if outcome.failure is not None:
         attempt.session.note_failure(outcome, trace, before=at_failure, after=after)
     kept = after.get("memory/allocated", 0) - baseline.get("memory/allocated", 0)
-    if kept > 0:
+    # Of a job, whose process ends now, torch still holds DDP's last buckets.
+    if kept > 0 and not attempt.ranks.several:
         log.warning("%s stay allocated on the GPU after the run", format_bytes(kept))
     return outcome
 
