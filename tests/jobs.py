@@ -82,11 +82,12 @@ def until(look: Callable[[], Any], failure: str) -> Any:
 
 
 def job(
-    root: Path, ranks: int, *planted: str, how: str = "ddp", steps: int = 10**6
+    root: Path, ranks: int, *planted: str, how: str = "ddp", steps: int = 10**6, restarts: int = 0
 ) -> AbstractContextManager[Job]:
     """A script that is watched, or records itself (`init`)."""
     watch = [] if how == "init" else ["-m", "stepscope.watch", "--runs", str(root / "runs")]
-    return started(root, ranks, [*watch, str(SCRIPTS / "rank_steps.py"), str(steps), how, *planted])
+    program = [*watch, str(SCRIPTS / "rank_steps.py"), str(steps), how, *planted]
+    return started(root, ranks, program, restarts)
 
 
 def training(root: Path, parallel: Parallel) -> AbstractContextManager[Job]:
@@ -96,11 +97,12 @@ def training(root: Path, parallel: Parallel) -> AbstractContextManager[Job]:
 
 
 @contextmanager
-def started(root: Path, ranks: int, program: list[str]) -> Iterator[Job]:
+def started(root: Path, ranks: int, program: list[str], restarts: int = 0) -> Iterator[Job]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
+    torchrun += [f"--max-restarts={restarts}"]
     process = subprocess.Popen(
         [*torchrun, f"--master-port={port}", *program],
         cwd=root,

@@ -10,7 +10,7 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from stepscope.run import (
     read_only_reason,
     write_run_json,
 )
+from stepscope.run.launch import RESTARTS
 from stepscope.run.rank_files import find_rank, other_ranks
 
 log = logging.getLogger(__name__)
@@ -34,6 +35,9 @@ TERM_S = 5.0
 KILL_S = 2.0
 """Time that the system may need to end a killed process, unless it waits in a driver."""
 LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate")
+MAX_RESTARTS = "TORCHELASTIC_MAX_RESTARTS"
+OTHERS_S = 5.0
+"""Time that the other ranks are given to write their end."""
 REASON = "Ended by force from the page: {}."
 
 
@@ -61,6 +65,23 @@ def end_job(run: RunInfo) -> str:
         return f"End now: SIGKILL sent; {len(stay)} still there: {still} in a driver or for a disk."
     what = "rank has" if len(ranks) == 1 else "ranks have"
     return f"End now: {len(ranks)} {what} ended ({signals})."
+
+
+def keep_stopped(run: RunInfo, environ: Mapping[str, str]) -> None:
+    """Once all ranks of this host have ended by Stop, end the launcher that would start them again.
+
+    Called by one of them as its last act; waits OTHERS_S at most for the others.
+    """
+    left, used = (environ.get(name, "") for name in (MAX_RESTARTS, RESTARTS))
+    if not (left.isdecimal() and used.isdecimal() and int(left) > int(used)):
+        return
+    launcher = _launcher(psutil.Process())
+    until = time.monotonic() + OTHERS_S
+    while launcher is not None and dict(_ranks(run)) and time.monotonic() < until:
+        time.sleep(0.01)
+    if launcher is not None:
+        with contextlib.suppress(psutil.Error):
+            launcher.terminate()
 
 
 def _ranks(run: RunInfo) -> Iterator[tuple[int, psutil.Process]]:

@@ -15,10 +15,11 @@ from typing import Any
 
 from stepscope.diagnosis.outcome import Outcome
 from stepscope.recording.recorder import Command, CommandName
-from stepscope.run import RunKind, RunStatus, rank_json
+from stepscope.run import RunInfo, RunKind, RunStatus, rank_json
 from stepscope.run.ranks import Place
 from stepscope.sampling.nvml import DeviceInfo, DeviceSource, NullSource, nvml_uuid, open_source
 from stepscope.session.clock_exchange import ClockExchange
+from stepscope.session.force import keep_stopped
 from stepscope.session.session import Gpu, Session, listed, traceback_text
 from stepscope.session.stopping import GRACE_S, JOB_GRACE_S, REASON, Stopper
 
@@ -59,6 +60,7 @@ class ScriptSession(Session):
         )
         if self.recorder.job is not None:
             self.recorder.job.on_withdrawn = self._withdrawn
+        self._leads_job = place.local_rank == 0 and place.world_size > 1
         self._waiting = self.recorder.command_waiting
         self.oom.attach()
         self.recorder.describe(**place.described())
@@ -139,6 +141,8 @@ class ScriptSession(Session):
                 if self._stopper.asked:  # whatever the script made of it
                     status, reason = RunStatus.STOPPED, REASON
                 super().close(status, reason)
+            if self._stopper.asked and self._leads_job:
+                keep_stopped(RunInfo(self.recorder.folder, status, reason, 0.0, {}), os.environ)
 
     def _memory_left(self) -> dict[str, float]:
         """Return the memory after a failure, which may be a failure of the device itself."""

@@ -27,7 +27,7 @@ def test_each_button_acts_on_all_ranks_at_the_same_step(tmp_path: Path) -> None:
         CommandName.PAUSE,
     ] * 5
     chance.shuffle(buttons)
-    with job(tmp_path, 3) as running:
+    with job(tmp_path, 3, restarts=1) as running:
         asked = []
         for button in buttons:
             time.sleep(chance.uniform(0, 0.2))
@@ -48,6 +48,7 @@ def test_each_button_acts_on_all_ranks_at_the_same_step(tmp_path: Path) -> None:
         assert len({answer.step for answer in stop}) == 1
         running.process.wait(PATIENCE_S)
         assert running.statuses() == ["stopped"] * 3
+        assert len(list(run_folders(tmp_path / "runs"))) == 1, "torchrun has started it again"
 
 
 def test_a_paused_job_answers_what_comes_and_resumes(tmp_path: Path) -> None:
