@@ -311,8 +311,8 @@ def _missing(ranks: Sequence[RankTimes]) -> str | None:
         if max(one.timed for one in ranks) < 3 * MIN_STEPS:
             return "The ranks have recorded too few steps to tell who waits for whom."
         return (
-            "Who waits for whom is not known: no rank trains with torch's "
-            "DistributedDataParallel, whose log tells waiting from computing."
+            "Who waits for whom is not known: no rank trains with torch's DistributedDataParallel, "
+            "whose log tells waiting from computing, or meets the others over gloo."
         )
     if silent:
         which = ", ".join(map(str, sorted(silent)))

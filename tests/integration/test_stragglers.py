@@ -78,6 +78,15 @@ def test_a_rank_that_is_late_in_backward_is_named_from_the_command_line(tmp_path
     assert walls[0] == pytest.approx(walls[1], rel=0.25)
 
 
+def test_with_fsdp_the_flight_recorder_tells_who_came_last(tmp_path: Path) -> None:
+    """The Flight Recorder is read once a second at most, so the job takes some."""
+    given = ("--phase", "forward", "--rank", "1", "--delay", "0.4", "--steps", "90")
+    folder = job(tmp_path, *given, "--wrapper", "fsdp")
+    (found,) = diagnosed(folder)
+    assert (found["rank"], found["phase"]) == (1, "forward")
+    assert "perf/comm_wait" not in stepscope.open(folder).metrics
+
+
 def recorded_job(folder: Path, case: str) -> Path:
     """Write a recorded case as the run of four ranks that it was."""
     for told in CASES[case]:
