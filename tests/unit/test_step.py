@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 
 from trainer.config import Precision, RunConfig
 from trainer.training.model import InputForm, prepare
+from trainer.training.phases import Phases
 from trainer.training.precision import autocast, grad_scaler
 from trainer.training.step import TrainStep
 
@@ -154,3 +156,18 @@ def test_bf16_keeps_weights_and_loss_in_fp32() -> None:
     loss, _ = step(*BATCH)
     assert loss.dtype in (torch.float32, torch.bfloat16)
     assert {p.dtype for p in step.model.parameters()} == {torch.float32}
+
+
+def test_in_a_job_the_times_of_its_parts_are_taken_over_all_batches() -> None:
+    phases = Phases(nn.Linear(1, 1))
+    step = replace(make(), phases=phases)
+    began = time.perf_counter()
+    step(*BATCH, 6, False)
+    step(*BATCH, 6, True)
+    took = time.perf_counter() - began
+    row = phases.take()
+    assert set(row) == {"perf/forward", "perf/backward", "perf/optimizer"}
+    times = [value for value in row.values() if value is not None]
+    assert all(value > 0 for value in times)
+    assert sum(times) <= took
+    assert not any(phases.take().values())
