@@ -180,16 +180,20 @@ def targets(counts: dict[str, Counter[str]]) -> dict[str, Any]:
 
 def _torchrun(arguments: Sequence[str], home: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    done = subprocess.run(
+    with subprocess.Popen(
         [*command, f"--nproc-per-node={RANKS}", *arguments],
-        capture_output=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=TIMEOUT_S,
-        check=False,
         env=_environ(home),
-    )
-    if done.returncode:
-        raise SystemExit(f"The job failed:\n{done.stderr[-2000:]}")
+    ) as job:
+        try:
+            _, told = job.communicate(timeout=TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            job.terminate()  # torchrun then ends its ranks
+            _, told = job.communicate()
+        if job.returncode:
+            raise SystemExit(f"The job failed:\n{told[-2000:]}")
 
 
 def _environ(home: Path) -> dict[str, str]:
