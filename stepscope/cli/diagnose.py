@@ -8,13 +8,18 @@ import json
 import sys
 from pathlib import Path
 
+from stepscope.cli.stacks import show
 from stepscope.diagnosis.findings import Finding, findings, nothing_to_say, read_recorded
 from stepscope.formatting import printable
 from stepscope.reading import open_run
 from stepscope.recording.recovery import recover_ended
 from stepscope.store import StoreError
 
-EXAMPLES = ("stepscope diagnose RUN", "stepscope diagnose RUN --json | jq '.[0].next'")
+EXAMPLES = (
+    "stepscope diagnose RUN",
+    "stepscope diagnose RUN --stacks",
+    "stepscope diagnose RUN --json | jq '.[0].next'",
+)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -24,6 +29,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--json", action="store_true", help="a JSON array of findings, and nothing else"
+    )
+    parser.add_argument(
+        "--stacks",
+        action="store_true",
+        help="of a hang also the Python stacks of the ranks to look at, by py-spy",
     )
 
 
@@ -43,6 +53,8 @@ def run(options: argparse.Namespace, root: Path) -> int:
         print(line(finding, several=len(recorded.ranks) > 1))
     if not said:
         print(printable(nothing_to_say(recorded)), file=sys.stderr if options.json else sys.stdout)
+    if options.stacks and not options.json:
+        show(found)
     return 0
 
 
