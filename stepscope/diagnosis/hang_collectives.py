@@ -26,8 +26,10 @@ from stepscope.formatting import format_duration
 
 PATIENCE_S = 60.0
 """How long a rank may do other work, such as a validation, before the others' waiting is told."""
-EQUAL_SIZES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
-"""Operations to which all ranks give tensors of the same size; for others it may differ."""
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
+"""Operations that torch has under several names."""
+EQUAL_SIZES = ("all_reduce", "reduce_scatter", "broadcast", "all_gather_base", "into_tensor")
+"""Names with these parts are of operations to which all ranks give tensors of the same size."""
 
 
 def collectives(job: Job) -> Hang | None:
@@ -58,7 +60,8 @@ def _mismatch(job: Job, blocked: Blocked) -> Hang | None:
     """Say that ranks call different things under one number."""
     forms: dict[tuple[str, int | None], list[int]] = {}
     for rank, one in blocked.entered.items():
-        size = one.input_bytes if _plain(one.operation) in EQUAL_SIZES else None
+        equal = any(part in one.operation for part in EQUAL_SIZES)
+        size = one.input_bytes if equal else None
         forms.setdefault((_plain(one.operation), size), []).append(rank)
     if len(forms) < 2:
         return None
@@ -82,7 +85,7 @@ def _mismatch(job: Job, blocked: Blocked) -> Hang | None:
 
 def _plain(operation: str) -> str:
     """Return an operation without its variants: "_all_gather_base" is an all_gather."""
-    return next((name for name in EQUAL_SIZES if name in operation), operation)
+    return next((name for name in KINDS if name in operation), operation)
 
 
 def _not_entered(job: Job, blocked: Blocked, late: Sequence[int]) -> Hang:
@@ -90,11 +93,11 @@ def _not_entered(job: Job, blocked: Blocked, late: Sequence[int]) -> Hang:
     assert entered is not None
     came = sorted(blocked.entered)
     first = job.records[came[0]]
-    when = "before" if job.ended else "ago"
-    ago = format_duration(max(0.0, first.seen - blocked.entered[came[0]].created_s))
+    ago_s = max(0.0, first.seen - blocked.entered[came[0]].created_s)
+    ago = "" if job.ended else f" {format_duration(ago_s)} ago"
     what = (
         f"{names(late)} {job.has if len(late) == 1 else job.have} not entered "
-        f"{collective_words(blocked, entered)}, which {names(came)} entered {ago} {when}"
+        f"{collective_words(blocked, entered)}, which {names(came)} entered"
     )
     phase = job.records[late[0]].phase
     place = at(job, late[0])
@@ -103,8 +106,11 @@ def _not_entered(job: Job, blocked: Blocked, late: Sequence[int]) -> Hang:
         if place
         else f"py-spy dump --pid {pid_of(job, late[0])} shows where rank {late[0]} is."
     )
-    said = f"{what}. {place.rstrip('.')}" if place else what
-    return job.hang(Cause.NOT_ENTERED, late, came, said, next_text, phase, blocked)
+    where = f". {place.rstrip('.')}" if place else ""
+    told = f"{what}{ago}{where}"
+    return job.hang(
+        Cause.NOT_ENTERED, late, came, what + where, next_text, phase, blocked, told=told
+    )
 
 
 def _different_order(job: Job, chained: Sequence[Blocked]) -> Hang:

@@ -178,8 +178,13 @@ class Job:
         next: str,
         phase: str | None = None,
         blocked: Blocked | None = None,
+        *,
+        told: str | None = None,
     ) -> Hang:
-        """Return a hang in words: `what` completes a sentence, `next` is one."""
+        """Return a hang in words: `what` completes a sentence, `next` is one.
+
+        `told` is `what` with what is so only at this moment, such as ages.
+        """
         step = min(record.step for record in self.records.values())
         silent_s = self.silent_s
         verb = "It had made no step for" if self.ended else "No step for"
@@ -192,7 +197,7 @@ class Job:
             silent_s=silent_s,
             step=step,
             what=f"{what[:1].upper()}{what[1:]}.",
-            text=f"{verb} {format_duration(silent_s)} (the last was step {step:,}): {what}.",
+            text=f"{verb} {format_duration(silent_s)} (the last was step {step:,}): {told or what}.",
             next=next,
             phase=phase,
             group=None if blocked is None else blocked.group,

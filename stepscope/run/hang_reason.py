@@ -17,11 +17,11 @@ TEXT_LIMIT = 500
 def hung_in(folder: Path) -> str | None:
     """Return the cause of the hang in which a run's ranks ended; None where they did not hang.
 
-    A rank removes its file once its steps go on, so one that is left is of the end. Which rank
-    knows the cause is not certain: the newest one that names it counts.
+    A rank removes its file once its steps go on, so one that is left is of the end. The first
+    rank that hung has named the cause for all.
     """
-    found = [told for name in _names(folder) if (told := _named(folder / name)) is not None]
-    return max(found)[1] if found else None
+    named = (_named(folder / name) for name in _names(folder))
+    return next((text for text in named if text is not None), None)
 
 
 def _names(folder: Path) -> list[str]:
@@ -30,14 +30,13 @@ def _names(folder: Path) -> list[str]:
             names = [entry.name for entry in entries if entry.name.startswith("hang-rank")]
     except OSError:
         return []
-    return sorted(names)[:FILES_LIMIT]
+    return sorted(names, key=lambda name: (len(name), name))[:FILES_LIMIT]  # by number
 
 
-def _named(path: Path) -> tuple[float, str] | None:
-    """Return when a rank wrote the cause, and the cause."""
+def _named(path: Path) -> str | None:
     try:
         told: Any = json.loads(read_plain(path, BYTES_LIMIT))
         text = told["named"]["what"]
-        return (float(told["seen"]), text[:TEXT_LIMIT]) if isinstance(text, str) else None
+        return text[:TEXT_LIMIT] if isinstance(text, str) else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None

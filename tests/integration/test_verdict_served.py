@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,15 @@ from starlette.requests import Request
 
 from dashboard import services
 from dashboard.api.routes import get_series
+from stepscope.diagnosis.hang_record import hang_name, parse
 from stepscope.diagnosis.oom_record import OomReport
-from stepscope.run import write_run_json
+from stepscope.run import process_identity, rank_json, write_run_json
 from tests.unit.recorded_runs import recorded_run, write_run
 from tests.unit.test_out_of_memory import PIECES
 from tests.unit.test_verdicts import rows
 from trainer.config import RunConfig
+
+HANGS = Path(__file__).parents[1] / "data" / "hangs"
 
 
 @pytest.fixture
@@ -79,3 +84,20 @@ def test_a_run_that_memory_ended_says_why_and_where_more_stands(
     assert poll("short")["verdict"]["kind"] == "input-bound"
     (folder / "oom.json").write_text("{")
     assert poll("short")["verdict"]["kind"] == "input-bound"
+
+
+def test_a_job_that_hangs_says_so_while_it_does(server: services.Services, tmp_path: Path) -> None:
+    now = time.time()
+    live = {"status": "running", "heartbeat": now, "created": now - 60, "world_size": 2}
+    live |= process_identity()
+    folder = write_run(tmp_path / "job", {**live, "rank": 0}, steps=rows(0.06))
+    write_run_json(folder, {**live, "rank": 1}, rank_json(1))
+    for number in range(2):
+        record = parse((HANGS / "sleep-gloo" / hang_name(number)).read_bytes())
+        record = replace(record, since=now - 9, seen=now)
+        (folder / hang_name(number)).write_text(json.dumps(record.to_json()))
+    told = poll("job")["verdict"]
+    assert told["kind"] == "hang"
+    assert "rank 1 has not entered all_reduce #81 (16 B), which rank 0 entered" in told["text"]
+    assert told["words"] == "Look at what rank 1 does there."
+    assert len(json.dumps(told)) < 400  # twice a second

@@ -1,11 +1,12 @@
 """Ranks that average their gradients, of which rank 1 hangs: hanging.py WHAT [BACKEND] [STEP].
 
-WHAT: sleep (in the loop), input (in the data set), forward, stop (SIGSTOP), kill (SIGKILL),
-mismatch (another collective), order (two groups in another order), receive (a message that nobody
-sends), or none. HANGING_S says how long it hangs, HANGING_END how many steps there are,
+WHAT: sleep (in the loop), input (in the data set), forward, stop (SIGSTOP), kill (SIGKILL), gil
+(kept), mismatch (another collective), order (two groups in another order), receive (a message that
+nobody sends), or none. HANGING_S says how long it hangs, HANGING_END how many steps there are,
 HANGING_TIMEOUT_S how long a collective may take.
 """
 
+import ctypes
 import os
 import signal
 import sys
@@ -86,6 +87,8 @@ def hang(step: int, other: dist.ProcessGroup, device: torch.device) -> None:
         time.sleep(HANGS_S)
     if here("stop", step):
         os.kill(os.getpid(), signal.SIGSTOP)
+    if here("gil", step):
+        ctypes.PyDLL(None).sleep(int(HANGS_S))  # a PyDLL keeps the GIL
     if here("kill", step):
         os.kill(os.getpid(), signal.SIGKILL)
     if here("mismatch", step):

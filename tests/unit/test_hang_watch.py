@@ -173,15 +173,15 @@ def test_the_stack_of_another_thread_names_the_phase() -> None:
     assert frames_of(thread.ident or 0) == ()
 
 
-def test_the_reason_takes_the_newest_cause_and_no_other_file(tmp_path: Path) -> None:
+def test_the_reason_takes_the_first_rank_that_names_the_cause(tmp_path: Path) -> None:
     assert hung_in(tmp_path) is None
     for number, text in ((0, '{"named": 3}'), (1, "["), (2, json.dumps({"named": None}))):
         (tmp_path / hang_name(number)).write_text(text)
     assert hung_in(tmp_path) is None
-    for number, seen in ((3, 50.0), (4, 60.0)):
-        told = {"seen": seen, "named": {"what": f"Seen at {seen:.0f}."}}
+    for number in (10, 3):
+        told = {"named": {"what": f"Named by {number}."}}
         (tmp_path / hang_name(number)).write_text(json.dumps(told))
-    assert hung_in(tmp_path) == "Seen at 60."
+    assert hung_in(tmp_path) == "Named by 3."
 
 
 def test_the_page_looks_only_now_and_then(recorder: Recorder, tmp_path: Path) -> None:
