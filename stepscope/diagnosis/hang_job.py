@@ -197,7 +197,9 @@ class Job:
             silent_s=silent_s,
             step=step,
             what=f"{what[:1].upper()}{what[1:]}.",
-            text=f"{verb} {format_duration(silent_s)} (the last was step {step:,}): {told or what}.",
+            text=(
+                f"{verb} {format_duration(silent_s)} (the last was step {step:,}): {told or what}."
+            ),
             next=next,
             phase=phase,
             group=None if blocked is None else blocked.group,
