@@ -106,13 +106,20 @@ class Recorder:
         self.job: Job | None = None
         """The part in the commands of a job of several ranks."""
         if ranks > 1:
-            self.job = Job(self, folder, rank, ranks, lead=lead, on_command=on_command)
-            self._commands = self.job.commands
-            self.command_waiting = self._commands.waiting
+            self.join_job(rank, ranks, lead=lead)
         _open_recorders.add(self)
 
     def __repr__(self) -> str:
         return f"Recorder({str(self.folder)!r}, step={self.step})"
+
+    def join_job(self, rank: int, ranks: int, *, lead: int) -> None:
+        """Serve commands with all `ranks` of a job from now on; before the first step only.
+
+        `command_waiting` is another object then. Raises OSError.
+        """
+        self.job = Job(self, self.folder, rank, ranks, lead=lead, on_command=self._on_command)
+        self._commands = self.job.commands
+        self.command_waiting = self._commands.waiting
 
     @property
     def dropped(self) -> int:

@@ -58,10 +58,8 @@ class ScriptSession(Session):
             # `Tracker.step` looks for commands before it counts a step, the hooks afterwards.
             lead=2 if kind is RunKind.INIT else 1,
         )
-        if self.recorder.job is not None:
-            self.recorder.job.on_withdrawn = self._withdrawn
         self._leads_job = place.local_rank == 0 and place.world_size > 1
-        self._waiting = self.recorder.command_waiting
+        self._see_commands()
         self.oom.attach()
         self.recorder.describe(**place.described())
         self._compare_clocks(place)
@@ -70,6 +68,24 @@ class ScriptSession(Session):
         except BaseException:
             self.close(RunStatus.FAILED, "Stepscope could not set up the recording.")
             raise
+
+    def join_job(self, place: Place) -> None:
+        """Become a rank of a job that the script has started itself; before the first step only.
+
+        Raises OSError.
+        """
+        self.world_size = place.world_size
+        self._leads_job = place.local_rank == 0 and place.world_size > 1
+        self.recorder.describe(**place.described())
+        if place.sharing > 1:
+            self.recorder.join_job(place.number, place.sharing, lead=1)
+            self._stopper.wait_longer(JOB_GRACE_S)
+            self._see_commands()
+
+    def _see_commands(self) -> None:
+        if self.recorder.job is not None:
+            self.recorder.job.on_withdrawn = self._withdrawn
+        self._waiting = self.recorder.command_waiting
 
     def _compare_clocks(self, place: Place) -> None:
         if place.folder_of == "job" and place.local_world_size not in (None, place.world_size):

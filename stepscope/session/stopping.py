@@ -99,6 +99,10 @@ class Stopper:
             self._closed = True
         self._end_grace()
 
+    def wait_longer(self, grace_s: float) -> None:
+        """Give the script so long for a boundary from now on, as a rank among several needs it."""
+        self._grace_s = grace_s
+
     def _end_grace(self) -> None:
         if self._grace is not None:
             self._grace.cancel()

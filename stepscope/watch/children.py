@@ -18,6 +18,7 @@ from typing import Any
 
 from stepscope.run import RunStatus
 from stepscope.run.ranks import Place
+from stepscope.session.script import ScriptSession
 from stepscope.store import store_name
 from stepscope.watch.hooks.after_import import AfterImport
 from stepscope.watch.watched_run import WatchedRun, begin
@@ -67,21 +68,24 @@ def _rerunning(command: Callable[[], Sequence[str]], run: WatchedRun) -> Callabl
         if session is None or os.getpid() != run.pid or os.environ.get("NODE_RANK", "0") != "0":
             return words
         started += 1
-        world_size = int(os.environ.get("WORLD_SIZE", "1"))
-        place = Place(
-            session.recorder.folder,
-            number=0,
-            rank=0,
-            local_rank=0,
-            world_size=world_size,
-            local_world_size=started,
-            folder_of="job" if started == world_size else "host",
-        )
-        session.recorder.describe(**place.described())
+        try:
+            _join(session, started)
+        except Exception as error:  # noqa: BLE001 - the script has to start it all the same
+            log.warning("stepscope: a rank that Lightning starts is not recorded: %s", error)
+            return words
         join = ["-m", "stepscope.watch", "--rank-of", str(session.recorder.folder)]
         return [words[0], *join, *words[1:]]
 
     return watched
+
+
+def _join(session: ScriptSession, started: int) -> None:
+    """Make this process rank 0 of its job, once all `started` processes of it are known."""
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    if started == world_size:  # all of them run on this machine
+        session.join_job(Place(session.recorder.folder, 0, 0, 0, world_size, started))
+    else:
+        session.recorder.describe(rank=0, local_rank=0, world_size=world_size)
 
 
 def _spawning(start: Callable[..., Any], run: WatchedRun) -> Callable[..., Any]:

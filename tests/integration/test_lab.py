@@ -80,7 +80,8 @@ def ranks_below(folder: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
-        if "trainer.runners.rank_worker" in words and str(folder) in " ".join(words):
+        rank = "trainer.runners.rank_worker" in words and "trainer.runners.agent" not in words
+        if rank and str(folder) in " ".join(words):
             found.append(process)
     return found
 

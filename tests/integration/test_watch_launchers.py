@@ -7,14 +7,18 @@ import os
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stepscope.run import RunStatus, read_run, run_folders
+from stepscope.run.rank_files import RankFile, read_rank_file
 from stepscope.run.rank_states import rank_states
 from stepscope.store import RunReader
+from stepscope.store.reader import send_command
 from tests.integration.test_watch_scripts import SCRIPTS
 
 STEPS = 6
@@ -44,7 +48,7 @@ def begin(root: Path, command: list[str], **environ: str) -> subprocess.Popen[by
 def ended(*processes: subprocess.Popen[bytes]) -> None:
     try:
         for process in processes:
-            output, _ = process.communicate(timeout=150)
+            output, _ = process.communicate(timeout=300)
             assert process.returncode == 0, output.decode()
     finally:
         for process in processes:
@@ -125,3 +129,48 @@ def test_starters_with_names_of_their_own(tmp_path: Path, how: str) -> None:
     command = [*PYTHON, "stepscope.watch", "launched.py", "ddp"]
     ended(*(begin(tmp_path, command, **address, **rank_environ(how, number)) for number in (0, 1)))
     the_run(tmp_path)
+
+
+LONG = "20000"
+STOPPED = {
+    "accelerate": lambda: [*ACCELERATE, "--main_process_port", free_port(), *WATCHED, "accelerate"],
+    "spawn": lambda: [*PYTHON, "stepscope.watch", "launched.py", "spawn"],
+}
+
+
+@pytest.mark.parametrize("how", STOPPED)
+def test_stop_ends_all_ranks_at_the_same_step(tmp_path: Path, how: str) -> None:
+    """Pressed once on the page of rank 0."""
+    if how != "spawn":
+        pytest.importorskip(how)
+    process = begin(tmp_path, [*STOPPED[how](), LONG, free_port()])
+    try:
+        wait_until(lambda: min(steps(tmp_path), default=0) > 5)
+        [folder] = run_folders(tmp_path)
+        send_command(folder, "stop", {})
+        wait_until(lambda: not any(rank.status.live for rank in files(folder)))
+        assert [rank.status for rank in files(folder)] == [RunStatus.STOPPED] * 2
+        assert len(set(steps(tmp_path))) == 1
+        process.communicate(timeout=120)
+    finally:
+        process.kill()
+
+
+def files(folder: Path) -> list[RankFile]:
+    return [read_rank_file(folder / name, 0) for name in ("run.json", "rank1.json")]
+
+
+def steps(root: Path) -> list[int]:
+    """The last step of each rank; nothing before both have begun."""
+    try:
+        [folder] = run_folders(root)
+        return [rank.run_json["step"] for rank in files(folder)]
+    except (ValueError, OSError, KeyError):
+        return []
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 240
+    while not true():
+        assert time.monotonic() < deadline, "timed out"
+        time.sleep(0.05)

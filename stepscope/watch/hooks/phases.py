@@ -52,9 +52,10 @@ class Phases:
     def around_making(self, original: Function) -> Function:
         """Wrap `DistributedDataParallel.__init__`."""
 
-        def __init__(module: Any, *args: Any, **kwargs: Any) -> None:
-            original(module, *args, **kwargs)
-            self._guard.call(self._ddp.meet, module)
+        # By position only: Lightning gives the model by its name, `module`.
+        def __init__(ddp: Any, /, *args: Any, **kwargs: Any) -> None:
+            original(ddp, *args, **kwargs)
+            self._guard.call(self._ddp.meet, ddp)
 
         return __init__
 
