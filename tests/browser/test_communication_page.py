@@ -1,0 +1,67 @@
+"""The communication page in Chromium: measure, see the chart, compare, and no violation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.app.test_communication_view import DOCUMENT
+from tests.browser.conftest import Server, start_server, stop_server
+from tests.browser.test_axe import violations
+from tests.browser.test_learn_page import settle
+from tests.browser.test_live_page import OpenPage, button
+from trainer.collectives.results import new_result_path, write_result
+
+SECOND = 1_000
+MISSING = "404"
+"""In the console: Streamlit asks for its own addresses below /communication first."""
+
+
+@pytest.fixture(scope="module")
+def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = start_server(tmp_path_factory.mktemp("server"), CUDA_VISIBLE_DEVICES="")
+    yield server
+    stop_server(server)
+
+
+def shown(page: Page) -> None:
+    heading = page.get_by_role("heading", name="Communication")
+    expect(heading).to_be_visible(timeout=60 * SECOND)
+
+
+@pytest.mark.timeout(300)
+def test_it_measures_and_shows_the_result(open_page: OpenPage) -> None:
+    page = open_page("/communication", expected=MISSING)
+    shown(page)
+    button(page, "Measure").click()
+    expect(page.get_by_role("progressbar")).to_be_visible(timeout=30 * SECOND)
+    expect(page.locator(".lab-table tbody tr").first).to_be_visible(timeout=90 * SECOND)
+    button(page, "Stop").click()
+    expect(button(page, "Measure")).to_be_enabled(timeout=30 * SECOND)
+    expect(page.locator(".js-plotly-plot")).to_be_visible(timeout=30 * SECOND)
+    expect(page.get_by_text("2 ranks by gloo on")).to_be_visible()
+    page.get_by_text("Algorithm bandwidth", exact=True).last.click()
+    expect(page.locator(".js-plotly-plot")).to_contain_text("Algorithm bandwidth, GB/s")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1400, 400])
+def test_it_has_no_violation_and_fits(
+    browser: Browser, server: Server, scheme: Any, width: Any, tmp_path: Path
+) -> None:
+    write_result(new_result_path(server.runs, "nccl", 8), DOCUMENT)
+    size = {"width": width, "height": 1000}
+    context = browser.new_context(viewport=size, color_scheme=scheme)
+    page = context.new_page()
+    page.goto(f"{server.url}/communication")
+    shown(page)
+    expect(page.locator(".js-plotly-plot")).to_be_visible(timeout=60 * SECOND)
+    settle(page)
+    page.screenshot(path=tmp_path / "communication.png", full_page=True)
+    assert violations(page) == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    context.close()
