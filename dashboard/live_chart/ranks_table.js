@@ -75,7 +75,7 @@ export class RankTable {
         class: "ss-scroll ss-rank-table",
         tabindex: "0",
         role: "region",
-        "aria-label": "Ranks",
+        "aria-label": "Table of the ranks",
         "data-testid": "rank-table",
       },
       el("table", {}, head, this.body),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +23,8 @@ SCRIPT = Path(__file__).with_name("scripts") / "slow_rank.py"
 RANKS = 4
 SLOW = 2
 MINUTE = 60_000
+PATIENCE = 3 * MINUTE
+"""For the first page and the start of four processes on a busy machine."""
 Launch = Callable[..., "subprocess.Popen[bytes]"]
 
 
@@ -79,7 +80,7 @@ def processes(server: Server) -> list[int]:
 def ranks(page: Page) -> Locator:
     """The section of the ranks, in view: it asks only then."""
     section = page.get_by_test_id("ranks")
-    expect(section).to_be_visible(timeout=MINUTE)
+    expect(section).to_be_visible(timeout=PATIENCE)
     section.scroll_into_view_if_needed()
     expect(section).to_have_attribute("data-ready", "1", timeout=MINUTE)
     return section
@@ -175,39 +176,31 @@ def test_a_killed_rank_is_shown_as_dead(
     picture(page, "ranks-killed")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1400, 400])
-def test_many_ranks_are_readable_on_any_screen(
-    browser: Browser,
-    server: Server,
-    tmp_path_factory: pytest.TempPathFactory,
-    scheme: str,
-    width: int,
+def test_many_ranks_are_readable_in_both_themes_and_on_a_phone(
+    browser: Browser, server: Server
 ) -> None:
-    folder = recorded_job(tmp_path_factory, 16)
-    shutil.copytree(folder, server.runs / folder.name)
-    context = browser.new_context(
-        viewport={"width": width, "height": 900},
-        color_scheme=scheme,  # type: ignore[arg-type]
-    )
-    page = context.new_page()
-    page.goto(f"{server.url}/?run={folder.name}")
-    expect(page.get_by_test_id("stepscope-live")).to_have_attribute(
-        "data-ready", "1", timeout=MINUTE
-    )
-    section = ranks(page)
-    expect(section.locator("tbody tr")).to_have_count(16)
-    assert violations(page) == []
-    wide = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
-    assert wide <= 0, "the page scrolls sideways"
-    picture(page, f"ranks-16-{scheme}-{width}")
-    context.close()
+    folder = recorded_job(server.runs / "job-of-16", 16)
+    for scheme, width in (("light", 1400), ("dark", 1400), ("light", 400), ("dark", 400)):
+        context = browser.new_context(
+            viewport={"width": width, "height": 900},
+            color_scheme=scheme,  # type: ignore[arg-type]
+        )
+        page = context.new_page()
+        page.goto(f"{server.url}/?run={folder.name}")
+        expect(page.get_by_test_id("stepscope-live")).to_have_attribute(
+            "data-ready", "1", timeout=PATIENCE
+        )
+        section = ranks(page)
+        expect(section.locator("tbody tr")).to_have_count(16)
+        picture(page, f"ranks-16-{scheme}-{width}")
+        assert violations(page) == []
+        wide = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
+        assert wide <= 0, f"the page scrolls sideways at {width} px"
+        context.close()
 
 
-def recorded_job(factory: pytest.TempPathFactory, count: int) -> Path:
-    """A job of made-up values that has ended; made once."""
-    folder = factory.getbasetemp() / f"job-of-{count}"
-    if not folder.exists():
-        command = [sys.executable, "-m", "benchmarks.recorded_job", str(folder), str(count), "2000"]
-        subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, check=True, capture_output=True)
+def recorded_job(folder: Path, count: int) -> Path:
+    """Make a job of made-up values that has ended."""
+    command = [sys.executable, "-m", "benchmarks.recorded_job", str(folder), str(count), "2000"]
+    subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, check=True, capture_output=True)
     return folder
