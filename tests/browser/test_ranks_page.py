@@ -25,6 +25,7 @@ SLOW = 2
 MINUTE = 60_000
 PATIENCE = 3 * MINUTE
 """For the first page and the start of four processes on a busy machine."""
+SLOW_TEST = pytest.mark.timeout(600)  # four processes that import torch, on a machine that is busy
 Launch = Callable[..., "subprocess.Popen[bytes]"]
 
 
@@ -100,6 +101,7 @@ def picture(page: Page, name: str) -> None:
     page.get_by_test_id("ranks").screenshot(path=ARTIFACTS / f"{name}.png")
 
 
+@SLOW_TEST
 def test_a_job_with_a_slow_rank_from_its_start_to_its_end(
     server: Server, launch: Launch, open_page: OpenPage
 ) -> None:
@@ -157,6 +159,7 @@ def test_a_job_with_a_slow_rank_from_its_start_to_its_end(
     picture(page, "ranks-finished")
 
 
+@SLOW_TEST
 def test_a_killed_rank_is_shown_as_dead(
     server: Server, launch: Launch, open_page: OpenPage
 ) -> None:
@@ -176,6 +179,7 @@ def test_a_killed_rank_is_shown_as_dead(
     picture(page, "ranks-killed")
 
 
+@SLOW_TEST
 def test_many_ranks_are_readable_in_both_themes_and_on_a_phone(
     browser: Browser, server: Server
 ) -> None:
