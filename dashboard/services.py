@@ -54,11 +54,14 @@ from trainer.lab.plan import Plan
 from trainer.lessons import Lesson
 from trainer.problems import TrainDevice
 from trainer.runners import ActiveRun, start
+from trainer.runners.torchrun import TorchrunRun
 
 log = logging.getLogger(__name__)
 
 PROJECT = Path(__file__).resolve().parent.parent
 STOP_TIMEOUT_S = 4.0
+JOB_STOP_TIMEOUT_S = 9.0
+"""For ranks, which agree on a step first; a container is killed 10 s after its SIGTERM."""
 FIT_WORKS = "A prediction is at work and would disturb it. Wait some seconds, or stop it."
 COLLECTIVES = (
     "Collectives are being measured and would be disturbed. Wait for the end, or stop it on the "
@@ -317,7 +320,8 @@ class Services:
         self.collectives.close()
         with self._lock:
             active, self._active = self._active, None
-        if active is not None and not active.stop(STOP_TIMEOUT_S):
+        patience_s = JOB_STOP_TIMEOUT_S if isinstance(active, TorchrunRun) else STOP_TIMEOUT_S
+        if active is not None and not active.stop(patience_s):
             log.warning("run %s did not stop in time", active.folder.name)
             active.end_with_server()
         self.sweeps.close(STOP_TIMEOUT_S)
