@@ -210,9 +210,6 @@ def test_a_loss_that_is_no_number_ends_all_ranks(four: Path) -> None:
     # torchrun ends the others before they have told of the same.
     assert len({one["step"] for one in said if one["status"] == RunStatus.FAILED}) == 1
     assert RunStatus.FINISHED not in {one["status"] for one in said}
-    assert "The loss is nan" in (found.reason or "")
-    steps = {json.loads(file.read_text())["step"] for file in (four / "nan").glob("*.json")}
-    assert max(steps) - min(steps) <= 1
 
 
 def test_each_rank_records_the_phases_of_its_steps(two: Path) -> None:
