@@ -189,6 +189,7 @@ class Job:
         silent_s = self.silent_s
         verb = "It had made no step for" if self.ended else "No step for"
         entered = first_in(blocked)
+        silence = f"{verb} {format_duration(silent_s)} (the last was step {step:,})"
         return Hang(
             cause=cause,
             ranks=tuple(ranks),
@@ -197,9 +198,7 @@ class Job:
             silent_s=silent_s,
             step=step,
             what=f"{what[:1].upper()}{what[1:]}.",
-            text=(
-                f"{verb} {format_duration(silent_s)} (the last was step {step:,}): {told or what}."
-            ),
+            text=f"{silence}: {told or what}.",
             next=next,
             phase=phase,
             group=None if blocked is None else blocked.group,
