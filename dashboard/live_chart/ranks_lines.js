@@ -120,7 +120,7 @@ export class RankLines {
     const ticks = timeTicks(
       this.data.begin,
       this.data.end,
-      Math.max(2, Math.floor(this.width / 130)),
+      Math.max(3, Math.floor(this.width / 100)),
     );
     ticks.values.forEach((value, i) => {
       if (x(value) > this.width - 24) return;

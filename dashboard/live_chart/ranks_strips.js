@@ -166,7 +166,7 @@ export class RankStrips {
     const { values, text } = timeTicks(
       data.begin,
       data.end,
-      Math.max(2, Math.floor(this.width / 130)),
+      Math.max(3, Math.floor(this.width / 100)),
     );
     const y = this.layout.total + this.head * this.layout.groups.length + BOTTOM - 6;
     c.font = `11px ${theme.font}`;
