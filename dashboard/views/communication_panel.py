@@ -179,14 +179,14 @@ def _kept(server: Services) -> None:
 
 
 def _show(document: dict[str, Any], other: dict[str, Any] | None) -> None:
-    what = st.segmented_control(
+    what = st.radio(
         "Chart",
         list(SHOWN),
-        default="Bus bandwidth",
+        horizontal=True,
         key="collectives_chart",
         help="Both axes are logarithmic. The dashed line is what the link can do.",
     )
-    drawn = figure(what or "Bus bandwidth", document, other)
+    drawn = figure(what, document, other)
     if drawn is not None:
         config = {"displayModeBar": False}
         st.plotly_chart(drawn, key="collectives_figure", config=config)
