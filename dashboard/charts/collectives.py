@@ -110,7 +110,11 @@ def table_html(document: Document) -> str:
     heads = ("Operation", "Size", "Time", "Slowest / fastest", "Algorithm", "Bus")
     head = "".join(f'<th scope="col">{name}</th>' for name in heads)
     body = "".join(_row(row) for row in document["rows"])
-    return f'<table class="lab-table"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+    # On a phone it is wider than the page: scrolled by touch, or by keys once it has the focus.
+    return (
+        '<div style="overflow-x:auto" tabindex="0" role="region" aria-label="Results">'
+        f'<table class="lab-table"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    )
 
 
 def _row(row: Document) -> str:

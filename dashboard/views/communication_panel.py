@@ -193,5 +193,4 @@ def _show(document: dict[str, Any], other: dict[str, Any] | None) -> None:
     for line in closing(document):
         st.caption(escape_markdown(line))
     if document["rows"]:
-        with st.container(key="lab_table"):
-            st.html(table_html(document))
+        st.html(table_html(document))
