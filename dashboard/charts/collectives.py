@@ -113,7 +113,8 @@ def table_html(document: Document) -> str:
     # On a phone it is wider than the page: scrolled by touch, or by keys once it has the focus.
     return (
         '<div style="overflow-x:auto" tabindex="0" role="region" aria-label="Results">'
-        f'<table class="lab-table"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+        f'<table class="lab-table"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+        "</div>"
     )
 
 
