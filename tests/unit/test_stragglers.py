@@ -129,6 +129,21 @@ def test_two_slow_ranks_of_six_are_both_named() -> None:
     assert "ranks 1, 4" in found.text
 
 
+def test_at_most_half_of_the_ranks_are_named() -> None:
+    """One is always late and three have a long pause: four of seven are not the exception."""
+    own = noise(7, 100, seed=1, size=0.03)
+    own[0, 2] += 0.008
+    for rank, first in enumerate((10, 35, 60), start=1):
+        own[rank, 2, first : first + 10] += 0.1
+    found = judge(made(own))
+    assert found.step_time is not None
+    late = [one.late >= NAMED * found.step_time for one in found.standings]
+    assert late == [True] * 4 + [False] * 3
+    assert (found.kind, found.ranks) == (Kind.UNEVEN, ())
+    own[3] = own[4]  # with three of them it is not chance, and they are named
+    assert set(judge(made(own)).ranks) == {0, 1, 2}
+
+
 def test_a_rank_that_is_slower_in_all_it_computes_is_named() -> None:
     own = noise(4, 100, seed=2)
     own[2, 1:3] *= 1.4  # as with a lower clock
