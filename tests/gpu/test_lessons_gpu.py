@@ -2,6 +2,8 @@
 
 The others run on the CPU in `tests/integration/test_lessons.py`. Jiterator needs a compiler that
 the simulator does not have; the profiler runs there, and traces no kernel. Its times say nothing.
+The lessons of two processes give the same values by NCCL on two GPUs and by gloo on the CPU, which
+they choose where there is one GPU: DataParallel then takes that GPU, and DDP does not.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from streamlit.testing.v1 import AppTest
 
 from dashboard import services
@@ -17,6 +20,7 @@ from tests.app.conftest import page, server
 from tests.app.test_learn_view import learn, press, wait_for_result
 from tests.app.test_live_view import text_of
 from tests.gpu.conftest import SIMULATED
+from tests.integration.test_lessons import EXPECTED as ON_CPU
 from tests.integration.test_lessons import run
 from trainer.lessons import LESSONS, Lesson
 
@@ -49,11 +53,13 @@ EXPECTED = {
     "jiterator": ["same: True"],
     "profiler": ["operator ", "GPU ms", "aten::"],
     "nvtx_ranges": ["5 steps with 5 ranges each", "a range costs "],
-}
+} | {lesson.name: ON_CPU[lesson.name] for lesson in LESSONS if lesson.ranks > 1}
 
 
-USE_CUDA = ("devices", "moving_tensors", "amp", "profiler")
-"""Run on a CPU too, with another result."""
+USE_CUDA = ("devices", "moving_tensors", "amp", "profiler", "all_gather", "dp_or_ddp")
+"""Run on a CPU too, with another result or, for the last two, on other devices. Of the lessons of
+two processes these take GPUs by more than their tensors: the current one, and all that there are.
+"""
 
 
 @pytest.mark.timeout(400)
@@ -72,6 +78,8 @@ def test_it_runs_on_a_gpu(lesson: Lesson, tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
     assert [part for part in EXPECTED[lesson.name] if part not in ended.stdout] == []
     assert "same result: False" not in ended.stdout
+    if lesson.name == "dp_or_ddp":
+        assert f"DataParallel, {torch.cuda.device_count()} GPUs, " in ended.stdout
     if SIMULATED and lesson.name == "profiler":
         assert "No kernel was traced" in ended.stdout
 
