@@ -6,7 +6,8 @@ A dump of 2,000 entries takes 10 to 15 ms and holds the GIL, a JSON one 25 to 30
 takes 15 ms more, to read only what is new far less.
 
 NCCL's dump asks CUDA whether the events of collectives under way are over. CUDA forbids that while
-any thread of the process captures a graph, and ends the capture.
+any thread of the process captures a graph, and ends the capture: whoever dumps looks for one first
+(`graph_capture` from another thread than the training's).
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from stepscope.diagnosis.hang_record import KEPT, Entered, HangRecord
 from stepscope.diagnosis.ras import parse
 from stepscope.sampling import flight_recorder, nccl_ras, process_groups
 from stepscope.sampling.flight_recorder import Collective, FlightRecord
+from stepscope.sampling.graph_capture import captures_anywhere
 from stepscope.session.hang_stack import doing_of, frames_of, kept, phase_of
 
 log = logging.getLogger(__name__)
@@ -37,6 +38,8 @@ def capture(known: HangRecord, thread: int) -> HangRecord:
         # Compiling may capture a CUDA graph, which a look at NCCL's events would end.
         return replace(record, collectives_reason="the training thread compiles")
     try:
+        if captures_anywhere():
+            return replace(record, collectives_reason="a CUDA graph is being captured")
         told = flight_recorder.dump()
     except Exception as error:  # noqa: BLE001 - a private function of torch may raise anything
         return replace(record, collectives_reason=f"the Flight Recorder failed ({error})"[:200])

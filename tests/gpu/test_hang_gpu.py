@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pickle
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,11 @@ import pytest
 import torch
 
 from stepscope.diagnosis.hang_job import Cause
+from stepscope.diagnosis.hang_record import HangRecord
 from stepscope.run import RunStatus
+from stepscope.sampling import flight_recorder
+from stepscope.sampling.flight_recorder import FlightRecord
+from stepscope.session.hang_capture import capture
 from tests.conftest import Need
 from tests.gpu.conftest import SIMULATED
 from tests.hanging_job import Job, hanging
@@ -71,6 +78,39 @@ def test_how_ranks_hang_over_nccl(
         found = job.hang()
         assert found.cause is cause, found.text
         assert words in found.text
+
+
+def test_a_look_leaves_a_capture_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that looks reads no collectives while the training captures a graph, then it does.
+
+    torch's dump asks for events while collectives are under way; here a query stands for it.
+    """
+    event = torch.cuda.Event()
+    event.record()
+    empty = FlightRecord(collectives=(), groups={})
+    asked: list[bool] = []
+
+    def dump() -> FlightRecord:
+        asked.append(event.query())
+        return empty
+
+    monkeypatch.setattr(flight_recorder, "dump", dump)
+    training = threading.get_ident()
+    known = HangRecord(number=0, rank=0, step=9, since=0.0, seen=0.0, usual_s=0.1, host="", pid=1)
+    graph, x, own = torch.cuda.CUDAGraph(), torch.ones(1000, device="cuda"), torch.cuda.Stream()
+    with ThreadPoolExecutor(1) as other:
+        look = partial(other.submit, capture, known, training)
+        for stream in (None, own):
+            with torch.cuda.graph(graph, stream=stream):
+                y = x + 1
+                record = look().result(60)
+            assert record.collectives_reason == "a CUDA graph is being captured"
+            graph.replay()
+            assert y.sum().item() == 2000.0
+            graph.reset()
+        assert asked == []
+        assert look().result(60).collectives_reason == "the Flight Recorder is empty"
+        assert len(asked) == 1
 
 
 def _several(need: Need, devices: int) -> None:
