@@ -1,4 +1,4 @@
-"""Who is slow among the ranks of a job, for all tabs together: one look every few seconds.
+"""Who is slow in a job, and what its collectives cost: one look every few seconds for all tabs.
 
 A look reads a few frames of every rank's store: 2 ms a rank, 0.1 s for 64. So while a run is live a
 thread of its own looks, and a poll takes what was found last.
@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from stepscope.diagnosis.communication_reading import communication_text
 from stepscope.diagnosis.straggler_window import in_job, judged_run
 from stepscope.diagnosis.stragglers import StragglerVerdict
 from stepscope.run import RunInfo
@@ -33,6 +34,7 @@ class _Look:
     next: float = 0.0
     """On a monotonic clock."""
     found: StragglerVerdict | None = None
+    communication: str | None = None
     under_way: bool = False
     is_final: bool = False
 
@@ -57,30 +59,40 @@ class Stragglers:
 
         A run that has ended is looked at once, at once.
         """
+        look = self._looked(run)
+        return None if look is None else look.found
+
+    def communication_of(self, run: RunInfo) -> str | None:
+        """Return what the last look said of the collectives' cost; None where nothing is known."""
+        look = self._looked(run)
+        return None if look is None else look.communication
+
+    def _looked(self, run: RunInfo) -> _Look | None:
         if not in_job(run.run_json):
             return None
         live, now = run.status.live, self._clock()
         with self._lock:
             look = self._entry(str(run.folder))
             if look.under_way or look.is_final or (live and now < look.next):
-                return look.found
+                return look
             look.under_way = True
         if live:
             self._start(lambda: self._look(look, run))
         else:
             self._look(look, run)
-        return look.found
+        return look
 
     def _look(self, look: _Look, run: RunInfo) -> None:
         began = self._clock()
-        found = look.found
+        found, said = look.found, look.communication
         try:
-            found = judged_run(run)
+            found, said = judged_run(run), communication_text(run)
         except (StoreError, OSError) as error:
             log.warning("%s: the ranks cannot be compared: %s", run.id, error)
         now = self._clock()
         with self._lock:
-            look.found, look.under_way, look.is_final = found, False, not run.status.live
+            look.found, look.communication = found, said
+            look.under_way, look.is_final = False, not run.status.live
             look.next = now + max(EVERY_S, REST * (now - began))
 
     def _entry(self, key: str) -> _Look:

@@ -39,16 +39,16 @@ def ranks_answer(
     jobs: Jobs,
     folder: Path,
     question: Question,
-    judge: Callable[[RunInfo], dict[str, Any] | None] = lambda _run: None,
+    judge: Callable[[RunInfo], dict[str, Any]] = lambda _run: {"verdict": None},
 ) -> dict[str, Any]:
-    """Return the answer for a run; `judge` gives the verdict on its ranks. Raises RunError."""
+    """Return the answer for a run; `judge` gives what is said of its ranks. Raises RunError."""
     run = _first_rank(folder)
     job = jobs.of(run)
-    verdict = None if question.only_strips else judge(run)
+    said = {} if question.only_strips else judge(run)
     with job.lock:
         if not question.only_strips or job.unread:
             job.look()
-        return answer(job, run, question, verdict)
+        return answer(job, run, question, said)
 
 
 def _first_rank(folder: Path) -> RunInfo:

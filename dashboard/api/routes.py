@@ -180,8 +180,10 @@ def get_ranks(request: Request) -> Answer:
     server = services.get()
     folder = server.folder(query.get("run", ""))
 
-    def judge(run: RunInfo) -> Answer | None:
-        return rank_verdict(server.stragglers.of(run), server.hangs.of(run))
+    def judge(run: RunInfo) -> Answer:
+        looked = server.stragglers
+        verdict = rank_verdict(looked.of(run), server.hangs.of(run))
+        return {"verdict": verdict, "communication": looked.communication_of(run)}
 
     return ranks_answer(_JOBS, folder, parse_question(query.items()), judge)
 

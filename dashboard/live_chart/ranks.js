@@ -94,6 +94,12 @@ export class RankSection {
       "data-testid": "rank-missing",
       hidden: "",
     });
+    this.communication = el("p", {
+      class: "ss-rank-note",
+      role: "note",
+      "data-testid": "rank-communication",
+      hidden: "",
+    });
     this.reading = el("p", { class: "ss-muted ss-empty" }, "Reading the ranks…");
     const head = el(
       "header",
@@ -125,6 +131,7 @@ export class RankSection {
       this.trouble,
       this.verdict,
       this.missing,
+      this.communication,
       this.reading,
       this.filled,
     );
@@ -240,7 +247,7 @@ export class RankSection {
     const theme = this.theme();
     if (!theme || !data.answer || !data.named || !this.strips.width) return;
     const { marked, picked, metric } = this;
-    const { verdict } = data.answer;
+    const { verdict, communication } = data.answer;
     setText(this.count, `${data.ranks} of ${data.named.world_size}`);
     this.count.hidden = data.ranks === data.named.world_size;
     setText(this.title, `Ranks: ${data.ranks}`);
@@ -251,6 +258,8 @@ export class RankSection {
     const absent = missingWords(data.named);
     this.missing.hidden = !absent;
     setText(this.missing, absent);
+    this.communication.hidden = !communication;
+    setText(this.communication, communication ?? "");
     setAttribute(this.meanButton, "aria-pressed", this.mean);
     setAttribute(this.zeroButton, "aria-pressed", picked.has(0));
     this.strips.draw(data, metric, theme, marked, picked);

@@ -57,14 +57,14 @@ class Question:
     only_strips: bool = False
 
 
-def answer(job: Job, run: RunInfo, question: Question, verdict: Json | None = None) -> Json:
-    """Return the answer; whoever calls this holds the job's lock."""
+def answer(job: Job, run: RunInfo, question: Question, said: Json) -> Json:
+    """Return the answer with what is `said` of the ranks; who calls this holds the job's lock."""
     shown: Json = {"run": run.id, "live": run.status.live, "now": _now(run)}
     if job.unread:  # soon told: as many more questions at once, and nothing is sent twice
         return shown | {"unread": job.unread, "more": True}
     shown |= _who(job, run, question)
     if "ranks" not in shown and not question.only_strips:
-        shown |= _table(job) | _state(job, run) | {"verdict": verdict}
+        shown |= _table(job) | _state(job, run) | said
     shown |= {"unread": 0, "metrics": job.columns.recorded()}
     return shown | _strips(job, question, LIMIT - len(json.dumps(shown, separators=(",", ":"))))
 

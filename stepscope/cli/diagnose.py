@@ -9,7 +9,15 @@ import sys
 from pathlib import Path
 
 from stepscope.cli.stacks import show
-from stepscope.diagnosis.findings import Finding, findings, nothing_to_say, read_recorded
+from stepscope.diagnosis.communication_reading import communication_text
+from stepscope.diagnosis.findings import (
+    Finding,
+    Recorded,
+    findings,
+    nothing_to_say,
+    read_recorded,
+)
+from stepscope.diagnosis.rank_files import torch_rank
 from stepscope.formatting import printable
 from stepscope.reading import open_run
 from stepscope.recording.recovery import recover_ended
@@ -47,15 +55,31 @@ def run(options: argparse.Namespace, root: Path) -> int:
         print(printable(str(error)), file=sys.stderr)
         return 1
     said = findings(recorded)
+    note = communication_text(found) if recorded.has_steps else None
     if options.json:
-        print(json.dumps([dataclasses.asdict(finding) for finding in said], indent=1))
+        notes = [_note(recorded, note)] if note else []
+        print(json.dumps([dataclasses.asdict(one) for one in (*said, *notes)], indent=1))
     for finding in () if options.json else said:
         print(line(finding, several=len(recorded.ranks) > 1))
     if not said:
         print(printable(nothing_to_say(recorded)), file=sys.stderr if options.json else sys.stdout)
+    if note and not options.json:
+        print(printable(note))
     if options.stacks and not options.json:
         show(found)
     return 0
+
+
+def _note(recorded: Recorded, text: str) -> Finding:
+    """Return what collectives cost as an entry of the kind "note": no problem, nothing to do."""
+    return Finding(
+        kind="note",
+        rank=torch_rank(recorded.ranks[0].run_json, 0),
+        phase="communication",
+        share=None,
+        text=text,
+        next=None,
+    )
 
 
 def line(finding: Finding, *, several: bool) -> str:

@@ -174,6 +174,7 @@ class ScriptSession(Session):
         if gpu is not None:  # a rank that samples no GPU knows its size from here
             self.recorder.describe(device_memory=gpu["memory_total"])
         self.describe_environment(None if gpu is None else gpu["name"])
+        self.describe_link(None if gpu is None else gpu["uuid"])
         self.sampler.train_on(None if gpu is None else gpu["uuid"])
         if gpu is not None and gpu["uuid"].startswith("MIG-") and self._source.reason is None:
             # NVML lists no instance among its devices, but reads one by its UUID.

@@ -45,6 +45,9 @@ log = logging.getLogger(__name__)
 TRACEBACK_FILE = "traceback.txt"
 TRACEBACK_LIMIT = 20_000  # characters kept in the event
 
+LINK_FACTS = ("nvlinks", "nvlink_speed", "pcie_max_gen", "pcie_max_width")
+"""Of DeviceFacts: what `communication.link_of` needs."""
+
 Gpu = Mapping[str, Any]
 """A GPU as run.json lists it: `uuid`, `name`, and `memory_total` in bytes."""
 
@@ -144,6 +147,18 @@ class Session:
         """Write what the run runs on, as known now; `gpu` is the name of the one that trains."""
         driver = next((info.driver_version for info in self._source.devices()), None)
         self.recorder.describe(environment=environment(driver, gpu, self._code))
+
+    def describe_link(self, uuid: str | None) -> None:
+        """Write what the driver says of the link of the GPU that trains, None on a CPU.
+
+        Only for a process of several, which sends over it; some 30 calls of NVML, once.
+        """
+        size = self.recorder.described().get("world_size")
+        if uuid is None or type(size) is not int or size < 2:
+            return
+        facts = self._source.facts(uuid)
+        if facts is not None:
+            self.recorder.describe(link={name: getattr(facts, name) for name in LINK_FACTS})
 
     def answer(
         self,

@@ -139,6 +139,7 @@ def _sample(session: Session, devices: Sequence[TrainDevice], ranks: Ranks) -> N
         allocator_index=device.cuda_index,
         host=ranks.local_rank == 0,
     )
+    session.describe_link(None if device.cuda_index is None else device.id)
     session.oom.own_parts = DATA_FILES
     session.oom.attach()
 
