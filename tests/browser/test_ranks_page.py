@@ -120,6 +120,10 @@ def test_a_job_with_a_slow_rank_from_its_start_to_its_end(
     expect(row(section, SLOW)).to_have_attribute("data-named", "true")
     expect(section.locator("tbody tr").first).to_have_attribute("data-rank", str(SLOW))
 
+    # What the collectives cost stands below: with gloo their bytes.
+    note = section.get_by_test_id("rank-communication")
+    expect(note).to_contain_text("Communication of rank 0: Each step gives", timeout=MINUTE)
+
     # Strips of another metric, lines of two ranks over each other.
     section.get_by_role("button", name="Waiting for ranks", exact=True).click()
     lines = section.get_by_test_id("rank-lines")

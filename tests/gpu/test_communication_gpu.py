@@ -17,9 +17,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from stepscope.run import run_folders
+from stepscope.diagnosis.communication import link_of
+from stepscope.diagnosis.communication_reading import communication_text
+from stepscope.run import read_run, run_folders
 from stepscope.sampling import collectives
 from stepscope.sampling.collectives import Collectives
+from stepscope.sampling.nvml import open_source
+from stepscope.session.session import LINK_FACTS
 from tests.conftest import Need
 from tests.gpu.conftest import SIMULATED, waiting_raises
 from tests.integration.test_collectives_recorded import recorded
@@ -81,6 +85,14 @@ def test_bytes_are_exact_and_times_and_bandwidth_appear_with_the_switch(tmp_path
     [timed] = run_folders(tmp_path / "timed")
     assert waits_timed == waits
     assert "--time-collectives" in said(plain)["comm/time"]
+    run_json = json.loads((timed / "run.json").read_text())
+    facts = open_source().facts(run_json["device"])
+    assert facts is not None
+    assert run_json["link"] == {name: getattr(facts, name) for name in LINK_FACTS}
+    told = communication_text(read_run(timed))
+    assert told is not None
+    assert "Large collectives reach a bus bandwidth of " in told
+    assert ("link can do is not known" in told) == (link_of(run_json["link"]) is None)
     for rank in (0, 1):
         for folder in (plain, timed):
             # The first may have seen DDP order its buckets, which it does once.

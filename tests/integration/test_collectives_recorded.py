@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stepscope.run import run_folders
+from stepscope.diagnosis.communication_reading import communication_text
+from stepscope.run import read_run, run_folders
 from stepscope.sampling.collectives import NOT_BY_GLOO
 from stepscope.store import RunReader
 from tests.integration.test_watch_scripts import run
@@ -52,3 +53,6 @@ def test_the_bytes_of_a_step_are_those_of_gradients_and_buffers(tmp_path: Path, 
         assert recorded(folder, "comm/time", rank) == []
     said = json.loads((folder / "run.json").read_text())["capabilities"]["collectives"]
     assert said["comm/time"] == NOT_BY_GLOO
+    text = communication_text(read_run(folder))
+    assert text is not None
+    assert text.startswith("Communication of rank 0: Each step gives ")

@@ -17,6 +17,7 @@ from dashboard.ranks.answer import LIMIT, Question, parse_question
 from dashboard.ranks.columns import COLUMNS
 from dashboard.ranks.job import Job, overview_bucket
 from dashboard.ranks.members import MOST
+from dashboard.ranks.verdict import NAMED, NEXT_LENGTH, TEXT_LENGTH
 from stepscope.run import RunError, process_identity, rank_json, write_run_json
 from stepscope.store import Block, RunWriter, store_name
 
@@ -72,9 +73,11 @@ class Tab:
         self.shown: dict[str, Any] = {}
         self.columns: dict[int, int] = {}
         self.most_bytes = 0
+        self.said: dict[str, Any] = {"verdict": None, "communication": None}
 
     def ask(self, **change: Any) -> dict[str, Any]:
-        answer = ranks_answer(self.jobs, self.folder, replace(self.question, **change))
+        question = replace(self.question, **change)
+        answer = ranks_answer(self.jobs, self.folder, question, lambda _run: self.said)
         text = json.dumps(answer, separators=(",", ":"), allow_nan=False)
         self.most_bytes = max(self.most_bytes, len(text))
         if "ranks" in answer:
@@ -231,7 +234,11 @@ def test_answers_stay_small_for_many_ranks_and_long_runs(tmp_path: Path) -> None
         job.steps(rank, 1, 400, time=0.123456, wait=0.0123, loss=1.0)
         job.steps(rank, 1, 400, allocated=123456789012.0)
     tab = Tab(job.folder)
+    verdict = {"kind": "hang", "ranks": list(range(NAMED)), "phase": "communication", "share": 0.5}
+    verdict |= {"text": "x" * TEXT_LENGTH, "next": "x" * NEXT_LENGTH}
+    tab.said = {"verdict": verdict, "communication": "x" * 500}
     tab.settle()
+    assert {key: tab.shown[key] for key in tab.said} == tab.said
     assert len(tab.named["ranks"]) == MOST
     assert tab.named["left_out"] == ranks - MOST
     assert tab.most_bytes <= 5000
