@@ -141,6 +141,9 @@ def _read(folder: Path, before: _Entry | None) -> _Entry:
     except RunError as error:
         log.warning("left out of the list: %s", error)
         return _Entry(modified, None, False)
+    except Exception:  # one folder, which anybody may have put there, must not hide all others
+        log.warning("left out of the list: %s", folder.name, exc_info=True)
+        return _Entry(modified, None, False)
     # Silent for a while, a run of another host looks crashed and may come back.
     final = not run.status.live and (
         run.status is not RunStatus.CRASHED or read_only_reason(run) is None

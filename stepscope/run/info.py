@@ -12,7 +12,7 @@ from stepscope.run.first_cause import first_cause, names
 from stepscope.run.folder import RUN_JSON, RunError
 from stepscope.run.hang_reason import hung_in
 from stepscope.run.process import process_of, user_name
-from stepscope.run.rank_files import RankFile, other_ranks, read_rank_file
+from stepscope.run.rank_files import UNREADABLE, RankFile, other_ranks, read_rank_file
 from stepscope.run.rank_states import absence, absences
 from stepscope.run.status import HEARTBEAT_S, RunStatus
 
@@ -74,7 +74,7 @@ def read_run(folder: Path) -> RunInfo:
         float(own.run_json["created"])
     except OSError as error:
         raise RunError(f"{folder.name}: cannot read run.json ({error.strerror}).") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except UNREADABLE as error:
         raise RunError(
             f"{folder.name}: run.json is not a Stepscope run ({error}). "
             "Delete the folder or restore the file."

@@ -18,6 +18,12 @@ from stepscope.run.process import own_start, pid_namespace, process_of
 from stepscope.run.status import FRESH_S, STALE_S, RunStatus
 
 
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError)
+"""What reading a file of a run raises that is broken, or written by somebody else."""
+_LAST_S = 1e12
+"""Epoch seconds from which a time is not believed: 30,000 years."""
+
+
 @dataclass(frozen=True, slots=True)
 class RankFile:
     """One rank's run_json with its status judged now; `beat` is its last sign of life.
@@ -51,12 +57,13 @@ class RankFile:
     def _said(self, ts: Any, reason: Any) -> RankEnd:
         clock = offset_of(self.run_json)
         ahead_s = clock.offset_s if clock else 0.0
-        when = float(ts) - ahead_s if isinstance(ts, int | float) else self.beat
+        told = moment(ts)
+        when = self.beat if told is None else told - ahead_s
         return RankEnd(self.number, when, when, str(reason or "It gives no reason."))
 
 
 def read_rank_file(path: Path, number: int) -> RankFile:
-    """Read the file of one rank. Raises OSError, ValueError, KeyError, TypeError."""
+    """Read the file of one rank. Raises UNREADABLE."""
     run_json = json.loads(path.read_text())
     heartbeat = float(run_json["heartbeat"])
     if (clock := offset_of(run_json)) is not None:
@@ -69,11 +76,16 @@ def read_rank_file(path: Path, number: int) -> RankFile:
     return RankFile(number, run_json, status, beat, age_s)
 
 
+def moment(told: Any) -> float | None:
+    """Return a time that a file tells, in epoch seconds; None for what can be none."""
+    return float(told) if isinstance(told, int | float) and abs(told) < _LAST_S else None
+
+
 def find_rank(folder: Path, number: int) -> RankFile | None:
     """Return what a rank of a run says of itself; None without a file that can be read."""
     try:
         return read_rank_file(folder / rank_json(number), number)
-    except (OSError, ValueError, KeyError, TypeError):
+    except UNREADABLE:
         return None
 
 
@@ -84,7 +96,7 @@ def other_ranks(folder: Path) -> Iterator[RankFile]:
         if number.isdecimal():
             try:
                 yield read_rank_file(path, int(number))
-            except (OSError, ValueError, KeyError, TypeError):
+            except UNREADABLE:
                 continue  # half a folder, or not ours: what the others say counts
 
 

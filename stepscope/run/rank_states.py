@@ -7,18 +7,19 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from stepscope.run.first_cause import NAMED
 from stepscope.run.folder import RUN_JSON, rank_json
-from stepscope.run.rank_files import RankFile, read_rank_file
+from stepscope.run.rank_files import UNREADABLE, RankFile, moment, read_rank_file
 from stepscope.run.status import FRESH_S, RunKind, RunStatus
 
 GRACE_S = 30.0
 """Age of a run up to which a rank without a file may still come."""
-RANKS_LIMIT = 100_000
-"""A run.json that speaks of more ranks is not believed."""
+RANKS_LIMIT = 4096
+"""A run.json that speaks of more ranks is not believed: a list of them takes 10 µs each."""
 
 
 class RankState(StrEnum):
@@ -66,11 +67,7 @@ def rank_states(folder: Path, *, now: float | None = None) -> list[RankStanding]
     first = _read(folder, 0)
     if first is None:
         return []
-    numbers = _numbers(folder)
-    files = [first, *(rank for number in numbers if (rank := _read(folder, number)))]
-    here = {rank.rank: _standing(rank) for rank in files}
-    for number in set(numbers) - {rank.number for rank in files}:
-        here.setdefault(number, _unreadable(number))
+    here = _here(folder, first)
     ended = not first.status.live
     at = time.time() if now is None else now
     missing = missing_ranks(first, here.keys(), ended=ended, now=at)
@@ -80,7 +77,8 @@ def rank_states(folder: Path, *, now: float | None = None) -> list[RankStanding]
 def absences(folder: Path, first: RankFile, *, ended: bool) -> list[RankStanding]:
     """Return the ranks that are dead while the run lives, or that never started.
 
-    `first` is number 0. Asked at every poll: files whose heartbeat is fresh are only looked at.
+    `first` is number 0. Asked at every poll: files whose heartbeat is fresh are only looked at, and
+    of the ranks without a file come only as many as are named, and one more.
     """
     try:
         beats = [beat for _, beat in _beats(folder)]
@@ -90,8 +88,24 @@ def absences(folder: Path, first: RankFile, *, ended: bool) -> list[RankStanding
     fresh = len(beats) if ended else sum(time.time() - beat < FRESH_S for beat in beats)
     if fresh + 1 >= expected:
         return []
-    gone = {RankState.NEVER_STARTED} if ended else {RankState.DEAD, RankState.NEVER_STARTED}
-    return [standing for standing in rank_states(folder) if standing.state in gone]
+    here = _here(folder, first)
+    dead = [one for one in here.values() if one.state is RankState.DEAD and not ended]
+    missing = (
+        one
+        for one in _missing(first, here.keys(), ended=ended, now=time.time())
+        if one.state is RankState.NEVER_STARTED
+    )
+    return [*sorted(dead, key=lambda one: one.rank), *islice(missing, NAMED + 1)]
+
+
+def _here(folder: Path, first: RankFile) -> dict[int, RankStanding]:
+    """Return the ranks with a file by torch's number; `first` is number 0."""
+    numbers = _numbers(folder)
+    files = [first, *(rank for number in numbers if (rank := _read(folder, number)))]
+    here = {rank.rank: _standing(rank) for rank in files}
+    for number in set(numbers) - {rank.number for rank in files}:
+        here.setdefault(number, _unreadable(number))
+    return here
 
 
 def absence(absent: Sequence[RankStanding]) -> str | None:
@@ -120,8 +134,8 @@ def _named(ranks: Sequence[RankStanding]) -> str:
 def _standing(rank: RankFile) -> RankStanding:
     state, since = _STATES.get(rank.status, RankState.ALIVE), None
     if state is not RankState.ALIVE:
-        ended = rank.run_json.get("ended")
-        since = float(ended) if isinstance(ended, int | float) else rank.beat
+        ended = moment(rank.run_json.get("ended"))
+        since = rank.beat if ended is None else ended
     reason = rank.run_json.get("reason")
     text = {
         RankState.ALIVE: "Alive.",
@@ -158,39 +172,51 @@ def missing_ranks(
 ) -> dict[int, RankStanding]:
     """Return the ranks without a file, by torch's number; `first` is number 0, `here` are those
     with one."""
+    size = _world_size(first.run_json)
+    expected = _expected(first.run_json, first.rank)
+    elsewhere = [
+        RankStanding(rank=rank, number=None, state=RankState.ELSEWHERE, text=_ELSEWHERE)
+        for rank in range(size)
+        if rank not in here and rank not in expected
+    ]
+    found = [*elsewhere, *_missing(first, here, ended=ended, now=now)]
+    return {one.rank: one for one in sorted(found, key=lambda one: one.rank)}
+
+
+def _missing(
+    first: RankFile, here: Collection[int], *, ended: bool, now: float
+) -> Iterator[RankStanding]:
+    """Yield the ranks without a file that belong into this folder."""
     run_json = first.run_json
     expected = _expected(run_json, first.rank)
-    waits = not ended and now - float(run_json.get("created", now)) < GRACE_S
-    found: dict[int, RankStanding] = {}
-    for rank in range(_world_size(run_json)):
-        if rank in here or (rank in expected and len(here) >= len(expected)):
-            continue  # as many as there can be: their numbers are another launcher's
-        if rank not in expected:
-            state, text = RankState.ELSEWHERE, _ELSEWHERE
-        elif run_json.get("kind") == RunKind.INIT:
-            state, text = (
-                RankState.UNRECORDED,
-                "It has not called stepscope.init, or never started.",
-            )
-        elif waits:
-            state, text = RankState.STARTING, "Nothing is heard of it yet."
-        else:
-            state, text = RankState.NEVER_STARTED, "It has never started, or it is not watched."
-        found[rank] = RankStanding(rank=rank, number=None, state=state, text=text)
-    return found
+    if len(here) >= len(expected):
+        return  # as many as there can be: their numbers are another launcher's
+    created = moment(run_json.get("created"))
+    if run_json.get("kind") == RunKind.INIT:
+        state, text = RankState.UNRECORDED, "It has not called stepscope.init, or never started."
+    elif not ended and created is not None and now - created < GRACE_S:
+        state, text = RankState.STARTING, "Nothing is heard of it yet."
+    else:
+        state, text = RankState.NEVER_STARTED, "It has never started, or it is not watched."
+    for rank in expected:
+        if rank not in here:
+            yield RankStanding(rank=rank, number=None, state=state, text=text)
 
 
 def _expected(run_json: dict[str, Any], rank: int) -> range:
     """Return the ranks whose files belong into the folder of this one.
 
     A launcher numbers the processes of a machine one after another. Where it does not say how many
-    run here, only this one is expected for certain.
+    run here, or says what cannot be, only this one is expected for certain.
     """
-    local_rank, count = run_json.get("local_rank"), run_json.get("local_world_size")
+    size, count = _world_size(run_json), run_json.get("local_world_size")
+    local_rank = run_json.get("local_rank")
     folder_of = run_json.get("folder_of", "job")
     if folder_of == "host" and type(local_rank) is int and type(count) is int:
-        return range(rank - local_rank, rank - local_rank + count)
-    return range(_world_size(run_json)) if folder_of == "job" else range(rank, rank + 1)
+        first = rank - local_rank
+        if 0 <= local_rank < count <= size and 0 <= first <= size - count:
+            return range(first, first + count)
+    return range(size) if folder_of == "job" else range(rank, rank + 1)
 
 
 def _world_size(run_json: dict[str, Any]) -> int:
@@ -217,5 +243,5 @@ def _numbers(folder: Path) -> list[int]:
 def _read(folder: Path, number: int) -> RankFile | None:
     try:
         return read_rank_file(folder / (RUN_JSON if number == 0 else rank_json(number)), number)
-    except (OSError, ValueError, KeyError, TypeError):
+    except UNREADABLE:
         return None

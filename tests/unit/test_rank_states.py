@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
@@ -10,8 +11,17 @@ from typing import Any
 import pytest
 
 from stepscope.diagnosis.findings import findings, read_recorded
-from stepscope.run import RunStatus, new_run_folder, process_identity, read_run, write_run_json
-from stepscope.run.rank_states import GRACE_S, RankState, rank_states
+from stepscope.run import (
+    RunError,
+    RunStatus,
+    new_run_folder,
+    process_identity,
+    read_run,
+    write_run_json,
+)
+from stepscope.run.first_cause import NAMED
+from stepscope.run.rank_files import read_rank_file
+from stepscope.run.rank_states import GRACE_S, RANKS_LIMIT, RankState, absences, rank_states
 from stepscope.store import RunWriter
 
 GONE_PID = 2**22 + 1
@@ -131,3 +141,55 @@ def test_an_odd_world_size_is_not_believed(job: Job, size: Any) -> None:
 def test_a_folder_without_a_run_has_no_ranks(tmp_path: Path) -> None:
     assert rank_states(tmp_path) == []
     assert rank_states(tmp_path / "absent") == []
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"local_rank": 0, "local_world_size": 10**30},
+        {"local_rank": -(10**30), "local_world_size": 3},
+        {"local_rank": 10**30, "local_world_size": 4},
+        {"local_rank": 0, "local_world_size": 5},
+        {"local_rank": 0, "local_world_size": -1},
+        {"local_rank": 2, "local_world_size": 4},
+    ],
+)
+def test_an_odd_place_on_the_host_is_not_believed(job: Job, odd: dict[str, Any]) -> None:
+    job.rank(0, folder_of="host", **odd)
+    assert job.states() == ["alive"] + [RankState.ELSEWHERE.value] * 3
+    assert read_run(job.folder).reason is None
+
+
+@pytest.mark.parametrize("name", ["heartbeat", "created"])
+def test_a_time_that_no_clock_has_is_no_run(job: Job, name: str) -> None:
+    job.rank(0)
+    told = json.loads((job.folder / "run.json").read_text())
+    (job.folder / "run.json").write_text(json.dumps(told | {name: 10**400}))
+    with pytest.raises(RunError, match="not a Stepscope run"):
+        read_run(job.folder)
+
+
+def test_a_nested_run_json_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("[" * 100_000)
+    with pytest.raises(RunError, match="not a Stepscope run"):
+        read_run(tmp_path)
+    assert rank_states(tmp_path) == []
+
+
+def test_an_end_that_no_clock_has_is_the_last_sign_of_life(job: Job) -> None:
+    job.rank(0, "failed", reason="no", ended=10**400, failure={"ts": 10**400, "reason": "no"})
+    assert rank_states(job.folder)[0].since == pytest.approx(time.time(), abs=60.0)
+    assert str(read_run(job.folder).reason).startswith("Rank 0: no")
+
+
+def test_of_many_missing_ranks_only_the_named_are_made(job: Job) -> None:
+    """A listing of runs reads each of them twice a second."""
+    job.rank(0, world_size=RANKS_LIMIT)
+    first = read_rank_file(job.folder / "run.json", 0)
+    absent = absences(job.folder, first, ended=False)
+    assert [one.rank for one in absent] == list(range(1, NAMED + 2))
+    said = str(read_run(job.folder).reason)
+    assert said.startswith("Ranks 1, 2, 3, 4, 5, 6, 7, 8, … are missing")
+    assert len(rank_states(job.folder)) == RANKS_LIMIT
+    job.rank(0, world_size=RANKS_LIMIT + 1)
+    assert job.states() == ["alive"]

@@ -138,6 +138,26 @@ def test_what_is_no_run_is_left_out_and_a_broken_one_said_once(
     assert len(caplog.records) == 1
 
 
+def test_a_folder_whose_reading_fails_hides_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, "odd", world_size=2, local_rank=0, local_world_size=10**30, folder_of="host")
+    (write(tmp_path, "nested") / "run.json").write_text("[" * 100_000)
+    write(tmp_path, "worse")
+    write(tmp_path, "good")
+
+    def read(folder: Path) -> Any:
+        if folder.name == "worse":
+            raise ZeroDivisionError("nobody has thought of it")
+        return read_run(folder)
+
+    monkeypatch.setattr(run_index, "read_run", read)
+    index = RunIndex(tmp_path)
+    for _ in range(3):
+        assert ids(index) == ["odd", "good"]
+    assert len(caplog.records) == 2
+
+
 def test_a_live_run_stays_listed_however_many_come_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
