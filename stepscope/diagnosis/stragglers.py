@@ -331,31 +331,3 @@ def _common(ranks: Sequence[RankTimes]) -> Floats:
 def _too_few(steps: int) -> StragglerVerdict:
     text = f"Not enough data: {steps} steps of all ranks can be compared, {MIN_STEPS} are needed."
     return StragglerVerdict(kind=Kind.NONE, text=text, steps=steps)
-
-
-def as_json(found: StragglerVerdict) -> dict[str, Any]:
-    """Return a verdict as the page of all ranks shows it: words, shares, and a row for each rank.
-
-    Times are in seconds; phases that are not known are missing.
-    """
-    return {
-        "kind": found.kind.value,
-        "text": found.text,
-        "next": found.next,
-        "ranks": list(found.ranks),
-        "phase": found.phase.value if found.phase is not None else None,
-        "share": found.share,
-        "critical": found.is_critical,
-        "steps": found.steps,
-        "step_time": found.step_time,
-        "standings": [
-            {
-                "rank": one.rank,
-                "late": one.late,
-                "wait": one.wait,
-                "last": one.last,
-                "excess": one.excess,
-            }
-            for one in found.standings
-        ],
-    }

@@ -21,8 +21,6 @@ from stepscope.diagnosis.stragglers import (
     MIN_STEPS,
     NAMED,
     Kind,
-    StragglerVerdict,
-    as_json,
     judge,
 )
 from stepscope.store.frames import Floats
@@ -292,13 +290,3 @@ def test_a_clear_delay_is_always_found(seed: int, late: float, phase: Phase) -> 
     assert (found.kind, found.ranks, found.phase) == (Kind.STRAGGLER, (slow,), phase)
     assert found.share is not None
     assert found.share >= NAMED
-
-
-def test_it_is_told_as_json() -> None:
-    found: StragglerVerdict = judge(recorded("backward"))
-    told = json.loads(json.dumps(as_json(found)))
-    assert (told["kind"], told["ranks"], told["phase"]) == ("straggler", [3], "backward")
-    assert [row["rank"] for row in told["standings"]] == [0, 1, 2, 3]
-    assert told["standings"][3]["excess"]["backward"] > 0.005
-    nothing = as_json(judge([]))
-    assert (nothing["kind"], nothing["phase"], nothing["standings"]) == ("none", None, [])
