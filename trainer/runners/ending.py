@@ -68,11 +68,15 @@ class Ending:
 
     def _watch(self) -> None:
         while True:
-            if select.select([self._heard], [], [], LOOK_S)[0]:
+            if select.select([self._heard], [], [], LOOK_S)[0] and self._asked_to_end():
                 peer_gone = self._peer_gone()
                 return self._end(AFTER_PEER if peer_gone else TOLD, peer_gone=peer_gone)
             if os.getppid() != self._parent:
                 return self._end(ORPHANED, peer_gone=False)
+
+    def _asked_to_end(self) -> bool:
+        """Empty the pipe: any signal with a handler comes through it, a loader's SIGCHLD too."""
+        return not set(SIGNALS).isdisjoint(os.read(self._heard, select.PIPE_BUF))
 
     def _end(self, reason: str, *, peer_gone: bool) -> None:
         recorder = self._recorder
