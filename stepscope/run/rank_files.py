@@ -17,7 +17,6 @@ from stepscope.run.folder import rank_json
 from stepscope.run.process import own_start, pid_namespace, process_of
 from stepscope.run.status import FRESH_S, STALE_S, RunStatus
 
-
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError)
 """What reading a file of a run raises that is broken, or written by somebody else."""
 _LAST_S = 1e12
