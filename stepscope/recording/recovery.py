@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sqlite3
 import time
 from collections.abc import Collection
@@ -23,6 +24,7 @@ from stepscope.run import (
     rank_json,
     read_only_reason,
     read_run,
+    replacing,
     write_run_json,
 )
 from stepscope.store import RunWriter, StoreError, store_name
@@ -100,10 +102,16 @@ def note_end(
 
 
 def _note_step(folder: Path, name: str, step: int) -> None:
-    """Write into run.json the last step that the store has now."""
+    """Write into run.json the last step that the store has now.
+
+    The file keeps its time of change: it counts as a sign of life of the process.
+    """
+    path = folder / name
     try:
-        run_json = json.loads((folder / name).read_text())
+        run_json, times = json.loads(path.read_text()), path.stat()
         run_json["step"] = max(step, int(run_json.get("step", 0)))
-        write_run_json(folder, run_json, name)
+        with replacing(path) as part:
+            part.write_text(json.dumps(run_json, indent=1))
+            os.utime(part, ns=(times.st_atime_ns, times.st_mtime_ns))
     except (OSError, ValueError, TypeError) as error:
-        log.warning("%s: could not be completed: %s", folder / name, error)
+        log.warning("%s: could not be completed: %s", path, error)

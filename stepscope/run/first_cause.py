@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stepscope.run.status import STALE_S
+
 NAMED = 8
 """Ranks that a sentence names at most."""
 
@@ -16,6 +18,10 @@ _OF_A_PEER = re.compile(
     r"|another rank had failed"
 )
 """Words of gloo, NCCL, torch's store and our own when another rank is gone, or does not come."""
+_LOST_PEER = re.compile(
+    r"closed by peer|reset by peer|Broken pipe|pair closure|remote process exited|ncclRemoteError"
+)
+"""Those of them that a process which is gone leaves behind, and one that is late does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,20 +41,28 @@ class RankEnd:
         """Say whether it ended because another rank had."""
         return self.reason is not None and _OF_A_PEER.search(self.reason) is not None
 
+    @property
+    def lost_peer(self) -> bool:
+        """Say whether it ended because the process of another rank was gone."""
+        return self.reason is not None and _LOST_PEER.search(self.reason) is not None
+
 
 def first_cause(ends: Sequence[RankEnd], *, together_s: float) -> list[RankEnd]:
     """Return the end that caused the others; empty without ends.
 
     An error about the connection to another rank is a cause only if there is no other error. Among
-    the rest the earliest end counts. Ranks that ended without a reason within `together_s` of each
-    other are all returned: which was first is not known.
+    the rest the earliest end counts. A rank that is gone without a word comes before one that has
+    lost the connection to it, by STALE_S at most: hosts' clocks differ, and a file may be written
+    once more. Ranks that ended without a reason within `together_s` of each other are all returned:
+    which was first is not known.
     """
     spoken = sorted((end for end in ends if end.reason is not None), key=lambda end: end.earliest)
     gone = sorted((end for end in ends if end.reason is None), key=lambda end: end.earliest)
     own = next((end for end in spoken if not end.of_a_peer), None)
     if own is not None and (not gone or own.earliest <= gone[0].latest):
         return [own]
-    if gone and (not spoken or gone[0].earliest <= spoken[0].earliest):
+    margin_s = STALE_S if spoken and spoken[0].lost_peer else 0.0
+    if gone and (not spoken or gone[0].earliest <= spoken[0].earliest + margin_s):
         return [end for end in gone if end.earliest <= gone[0].earliest + together_s]
     return spoken[:1]
 

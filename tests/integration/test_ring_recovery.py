@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ import pytest
 from stepscope.recording.recorder import Recorder
 from stepscope.recording.recovery import recover, recover_ended
 from stepscope.recording.ring import Ring, RingError
-from stepscope.run import RunStatus, read_run
+from stepscope.run import RunStatus, read_run, write_run_json
 from stepscope.store import STORE_NAME, Block, RunReader, RunWriter
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,6 +76,28 @@ def test_kill_9_loses_no_step(tmp_path: Path) -> None:
     assert read_run(tmp_path).run_json["step"] == last
     assert not (tmp_path / "rank0.ring").exists()
     assert recover_ended(read_run(tmp_path)) == 0
+
+
+def test_looking_at_a_killed_rank_is_no_sign_of_its_life(tmp_path: Path) -> None:
+    """Its peer has lost the connection to it a moment later: what was first stays first."""
+    now = time.time()
+    (tmp_path / "victim").mkdir()
+    killed_run(tmp_path / "victim", lines=20)
+    told = json.loads((tmp_path / "victim" / "run.json").read_text())
+    for path in (tmp_path / "victim").glob("rank0.*"):
+        path.rename(tmp_path / path.name.replace("rank0", "rank1"))
+    killed = told | {"rank": 1, "world_size": 2, "heartbeat": now - 60.0}
+    write_run_json(tmp_path, killed, "rank1.json")
+    os.utime(tmp_path / "rank1.json", (now - 60.0,) * 2)
+    reason = "RuntimeError: Connection reset by peer"
+    ended = {"status": "failed", "reason": reason, "ended": now - 40.0, "heartbeat": now - 40.0}
+    write_run_json(tmp_path, told | ended | {"rank": 0, "world_size": 2})
+    before = read_run(tmp_path)
+    assert str(before.reason).startswith("Rank 1 is gone without a word")
+    assert recover_ended(before) > 0
+    after = read_run(tmp_path)
+    assert (after.reason, after.cause_rank) == (before.reason, 1)
+    assert json.loads((tmp_path / "rank1.json").read_text())["step"] >= 1000
 
 
 def test_a_broken_loss_in_the_last_rows_becomes_its_event(tmp_path: Path) -> None:

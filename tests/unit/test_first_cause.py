@@ -20,9 +20,11 @@ from stepscope.run import (
     write_run_json,
 )
 from stepscope.run.first_cause import NAMED, RankEnd, first_cause, names
+from stepscope.run.status import STALE_S
 
 PEER = "RuntimeError: [pair.cc:547] Connection closed by peer [127.0.0.1]:4321"
 NCCL = "DistBackendError: NCCL error, remote process exited or there was a network error"
+TIMED_OUT = "RuntimeError: Timed out waiting 1800000ms for recv operation to complete"
 GONE_PID = 2**22 + 1
 
 
@@ -48,19 +50,13 @@ def gone(number: int, beat: float) -> RankEnd:
         ([gone(0, 10.5), said(1, 10)], [1]),
         # Killed first: what the other one says is that it is gone.
         ([said(0, 10.1, PEER), gone(1, 9.5)], [1]),
-        (
-            [
-                said(
-                    0,
-                    2000,
-                    "RuntimeError: Timed out waiting 1800000ms for recv operation to complete",
-                ),
-                gone(1, 200),
-            ],
-            [1],
-        ),
+        ([said(0, 2000, TIMED_OUT), gone(1, 200)], [1]),
         ([said(0, 40), gone(1, 10)], [1]),
-        ([said(0, 10, PEER), gone(1, 10.5)], [0]),
+        # Its file was written once more, or its clock is ahead.
+        ([said(0, 10, PEER), gone(1, 10.5)], [1]),
+        ([said(0, 10, PEER), gone(1, 11 + STALE_S)], [0]),
+        # It was late, and lived: the launcher killed it because of the other one's end.
+        ([said(0, 10, TIMED_OUT), gone(1, 10.5)], [0]),
         ([gone(0, 10), gone(1, 10.8), gone(2, 30)], [0, 1]),
     ],
 )
