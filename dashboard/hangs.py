@@ -6,6 +6,7 @@ ranks' files are read only where there are any: 0.1 ms a rank.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import OrderedDict
@@ -16,6 +17,8 @@ from typing import Any
 from stepscope.diagnosis.hang_job import Hang
 from stepscope.diagnosis.hang_reading import hang_of
 from stepscope.run import RunInfo
+
+log = logging.getLogger(__name__)
 
 LOOK_S = 2.0
 """How often a run is looked at."""
@@ -30,6 +33,7 @@ class Hangs:
         self._clock = clock
         self._lock = threading.Lock()
         self._known: OrderedDict[Path, tuple[float, Hang | None]] = OrderedDict()
+        self._told: set[Path] = set()
 
     def of(self, run: RunInfo) -> Hang | None:
         """Return why a live run makes no step; None where it makes steps or nobody can know."""
@@ -44,12 +48,22 @@ class Hangs:
             found = hang_of(run)
         except OSError:
             found = None  # the folder is just being removed
+        except Exception:  # what is in a folder may come from anybody; the page needs its charts
+            found = None
+            if self._is_news(run):
+                log.warning("%s: why it makes no step cannot be said", run.id, exc_info=True)
         with self._lock:
             self._known[run.folder] = now, found
             self._known.move_to_end(run.folder)
             while len(self._known) > KEPT:
                 self._known.popitem(last=False)
         return found
+
+    def _is_news(self, run: RunInfo) -> bool:
+        with self._lock:
+            is_new = run.folder not in self._told
+            self._told.add(run.folder)
+        return is_new
 
 
 def as_verdict(hang: Hang | None) -> dict[str, Any] | None:

@@ -40,7 +40,7 @@ def format_duration(seconds: float | None) -> str:
     >>> format_duration(12_000)
     '3 h 20 min'
     """
-    if seconds is None:
+    if seconds is None or not math.isfinite(seconds):
         return "?"
     whole = int(seconds)
     if whole < 60:

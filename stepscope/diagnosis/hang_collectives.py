@@ -93,8 +93,9 @@ def _not_entered(job: Job, blocked: Blocked, late: Sequence[int]) -> Hang:
     assert entered is not None
     came = sorted(blocked.entered)
     first = job.records[came[0]]
-    ago_s = max(0.0, first.seen - blocked.entered[came[0]].created_s)
-    ago = "" if job.ended else f" {format_duration(ago_s)} ago"
+    created_s = blocked.entered[came[0]].created_s
+    ago_s = max(0.0, first.seen - created_s)
+    ago = "" if job.ended or not created_s else f" {format_duration(ago_s)} ago"
     what = (
         f"{names(late)} {job.has if len(late) == 1 else job.have} not entered "
         f"{collective_words(blocked, entered)}, which {names(came)} entered"
@@ -102,7 +103,7 @@ def _not_entered(job: Job, blocked: Blocked, late: Sequence[int]) -> Hang:
     phase = job.records[late[0]].phase
     place = at(job, late[0])
     next_text = (
-        f"Look at what rank {late[0]} does there."
+        f"Look at what rank {late[0]} {'did' if job.ended else 'does'} there."
         if place
         else f"py-spy dump --pid {pid_of(job, late[0])} shows where rank {late[0]} is."
     )

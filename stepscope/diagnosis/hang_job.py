@@ -258,13 +258,13 @@ def waited_in(job: Job) -> tuple[str, Blocked | None]:
 
 
 def at(job: Job, rank: int) -> str:
-    """Return where a rank is, as a sentence; "" where it is not known."""
+    """Return where a rank is, or was at the end, as a sentence; "" where it is not known."""
     record = job.records.get(rank)
     if record is None or record.place is None:
         return ""
     doing = f", {record.doing}" if record.doing else ""
     part = f" ({record.phase}{doing})" if record.phase else f" ({record.doing})" if doing else ""
-    return f"Rank {rank} is {where(job, rank)}{part}."
+    return f"Rank {rank} {'was' if job.ended else 'is'} {where(job, rank)}{part}."
 
 
 def where(job: Job, rank: int) -> str:

@@ -78,7 +78,8 @@ def _over(found: Sequence[RankState]) -> tuple[Cause, str, str]:
 
 def _absent(found: Sequence[RankState]) -> tuple[Cause, str, str]:
     who = [one.rank for one in found]
-    what = f"{names(who)} {'has' if len(who) == 1 else 'have'} never started, or not recorded"
+    has = "has" if len(who) == 1 else "have"
+    what = f"{names(who)} {has} never started, or {is_are(who)} not recorded"
     return Cause.ABSENT, what, "Look at the log of its launcher."
 
 

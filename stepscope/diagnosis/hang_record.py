@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,13 +23,16 @@ REFRESH_S = 5.0
 KEPT = 8
 """Newest collectives of a group that are kept, besides those that are not over."""
 
+AHEAD_S = 86400.0
+"""By how much the clock of a rank's host may be ahead."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entered:
     """A collective, or a message between two ranks, that this rank has entered.
 
     `sequence` counts the collectives of a group, None for a message. `created_s` is when, in epoch
-    seconds of the rank's own host. `state` is torch's word.
+    seconds of the rank's own host, 0 where it is not known. `state` is torch's word.
     """
 
     group: str
@@ -128,4 +132,24 @@ def parse(text: str | bytes) -> HangRecord:
     if not isinstance(told, dict) or told.get("schema") != SCHEMA:
         raise ValueError(f"must be an object of schema {SCHEMA}")
     record: HangRecord = object_of(HangRecord, told, "record")
+    _check(record)
     return record
+
+
+def _check(record: HangRecord) -> None:
+    """Raise ValueError for times and counts that no rank can have written."""
+    latest = time.time() + AHEAD_S
+    if not 0 <= record.since <= record.seen <= latest:
+        raise ValueError(
+            "record.since, record.seen: must be epoch seconds, one after the other and not in the "
+            f"future, got {record.since:.6g} and {record.seen:.6g}"
+        )
+    for one in record.collectives:
+        counts = (one.sequence or 0, one.input_bytes, *(n for size in one.sizes for n in size))
+        if min(counts) < 0:
+            raise ValueError(f"record.collectives: must have no count below 0, got {min(counts)}")
+        if not 0 <= one.created_s <= latest:
+            raise ValueError(
+                "record.collectives.created_s: must be epoch seconds and not in the future, got "
+                f"{one.created_s:.6g}"
+            )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from stepscope.formatting import format_bytes, format_duration
@@ -25,7 +27,16 @@ def test_bytes_in_binary_units(size: int | None, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.9, "0 s"), (61, "1 min 01 s"), (7260, "2 h 01 min"), (90000, "1 d 01 h"), (None, "?")],
+    [
+        (0.9, "0 s"),
+        (61, "1 min 01 s"),
+        (7260, "2 h 01 min"),
+        (90000, "1 d 01 h"),
+        (None, "?"),
+        (math.inf, "?"),
+        (-math.inf, "?"),
+        (math.nan, "?"),
+    ],
 )
 def test_durations(seconds: float | None, text: str) -> None:
     assert format_duration(seconds) == text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -203,6 +204,8 @@ def test_how_an_ended_job_hung() -> None:
     assert (found.cause, found.ranks) == (Cause.NOT_ENTERED, (1,))
     assert found.text.startswith("It had made no step for ")
     assert "rank 1 had not entered all_reduce #81 (16 B), which rank 0 entered" in found.text
+    assert "Rank 1 was at hanging.py:84 in hang." in found.text
+    assert found.next == "Look at what rank 1 did there."
 
 
 def test_a_killed_rank_of_an_ended_job() -> None:
@@ -232,6 +235,42 @@ def test_a_record_of_another_form_is_refused() -> None:
     for text in ("", "[]", '{"schema": 2}', "[" * 100_000):
         with pytest.raises(ValueError, match="must be"):
             parse(text)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"since": -1.0},
+        {"since": -1e308, "seen": 1e308},
+        {"since": 1e308, "seen": 1e308},
+        {"seen": 1.0},
+        {"seen": 2**62},
+        {"collectives": [{"group": "0", "operation": "all_reduce", "sequence": -1}]},
+        {"collectives": [{"group": "0", "operation": "all_reduce", "input_bytes": -1}]},
+        {"collectives": [{"group": "0", "operation": "all_reduce", "sizes": [[4, -1]]}]},
+        {"collectives": [{"group": "0", "operation": "all_reduce", "created_s": -1.0}]},
+        {"collectives": [{"group": "0", "operation": "all_reduce", "created_s": 1e308}]},
+    ],
+)
+def test_times_and_counts_that_cannot_be_are_refused(changed: dict[str, Any]) -> None:
+    told = json.loads((DATA / "sleep-gloo" / hang_name(1)).read_text())
+    with pytest.raises(ValueError, match="record"):
+        parse(json.dumps(told | changed))
+
+
+def test_an_entry_of_unknown_time_has_no_age() -> None:
+    ranks = [state(0, waits(0, members=2)), state(1, works(1, members=2))]
+    assert "which rank 0 entered. Rank 1 is" in judged(ranks).text
+    known = replace(waits(0).collectives[0], created_s=4.0)
+    ranks[0] = state(0, replace(waits(0, members=2), collectives=(known,)))
+    assert "which rank 0 entered 5 s ago. Rank 1 is" in judged(ranks).text
+
+
+def test_a_rank_that_never_came() -> None:
+    ranks = [state(0, waits(0, members=2)), state(1, None, Condition.ABSENT)]
+    assert "rank 1 has never started, or is not recorded" in judged(ranks).text
+    ranks += [state(2, None, Condition.ABSENT)]
+    assert "ranks 1, 2 have never started, or are not recorded" in judged(ranks).text
 
 
 def test_a_record_comes_back_as_it_was_written() -> None:

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from dashboard import hangs as hangs_module
 from dashboard.hangs import LOOK_S, Hangs, as_verdict
 from stepscope.diagnosis.hang_record import KEPT, HangRecord, hang_name, parse
 from stepscope.recording.recorder import Recorder
-from stepscope.run import RunStatus, read_run
+from stepscope.run import RunInfo, RunStatus, read_run
 from stepscope.run.hang_reason import hung_in
 from stepscope.sampling.flight_recorder import Collective, FlightRecord
 from stepscope.session import hang_watch
@@ -194,3 +195,19 @@ def test_the_page_looks_only_now_and_then(recorder: Recorder, tmp_path: Path) ->
     assert hangs.of(run) is None, "it has just looked"
     clock.now = LOOK_S
     hangs.of(run)
+
+
+def test_a_folder_that_cannot_be_judged_costs_one_line_of_the_log(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(run: RunInfo) -> None:
+        raise OverflowError("nobody has thought of it")
+
+    monkeypatch.setattr(hangs_module, "hang_of", fail)
+    clock = Clock()
+    hangs = Hangs(clock)
+    run = RunInfo(recorder.folder, RunStatus.RUNNING, None, 0.0, JOB)
+    for second in range(3):
+        clock.now = second * LOOK_S
+        assert hangs.of(run) is None
+    assert caplog.text.count("cannot be said") == 1
