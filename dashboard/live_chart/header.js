@@ -118,14 +118,14 @@ export class Header {
   }
 
   update(store) {
-    const { header, answer, command } = store;
+    const { header, answer, told } = store;
     this.picker.update(header.runs, header.picked);
     this.start.update(header.start, store.waitingFor === "start");
     if (header.retry) this.retry.update(header.retry, store.waitingFor === "retry");
     else this.retry.hide();
     this.buttons.update(answer?.status, store.waitingFor);
-    setText(this.ack, command?.text || "");
-    setAttribute(this.ack, "data-tone", command?.tone || null);
+    setText(this.ack, told?.text || "");
+    setAttribute(this.ack, "data-tone", told?.tone || null);
     this.say(this.lookOnly, header.look_only);
     this.say(this.trouble, store.connection || store.unreadable);
     this.updateStatus(store);

@@ -206,7 +206,8 @@ class LiveView {
       const tone = event.data?.ok === false ? "refused" : "done";
       const first = event.data?.rank === undefined; // what the other ranks did stands in the table
       const id = commandOf(event);
-      if (id !== null && (first || tone === "refused")) this.store.settle(id, ackText(event), tone);
+      if (id !== null && (first || tone === "refused"))
+        this.store.settle(id, ackText(event), tone, event.kind);
     }
   }
 

@@ -42,7 +42,7 @@ export class Store {
     this.rankEventsSeen = ""; // the newest of them, as the server names it
     this.afresh = false; // the next poll asks for all rows
     this.unreadable = null; // why the run cannot be shown
-    this.command = null; // the last button pressed: {id, name, text, tone, at}
+    this.command = null; // the last button pressed: {id, name, text, tone, at, kind}
     this.prefs = { ...DEFAULTS, hidden: [], ...stored(run) };
   }
 
@@ -80,9 +80,16 @@ export class Store {
   }
 
   // The outcome of a command; of an older one than the last it is not shown.
-  settle(id, text, tone) {
+  // `kind` is that of the event that tells of it.
+  settle(id, text, tone, kind = null) {
     if (this.command && this.command.id > id) return;
-    this.command = { id, name: null, text, tone, at: 0 };
+    this.command = { id, name: null, text, tone, at: 0, kind };
+  }
+
+  // What the header says of the last command. What a Stop did, and what to try if the run goes on,
+  // is over once the run has ended: its status says how.
+  get told() {
+    return this.ended && this.command?.kind === "stop" ? null : this.command;
   }
 
   // The name of the command that the run has not answered yet, for a while.

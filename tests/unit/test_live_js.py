@@ -443,6 +443,22 @@ def test_a_press_waits_until_its_own_answer(js: Script) -> None:
     assert commands(js, press, "open('other')") == [None, None, None]
 
 
+def test_what_a_stop_advises_goes_once_the_run_has_ended(js: Script) -> None:
+    def told(status: str, kind: str) -> Any:
+        return js(
+            "(() => { const store = new Store(() => {}); store.open('x');"
+            "store.settle(1, 'if it goes on, press Stop again', 'done', kind);"
+            "store.take({status, series: {}}); return store.told?.text ?? null; })()",
+            status=status,
+            kind=kind,
+        )
+
+    advice = "if it goes on, press Stop again"
+    assert told("running", "stop") == advice
+    assert told("stopped", "stop") is None
+    assert told("stopped", "checkpoint") == advice
+
+
 def test_an_error_of_the_script_is_shown_once(js: Script) -> None:
     told = "setHeader({error: {id: 1, text: 'no'}, trouble: null})"
     assert commands(js, "ask(5, 'start', 'Starting')", told) == ["no", "refused", None]
