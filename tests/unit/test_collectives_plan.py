@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ ROW: dict[str, Any] = {
     "algorithm": MIB / 1e-3,
     "bus": 1.5 * MIB / 1e-3,
 }
+
+KEPT: dict[str, Any] = {"backend": "gloo", "ranks": 2, "rows": [ROW]}
 
 
 @pytest.mark.parametrize(
@@ -73,10 +76,11 @@ def test_nccl_needs_a_gpu_a_rank() -> None:
 
 def test_files_are_kept_newest_first_and_read_back(tmp_path: Path) -> None:
     first = new_result_path(tmp_path, "gloo", 2)
-    write_result(first, {"rows": [ROW]})
+    write_result(first, KEPT)
     second = new_result_path(tmp_path, "gloo", 2)
     assert second != first
-    write_result(second, {"rows": [ROW, {"operation": "broadcast", "bytes": 8, "reason": "no"}]})
+    missing = {"operation": "broadcast", "bytes": 8, "reason": "no"}
+    write_result(second, KEPT | {"rows": [ROW, missing]})
     assert result_names(tmp_path) == sorted([first.stem, second.stem], reverse=True)
     assert read_result(tmp_path, first.stem)["rows"] == [ROW]
     assert len(read_result(tmp_path, second.stem)["rows"]) == 2
@@ -92,12 +96,55 @@ def test_a_name_of_no_file_is_refused(tmp_path: Path, name: str) -> None:
 def test_files_of_others_lose_what_is_no_row(tmp_path: Path) -> None:
     path = new_result_path(tmp_path, "gloo", 2)
     odd = [1, {}, {"operation": "all_reduce", "bytes": "4"}, ROW | {"bus": None}, ROW]
-    write_result(path, {"rows": odd})
+    write_result(path, KEPT | {"rows": odd})
     assert read_result(tmp_path, path.stem)["rows"] == [ROW]
-    for text in ("{", "[]", json.dumps({"rows": 3})):
+    for text in ("{", "[]", "[" * 100_000, json.dumps(KEPT | {"rows": 3})):
         path.write_text(text)
         with pytest.raises(ResultError, match="Delete it"):
             read_result(tmp_path, path.stem)
+
+
+@pytest.mark.parametrize("key", ["bytes", "seconds", "algorithm", "bus", "fastest_s", "slowest_s"])
+@pytest.mark.parametrize(
+    "value", [math.nan, math.inf, -math.inf, 0, -1.0, True, "1", [], 10**400, 1e-320]
+)
+def test_a_number_that_nothing_can_measure_is_no_row(tmp_path: Path, key: str, value: Any) -> None:
+    path = new_result_path(tmp_path, "gloo", 2)
+    path.parent.mkdir()
+    path.write_text(json.dumps(KEPT | {"rows": [ROW, ROW | {key: value}]}))
+    assert read_result(tmp_path, path.stem)["rows"] == [ROW]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"ranks": None}, "ranks: a whole number from 1 on, got None"),
+        ({"ranks": True}, "ranks: a whole number from 1 on, got True"),
+        ({"ranks": 0}, "ranks: a whole number from 1 on, got 0"),
+        ({"backend": 3}, "backend: a name, got 3"),
+        ({"machine": "x"}, "machine: an object, got 'x'"),
+        ({"machine": {"device": 3}}, "machine.device: a name, got 3"),
+        ({"machine": {"link": "fast"}}, "machine.link: a name and bytes_per_s, got 'fast'"),
+        ({"machine": {"link": {"name": "PCIe", "bytes_per_s": math.inf}}}, "machine.link: "),
+        ({"machine": {"link": {"bytes_per_s": 1e9}}}, "machine.link: "),
+    ],
+)
+def test_a_file_whose_head_cannot_be_shown_is_refused(
+    tmp_path: Path, fields: dict[str, Any], said: str
+) -> None:
+    path = new_result_path(tmp_path, "gloo", 2)
+    path.parent.mkdir()
+    path.write_text(json.dumps(KEPT | fields))
+    with pytest.raises(ResultError, match="Delete it") as error:
+        read_result(tmp_path, path.stem)
+    assert said in str(error.value)
+
+
+def test_a_machine_that_is_not_told_is_not_missed(tmp_path: Path) -> None:
+    path = new_result_path(tmp_path, "gloo", 2)
+    for machine in (None, {}, {"device": "CPU", "link": None}):
+        write_result(path, KEPT | {"machine": machine})
+        assert closing(read_result(tmp_path, path.stem))[0].startswith("2 ranks by gloo on ")
 
 
 def test_lines_for_a_terminal() -> None:

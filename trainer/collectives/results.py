@@ -12,6 +12,10 @@ from stepscope.run import folder_name, is_run_id, replacing
 
 FOLDER = "collectives"
 SCHEMA = 1
+SPREAD = ("fastest_s", "slowest_s")
+"""Keys of a row that a measurement may lack."""
+LEAST, MOST = 1e-12, 1e18
+"""Seconds, bytes and bytes/s beyond these are no measurement; those between fit a log axis."""
 
 
 class ResultError(Exception):
@@ -49,17 +53,55 @@ def read_result(root: Path, name: str) -> dict[str, Any]:
         raise ResultError(f"measurement: none of the name {name[:120]!r}. Pick one from the list.")
     try:
         document = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ResultError(f"measurement: {name} cannot be read ({error}). Delete it.") from error
     if not isinstance(document, dict) or not isinstance(document.get("rows"), list):
         raise ResultError(f"measurement: {name} has no rows. Delete it.")
+    wrong = _wrong_head(document)
+    if wrong is not None:
+        raise ResultError(f"measurement: {name} cannot be shown ({wrong}). Delete it.")
     document["rows"] = [row for row in document["rows"] if _is_row(row)]
     return document
+
+
+def _wrong_head(document: Mapping[str, Any]) -> str | None:
+    """Say what is wrong with all but the rows; None where nothing is."""
+    ranks, backend = document.get("ranks"), document.get("backend")
+    if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
+        return f"ranks: a whole number from 1 on, got {_short(ranks)}"
+    if not isinstance(backend, str):
+        return f"backend: a name, got {_short(backend)}"
+    machine = document.get("machine") or {}
+    if not isinstance(machine, dict):
+        return f"machine: an object, got {_short(machine)}"
+    if not isinstance(machine.get("device", ""), str):
+        return f"machine.device: a name, got {_short(machine['device'])}"
+    link = machine.get("link")
+    if link is None or (
+        isinstance(link, dict)
+        and isinstance(link.get("name"), str)
+        and _is_measurable(link.get("bytes_per_s"))
+    ):
+        return None
+    return f"machine.link: a name and bytes_per_s, got {_short(link)}"
 
 
 def _is_row(row: Any) -> bool:
     if not isinstance(row, dict) or not isinstance(row.get("operation"), str):
         return False
-    values = (row.get("bytes"), row.get("seconds"), row.get("algorithm"), row.get("bus"))
-    numbers = values[:1] if isinstance(row.get("reason"), str) else values
-    return all(isinstance(number, int | float) for number in numbers)
+    if "reason" in row:
+        return isinstance(row["reason"], str) and _is_measurable(row.get("bytes"))
+    needed = all(_is_measurable(row.get(key)) for key in ("bytes", "seconds", "algorithm", "bus"))
+    return needed and all(_is_measurable(row[key]) for key in SPREAD if key in row)
+
+
+def _is_measurable(number: Any) -> bool:
+    return (
+        isinstance(number, int | float)
+        and not isinstance(number, bool)
+        and LEAST <= number <= MOST  # NaN is not
+    )
+
+
+def _short(value: Any) -> str:
+    return repr(value)[:80]
