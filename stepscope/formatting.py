@@ -52,6 +52,29 @@ def format_duration(seconds: float | None) -> str:
     return f"{whole // 86400} d {whole % 86400 // 3600:02} h"
 
 
+def format_short_time(seconds: float) -> str:
+    """Return a short time in the unit that suits it, with three digits.
+
+    >>> format_short_time(8.1e-6), format_short_time(0.0670033), format_short_time(1.5)
+    ('8.10 µs', '67.0 ms', '1.50 s')
+    """
+    for unit, scale in (("µs", 1e6), ("ms", 1e3)):
+        if seconds * scale < 999.5:  # from here on it is rounded to 1,000
+            return f"{three_digits(seconds * scale)} {unit}"
+    return f"{three_digits(seconds)} s"
+
+
+def three_digits(value: float) -> str:
+    """Return a number without exponent, with three digits or all before the point.
+
+    >>> three_digits(12_345), three_digits(9.996), three_digits(0.0125), three_digits(0)
+    ('12,345', '10.0', '0.0125', '0')
+    """
+    rounded = float(f"{value:.2e}")
+    digits = 0 if rounded == 0 else max(0, 2 - math.floor(math.log10(abs(rounded))))
+    return f"{value:,.{digits}f}"
+
+
 def format_energy(joules: float) -> str:
     """Return an energy in joules, and in watt-hours, with three digits each.
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from stepscope.diagnosis.communication import gigabytes
-from stepscope.formatting import format_bytes
+from stepscope.diagnosis.communication import rate_text
+from stepscope.formatting import format_bytes, format_short_time
+from trainer.collectives.table import spread_of
 
 # After Okabe and Ito, as charts/lab.py: told apart with any color vision, on light and dark.
 COLORS = {
@@ -30,6 +32,8 @@ SHOWN = {
     "Time": ("seconds", 1e6, "µs"),
 }
 """What the chart may show: key of a row, factor to the axis's unit, unit."""
+SIZES_NAMED = 6
+"""Labels of the axis of sizes at most: a phone has room for so many."""
 Document = Mapping[str, Any]
 
 
@@ -43,7 +47,8 @@ def figure(shown: str, document: Document, other: Document | None = None) -> dic
         traces += _traces(other, key, factor, "dot")
     link = (document.get("machine") or {}).get("link")
     most = link["bytes_per_s"] / 1e9 if key == "bus" and link else None
-    return {"data": traces, "layout": _layout(f"{shown}, {unit}", most, link)}
+    sizes = sorted({size for trace in traces for size in trace["x"]})
+    return {"data": traces, "layout": _layout(f"{shown}, {unit}", sizes, most, link)}
 
 
 def _traces(document: Document, key: str, factor: float, dash: str) -> list[dict[str, Any]]:
@@ -70,13 +75,16 @@ def _traces(document: Document, key: str, factor: float, dash: str) -> list[dict
 def _hover(row: Document) -> str:
     return (
         f"<b>{escape(str(row['operation']))}</b>, {format_bytes(row['bytes'])}<br>"
-        f"{1e6 * row['seconds']:,.1f} µs<br>"
-        f"algorithm {gigabytes(row['algorithm'])}<br>bus {gigabytes(row['bus'])}"
+        f"{format_short_time(row['seconds'])}<br>"
+        f"algorithm {rate_text(row['algorithm'])}<br>bus {rate_text(row['bus'])}"
     )
 
 
-def _layout(title: str, most: float | None, link: Document | None) -> dict[str, Any]:
-    sizes = [4**power * 2**10 for power in range(0, 13, 2)]
+def _layout(
+    title: str, sizes: list[int], most: float | None, link: Document | None
+) -> dict[str, Any]:
+    # Back from the last one, so that it is named.
+    sizes = sizes[:: -math.ceil(len(sizes) / SIZES_NAMED)][::-1]
     found: dict[str, Any] = {
         "height": 420,
         "margin": {"l": 8, "r": 12, "t": 12, "b": 44},
@@ -94,7 +102,7 @@ def _layout(title: str, most: float | None, link: Document | None) -> dict[str, 
             "type": "log",
             "title": {"text": title, "font": {"size": 13}},
             "automargin": True,
-            "exponentformat": "none",
+            "tickformat": ",~r",
             "dtick": 1,
             "fixedrange": True,
         },
@@ -124,14 +132,14 @@ def _row(row: Document) -> str:
     if "reason" in row:
         return f'<tr>{start}{size}<td colspan="4">{escape(str(row["reason"]))}</td></tr>'
     cells: Sequence[str] = (
-        f"{1e6 * row['seconds']:,.1f} µs",
+        format_short_time(row["seconds"]),
         _spread(row),
-        gigabytes(row["algorithm"]),
-        gigabytes(row["bus"]),
+        rate_text(row["algorithm"]),
+        rate_text(row["bus"]),
     )
     return f"<tr>{start}{size}" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
 
 
 def _spread(row: Document) -> str:
-    fastest, slowest = row.get("fastest_s"), row.get("slowest_s")
-    return f"{slowest / fastest:.1f}" if fastest and slowest else "–"
+    spread = spread_of(row)
+    return "–" if spread is None else f"{spread:.1f}"

@@ -6,12 +6,11 @@ docs/communication.md.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stepscope.formatting import format_bytes
+from stepscope.formatting import format_bytes, three_digits
 
 LANE_BYTES_PER_S = {
     1: 2.5e9 * 8 / 10 / 8,
@@ -118,24 +117,24 @@ def sentences(figures: Figures) -> list[str]:
 
 
 def _bandwidth(bus: float, link: Link | None) -> str:
-    speed = f"Large collectives reach a bus bandwidth of {gigabytes(bus)}"
+    speed = f"Large collectives reach a bus bandwidth of {rate_text(bus)}"
     share = reached(bus, link)
     if link is None or share is None:
         return f"{speed}; what the link can do is not known."
-    most = f"{link.name} can do ({gigabytes(link.bytes_per_s)})"
+    most = f"{link.name} can do ({rate_text(link.bytes_per_s)})"
     why = " They wait for other ranks, or do not go over this link." if share < LOW_SHARE else ""
     return f"{speed}, {_percent(share)} of what {most}.{why}"
 
 
-def gigabytes(bytes_per_s: float) -> str:
-    """Return a bandwidth in GB/s of 1e9, as nccl-tests and data sheets give it.
+def rate_text(bytes_per_s: float) -> str:
+    """Return a bandwidth in GB/s of 1e9, as nccl-tests and data sheets give it, or in MB/s.
 
-    >>> gigabytes(450e9), gigabytes(31.51e9), gigabytes(1.234e9), gigabytes(2.5e6)
-    ('450 GB/s', '31.5 GB/s', '1.23 GB/s', '0.00250 GB/s')
+    >>> rate_text(450e9), rate_text(31.51e9), rate_text(1.234e9), rate_text(2.5e6)
+    ('450 GB/s', '31.5 GB/s', '1.23 GB/s', '2.50 MB/s')
     """
-    value = bytes_per_s / 1e9
-    digits = 0 if value == 0 else max(0, 2 - math.floor(math.log10(abs(value))))
-    return f"{value:.{digits}f} GB/s"
+    if 0 < bytes_per_s < 0.1e9:
+        return f"{three_digits(bytes_per_s / 1e6)} MB/s"
+    return f"{three_digits(bytes_per_s / 1e9)} GB/s"
 
 
 def _percent(share: float) -> str:

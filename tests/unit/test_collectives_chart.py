@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from dashboard.charts.collectives import COLORS, SHOWN, SYMBOLS, figure, table_html
+import pytest
+
+from dashboard.charts.collectives import COLORS, SHOWN, SIZES_NAMED, SYMBOLS, figure, table_html
 from tests.unit.test_collectives_plan import ROW
 from trainer.collectives.plan import OPERATIONS
 
@@ -45,6 +47,26 @@ def test_another_measurement_is_dotted() -> None:
     assert drawn is not None
     assert [line["line"]["dash"] for line in drawn["data"]] == ["solid", "dot"]
     assert figure("Time", {"rows": [MISSING], "machine": {}}) is None
+
+
+@pytest.mark.parametrize("last", range(2, 12))
+def test_the_largest_size_is_named_on_the_axis(last: int) -> None:
+    sizes = [2**10 * 4**power for power in range(last)]
+    drawn = figure("Time", {"machine": {}, "rows": [{**ROW, "bytes": size} for size in sizes]})
+    assert drawn is not None
+    axis = drawn["layout"]["xaxis"]
+    assert axis["tickvals"][-1] == sizes[-1]
+    assert 1 < len(axis["tickvals"]) == len(axis["ticktext"]) <= SIZES_NAMED
+    assert set(axis["tickvals"]) <= set(sizes)
+
+
+def test_times_and_bandwidths_have_the_unit_that_suits_them() -> None:
+    slow = {**ROW, "seconds": 0.0670033, "algorithm": 409e3, "bus": 614e3}
+    document = {"machine": {}, "rows": [slow]}
+    drawn = figure("Time", document)
+    assert drawn is not None
+    for told in (table_html(document), drawn["data"][0]["text"][0]):
+        assert all(part in told for part in ("67.0 ms", "0.409 MB/s", "0.614 MB/s"))
 
 
 def test_the_table_escapes_reasons() -> None:

@@ -151,7 +151,25 @@ def test_lines_for_a_terminal() -> None:
     missing = {"operation": "all_reduce", "bytes": GIB, "reason": "no room"}
     assert line(missing).endswith("1.00 GiB  not measured: no room")
     assert len(line(ROW)) == len(heading())
-    document = {"ranks": 2, "backend": "nccl", "machine": {"device": "H100", "link": None}}
+    document = KEPT | {"backend": "nccl", "machine": {"device": "H100", "link": None}}
     assert closing(document) == ["2 ranks by nccl on H100."]
     document["machine"] = {"device": "H100", "link": {"name": "18 NVLinks", "bytes_per_s": 450e9}}
     assert closing(document) == ["2 ranks by nccl on H100, 18 NVLinks: 450 GB/s each way."]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(8.1e-6, "8.10 µs"), (999e-6, "999 µs"), (999.9e-6, "1.00 ms"), (0.0670033, "67.0 ms")],
+)
+def test_times_and_bandwidths_have_the_unit_that_suits_them(seconds: float, shown: str) -> None:
+    assert shown in line(ROW | {"seconds": seconds})
+    assert line(ROW | {"algorithm": 409e3, "bus": 0.1e9}).endswith("0.409 MB/s    0.100 GB/s")
+
+
+def test_results_that_other_work_has_disturbed_are_counted() -> None:
+    steady = ROW | {"fastest_s": 1e-3, "slowest_s": 3e-3}
+    rows = [ROW, steady, ROW | {"fastest_s": 1e-3, "slowest_s": 3.1e-3}]
+    missing = {"operation": "all_reduce", "bytes": GIB, "reason": "no room"}
+    document = {"ranks": 2, "backend": "gloo", "rows": [*rows, missing]}
+    assert closing(document)[1].startswith("Other work disturbed 1 of 3 results")
+    assert len(closing(document | {"rows": rows[:2]})) == 1
