@@ -74,21 +74,21 @@ def _runner(config: RunConfig) -> Iterator[Problem]:
         reason = f"the ranks of {config.parallel} are processes that torchrun starts"
         yield Problem("runner", reason, "Set runner to torchrun")
     if not config.distributed and config.runner is Runner.TORCHRUN:
-        yield Problem("runner", "torchrun starts ranks of ddp and fsdp", "Set runner to process")
+        yield Problem("runner", "torchrun starts ranks of DDP and FSDP2", "Set runner to process")
 
 
 def _data_parallel(config: RunConfig, on_gpu: bool) -> Iterator[Problem]:
     if not on_gpu:
         reason = "DataParallel copies the model to several GPUs, in one process"
-        yield Problem("parallel", reason, "Choose ddp on a CPU, or a GPU")
+        yield Problem("parallel", reason, "Choose DDP on a CPU, or a GPU")
     if config.compile is not Compile.NONE:
         reason = "DataParallel copies the model anew in each step, and torch.compile cannot"
-        yield Problem("compile", reason, "Choose ddp, or set compile to none")
-        yield Problem("parallel", reason, "Choose ddp, or set compile to none")
+        yield Problem("compile", reason, "Choose DDP, or set compile to none")
+        yield Problem("parallel", reason, "Choose DDP, or set compile to none")
     if config.activation_checkpointing:
         reason = "what DataParallel copies to a GPU would compute again on the first one"
-        yield Problem("activation_checkpointing", reason, "Switch it off, or choose ddp")
-        yield Problem("parallel", reason, "Choose ddp, or switch off activation_checkpointing")
+        yield Problem("activation_checkpointing", reason, "Switch it off, or choose DDP")
+        yield Problem("parallel", reason, "Choose DDP, or switch off activation_checkpointing")
 
 
 def _ranks(config: RunConfig, gpus: int, on_gpu: bool) -> Iterator[Problem]:

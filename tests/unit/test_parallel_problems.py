@@ -52,6 +52,21 @@ def test_ranks_train_on_cpus_and_gpus(parallel: Parallel, device: str) -> None:
     assert refused(config(parallel, device)) == {}
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        config(DP, "cpu"),
+        config(DP, compile=Compile.DEFAULT),
+        config(DP, activation_checkpointing=True),
+        replace(config(DP), runner=Runner.TORCHRUN),
+    ],
+)
+def test_a_refusal_names_what_to_choose_as_the_list_does(asked: RunConfig) -> None:
+    said = " ".join(refused(asked).values())
+    assert "DDP" in said
+    assert "ddp" not in said
+
+
 def test_each_rank_needs_a_usable_gpu() -> None:
     assert "torch can use 2 of this machine" in refused(replace(config(DDP), ranks=3))["ranks"]
     assert refused(replace(config(DDP, "cpu"), ranks=8)) == {}
@@ -92,7 +107,7 @@ def test_a_step_of_several_devices_is_not_captured(parallel: Parallel) -> None:
 def test_the_runner_belongs_to_the_kind() -> None:
     assert "torchrun" in refused(replace(config(DDP), runner=Runner.THREAD))["runner"]
     alone = replace(config(Parallel.NONE), runner=Runner.TORCHRUN)
-    assert "ddp and fsdp" in refused(alone)["runner"]
+    assert "DDP and FSDP2" in refused(alone)["runner"]
 
 
 def test_what_does_not_act_is_no_problem() -> None:
