@@ -1,10 +1,10 @@
 // The lines of some ranks over one another, and their mean: the same metric as the strips.
 
 import { el, setAttribute, setText, svg } from "./dom.js";
-import { clock, isNumber, scaleFor, short, timeTicks, withUnit } from "./format.js";
+import { clock, isNumber, roundTicks, scaleFor, timeTicks, withUnit } from "./format.js";
 import { bisect, linePoints } from "./lines.js";
 
-const [LEFT, RIGHT, TOP, BOTTOM, HEIGHT] = [52, 6, 8, 18, 170];
+const [LEFT, RIGHT, TOP, BOTTOM, HEIGHT] = [58, 6, 8, 18, 170];
 const COLORS = Array.from({ length: 8 }, (_, i) => `gpu${i}`);
 
 // Lines to draw as {name, label, color, xs, values}: the mean first, then the picked ranks.
@@ -18,15 +18,25 @@ export function rankLines(data, picked, mean) {
   return mean ? [{ row: null, label: "mean", color: "blue", ...data.meanLine() }, ...lines] : lines;
 }
 
-// The vertical range: around the values, from zero where that is near. The first steps, which are
-// slow by nature, do not set it where there are many.
-export function lineRange(lines) {
+// The vertical axis as {low, high, ticks}, its ends round: around the values, from zero where that
+// is near. The first steps, which are slow by nature, do not set it where there are many and they
+// lie far above the others: then the last tick says that there are values beyond it.
+export function lineRange(lines, unit) {
   const values = lines.flatMap((line) => line.values).sort((a, b) => a - b);
-  if (!values.length) return [0, 1];
-  const high = values.length > 40 ? values[Math.floor(0.99 * (values.length - 1))] : values.at(-1);
-  const low = values[0];
-  const from = low >= 0 && low < 0.5 * high ? 0 : low - 0.1 * (high - low || Math.abs(low) || 1);
-  return [from, high + 0.08 * (high - from || 1)];
+  const [low, most] = values.length ? [values[0], values.at(-1)] : [0, 1];
+  const usual = values.length > 40 ? values[Math.floor(0.99 * (values.length - 1))] : most;
+  const cut = most - low > 2 * (usual - low || Math.abs(usual));
+  const high = cut ? usual : most;
+  const from = low >= 0 && (low < 0.5 * high || low === high) ? 0 : low;
+  const { unit: shown, factor } = scaleFor(unit, Math.max(Math.abs(from), Math.abs(high)));
+  const to = high > from ? high : from < 0 ? 0 : 1;
+  const ticks = roundTicks(from / factor, to / factor, 3).map(({ value, text }) => ({
+    value: value * factor,
+    text,
+  }));
+  const last = ticks.at(-1);
+  last.text = `${most > last.value * (1 + 1e-9) && cut ? "≥" : ""}${last.text}${shown ? ` ${shown}` : ""}`;
+  return { low: ticks[0].value, high: last.value, ticks };
 }
 
 // The value of a line at a time: that of the nearest column, null far from any.
@@ -53,11 +63,11 @@ export class RankLines {
     this.lines = rankLines(data, picked, mean);
     this.build();
     const width = Math.max(100, this.drawing.clientWidth || this.node.clientWidth);
-    const range = lineRange(this.lines);
+    const range = lineRange(this.lines, metric.unit);
     const x = (seconds) =>
       LEFT + ((width - LEFT - RIGHT) * (seconds - data.begin)) / (data.end - data.begin);
     const y = (value) =>
-      TOP + (HEIGHT - TOP - BOTTOM) * (1 - (value - range[0]) / (range[1] - range[0]));
+      TOP + (HEIGHT - TOP - BOTTOM) * (1 - (value - range.low) / (range.high - range.low));
     Object.assign(this, { width, xOf: x });
     setAttribute(this.drawing, "viewBox", `0 0 ${width} ${HEIGHT}`);
     setAttribute(this.drawing, "height", HEIGHT);
@@ -65,7 +75,12 @@ export class RankLines {
     setAttribute(this.drawing, "aria-label", `${metric.label} over time: ${names || "no line"}`);
     const clip = svg("clipPath", { id: "ss-rank-clip" });
     clip.append(
-      svg("rect", { x: LEFT, y: TOP, width: width - LEFT - RIGHT, height: HEIGHT - TOP - BOTTOM }),
+      svg("rect", {
+        x: LEFT,
+        y: TOP - 2, // a line along the edge keeps its width
+        width: width - LEFT - RIGHT,
+        height: HEIGHT - TOP - BOTTOM + 4,
+      }),
     );
     const lines = svg("g", { "clip-path": "url(#ss-rank-clip)" });
     // The mean lies on top of the others.
@@ -78,7 +93,7 @@ export class RankLines {
         }),
       );
     this.cross = svg("path", { class: "ss-rank-cross" });
-    this.drawing.replaceChildren(clip, ...this.axes(range, x, y), lines, this.cross);
+    this.drawing.replaceChildren(clip, ...this.axes(range.ticks, x, y), lines, this.cross);
     this.point(this.x);
     setText(
       this.hint,
@@ -106,15 +121,13 @@ export class RankLines {
     );
   }
 
-  axes([low, high], x, y) {
-    const { unit, factor } = scaleFor(this.metric.unit, high);
+  axes(levels, x, y) {
     const made = [];
-    for (let i = 0; i <= 3; i += 1) {
-      const value = low + ((high - low) * i) / 3;
+    for (const { value, text } of levels) {
       const at = y(value);
       made.push(svg("path", { d: `M${LEFT} ${at}H${this.width - RIGHT}`, class: "ss-rank-grid" }));
       const label = svg("text", { x: LEFT - 6, y: at + 3.5, "text-anchor": "end" });
-      label.textContent = `${short(value / factor)}${i === 3 && unit ? ` ${unit}` : ""}`;
+      label.textContent = text;
       made.push(label);
     }
     const ticks = timeTicks(

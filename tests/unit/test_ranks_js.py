@@ -189,7 +189,54 @@ def test_lines_of_picked_ranks_and_the_mean(js: Script) -> None:
         ("mean", [2, 4]),
         ("rank 2", [3, 5]),
     ]
-    assert js("lineRange([{values: [2, 4]}])") == [pytest.approx(1.8), pytest.approx(4.176)]
     line = {"xs": [0, 1, 2], "values": [5, 6, 7]}
     assert js("lineValueAt(line, 1.2, 1)", line=line) == 6
     assert js("lineValueAt(line, 9, 1)", line=line) is None
+
+
+def axis(js: Script, values: list[float], unit: str = "s") -> Any:
+    return js("lineRange([{values}], unit)", values=values, unit=unit)
+
+
+@pytest.mark.parametrize(
+    ("values", "unit", "texts"),
+    [
+        ([2.0, 4.0], "s", ["2", "3", "4 s"]),
+        ([0.0273, 0.0311], "s", ["26", "28", "30", "32 ms"]),
+        ([0.001, 0.0311], "s", ["0", "20", "40 ms"]),
+        ([0.3, 87.0], "%", ["0", "50", "100 %"]),
+        ([1.0 * 2**30, 2.1 * 2**30], "B", ["0", "1", "2", "3 GiB"]),
+        ([0.25, 0.27], "", ["0.25", "0.26", "0.27"]),
+        ([-2.0, 3.0], "", ["-2", "0", "2", "4"]),
+        ([3.0, 3.0], "s", ["0", "1", "2", "3 s"]),
+        ([1200.0, 2500.0], "", ["0", "1,000", "2,000", "3,000"]),
+    ],
+)
+def test_the_axis_of_lines_has_round_numbers_and_holds_all_values(
+    js: Script, values: list[float], unit: str, texts: list[str]
+) -> None:
+    found = axis(js, values, unit)
+    assert [tick["text"] for tick in found["ticks"]] == texts
+    assert found["low"] <= min(values) <= max(values) <= found["high"] + 1e-12
+    assert found["ticks"][0]["value"] == pytest.approx(found["low"])
+    assert found["ticks"][-1]["value"] == pytest.approx(found["high"])
+
+
+@pytest.mark.parametrize("values", [[], [0.0], [0.0] * 50, [3.0] * 50, [-1.0], [1e-9, 5e-9]])
+def test_an_axis_without_a_spread_has_ticks_still(js: Script, values: list[float]) -> None:
+    found = axis(js, values)
+    assert 2 <= len(found["ticks"]) <= 6
+    assert found["low"] < found["high"]
+    assert all(found["low"] <= value <= found["high"] for value in values)
+
+
+def test_what_lies_above_the_axis_is_said(js: Script) -> None:
+    steps = [0.02] * 60
+    cut = axis(js, [*steps, 5.0])
+    assert cut["high"] < 0.05
+    assert cut["ticks"][-1]["text"].startswith("≥")
+    near = axis(js, [*steps, 0.03])
+    assert near["high"] >= 0.03, "so little is not cut"
+    assert "≥" not in near["ticks"][-1]["text"]
+    few = axis(js, [0.02, 5.0])
+    assert few["high"] >= 5.0
