@@ -1,0 +1,25 @@
+"""What one rank reads of the file that another has replaced."""
+
+import os
+from pathlib import Path
+
+from stepscope.recording.agreement import Notice, State
+from stepscope.recording.agreement_files import FOLDER, NOTICES, AgreementFiles
+from stepscope.recording.command import Command, CommandName
+
+
+def test_a_file_of_the_same_inode_and_time_is_read_again(tmp_path: Path) -> None:
+    """ext4 gives an inode to the next file but one, and its times may go in ticks of 4 ms."""
+    writer, reader = AgreementFiles(tmp_path, 0), AgreementFiles(tmp_path, 1)
+    proposed = Notice(Command(7, CommandName.MARK, {}))
+    decided = Notice(proposed.command, State.DECIDED, 5)
+    writer.write_notices([proposed])
+    assert reader.notices() == [proposed]
+    path = tmp_path / FOLDER / NOTICES
+    before = path.stat()
+    writer.write_notices([decided])
+    path.with_name("next").write_bytes(path.read_bytes())
+    # The same inode, as after a second replacement, within the same tick.
+    os.replace(path.with_name("next"), path)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert reader.notices() == [decided]
