@@ -34,13 +34,14 @@ from trainer.training.saving import save
 from trainer.training.sharding import all_finite, reshard
 from trainer.training.state import Training
 from trainer.training.step import TrainStep
+from trainer.training.workers import in_batches
 from trainer.workloads.task import Batch, Task
 
 log = logging.getLogger(__name__)
 
 _NOTHING_LOADED = (
-    "None of the samples of a batch could be loaded, and the other ranks wait for this one's "
-    "gradients. Check the data, or raise batch_size."
+    "None of the samples of a batch could be loaded, and the other ranks wait for this one. "
+    "Check the data, or raise batch_size."
 )
 LAST_EVERY_S = 10.0
 """Least time between two `last.pt`: epochs of a small model take a fraction of a second."""
@@ -201,7 +202,8 @@ class Loop:
     def _validate(self) -> tuple[float, float | None]:
         """Return the mean loss over the validation split and the accuracy in percent.
 
-        They are the same on all ranks, which share the split.
+        They are the same on all ranks, which share the split. Raises RunFailed if one of several
+        ranks has a batch without a sample: with FSDP each forward pass takes all ranks.
         """
         self.reader.flush()
         split, model, ranks = self.task.validation, self.training.model, self.training.ranks
@@ -211,11 +213,15 @@ class Loop:
         model.eval()
         ranks.copy_from_first(model.buffers())
         order = ranks.share(torch.arange(split.length))
-        for inputs, targets in self.validation_loader.batches(order):
+        batches = self.validation_loader.batches(order)
+        asked = in_batches(order, self.training.config.batch_size)
+        for (inputs, targets), indices in zip(batches, asked, strict=True):
             # A sample that is repeated to give all ranks equally many is the last, and not counted.
             counted = min(len(targets), left)
-            left -= counted
+            left = max(0, left - len(indices))  # the split may have left some of them out
             if not len(targets):
+                if ranks.several:
+                    raise RunFailed(_NOTHING_LOADED)
                 continue
             seen += counted
             outputs, loss = self.step.evaluate(inputs, targets, counted)
