@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import pickle
-from pathlib import Path
+from collections import OrderedDict
+from pathlib import Path, PosixPath
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint import metadata
 
 from trainer.training.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
 from trainer.training.parts import read_parts, write_parts
@@ -58,6 +60,59 @@ def test_a_list_of_tensors_that_would_run_code_is_refused(tmp_path: Path) -> Non
     assert not made.exists()
     pickle.loads((parts / ".metadata").read_bytes())
     assert made.exists(), "torch's own reader would have run it"
+
+
+def test_a_list_of_tensors_cannot_change_the_classes_that_it_names(tmp_path: Path) -> None:
+    """BUILD of a pickle sets attributes of any object, also of a class."""
+    parts = written(tmp_path)
+
+    def named(kind: Any) -> bytes:
+        return f"c{kind.__module__}\n{kind.__qualname__}\n".encode()
+
+    for kind in (PosixPath, metadata.Metadata, torch.Size, torch.serialization._get_layout):
+        state = b"N}X\x04\x00\x00\x00evil" + named(OrderedDict) + b"s\x86"
+        (parts / ".metadata").write_bytes(b"\x80\x02" + named(kind) + state + b"b.")
+        with pytest.raises(CheckpointError, match="list of tensors is damaged"):
+            read_checkpoint(tmp_path / "last.pt")
+        assert not hasattr(kind, "evil")
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        ({"storage_data": []}, "no attribute 'items'"),
+        ({"storage_data": None}, "no attribute 'items'"),
+        ({"state_dict_metadata": 3}, "no attribute 'items'"),
+        ({"size": torch.Size([10**14])}, "the files have"),
+        ({"size": (2.5,)}, "a whole number is missing"),
+        ({"size": torch.Size([1] * 65)}, "65 dimensions"),
+        ({"chunks": None}, "list is missing"),
+        ({"length": 10**14}, "shorter than it says"),
+    ],
+)
+def test_a_list_that_cannot_be_is_a_sentence(
+    damage: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    path = written(tmp_path) / ".metadata"
+    found = pickle.loads(path.read_bytes())
+    tensor = next(iter(found.state_dict_metadata.values()))
+    place = next(iter(found.storage_data.values()))
+    [(name, value)] = damage.items()
+    target = next(one for one in (found, tensor, place) if hasattr(one, name))
+    setattr(target, name, value)
+    path.write_bytes(pickle.dumps(found))
+    with pytest.raises(CheckpointError, match=words):
+        read_checkpoint(tmp_path / "last.pt")
+
+
+@pytest.mark.parametrize("state", [{"model": []}, {"model": {}, "optimizer": {"state": []}}])
+def test_a_file_that_has_no_place_for_the_parts_is_a_sentence(
+    state: dict[str, Any], tmp_path: Path
+) -> None:
+    parts = written(tmp_path)
+    write_checkpoint(tmp_path / "last.pt", state | {"parts": parts.name})
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        read_checkpoint(tmp_path / "last.pt")
 
 
 @pytest.mark.parametrize("name", ["../other/last.1.parts", "/etc", "last.parts", "", 7])

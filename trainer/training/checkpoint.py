@@ -90,7 +90,7 @@ def _add_parts(state: dict[str, Any], folder: Path, room: Room) -> None:
             else:
                 number, _, entry = rest.partition(".")
                 state[OPTIMIZER]["state"].setdefault(int(number), {})[entry] = tensor
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"resume: the parts of {folder.name}'s checkpoint cannot be read ({error}). "
             "Choose another checkpoint."

@@ -1,18 +1,16 @@
 """A checkpoint's tensors in a folder that all ranks write: torch's distributed checkpoint.
 
 Each rank writes what it has, and any number of ranks can read it. torch lists the tensors in a
-pickle, which could run code. It is read here with the few classes that such a list is made of.
+pickle, which could run code: `parts_list.py` reads it so that it cannot.
 """
 
 from __future__ import annotations
 
-import pickle
 import re
 import shutil
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from pathlib import Path, PosixPath
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,38 +20,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from trainer.training.parts_list import read_list
+
 NAME = re.compile(r"(best|last|step-[0-9]{1,12})\.[0-9]{1,9}\.parts")
 """Folders of parts lie beside the checkpoint that names them: `last.3.parts`."""
-_LIST = ".metadata"
-_FILE = re.compile(r"__[0-9]{1,9}_[0-9]{1,9}\.distcp")
-_CLASSES: dict[tuple[str, str], Any] = {
-    (kind.__module__, kind.__qualname__): kind
-    for kind in (
-        metadata.Metadata,
-        metadata.MetadataIndex,
-        metadata.TensorStorageMetadata,
-        metadata.ChunkStorageMetadata,
-        metadata.TensorProperties,
-        metadata._MEM_FORMAT_ENCODING,
-        metadata.StorageMeta,
-        filesystem._StorageInfo,
-        torch.Size,
-        OrderedDict,
-        PosixPath,
-        torch.serialization._get_layout,  # looks a name up in a table
-    )
-}
-_DAMAGED = (
-    pickle.UnpicklingError,
-    EOFError,
-    AttributeError,
-    IndexError,
-    KeyError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
-"""What a pickle raises that holds something else than a list of tensors."""
 
 
 def write_parts(folder: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -97,28 +67,4 @@ class _Reader(filesystem.FileSystemReader):
     """torch's reader, with a list that cannot run code and names files of its folder alone."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> metadata.Metadata:
-        with (Path(self.path) / _LIST).open("rb") as file:
-            try:
-                found = _Unpickler(file).load()
-            except _DAMAGED as error:
-                raise ValueError(f"the list of tensors is damaged: {error}") from error
-        if not isinstance(found, metadata.Metadata):
-            raise ValueError("there is no list of tensors")
-        for entry in (found.storage_data or {}).values():
-            if not _FILE.fullmatch(entry.relative_path) or entry.transform_descriptors:
-                raise ValueError("the list of tensors names files that it cannot have")
-        return found
-
-
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        found = _CLASSES.get((module, name))
-        if (
-            found is None
-            and module == "torch"
-            and isinstance(number_type := getattr(torch, name, None), torch.dtype)
-        ):
-            return number_type
-        if found is None:
-            raise pickle.UnpicklingError(f"{module}.{name} does not belong there")
-        return found
+        return read_list(Path(self.path))

@@ -1,0 +1,207 @@
+"""The list of a distributed checkpoint's tensors, read so that it can do nothing but list them.
+
+torch writes it as a pickle, which could run code, and could set attributes of every class that it
+names. So it is read into stand-ins, which are then checked field by field and made torch's own.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+import re
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PosixPath
+from typing import Any, TypeVar
+
+import torch
+from torch.distributed.checkpoint import filesystem, metadata
+
+_Kind = TypeVar("_Kind")
+NAME = ".metadata"
+_FILE = re.compile(r"__[0-9]{1,9}_[0-9]{1,9}\.distcp")
+_DIMENSIONS = 64
+"""More than a tensor of torch can have in most of its functions."""
+_DAMAGED = (
+    pickle.UnpicklingError,
+    EOFError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What a pickle raises that holds something else than a list of tensors."""
+
+
+class _Entry:
+    """Stands for an object of the list; `state` is what the pickle says of it.
+
+    A pickle cannot change this class: its BUILD calls `__setstate__`, which fails for the class
+    itself. Neither can it change types built into Python, nor torch's types of numbers.
+    """
+
+    state: Any = None
+
+    def __init__(self, *args: Any) -> None:
+        """Take what makes a path; nobody looks at it."""
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+    def fields(self) -> Mapping[str, Any]:
+        """Return the state of an object that has named fields. Raises TypeError."""
+        if not isinstance(self.state, dict):
+            raise TypeError(f"{type(self).__name__} has no fields")
+        return self.state
+
+
+class _List(_Entry):
+    pass
+
+
+class _Index(_Entry):
+    pass
+
+
+class _TensorInfo(_Entry):
+    pass
+
+
+class _Chunk(_Entry):
+    pass
+
+
+class _Properties(_Entry):
+    pass
+
+
+class _Place(_Entry):
+    pass
+
+
+_STAND_INS: dict[tuple[str, str], Any] = {
+    (kind.__module__, kind.__qualname__): stand_in
+    for kind, stand_in in (
+        (metadata.Metadata, _List),
+        (metadata.MetadataIndex, _Index),
+        (metadata.TensorStorageMetadata, _TensorInfo),
+        (metadata.ChunkStorageMetadata, _Chunk),
+        (metadata.TensorProperties, _Properties),
+        (metadata._MEM_FORMAT_ENCODING, int),
+        (metadata.StorageMeta, _Entry),
+        (filesystem._StorageInfo, _Place),
+        (torch.Size, tuple),
+        (OrderedDict, dict),
+        (PosixPath, _Entry),
+        (torch.serialization._get_layout, str),
+    )
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        found = _STAND_INS.get((module, name))
+        if (
+            found is None
+            and module == "torch"
+            and isinstance(number_type := getattr(torch, name, None), torch.dtype)
+        ):
+            return number_type
+        if found is None:
+            raise pickle.UnpicklingError(f"{module}.{name} does not belong there")
+        return found
+
+
+def read_list(folder: Path) -> metadata.Metadata:
+    """Return the list of the tensors in a folder. Raises OSError, and ValueError for another thing.
+
+    What it lists fits in the files of the folder: nobody takes memory for more.
+    """
+    sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
+    with (folder / NAME).open("rb") as file:
+        try:
+            found = _Unpickler(file).load()
+            if not isinstance(found, _List):
+                raise ValueError("it is none")
+            return _checked(found.fields(), sizes)
+        except _DAMAGED as error:
+            raise ValueError(f"the list of tensors is damaged: {error}") from error
+
+
+def _checked(fields: Mapping[str, Any], sizes: Mapping[str, int]) -> metadata.Metadata:
+    places = {_index(key): _place(place, sizes) for key, place in fields["storage_data"].items()}
+    tensors = {
+        _name(name): _tensor(entry)
+        for name, entry in fields["state_dict_metadata"].items()
+        if isinstance(entry, _TensorInfo)
+    }
+    needed = sum(
+        math.prod(entry.size) * entry.properties.dtype.itemsize for entry in tensors.values()
+    )
+    there = sum(size for name, size in sizes.items() if _FILE.fullmatch(name))
+    if needed > there:
+        raise ValueError(f"it names tensors of {needed:,} bytes, and the files have {there:,}")
+    planned = {name: (name,) for name in tensors}
+    return metadata.Metadata(dict(tensors), planner_data=planned, storage_data=places)
+
+
+def _tensor(entry: _TensorInfo) -> metadata.TensorStorageMetadata:
+    fields = entry.fields()
+    dtype = _of(fields["properties"], _Properties).state[0]
+    return metadata.TensorStorageMetadata(
+        metadata.TensorProperties(dtype=_of(dtype, torch.dtype)),
+        _size(fields["size"]),
+        [_chunk(chunk) for chunk in _of(fields["chunks"], list)],
+    )
+
+
+def _chunk(chunk: Any) -> metadata.ChunkStorageMetadata:
+    fields = _of(chunk, _Chunk).fields()
+    return metadata.ChunkStorageMetadata(_size(fields["offsets"]), _size(fields["sizes"]))
+
+
+def _index(entry: Any) -> metadata.MetadataIndex:
+    fields = _of(entry, _Index).fields()
+    offset, index = fields.get("offset"), fields.get("index")
+    return metadata.MetadataIndex(
+        _name(fields["fqn"]),
+        None if offset is None else _size(offset),
+        None if index is None else _whole(index),
+    )
+
+
+def _place(entry: Any, sizes: Mapping[str, int]) -> filesystem._StorageInfo:
+    fields = _of(entry, _Place).fields()
+    name, offset, length = _name(fields["relative_path"]), fields["offset"], fields["length"]
+    if not _FILE.fullmatch(name) or fields.get("transform_descriptors"):
+        raise ValueError("it names files that it cannot have")
+    if _whole(offset) + _whole(length) > sizes.get(name, 0):
+        raise ValueError(f"{name} is shorter than it says")
+    return filesystem._StorageInfo(name, offset, length)
+
+
+def _size(value: Any) -> torch.Size:
+    lengths: Iterable[Any] = _of(value, tuple)
+    size = torch.Size([_whole(length) for length in lengths])
+    if len(size) > _DIMENSIONS:
+        raise ValueError(f"a tensor of {len(size)} dimensions")
+    return size
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise TypeError(f"a whole number is missing, got {repr(value)[:40]}")
+    return value
+
+
+def _name(value: Any) -> str:
+    return _of(value, str)
+
+
+def _of(value: Any, kind: type[_Kind]) -> _Kind:
+    if not isinstance(value, kind):
+        raise TypeError(f"{kind.__name__.strip('_')} is missing, got {type(value).__name__}")
+    return value
