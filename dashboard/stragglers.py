@@ -37,6 +37,8 @@ class _Look:
     communication: str | None = None
     under_way: bool = False
     is_final: bool = False
+    told: bool = False
+    """An error that nobody expected stands in the log, which has it once."""
 
 
 def _in_thread(look: Callable[[], None]) -> None:
@@ -89,11 +91,16 @@ class Stragglers:
             found, said = judged_run(run), communication_text(run)
         except (StoreError, OSError) as error:
             log.warning("%s: the ranks cannot be compared: %s", run.id, error)
-        now = self._clock()
-        with self._lock:
-            look.found, look.communication = found, said
-            look.under_way, look.is_final = False, not run.status.live
-            look.next = now + max(EVERY_S, REST * (now - began))
+        except Exception:  # what is in a folder may come from anybody; the other ranks are shown
+            if not look.told:
+                log.warning("%s: the ranks cannot be compared", run.id, exc_info=True)
+            look.told = True
+        finally:
+            now = self._clock()
+            with self._lock:
+                look.found, look.communication = found, said
+                look.under_way, look.is_final = False, not run.status.live
+                look.next = now + max(EVERY_S, REST * (now - began))
 
     def _entry(self, key: str) -> _Look:
         look = self._looks.pop(key, None) or _Look()

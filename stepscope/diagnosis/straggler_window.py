@@ -19,6 +19,7 @@ from stepscope.diagnosis.window import FIRST_STEPS, WINDOW_S, recent_figures, tr
 from stepscope.metrics import Stream
 from stepscope.run import RunInfo, rank_file
 from stepscope.run.folder import ARRIVALS
+from stepscope.run.plain_file import read_plain
 from stepscope.store import Block, RunReader, SeriesInfo, StoreError, store_name
 from stepscope.store.frames import Floats
 
@@ -28,6 +29,8 @@ ROWS = 512
 """Newest steps that are looked at first: enough where every step or every fourth is sampled."""
 MOST_ROWS = 8192
 """And at most, where samples are rare: 16 frames, read in some 10 ms."""
+ARRIVALS_BYTES = 2**20
+"""Size up to which a file of arrivals is read; ours have 100 kB."""
 
 
 def in_job(run_json: Mapping[str, Any]) -> bool:
@@ -102,13 +105,11 @@ def _arrived(
     reader: RunReader, info: SeriesInfo, folder: Path, number: int, run_json: Mapping[str, Any]
 ) -> RankRows | None:
     """Return the steps during which it is known when the rank entered its collectives."""
-    try:
-        told = json.loads((folder / rank_file(ARRIVALS, number)).read_text())
-        sequence, created = (np.array(told[key], dtype=float) for key in ("sequence", "s"))
-    except (OSError, ValueError, KeyError, TypeError):
+    host = run_json.get("host")
+    told = _told_arrivals(folder / rank_file(ARRIVALS, number))
+    if told is None or not isinstance(host, str):
         return None
-    if len(sequence) < 2 or sequence.shape != created.shape:
-        return None
+    sequence, created = told
     first, stop = reader.rows_between(info.id, "time", float(created[0]), float(created[-1]))
     first = max(FIRST_STEPS, first, stop - MOST_ROWS)
     block = reader.read(info.id, min(first, stop), stop, 1)
@@ -119,8 +120,23 @@ def _arrived(
         columns=_columns(block),
         sequence=sequence,
         created=created,
-        host=run_json.get("host"),
+        host=host,
     )
+
+
+def _told_arrivals(path: Path) -> tuple[Floats, Floats] | None:
+    """Return the numbers of the collectives and when each was entered; both rise."""
+    try:
+        told = json.loads(read_plain(path, ARRIVALS_BYTES))
+        sequence, created = (np.array(told[key], dtype=float) for key in ("sequence", "s"))
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return None
+    if sequence.ndim != 1 or sequence.shape != created.shape or len(sequence) < 2:
+        return None
+    if not (np.isfinite(sequence).all() and np.isfinite(created).all()):
+        return None
+    rises = (np.diff(sequence) > 0).all() and (np.diff(created) >= 0).all()
+    return (sequence, created) if rises else None
 
 
 def young(times: RankTimes) -> RankTimes:

@@ -15,10 +15,11 @@ import pytest
 
 import stepscope
 from dashboard import services
+from dashboard import stragglers as stragglers_module
 from dashboard.stragglers import Stragglers
 from dashboard.verdicts import Verdicts
 from stepscope.diagnosis.straggler_window import ROWS, recent_times
-from stepscope.run import RunStatus, read_run, run_folders
+from stepscope.run import RunInfo, RunStatus, read_run, run_folders
 from stepscope.store import RunReader
 from tests.integration.test_verdict_served import poll, server
 from tests.unit.recorded_runs import Row, write_run
@@ -164,3 +165,24 @@ def test_a_long_run_costs_no_more_than_a_short_one(tmp_path: Path) -> None:
     with RunReader(folder) as reader:
         times = recent_times(reader, folder, 0, {"device": "cpu"})
     assert 40 <= len(times.steps) <= 64
+
+
+def test_a_look_that_fails_is_told_once_and_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, now = recorded_job(tmp_path / "job", "backward"), [0.0]
+    live = replace(read_run(folder), status=RunStatus.RUNNING)
+    ranks = Stragglers(lambda: now[0], lambda look: look())
+
+    def fail(run: RunInfo) -> None:
+        raise OverflowError("nobody has thought of it")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stragglers_module, "judged_run", fail)
+        for _ in range(3):
+            assert ranks.of(live) is None
+            now[0] += 3.0
+    assert caplog.text.count("the ranks cannot be compared") == 1
+    found = ranks.of(live)
+    assert found is not None
+    assert found.ranks == (3,)

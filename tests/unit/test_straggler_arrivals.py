@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from stepscope.diagnosis.straggler_arrivals import times_by_arrival
-from stepscope.diagnosis.straggler_times import OWN, Phase, RankRows
-from stepscope.diagnosis.straggler_window import judged_ranks
+from stepscope.diagnosis.straggler_times import OWN, Phase, RankRows, RankTimes
+from stepscope.diagnosis.straggler_window import ARRIVALS_BYTES, judged_ranks, recent_times
 from stepscope.diagnosis.stragglers import Kind, judge
 from stepscope.sampling.arrivals import KEPT, Arrivals
 from stepscope.sampling.flight_recorder import Collective, FlightRecord
+from stepscope.store import RunReader
 from stepscope.store.frames import Floats
+from tests.unit.recorded_runs import Row, write_run
 from tests.unit.test_stragglers import noise
 
 PHASES = ("perf/data_wait", "perf/forward", "perf/backward", "perf/optimizer")
@@ -149,3 +152,46 @@ def test_only_blocking_collectives_of_all_ranks_are_kept(tmp_path: Path) -> None
     arrivals.write()
     assert len(json.loads(path.read_text())["sequence"]) == KEPT
     assert sorted(tmp_path.iterdir()) == [path]
+
+
+def arrived(folder: Path, told: object, host: Any = "here") -> RankTimes:
+    """Read a rank without DDP's log whose file of arrivals has this content."""
+    values = {"perf/step_time": 0.01}
+    rows: list[Row] = [(0.01 * step, step, values) for step in range(100)]
+    write_run(folder, {"world_size": 2}, steps=rows)
+    (folder / "arrivals.json").write_text(told if isinstance(told, str) else json.dumps(told))
+    with RunReader(folder) as reader:
+        return recent_times(reader, folder, 0, {"device": "cpu", "host": host})
+
+
+RISING = {"sequence": [1, 2, 3], "s": [0.1, 0.5, 0.9]}
+
+
+def test_a_file_of_arrivals_is_read(tmp_path: Path) -> None:
+    found = arrived(tmp_path, RISING).arrived
+    assert found is not None
+    assert (found.host, found.sequence.tolist()) == ("here", [1.0, 2.0, 3.0])
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "[" * 100_000,
+        json.dumps(RISING) + " " * ARRIVALS_BYTES,
+        RISING | {"sequence": [1, 3, 2]},
+        RISING | {"sequence": [1, 2, 2]},
+        RISING | {"s": [0.1, 0.9, 0.5]},
+        RISING | {"s": [0.1, 0.5, 1e999]},
+        RISING | {"s": [0.1, 0.5, 10**400]},
+        {"sequence": [[1], [2], [3]], "s": [[0.1], [0.5], [0.9]]},
+        {"sequence": 1, "s": 2},
+        [],
+    ],
+)
+def test_arrivals_that_nobody_can_have_written_are_not_known(tmp_path: Path, told: object) -> None:
+    assert arrived(tmp_path, told).arrived is None
+
+
+@pytest.mark.parametrize("host", [["here"], {}, 7, None])
+def test_without_the_name_of_its_host_no_clock_is_compared(tmp_path: Path, host: Any) -> None:
+    assert arrived(tmp_path, RISING, host).arrived is None
