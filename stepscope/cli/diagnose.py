@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -28,6 +29,9 @@ EXAMPLES = (
     "stepscope diagnose RUN --stacks",
     "stepscope diagnose RUN --json | jq '.[0].next'",
 )
+OF_SEVERAL = ("straggler", "hang")
+"""Findings whose sentences name the ranks."""
+_NAMES_RANKS = re.compile(r"(Ranks?|All) \d")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -83,7 +87,8 @@ def _note(recorded: Recorded, text: str) -> Finding:
 
 
 def line(finding: Finding, *, several: bool) -> str:
-    """Return a finding in one line; among several ranks it says whose it is."""
-    whose = f"Rank {finding.rank}: " if several and finding.rank is not None else ""
+    """Return a finding in one line; among several ranks it says whose it is, but where it does."""
+    tells = finding.kind in OF_SEVERAL or _NAMES_RANKS.match(finding.text) is not None
+    whose = "" if tells or not several or finding.rank is None else f"Rank {finding.rank}: "
     parts = [f"{whose}{finding.text}", finding.next or ""]
     return printable(" ".join(part for part in parts if part))

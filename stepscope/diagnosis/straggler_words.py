@@ -42,14 +42,22 @@ def next_step(phase: Phase) -> str:
     return _NEXT[phase]
 
 
+def waits(waiting: int | None) -> str:
+    """Return who waits as the begin of a sentence: one rank, or several for None."""
+    return "The others wait" if waiting is None else f"Rank {waiting} waits"
+
+
 def text_of(
     ranks: Sequence[int],
     phase: Phase,
     share: float,
     excess: Mapping[str, float],
     facts: Mapping[str, Any],
+    waiting: int | None = None,
 ) -> str:
     """Return the evidence in one sentence: who, how much, where, over how many steps.
+
+    `waiting` is the rank that waits where it is only one.
 
     >>> text_of([2], Phase.FORWARD, 0.1, {"forward": 0.002}, {"steps": 100, "step_time": 0.02})
     'The others wait for rank 2, 10 % of each step: it takes 2 ms longer in forward than they do, \
@@ -63,7 +71,8 @@ of a step of 20 ms (100 steps).'
         for name, value in sorted(where, key=lambda pair: -pair[1])
     )
     who = f"rank {ranks[0]}" if more else "it"
+    they = "they do" if waiting is None else f"rank {waiting} does"
     return (
-        f"The others wait for {whom}, {percent(share)} of each step: {who} takes {said} than they "
-        f"do, of a step of {facts['step_time'] * 1e3:.3g} ms ({facts['steps']} steps)."
+        f"{waits(waiting)} for {whom}, {percent(share)} of each step: {who} takes {said} than "
+        f"{they}, of a step of {facts['step_time'] * 1e3:.3g} ms ({facts['steps']} steps)."
     )

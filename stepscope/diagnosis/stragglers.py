@@ -38,7 +38,7 @@ from stepscope.diagnosis.straggler_statistics import (
     trimmed,
 )
 from stepscope.diagnosis.straggler_times import OWN, Phase, RankTimes
-from stepscope.diagnosis.straggler_words import UNEVEN_NEXT, WHERE, next_step, text_of
+from stepscope.diagnosis.straggler_words import UNEVEN_NEXT, WHERE, next_step, text_of, waits
 from stepscope.store.frames import Floats
 
 Places = NDArray[np.intp]
@@ -183,15 +183,17 @@ def _named(table: _Table, named: Places, late: Floats, facts: dict[str, Any]) ->
     phase = explained(excess, trimmed(table.late[first]))
     ranks = tuple(table.ranks[place] for place in named)
     share = float(late[first]) / table.step_time
+    other = [rank for rank in table.ranks if rank not in ranks]
+    waiting = other[0] if len(other) == 1 else None
     if phase is None:
         text = (
-            f"The others wait for rank {ranks[0]}, for {percent(share)} of the step, but no phase "
+            f"{waits(waiting)} for rank {ranks[0]}, for {percent(share)} of the step, but no phase "
             "that is recorded explains it."
         )
         return StragglerVerdict(kind=Kind.NONE, text=text, **facts)
     return StragglerVerdict(
         kind=Kind.STRAGGLER,
-        text=text_of(ranks, phase, share, excess, facts),
+        text=text_of(ranks, phase, share, excess, facts, waiting),
         ranks=ranks,
         phase=phase,
         share=share,

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from stepscope.cli import main
+from stepscope.cli.diagnose import line
 from stepscope.diagnosis.findings import Finding, findings, nothing_to_say, read_recorded
 from stepscope.recording.recorder import Recorder
 from stepscope.run import RunStatus, read_run
@@ -171,3 +172,21 @@ def test_what_cannot_be_read_is_a_sentence_on_stderr(
     out, err = diagnose(capsys, "broken", "--json", code=1)
     assert out == ""
     assert err.startswith("broken: ")
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "said"),
+    [
+        ("input-bound", "Input-bound.", "Rank 1: Input-bound."),
+        ("straggler", "The others wait for rank 1.", "The others wait for rank 1."),
+        ("hang", "No step for 9 s.", "No step for 9 s."),
+        ("rank-dead", "Rank 1 is gone.", "Rank 1 is gone."),
+        ("crashed", "Ranks 1, 2 are gone.", "Ranks 1, 2 are gone."),
+        ("crashed", "All 4 ranks are gone.", "All 4 ranks are gone."),
+        ("growth", "All of it stays.", "Rank 1: All of it stays."),
+    ],
+)
+def test_a_rank_is_said_once(kind: str, text: str, said: str) -> None:
+    found = Finding(kind=kind, rank=1, phase=None, share=None, text=text, next=None)
+    assert line(found, several=True) == said
+    assert line(found, several=False) == text

@@ -290,3 +290,16 @@ def test_a_clear_delay_is_always_found(seed: int, late: float, phase: Phase) -> 
     assert (found.kind, found.ranks, found.phase) == (Kind.STRAGGLER, (slow,), phase)
     assert found.share is not None
     assert found.share >= NAMED
+
+
+def test_of_two_ranks_the_other_one_waits() -> None:
+    own = noise(2, 100, seed=6, size=0.05)
+    own[1, OWN.index(Phase.FORWARD)] += 0.006
+    text = judge(made(own, ranks=[4, 5])).text
+    assert text.startswith("Rank 4 waits for rank 5, ")
+    assert "longer in forward than rank 4 does, of a step" in text
+    ranks = made(own)
+    silent = [replace(one, own=np.full_like(one.own, np.nan)) for one in ranks]
+    found = judge(silent)
+    assert found.kind is Kind.NONE
+    assert found.text.startswith("Rank 0 waits for rank 1, for ")
