@@ -18,6 +18,7 @@ from pathlib import Path
 from dashboard.charts.content import world_size_of
 from stepscope.alerts.rules import NO_STEP
 from stepscope.run import RunInfo
+from stepscope.run.rank_files import find_rank
 from stepscope.store import EventRow, RunReader, StoreError, store_name
 
 ALERT = "alert"
@@ -38,10 +39,11 @@ Numbered = tuple[int, int, EventRow]
 
 @dataclass(slots=True)
 class _Rank:
-    """When a rank was asked, and the id of its last event."""
+    """When a rank was asked, the id of its last event, and torch's number once it is known."""
 
     asked_at: float = -float("inf")
     last: int = 0
+    rank: int | None = None
 
 
 @dataclass(slots=True)
@@ -98,7 +100,8 @@ class RankEvents:
             rank.asked_at = now
             for event in _told(folder, number, rank):
                 known.count += 1
-                known.events.append((known.count, number, _named(number, event)))
+                named = _named(_torch_rank(folder, number, rank), event)
+                known.events.append((known.count, number, named))
             if time.thread_time() >= until:
                 break
         known.events = known.events[-KEPT:]
@@ -129,6 +132,13 @@ def _is_sent(event: EventRow) -> bool:
     if event.kind == ALERT:
         return event.data.get("rule") != NO_STEP
     return event.data.get("command_id") is not None
+
+
+def _torch_rank(folder: Path, number: int, rank: _Rank) -> int:
+    """Return torch's number of a rank, its own in the folder while it has no file."""
+    if rank.rank is None and (file := find_rank(folder, number)) is not None:
+        rank.rank = file.rank
+    return number if rank.rank is None else rank.rank
 
 
 def _named(rank: int, event: EventRow) -> EventRow:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 from dashboard.charts import series
 from dashboard.charts.rank_events import PERIOD_S, RankEvents
-from stepscope.run import RunInfo, RunStatus
+from stepscope.run import RunInfo, RunStatus, write_run_json
 from stepscope.store import RunWriter, store_name
 
 
@@ -82,3 +83,12 @@ def test_a_run_of_one_process_asks_no_other_store(tmp_path: Path) -> None:
         ranks = Ranks(folder, world_size)
         ranks.write(1, 1.0, "hot")
         assert ranks.shown() == []
+
+
+def test_ranks_are_named_by_torchs_number_also_on_a_second_host(tmp_path: Path) -> None:
+    ranks = Ranks(tmp_path)
+    told = {"status": "running", "heartbeat": time.time(), "rank": 9, "world_size": 16}
+    write_run_json(tmp_path, told, "rank1.json")
+    ranks.write(1, 1.0, "hot")
+    ranks.write(2, 2.0, "hot")
+    assert ranks.shown() == [("rank1-1", "Rank 9: hot!", 9), ("rank2-1", "Rank 2: hot!", 2)]
