@@ -120,7 +120,7 @@ def table_html(document: Document) -> str:
     body = "".join(_row(row) for row in document["rows"])
     # On a phone it is wider than the page: scrolled by touch, or by keys once it has the focus.
     return (
-        '<div style="overflow-x:auto" tabindex="0" role="region" aria-label="Results">'
+        '<div class="scrolled-table" tabindex="0" role="region" aria-label="Results">'
         f'<table class="lab-table"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
         "</div>"
     )

@@ -10,8 +10,10 @@ const share = (value) => (isNumber(value) ? percent(value) : MISSING);
 const size = (value) => (isNumber(value) ? withUnit(value * MIB, "B") : MISSING);
 
 // key, title, help, text of a value, whether it is a number, whether it stays away without a value.
-const COLUMNS = [
+export const COLUMNS = [
   ["rank", "Rank", "torch's number of the process", String, true, false],
+  // Second, so that it is in view on a phone too.
+  ["state", "State", "Alive: its process still writes", null, false, false],
   ["host", "Host", "The machine that it runs on", String, false, false],
   ["place", "Device", "The GPU by its index on that host", String, false, false],
   [
@@ -49,7 +51,6 @@ const COLUMNS = [
     true,
     false,
   ],
-  ["state", "State", "Alive: its process still writes", null, false, false],
 ];
 
 export class RankTable {
@@ -137,14 +138,16 @@ export class RankTable {
         key === "state" ? stateWords(row, clock) : known ? text(value) : MISSING,
       );
       line.cells[i].hidden = !shown[i];
+      if (key === "state") setAttribute(line.cells[i], "title", row.ended?.reason ?? null);
     });
-    setAttribute(line.cells.at(-1), "title", row.ended?.reason ?? null);
     return line.node;
   }
 
   make(row) {
     const line = {
-      cells: COLUMNS.map(([, , , , number]) => el("td", { class: number ? "ss-figure" : null })),
+      cells: COLUMNS.map(([key, , , , number]) =>
+        el("td", { class: number ? "ss-figure" : null, "data-column": key }),
+      ),
     };
     line.tick = el("input", {
       type: "checkbox",

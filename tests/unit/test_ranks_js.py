@@ -240,3 +240,7 @@ def test_what_lies_above_the_axis_is_said(js: Script) -> None:
     assert "≥" not in near["ticks"][-1]["text"]
     few = axis(js, [0.02, 5.0])
     assert few["high"] >= 5.0
+
+
+def test_the_state_stands_behind_the_rank(js: Script) -> None:
+    assert js("COLUMNS.map(([key]) => key)")[:2] == ["rank", "state"]
