@@ -24,7 +24,7 @@ from trainer.collectives.plan import (
     sizes_between,
 )
 from trainer.collectives.process import MeasurementState
-from trainer.collectives.results import ResultError
+from trainer.collectives.results import ResultError, result_label
 from trainer.collectives.table import closing
 
 LOOK_S, AGAIN_S = 0.5, 5.0
@@ -158,6 +158,7 @@ def _kept(server: Services) -> None:
     shown = columns[0].selectbox(
         "Measurement",
         names,
+        format_func=result_label,
         key="collectives_shown",
         help="Files in the folder `collectives` beside the runs, the newest first.",
     )
@@ -165,6 +166,7 @@ def _kept(server: Services) -> None:
         "Compare with",
         [name for name in names if name != shown],
         index=None,
+        format_func=result_label,
         placeholder="nothing",
         key="collectives_other",
         help="Drawn as dotted lines.",
@@ -175,10 +177,23 @@ def _kept(server: Services) -> None:
     except ResultError as error:
         st.warning(escape_markdown(str(error)), icon=":material/error:")
         return
+    if not document["rows"]:
+        st.info("This measurement has no results. Choose another, or press **Measure**.")
+        return
     _show(document, compared)
 
 
 def _show(document: dict[str, Any], other: dict[str, Any] | None) -> None:
+    if any("reason" not in row for row in document["rows"]):
+        _chart(document, other)
+    if not document["rows"]:
+        return
+    for line in closing(document):
+        st.caption(escape_markdown(line))
+    st.html(table_html(document))
+
+
+def _chart(document: dict[str, Any], other: dict[str, Any] | None) -> None:
     what = st.radio(
         "Chart",
         list(SHOWN),
@@ -190,7 +205,3 @@ def _show(document: dict[str, Any], other: dict[str, Any] | None) -> None:
     if drawn is not None:
         config = {"displayModeBar": False}
         st.plotly_chart(drawn, key="collectives_figure", config=config)
-    for line in closing(document):
-        st.caption(escape_markdown(line))
-    if document["rows"]:
-        st.html(table_html(document))

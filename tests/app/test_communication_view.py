@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -108,8 +110,32 @@ def test_kept_ones_are_compared_and_a_broken_one_is_said(
     first, second = server.collectives.names()
     app = communication()
     assert "8 ranks by nccl on H100, 18 NVLinks" in text_of(app)
+    options = label(app, "selectbox", "Measurement").options
+    assert all(option.rpartition(", ")[0].endswith(", nccl") for option in options)
     label(app, "selectbox", "Compare with").select(second).run()
     assert not app.exception
-    (server.runs / "collectives" / f"{first}.json").write_text("{")
-    app.run()
-    assert "cannot be read" in text_of(app)
+    for text, said in (
+        ("{", "cannot be read"),
+        (json.dumps(DOCUMENT | {"ranks": None}), "a whole number from 1 on, got None"),
+        (json.dumps(DOCUMENT | {"machine": "x"}), "an object, got "),
+    ):
+        (server.runs / "collectives" / f"{first}.json").write_text(text)
+        app.run()
+        assert not app.exception
+        assert said in text_of(app)
+
+
+def test_without_a_result_there_is_no_chart_to_choose(
+    communication: Callable[[], AppTest], machine: Machine, server: services.Services
+) -> None:
+    machine()
+    rows = [{**ROW, "bus": math.nan}, DOCUMENT["rows"][1]]
+    path = new_result_path(server.runs, "nccl", 8)
+    write_result(path, DOCUMENT)
+    assert "Chart" in [one.label for one in communication().radio]
+    path.write_text(json.dumps(DOCUMENT | {"rows": rows}))
+    assert "Chart" not in [one.label for one in communication().radio]
+    path.write_text(json.dumps(DOCUMENT | {"rows": []}))
+    app = communication()
+    assert "Chart" not in [one.label for one in app.radio]
+    assert "has no results" in app.info[0].value

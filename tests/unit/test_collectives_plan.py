@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from trainer.collectives.results import (
     ResultError,
     new_result_path,
     read_result,
+    result_label,
     result_names,
     write_result,
 )
@@ -138,6 +140,16 @@ def test_a_file_whose_head_cannot_be_shown_is_refused(
     with pytest.raises(ResultError, match="Delete it") as error:
         read_result(tmp_path, path.stem)
     assert said in str(error.value)
+
+
+def test_kept_files_are_told_by_time_backend_and_ranks(tmp_path: Path) -> None:
+    path = new_result_path(tmp_path, "gloo", 2)
+    told = result_label(path.stem)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d, gloo, 2 ranks", told)
+    assert result_label("20261122-141500-nccl-16-000") == "2026-11-22 14:15:00, nccl, 16 ranks"
+    second = "20261122-141500-nccl-16-001"
+    assert result_label(second) == "2026-11-22 14:15:00, nccl, 16 ranks (2)"
+    assert result_label("of-somebody-else") == "of-somebody-else"
 
 
 def test_a_machine_that_is_not_told_is_not_missed(tmp_path: Path) -> None:

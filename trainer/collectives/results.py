@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ FOLDER = "collectives"
 SCHEMA = 1
 SPREAD = ("fastest_s", "slowest_s")
 """Keys of a row that a measurement may lack."""
+_NAME = re.compile(r"(\d{4})(\d\d)(\d\d)-(\d\d)(\d\d)(\d\d)-([a-z]+)-(\d+)-(\d{3})")
 LEAST, MOST = 1e-12, 1e18
 """Seconds, bytes and bytes/s beyond these are no measurement; those between fit a log axis."""
 
@@ -44,6 +46,21 @@ def result_names(root: Path) -> list[str]:
     """Return the names of all measurements, newest first."""
     found = (path.stem for path in (root / FOLDER).glob("*.json"))
     return sorted((name for name in found if is_run_id(name)), reverse=True)
+
+
+def result_label(name: str) -> str:
+    """Return a measurement's name as people read it: time, backend and ranks.
+
+    >>> result_label("20261122-141500-gloo-2-000")
+    '2026-11-22 14:15:00, gloo, 2 ranks'
+    """
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return name
+    year, month, day, hour, minute, second, backend, ranks, number = match.groups()
+    again = f" ({int(number) + 1})" if int(number) else ""
+    when = f"{year}-{month}-{day} {hour}:{minute}:{second}"
+    return f"{when}, {backend}, {ranks} ranks{again}"
 
 
 def read_result(root: Path, name: str) -> dict[str, Any]:
