@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +37,7 @@ PROFILE_S = 10.0
 a second, which are 80 MB of trace."""
 CLOSE_WAIT_S = 5.0
 """How long the end of a run waits for the files, which are written without it as well."""
+_NOT_BEGUN = "Profile: the run ended before it began"
 _ROOT = Path(__file__).parents[2]
 
 
@@ -84,10 +86,18 @@ class Profiling:
         self._on_gpu = on_gpu
         self._ended_here = ended_here
         self._profile: _Profile | None = None
+        self._next: deque[Command] = deque()
         self._left_s = 0.0
 
     def ask(self, command: Command) -> None:
-        """Begin, or answer why not."""
+        """Begin, or answer why not.
+
+        In a job it begins once the one before is written: one rank is ready with that sooner than
+        another, and a command has to become the same on all of them.
+        """
+        if self._profile is not None and self._recorder.job is not None:
+            self._next.append(command)
+            return
         refused = self._refusal(command)
         if refused is not None:
             self._recorder.finish(command, f"Profile: {refused}", ok=False)
@@ -144,16 +154,17 @@ class Profiling:
 
     def close(self) -> None:
         """End it at the end of the run, with what was recorded."""
+        waiting, self._next = self._next, deque()
         self.interrupt("the run ended")
         self.poll(CLOSE_WAIT_S)
         profile = self._profile
-        if profile is None:
-            return
-        if profile.writer is not None:
+        if profile is not None and profile.writer is not None:
             text = f"{self._text(profile)}; its files are still being written"
             self._finish(profile, text, ok=True)
-        else:
-            self._finish(profile, "Profile: the run ended before it began", ok=False)
+        elif profile is not None:
+            self._finish(profile, _NOT_BEGUN, ok=False)
+        for command in waiting:
+            self._recorder.finish(command, _NOT_BEGUN, ok=False)
 
     def _refusal(self, command: Command) -> str | None:
         wanted = command.args.get("steps", STEPS)
@@ -223,7 +234,7 @@ class Profiling:
         )
 
     def _finish(self, profile: _Profile, text: str, *, ok: bool, **data: str | int) -> None:
-        """Answer the command; this profile is over."""
+        """Answer the command; this profile is over, and the next one may begin."""
         self._profile, self.active = None, False
         self._recorder.finish(
             profile.command,
@@ -235,6 +246,8 @@ class Profiling:
             held_s=round(profile.held_s, 3),
             **data,
         )
+        if self._next:
+            self.ask(self._next.popleft())
 
     def _tried(self, profile: _Profile, do: Callable[[], None]) -> None:
         """A profile that fails is answered with the reason; training goes on."""

@@ -355,3 +355,31 @@ def test_results_in_words() -> None:
     said = results.profile(4, 4, slower=-0.1, held_s=0.3, early="it rained", size=None)
     assert said.startswith("Profile: step 4, no slower than before; ")
     assert said.endswith("; it ended early: it rained")
+
+
+def test_in_a_job_the_next_profile_waits_for_the_files_of_the_one_before(bench: Bench) -> None:
+    """Another rank may be ready with them by now: a refusal would be this rank's alone."""
+    bench.recorder.job = object()
+    bench.writer.code = None  # still writing
+    bench.ask(steps=1)
+    bench.train(profiling.BEFORE_STEPS + 1)
+    for _ in range(2):
+        bench.ask(steps=2)
+    bench.ask(steps=0)
+    bench.train(3)
+    assert bench.answers == []
+    bench.writer.code = 0
+    bench.train(2 * profiling.BEFORE_STEPS + 8)
+    lengths = [data["last"] - data["first"] + 1 for _, _, data in bench.answers[:3]]
+    assert lengths == [1, 2, 2]
+    assert "steps must be" in bench.answers[3][1]
+    assert len(bench.answers) == 4
+    assert not bench.server.profiling.active
+
+
+def test_the_end_of_a_job_answers_the_profiles_that_wait(bench: Bench) -> None:
+    bench.recorder.job = object()
+    bench.ask()
+    bench.ask()
+    bench.server.close()
+    assert [text for _, text, _ in bench.answers] == ["Profile: the run ended before it began"] * 2
