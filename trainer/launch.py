@@ -133,6 +133,8 @@ def slurm_script(launch: Launch) -> str:
         *(f"export {name}={shlex.quote(value)}" for name, value in variables.items()),
         f"threads={threads}",
         "export OMP_NUM_THREADS=$(( threads > 0 ? threads : 1 ))",
+        "# Since Slurm 22.05 the next command does not take this over from sbatch by itself.",
+        'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"',
         " \\\n  ".join(command),
     ]
     return "\n".join(lines) + "\n"

@@ -97,6 +97,9 @@ def test_the_script_asks_slurm_for_what_the_ranks_need() -> None:
     asked = [line.removeprefix("#SBATCH --") for line in script.splitlines() if "#SBATCH" in line]
     assert {"nodes=2", "ntasks-per-node=1", "gpus-per-node=4", "cpus-per-task=24"} <= set(asked)
     assert "gpus-per-node" not in slurm_script(launch(job()))
+    # srun takes its cores from here: since Slurm 22.05 not from sbatch's option any more.
+    given = 'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"'
+    assert given in script[: script.index("\nsrun ")]
     # sbatch reads its options before the first command only.
     lines = script.splitlines()
     first = next(i for i, line in enumerate(lines) if not line.startswith("#"))
