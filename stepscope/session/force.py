@@ -10,7 +10,7 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,19 @@ TERM_S = 5.0
 """Time between SIGTERM and SIGKILL."""
 KILL_S = 2.0
 """Time that the system may need to end a killed process, unless it waits in a driver."""
-LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate")
+LAUNCHERS = frozenset(
+    {
+        "torchrun",
+        "torch.distributed.run",
+        "torch.distributed.launch",
+        "accelerate",
+        "accelerate-launch",
+        "accelerate.commands.launch",
+        "accelerate.commands.accelerate_cli",
+        "trainer.runners.agent",
+    }
+)
+"""Programs and modules that start ranks and end with them."""
 MAX_RESTARTS = "TORCHELASTIC_MAX_RESTARTS"
 OTHERS_S = 5.0
 """Time that the other ranks are given to write their end."""
@@ -99,11 +111,32 @@ def _launcher(rank: psutil.Process) -> psutil.Process | None:
     """Return the parent of a rank if it is a program that starts ranks, of the same user."""
     with contextlib.suppress(psutil.Error):
         parent = rank.parent()
-        if parent is not None and parent.uids().real == rank.uids().real:
-            words = " ".join(parent.cmdline())
-            if any(name in words for name in (*LAUNCHERS, "trainer.runners.agent")):
-                return parent
+        if parent is None or parent.uids().real != rank.uids().real:
+            return None
+        if _program(parent.cmdline()) in LAUNCHERS:
+            return parent
     return None
+
+
+def _program(words: Sequence[str]) -> str:
+    """Return what a process runs: the name of its file, or the module after Python's -m.
+
+    Only that: a shell or an editor may name torchrun among its arguments.
+    """
+    left = iter(words)
+    name = Path(next(left, "")).name
+    if not name.startswith("python"):
+        return name
+    for word in left:
+        if word == "-m":
+            return next(left, "")
+        if word in ("-X", "-W"):
+            next(left, None)
+        elif not word.startswith("-"):
+            return Path(word).name
+        elif word == "-c":
+            return ""
+    return ""
 
 
 def _note(folder: Path, number: int, reason: str) -> None:
