@@ -105,8 +105,12 @@ def restart_expected(run: RunInfo) -> bool:
     ended = run.status in (RunStatus.FAILED, RunStatus.CRASHED)
     if not ended or not isinstance(torchrun, dict) or read_only_reason(run) is not None:
         return False
-    left = torchrun.get("max_restarts", 0) - torchrun.get("restarts", 0)
-    return left > 0 and "restarted_as" not in run.run_json and process_of(torchrun) is not None
+    allowed, used = torchrun.get("max_restarts", 0), torchrun.get("restarts", 0)
+    if type(allowed) is not int or type(used) is not int:
+        return False  # not a file of ours
+    return (
+        allowed > used and "restarted_as" not in run.run_json and process_of(torchrun) is not None
+    )
 
 
 def rank_pids(run: RunInfo) -> Iterator[int]:

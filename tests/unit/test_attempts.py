@@ -225,6 +225,8 @@ def test_a_restart_is_expected_while_torchrun_runs(tmp_path: Path) -> None:
     assert not expected(**torchrun(**GONE))
     assert not expected(**torchrun(), restarted_as="job-restart1")
     assert not expected()
+    assert not expected(**torchrun(max_restarts="3"))  # of another program
+    assert not expected(**torchrun(restarts=None))
     done = {"status": "finished", "ended": time.time()}
     folder = job(tmp_path / "done", rank0=torchrun() | done, rank1=done)
     assert not restart_expected(read_run(folder))
