@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import copy
 import importlib
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from trainer.config import Optimizer, Precision, RunConfig, Schedule
+from trainer.config import Optimizer, Parallel, Precision, RunConfig, Runner, Schedule
 from trainer.training.compute import CpuCompute
+from trainer.training.saving import save
 from trainer.training.state import Training
 
 
@@ -129,3 +131,14 @@ def test_what_comes_from_the_checkpoint_is_named() -> None:
         "order of the samples",
     ]
     assert changed == {"seed": [1, 2]}
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_disk_that_refuses_the_file_gets_the_space_of_its_parts_back(tmp_path: Path) -> None:
+    run = training(device="cpu", runner=Runner.TORCHRUN, parallel=Parallel.FSDP, ranks=2)
+    save(tmp_path / "best.pt", run)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    (tmp_path / "last.pt").mkdir()  # a file cannot take its place
+    with pytest.raises(OSError, match=r"last\.pt"):
+        save(tmp_path / "last.pt", run)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [*before, "last.pt"]

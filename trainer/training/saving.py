@@ -33,7 +33,11 @@ def save(path: Path, training: Training) -> int | None:
     write_parts(parts, tensors)
     if training.ranks.rank:
         return None
-    size = write_checkpoint(path, state | {PARTS: parts.name})
+    try:
+        size = write_checkpoint(path, state | {PARTS: parts.name})
+    except OSError:
+        shutil.rmtree(parts, ignore_errors=True)  # no file names it, and the disk may be full
+        raise
     for former in path.parent.glob(f"{path.stem}.*.parts"):
         if former != parts and NAME.fullmatch(former.name):
             shutil.rmtree(former, ignore_errors=True)
