@@ -48,7 +48,7 @@ def main() -> None:
         )
         server = start_server(Path(folder), CUDA_VISIBLE_DEVICES="")
         try:
-            for run in ("cpu-training", "two-simulated-gpus"):
+            for run in ("cpu-training", "two-simulated-gpus", "h100"):
                 for theme in ("light", "dark"):
                     data = take(browser, server, run, theme)
                     path = IMAGES / f"{run}-{theme}.png"
