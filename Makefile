@@ -51,7 +51,7 @@ $(CUDASIM)/.installed-test: requirements.txt requirements-test.txt pyproject.tom
 test-cuda: $(CUDASIM)/.installed-test
 	$(CUDASIM)/bin/python -m pytest $(XDIST) --require-gpu $(or $(TESTS_CUDA),tests/cudasim tests/gpu $(wildcard tests/browser/test_cuda_*.py))
 
-# The part of it that CI has time for.
+# The core of it, in some minutes.
 CUDA_CORE := tests/cudasim/test_nccl.py $(addprefix tests/gpu/test_,training_gpu.py values_gpu.py watch_gpu.py \
 	ledger_gpu.py fit_gpu.py parallel_gpu.py) tests/browser/test_cuda_page.py
 test-cuda-core:
