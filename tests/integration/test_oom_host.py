@@ -115,7 +115,9 @@ if __name__ == "__main__":
 
 def test_a_killed_worker_alone_is_no_lack_of_memory(tmp_path: Path) -> None:
     run = watched(tmp_path, KILLED_WORKER)
-    assert "DataLoader worker" in run_json(run)["reason"]
+    reason = run_json(run)["reason"]
+    # torch notices the missing worker, or its queue does so first.
+    assert "DataLoader worker" in reason or "ConnectionResetError" in reason
     assert read_report(run) is None
 
 

@@ -27,6 +27,7 @@ from stepscope.session import session
 from stepscope.store import RunReader
 from tests.integration.test_training import background, events, metric, run_json, small, wait_for
 from trainer.config import NanPolicy, RunConfig, Workload
+from trainer.training import placement
 from trainer.training import run as training_run
 from trainer.training.compute import CpuCompute
 from trainer.training.data import Loader, make_loader
@@ -157,7 +158,7 @@ def test_the_steps_before_the_servers_end_are_recorded(
 
 @pytest.mark.parametrize(
     ("module", "name"),
-    [(session, "environment"), (training_run, "open_source"), (session, "Sampler")],
+    [(session, "environment"), (placement, "open_source"), (session, "Sampler")],
 )
 def test_what_fails_before_training_is_told_like_any_failure(
     module: ModuleType, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
