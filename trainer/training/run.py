@@ -203,17 +203,7 @@ def _train(attempt: _Attempt) -> None:
         speed = Speed.of(task, config, attempt.device)
         model = placed(task.model, config, attempt.ranks, compute.device)
         training = Training(config, model, compute, attempt.ranks)
-        parts = attempt.session.sampler.readings.parts
-        parts.add_model(training.model)
-        parts.add_optimizer(training.optimizer)
-        parameters = sum(weights.numel() for weights in task.model.parameters())
-        recorder.describe(
-            parameters=parameters,
-            compute_capability=attempt.device.compute_capability,
-            data_in_memory=isinstance(task.train, TensorSplit),
-            **speed.facts(config.step_size),
-            **task.run_info,
-        )
+        _describe(attempt, task, training, speed)
         if config.resume:
             _resume(training, recorder)
         _count_steps(attempt.session, training)
@@ -251,6 +241,20 @@ def _train(attempt: _Attempt) -> None:
                 speed=speed,
                 phases=phases,
             ).train()
+
+
+def _describe(attempt: _Attempt, task: Task, training: Training, speed: Speed) -> None:
+    """Say what is trained: to run.json, and to the readings of the memory's parts."""
+    parts = attempt.session.sampler.readings.parts
+    parts.add_model(training.model)
+    parts.add_optimizer(training.optimizer)
+    attempt.session.recorder.describe(
+        parameters=sum(weights.numel() for weights in task.model.parameters()),
+        compute_capability=attempt.device.compute_capability,
+        data_in_memory=isinstance(task.train, TensorSplit),
+        **speed.facts(training.config.step_size),
+        **task.run_info,
+    )
 
 
 def _count_steps(session: Session, training: Training) -> None:
