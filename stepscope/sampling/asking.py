@@ -131,7 +131,7 @@ class Asking:
                 log.warning(
                     "%s: %.0f ms a call; asked once a second at most", self.what, 1e3 * seconds
                 )
-            self.retry_at = now + SELDOM_S
+            self.retry_at = max(self.retry_at, now + SELDOM_S)
 
     def unsupported(self, reason: str) -> bool:
         """Go over to the next reader; False, and never asked again, where there is none."""
