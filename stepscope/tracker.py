@@ -34,6 +34,7 @@ from stepscope.run import RunKind, RunStatus, runs_root
 from stepscope.run.ranks import announce, find_place
 from stepscope.session.program import in_notebook, running_name
 from stepscope.session.script import ScriptSession
+from stepscope.session.signal_handlers import handlers_wait
 
 log = logging.getLogger(__name__)
 
@@ -180,6 +181,7 @@ class Tracker:
         if not self.watched:
             self._end(error)
 
+    @handlers_wait()
     def _end(self, error: BaseException | None) -> None:
         """Close with what ended the script, if anything did."""
         if self.session is None or self._closed:

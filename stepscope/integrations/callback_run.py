@@ -14,6 +14,7 @@ from typing import Any
 from stepscope import tracker
 from stepscope.diagnosis.outcome import outcome
 from stepscope.run import RunStatus
+from stepscope.session.signal_handlers import handlers_wait
 
 _HOOKED = ("train/loss", "train/lr", "train/grad_norm")
 
@@ -86,6 +87,7 @@ class CallbackRun:
                 status, reason = RunStatus.STOPPED, "Interrupted (Ctrl-C, or Stop on the page)."
             ended.close(status, reason)
 
+    @handlers_wait()
     def fail(self, error: BaseException) -> None:
         """End the run with what ended the training; keep its traceback."""
         ended = outcome(error)

@@ -38,6 +38,7 @@ from stepscope.session.commands import CommandServer, Handler
 from stepscope.session.environment import environment
 from stepscope.session.hang_watch import HangWatch
 from stepscope.session.oom_watch import OomWatch
+from stepscope.session.signal_handlers import handlers_wait
 from stepscope.store import Block
 
 log = logging.getLogger(__name__)
@@ -237,6 +238,7 @@ class Session:
                 log.warning("stepscope: the traceback could not be written: %s", error)
         self.recorder.event(outcome.failure or "error", outcome.reason or "", **data)
 
+    @handlers_wait()
     def close(self, status: RunStatus, reason: str | None = None) -> None:
         """End the run; a second call, or one in a forked child, does nothing."""
         if os.getpid() == self._pid:

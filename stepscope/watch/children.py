@@ -19,6 +19,7 @@ from typing import Any
 from stepscope.run import RunStatus
 from stepscope.run.ranks import Place
 from stepscope.session.script import ScriptSession
+from stepscope.session.signal_handlers import handlers_wait
 from stepscope.store import store_name
 from stepscope.watch.hooks.after_import import AfterImport
 from stepscope.watch.watched_run import WatchedRun, begin
@@ -151,7 +152,8 @@ class SpawnedRank:
         try:
             return self.function(number, *args)
         except BaseException as error:
-            run.ended_by(error)
+            with handlers_wait():
+                run.ended_by(error)
             raise
         finally:
             sys.stdout.flush()

@@ -21,6 +21,7 @@ from types import TracebackType
 
 from stepscope.run.launch import launch
 from stepscope.run.ranks import Place
+from stepscope.session.signal_handlers import handlers_wait
 from stepscope.watch.children import follow
 from stepscope.watch.script import NoScript, from_file, from_module
 from stepscope.watch.watched_run import begin
@@ -54,8 +55,9 @@ def main(argv: Sequence[str]) -> int:
     try:
         script.run()
     except BaseException as error:
-        _hide_our_frames(error)
-        run.ended_by(error)
+        with handlers_wait():
+            _hide_our_frames(error)
+            run.ended_by(error)
         raise
     return 0
 
