@@ -40,5 +40,5 @@ def handlers_wait() -> Iterator[None]:
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)
-        for number in kept:
-            signal.raise_signal(number)
+        for one in kept:
+            signal.raise_signal(one)
