@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,14 +16,22 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from stepscope.run import RunStatus, read_run
 from stepscope.run.rank_files import read_rank_file
+from stepscope.store import RunReader
 from tests.browser.conftest import ARTIFACTS, ROOT, Server
 from tests.browser.test_axe import violations
-from tests.browser.test_live_page import OpenPage
+from tests.browser.test_live_page import OpenPage, button, run_folder, wait_until
 
 SCRIPT = Path(__file__).with_name("scripts") / "slow_rank.py"
 RANKS = 4
 SLOW = 2
 MINUTE = 60_000
+BUTTONS = {
+    "Empty cache": "empty_cache",
+    "Reset peak stats": "reset_peaks",
+    "Collect garbage": "collect_garbage",
+    "Save checkpoint": "save_checkpoint",
+    "Mark": "mark",
+}
 PATIENCE = 3 * MINUTE
 """For the first page and the start of four processes on a busy machine."""
 SLOW_TEST = pytest.mark.timeout(600)  # four processes that import torch, on a machine that is busy
@@ -161,6 +170,74 @@ def test_a_job_with_a_slow_rank_from_its_start_to_its_end(
         expect(row(section, rank)).to_contain_text("finished", timeout=MINUTE)
         expect(row(section, rank)).to_contain_text("420")
     picture(page, "ranks-finished")
+
+
+def started_with_ddp(page: Page) -> None:
+    """Choose DDP with four ranks in the sidebar, and press Start."""
+    sidebar = page.get_by_test_id("stSidebar")
+    expect(button(page, "Start")).to_be_enabled(timeout=PATIENCE)
+    sidebar.locator("summary").get_by_text("Several devices", exact=True).click()
+    kind = sidebar.get_by_role("combobox", name="Parallelism")
+    expect(kind).to_be_visible()
+    page.wait_for_timeout(500)  # the group is still opening: a list over it would close again
+    kind.click()
+    page.get_by_role("option", name="DDP", exact=True).click()
+    ranks_wanted = sidebar.get_by_label("Devices", exact=True)
+    expect(ranks_wanted).to_be_visible()
+    ranks_wanted.fill(str(RANKS))
+    ranks_wanted.press("Enter")
+    wait_until(lambda: f"ranks={RANKS}" in page.url, page)
+    expect(sidebar.get_by_text(f"× {RANKS} ranks.")).to_be_visible()
+    button(page, "Start").click()
+
+
+@SLOW_TEST
+def test_a_run_of_ours_from_start_to_stop(server: Server, open_page: OpenPage) -> None:
+    page = open_page("/?workload=digits_mlp&epochs=5000")
+    started_with_ddp(page)
+    status = page.get_by_test_id("status")
+    expect(status).to_contain_text("Running", timeout=PATIENCE)
+    section = ranks(page)
+    expect(section.locator("tbody tr")).to_have_count(RANKS, timeout=MINUTE)
+    for rank in range(RANKS):
+        expect(row(section, rank)).to_contain_text("alive", timeout=MINUTE)
+    picture(page, "ranks-ours")
+
+    # Each button acts on all ranks, at the same step.
+    for name, kind in BUTTONS.items():
+        button(page, name).click()
+        if kind == "mark":
+            page.keyboard.press("Enter")
+        expect(page.get_by_test_id("ack")).to_contain_text("done at step", timeout=MINUTE)
+        wait_until(partial(all_acted, server, kind), page, 60)
+        assert len(set(acted(server, kind))) == 1, f"{name}: steps {acted(server, kind)}"
+    button(page, "Pause").click()
+    expect(status).to_contain_text("Paused", timeout=MINUTE)
+    assert len(set(acted(server, "pause"))) == 1
+    button(page, "Resume").click()
+    expect(status).to_contain_text("Running", timeout=MINUTE)
+
+    button(page, "Stop").click()
+    expect(status).to_contain_text("Stopped", ignore_case=True, timeout=MINUTE)
+    section = ranks(page)
+    for rank in range(RANKS):
+        expect(row(section, rank)).to_contain_text("stopped", timeout=MINUTE)
+    picture(page, "ranks-ours-stopped")
+    assert processes(server) == []
+    expect(button(page, "Start")).to_be_enabled()
+
+
+def all_acted(server: Server, kind: str) -> bool:
+    return len(acted(server, kind)) == RANKS
+
+
+def acted(server: Server, kind: str) -> list[int]:
+    """The step at which each rank did it."""
+    folder, found = run_folder(server), []
+    for rank in range(RANKS):
+        with RunReader(folder, rank) as reader:
+            found += [event.step for event in reader.events() if event.kind == kind]
+    return found
 
 
 @SLOW_TEST
