@@ -90,6 +90,8 @@ class _Rank:
     row: int
     figures: Figures = field(default_factory=Figures)
     series: dict[int, tuple[int, list[int]]] = field(default_factory=dict)
+    """By the number of a series: how many of its rows were read, and for which ranks. The one that
+    was read last stands last."""
     visited: float = -np.inf
     member_at: float = -np.inf
     changed: tuple[int, ...] = ()
@@ -198,11 +200,13 @@ class Job:
     def _read(self, reader: RunReader, number: int, is_over: Callable[[], bool]) -> bool:
         """Read what is new in the series of a store; return False where time was up before all."""
         rank = self._ranks[number]
-        found = reader.series()
+        # Those that waited longest first: time may be up before the last one at every visit.
+        waited = {id_: place for place, id_ in enumerate(rank.series)}
+        found = sorted(reader.series(), key=lambda info: waited.get(info.id, -1))
         for info in found:
             targets = list(self._targets(info, number))
             rows = [target.row for target in targets]
-            seen, before = rank.series.get(info.id, (0, rows))
+            seen, before = rank.series.pop(info.id, (0, rows))
             if before != rows or info.rows - seen > MOST_ROWS:
                 seen = 0
             rank.series[info.id] = info.rows, rows

@@ -18,7 +18,7 @@ from dashboard.ranks.columns import COLUMNS
 from dashboard.ranks.job import Job, overview_bucket
 from dashboard.ranks.members import MOST
 from dashboard.ranks.verdict import NAMED, NEXT_LENGTH, TEXT_LENGTH
-from stepscope.run import RunError, process_identity, rank_json, write_run_json
+from stepscope.run import RunError, process_identity, rank_json, read_run, write_run_json
 from stepscope.store import Block, RunWriter, store_name
 
 CREATED = 1_700_000_000.0
@@ -171,6 +171,18 @@ def test_what_did_not_fit_into_the_time_is_read_by_the_next_questions(
         tab.ask()
     assert tab.shown["table"]["step"] == [43, 43]
     assert tab.shown["table"]["memory"] == [2048, 2048]
+
+
+def test_each_series_has_its_turn_where_time_is_always_up(job: JobFolder) -> None:
+    read = Job(read_run(job.folder))
+    for step in range(41, 101, 10):
+        for rank in range(2):
+            job.steps(rank, step, step + 10, time=0.1)
+            job.steps(rank, step, step + 10, allocated=float(step))
+        for _ in range(2):
+            read.look(budget_s=0.0)
+    assert [each.last("memory/allocated") for each in read.figures()] == [81.0, 81.0]
+    assert min(len(each.rows[TIME]) for each in read.figures()) >= 80
 
 
 def test_another_metric_is_sent_from_the_beginning(job: JobFolder) -> None:
