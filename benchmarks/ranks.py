@@ -2,10 +2,10 @@
 
     python -m benchmarks.ranks [--quick] [--no-watch] [--wait-quiet SECONDS]
 
-Answers: for jobs of 2, 16 and 64 ranks with a short and a long past, which go on at 25 steps/s in
-another process. A tab asks as the browser does, at once while there is more and then every second;
-the time is that of the whole route's work and its JSON, on the clock and of the core. Beside it the
-poll of rank 0 (`/api/series`) of a job and of one process alone.
+Answers: for jobs of 1, 2, 16 and 64 ranks with a short and a long past, which go on at 25 steps/s
+in another process. A tab asks as the browser does, at once while there is more and then every
+second; the time is that of the whole route's work and its JSON, on the clock and of the core.
+Beside it the poll of rank 0 (`/api/series`), that of one process alone among them.
 
 Watching: a DDP script of two ranks with steps of 10 ms, under torchrun, bare and under
 `stepscope watch` in turn. Each pair gives the ratio of the two median step times.
@@ -51,6 +51,7 @@ class Plan:
     """The jobs (ranks, steps of their past), how long each is asked, and the pairs of watching."""
 
     jobs: tuple[tuple[int, int], ...] = (
+        (1, 100_000),
         (2, 3_000),
         (2, 1_000_000),
         (16, 3_000),
@@ -63,7 +64,7 @@ class Plan:
     steps: int = 300
 
 
-QUICK = Plan(jobs=((2, 3_000), (64, 3_000)), polls=5, pairs=2, steps=100)
+QUICK = Plan(jobs=((1, 3_000), (2, 3_000), (64, 3_000)), polls=5, pairs=2, steps=100)
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, float, Any]:
