@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ GPUS = [
     {"uuid": f"GPU-{n}", "name": "NVIDIA H100 80GB HBM3", "memory_total": 80 * GIB}
     for n in range(8)
 ]
+PAGES = ["Live", "Lab", "Memory", "Devices", "Communication", "Runs", "Learn"]
 CUT = """nodes => nodes.filter((node) => node.scrollWidth > node.clientWidth)
     .map((node) => node.value ?? node.textContent)"""
 
@@ -193,3 +195,24 @@ def test_no_number_of_an_axis_is_cut(open_page: OpenPage, run: str) -> None:
     for box in shown:
         assert stage["x"] <= box["x"]
         assert box["x"] + box["width"] <= stage["x"] + stage["width"]
+
+
+def test_the_navigation_names_every_page_and_cuts_no_name(open_page: OpenPage) -> None:
+    page = open_page("/")
+    navigation = page.get_by_test_id("stTopNav")
+    links, rest = navigation.get_by_role("link"), navigation.get_by_role("button")
+    for width in (1400, 800):
+        page.set_viewport_size({"width": width, "height": 800})
+        expect(page.get_by_test_id("stSidebar")).to_be_visible(timeout=30_000)
+        expect(links).to_have_text(PAGES, timeout=30_000)
+        expect(rest).to_have_count(0)
+    # As beside a sidebar that was dragged wider.
+    page.add_style_tag(content="[data-testid=stSidebar] { min-width: 380px }")
+    expect(rest).to_have_text(re.compile(r"^\d more$"))
+    outer = navigation.bounding_box()
+    inner = [item.bounding_box() for item in (links.first, rest)]
+    assert outer is not None
+    for box in inner:
+        assert box is not None
+        assert outer["x"] <= box["x"]
+        assert box["x"] + box["width"] <= outer["x"] + outer["width"]
