@@ -20,9 +20,12 @@ DOWNLOAD_LIMIT = 256 * 2**20
 """Bytes of a snapshot that the page offers to download."""
 
 PROFILES = 50
-"""Profiles listed at most, the newest."""
+"""Profiles listed at most, the newest; of a job one of several ranks counts once."""
 
-_PROFILE = re.compile(r"profile-step-(\d{1,16})-(\d{1,16})\.summary\.json")
+PROFILED_RANKS = 64
+"""Ranks of a profile that are listed at most, those of the lowest numbers."""
+
+_PROFILE = re.compile(r"profile-step-(\d{1,16})-(\d{1,16})(?:\.rank(\d{1,6}))?\.summary\.json")
 _SNAPSHOT = re.compile(r"snapshot-[\w.-]{1,100}\.pickle")
 
 
@@ -42,11 +45,18 @@ class Profile:
     last: int
     trace_size: int | None
     """Bytes of the trace; None where it is not there."""
+    number: int = 0
+    """Of the process in the folder, 0 for the first or only one."""
 
     @property
     def trace(self) -> str:
         """The name of the trace file."""
-        return trace_name(self.first, self.last)
+        return trace_name(self.first, self.last, self.number)
+
+    @property
+    def summary(self) -> str:
+        """The name of the file that the page shows."""
+        return summary_name(self.first, self.last, self.number)
 
 
 def snapshots(folder: Path) -> tuple[Snapshot, ...]:
@@ -63,35 +73,43 @@ def natural(name: str) -> list[tuple[int, str]]:
 
 
 def profiles(folder: Path) -> tuple[Profile, ...]:
-    """Return the run's profiles, the one of the latest steps first."""
+    """Return the run's profiles, the one of the latest steps first, of a job rank by rank."""
     sizes = _plain_files(folder, "profile-")
-    found = []
+    found: dict[tuple[int, int], list[Profile]] = {}
     for name in sizes:
-        steps = _PROFILE.fullmatch(name)
-        if steps is not None:
-            first, last = map(int, steps.groups())
-            if name == summary_name(first, last):  # not 007
-                found.append(Profile(first, last, sizes.get(trace_name(first, last))))
-    return tuple(sorted(found, key=lambda made: (made.last, made.first), reverse=True)[:PROFILES])
+        matched = _PROFILE.fullmatch(name)
+        if matched is not None:
+            first, last, number = (int(part or 0) for part in matched.groups())
+            made = Profile(first, last, sizes.get(trace_name(first, last, number)), number)
+            if name == made.summary:  # not 007
+                found.setdefault((last, first), []).append(made)
+    newest = sorted(found, reverse=True)[:PROFILES]
+    return tuple(
+        made
+        for steps in newest
+        for made in sorted(found[steps], key=lambda each: each.number)[:PROFILED_RANKS]
+    )
 
 
-def profile_of(folder: Path, first: int, last: int) -> Profile:
+def profile_of(folder: Path, first: int, last: int, number: int = 0) -> Profile:
     """Return a listed profile. Raises ValueError for one that is not."""
     for made in profiles(folder):
-        if (made.first, made.last) == (first, last):
+        if (made.first, made.last, made.number) == (first, last, number):
             return made
-    raise ValueError(f"profile: there is none of steps {first} to {last}. Pick one of the list.")
+    whose = f" of rank {number}" if number else ""
+    raise ValueError(
+        f"profile: there is none of steps {first} to {last}{whose}. Pick one of the list."
+    )
 
 
 def profile_summary(folder: Path, profile: Profile) -> Summary:
     """Return what a profile found. Raises OSError, and ValueError for what is no summary."""
-    name = summary_name(profile.first, profile.last)
-    with open(_open(folder / name), "rb") as file:
+    with open(_open(folder / profile.summary), "rb") as file:
         data = file.read(BYTES_LIMIT + 1)
     try:
         return parse(data.decode(errors="replace"))
     except ValueError as error:
-        raise ValueError(f"{name}: {error}. Profile again.") from error
+        raise ValueError(f"{profile.summary}: {error}. Profile again.") from error
 
 
 def profile_trace(folder: Path, profile: Profile) -> bytes:

@@ -190,13 +190,20 @@ def get_ranks(request: Request) -> Answer:
 
 @_answering
 def get_profile(request: Request) -> Answer:
-    """`/api/profile?run=&first=&last=`: the parts of a step and the stacks of a profile."""
+    """`/api/profile?run=&first=&last=&rank=`: the parts of a step and the stacks of a profile.
+
+    `rank` is the process's number in the run folder, 0 if absent.
+    """
     query = request.query_params
     folder = services.get().folder(query.get("run", ""))
     steps = [query.get("first", ""), query.get("last", "")]
     if not all(step.isdecimal() and len(step) <= 16 for step in steps):
         raise ValueError(f"first, last: must be steps, got {str(steps)[:60]}.")
-    profile = profile_of(folder, *map(int, steps))
+    rank = query.get("rank", "0")
+    if not (rank.isdecimal() and len(rank) <= 6):
+        raise ValueError(f"rank: must be the number of a rank, got {rank[:40]!r}.")
+    first, last = map(int, steps)
+    profile = profile_of(folder, first, last, int(rank))
     try:
         return shown(profile_summary(folder, profile))
     except OSError as error:

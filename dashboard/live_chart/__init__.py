@@ -144,9 +144,13 @@ def memory_ledger(
     return _mount_ledger(key=key, data=data, on_stale_change=_rerun)
 
 
-def flame_graph(run_id: str, first: int, last: int, *, key: str) -> None:
-    """Mount the parts of a step and the stacks of a profile, of its steps `first` to `last`."""
-    _mount_flame(key=key, data={"run": run_id, "first": first, "last": last})
+def flame_graph(run_id: str, first: int, last: int, rank: int, *, key: str) -> None:
+    """Mount the parts of a step and the stacks of a profile, of its steps `first` to `last`.
+
+    `rank` is the number of the profiled process in the run folder.
+    """
+    data = {"run": run_id, "first": first, "last": last, "rank": rank}
+    _mount_flame(key=key, data=data)
 
 
 def snapshot_upload(limit: int, *, key: str, on_upload: Callable[[], None]) -> None:

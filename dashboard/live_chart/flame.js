@@ -143,10 +143,10 @@ class ProfileView {
     });
   }
 
-  configure({ run, first, last }) {
+  configure({ run, first, last, rank }) {
     this.theme = readTheme(this.root);
     this.ink = getComputedStyle(this.root).color;
-    const address = `/api/profile?${new URLSearchParams({ run, first, last })}`;
+    const address = `/api/profile?${new URLSearchParams({ run, first, last, rank })}`;
     if (address === this.address) this.draw();
     else this.load(address);
   }

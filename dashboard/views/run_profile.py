@@ -6,11 +6,13 @@ import functools
 
 import streamlit as st
 
-from dashboard.charts.content import run_content
+from dashboard.charts.content import run_content, world_size_of
 from dashboard.charts.profile import rows
 from dashboard.controls.actions import supported_commands
+from dashboard.format import escape_markdown
 from dashboard.live_chart import flame_graph
 from dashboard.run_files import Profile, profile_summary, profile_trace, profiles
+from dashboard.views.run_ranks import rank_label
 from stepscope.formatting import format_bytes, printable
 from stepscope.profiling.summary import Summary
 from stepscope.recording.recorder import CommandName
@@ -50,14 +52,14 @@ def profile_section(run: RunInfo) -> None:
     with st.container(border=True, key="profile"):
         with st.container(horizontal=True, vertical_alignment="center", key="profile_head"):
             st.markdown("#### Profile", width="content")
-            profile = _chosen(made)
+            profile = _chosen(run, made)
             _download(run, profile)
         try:
             summary = profile_summary(run.folder, profile)
         except (OSError, ValueError) as error:
             st.warning(f"This profile cannot be read: {printable(str(error))}")
             return
-        flame_graph(run.id, profile.first, profile.last, key=f"flame_{run.id}")
+        flame_graph(run.id, profile.first, profile.last, profile.number, key=f"flame_{run.id}")
         _operators(summary)
         st.caption(" ".join(_notes(run, summary, profile)))
 
@@ -71,25 +73,50 @@ def _empty(run: RunInfo) -> None:
         )
 
 
-def _chosen(made: tuple[Profile, ...]) -> Profile:
-    if len(made) == 1:
-        st.markdown(_steps(made[0]), width="content")
+def _chosen(run: RunInfo, made: tuple[Profile, ...]) -> Profile:
+    """Draw what is to be chosen, the steps and in a job the rank; as text where there is no choice.
+
+    The rank stays chosen where it has a profile of the other steps as well.
+    """
+    several = list(dict.fromkeys((profile.first, profile.last) for profile in made))
+    steps = several[0]
+    if len(several) > 1:
+        steps = st.selectbox(
+            "Profile",
+            several,
+            format_func=_steps,
+            key="chosen_profile",
+            label_visibility="collapsed",
+            width=220,
+            help="The profiles of this run, the newest first.",
+        )
+    else:
+        st.markdown(_steps(steps), width="content")
+    return _of_rank(run, [each for each in made if (each.first, each.last) == steps])
+
+
+def _of_rank(run: RunInfo, made: list[Profile]) -> Profile:
+    """Draw the choice of a rank among profiles of the same steps."""
+    if world_size_of(run.run_json) < 2 and len(made) == 1:
         return made[0]
-    return st.selectbox(
-        "Profile",
-        made,
-        format_func=_steps,
-        key="chosen_profile",
+    ranks = {rank_label(run.folder, profile.number): profile for profile in made}
+    if len(ranks) == 1:
+        st.markdown(escape_markdown(next(iter(ranks))), width="content")
+        return made[0]
+    label = st.selectbox(
+        "Rank",
+        list(ranks),
+        key="profile_rank",
         label_visibility="collapsed",
         width=220,
-        help="The profiles of this run, the newest first.",
+        help="The process of the job whose profile is shown.",
     )
+    return ranks.get(label, made[0])
 
 
-def _steps(profile: Profile) -> str:
-    if profile.first == profile.last:
-        return f"Step {profile.first:,}"
-    return f"Steps {profile.first:,} to {profile.last:,}"
+def _steps(steps: tuple[int, int]) -> str:
+    first, last = steps
+    return f"Step {first:,}" if first == last else f"Steps {first:,} to {last:,}"
 
 
 def _download(run: RunInfo, profile: Profile) -> None:
@@ -101,7 +128,7 @@ def _download(run: RunInfo, profile: Profile) -> None:
         file_name=f"{run.id}-{profile.trace}",
         mime="application/gzip",
         icon=":material/download:",
-        key=f"trace_{profile.first}_{profile.last}",
+        key=f"trace_{profile.first}_{profile.last}_{profile.number}",
         on_click="ignore",
         help="Every event of these steps on a time axis, for Perfetto (ui.perfetto.dev).",
     )

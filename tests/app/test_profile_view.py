@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from streamlit.testing.v1 import AppTest
+from streamlit.testing.v1.element_tree import Selectbox
 
+from stepscope.recording.recorder import Recorder
 from stepscope.run import RunStatus
 from tests.app.test_live_view import OpenPage, record
 from tests.unit.test_run_profile import write
@@ -21,14 +25,54 @@ def test_a_run_with_profiles_shows_the_newest(page: OpenPage, tmp_path: Path) ->
     [choice] = [box for box in app.selectbox if box.key == "chosen_profile"]
     assert choice.options == ["Steps 10 to 12", "Steps 5 to 6"]
     drawn = [json.loads(part.proto.json) for part in app.get("bidi_component")]
-    assert {"run": "one", "first": 10, "last": 12} in drawn
+    assert {"run": "one", "first": 10, "last": 12, "rank": 0} in drawn
     [table] = app.dataframe
     assert "CUDA self" in table.value.columns
     assert any("ui.perfetto.dev" in caption.value for caption in app.caption)
     choice.select_index(1).run()
     drawn = [json.loads(part.proto.json) for part in app.get("bidi_component")]
-    assert {"run": "one", "first": 5, "last": 6} in drawn
+    assert {"run": "one", "first": 5, "last": 6, "rank": 0} in drawn
     assert not any("ui.perfetto.dev" in caption.value for caption in app.caption)
+    assert [box for box in app.selectbox if box.key == "profile_rank"] == []
+
+
+def job(root: Path) -> Path:
+    """A job of two ranks, the second on another host with a name that Markdown would read."""
+    folder = record(root, "one", world_size=2)
+    recorder = Recorder(folder, name="train", rank=1)
+    recorder.describe(rank=1, world_size=2, host="*node*")
+    recorder.close(RunStatus.FINISHED)
+    return folder
+
+
+def chooser(app: AppTest, key: str) -> Selectbox[Any]:
+    return next(box for box in app.selectbox if box.key == key)
+
+
+def test_the_profile_of_each_rank_can_be_chosen(page: OpenPage, tmp_path: Path) -> None:
+    folder = job(tmp_path)
+    write(folder, 5, 6)
+    for rank in (0, 1):
+        write(folder, 10, 12, rank)
+    (folder / "profile-step-10-12.rank1.json.gz").write_bytes(b"trace")
+    app = page(run="one")
+    assert chooser(app, "chosen_profile").options == ["Steps 10 to 12", "Steps 5 to 6"]
+    ranks = chooser(app, "profile_rank")
+    assert ranks.options[0].startswith("Rank 0 · ")
+    assert ranks.options[1] == "Rank 1 · *node*"
+    ranks.select_index(1).run()
+    drawn = [json.loads(part.proto.json) for part in app.get("bidi_component")]
+    assert {"run": "one", "first": 10, "last": 12, "rank": 1} in drawn
+    assert any("ui.perfetto.dev" in caption.value for caption in app.caption)
+    chooser(app, "chosen_profile").select_index(1).run()
+    drawn = [json.loads(part.proto.json) for part in app.get("bidi_component")]
+    assert {"run": "one", "first": 5, "last": 6, "rank": 0} in drawn
+
+
+def test_the_only_rank_with_a_profile_is_named(page: OpenPage, tmp_path: Path) -> None:
+    write(job(tmp_path), 5, 6, 1)
+    app = page(run="one")
+    assert r"Rank 1 · \*node\*" in [text.value for text in app.markdown]
 
 
 def test_what_is_no_summary_is_told(page: OpenPage, tmp_path: Path) -> None:

@@ -211,7 +211,12 @@ def test_a_profile_is_served_by_its_steps(client: TestClient, runs: Path) -> Non
     steps = {"run": "profiled", "first": "5", "last": "6"}
     body = client.get("/api/profile", params=steps).json()
     assert len(body["flame"]["parent"]) > 5
-    for wrong in ({"first": "4"}, {"last": "x"}, {"first": "-1"}, {"last": "../6"}, {"last": ""}):
+    steps_of_rank_1 = steps | {"rank": "1"}
+    assert client.get("/api/profile", params=steps_of_rank_1).status_code == 400
+    write_profile(runs / "profiled", 5, 6, 1)
+    assert client.get("/api/profile", params=steps_of_rank_1).json() == body
+    wrong_steps = ({"first": "4"}, {"last": "x"}, {"first": "-1"}, {"last": "../6"}, {"last": ""})
+    for wrong in (*wrong_steps, {"rank": "x"}, {"rank": "../1"}, {"rank": "01x"}, {"rank": ""}):
         answer = client.get("/api/profile", params=steps | wrong)
         assert (answer.status_code, list(answer.json())) == (400, ["error"])
     (runs / "profiled" / "profile-step-5-6.summary.json").write_text("{}")

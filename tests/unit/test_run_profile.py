@@ -8,6 +8,7 @@ import pytest
 
 from dashboard.charts.profile import rows, shown
 from dashboard.run_files import (
+    PROFILED_RANKS,
     PROFILES,
     Profile,
     profile_of,
@@ -16,6 +17,7 @@ from dashboard.run_files import (
     profiles,
 )
 from stepscope.profiling.summary import BYTES_LIMIT, Summary, summarize, to_text
+from stepscope.profiling.write import summary_name
 from tests.unit.test_profile_summary import MAIN, STEP, trace_of
 
 
@@ -23,8 +25,8 @@ def summary(*, cuda: bool = True) -> Summary:
     return summarize(trace_of(STEP), first=5, last=6, cuda=cuda, thread=MAIN)
 
 
-def write(folder: Path, first: int, last: int) -> None:
-    (folder / f"profile-step-{first}-{last}.summary.json").write_text(to_text(summary()))
+def write(folder: Path, first: int, last: int, rank: int = 0) -> None:
+    (folder / summary_name(first, last, rank)).write_text(to_text(summary()))
 
 
 def test_profiles_are_plain_files_of_their_name_the_newest_first(tmp_path: Path) -> None:
@@ -44,6 +46,40 @@ def test_profiles_are_plain_files_of_their_name_the_newest_first(tmp_path: Path)
     assert profile_of(tmp_path, 5, 6) == Profile(5, 6, None)
     with pytest.raises(ValueError, match="none of steps 3 to 4"):
         profile_of(tmp_path, 3, 4)
+
+
+def test_each_rank_has_its_own_profile_of_the_same_steps(tmp_path: Path) -> None:
+    for rank in (10, 2, 0):
+        write(tmp_path, 5, 6, rank)
+    write(tmp_path, 8, 9, 3)  # of this rank alone
+    (tmp_path / "profile-step-5-6.rank2.json.gz").write_bytes(b"trace")
+    hostile = ("rank0", "rank02", "rank-1", "rank1x", "rank1234567", "rank1/../rank2", "rank٣")
+    for name in hostile:
+        (tmp_path / f"profile-step-5-6.{name.replace('/', '')}.summary.json").write_text("{}")
+    (tmp_path / "profile-step-5-6.rank4.summary.json").symlink_to("profile-step-5-6.summary.json")
+    assert profiles(tmp_path) == (
+        Profile(8, 9, None, 3),
+        Profile(5, 6, None),
+        Profile(5, 6, 5, 2),
+        Profile(5, 6, None, 10),
+    )
+    assert profile_of(tmp_path, 5, 6, 2) == Profile(5, 6, 5, 2)
+    assert profile_trace(tmp_path, Profile(5, 6, 5, 2)) == b"trace"
+    (tmp_path / "profile-step-5-6.rank10.summary.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"profile-step-5-6\.rank10\.summary\.json: must be"):
+        profile_summary(tmp_path, Profile(5, 6, None, 10))
+    assert profile_summary(tmp_path, Profile(5, 6, 5, 2)) == summary()
+    with pytest.raises(ValueError, match="none of steps 5 to 6 of rank 4"):
+        profile_of(tmp_path, 5, 6, 4)
+
+
+def test_many_ranks_leave_no_older_profile_out(tmp_path: Path) -> None:
+    for rank in range(PROFILED_RANKS + 5):
+        (tmp_path / summary_name(5, 6, rank)).touch()
+    (tmp_path / summary_name(1, 2)).touch()
+    found = profiles(tmp_path)
+    assert [made.number for made in found] == [*range(PROFILED_RANKS), 0]
+    assert found[-1].first == 1
 
 
 def test_no_more_than_so_many_are_listed(tmp_path: Path) -> None:
