@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from dataclasses import dataclass
 from pathlib import Path
 
 from stepscope.formatting import format_bytes, terminal_text
 from stepscope.profiling.summary import BYTES_LIMIT, Summary, parse
 from stepscope.profiling.write import summary_name, trace_name
+from stepscope.run.plain_file import open_plain
 
 TAIL_BYTES = 20_000
 SNAPSHOTS = 50
@@ -104,7 +104,7 @@ def profile_of(folder: Path, first: int, last: int, number: int = 0) -> Profile:
 
 def profile_summary(folder: Path, profile: Profile) -> Summary:
     """Return what a profile found. Raises OSError, and ValueError for what is no summary."""
-    with open(_open(folder / profile.summary), "rb") as file:
+    with open(open_plain(folder / profile.summary), "rb") as file:
         data = file.read(BYTES_LIMIT + 1)
     try:
         return parse(data.decode(errors="replace"))
@@ -114,7 +114,7 @@ def profile_summary(folder: Path, profile: Profile) -> Summary:
 
 def profile_trace(folder: Path, profile: Profile) -> bytes:
     """Return the compressed trace of a listed profile. Raises OSError."""
-    with open(_open(folder / profile.trace), "rb") as file:
+    with open(open_plain(folder / profile.trace), "rb") as file:
         return file.read()
 
 
@@ -140,7 +140,7 @@ def snapshot_bytes(folder: Path, name: str) -> bytes:
 
 def snapshot_content(path: Path) -> bytes:
     """Return the content of a plain file. Raises OSError, ValueError for one that is too large."""
-    with open(_open(path), "rb") as file:
+    with open(open_plain(path), "rb") as file:
         refused = too_large_to_download(path, os.fstat(file.fileno()).st_size)
         if refused is not None:
             raise ValueError(refused)
@@ -150,7 +150,7 @@ def snapshot_content(path: Path) -> bytes:
 def tail(path: Path, limit: int = TAIL_BYTES) -> str | None:
     """Return the end of a text file as a terminal would show it; None where there is none."""
     try:
-        with open(_open(path), "rb") as file:
+        with open(open_plain(path), "rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - limit))
             data = file.read(limit)
@@ -173,12 +173,3 @@ def _plain_files(folder: Path, prefix: str) -> dict[str, int]:
             }
     except OSError:
         return {}
-
-
-def _open(path: Path) -> int:
-    """Open a plain file: no link out of the folder, no pipe that would be waited for."""
-    number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(number).st_mode):
-        os.close(number)
-        raise OSError(f"{path.name}: not a plain file")
-    return number

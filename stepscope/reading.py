@@ -15,7 +15,8 @@ from stepscope.metrics import Stream
 from stepscope.recording.ring import RingError, abandoned
 from stepscope.recording.rows import StepRows
 from stepscope.run import RUN_JSON, RunError, RunInfo, RunStatus, read_run, run_folder, runs_root
-from stepscope.store import Block, EventRow, RunReader, store_name
+from stepscope.run.rank_files import numbers_with
+from stepscope.store import Block, EventRow, RunReader
 from stepscope.store.frames import Floats, join
 from stepscope.store.reader import EVERY
 from stepscope.store.rows import Rows
@@ -70,9 +71,7 @@ class Run:
     @property
     def ranks(self) -> tuple[int, ...]:
         """Numbers of the processes that have a store here; `open` takes one as `rank`."""
-        names = (path.stem.removeprefix("rank") for path in self.folder.glob("rank*.sqlite"))
-        found = sorted(int(name) for name in names if name.isdecimal())
-        return tuple(number for number in found if (self.folder / store_name(number)).is_file())
+        return tuple(numbers_with(self.folder, "sqlite"))
 
     @property
     def metrics(self) -> tuple[str, ...]:

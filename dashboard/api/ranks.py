@@ -10,8 +10,8 @@ from typing import Any
 
 from dashboard.ranks.answer import Question, answer
 from dashboard.ranks.job import Job
-from stepscope.run import RUN_JSON, RunInfo, read_run
-from stepscope.run.rank_files import read_rank_file
+from stepscope.run import RunInfo, read_run
+from stepscope.run.rank_files import UNREADABLE, read_rank_file
 
 KEPT = 4
 """Runs whose ranks are kept: some hundred kB each."""
@@ -54,8 +54,8 @@ def ranks_answer(
 def _first_rank(folder: Path) -> RunInfo:
     """Return rank 0 alone as the run: to judge all ranks would read all their files each time."""
     try:
-        file = read_rank_file(folder / RUN_JSON, 0)
+        file = read_rank_file(folder, 0)
         float(file.run_json["created"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except UNREADABLE:
         return read_run(folder)  # which says what is wrong
     return RunInfo(folder, file.status, None, file.age_s, file.run_json)

@@ -18,8 +18,8 @@ from pathlib import Path
 from dashboard.charts.content import world_size_of
 from stepscope.alerts.rules import NO_STEP
 from stepscope.run import RunInfo
-from stepscope.run.rank_files import find_rank
-from stepscope.store import EventRow, RunReader, StoreError, store_name
+from stepscope.run.rank_files import find_rank, numbers_with
+from stepscope.store import EventRow, RunReader, StoreError
 
 ALERT = "alert"
 PERIOD_S = 2.0
@@ -92,7 +92,7 @@ class RankEvents:
         now, until = self._clock(), time.thread_time() + self._budget_s
         if now - known.listed_at >= PERIOD_S:
             known.listed_at = now
-            for number in _numbers(folder):
+            for number in filter(None, numbers_with(folder, "sqlite")):
                 known.ranks.setdefault(number, _Rank())
         for number, rank in sorted(known.ranks.items(), key=lambda each: each[1].asked_at):
             if now - rank.asked_at < PERIOD_S:
@@ -105,14 +105,6 @@ class RankEvents:
             if time.thread_time() >= until:
                 break
         known.events = known.events[-KEPT:]
-
-
-def _numbers(folder: Path) -> Iterator[int]:
-    """Give the numbers of the ranks other than 0 that have a store."""
-    for path in folder.glob("rank*.sqlite"):
-        number = path.stem.removeprefix("rank")
-        if number.isdecimal() and int(number) and path.name == store_name(int(number)):
-            yield int(number)
 
 
 def _told(folder: Path, number: int, rank: _Rank) -> Iterator[EventRow]:

@@ -18,9 +18,10 @@ from pathlib import Path
 import numpy as np
 
 from dashboard.ranks.columns import COLUMNS, Columns, Strip
-from dashboard.ranks.members import MOST, Member, numbers_in, read_member, unreadable
+from dashboard.ranks.members import MOST, Member, read_member, unreadable
 from stepscope.metrics import Stream
 from stepscope.run import RunInfo
+from stepscope.run.rank_files import rank_numbers
 from stepscope.store import Block, RunReader, SeriesInfo, StoreError, store_name
 from stepscope.store.frames import FACTOR, Floats
 
@@ -157,7 +158,7 @@ class Job:
                 return
 
     def _list(self) -> None:
-        found = numbers_in(self.folder)
+        found = rank_numbers(self.folder)
         self.left_out = max(0, len(found) - MOST)
         shown = found[:MOST]
         if shown == self.numbers:

@@ -5,22 +5,19 @@ Others may have written those files: what they lack or hold in another form is l
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from dashboard.charts.content import MOST_RANKS, run_content, training_device
 from stepscope.formatting import printable
-from stepscope.run import RunInfo, RunStatus, rank_json
-from stepscope.run.rank_files import RankFile, read_rank_file
+from stepscope.run import RunInfo, RunStatus
+from stepscope.run.rank_files import RankFile, find_rank
 
 MOST = 64
 """Ranks of a job that are shown; the others are counted."""
 HOST_LENGTH = 40
 REASON_LENGTH = 120
-_RANK_JSON = re.compile(r"rank([1-9]\d{0,5})\.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +42,8 @@ class Member:
 
 def read_member(folder: Path, number: int) -> Member | None:
     """Return a rank as its file tells of it now, in 0.2 ms; None where it cannot be read."""
-    try:
-        file = read_rank_file(folder / rank_json(number), number)
-    except (OSError, ValueError, KeyError, TypeError):
+    file = find_rank(folder, number)
+    if file is None:
         return None
     info = RunInfo(folder, file.status, None, file.age_s, file.run_json)
     local, reason = file.run_json.get("local_rank"), file.run_json.get("reason")
@@ -68,15 +64,6 @@ def unreadable(number: int) -> Member:
     """Return a rank of which nothing is known but that it has a file."""
     pending = RunStatus.PENDING
     return Member(number, number, "?", None, (), None, pending, None, "Its file cannot be read.")
-
-
-def numbers_in(folder: Path) -> list[int]:
-    """Return the numbers of the ranks that have a file in the folder, rank 0 always."""
-    try:
-        found = (_RANK_JSON.fullmatch(name) for name in os.listdir(folder))
-        return [0, *sorted(int(match[1]) for match in found if match is not None)]
-    except OSError:
-        return [0]
 
 
 def places(members: Iterable[Member]) -> list[str]:

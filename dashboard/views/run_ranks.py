@@ -9,9 +9,10 @@ from typing import Any
 import streamlit as st
 
 from dashboard.charts.content import run_kind, world_size_of
-from dashboard.ranks.members import numbers_in, read_member
+from dashboard.ranks.members import read_member
 from dashboard.run_files import tail
 from stepscope.run import RunInfo, RunKind, rank_file, rank_json
+from stepscope.run.rank_files import rank_numbers
 
 LISTED = 256
 """Ranks that can be picked at most."""
@@ -39,7 +40,7 @@ def ranks_section(run: RunInfo) -> None:
         return
     with box:
         numbers = {
-            rank_label(run.folder, number): number for number in numbers_in(run.folder)[:LISTED]
+            rank_label(run.folder, number): number for number in rank_numbers(run.folder)[:LISTED]
         }
         label = st.selectbox(
             "Rank",

@@ -6,7 +6,6 @@ here waits, and nothing here may harm the recording: after an error of its own i
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import time
@@ -24,6 +23,7 @@ from stepscope.formatting import number_name
 from stepscope.recording.writer_thread import Event, Item, Sample
 from stepscope.run import RunKind, RunStatus
 from stepscope.run.first_cause import RankEnd
+from stepscope.run.rank_files import UNREADABLE, rank_numbers, read_run_json
 from stepscope.store import Block
 
 log = logging.getLogger(__name__)
@@ -242,10 +242,10 @@ def _device(run_json: Mapping[str, Any]) -> str | None:
 
 def _devices_of_ranks(folder: Path) -> list[str]:
     found = []
-    for path in (folder / "run.json", *folder.glob("rank*.json")):
+    for number in rank_numbers(folder):
         try:
-            device = _device(json.loads(path.read_text()))
-        except (OSError, ValueError, AttributeError):
+            device = _device(read_run_json(folder, number))
+        except UNREADABLE:
             continue  # being made, or of another machine that is gone
         if device is not None:
             found.append(device)

@@ -18,10 +18,10 @@ from stepscope.diagnosis.findings import (
     nothing_to_say,
     read_recorded,
 )
-from stepscope.diagnosis.rank_files import torch_rank
 from stepscope.formatting import printable
 from stepscope.reading import open_run
 from stepscope.recording.recovery import recover_ended
+from stepscope.run.rank_files import torch_rank
 from stepscope.store import StoreError
 
 EXAMPLES = (

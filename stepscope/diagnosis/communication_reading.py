@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from stepscope.diagnosis.communication import Figures, link_of, sentences
-from stepscope.diagnosis.rank_files import torch_rank
 from stepscope.diagnosis.straggler_window import in_job
 from stepscope.diagnosis.window import READINGS
 from stepscope.metrics import Stream
 from stepscope.run import RunInfo
+from stepscope.run.rank_files import torch_rank
 from stepscope.store import Block, RunReader, StoreError, store_name
 
 log = logging.getLogger(__name__)

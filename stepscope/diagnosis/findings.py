@@ -12,13 +12,13 @@ from stepscope.diagnosis.growth_recorded import recorded_growth, told_growth
 from stepscope.diagnosis.hang_job import Hang
 from stepscope.diagnosis.hang_reading import hang_of
 from stepscope.diagnosis.oom_reading import Judged, judged
-from stepscope.diagnosis.rank_files import rank_info, rank_numbers, torch_rank
 from stepscope.diagnosis.remedies import setting_text
 from stepscope.diagnosis.straggler_times import Phase, RankTimes
 from stepscope.diagnosis.straggler_window import in_job, judged_ranks, recent_times
 from stepscope.diagnosis.stragglers import Kind, StragglerVerdict
 from stepscope.diagnosis.window import recent_figures, setup_of
-from stepscope.run import RunInfo, RunKind, RunStatus
+from stepscope.run import RunInfo, RunKind, RunStatus, run_json_of
+from stepscope.run.rank_files import rank_numbers, torch_rank
 from stepscope.run.rank_states import RankState, absence, rank_states
 from stepscope.store import EventRow, RunReader, StoreError, store_name
 from stepscope.store.reader import EVERY
@@ -90,7 +90,7 @@ class Recorded:
 
 def read_recorded(run: RunInfo) -> Recorded:
     """Read what the finders need from every rank's files."""
-    ranks = tuple(_read_rank(run, number) for number in rank_numbers(run))
+    ranks = tuple(_read_rank(run, number) for number in rank_numbers(run.folder))
     return Recorded(run, ranks, hang_of(run))
 
 
@@ -322,7 +322,7 @@ _WORDS = {
 
 
 def _read_rank(run: RunInfo, number: int) -> Rank:
-    own = rank_info(run, number)
+    own = run_json_of(run, number)
     if not (run.folder / store_name(number)).is_file():
         return Rank(number=number, run_json=own)
     try:

@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.diagnosis.rank_files import rank_info, rank_numbers, torch_rank
 from stepscope.diagnosis.straggler_arrivals import times_by_arrival
 from stepscope.diagnosis.straggler_times import KEYS, STEP_TIME, RankRows, RankTimes, rank_times
 from stepscope.diagnosis.stragglers import BUSY_HOST, MIN_STEPS, StragglerVerdict, judge
 from stepscope.diagnosis.window import FIRST_STEPS, WINDOW_S, recent_figures, training_gpu
 from stepscope.metrics import Stream
-from stepscope.run import RunInfo, rank_file
+from stepscope.run import RunInfo, rank_file, run_json_of
 from stepscope.run.folder import ARRIVALS
 from stepscope.run.plain_file import read_plain
+from stepscope.run.rank_files import rank_numbers, torch_rank
 from stepscope.store import Block, RunReader, SeriesInfo, StoreError, store_name
 from stepscope.store.frames import Floats
 
@@ -45,8 +45,8 @@ def judged_run(run: RunInfo) -> StragglerVerdict | None:
     A rank whose store cannot be read is left out. Takes 2 ms a rank.
     """
     times, host_cpu = [], None
-    for number in rank_numbers(run):
-        own = rank_info(run, number)
+    for number in rank_numbers(run.folder):
+        own = run_json_of(run, number)
         if not (run.folder / store_name(number)).is_file():
             continue
         try:

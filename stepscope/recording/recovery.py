@@ -27,13 +27,14 @@ from stepscope.run import (
     replacing,
     write_run_json,
 )
+from stepscope.run.rank_files import UNREADABLE, numbers_with, read_run_json
 from stepscope.store import RunWriter, StoreError, store_name
 
 log = logging.getLogger(__name__)
 
 LIVE = tuple(status for status in RunStatus if status.live)
 
-_told: set[Path] = set()
+_told: set[tuple[Path, int]] = set()
 
 
 def recover_ended(run: RunInfo) -> int:
@@ -46,16 +47,13 @@ def recover_ended(run: RunInfo) -> int:
     if run.status.live or read_only_reason(run) is not None:
         return 0
     gained = 0
-    for path in sorted(run.folder.glob("rank*.ring")):
-        rank = path.stem.removeprefix("rank")
-        if not rank.isdecimal():
-            continue
+    for number in numbers_with(run.folder, "ring"):
         try:
-            gained += recover(run.folder, int(rank))
+            gained += recover(run.folder, number)
         except (RingError, StoreError, OSError, sqlite3.Error) as error:
-            if path not in _told:  # a page asks twice a second
+            if (run.folder, number) not in _told:  # a page asks twice a second
                 log.warning("%s: the last rows could not be stored: %s", run.id, error)
-            _told.add(path)
+            _told.add((run.folder, number))
     return gained
 
 
@@ -84,7 +82,7 @@ def recover(folder: Path, rank: int = 0) -> int:
         finally:
             writer.close()
     if len(block):
-        _note_step(folder, rank_json(rank), int(block.step[-1]))
+        _note_step(folder, rank, int(block.step[-1]))
     return len(block)
 
 
@@ -101,17 +99,17 @@ def note_end(
         log.warning("stepscope: %s: its end could not be noted: %s", folder.name, error)
 
 
-def _note_step(folder: Path, name: str, step: int) -> None:
+def _note_step(folder: Path, rank: int, step: int) -> None:
     """Write into run.json the last step that the store has now.
 
     The file keeps its time of change: it counts as a sign of life of the process.
     """
-    path = folder / name
+    path = folder / rank_json(rank)
     try:
-        run_json, times = json.loads(path.read_text()), path.stat()
+        run_json, times = read_run_json(folder, rank), path.stat()
         run_json["step"] = max(step, int(run_json.get("step", 0)))
         with replacing(path) as part:
             part.write_text(json.dumps(run_json, indent=1))
             os.utime(part, ns=(times.st_atime_ns, times.st_mtime_ns))
-    except (OSError, ValueError, TypeError) as error:
+    except UNREADABLE as error:
         log.warning("%s: could not be completed: %s", path, error)

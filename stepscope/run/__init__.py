@@ -20,6 +20,7 @@ from stepscope.run.info import (
     read_only_reason,
     read_run,
     restart_expected,
+    run_json_of,
 )
 from stepscope.run.process import pid_namespace, process_identity, process_of, user_name
 from stepscope.run.status import HEARTBEAT_S, STALE_S, RunKind, RunStatus
@@ -47,6 +48,7 @@ __all__ = [
     "restart_expected",
     "run_folder",
     "run_folders",
+    "run_json_of",
     "runs_root",
     "user_name",
     "write_run_json",

@@ -9,10 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.run.first_cause import first_cause, names
-from stepscope.run.folder import RUN_JSON, RunError
+from stepscope.run.folder import RunError
 from stepscope.run.hang_reason import hung_in
 from stepscope.run.process import process_of, user_name
-from stepscope.run.rank_files import UNREADABLE, RankFile, other_ranks, read_rank_file
+from stepscope.run.rank_files import (
+    UNREADABLE,
+    RankFile,
+    other_ranks,
+    read_rank_file,
+    read_run_json,
+)
 from stepscope.run.rank_states import absence, absences
 from stepscope.run.status import HEARTBEAT_S, RunStatus
 
@@ -70,7 +76,7 @@ def read_run(folder: Path) -> RunInfo:
     what the ranks hung in before it, such as the time-out of a collective.
     """
     try:
-        own = read_rank_file(folder / RUN_JSON, 0)
+        own = read_rank_file(folder, 0)
         float(own.run_json["created"])
     except OSError as error:
         raise RunError(f"{folder.name}: cannot read run.json ({error.strerror}).") from error
@@ -97,6 +103,17 @@ def read_run(folder: Path) -> RunInfo:
         absent = absence(absences(folder, own, ended=not status.live))
         reason = " ".join(filter(None, (reason, absent))) or None
     return RunInfo(folder, status, reason, own.age_s, own.run_json, number, rank)
+
+
+def run_json_of(run: RunInfo, number: int) -> dict[str, Any]:
+    """Return what a rank says of itself, with what is in run.json alone: settings and the like."""
+    if number == 0:
+        return run.run_json
+    try:
+        own = read_run_json(run.folder, number)
+    except UNREADABLE:
+        own = {}
+    return {key: run.run_json.get(key) for key in ("kind", "config", "environment")} | own
 
 
 def restart_expected(run: RunInfo) -> bool:

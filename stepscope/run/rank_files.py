@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,58 @@ from typing import Any
 from stepscope.run.clocks import offset_of
 from stepscope.run.first_cause import RankEnd
 from stepscope.run.folder import rank_json
+from stepscope.run.plain_file import read_plain
 from stepscope.run.process import own_start, pid_namespace, process_of
 from stepscope.run.status import FRESH_S, STALE_S, RunStatus
 
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError)
 """What reading a file of a run raises that is broken, or written by somebody else."""
+RANKS_LIMIT = 4096
+"""Ranks of a folder that are looked at; a run.json that speaks of more is not believed."""
+BYTES_LIMIT = 16 * 2**20
+"""Size up to which a rank's file is read: ours have some 10 kB, and the script's own settings."""
 _LAST_S = 1e12
 """Epoch seconds from which a time is not believed: 30,000 years."""
+
+
+def rank_numbers(folder: Path) -> list[int]:
+    """Return the numbers of the ranks that have a run.json of their own in a folder, 0 always."""
+    return [0, *(number for number in numbers_with(folder, "json") if number)]
+
+
+def numbers_with(folder: Path, ending: str) -> list[int]:
+    """Return the numbers K, in order, of which there is a file rankK.`ending`.
+
+    Of more than RANKS_LIMIT the lowest; none where the folder cannot be listed. A name that we do
+    not write, such as rank007.json, is left out.
+    """
+    try:
+        names = "/".join(os.listdir(folder))  # no name has a slash
+    except OSError:
+        return []
+    # One search in all names: asked at every poll, and each of 64 ranks has some files.
+    found = re.findall(rf"(?<![^/])rank(0|[1-9][0-9]{{0,5}})\.{ending}(?![^/])", names)
+    return sorted(map(int, found))[:RANKS_LIMIT]
+
+
+def read_run_json(folder: Path, number: int) -> dict[str, Any]:
+    """Return what a rank's file says. Raises UNREADABLE.
+
+    A link is followed: some keep the files of their runs in another place.
+    """
+    told = json.loads(read_plain(folder / rank_json(number), BYTES_LIMIT, links=True))
+    if not isinstance(told, dict):
+        raise TypeError(f"must be an object, got a {type(told).__name__}")
+    return told
+
+
+def torch_rank(run_json: Mapping[str, Any], number: int) -> int:
+    """Return torch's number of a rank: in the folder each machine may count from 0.
+
+    The one in the folder where its file says none.
+    """
+    rank = run_json.get("rank")
+    return rank if type(rank) is int else number
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +84,8 @@ class RankFile:
 
     @property
     def rank(self) -> int:
-        """torch's number of it: in the folder each machine may count from 0."""
-        rank = self.run_json.get("rank")
-        return rank if type(rank) is int else self.number
+        """torch's number of it."""
+        return torch_rank(self.run_json, self.number)
 
     def end(self) -> RankEnd | None:
         """Return how it ended; None where it lives or has done its work."""
@@ -61,14 +106,14 @@ class RankFile:
         return RankEnd(self.number, when, when, str(reason or "It gives no reason."))
 
 
-def read_rank_file(path: Path, number: int) -> RankFile:
-    """Read the file of one rank. Raises UNREADABLE."""
-    run_json = json.loads(path.read_text())
+def read_rank_file(folder: Path, number: int) -> RankFile:
+    """Read the file of one rank and judge its status. Raises UNREADABLE."""
+    run_json = read_run_json(folder, number)
     heartbeat = float(run_json["heartbeat"])
     if (clock := offset_of(run_json)) is not None:
         heartbeat -= clock.offset_s
     # A full disk keeps the old text, but the writer still touches the file.
-    beat = max(heartbeat, path.stat().st_mtime)
+    beat = max(heartbeat, os.stat(folder / rank_json(number)).st_mtime)
     status, age_s = RunStatus(run_json["status"]), max(0.0, time.time() - beat)
     if status.live and not _alive(run_json, age_s):
         status = RunStatus.CRASHED
@@ -83,20 +128,16 @@ def moment(told: Any) -> float | None:
 def find_rank(folder: Path, number: int) -> RankFile | None:
     """Return what a rank of a run says of itself; None without a file that can be read."""
     try:
-        return read_rank_file(folder / rank_json(number), number)
+        return read_rank_file(folder, number)
     except UNREADABLE:
         return None
 
 
 def other_ranks(folder: Path) -> Iterator[RankFile]:
     """Yield the ranks of a folder but number 0; a file that cannot be read is left out."""
-    for path in folder.glob("rank*.json"):
-        number = path.stem.removeprefix("rank")
-        if number.isdecimal():
-            try:
-                yield read_rank_file(path, int(number))
-            except UNREADABLE:
-                continue  # half a folder, or not ours: what the others say counts
+    for number in rank_numbers(folder)[1:]:
+        if (rank := find_rank(folder, number)) is not None:
+            yield rank
 
 
 def _alive(run_json: dict[str, Any], heartbeat_age_s: float) -> bool:

@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.run.first_cause import NAMED
-from stepscope.run.folder import RUN_JSON, rank_json
-from stepscope.run.rank_files import UNREADABLE, RankFile, moment, read_rank_file
+from stepscope.run.folder import rank_json
+from stepscope.run.rank_files import RANKS_LIMIT, RankFile, find_rank, moment, rank_numbers
 from stepscope.run.status import FRESH_S, RunKind, RunStatus
 
 GRACE_S = 30.0
 """Age of a run up to which a rank without a file may still come."""
-RANKS_LIMIT = 4096
-"""A run.json that speaks of more ranks is not believed: a list of them takes 10 µs each."""
 
 
 class RankState(StrEnum):
@@ -64,7 +62,7 @@ def rank_states(folder: Path, *, now: float | None = None) -> list[RankStanding]
 
     Reads one small file a rank. Empty where run.json cannot be read.
     """
-    first = _read(folder, 0)
+    first = find_rank(folder, 0)
     if first is None:
         return []
     here = _here(folder, first)
@@ -80,13 +78,10 @@ def absences(folder: Path, first: RankFile, *, ended: bool) -> list[RankStanding
     `first` is number 0. Asked at every poll: files whose heartbeat is fresh are only looked at, and
     of the ranks without a file come only as many as are named, and one more.
     """
-    try:
-        beats = [beat for _, beat in _beats(folder)]
-    except OSError:
-        return []
+    beats = _beats(folder)
     expected = len(_expected(first.run_json, first.rank))
     fresh = len(beats) if ended else sum(time.time() - beat < FRESH_S for beat in beats)
-    if fresh + 1 >= expected:
+    if fresh + 1 >= expected or not os.access(folder, os.R_OK):  # gone, or not to be listed
         return []
     here = _here(folder, first)
     dead = [one for one in here.values() if one.state is RankState.DEAD and not ended]
@@ -100,8 +95,8 @@ def absences(folder: Path, first: RankFile, *, ended: bool) -> list[RankStanding
 
 def _here(folder: Path, first: RankFile) -> dict[int, RankStanding]:
     """Return the ranks with a file by torch's number; `first` is number 0."""
-    numbers = _numbers(folder)
-    files = [first, *(rank for number in numbers if (rank := _read(folder, number)))]
+    numbers = rank_numbers(folder)[1:]
+    files = [first, *(rank for number in numbers if (rank := find_rank(folder, number)))]
     here = {rank.rank: _standing(rank) for rank in files}
     for number in set(numbers) - {rank.number for rank in files}:
         here.setdefault(number, _unreadable(number))
@@ -224,24 +219,12 @@ def _world_size(run_json: dict[str, Any]) -> int:
     return size if type(size) is int and 0 < size <= RANKS_LIMIT else 1
 
 
-def _beats(folder: Path) -> Iterator[tuple[int, float]]:
-    """Yield the number and the file's time of each rank but number 0; 2 µs a rank."""
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            number = entry.name.removeprefix("rank").removesuffix(".json")
-            if number.isdecimal() and entry.name == rank_json(int(number)):
-                yield int(number), entry.stat().st_mtime
-
-
-def _numbers(folder: Path) -> list[int]:
-    try:
-        return sorted(number for number, _ in _beats(folder))
-    except OSError:
-        return []
-
-
-def _read(folder: Path, number: int) -> RankFile | None:
-    try:
-        return read_rank_file(folder / (RUN_JSON if number == 0 else rank_json(number)), number)
-    except UNREADABLE:
-        return None
+def _beats(folder: Path) -> list[float]:
+    """Return when the file of each rank but number 0 was last touched; 3 µs a rank."""
+    found = []
+    for number in rank_numbers(folder)[1:]:
+        try:
+            found.append(os.stat(f"{folder}/{rank_json(number)}").st_mtime)
+        except OSError:
+            continue  # gone, or a link to nowhere
+    return found

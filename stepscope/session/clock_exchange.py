@@ -6,7 +6,6 @@ others, some times a second; its other processes read what came of it. No traini
 
 from __future__ import annotations
 
-import json
 import logging
 import random
 import socket
@@ -15,8 +14,8 @@ import time
 from pathlib import Path
 
 from stepscope.recording.recorder import Recorder
-from stepscope.run import RUN_JSON
 from stepscope.run.clocks import Bounds, ClockOffset, offset_between, read_clocks, write_clock
+from stepscope.run.rank_files import UNREADABLE, read_run_json
 
 log = logging.getLogger(__name__)
 
@@ -115,6 +114,6 @@ def _seen(clock: dict[str, object], host: str) -> float | None:
 
 def _host_of_first(folder: Path) -> str | None:
     try:
-        return str(json.loads((folder / RUN_JSON).read_text())["host"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return str(read_run_json(folder, 0)["host"])
+    except UNREADABLE:
         return None  # number 0 has not begun yet

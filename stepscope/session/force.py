@@ -7,12 +7,10 @@ run: the number of a process together with its start and its namespace.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -26,7 +24,7 @@ from stepscope.run import (
     write_run_json,
 )
 from stepscope.run.launch import RESTARTS
-from stepscope.run.rank_files import find_rank, other_ranks
+from stepscope.run.rank_files import UNREADABLE, find_rank, rank_numbers, read_run_json
 
 log = logging.getLogger(__name__)
 
@@ -97,8 +95,8 @@ def keep_stopped(run: RunInfo, environ: Mapping[str, str]) -> None:
 
 
 def _ranks(run: RunInfo) -> Iterator[tuple[int, psutil.Process]]:
-    own = find_rank(run.folder, 0)
-    for rank in (*([own] if own is not None else ()), *other_ranks(run.folder)):
+    files = (find_rank(run.folder, number) for number in rank_numbers(run.folder))
+    for rank in filter(None, files):
         info = RunInfo(run.folder, rank.status, None, rank.age_s, rank.run_json)
         certain = rank.run_json.get("pid_namespace") == pid_namespace()
         if rank.status.live and certain and read_only_reason(info) is None:
@@ -141,13 +139,12 @@ def _program(words: Sequence[str]) -> str:
 
 def _note(folder: Path, number: int, reason: str) -> None:
     """Write the end of a rank that could not write it itself."""
-    path = folder / rank_json(number)
     try:
-        run_json: dict[str, Any] = json.loads(path.read_text())
+        run_json = read_run_json(folder, number)
         if RunStatus(run_json["status"]).live:
             ended = {"status": RunStatus.STOPPED, "reason": reason, "ended": time.time()}
-            write_run_json(folder, run_json | ended, path.name)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+            write_run_json(folder, run_json | ended, rank_json(number))
+    except UNREADABLE as error:
         log.warning(
             "stepscope: %s: the end of rank %d could not be noted: %s", folder, number, error
         )

@@ -25,6 +25,7 @@ from stepscope.recording.recorder import Recorder
 from stepscope.recording.to_json import first_line
 from stepscope.run import RunError, RunStatus, read_run
 from stepscope.run.folder import replacing
+from stepscope.run.rank_files import torch_rank
 from stepscope.session.hang_capture import capture, with_ras
 from stepscope.session.hang_pace import Pace
 
@@ -108,11 +109,10 @@ class HangWatch:
                 self._says.append((OVER, text, {}))
 
     def _begin(self, run_json: Mapping[str, Any], step: int, silent_s: float) -> _Hung:
-        rank, pid = run_json.get("rank"), run_json.get("pid")
-        now = time.time()
+        pid, now = run_json.get("pid"), time.time()
         first = HangRecord(
             number=self._number,
-            rank=rank if type(rank) is int else self._number,
+            rank=torch_rank(run_json, self._number),
             step=step,
             since=now - silent_s,
             seen=now,

@@ -15,7 +15,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from stepscope.run import RunStatus, read_run
-from stepscope.run.rank_files import read_rank_file
+from stepscope.run.rank_files import rank_numbers, read_rank_file
 from stepscope.store import RunReader
 from tests.browser.conftest import ARTIFACTS, ROOT, Server
 from tests.browser.test_axe import violations
@@ -80,10 +80,8 @@ def stop(pid: int) -> None:
 
 def processes(server: Server) -> list[int]:
     """The processes of all ranks that live."""
-    files = [
-        read_rank_file(path, int(path.stem.removeprefix("rank") or 0) if "rank" in path.stem else 0)
-        for path in (*server.runs.glob("*/run.json"), *server.runs.glob("*/rank?.json"))
-    ]
+    runs = [path.parent for path in server.runs.glob("*/run.json")]
+    files = [read_rank_file(folder, number) for folder in runs for number in rank_numbers(folder)]
     return [int(file.run_json["pid"]) for file in files if file.status.live]
 
 
@@ -249,7 +247,7 @@ def test_a_killed_rank_is_shown_as_dead(
     section = ranks(page)
     expect(row(section, 3)).to_contain_text("alive", timeout=MINUTE)
     (folder,) = [path.parent for path in server.runs.glob("*/run.json")]
-    os.kill(int(read_rank_file(folder / "rank3.json", 3).run_json["pid"]), signal.SIGKILL)
+    os.kill(int(read_rank_file(folder, 3).run_json["pid"]), signal.SIGKILL)
     expect(row(section, 3)).to_contain_text(re.compile(r"dead since \d+:\d\d"), timeout=MINUTE)
     assert job.wait(60) != 0
     expect(page.get_by_test_id("stepscope-live")).to_have_attribute(

@@ -157,7 +157,7 @@ def test_stop_ends_all_ranks_at_the_same_step(tmp_path: Path, how: str) -> None:
 
 
 def files(folder: Path) -> list[RankFile]:
-    return [read_rank_file(folder / name, 0) for name in ("run.json", "rank1.json")]
+    return [read_rank_file(folder, number) for number in range(2)]
 
 
 def steps(root: Path) -> list[int]:

@@ -119,5 +119,5 @@ def test_ends_and_heartbeats_are_by_the_clock_of_number_0(tmp_path: Path) -> Non
     assert read_run(tmp_path).reason == "Rank 1 (node2): ValueError: first"
     alive = json.loads((tmp_path / "rank1.json").read_text()) | {"status": "running"}
     write_run_json(tmp_path, alive, "rank1.json")
-    end = read_rank_file(tmp_path / "rank1.json", 1)
+    end = read_rank_file(tmp_path, 1)
     assert end.beat == (tmp_path / "rank1.json").stat().st_mtime, "not an hour from now"

@@ -20,8 +20,8 @@ from stepscope.run import (
     write_run_json,
 )
 from stepscope.run.first_cause import NAMED
-from stepscope.run.rank_files import read_rank_file
-from stepscope.run.rank_states import GRACE_S, RANKS_LIMIT, RankState, absences, rank_states
+from stepscope.run.rank_files import RANKS_LIMIT, read_rank_file
+from stepscope.run.rank_states import GRACE_S, RankState, absences, rank_states
 from stepscope.store import RunWriter
 
 GONE_PID = 2**22 + 1
@@ -185,7 +185,7 @@ def test_an_end_that_no_clock_has_is_the_last_sign_of_life(job: Job) -> None:
 def test_of_many_missing_ranks_only_the_named_are_made(job: Job) -> None:
     """A listing of runs reads each of them twice a second."""
     job.rank(0, world_size=RANKS_LIMIT)
-    first = read_rank_file(job.folder / "run.json", 0)
+    first = read_rank_file(job.folder, 0)
     absent = absences(job.folder, first, ended=False)
     assert [one.rank for one in absent] == list(range(1, NAMED + 2))
     said = str(read_run(job.folder).reason)

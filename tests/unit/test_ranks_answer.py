@@ -268,15 +268,16 @@ def test_a_long_run_is_read_as_an_overview() -> None:
 def test_files_that_others_have_written_break_nothing(job: JobFolder) -> None:
     for number, text in enumerate(("[]", "{}", "nonsense", '{"heartbeat": "x", "status": 1}'), 2):
         (job.folder / f"rank{number}.json").write_text(text)
+    (job.folder / "rank6.json").write_text("[" * 100_000)
     (job.folder / "rank2.sqlite").write_bytes(b"x" * 5000)
     (job.folder / "rank-1.json").write_text("{}")
     job.add(1, rank=10**30, local_rank=-1, device={"a": 1}, reason=["no"], host="\x1b[31m" * 99)
     job.steps(0, 41, 42, time=float("inf"), wait=float("nan"))
     tab = Tab(job.folder)
     tab.settle()
-    assert [number for number, *_ in tab.named["ranks"]] == [0, 1, 2, 3, 4, 5]
+    assert [number for number, *_ in tab.named["ranks"]] == [0, 1, 2, 3, 4, 5, 6]
     assert tab.named["ranks"][1][1] == 1
-    assert tab.shown["state"] == "aapppp"
+    assert tab.shown["state"] == "aappppp"
     assert "\x1b" not in tab.named["hosts"][1]
     assert tab.most_bytes <= LIMIT + 200
 

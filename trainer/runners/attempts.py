@@ -8,7 +8,6 @@ ID-restart2, … The first process of a new attempt links the two folders (`rest
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import time
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from stepscope.run import (
     read_run,
     write_run_json,
 )
+from stepscope.run.rank_files import UNREADABLE, read_run_json
 from stepscope.store import RunReader, StoreError
 from stepscope.store.reader import EVERY
 from trainer.config import RunConfig
@@ -162,9 +162,8 @@ def _write_pending(this: Attempt, reason: str, more: dict[str, Any]) -> None:
 def settings_of(first: Path) -> RunConfig:
     """Return the configuration that the runner has left in run.json. Raises RunError."""
     try:
-        config = json.loads((first / RUN_JSON).read_text())["config"]
-        return RunConfig.from_dict(config)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return RunConfig.from_dict(read_run_json(first, 0)["config"])
+    except UNREADABLE as error:
         raise RunError(f"{first.name}: its run.json holds no settings ({error}).") from error
 
 

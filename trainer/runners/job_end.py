@@ -8,7 +8,6 @@ import torch.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import re
 import signal
@@ -19,15 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.run import (
-    RUN_JSON,
     RunError,
     RunInfo,
     RunStatus,
-    rank_json,
     read_run,
     write_run_json,
 )
 from stepscope.run.kernel_kills import kills_since
+from stepscope.run.rank_files import UNREADABLE, numbers_with, read_run_json
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +103,7 @@ def was_told_to_end(log_file: Path) -> bool:
 def note_job_end(folder: Path, end: JobEnd, restarted_as: str | None = None) -> None:
     """Keep in run.json how an attempt ended, whose processes are all gone."""
     try:
-        run_json = json.loads((folder / RUN_JSON).read_text())
+        run_json = read_run_json(folder, 0)
         run_json["job_end"] = {
             "status": end.status,
             "reason": end.sentence,
@@ -118,7 +116,7 @@ def note_job_end(folder: Path, end: JobEnd, restarted_as: str | None = None) -> 
         if restarted_as is not None:
             run_json["restarted_as"] = restarted_as
         write_run_json(folder, run_json)
-    except (OSError, ValueError, KeyError) as error:
+    except UNREADABLE as error:
         log.warning("stepscope: %s: its end could not be noted: %s", folder.name, error)
 
 
@@ -150,8 +148,8 @@ def _gone(rank: int, code: int | None, known: Mapping[str, Any]) -> JobEnd:
 
 def _told(folder: Path) -> JobEnd | None:
     """Return how the attempt ended, if somebody has noted it already."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        told = json.loads((folder / RUN_JSON).read_text())["job_end"]
+    with contextlib.suppress(*UNREADABLE):
+        told = read_run_json(folder, 0)["job_end"]
         return JobEnd(
             RunStatus(told["status"]), str(told["short"]), told["rank"], told["exit_code"]
         )
@@ -169,10 +167,9 @@ def _silent(run_json: Mapping[str, Any]) -> bool:
 def _ranks(folder: Path) -> dict[int, dict[str, Any]]:
     """Return what each rank that has begun to record says of itself, by its number."""
     found = {}
-    for path in folder.glob("rank*.sqlite"):
-        number = path.stem.removeprefix("rank")
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            found[int(number)] = dict(json.loads((folder / rank_json(int(number))).read_text()))
+    for number in numbers_with(folder, "sqlite"):
+        with contextlib.suppress(*UNREADABLE):
+            found[number] = read_run_json(folder, number)
     return found
 
 
