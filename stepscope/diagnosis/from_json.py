@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import types
 import typing
@@ -13,6 +14,17 @@ TEXT_LIMIT = 2000
 """Characters of one text."""
 LIST_LIMIT = 2000
 """Entries of one list."""
+
+
+def parsed(kind: Any, text: str | bytes, schema: int, where: str) -> Any:
+    """Return a dataclass from the text of a file of a schema. Raises ValueError for another one."""
+    try:
+        told = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"must be JSON ({str(error)[:80]})") from None
+    if not isinstance(told, dict) or told.get("schema") != schema:
+        raise ValueError(f"must be an object of schema {schema}")
+    return object_of(kind, told, where)
 
 
 def object_of(kind: Any, told: Any, where: str) -> Any:

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from stepscope.diagnosis.hang_collectives import all_entered, collectives
-from stepscope.diagnosis.hang_job import Hang, Job, RankState
+from stepscope.diagnosis.hang_job import Hang, Job, JobRank
 from stepscope.diagnosis.hang_lost import lost
 from stepscope.diagnosis.hang_others import messages, ras, ras_evidence, stacks
 
@@ -30,7 +30,7 @@ COMPILING = "compiling"
 
 
 def judge(
-    ranks: Sequence[RankState], now: float, world_size: int | None = None, *, ended: bool = False
+    ranks: Sequence[JobRank], now: float, world_size: int | None = None, *, ended: bool = False
 ) -> Hang | None:
     """Return why the job makes no step at `now`; None where it makes steps or nobody can know.
 

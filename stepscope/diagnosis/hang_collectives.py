@@ -160,9 +160,9 @@ def _working(job: Job, blocked: Blocked) -> Hang | None:
     Only after PATIENCE_S, for others may wait rightly meanwhile.
     """
     entered = first_in(blocked)
-    states = [job.state(rank) for rank in blocked.unknown]
-    busy = [one for one in states if one is not None and one.condition is Condition.ALIVE]
-    if entered is None or len(busy) < len(states) or job.silent_s < PATIENCE_S or job.ended:
+    unknown = [job.of(rank) for rank in blocked.unknown]
+    busy = [one for one in unknown if one is not None and one.condition is Condition.ALIVE]
+    if entered is None or len(busy) < len(unknown) or job.silent_s < PATIENCE_S or job.ended:
         return None
     if any(one.record is not None for one in busy):
         return None  # it has a record, without its collectives

@@ -41,7 +41,7 @@ class Cause(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankState:
+class JobRank:
     """One rank of a job; `rank` is torch's number of it. `beat_age_s` is since its last heartbeat.
 
     `record` is what it wrote because it makes no step, None where it has written nothing of now.
@@ -124,7 +124,7 @@ class Blocked:
 class Job:
     """All ranks at one moment; `ended` says that the job is over."""
 
-    states: tuple[RankState, ...]
+    ranks: tuple[JobRank, ...]
     now: float
     world_size: int | None
     ended: bool
@@ -142,11 +142,11 @@ class Job:
     @property
     def records(self) -> dict[int, HangRecord]:
         """The records of the ranks that make no step."""
-        return {one.rank: one.record for one in self.states if one.record is not None}
+        return {one.rank: one.record for one in self.ranks if one.record is not None}
 
-    def state(self, rank: int) -> RankState | None:
+    def of(self, rank: int) -> JobRank | None:
         """Return what is known of a rank."""
-        return next((one for one in self.states if one.rank == rank), None)
+        return next((one for one in self.ranks if one.rank == rank), None)
 
     def members(self, group: str) -> tuple[int, ...]:
         """Return the ranks of a group: as told, all for the first one, else those seen in it."""

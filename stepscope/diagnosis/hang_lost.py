@@ -10,7 +10,7 @@ from stepscope.diagnosis.hang_job import (
     Condition,
     Hang,
     Job,
-    RankState,
+    JobRank,
     is_are,
     names,
     wait_waits,
@@ -24,7 +24,7 @@ def lost(job: Job) -> Hang | None:
     waiting = tuple(job.records)
     where = waited_in(job)
     for condition, tell in _LOST.items():
-        found = [one for one in job.states if one.condition is condition and _counts(job, one)]
+        found = [one for one in job.ranks if one.condition is condition and _counts(job, one)]
         others = tuple(rank for rank in waiting if rank not in {one.rank for one in found})
         if not found or not others:
             continue
@@ -36,29 +36,29 @@ def lost(job: Job) -> Hang | None:
     return None
 
 
-def _counts(job: Job, state: RankState) -> bool:
+def _counts(job: Job, rank: JobRank) -> bool:
     """Say whether the state of a process explains a hang: of a job that is over all are gone."""
     if job.ended:
-        return state.record is None and state.condition is not Condition.ENDED
-    if state.condition is Condition.ENDED:
-        return state.record is None
+        return rank.record is None and rank.condition is not Condition.ENDED
+    if rank.condition is Condition.ENDED:
+        return rank.record is None
     return True
 
 
-def _gone(found: Sequence[RankState]) -> tuple[Cause, str, str]:
+def _gone(found: Sequence[JobRank]) -> tuple[Cause, str, str]:
     who = [one.rank for one in found]
     what = f"{names(who)} {is_are(who)} gone without a word (killed, or the machine went down)"
     return Cause.GONE, what, "Look at the machine's log, such as dmesg, for what killed it."
 
 
-def _stopped(found: Sequence[RankState]) -> tuple[Cause, str, str]:
+def _stopped(found: Sequence[JobRank]) -> tuple[Cause, str, str]:
     who = [one.rank for one in found]
     where = ", ".join(f"process {one.pid} on {one.host}" for one in found[:NAMED])
     what = f"{names(who)} {is_are(who)} stopped by a signal, such as SIGSTOP ({where})"
     return Cause.STOPPED, what, f"kill -CONT {found[0].pid} lets it go on."
 
 
-def _silent(found: Sequence[RankState]) -> tuple[Cause, str, str]:
+def _silent(found: Sequence[JobRank]) -> tuple[Cause, str, str]:
     who = [one.rank for one in found]
     first = found[0]
     age = format_duration(first.beat_age_s)
@@ -69,14 +69,14 @@ def _silent(found: Sequence[RankState]) -> tuple[Cause, str, str]:
     return Cause.SILENT, what, f"On {first.host}: py-spy dump --pid {first.pid} shows where it is."
 
 
-def _over(found: Sequence[RankState]) -> tuple[Cause, str, str]:
+def _over(found: Sequence[JobRank]) -> tuple[Cause, str, str]:
     who = [one.rank for one in found]
     said = f": {found[0].reason.rstrip('.')}" if found[0].reason else ""
     what = f"{names(who)} {'has' if len(who) == 1 else 'have'} ended{said}"
     return Cause.ENDED, what, "All ranks must make the same number of steps."
 
 
-def _absent(found: Sequence[RankState]) -> tuple[Cause, str, str]:
+def _absent(found: Sequence[JobRank]) -> tuple[Cause, str, str]:
     who = [one.rank for one in found]
     has = "has" if len(who) == 1 else "have"
     what = f"{names(who)} {has} never started, or {is_are(who)} not recorded"

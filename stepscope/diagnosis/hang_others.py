@@ -79,7 +79,7 @@ def _by_ras(job: Job) -> tuple[dict[int, str], dict[int, str]]:
 
 def _torch_rank(job: Job, communicator: RasCommunicator, found: RasRank) -> int | None:
     """Return torch's number of a rank: RAS counts those of each communicator from 0."""
-    same = [one.rank for one in job.states if found.pid is not None and one.pid == found.pid]
+    same = [one.rank for one in job.ranks if found.pid is not None and one.pid == found.pid]
     if len(same) == 1:
         return same[0]
     whole = communicator.size is not None and communicator.size == job.world_size

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 
 from stepscope.diagnosis.hang import judge
-from stepscope.diagnosis.hang_job import Condition, Hang, RankState
+from stepscope.diagnosis.hang_job import Condition, Hang, JobRank
 from stepscope.diagnosis.hang_record import (
     BYTES_LIMIT,
     REFRESH_S,
@@ -22,8 +22,7 @@ from stepscope.diagnosis.hang_record import (
 )
 from stepscope.run import STALE_S, RunInfo, RunStatus, pid_namespace, process_of, rank_json
 from stepscope.run.plain_file import read_plain
-from stepscope.run.rank_states import RankStanding, rank_states
-from stepscope.run.rank_states import RankState as Standing
+from stepscope.run.rank_states import RankStanding, RankState, rank_states
 
 FRESH_S = 4 * REFRESH_S
 """Age of a file up to which its rank still hangs: it is written every REFRESH_S, and clocks of
@@ -45,8 +44,8 @@ def hang_of(run: RunInfo, now: float | None = None) -> Hang | None:
         return None
     now = time.time() if now is None else now
     standings = rank_states(run.folder, now=now)[:RANKS_LIMIT]
-    states = [_state(run, standing, now, ended=ended) for standing in standings]
-    known = [state for state in states if state is not None]
+    ranks = [_job_rank(run, standing, now, ended=ended) for standing in standings]
+    known = [rank for rank in ranks if rank is not None]
     return judge(known, now, _world_size(run), ended=ended)
 
 
@@ -68,7 +67,7 @@ def _world_size(run: RunInfo) -> int | None:
     return size if type(size) is int and 1 < size <= RANKS_LIMIT else None
 
 
-def _state(run: RunInfo, standing: RankStanding, now: float, *, ended: bool) -> RankState | None:
+def _job_rank(run: RunInfo, standing: RankStanding, now: float, *, ended: bool) -> JobRank | None:
     """Return what the finder needs of a rank; None for one of which nothing can be known."""
     condition = _CONDITIONS.get(standing.state)
     if condition is None:
@@ -82,7 +81,7 @@ def _state(run: RunInfo, standing: RankStanding, now: float, *, ended: bool) -> 
         condition = _of_process(told, age_s)
     pid, step = told.get("pid"), told.get("step")
     has_ended = condition is Condition.ENDED
-    return RankState(
+    return JobRank(
         rank=standing.rank,
         condition=condition,
         host=(standing.host or "")[:100],
@@ -104,12 +103,12 @@ def _is_fresh(folder: Path, record: HangRecord, now: float) -> bool:
 
 
 _CONDITIONS = {
-    Standing.ALIVE: Condition.ALIVE,
-    Standing.FINISHED: Condition.ENDED,
-    Standing.STOPPED: Condition.ENDED,
-    Standing.FAILED: Condition.ENDED,
-    Standing.DEAD: Condition.GONE,
-    Standing.NEVER_STARTED: Condition.ABSENT,
+    RankState.ALIVE: Condition.ALIVE,
+    RankState.FINISHED: Condition.ENDED,
+    RankState.STOPPED: Condition.ENDED,
+    RankState.FAILED: Condition.ENDED,
+    RankState.DEAD: Condition.GONE,
+    RankState.NEVER_STARTED: Condition.ABSENT,
 }
 
 

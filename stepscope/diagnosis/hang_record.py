@@ -7,12 +7,11 @@ than ours is refused, with the field that is wrong.
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from stepscope.diagnosis.from_json import object_of
+from stepscope.diagnosis.from_json import parsed
 from stepscope.diagnosis.ras import RasReport
 
 SCHEMA = 1
@@ -125,13 +124,7 @@ def hang_name(number: int) -> str:
 
 def parse(text: str | bytes) -> HangRecord:
     """Return what a file says. Raises ValueError for what is no record of ours."""
-    try:
-        told = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"must be JSON ({str(error)[:80]})") from None
-    if not isinstance(told, dict) or told.get("schema") != SCHEMA:
-        raise ValueError(f"must be an object of schema {SCHEMA}")
-    record: HangRecord = object_of(HangRecord, told, "record")
+    record: HangRecord = parsed(HangRecord, text, SCHEMA, "record")
     _check(record)
     return record
 

@@ -7,12 +7,11 @@ others: what has another form than ours is refused, with the field that is wrong
 from __future__ import annotations
 
 import dataclasses
-import json
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from stepscope.diagnosis.from_json import object_of
+from stepscope.diagnosis.from_json import object_of, parsed
 
 SCHEMA = 1
 FIRST_PID = 2
@@ -200,13 +199,7 @@ def oom_name(rank: int = 0) -> str:
 
 def parse(text: str | bytes) -> OomReport:
     """Return what a file says. Raises ValueError for what is no report of ours."""
-    try:
-        told = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"must be JSON ({str(error)[:80]})") from None
-    if not isinstance(told, dict) or told.get("schema") != SCHEMA:
-        raise ValueError(f"must be an object of schema {SCHEMA}")
-    report: OomReport = object_of(OomReport, told, "report")
+    report: OomReport = parsed(OomReport, text, SCHEMA, "report")
     _check_processes(report.first, "report.first")
     _check_processes(report.last, "report.last")
     return report

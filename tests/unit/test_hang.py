@@ -11,13 +11,13 @@ import pytest
 
 from stepscope.diagnosis import ras
 from stepscope.diagnosis.hang import judge
-from stepscope.diagnosis.hang_job import Cause, Condition, Hang, RankState
+from stepscope.diagnosis.hang_job import Cause, Condition, Hang, JobRank
 from stepscope.diagnosis.hang_record import Entered, Frame, HangRecord, hang_name, parse
 
 DATA = Path(__file__).parents[1] / "data" / "hangs"
 
 
-def recorded(case: str) -> list[RankState]:
+def recorded(case: str) -> list[JobRank]:
     """Return the ranks of a hang as they wrote it."""
     found = []
     for number in range(2):
@@ -26,15 +26,13 @@ def recorded(case: str) -> list[RankState]:
     return found
 
 
-def state(
-    rank: int, record: HangRecord | None, condition: Condition = Condition.ALIVE
-) -> RankState:
-    return RankState(
+def state(rank: int, record: HangRecord | None, condition: Condition = Condition.ALIVE) -> JobRank:
+    return JobRank(
         rank=rank, host="node1", pid=100 + rank, condition=condition, beat_age_s=12.0, record=record
     )
 
 
-def judged(ranks: list[RankState], world_size: int | None = None, *, ended: bool = False) -> Hang:
+def judged(ranks: list[JobRank], world_size: int | None = None, *, ended: bool = False) -> Hang:
     records = [one.record for one in ranks if one.record is not None]
     now = max(record.seen for record in records)
     found = judge(ranks, now, world_size or len(ranks), ended=ended)
