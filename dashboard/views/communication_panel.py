@@ -23,9 +23,9 @@ from trainer.collectives.plan import (
     refusal,
     sizes_between,
 )
-from trainer.collectives.process import MeasurementState
 from trainer.collectives.results import ResultError, result_label
 from trainer.collectives.table import closing
+from trainer.runners.child import ChildState
 
 LOOK_S, AGAIN_S = 0.5, 5.0
 """How often the results are read: while a measurement is at work, and while none is."""
@@ -134,7 +134,7 @@ def _results(server: Services, was_running: bool) -> None:
         st.rerun()  # so that it is read as often as there is something new
     last = server.collectives.last()
     output = last.output() if last is not None else None
-    if last is not None and output is not None and output.state is MeasurementState.RUNNING:
+    if last is not None and output is not None and output.state is ChildState.RUNNING:
         done = len(output.document["rows"])
         st.progress(
             min(1.0, done / last.plan.count),

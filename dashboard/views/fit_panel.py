@@ -14,7 +14,8 @@ from dashboard.services import Services
 from stepscope.formatting import format_bytes
 from stepscope.run import RunError
 from trainer.config import Problem, RunConfig
-from trainer.runners.prediction import PredictionOutput, PredictionRun, PredictionState
+from trainer.runners.child import ChildState
+from trainer.runners.prediction import PredictionOutput, PredictionRun
 
 ERROR = "fit_error"
 """In the session's state: a sentence that the panel shows once."""
@@ -91,7 +92,7 @@ def fit_panel(server: Services, config: RunConfig) -> None:
 
 def _progress(server: Services, run: PredictionRun) -> None:
     output = run.output()
-    if output.state is not PredictionState.RUNNING:
+    if output.state is not ChildState.RUNNING:
         st.rerun()
     st.progress(output.share, text=f"{escape_markdown(output.text)}… {output.seconds:.0f} s")
     if st.button("Stop", key="fit_stop", icon=":material/stop:"):
@@ -101,9 +102,9 @@ def _progress(server: Services, run: PredictionRun) -> None:
 
 def _result(server: Services, run: PredictionRun, config: RunConfig) -> None:
     output = run.output()
-    if output.state is PredictionState.FINISHED:
+    if output.state is ChildState.FINISHED:
         _answer(output, run, config)
-    elif output.state is PredictionState.STOPPED:
+    elif output.state is ChildState.STOPPED:
         st.caption(":material/stop: The prediction was stopped.")
     else:
         st.error(f"Nothing was predicted. {escape_markdown(output.reason or '')}")

@@ -9,7 +9,8 @@ import streamlit as st
 from dashboard.services import Services
 from stepscope.run import RunError
 from trainer.lessons import LESSONS, Lesson
-from trainer.runners.lesson import LessonOutput, LessonState
+from trainer.runners.child import ChildState
+from trainer.runners.lesson import LessonOutput
 
 READING_WIDTH = 820
 """Pixels of the widest line of text that is read with ease."""
@@ -91,7 +92,7 @@ def _result(server: Services, lesson: Lesson, was_running: bool) -> None:
         st.rerun()  # so that it is read as often as there is something new
     run = server.lessons.of(lesson.name)
     output = run.output() if run else None
-    if run is not None and output is not None and output.state is LessonState.RUNNING:
+    if run is not None and output is not None and output.state is ChildState.RUNNING:
         if st.button("Stop", icon=":material/stop:", help="End the lesson's process."):
             run.stop()
             st.rerun()
@@ -136,9 +137,9 @@ def _run_help(lesson: Lesson) -> str:
 def _show(output: LessonOutput) -> None:
     if output.text:
         st.code(output.text, language=None, wrap_lines=True)
-    if output.state is LessonState.FINISHED:
+    if output.state is ChildState.FINISHED:
         st.caption(f":material/check: Measured on this machine in {output.seconds:.1f} s.")
-    elif output.state is LessonState.FAILED:
+    elif output.state is ChildState.FAILED:
         st.error(f"The lesson failed after {output.seconds:.1f} s. {output.reason}")
-    elif output.state is LessonState.STOPPED:
+    elif output.state is ChildState.STOPPED:
         st.caption(f":material/stop: Stopped after {output.seconds:.1f} s.")

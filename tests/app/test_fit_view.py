@@ -18,7 +18,8 @@ from stepscope.run import RunError
 from tests.app.test_live_view import label
 from trainer.config import RunConfig, Workload, defaults
 from trainer.lessons import LESSONS
-from trainer.runners.prediction import PredictionOutput, PredictionState
+from trainer.runners.child import ChildState
+from trainer.runners.prediction import PredictionOutput
 
 OpenPage = Callable[..., AppTest]
 GIB = 2**30
@@ -78,7 +79,7 @@ class Ended:
 
 
 def finished(config: RunConfig, answer: dict[str, Any]) -> Any:
-    return Ended(config, PredictionOutput(PredictionState.FINISHED, seconds=3.0, answer=answer))
+    return Ended(config, PredictionOutput(ChildState.FINISHED, seconds=3.0, answer=answer))
 
 
 def text_of(app: AppTest) -> str:
@@ -109,7 +110,7 @@ def test_a_press_predicts_the_settings_of_the_sidebar(
     wait(server)
     app.run()
     assert not app.exception
-    assert run.output().state is PredictionState.FINISHED, run.output()
+    assert run.output().state is ChildState.FINISHED, run.output()
     assert "It fits." in text_of(app)
     table = app.dataframe[0].value
     assert {"Parameters", "Predicted peak", "Free now"} <= set(table["Memory"])
@@ -130,7 +131,7 @@ def test_a_prediction_can_be_stopped_and_there_is_one_at_a_time(
     label(app, "button", "Stop").click().run()
     run = server.fits.last()
     assert run is not None
-    assert run.output().state is PredictionState.STOPPED
+    assert run.output().state is ChildState.STOPPED
     app.run()
     assert "stopped" in text_of(app)
 
@@ -163,7 +164,7 @@ def test_the_recommended_batch_goes_into_the_sidebar(
 
 def test_a_failure_is_a_sentence(page: OpenPage, server: services.Services) -> None:
     server.fits._last = Ended(  # type: ignore[assignment]
-        defaults(Workload.LINEAR), PredictionOutput(PredictionState.FAILED, reason="It <b>broke.")
+        defaults(Workload.LINEAR), PredictionOutput(ChildState.FAILED, reason="It <b>broke.")
     )
     assert "Nothing was predicted" in text_of(page(workload="linear", device="cpu"))
 

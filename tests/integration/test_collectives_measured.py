@@ -14,8 +14,9 @@ import pytest
 
 from stepscope.metrics.bandwidth import bus_factor
 from trainer.collectives.plan import KIB, MIB, OPERATIONS, Plan
-from trainer.collectives.process import Measurement, MeasurementState
+from trainer.collectives.process import Measurement
 from trainer.collectives.results import read_result, result_names
+from trainer.runners.child import ChildState
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 60.0
@@ -88,7 +89,7 @@ def test_stop_ends_all_ranks_and_keeps_what_was_measured(long: Measurement, tmp_
     processes = ranks_of(long)
     long.stop()
     output = long.output()
-    assert output.state is MeasurementState.STOPPED
+    assert output.state is ChildState.STOPPED
     assert psutil.wait_procs(processes, timeout=5)[1] == []
     assert output.name == result_names(tmp_path)[0]
     assert read_result(tmp_path, output.name)["status"] == "stopped"
@@ -99,7 +100,7 @@ def test_a_rank_that_dies_ends_it_with_a_reason(long: Measurement) -> None:
     processes[-1].kill()
     assert long.wait(SECONDS)
     output = long.output()
-    assert output.state is MeasurementState.FAILED
+    assert output.state is ChildState.FAILED
     assert output.reason is not None
     assert output.reason.startswith("torchrun ended with exit code 1. ")
     assert psutil.wait_procs(processes, timeout=5)[1] == []

@@ -15,7 +15,8 @@ from dashboard import services
 from dashboard.lesson_runs import LessonRuns
 from stepscope.run import RunError
 from trainer.lessons import Lesson
-from trainer.runners.lesson import OUTPUT_LIMIT, LessonOutput, LessonRun, LessonState
+from trainer.runners.child import ChildState
+from trainer.runners.lesson import OUTPUT_LIMIT, LessonOutput, LessonRun
 
 Write = Callable[..., Lesson]
 SLEEP = "import time\nprint('begun')\ntime.sleep(60)\n"
@@ -42,7 +43,7 @@ def until(run: LessonRun, true: Callable[[LessonOutput], bool]) -> LessonOutput:
 
 
 def ended(run: LessonRun) -> LessonOutput:
-    return until(run, lambda output: output.state is not LessonState.RUNNING)
+    return until(run, lambda output: output.state is not ChildState.RUNNING)
 
 
 def alive(pid: int) -> bool:
@@ -71,16 +72,16 @@ while not pathlib.Path({str(go_on)!r}).exists():
 print("second", file=sys.stderr)
 """
     run = LessonRun(write(program))
-    assert until(run, lambda output: "first" in output.text).state is LessonState.RUNNING
+    assert until(run, lambda output: "first" in output.text).state is ChildState.RUNNING
     go_on.touch()
     output = ended(run)
-    assert (output.state, output.text) == (LessonState.FINISHED, "first\nsecond\n")
+    assert (output.state, output.text) == (ChildState.FINISHED, "first\nsecond\n")
     assert output.seconds == run.output().seconds > 0  # the clock has stopped
 
 
 def test_a_failure_keeps_its_traceback(write: Write) -> None:
     output = ended(LessonRun(write("print('before')\nraise ValueError('broken')\n")))
-    assert output.state is LessonState.FAILED
+    assert output.state is ChildState.FAILED
     assert output.reason == "It ended with exit code 1."
     assert output.text.startswith("before\n")
     assert "ValueError: broken" in output.text
@@ -88,14 +89,14 @@ def test_a_failure_keeps_its_traceback(write: Write) -> None:
 
 def test_it_is_ended_at_its_time_limit(write: Write) -> None:
     output = ended(LessonRun(write(SLEEP, limit_s=1.0)))
-    assert output.state is LessonState.FAILED
+    assert output.state is ChildState.FAILED
     assert output.reason == "It was ended after 1 s, its time limit."
     assert output.seconds < 10
 
 
 def test_it_is_ended_when_it_prints_too_much(write: Write) -> None:
     output = ended(LessonRun(write("while True:\n    print('x' * 1000)\n")))
-    assert output.state is LessonState.FAILED
+    assert output.state is ChildState.FAILED
     assert "more than 64 KiB" in str(output.reason)
     assert len(output.text) == OUTPUT_LIMIT
 
@@ -108,10 +109,10 @@ print("child", child.pid)
 time.sleep(60)
 """
     run = LessonRun(write(program))
-    text = until(run, lambda output: "child" in output.text).text
+    text = until(run, lambda output: output.text.endswith("\n")).text
     run.stop(10)
     assert not run.running()
-    assert run.output().state is LessonState.STOPPED
+    assert run.output().state is ChildState.STOPPED
     wait_for_end(int(text.split()[1]))
 
 
@@ -121,7 +122,7 @@ import subprocess, sys
 print("child", subprocess.Popen([sys.executable, "-c", {SLEEP!r}]).pid)
 """
     output = ended(LessonRun(write(program)))
-    assert output.state is LessonState.FINISHED
+    assert output.state is ChildState.FINISHED
     assert output.seconds < 20
     wait_for_end(int(output.text.split()[1]))
 
@@ -138,7 +139,7 @@ def test_the_server_ends_it_at_its_own_end(write: Write, tmp_path: Path) -> None
     run = server.lessons.of("program")
     assert run is not None
     server.close()
-    assert run.output().state is LessonState.STOPPED
+    assert run.output().state is ChildState.STOPPED
 
 
 def test_one_at_a_time_and_the_last_result_is_kept(write: Write) -> None:
@@ -155,7 +156,7 @@ def test_one_at_a_time_and_the_last_result_is_kept(write: Write) -> None:
     second = runs.of("quick")
     assert second is not None
     assert ended(second).text == "done\n"
-    assert first.output().state is LessonState.STOPPED
+    assert first.output().state is ChildState.STOPPED
     assert runs.of("absent") is None
     runs.start(slow)
     runs.close()
@@ -178,6 +179,6 @@ def test_no_rank_outlives_its_lesson(write: Write, how: str) -> None:
     assert all(map(alive, ranks))
     if how == "stop":
         run.stop()
-    assert ended(run).state is (LessonState.STOPPED if how == "stop" else LessonState.FAILED)
+    assert ended(run).state is (ChildState.STOPPED if how == "stop" else ChildState.FAILED)
     for pid in ranks:
         wait_for_end(pid)

@@ -22,8 +22,9 @@ from trainer.collectives.plan import (
     parse_sizes,
     refusal,
 )
-from trainer.collectives.process import Measurement, MeasurementState
+from trainer.collectives.process import Measurement
 from trainer.collectives.table import closing, heading, line
+from trainer.runners.child import ChildState
 
 FINISHED, FAILED, USAGE, STOPPED = 0, 1, 2, 130
 
@@ -116,7 +117,7 @@ def _follow(measurement: Measurement, *, as_json: bool) -> int:
         _say(f"kept as {output.name}")
     if output.reason is not None:
         _say(output.reason)
-    return FINISHED if output.state is MeasurementState.FINISHED else FAILED
+    return FINISHED if output.state is ChildState.FINISHED else FAILED
 
 
 def _say(text: str) -> None:

@@ -16,11 +16,11 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
-from enum import StrEnum
 
 import psutil
 
 from trainer.lessons import Lesson
+from trainer.runners.child import ChildState
 
 OUTPUT_LIMIT = 64 * 2**10
 """Bytes of output that are kept; a lesson that prints more is ended."""
@@ -28,20 +28,11 @@ _LOOK_S = 0.2
 """Seconds between two looks at the clock while the child prints nothing."""
 
 
-class LessonState(StrEnum):
-    """How far a lesson is."""
-
-    RUNNING = "running"
-    FINISHED = "finished"
-    FAILED = "failed"
-    STOPPED = "stopped"
-
-
 @dataclass(frozen=True, slots=True)
 class LessonOutput:
     """What a lesson has printed, for how many seconds it ran, and the reason of a bad end."""
 
-    state: LessonState
+    state: ChildState
     text: str
     seconds: float
     reason: str | None = None
@@ -56,7 +47,7 @@ class LessonRun:
     def __init__(self, lesson: Lesson) -> None:
         self.lesson = lesson
         self._chunks: list[bytes] = []
-        self._ended: tuple[LessonState, str | None] | None = None
+        self._ended: tuple[ChildState, str | None] | None = None
         self._stopping = False
         self._began = time.monotonic()
         self._seconds = 0.0
@@ -75,7 +66,7 @@ class LessonRun:
         """Return what there is to show now."""
         ended, text = self._ended, b"".join(self._chunks).decode(errors="replace")
         if ended is None:
-            return LessonOutput(LessonState.RUNNING, text, time.monotonic() - self._began)
+            return LessonOutput(ChildState.RUNNING, text, time.monotonic() - self._began)
         return LessonOutput(ended[0], text, self._seconds, ended[1])
 
     def running(self) -> bool:
@@ -99,13 +90,13 @@ class LessonRun:
             self._process.stdout.close()
         self._seconds = time.monotonic() - self._began
         if self._stopping:
-            self._ended = (LessonState.STOPPED, None)
+            self._ended = (ChildState.STOPPED, None)
         elif reason is not None:
-            self._ended = (LessonState.FAILED, reason)
+            self._ended = (ChildState.FAILED, reason)
         elif code != 0:
-            self._ended = (LessonState.FAILED, f"It ended with exit code {code}.")
+            self._ended = (ChildState.FAILED, f"It ended with exit code {code}.")
         else:
-            self._ended = (LessonState.FINISHED, None)
+            self._ended = (ChildState.FINISHED, None)
 
     def _read(self) -> str | None:
         """Take the output until the child has ended; return why it must end before that."""
