@@ -85,9 +85,9 @@ class Tab:
         self.core_ms: list[float] = []
         self.bytes: list[int] = []
 
-    def ask(self, metric: str = "") -> bool:
+    def ask(self, metric: str = "", axis: str = "time") -> bool:
         """Ask once; return whether there is more."""
-        question = replace(self._question, metric=metric or self._question.metric)
+        question = replace(self._question, metric=metric or self._question.metric, axis=axis)
 
         def work() -> tuple[dict[str, Any], str]:
             answer = ranks_answer(self._jobs, self._folder, question)
@@ -104,10 +104,10 @@ class Tab:
             )
         return bool(answer["more"])
 
-    def load(self, metric: str = "") -> int:
+    def load(self, metric: str = "", axis: str = "time") -> int:
         """Ask until nothing more waits; return how many answers that took."""
         count = 1
-        while self.ask(metric) and count < 5_000:
+        while self.ask(metric, axis) and count < 5_000:
             count += 1
         return count
 
@@ -124,6 +124,8 @@ def measure_job(ranks: int, steps: int, polls: int) -> dict[str, Any]:
         tab = Tab(folder)
         loaded = tab.load()
         switched = tab.load("train/loss")
+        over_steps = tab.load("train/loss", "step")
+        tab.load("train/loss")
         first = len(tab.bytes)
         series_ms = []
         events = RankEvents()
@@ -137,6 +139,7 @@ def measure_job(ranks: int, steps: int, polls: int) -> dict[str, Any]:
         "steps": steps,
         "answers_to_load": loaded,
         "answers_to_switch": switched,
+        "answers_to_switch_axis": over_steps,
         "all": costs(tab.clock_ms, tab.core_ms, tab.bytes),
         "steady": costs(tab.clock_ms[steady], tab.core_ms[steady], tab.bytes[steady]),
         "series_core_ms": {

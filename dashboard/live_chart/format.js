@@ -94,6 +94,16 @@ export function roundTicks(from, to, count) {
   });
 }
 
+// Round whole steps inside [from, to]: at most some `count` of them.
+export function stepTicks(from, to, count) {
+  const raw = Math.max(1, (to - from) / count);
+  const power = 10 ** Math.floor(Math.log10(raw));
+  const every = power * [1, 2, 5, 10].find((many) => many * power >= raw * (1 - 1e-9));
+  const values = [];
+  for (let tick = Math.ceil(from / every); tick * every < to; tick += 1) values.push(tick * every);
+  return { values, text: values.map((value) => value.toLocaleString("en-US")) };
+}
+
 const TIME_STEPS = [
   1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400,
 ];

@@ -50,7 +50,10 @@ class LiveView {
     );
     this.board = new Board(this.painter, this.memoryButtons.node, (open) => this.unfold(open));
     this.painter.restWhileDragging(this.board.node);
-    this.ranks = new RankSection(() => this.painter.theme);
+    this.ranks = new RankSection(
+      () => this.painter.theme,
+      () => this.store.axis,
+    );
     const trouble = (sentence) => this.setTrouble(sentence);
     this.detail = new Detail(this.store, () => this.redraw(), trouble);
     this.poller = new Poller({
@@ -254,6 +257,7 @@ class LiveView {
   moved() {
     this.painter.hover(null, null);
     this.detail.plan();
+    this.ranks.follow();
     this.redraw();
   }
 

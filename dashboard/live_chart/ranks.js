@@ -26,9 +26,10 @@ const METRICS = {
 };
 
 export class RankSection {
-  // `theme()` gives the page's colors, null before they are known.
-  constructor(theme) {
+  // `theme()` gives the page's colors, null before they are known; `axis()` that of the charts.
+  constructor(theme, axis) {
     this.theme = theme;
+    this.axis = axis;
     this.data = new RankData();
     this.seen = false;
     this.picked = new Set();
@@ -152,10 +153,12 @@ export class RankSection {
   show(run) {
     this.node.hidden = run === null;
     if (run === this.data.run) {
+      this.follow();
       this.draw(); // the theme may be another
       return;
     }
     this.data.open(run);
+    this.data.chooseAxis(this.axis());
     this.picked = new Set();
     this.mean = true;
     this.polledEnded = 0;
@@ -218,6 +221,15 @@ export class RankSection {
     if (metric === this.data.shown) return;
     this.data.choose(metric);
     this.poller.restart();
+  }
+
+  // The charts show another axis, or the same.
+  follow() {
+    if (this.axis() === this.data.axis) return;
+    this.strips.read(null); // its column is of the axis before
+    this.data.chooseAxis(this.axis());
+    setAttribute(this.node, "data-ready", null);
+    if (this.data.run) this.poller.restart();
   }
 
   toggle(row) {

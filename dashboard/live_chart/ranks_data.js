@@ -1,7 +1,7 @@
 // What is known of the ranks of a job, and what is drawn of it. Pure: no DOM. The other end of
 // dashboard/ranks/answer.py.
 
-import { isNumber } from "./format.js";
+import { clock, isNumber, stepTicks, timeTicks } from "./format.js";
 
 // One 16-bit half float as a number; NaN is a missing value.
 export function halfFloat(bits) {
@@ -22,7 +22,7 @@ export function unpacked({ data, scale }, columns, ranks) {
   );
 }
 
-const EMPTY_SHARE = 0.05; // of the time axis, at its beginning, beyond which it is left out
+const EMPTY_SHARE = 0.05; // of the axis, at its beginning, beyond which it is left out
 
 const STATES = {
   a: "alive",
@@ -37,6 +37,7 @@ const WENT_WRONG = ["x", "c"];
 export class RankData {
   constructor() {
     this.metric = ""; // that the reader chose, "" for the first there is
+    this.axis = "time"; // or "step", as in the charts
     this.open(null);
   }
 
@@ -65,10 +66,16 @@ export class RankData {
     this.forget();
   }
 
+  chooseAxis(axis) {
+    this.axis = axis;
+    this.forget();
+  }
+
   // What the next poll asks for.
   question() {
-    const { run, metric, columns, seen, who, more } = this;
-    return { run, metric, columns, seen, who, ...(more && this.answer ? { only_strips: 1 } : {}) };
+    const { run, metric, axis, columns, seen, who, more } = this;
+    const rest = more && this.answer ? { only_strips: 1 } : {};
+    return { run, metric, axis, columns, seen, who, ...rest };
   }
 
   take(answer) {
@@ -101,7 +108,7 @@ export class RankData {
     return this.named?.ranks.length ?? 0;
   }
 
-  // One rank over time as {xs, values}: where it has values only. `xs` are the middles of columns.
+  // One rank over the axis as {xs, values}: where it has values only. `xs` are the middles of columns.
   line(row) {
     const [xs, values] = [[], []];
     this.cells.forEach((column, at) => {
@@ -123,7 +130,7 @@ export class RankData {
     };
   }
 
-  // The mean of all ranks over time, where any has a value.
+  // The mean of all ranks over the axis, where any has a value.
   meanLine() {
     const [xs, values] = [[], []];
     this.cells.forEach((column, at) => {
@@ -135,15 +142,37 @@ export class RankData {
     return { xs, values };
   }
 
-  // The beginning of the time axis in seconds: a job takes its time until the first step.
+  // The beginning of the axis in seconds or steps: a job takes its time until the first step.
   get begin() {
     const first = this.cells.findIndex((column) => column?.some(isNumber));
     return first > 0 && first * this.width > EMPTY_SHARE * this.end ? first * this.width : 0;
   }
 
-  // The end of the time axis in seconds.
+  // The end of the axis in seconds or steps. Time goes on where nothing is recorded.
   get end() {
-    return Math.max(this.cells.length * this.width, this.now || 0, 1e-3);
+    const now = this.axis === "time" ? this.now || 0 : 0;
+    return Math.max(this.cells.length * this.width, now, 1e-3);
+  }
+
+  get axisName() {
+    return this.axis === "time" ? "time" : "steps";
+  }
+
+  // Round places on the axis, as many as a width in px holds: {values, text}. A step has its label
+  // below its middle.
+  ticks(width) {
+    const count = Math.max(3, Math.floor(width / 100));
+    if (this.axis === "time") return timeTicks(this.begin, this.end, count);
+    const { values, text } = stepTicks(this.begin, this.end, count);
+    return { values: values.map((value) => value + 0.5), text };
+  }
+
+  // Where a place on the axis is: "3:05", "step 7", "steps 1,024–1,055", all that its column has.
+  where(x) {
+    if (this.axis === "time") return clock(x);
+    const first = Math.floor(x / this.width) * this.width;
+    const [from, to] = [first, first + this.width - 1].map((step) => step.toLocaleString("en-US"));
+    return from === to ? `step ${from}` : `steps ${from}–${to}`;
   }
 
   // The table's rows in the order of the ranks.

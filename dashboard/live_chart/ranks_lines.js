@@ -1,7 +1,7 @@
 // The lines of some ranks over one another, and their mean: the same metric as the strips.
 
 import { el, setAttribute, setText, svg } from "./dom.js";
-import { clock, isNumber, roundTicks, scaleFor, timeTicks, withUnit } from "./format.js";
+import { isNumber, roundTicks, scaleFor, withUnit } from "./format.js";
 import { bisect, linePoints } from "./lines.js";
 
 const [LEFT, RIGHT, TOP, BOTTOM, HEIGHT] = [58, 6, 8, 18, 170];
@@ -39,7 +39,7 @@ export function lineRange(lines, unit) {
   return { low: ticks[0].value, high: last.value, ticks };
 }
 
-// The value of a line at a time: that of the nearest column, null far from any.
+// The value of a line at a place on the axis: that of the nearest column, null far from any.
 export function lineValueAt({ xs, values }, x, near) {
   if (!xs.length) return null;
   const after = Math.min(bisect(xs, x), xs.length - 1);
@@ -64,15 +64,18 @@ export class RankLines {
     this.build();
     const width = Math.max(100, this.drawing.clientWidth || this.node.clientWidth);
     const range = lineRange(this.lines, metric.unit);
-    const x = (seconds) =>
-      LEFT + ((width - LEFT - RIGHT) * (seconds - data.begin)) / (data.end - data.begin);
+    const x = (at) => LEFT + ((width - LEFT - RIGHT) * (at - data.begin)) / (data.end - data.begin);
     const y = (value) =>
       TOP + (HEIGHT - TOP - BOTTOM) * (1 - (value - range.low) / (range.high - range.low));
     Object.assign(this, { width, xOf: x });
     setAttribute(this.drawing, "viewBox", `0 0 ${width} ${HEIGHT}`);
     setAttribute(this.drawing, "height", HEIGHT);
     const names = this.lines.map(({ label }) => label).join(", ");
-    setAttribute(this.drawing, "aria-label", `${metric.label} over time: ${names || "no line"}`);
+    setAttribute(
+      this.drawing,
+      "aria-label",
+      `${metric.label} over ${data.axisName}: ${names || "no line"}`,
+    );
     const clip = svg("clipPath", { id: "ss-rank-clip" });
     clip.append(
       svg("rect", {
@@ -130,11 +133,7 @@ export class RankLines {
       label.textContent = text;
       made.push(label);
     }
-    const ticks = timeTicks(
-      this.data.begin,
-      this.data.end,
-      Math.max(3, Math.floor(this.width / 100)),
-    );
+    const ticks = this.data.ticks(this.width);
     ticks.values.forEach((value, i) => {
       if (x(value) > this.width - 24) return;
       const anchor = x(value) < LEFT + 12 ? "start" : "middle";
@@ -145,7 +144,7 @@ export class RankLines {
     return made;
   }
 
-  // Shows the values at a time, the newest for null.
+  // Shows the values at a place on the axis, the newest for null.
   point(x) {
     this.x = x;
     if (!this.lines) return;
@@ -154,7 +153,7 @@ export class RankLines {
       const near = Math.max(2 * this.data.width, 3);
       const value = x === null ? line.values.at(-1) : lineValueAt(line, x, near);
       setText(this.values[i], isNumber(value) ? withUnit(value, this.metric.unit) : "");
-      setAttribute(this.values[i], "title", x === null ? null : clock(x));
+      setAttribute(this.values[i], "title", x === null ? null : this.data.where(x));
     });
   }
 }

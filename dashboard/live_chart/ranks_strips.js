@@ -1,21 +1,21 @@
-// Strips of heat: a row a rank, columns of time. Drawn on a canvas; the pointer and the arrow keys
+// Strips of heat: a row a rank, columns of time or of steps. Drawn on a canvas; the pointer and the arrow keys
 // read single values.
 
 import { el, setAttribute, setText } from "./dom.js";
-import { clock, isNumber, scaleFor, short, timeTicks, withUnit } from "./format.js";
+import { isNumber, scaleFor, short, withUnit } from "./format.js";
 import { heatRow } from "./heat.js";
 import { colorRange, rowAt, stripRows } from "./ranks_data.js";
 import { withAlpha } from "./theme.js";
 
 const TALL = 384; // px that the rows share
 const LEFT = 52; // px for the names of the ranks
-const BOTTOM = 18; // px for the times
+const BOTTOM = 18; // px for the times or steps
 const LABEL_FROM = 11; // px of a row from which each has its number
 const SHADES = 48;
 const CELL_WIDTH = 3; // px
 
 export class RankStrips {
-  // `pick(row)` is called for a click on a row, `point(column or null)` for the time under the pointer.
+  // `pick(row)` is called for a click on a row, `point(x or null)` for the place under the pointer.
   constructor(pick, point) {
     this.pick = pick;
     this.point = point;
@@ -67,7 +67,7 @@ export class RankStrips {
     setAttribute(
       this.stage,
       "aria-label",
-      `${metric.label} of ${data.ranks} ranks over time. Arrow keys read single values, Enter shows a rank's line.`,
+      `${metric.label} of ${data.ranks} ranks over ${data.axisName}. Arrow keys read single values, Enter shows a rank's line.`,
     );
   }
 
@@ -90,9 +90,9 @@ export class RankStrips {
     });
   }
 
-  xOf(seconds) {
+  xOf(at) {
     const { begin, end } = this.data;
-    return LEFT + ((this.width - LEFT) * (seconds - begin)) / (end - begin);
+    return LEFT + ((this.width - LEFT) * (at - begin)) / (end - begin);
   }
 
   paint() {
@@ -117,7 +117,7 @@ export class RankStrips {
       );
     }
     this.paintNames(high);
-    this.paintTimes();
+    this.paintTicks();
   }
 
   shades() {
@@ -161,13 +161,9 @@ export class RankStrips {
     for (const { host, row } of layout.groups) c.fillText(host, LEFT, this.tops[row] - 7);
   }
 
-  paintTimes() {
+  paintTicks() {
     const { context: c, theme, data } = this;
-    const { values, text } = timeTicks(
-      data.begin,
-      data.end,
-      Math.max(3, Math.floor(this.width / 100)),
-    );
+    const { values, text } = data.ticks(this.width);
     const y = this.layout.total + this.head * this.layout.groups.length + BOTTOM - 6;
     c.font = `11px ${theme.font}`;
     c.fillStyle = theme.text;
@@ -199,13 +195,13 @@ export class RankStrips {
     const { begin, end } = this.data;
     const share = (event.clientX - box.left - LEFT) / (this.width - LEFT);
     if (row < 0 || share > 1) return null;
-    return { row, seconds: begin + Math.max(0, share) * (end - begin) };
+    return { row, x: begin + Math.max(0, share) * (end - begin) };
   }
 
   hover(event) {
     if (!this.data) return;
     const found = this.at(event);
-    this.read(found && { row: found.row, column: Math.floor(found.seconds / this.data.width) });
+    this.read(found && { row: found.row, column: Math.floor(found.x / this.data.width) });
   }
 
   click(event) {
@@ -248,15 +244,12 @@ export class RankStrips {
     let { column } = cursor;
     while (column > 0 && !isNumber(data.cells[column]?.[cursor.row])) column -= 1;
     const value = data.cells[column]?.[cursor.row];
-    const when = clock((cursor.column + 0.5) * data.width);
-    const where = place ? ` (${place})` : "";
-    const text = `Rank ${rank}${where}, ${when}: ${isNumber(value) ? withUnit(value, metric.unit) : "no value"}`;
+    const middle = (cursor.column + 0.5) * data.width;
+    const device = place ? ` (${place})` : "";
+    const text = `Rank ${rank}${device}, ${data.where(middle)}: ${isNumber(value) ? withUnit(value, metric.unit) : "no value"}`;
     setText(this.tip, text);
     if (aloud) setText(this.said, text);
-    const x = Math.max(
-      LEFT,
-      Math.min(this.width - 190, this.xOf((cursor.column + 0.5) * data.width) + 10),
-    );
+    const x = Math.max(LEFT, Math.min(this.width - 190, this.xOf(middle) + 10));
     this.tip.style.left = `${x}px`;
     this.tip.style.top = `${this.tops[cursor.row] + this.layout.height + 4}px`;
   }

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dashboard.charts.content import world_size_of
-from dashboard.ranks.columns import packed
+from dashboard.ranks.columns import FIRST_WIDTHS, packed
 from dashboard.ranks.job import Figures, Job
 from dashboard.ranks.members import MOST, Member, places
 from stepscope.run import RunInfo, RunStatus
@@ -47,7 +47,8 @@ class Question:
     """What a tab has: the metric that it shows, the columns up to a change, the names of ranks.
 
     `columns` and `who` are as the server named them, "" for none. `only_strips`: it asks again
-    for columns alone, at once after an answer that could not hold them all.
+    for columns alone, at once after an answer that could not hold them all. `axis` is that of the
+    columns, "time" or "step".
     """
 
     metric: str = ""
@@ -55,6 +56,7 @@ class Question:
     seen: int = 0
     who: str = ""
     only_strips: bool = False
+    axis: str = "time"
 
 
 def answer(job: Job, run: RunInfo, question: Question, said: Json) -> Json:
@@ -65,7 +67,7 @@ def answer(job: Job, run: RunInfo, question: Question, said: Json) -> Json:
     shown |= _who(job, run, question)
     if "ranks" not in shown and not question.only_strips:
         shown |= _table(job) | _state(job, run) | said
-    shown |= {"unread": 0, "metrics": job.columns.recorded()}
+    shown |= {"unread": 0, "metrics": job.columns[question.axis].recorded()}
     return shown | _strips(job, question, LIMIT - len(json.dumps(shown, separators=(",", ":"))))
 
 
@@ -155,11 +157,11 @@ def _end(row: int, member: Member, created: float) -> list[Any]:
 
 
 def _strips(job: Job, question: Question, room: int) -> Json:
-    columns = job.columns
+    columns = job.columns[question.axis]
     recorded = columns.recorded()
     metric = question.metric if question.metric in recorded else next(iter(recorded), None)
-    named = f"{job.name}-{columns.generation}-{metric}"
-    found: Json = {"columns": named, "width": columns.width_s, "metric": metric}
+    named = f"{job.name}-{columns.generation}-{metric}-{question.axis}"
+    found: Json = {"columns": named, "width": columns.width, "metric": metric}
     if metric is None:
         return found | {"seen": 0, "more": False}
     same = question.columns == named
@@ -195,10 +197,14 @@ def parse_question(query: Iterable[tuple[str, str]]) -> Question:
     seen = given.get("seen", "0")
     if not seen.isdecimal() or len(seen) > 15:
         raise ValueError(f"seen: must be a number of a change, got {seen[:40]!r}.")
+    axis = given.get("axis", "time")
+    if axis not in FIRST_WIDTHS:
+        raise ValueError(f"axis: must be time or step, got {axis[:40]!r}.")
     return Question(
         metric=given.get("metric", "")[:100],
         columns=given.get("columns", "")[:100],
         seen=int(seen),
         who=given.get("who", "")[:20],
         only_strips=bool(given.get("only_strips")),
+        axis=axis,
     )

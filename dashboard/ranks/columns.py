@@ -1,8 +1,8 @@
-"""Values of all ranks of a job over time, in a fixed number of columns.
+"""Values of all ranks of a job over time or over steps, in a fixed number of columns.
 
-A column is the same stretch of time for every rank. Once the run is longer than all columns, two of
-them become one, so memory and answers stay as small in a run of days. Each change of a column has a
-number: who knows the number that a reader has seen sends it only what changed since.
+A column is the same stretch of the axis for every rank. Once the run is longer than all columns,
+two of them become one, so memory and answers stay as small in a run of days. Each change of a
+column has a number: who knows the number that a reader has seen sends it only what changed since.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from stepscope.store.frames import Floats
 
 COLUMNS = 120
 """Columns there can be; even, and at least half of them are in use from 30 s on."""
-FIRST_WIDTH_S = 0.25
-LONGEST_S = 1e9
-"""Times further from the start of the run are a broken clock, or a broken file: left out."""
+FIRST_WIDTHS = {"time": 0.25, "step": 1.0}
+"""Of a column of each axis, in seconds or steps, until a run is longer than all columns."""
+FURTHEST = 1e9
+"""Seconds or steps further from the start of the run are of a broken clock or file: left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,25 +53,23 @@ class Columns:
 
     strips: Sequence[Strip]
     ranks: int
-    width_s: float = FIRST_WIDTH_S
+    width: float = FIRST_WIDTHS["time"]
     generation: int = 0
     _number: int = 0
     _cells: dict[str, _Cells] = field(default_factory=dict)
 
-    def add(
-        self, rank: int, times: Floats, values: dict[str, tuple[Floats, Floats, Floats]]
-    ) -> None:
-        """Add values of a rank at `times` (n,), in seconds since the start of the run.
+    def add(self, rank: int, xs: Floats, values: dict[str, tuple[Floats, Floats, Floats]]) -> None:
+        """Add values of a rank at `xs` (n,), in seconds since the start of the run, or in steps.
 
         `values` has the mean, the highest value and the count (n,) by the name of the strip. What
         is missing or not finite is left out.
         """
-        known = np.isfinite(times) & (times < LONGEST_S)
+        known = np.isfinite(xs) & (xs < FURTHEST)
         if not known.any():
             return
-        self._widen(float(times[known].max()))
-        safe = np.where(known, np.maximum(times, 0.0), 0.0)
-        places = (safe / self.width_s).astype(np.intp)
+        self._widen(float(xs[known].max()))
+        safe = np.where(known, np.maximum(xs, 0.0), 0.0)
+        places = (safe / self.width).astype(np.intp)
         for strip in self.strips:
             if strip.name in values:
                 self._put(strip, rank, places, known, *values[strip.name])
@@ -135,9 +134,9 @@ class Columns:
         cells.changed[places] = self._number + 1 + np.arange(len(places))
         self._number += len(places)
 
-    def _widen(self, latest_s: float) -> None:
-        while latest_s >= COLUMNS * self.width_s:
-            self.width_s *= 2
+    def _widen(self, latest: float) -> None:
+        while latest >= COLUMNS * self.width:
+            self.width *= 2
             self.generation += 1
             for cells in self._cells.values():
                 for row in (cells.sums, cells.counts):

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dashboard.ranks.columns import COLUMNS, Columns, Strip
+from dashboard.ranks.columns import COLUMNS, FIRST_WIDTHS, Columns, Strip
 from dashboard.ranks.members import MOST, Member, read_member, unreadable
 from stepscope.metrics import Stream
 from stepscope.run import RunInfo
@@ -106,7 +106,8 @@ class Job:
         self.folder = run.folder
         self.lock = threading.Lock()
         self.members: dict[int, Member] = {}
-        self.columns = Columns(STRIPS, 1)
+        self.columns = _columns(1)
+        """By the name of their axis."""
         self.name = f"{time.time_ns():x}"[-8:]
         """Of this cache: numbers of changes from another one mean nothing here."""
         self._clock = clock
@@ -164,7 +165,7 @@ class Job:
         if shown == self.numbers:
             return
         # A rank has come: rows move, so all is read anew. This happens while a job starts.
-        self.columns = Columns(STRIPS, len(shown))
+        self.columns = _columns(len(shown))
         self.name = f"{time.time_ns():x}"[-8:]
         self._ranks = {number: _Rank(row) for row, number in enumerate(shown)}
 
@@ -226,12 +227,13 @@ class Job:
 
     def _take(self, rank: _Rank, block: Block, newest: Block, *, afresh: bool) -> None:
         drawn = {key: row for row, key in enumerate(block.keys) if key in _NAMES}
-        if afresh:
-            self.columns.clear(rank.row, drawn)
         values = {
             key: (block.mean[row], block.high[row], block.count[row]) for key, row in drawn.items()
         }
-        self.columns.add(rank.row, block.ts - self._created, values)
+        for axis, xs in (("time", block.ts - self._created), ("step", block.step)):
+            if afresh:
+                self.columns[axis].clear(rank.row, drawn)
+            self.columns[axis].add(rank.row, xs, values)
         rank.figures.take(newest)
 
     def _targets(self, info: SeriesInfo, number: int) -> Iterator[_Rank]:
@@ -243,6 +245,10 @@ class Job:
         for other, member in self.members.items():
             if member.host == host and member.device == info.source and other in self._ranks:
                 yield self._ranks[other]
+
+
+def _columns(ranks: int) -> dict[str, Columns]:
+    return {axis: Columns(STRIPS, ranks, width) for axis, width in FIRST_WIDTHS.items()}
 
 
 def overview_bucket(rows: int) -> int:

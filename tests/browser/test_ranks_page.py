@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
+from stepscope.recording.recorder import Recorder
 from stepscope.run import RunStatus, read_run
 from stepscope.run.rank_files import rank_numbers, read_rank_file
 from stepscope.store import RunReader
@@ -149,7 +150,7 @@ def test_a_job_with_a_slow_rank_from_its_start_to_its_end(
     page.keyboard.press("ArrowDown")
     page.keyboard.press("ArrowDown")
     expect(section.locator(".ss-rank-tip")).to_have_text(
-        re.compile(r"Rank 1 \(CPU\), \d+:\d\d: [\d.]+ ms")
+        re.compile(r"Rank 1 \(CPU\), steps? [\d–]+: [\d.]+ ms")
     )
     page.keyboard.press("Enter")
     expect(lines.locator(".ss-rank-line")).to_have_count(3)
@@ -287,3 +288,32 @@ def recorded_job(folder: Path, count: int) -> Path:
     command = [sys.executable, "-m", "benchmarks.recorded_job", str(folder), str(count), "2000"]
     subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, check=True, capture_output=True)
     return folder
+
+
+def test_the_strips_and_lines_follow_the_axis_of_the_charts(
+    open_page: OpenPage, server: Server
+) -> None:
+    folder = server.runs / "job"
+    folder.mkdir(parents=True)
+    for rank in range(2):
+        recorder = Recorder(folder, name="train", rank=rank)
+        recorder.describe(rank=rank, world_size=2, device="cpu")
+        for step in range(1, 6):
+            recorder.log(step, {"perf/step_time": 0.1 * step, "train/loss": 1.0})
+        recorder.close(RunStatus.FINISHED)
+    page = open_page("/?run=job")
+    section = ranks(page)
+    strips, tip = section.get_by_test_id("rank-strips"), section.locator(".ss-rank-tip")
+    lines = section.get_by_test_id("rank-lines").locator("svg")
+    expect(lines).to_have_attribute("aria-label", "Step time over steps: mean", timeout=MINUTE)
+    strips.focus()
+    page.keyboard.press("ArrowDown")
+    expect(tip).to_have_text("Rank 0 (CPU), step 5: 500 ms")
+    expect(lines.get_by_text("5", exact=True)).to_have_count(1)  # below the strips stand the same
+    page.get_by_test_id("axis-switch").get_by_role("button", name="Time").click()
+    expect(lines).to_have_attribute("aria-label", "Step time over time: mean")
+    expect(section).to_have_attribute("data-ready", "1")
+    expect(tip).to_be_hidden()
+    strips.focus()
+    page.keyboard.press("ArrowDown")
+    expect(tip).to_have_text(re.compile(r"Rank 0 \(CPU\), 0:0\d: 300 ms"))

@@ -7,9 +7,10 @@ import base64
 import numpy as np
 import pytest
 
-from dashboard.ranks.columns import COLUMNS, FIRST_WIDTH_S, Columns, Strip, packed
+from dashboard.ranks.columns import COLUMNS, FIRST_WIDTHS, Columns, Strip, packed
 
 TIME, PEAK = "perf/step_time", "memory/allocated"
+FIRST_WIDTH_S = FIRST_WIDTHS["time"]
 STRIPS = (Strip(TIME), Strip(PEAK, highest=True))
 
 
@@ -40,7 +41,7 @@ def test_two_columns_become_one_once_a_run_is_longer_than_all() -> None:
     put(columns, 0, PEAK, (0.0, 1.0), (0.25, 3.0))
     before = columns.generation
     put(columns, 0, TIME, (COLUMNS * FIRST_WIDTH_S, 7.0))
-    assert columns.width_s == 2 * FIRST_WIDTH_S
+    assert columns.width == 2 * FIRST_WIDTH_S
     assert columns.generation == before + 1
     assert row(columns, 0, TIME) == {0: 2.0, 1: 8.0, COLUMNS // 2: 7.0}
     assert row(columns, 0, PEAK) == {0: 3.0}
@@ -74,7 +75,7 @@ def test_broken_times_and_values_are_left_out() -> None:
     columns = Columns(STRIPS, 1)
     put(columns, 0, TIME, (np.nan, 1.0), (np.inf, 1.0), (1e300, 1.0), (-5.0, 2.0))
     put(columns, 0, TIME, (0.3, np.nan), (0.3, np.inf), (0.6, 1e308), (0.6, 1e308), (0.9, 1e308))
-    assert columns.width_s == FIRST_WIDTH_S
+    assert columns.width == FIRST_WIDTH_S
     # A clock that is behind counts from the start.
     assert row(columns, 0, TIME) == {0: 2.0, 3: 1e308}
     assert np.isfinite(halves(packed(columns.values(TIME, np.arange(4))))[0])

@@ -94,6 +94,7 @@ class Tab:
                 columns=answer["columns"],
                 seen=answer["seen"],
                 who=answer["who"],
+                axis=self.question.axis,
             )
         return answer
 
@@ -126,6 +127,24 @@ def test_a_job_is_told_with_names_table_and_strips(job: JobFolder) -> None:
     assert tab.shown["state"] == "aa"
     assert tab.shown["metrics"] == [TIME, WAIT, "train/loss"]
     assert set(tab.columns) == set(range(17))  # 4.1 s of 0.25 s
+
+
+def test_the_strips_can_be_over_steps_each_rank_by_its_own(job: JobFolder) -> None:
+    job.steps(1, 41, 200, time=0.3)  # a rank that counts on
+    tab = Tab(job.folder)
+    tab.settle()
+    tab.question = replace(tab.question, axis="step")  # what it has is over time
+    answer = tab.ask()
+    assert answer["width"] == 2  # 200 steps in 120 columns
+    at = answer["strip"]["at"]
+    assert set(at) == set(range(100))
+    kept = tab.jobs._jobs[(job.folder, CREATED)].columns["step"]
+    first, second = kept.values(TIME, np.arange(100)).T
+    assert np.flatnonzero(np.isfinite(first)).tolist() == list(range(21))
+    assert second[[0, 20, 21, 99]] == pytest.approx([0.1, 0.2, 0.3, 0.3])
+    assert tab.ask()["strip"]["at"] == []
+    tab.question = replace(tab.question, axis="time")
+    assert tab.ask()["strip"]["at"] != []
 
 
 def test_only_new_rows_are_read_and_only_changed_columns_sent(
@@ -234,7 +253,7 @@ def test_the_gpus_that_one_rank_samples_are_shown_with_those_that_train_on_them(
     tab.settle()
     assert [place for *_, place in tab.named["ranks"]] == ["GPU 1", "GPU 0"]
     kept = tab.jobs._jobs[(job.folder, CREATED)]
-    values = kept.columns.values(UTIL, np.arange(2))
+    values = kept.columns["time"].values(UTIL, np.arange(2))
     assert values.tolist() == [[90.0, 10.0], [90.0, 10.0]]
 
 
@@ -256,6 +275,11 @@ def test_answers_stay_small_for_many_ranks_and_long_runs(tmp_path: Path) -> None
     assert tab.most_bytes <= 5000
     assert len(tab.columns) == 80  # 40 s: two columns of 0.25 s became one
     assert max(tab.columns.values()) == 1  # each was sent once
+    tab.question = replace(tab.question, axis="step")
+    tab.settle()
+    assert tab.most_bytes <= 5000
+    assert len(tab.columns) == 100  # 399 steps: a column is four
+    assert max(tab.columns.values()) == 1
 
 
 def test_a_long_run_is_read_as_an_overview() -> None:
@@ -300,6 +324,9 @@ def test_a_question_is_read_with_care() -> None:
     query = {"metric": TIME, "columns": "ab-1", "seen": "7", "who": "c", "only_strips": "1"}
     assert parse_question(query.items()) == Question(TIME, "ab-1", 7, "c", True)
     assert parse_question([]) == Question()
+    assert parse_question([("axis", "step")]).axis == "step"
+    with pytest.raises(ValueError, match="axis: must be time or step"):
+        parse_question([("axis", "x")])
     for seen in ("-1", "x", "9" * 16):
         with pytest.raises(ValueError, match="seen"):
             parse_question([("seen", seen)])

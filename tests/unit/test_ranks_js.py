@@ -99,10 +99,44 @@ def test_the_time_before_the_first_step_is_left_out(js: Script) -> None:
 def test_the_next_question_says_what_the_tab_has(js: Script) -> None:
     first = NAMED | strip([[1, 2, 3]], [0], 5) | {"more": True}
     asked = data(js, "data.question()", first)
-    assert asked == {"run": "r", "metric": "", "columns": "c-0", "seen": 5, "who": "w"}
+    known = {"columns": "c-0", "seen": 5, "who": "w"}
+    assert asked == {"run": "r", "metric": "", "axis": "time"} | known
     assert data(js, "data.question().only_strips", first, first | TABLE | {"more": True}) == 1
     waiting = {"run": "r", "live": True, "now": 1, "unread": 3, "more": True}
     assert data(js, "[data.unread, data.question().who]", waiting) == [3, ""]
+
+
+def test_another_axis_begins_anew(js: Script) -> None:
+    first = NAMED | strip([[1, 2, 3]], [0], 5)
+    question = data(js, "(data.chooseAxis('step'), data.question())", first)
+    assert (question["axis"], question["columns"], question["seen"]) == ("step", "", 0)
+    assert question["who"] == "w"
+    assert data(js, "(data.chooseAxis('step'), data.line(0).xs)", first) == []
+
+
+def over_steps(js: Script, expression: str, width: float, columns: int) -> Any:
+    answer = NAMED | strip([[1, 2, 3]] * columns, list(range(columns)), 5) | {"width": width}
+    return data(js, f"(data.axis = 'step', {expression})", answer)
+
+
+def test_an_axis_of_steps_ends_with_the_last_and_names_whole_steps(js: Script) -> None:
+    assert over_steps(js, "[data.begin, data.end]", 1, 3) == [0, 3]  # not the time of the run
+    few = over_steps(js, "data.ticks(300)", 1, 3)
+    assert few == {"values": [0.5, 1.5, 2.5], "text": ["0", "1", "2"]}
+    many = over_steps(js, "data.ticks(400)", 64, 100)
+    assert many["text"] == ["0", "2,000", "4,000", "6,000"]
+    where = "[0.5, 2.5].map((column) => data.where(column * data.width))"
+    assert over_steps(js, where, 1, 3) == ["step 0", "step 2"]
+    assert over_steps(js, where, 1024, 3) == ["steps 0–1,023", "steps 2,048–3,071"]
+    late = NAMED | strip([[1, 2, 3]], [5], 5) | TABLE
+    assert data(js, "[data.where(185), data.ticks(300).text]", late) == ["3:05", ["0:03", "0:04"]]
+
+
+@pytest.mark.parametrize("end", [1, 2, 7, 119, 3_000, 999_999])
+def test_ticks_of_steps_are_whole_inside_the_axis_and_few(js: Script, end: int) -> None:
+    found = js("stepTicks(0, end, 4)", end=end)["values"]
+    assert 1 <= len(found) <= 5
+    assert all(value == int(value) and 0 <= value < end for value in found)
 
 
 def test_rows_of_the_table_and_ranks_without_a_file(js: Script) -> None:
