@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks import report
 from stepscope.alerts.config import Settings
 from stepscope.alerts.watch import Watch
-from stepscope.recording.writer_thread import Sample
+from stepscope.recording.items import Sample
 from stepscope.store import Block
 
 SECONDS = 300

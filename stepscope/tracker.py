@@ -27,8 +27,9 @@ from typing import Any, TypeVar
 
 from stepscope.diagnosis.outcome import outcome
 from stepscope.profiling.ranges import DATA, span
-from stepscope.recording.recorder import NAME_LIMIT, Recorder
+from stepscope.recording.recorder import Recorder
 from stepscope.recording.ring import WIDTH, Layout, Ring
+from stepscope.recording.ring_writer import NAME_LIMIT
 from stepscope.recording.rows import RATES, SAMPLES
 from stepscope.run import RunKind, RunStatus, runs_root
 from stepscope.run.ranks import announce, find_place

@@ -14,6 +14,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from trainer.limits import CHECKPOINT, LIMITS, TEXTS
+
 
 class Precision(StrEnum):
     """Arithmetic of the run.
@@ -115,58 +117,6 @@ class ConfigError(ValueError):
     def __init__(self, problem: Problem) -> None:
         super().__init__(str(problem))
         self.problem = problem
-
-
-# Inclusive bounds, also those of the sidebar's number fields.
-LIMITS: dict[str, tuple[float, float]] = {
-    "epochs": (1, 100_000),
-    "batch_size": (1, 65_536),
-    "learning_rate": (1e-8, 100.0),
-    "clip_norm": (0.0, 1e6),
-    "seed": (0, 2**31 - 1),
-    "num_workers": (0, 64),
-    "prefetch_factor": (1, 64),
-    "width": (4, 16_384),
-    "image_size": (8, 1024),
-    "threads": (0, 256),
-    "accumulation": (1, 1024),
-    "max_steps": (0, 10**9),
-    "layers": (1, 96),
-    "context": (8, 4096),
-    "classes": (2, 10_000),
-    "dropout": (0.0, 0.9),
-    "ranks": (1, 64),
-    "nodes": (1, 1024),
-    "max_restarts": (0, 100),
-    "bucket_mb": (1, 1024),
-}
-
-_CHECKPOINT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}/(best|last|step-[0-9]{1,12})\.pt")
-_PART = r"\w[\w .,+@=()-]{0,99}"  # neither hidden nor "..", and nothing that leads out of a folder
-_OWN_NAME = r"[a-z][a-z0-9_]{0,39}"
-# Form, constraint and remedy of the fields that hold text.
-_TEXTS: dict[str, tuple[re.Pattern[str], str, str]] = {
-    "device": (
-        re.compile(r"cpu|(GPU|MIG)-[0-9A-Za-z/-]{1,80}"),
-        "must be cpu or a GPU's UUID",
-        "Choose a device from the list",
-    ),
-    "data": (
-        re.compile(rf"({_PART}(/{_PART}){{0,7}})?"),
-        "must be a path inside the data folder, without .. and hidden names",
-        "Choose data from the list",
-    ),
-    "own": (
-        re.compile(rf"({_OWN_NAME}(,{_OWN_NAME}){{0,31}})?"),
-        "must be names of a workload's own settings with commas between",
-        "Use names of small letters, digits and _",
-    ),
-    "resume": (
-        re.compile(rf"({_CHECKPOINT.pattern})?"),
-        "must be RUN_ID/best.pt, last.pt or step-N.pt",
-        "Choose a checkpoint",
-    ),
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -356,7 +306,7 @@ def checkpoints(root: Path) -> list[str]:
     """Every checkpoint in the run folders under `root`, as `resume` takes it, newest first."""
     found = [(path.stat().st_mtime, path) for path in root.glob("*/*.pt") if path.is_file()]
     names = [f"{path.parent.name}/{path.name}" for _, path in sorted(found, reverse=True)]
-    return [name for name in names if _CHECKPOINT.fullmatch(name)]
+    return [name for name in names if CHECKPOINT.fullmatch(name)]
 
 
 def _error(field: str, constraint: str, value: object, remedy: str) -> ConfigError:
@@ -384,8 +334,8 @@ def _checked(name: str, value: Any) -> Any:
         low, high = LIMITS[name]
         if not math.isfinite(value) or not low <= value <= high:
             raise _error(name, f"must be {low:g} to {high:g}", value, "Choose a value in between")
-    if name in _TEXTS:
-        pattern, constraint, remedy = _TEXTS[name]
+    if name in TEXTS:
+        pattern, constraint, remedy = TEXTS[name]
         if not pattern.fullmatch(value):
             raise _error(name, constraint, value, remedy)
     return value

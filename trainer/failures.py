@@ -8,7 +8,8 @@ from dataclasses import replace
 import torch
 
 from stepscope.diagnosis.outcome import Outcome, Shortage, failed, out_of_memory, shortage
-from trainer.config import LIMITS, Precision, RunConfig, Runner, Workload
+from trainer.config import Precision, RunConfig, Runner, Workload
+from trainer.limits import LIMITS
 from trainer.problems import TrainDevice, choice_problem
 from trainer.traits import reads
 from trainer.user_workload import place_in_user_code

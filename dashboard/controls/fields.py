@@ -13,7 +13,8 @@ from typing import Any
 import streamlit as st
 
 from dashboard.format import named_reason
-from trainer.config import LIMITS, Problem, RunConfig
+from trainer.config import Problem, RunConfig
+from trainer.limits import LIMITS
 from trainer.problems import TrainDevice, choice_problem
 from trainer.switches import BY_FIELD
 

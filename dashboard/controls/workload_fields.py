@@ -5,8 +5,9 @@ from __future__ import annotations
 import streamlit as st
 
 from dashboard.controls.fields import number, reason
-from trainer.config import LIMITS, Problem, RunConfig, Workload
+from trainer.config import Problem, RunConfig, Workload
 from trainer.data_sets import data_problem, data_root, data_sets
+from trainer.limits import LIMITS
 from trainer.traits import TRAITS
 from trainer.user_workload import (
     UserWorkloadError,

@@ -9,7 +9,7 @@ import numpy as np
 
 from stepscope.alerts.judge import LOSSES, is_of_devices
 from stepscope.alerts.rules import Rule, Span
-from stepscope.recording.writer_thread import Event, Sample
+from stepscope.recording.items import Event, Sample
 from stepscope.store import Block
 
 STALE_S = 30.0

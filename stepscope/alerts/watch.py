@@ -20,7 +20,7 @@ from stepscope.alerts.judge import Change, Facts, Judge, ending
 from stepscope.alerts.rules import ENDINGS, NO_STEP, RUN_FAILED, RUN_FINISHED, Rule, State
 from stepscope.alerts.seen import Seen
 from stepscope.formatting import number_name
-from stepscope.recording.writer_thread import Event, Item, Sample
+from stepscope.recording.items import Event, Item, Sample
 from stepscope.run import RunKind, RunStatus
 from stepscope.run.first_cause import RankEnd
 from stepscope.run.rank_files import UNREADABLE, rank_numbers, read_run_json

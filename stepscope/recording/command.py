@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
@@ -37,6 +38,11 @@ class Command:
     def label(self) -> str:
         """Its name as the page writes it."""
         return self.name.replace("_", " ").capitalize()
+
+
+def parse_args(args: str) -> dict[str, Any]:
+    """Return a command's arguments. Raises ValueError or TypeError for what is no JSON object."""
+    return dict(json.loads(args))
 
 
 class Commands(Protocol):

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from stepscope.recording.command import Command, CommandName
+from stepscope.recording.items import Ended, Event
 from stepscope.recording.job_commands import KEPT, JobCommands, Results
-from stepscope.recording.writer_thread import Ended, Event
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
 import weakref
 from collections import deque
@@ -20,38 +19,24 @@ from typing import Any
 from stepscope.metrics import Stream
 from stepscope.recording.command import Command as Command
 from stepscope.recording.command import CommandName as CommandName
-from stepscope.recording.command import Commands, OwnCommands
+from stepscope.recording.command import Commands, OwnCommands, parse_args
+from stepscope.recording.items import Ended, Event, Item, Observer, Sample, Values
 from stepscope.recording.job import Job
-from stepscope.recording.ring import WIDTH
+from stepscope.recording.ring_writer import RingWriter, TimedRow
 from stepscope.recording.rows import RESTART
-from stepscope.recording.scalars import DeviceScalars, Row
-from stepscope.recording.to_json import first_line, to_json, to_text
-from stepscope.recording.writer_thread import (
-    Ended,
-    Event,
-    Item,
-    Observer,
-    Sample,
-    Values,
-    WriterThread,
-    parse_args,
-)
+from stepscope.recording.scalars import Row
+from stepscope.recording.to_json import to_json, to_text
+from stepscope.recording.writer_thread import WriterThread
 from stepscope.run import RunKind, RunStatus, process_identity
 
 log = logging.getLogger(__name__)
 
-NAME_LIMIT = 500
-"""Characters of a metric's name that are kept."""
 STEP_LIMIT = 2**53
 """Steps beyond are no longer whole in the store, where they are 64-bit floats."""
 RECENT_S = 30.0
 """Age up to which samples stay at hand, for what has to be told at once of a failure."""
 SETTLE_S = 2.0
 """Longest wait for values on a GPU when a run is closed."""
-
-
-class _TimedRow(Row):
-    """A row that stands for one step: the writer works out its step time."""
 
 
 class Recorder:
@@ -93,16 +78,14 @@ class Recorder:
         """The samples of the last RECENT_S seconds, oldest first; list it before looking."""
         self.counts: dict[str, Any] = {}
         """Samples and tokens of the step under way, by their keys; see `count`."""
-        self._late: DeviceScalars | None = None
         self.also_dropped: Callable[[], int] = int
         """Rows without some of their values that the owner brings from a GPU by itself."""
-        self._late_lock = threading.RLock()  # a signal handler may come in the middle
-        self._bad_values: set[str] = set()
         self._closed = False
+        self._rows = RingWriter(self._open_gate)
         self._writer = WriterThread(
             folder, rank, run_json, progress=self._progress, offer=self._offer
         )
-        self.ring = self._writer.ring
+        self.ring = self._rows.ring = self._writer.ring
         self.job: Job | None = None
         """The part in the commands of a job of several ranks."""
         if ranks > 1:
@@ -129,7 +112,8 @@ class Recorder:
     @property
     def dropped_values(self) -> int:
         """Rows recorded without some of their values on a GPU."""
-        own = self._late.dropped if self._late is not None else 0
+        late = self._rows.late
+        own = late.dropped if late is not None else 0
         return own + self.also_dropped()
 
     def log(self, step: int, values: Mapping[str, Any], ts: float | None = None) -> None:
@@ -154,9 +138,10 @@ class Recorder:
                     if layout is not None:
                         ring.put(layout, now, step, values.values())
                         return
-            self._record(step, now, values, Row())
+            if not self._closed:
+                self._rows.record(step, now, values, Row())
         except Exception as error:  # noqa: BLE001 - of the script, which may raise anything
-            self._refuse("step", error)
+            self._rows.refuse("step", error)
 
     def log_step(self, values: Mapping[str, Any]) -> None:
         """Count a step and record its metrics; its step time is worked out by the writer.
@@ -165,9 +150,10 @@ class Recorder:
         """
         self.step += 1
         try:
-            self._record(self.step, time.time(), values, _TimedRow())
+            if not self._closed:
+                self._rows.record(self.step, time.time(), values, TimedRow())
         except Exception as error:  # noqa: BLE001 - of the script, which may raise anything
-            self._refuse("step", error)
+            self._rows.refuse("step", error)
 
     def count(self, key: str, number: Any) -> None:
         """Add to the samples or tokens of the step under way; `take_counts` returns them.
@@ -181,7 +167,7 @@ class Recorder:
             number = number.detach().double() if on_gpu else float(number)
             self.counts[key] = self.counts.get(key, 0.0) + number
         except Exception as error:  # noqa: BLE001 - of the script, which may raise anything
-            self._refuse(key, error)
+            self._rows.refuse(key, error)
 
     def take_counts(self) -> dict[str, Any]:
         """Return what was counted for the step that ends now."""
@@ -190,17 +176,11 @@ class Recorder:
 
     def restart_clock(self) -> None:
         """Do not count the time since the last `log_step` as step time: after a pause."""
-        self._put_row(self.step, time.time(), _TimedRow({RESTART: 0.0}))
+        self._rows.put(self.step, time.time(), TimedRow({RESTART: 0.0}))
 
     def settle(self, timeout_s: float | None = None) -> None:
         """Wait for the tensors under way and record their rows; after `timeout_s` without them."""
-        late = self._late
-        if late is not None and self._late_lock.acquire(timeout=timeout_s or -1):
-            try:
-                late.flush(timeout_s)
-            finally:
-                self._late_lock.release()
-            self._open_gate()
+        self._rows.settle(timeout_s)
 
     def sample(self, values: Values) -> None:
         """Record one sampler tick of process, host and allocator."""
@@ -297,7 +277,7 @@ class Recorder:
     def leave(self) -> None:
         """In a forked child: record nothing more, and leave the parent's files alone."""
         self._closed = True
-        self._late = None
+        self._rows.late = None
         if self.job is not None:
             self.job.commands.abandon()
         self._writer.leave()
@@ -309,70 +289,8 @@ class Recorder:
     def _describe(self, run_json: Mapping[str, Any]) -> None:
         self._writer.run_json.update({name: to_json(value) for name, value in run_json.items()})
 
-    def _record(self, step: int, ts: float, values: Mapping[str, Any], row: Row) -> None:
-        """Sort plain numbers from tensors on a GPU and put the row into the ring, now or later."""
-        if self._closed:
-            return
-        tensors: dict[str, Any] = {}
-        for key, value in values.items():
-            if type(key) is not str or not key.isascii() or len(key) > NAME_LIMIT:
-                key = to_text(key)[:NAME_LIMIT]
-            if type(value) is float:
-                row[key] = value
-            elif value is not None:
-                self._read(key, value, row, tensors)
-        if not tensors and not self._late:
-            self._put_row(step, ts, row)
-            if self.ring.gate < 0:
-                self._open_gate()
-            return
-        with self._late_lock:
-            if self._late is None:
-                self._late = DeviceScalars(self._put_row)
-            self._late.poll()
-            self._late.put(step, ts, row, tensors)
-        # What writes without a check of its own must not overtake the rows that wait.
-        self.ring.gate = -1
-
-    def _read(self, key: str, value: Any, row: Row, tensors: dict[str, Any]) -> None:
-        try:
-            if getattr(value, "is_cuda", False) and value.numel() == 1:
-                tensors[key] = value
-            else:
-                row[key] = float(value.item() if hasattr(value, "item") else value)
-        except Exception as error:  # noqa: BLE001 - of the script, which may raise anything
-            self._refuse(key, error)
-
-    def _refuse(self, key: str, error: Exception) -> None:
-        if key not in self._bad_values:
-            self._bad_values.add(key)
-            log.warning(
-                "stepscope: %s: must be a number or a tensor of one element (%s); "
-                "left out from here on without another word",
-                key[:100],
-                first_line(error),
-            )
-
-    def _put_row(self, step: int, ts: float, row: Row) -> None:
-        timed = isinstance(row, _TimedRow)
-        if not row and not timed:
-            return  # nothing was known of it
-        keys = tuple(row)
-        layout = self.ring.layout(keys, timed) if len(keys) <= WIDTH else None
-        if layout is not None:
-            self.ring.put(layout, ts, step, row.values())
-            return
-        # Several slots for a wide row; one a metric where the header holds no more combinations.
-        size = WIDTH if len(keys) > WIDTH else 1
-        if size >= len(keys):
-            self._refuse(", ".join(keys), ValueError("too many different names"))
-            return
-        for start in range(0, len(keys), size):
-            part = {key: row[key] for key in keys[start : start + size]}
-            self._put_row(step, ts, type(row)(part))
-
     def _open_gate(self) -> None:
-        if not self.command_waiting and not self._late:
+        if not self.command_waiting and not self._rows.late:
             self.ring.gate = self.ring.limit
             if self.command_waiting:  # one came since they were looked at
                 self.ring.gate = -1
@@ -384,9 +302,9 @@ class Recorder:
                 if type(value) is float or value is None:
                     row[key if type(key) is str and key.isascii() else to_text(key)] = value
                 else:
-                    self._read(to_text(key), value, row, {})
+                    self._rows.read(to_text(key), value, row, {})
         except Exception as error:  # noqa: BLE001 - of the caller, which may raise anything
-            self._refuse("sample", error)
+            self._rows.refuse("sample", error)
         sample = Sample(stream, source, time.time(), self.step, row)
         self._put(sample)
         recent = self.recent

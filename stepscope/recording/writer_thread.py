@@ -9,19 +9,18 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
-import json
 import logging
 import os
 import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from stepscope.metrics import BY_KEY, Stream
+from stepscope.recording.items import Event, Item, Observer, Sample, Values
 from stepscope.recording.ring import Pending, Ring
 from stepscope.recording.rows import StepRows
 from stepscope.recording.sleeper import Sleeper
@@ -49,57 +48,8 @@ TOLD_LIMIT = 20
 SALVAGE_TRIES = 64
 """Commits tried, one after another, to find the rows that no store can hold."""
 
-Values = Mapping[str, float | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """A row of the samples or devices stream."""
-
-    stream: str
-    source: str
-    ts: float
-    step: int
-    values: Values
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """A marker."""
-
-    ts: float
-    step: int
-    epoch: int
-    kind: str
-    text: str
-    data: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """How a command ended."""
-
-    command_id: int
-    state: str
-    ts: float
-    result: str
-
-
-Item = Sample | Event | Ended
 Offer = Callable[[int, str, str], None]
 """Takes a command's id, name and arguments (JSON), in this thread."""
-
-
-class Observer(Protocol):
-    """Hears of all that is stored, in the writer's thread, and may add events to it."""
-
-    def saw(self, block: Block, items: Sequence[Item]) -> None:
-        """Take in rows of steps and other items that are in the store now."""
-
-    def look(
-        self, run_json: Mapping[str, Any], step: int
-    ) -> Sequence[tuple[str, str, dict[str, Any]]]:
-        """Return the events to write, as kind, text and data; asked about once a second."""
 
 
 class WriterThread:
@@ -416,8 +366,3 @@ def _halves(rows: Pending, batch: Sequence[Item]) -> list[tuple[Pending, Sequenc
         return [(rows, batch[:half]), (behind, batch[half:])]
     first = Pending(rows.slots[:half], int(rows.slots["number"][half - 1]), 0)
     return [(first, ()), (Pending(rows.slots[half:], rows.upto, rows.lost), ())]
-
-
-def parse_args(args: str) -> dict[str, Any]:
-    """Return a command's arguments. Raises ValueError or TypeError for what is no JSON object."""
-    return dict(json.loads(args))

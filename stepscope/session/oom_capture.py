@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 from stepscope.diagnosis.oom_message import bytes_in, figures_in
 from stepscope.diagnosis.oom_record import Block, Memory, OomRecord, Readings, Settings
 from stepscope.metrics import Stream
+from stepscope.recording.items import Sample
 from stepscope.recording.recorder import Recorder
 from stepscope.recording.to_json import to_text
-from stepscope.recording.writer_thread import Sample
 from stepscope.sampling import allocator
 from stepscope.sampling.nvml import nvml_uuid
 from stepscope.session import oom_device, oom_stack

@@ -26,8 +26,8 @@ from stepscope.diagnosis.out_of_memory import Case, judge
 from stepscope.diagnosis.outcome import Outcome, with_case, worker_out_of_memory
 from stepscope.diagnosis.window import setup_of
 from stepscope.formatting import terminal_text
+from stepscope.recording.items import Item
 from stepscope.recording.recorder import Command, CommandName, Recorder
-from stepscope.recording.writer_thread import Item
 from stepscope.run import RunKind, RunStatus, rank_file
 from stepscope.run.folder import ARRIVALS
 from stepscope.run.kernel_kills import first_count

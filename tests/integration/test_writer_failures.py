@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from stepscope.recording import ring, writer_thread
+from stepscope.recording.items import Sample
 from stepscope.recording.recorder import CommandName, Recorder
 from stepscope.recording.rows import StepRows
-from stepscope.recording.writer_thread import Sample, WriterThread
+from stepscope.recording.writer_thread import WriterThread
 from stepscope.run import RunStatus
 from stepscope.store import Block, RunReader, RunWriter, StoreError
 from stepscope.store.reader import send_command

@@ -16,7 +16,7 @@ from stepscope.alerts.config import Settings
 from stepscope.alerts.rules import DEFAULTS, Rule
 from stepscope.alerts.seen import STALE_S
 from stepscope.alerts.watch import Watch
-from stepscope.recording.writer_thread import Event, Sample
+from stepscope.recording.items import Event, Sample
 from stepscope.run import RunStatus
 from stepscope.store import Block
 from stepscope.store.frames import RECORDED_NAN

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from dashboard.charts import series
+from dashboard.charts.keys import keys_of
 from dashboard.charts.series import Cursor
 from stepscope.run import RunInfo, RunStatus
 from stepscope.store import STORE_NAME, Block, RunReader, RunWriter
@@ -253,7 +254,7 @@ def test_folded_charts_are_sent_when_asked_for_and_a_recording_folds_nothing() -
         ("record", False, True),
     ):
         run = RunInfo(Path("run"), RunStatus.RUNNING, None, 0.0, {"created": 0.0, "kind": kind})
-        keys = series.keys_of(run, asked)
+        keys = keys_of(run, asked)
         assert ("gpu/temp" in keys.drawn) is drawn
         assert "gpu/temp" in keys.last, "the newest value stands beside the folded charts"
         assert "gpu/power" in keys.drawn

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainer.config import LIMITS
+from trainer.limits import LIMITS
 
 HEADROOM = 0.10
 """Share of the free memory that the recommended batch leaves."""

@@ -13,7 +13,6 @@ from typing import Any
 
 from trainer.config import (
     FIELDS,
-    LIMITS,
     Compile,
     ConfigError,
     Optimizer,
@@ -24,6 +23,7 @@ from trainer.config import (
     Runner,
     Workload,
 )
+from trainer.limits import LIMITS
 from trainer.problems import TrainDevice, problems
 from trainer.switches import SWITCHES
 from trainer.user_workload import UserWorkloadError, user_workload_settings

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainer.config import LIMITS, Compile, Parallel, Precision, Problem, RunConfig, Runner
+from trainer.config import Compile, Parallel, Precision, Problem, RunConfig, Runner
 from trainer.lab.arms import Arm, make_arm, suggested
+from trainer.limits import LIMITS
 from trainer.problems import TrainDevice
 
 Devices = Sequence[TrainDevice]

@@ -13,10 +13,11 @@ from stepscope.reading import Run
 from stepscope.recording.recorder import Recorder
 from stepscope.run import RunError, RunStatus
 from stepscope.store import StoreError
-from trainer.config import LIMITS, ConfigError, NanPolicy, RunConfig, Runner
+from trainer.config import ConfigError, NanPolicy, RunConfig, Runner
 from trainer.lab.arms import changed
 from trainer.lab.rank_sample import taken_by_ranks
 from trainer.lab.window import TooShort, measured
+from trainer.limits import LIMITS
 from trainer.training.run import run
 
 POLL_S = 0.02

@@ -1,0 +1,56 @@
+"""What the fields of a `RunConfig` may hold, besides their types."""
+
+from __future__ import annotations
+
+import re
+
+# Inclusive bounds, also those of the sidebar's number fields.
+LIMITS: dict[str, tuple[float, float]] = {
+    "epochs": (1, 100_000),
+    "batch_size": (1, 65_536),
+    "learning_rate": (1e-8, 100.0),
+    "clip_norm": (0.0, 1e6),
+    "seed": (0, 2**31 - 1),
+    "num_workers": (0, 64),
+    "prefetch_factor": (1, 64),
+    "width": (4, 16_384),
+    "image_size": (8, 1024),
+    "threads": (0, 256),
+    "accumulation": (1, 1024),
+    "max_steps": (0, 10**9),
+    "layers": (1, 96),
+    "context": (8, 4096),
+    "classes": (2, 10_000),
+    "dropout": (0.0, 0.9),
+    "ranks": (1, 64),
+    "nodes": (1, 1024),
+    "max_restarts": (0, 100),
+    "bucket_mb": (1, 1024),
+}
+
+CHECKPOINT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}/(best|last|step-[0-9]{1,12})\.pt")
+_PART = r"\w[\w .,+@=()-]{0,99}"  # neither hidden nor "..", and nothing that leads out of a folder
+_OWN_NAME = r"[a-z][a-z0-9_]{0,39}"
+# Form, constraint and remedy of the fields that hold text.
+TEXTS: dict[str, tuple[re.Pattern[str], str, str]] = {
+    "device": (
+        re.compile(r"cpu|(GPU|MIG)-[0-9A-Za-z/-]{1,80}"),
+        "must be cpu or a GPU's UUID",
+        "Choose a device from the list",
+    ),
+    "data": (
+        re.compile(rf"({_PART}(/{_PART}){{0,7}})?"),
+        "must be a path inside the data folder, without .. and hidden names",
+        "Choose data from the list",
+    ),
+    "own": (
+        re.compile(rf"({_OWN_NAME}(,{_OWN_NAME}){{0,31}})?"),
+        "must be names of a workload's own settings with commas between",
+        "Use names of small letters, digits and _",
+    ),
+    "resume": (
+        re.compile(rf"({CHECKPOINT.pattern})?"),
+        "must be RUN_ID/best.pt, last.pt or step-N.pt",
+        "Choose a checkpoint",
+    ),
+}
