@@ -78,34 +78,28 @@ def _layout(curve: Mapping[str, Any], has_rates: bool, bytes_of: int, unit: str)
     highest = max(point["needed_bytes"] for point in curve["points"])
     # Far above all points it would press them flat.
     if free is not None and free <= 4 * highest:
-        layout["shapes"].append(
-            {
-                "type": "line",
-                "xref": "paper",
-                "x0": 0,
-                "x1": 1,
-                "y0": free / bytes_of,
-                "y1": free / bytes_of,
-                "line": {"color": LIMIT_COLOR, "dash": "dash"},
-            }
-        )
+        layout["shapes"].append(_line("y", free / bytes_of, LIMIT_COLOR))
         layout["annotations"].append(
             _note(f"free: {free / bytes_of:.4g} {unit}", 1, free / bytes_of, "paper")
         )
     recommended = curve.get("recommended")
     if recommended is not None:
-        layout["shapes"].append(
-            {
-                "type": "line",
-                "yref": "paper",
-                "y0": 0,
-                "y1": 1,
-                "x0": recommended,
-                "x1": recommended,
-                "line": {"color": RATE_COLOR, "dash": "dash"},
-            }
-        )
+        layout["shapes"].append(_line("x", recommended, RATE_COLOR))
     return layout
+
+
+def _line(axis: str, at: float, color: str) -> dict[str, Any]:
+    """Return a line across the whole chart, at a place of an axis."""
+    across = "x" if axis == "y" else "y"
+    return {
+        "type": "line",
+        f"{across}ref": "paper",
+        f"{across}0": 0,
+        f"{across}1": 1,
+        f"{axis}0": at,
+        f"{axis}1": at,
+        "line": {"color": color, "dash": "dash"},
+    }
 
 
 def _note(text: str, x: float, y: float, xref: str) -> dict[str, Any]:

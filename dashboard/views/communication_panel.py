@@ -50,6 +50,16 @@ def choice(server: Services) -> None:
     """Draw the settings, and the button that starts or stops."""
     found = server.devices()
     gpus = sum(1 for one in found.devices if one.cuda_index is not None)
+    try:
+        plan = _plan(gpus)
+        refused = refusal(plan, gpus, found.cuda_reason)
+    except PlanError:
+        plan, refused = Plan(), "Choose at least one operation."
+    _start_button(server, plan, refused)
+
+
+def _plan(gpus: int) -> Plan:
+    """Draw the settings of a measurement. Raises PlanError for those that make none."""
     columns = st.columns([2, 2, 2, 4])
     backend = columns[0].selectbox(
         "Backend",
@@ -83,17 +93,12 @@ def choice(server: Services) -> None:
         key="collectives_operations",
         help="Each takes about a second for each size.",
     )
-    try:
-        plan = Plan(
-            backend=backend,
-            ranks=int(ranks),
-            operations=tuple(operations),
-            sizes=sizes_between(KIB, largest),
-        )
-        refused = refusal(plan, gpus, found.cuda_reason)
-    except PlanError:
-        plan, refused = Plan(), "Choose at least one operation."
-    _start_button(server, plan, refused)
+    return Plan(
+        backend=backend,
+        ranks=int(ranks),
+        operations=tuple(operations),
+        sizes=sizes_between(KIB, largest),
+    )
 
 
 def _start_button(server: Services, plan: Plan, refused: str | None) -> None:

@@ -37,10 +37,10 @@ class Curve:
     points: tuple[Point, ...]
     room: int | None
     """Free bytes."""
-    largest: int | None
+    largest: int | None = None
     """The largest batch that is predicted to fit with headroom."""
-    recommended: int | None
-    why: str
+    recommended: int | None = None
+    why: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return the curve as JSON values."""
@@ -106,54 +106,43 @@ def with_rates(points: Sequence[Point], rates: Mapping[int, float]) -> tuple[Poi
 
 
 def curve(points: Sequence[Point], room: int | None) -> Curve:
-    """Return the curve with its limit and the recommended batch.
-
-    Recommended is the smallest batch whose throughput is within 2 % of the best, among those that
-    leave 10 % of the free memory.
-    """
+    """Return the curve with its limit and the recommended batch."""
+    found = Curve(points=tuple(points), room=room)
     if room is None:
-        return Curve(
-            points=tuple(points),
-            room=None,
-            largest=None,
-            recommended=None,
-            why="How much memory is free is unknown, so no limit can be drawn.",
-        )
+        return replace(found, why="How much memory is free is unknown, so no limit can be drawn.")
     fitting = [point for point in points if point.needed <= room * (1 - HEADROOM)]
     if not fitting:
-        return Curve(
-            points=tuple(points),
-            room=room,
-            largest=None,
-            recommended=None,
-            why="Not even a batch of one sample leaves 10 % of the free memory. Use a smaller "
-            "model, activation checkpointing, or another device.",
+        why = (
+            "Not even a batch of one sample leaves 10 % of the free memory. Use a smaller "
+            "model, activation checkpointing, or another device."
         )
+        return replace(found, why=why)
     largest = max(point.batch_size for point in fitting)
+    recommended, why = _recommended(fitting, largest)
+    return replace(found, largest=largest, recommended=recommended, why=why)
+
+
+def _recommended(fitting: Sequence[Point], largest: int) -> tuple[int | None, str]:
+    """Return the smallest batch whose throughput is within 2 % of the best, and a sentence on it.
+
+    `fitting` are those that leave 10 % of the free memory.
+    """
     rates = {
         point.batch_size: point.samples_per_s
         for point in fitting
         if point.samples_per_s is not None
     }
     if len(rates) < 2:
-        return Curve(
-            points=tuple(points),
-            room=room,
-            largest=largest,
-            recommended=None,
-            why=f"{largest:,} fits with 10 % headroom. Throughput was measured at "
-            f"{len(rates)} of these sizes, and two are needed to recommend one.",
+        return None, (
+            f"{largest:,} fits with 10 % headroom. Throughput was measured at "
+            f"{len(rates)} of these sizes, and two are needed to recommend one."
         )
     best = max(rates.values())
     chosen = min(size for size, rate in rates.items() if rate >= (1 - NEAR_BEST) * best)
-    return Curve(
-        points=tuple(points),
-        room=room,
-        largest=largest,
-        recommended=chosen,
-        why=f"{chosen:,} reaches {rate_text(rates[chosen])} samples/s, "
+    return chosen, (
+        f"{chosen:,} reaches {rate_text(rates[chosen])} samples/s, "
         f"{_of_best(rates[chosen], best)}, and leaves 10 % of the free memory; {largest:,} is the "
-        "largest that does.",
+        "largest that does."
     )
 
 

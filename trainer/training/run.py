@@ -191,22 +191,29 @@ def _attempt(attempt: _Attempt) -> Outcome:
     return outcome
 
 
+def _built(attempt: _Attempt) -> tuple[Task, Training, Speed]:
+    """Build the task, the model after the seed, the optimizer, and its state where it resumes."""
+    config = attempt.config
+    torch.manual_seed(config.seed)
+    task = WORKLOADS[config.workload](config)
+    if too_short := epoch_problem(config, task.train.length):
+        raise RunFailed(str(too_short))
+    speed = Speed.of(task, config, attempt.device)
+    model = placed(task.model, config, attempt.ranks, attempt.compute.device)
+    training = Training(config, model, attempt.compute, attempt.ranks)
+    _describe(attempt, task, training, speed)
+    if config.resume:
+        _resume(training, attempt.session.recorder)
+    _count_steps(attempt.session, training)
+    return task, training, speed
+
+
 def _train(attempt: _Attempt) -> None:
-    """Build everything in the order that matters (flags, seed, model, optimizer) and train."""
+    """Build everything in the order that matters (flags, then what `_built` does) and train."""
     config, compute = attempt.config, attempt.compute
     recorder = attempt.session.recorder
     with run_flags(config):
-        torch.manual_seed(config.seed)
-        task = WORKLOADS[config.workload](config)
-        if too_short := epoch_problem(config, task.train.length):
-            raise RunFailed(str(too_short))
-        speed = Speed.of(task, config, attempt.device)
-        model = placed(task.model, config, attempt.ranks, compute.device)
-        training = Training(config, model, compute, attempt.ranks)
-        _describe(attempt, task, training, speed)
-        if config.resume:
-            _resume(training, recorder)
-        _count_steps(attempt.session, training)
+        task, training, speed = _built(attempt)
         own = OwnCommands(recorder, training, attempt.stop)
         shared = Shared.of(training.model, config, attempt.devices)
         phases = Phases(shared.model) if attempt.ranks.several else None
