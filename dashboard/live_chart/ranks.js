@@ -15,14 +15,35 @@ const LAST_POLLS = 5; // after the end of rank 0: the others end too, and write 
 const PICKED_AT_ONCE = 8;
 
 // What the strips can show; the order is the server's.
-const METRICS = {
-  "perf/step_time": { label: "Step time", unit: "s", color: "blue" },
-  "perf/comm_wait": { label: "Waiting for ranks", unit: "s", color: "pink" },
-  "perf/data_wait": { label: "Data wait", unit: "s", color: "orange" },
-  "memory/allocated": { label: "Allocated", unit: "B", color: "blue" },
-  "process/rss": { label: "Process memory", unit: "B", color: "blue" },
-  "gpu/util": { label: "GPU utilization", unit: "%", color: "green" },
-  "train/loss": { label: "Loss", unit: "", color: "blue" },
+export const METRICS = {
+  "perf/step_time": {
+    ...{ label: "Step time", unit: "s", color: "blue" },
+    help: "Time of a step, waiting for other ranks included",
+  },
+  "perf/comm_wait": {
+    ...{ label: "Waiting for ranks", unit: "s", color: "pink" },
+    help: "Time of a step that a rank waits in backward for others; the slowest waits least",
+  },
+  "perf/data_wait": {
+    ...{ label: "Data wait", unit: "s", color: "orange" },
+    help: "Time of a step that a rank waits for its next batch",
+  },
+  "memory/allocated": {
+    ...{ label: "Allocated", unit: "B", color: "blue" },
+    help: "Memory of tensors on the GPU: the highest value of each column",
+  },
+  "process/rss": {
+    ...{ label: "Process memory", unit: "B", color: "blue" },
+    help: "Memory of the process: the highest value of each column",
+  },
+  "gpu/util": {
+    ...{ label: "GPU utilization", unit: "%", color: "green" },
+    help: "Share of the time in which the GPU works, for all processes on it",
+  },
+  "train/loss": {
+    ...{ label: "Loss", unit: "", color: "blue" },
+    help: "Each rank's own loss, of its own samples",
+  },
 };
 
 export class RankSection {
@@ -110,7 +131,7 @@ export class RankSection {
       this.modes,
       this.strips.legend,
     );
-    const lineTools = el(
+    this.lineTools = el(
       "div",
       { class: "ss-rank-tools" },
       el("span", { class: "ss-muted" }, "Lines"),
@@ -121,7 +142,7 @@ export class RankSection {
       "div",
       { hidden: "" },
       this.strips.node,
-      lineTools,
+      this.lineTools,
       this.lines.node,
       this.table.node,
     );
@@ -207,7 +228,10 @@ export class RankSection {
         ...metrics.map((key) =>
           el(
             "button",
-            { type: "button", "data-metric": key, onclick: () => this.choose(key) },
+            {
+              ...{ type: "button", "data-metric": key, title: METRICS[key]?.help ?? null },
+              onclick: () => this.choose(key),
+            },
             METRICS[key]?.label ?? key,
           ),
         ),
@@ -257,10 +281,10 @@ export class RankSection {
   draw() {
     const { data } = this;
     const theme = this.theme();
-    if (!theme || !data.answer || !data.named || !this.strips.width) return;
+    if (!theme || !data.answer || !data.named || !this.node.clientWidth) return;
     const { marked, picked, metric } = this;
     const { verdict, communication } = data.answer;
-    setText(this.count, `${data.ranks} of ${data.named.world_size}`);
+    setText(this.count, `of ${data.named.world_size}`);
     this.count.hidden = data.ranks === data.named.world_size;
     setText(this.title, `Ranks: ${data.ranks}`);
     this.verdict.hidden = !verdict;
@@ -274,9 +298,20 @@ export class RankSection {
     setText(this.communication, communication ?? "");
     setAttribute(this.meanButton, "aria-pressed", this.mean);
     setAttribute(this.zeroButton, "aria-pressed", picked.has(0));
-    this.strips.draw(data, metric, theme, marked, picked);
-    this.lines.draw(data, metric, theme, picked, this.mean);
+    this.drawMetric(metric, theme, marked, picked);
     this.table.update(data, verdict, marked, picked);
+  }
+
+  // Without a value there is nothing to draw; the table says what is known.
+  drawMetric(metric, theme, marked, picked) {
+    const none = !this.data.metrics.length;
+    for (const node of [this.strips.node, this.lineTools, this.lines.node, this.modes])
+      node.hidden = none;
+    if (none) this.strips.legend.hidden = true;
+    else {
+      this.strips.draw(this.data, metric, theme, marked, picked);
+      this.lines.draw(this.data, metric, theme, picked, this.mean);
+    }
   }
 
   close() {

@@ -32,6 +32,7 @@ const STATES = {
   x: "failed",
   c: "dead",
 };
+const stateWord = (state) => STATES[state] ?? state;
 const WENT_WRONG = ["x", "c"];
 
 export class RankData {
@@ -216,17 +217,23 @@ export function ownTime(time, wait) {
 
 // "alive", "dead since 3:05", "failed at 3:05".
 export function stateWords({ state, ended }, clock) {
-  const word = STATES[state] ?? state;
+  const word = stateWord(state);
   if (!isNumber(ended?.seconds) || !WENT_WRONG.includes(state)) return word;
   return `${word} ${state === "c" ? "since" : "at"} ${clock(ended.seconds)}`;
 }
 
 export const wentWrong = ({ state }) => state === "never started" || WENT_WRONG.includes(state);
 
-// Rows by a column; rows without a value last, equal ones by rank.
+// "1 rank", "4 ranks".
+export const rankCount = (count) => `${count} ${count === 1 ? "rank" : "ranks"}`;
+
+// Rows by a column; rows without a value last, equal ones by rank. Texts as they are read: GPU 2
+// before GPU 10.
 export function sorted(rows, key, descending) {
   const sign = descending ? -1 : 1;
-  const order = (a, b) => (typeof a === "string" ? a.localeCompare(b) : a - b);
+  const read = (value) => (key === "state" ? stateWord(value) : value);
+  const texts = (a, b) => read(a).localeCompare(read(b), "en", { numeric: true });
+  const order = (a, b) => (typeof a === "string" ? texts(a, b) : a - b);
   const known = (row) => row[key] !== null && row[key] !== undefined && row[key] !== "";
   return [...rows].sort((a, b) => {
     if (known(a) !== known(b)) return known(a) ? -1 : 1;

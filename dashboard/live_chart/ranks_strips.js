@@ -4,7 +4,7 @@
 import { el, setAttribute, setText } from "./dom.js";
 import { isNumber, scaleFor, short, withUnit } from "./format.js";
 import { heatRow } from "./heat.js";
-import { colorRange, rowAt, stripRows } from "./ranks_data.js";
+import { colorRange, rankCount, rowAt, stripRows } from "./ranks_data.js";
 import { withAlpha } from "./theme.js";
 
 const TALL = 384; // px that the rows share
@@ -67,7 +67,7 @@ export class RankStrips {
     setAttribute(
       this.stage,
       "aria-label",
-      `${metric.label} of ${data.ranks} ranks over ${data.axisName}. Arrow keys read single values, Enter shows a rank's line.`,
+      `${metric.label} of ${rankCount(data.ranks)} over ${data.axisName}. Arrow keys read single values, Enter shows a rank's line.`,
     );
   }
 
@@ -249,7 +249,8 @@ export class RankStrips {
     const text = `Rank ${rank}${device}, ${data.where(middle)}: ${isNumber(value) ? withUnit(value, metric.unit) : "no value"}`;
     setText(this.tip, text);
     if (aloud) setText(this.said, text);
-    const x = Math.max(LEFT, Math.min(this.width - 190, this.xOf(middle) + 10));
+    const room = this.width - this.tip.offsetWidth;
+    const x = Math.max(0, Math.min(room, this.xOf(middle) + 10));
     this.tip.style.left = `${x}px`;
     this.tip.style.top = `${this.tops[cursor.row] + this.layout.height + 4}px`;
   }

@@ -53,6 +53,10 @@ export const COLUMNS = [
   ],
 ];
 
+// Whether the first press on a column's title puts the highest value first.
+export const startsDescending = (key) =>
+  key !== "rank" && COLUMNS.some(([other, , , , number]) => other === key && number);
+
 export class RankTable {
   // `toggle(row)` is called when a rank's line is wanted, or no longer.
   constructor(toggle) {
@@ -90,7 +94,7 @@ export class RankTable {
 
   sort(key) {
     const { key: now, descending } = this.order;
-    this.chosen = { key, descending: now === key ? !descending : key !== "rank" && key !== "host" };
+    this.chosen = { key, descending: now === key ? !descending : startsDescending(key) };
     this.update(this.data, this.verdict, this.marked, this.picked);
   }
 

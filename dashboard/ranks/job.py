@@ -59,13 +59,13 @@ NEWEST = (*_NAMES, *PEAKS)
 class Figures:
     """The newest rows of a rank: per metric the values of the last TAIL rows, oldest first."""
 
-    step: int = 0
+    step: int | None = None
     rows: dict[str, Floats] = field(default_factory=dict)
 
     def take(self, block: Block) -> None:
         """Add rows that are newer than all before."""
         if len(block):
-            self.step = max(self.step, int(np.nan_to_num(block.step[-1], posinf=0.0)))
+            self.step = max(self.step or 0, int(np.nan_to_num(block.step[-1], posinf=0.0)))
         for row, key in enumerate(block.keys):
             if key in NEWEST:
                 before = self.rows.get(key, np.empty(0))

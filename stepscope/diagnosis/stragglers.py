@@ -307,7 +307,7 @@ def _missing(ranks: Sequence[RankTimes]) -> str | None:
     if len(ranks) < 2:
         return "Nobody waits for another: one process is recorded."
     if not any(one.timed for one in ranks):
-        return "No rank has recorded a step yet."
+        return "No rank has recorded how long its steps take."
     silent = [one.rank for one in ranks if not len(one.steps)]
     if len(silent) == len(ranks):
         if max(one.timed for one in ranks) < 3 * MIN_STEPS:

@@ -290,17 +290,34 @@ def recorded_job(folder: Path, count: int) -> Path:
     return folder
 
 
-def test_the_strips_and_lines_follow_the_axis_of_the_charts(
-    open_page: OpenPage, server: Server
-) -> None:
+def record(server: Server, steps: int) -> None:
+    """Write a job of two ranks of three that has ended."""
     folder = server.runs / "job"
     folder.mkdir(parents=True)
     for rank in range(2):
         recorder = Recorder(folder, name="train", rank=rank)
-        recorder.describe(rank=rank, world_size=2, device="cpu")
-        for step in range(1, 6):
+        recorder.describe(rank=rank, world_size=3, device="cpu")
+        for step in range(1, steps + 1):
             recorder.log(step, {"perf/step_time": 0.1 * step, "train/loss": 1.0})
         recorder.close(RunStatus.FINISHED)
+
+
+def test_without_a_value_only_the_table_is_drawn(open_page: OpenPage, server: Server) -> None:
+    record(server, steps=0)
+    page = open_page("/?run=job")
+    section = ranks(page)
+    expect(section.locator("header")).to_have_text("Ranks: 2of 3")
+    expect(section).to_contain_text("No rank has recorded how long its steps take.")
+    expect(row(section, 1).locator("td[data-column=step]")).to_have_text("n/a")
+    for part in ("rank-strips", "rank-lines"):
+        expect(section.get_by_test_id(part)).to_be_hidden()
+    expect(section.locator(":is(.ss-modes, .ss-scale, .ss-rank-tools):visible")).to_have_count(0)
+
+
+def test_the_strips_and_lines_follow_the_axis_of_the_charts(
+    open_page: OpenPage, server: Server
+) -> None:
+    record(server, steps=5)
     page = open_page("/?run=job")
     section = ranks(page)
     strips, tip = section.get_by_test_id("rank-strips"), section.locator(".ss-rank-tip")

@@ -129,6 +129,16 @@ def test_a_job_is_told_with_names_table_and_strips(job: JobFolder) -> None:
     assert set(tab.columns) == set(range(17))  # 4.1 s of 0.25 s
 
 
+def test_a_rank_without_a_row_has_no_last_step(tmp_path: Path) -> None:
+    job = JobFolder(tmp_path, 2)
+    for rank in range(2):
+        job.add(rank)
+    job.steps(1, 0, 1, time=0.1)
+    tab = Tab(job.folder)
+    tab.settle()
+    assert tab.shown["table"]["step"] == [None, 0]
+
+
 def test_the_strips_can_be_over_steps_each_rank_by_its_own(job: JobFolder) -> None:
     job.steps(1, 41, 200, time=0.3)  # a rank that counts on
     tab = Tab(job.folder)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from dashboard.ranks.columns import packed
+from dashboard.ranks.job import STRIPS
 from tests.unit.test_live_js import Script, js
 
 __all__ = ["js"]
@@ -162,6 +163,28 @@ def test_the_slowest_comes_first_where_a_rank_is_named(js: Script) -> None:
     assert js(order, rows=rows, key="own", down=False) == [0, 2, 1]
     hosts = [{"rank": 0, "host": "b"}, {"rank": 1, "host": "a"}, {"rank": 2, "host": "a"}]
     assert js(order, rows=hosts, key="host", down=False) == [1, 2, 0]
+
+
+def test_texts_are_sorted_as_they_are_read(js: Script) -> None:
+    order = "sorted(rows, key, false).map(({rank}) => rank)"
+    places = [{"rank": rank, "place": f"GPU {number}"} for rank, number in enumerate((10, 2, 1))]
+    assert js(order, rows=places, key="place") == [2, 1, 0]
+    states = [{"rank": rank, "state": state} for rank, state in enumerate("sxcpfa")]
+    states.append({"rank": 6, "state": "never started"})
+    # alive, dead, failed, finished, never started, starting, stopped
+    assert js(order, rows=states, key="state") == [5, 2, 1, 4, 6, 3, 0]
+    first = js("COLUMNS.map(([key]) => [key, startsDescending(key)])")
+    assert [key for key, down in first if not down] == ["rank", "state", "host", "place"]
+
+
+def test_each_metric_of_the_strips_has_its_words(js: Script) -> None:
+    words = js("METRICS")
+    assert list(words) == [strip.name for strip in STRIPS]
+    assert all(each["label"] and each["help"] for each in words.values())
+
+
+def test_one_rank_is_no_plural(js: Script) -> None:
+    assert js("[1, 2].map(rankCount)") == ["1 rank", "2 ranks"]
 
 
 def test_numbers_are_listed_as_a_person_says_them(js: Script) -> None:

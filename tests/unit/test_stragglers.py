@@ -188,7 +188,7 @@ def test_waiting_that_no_phase_explains_gets_no_cause() -> None:
             [*recorded("forward")[:3], recorded("forward", "perf/comm_wait")[3]],
             "waiting of rank 3 is not known",
         ),
-        (recorded("forward", "perf/step_time"), "No rank has recorded a step yet"),
+        (recorded("forward", "perf/step_time"), "No rank has recorded how long"),
     ],
 )
 def test_what_is_missing_is_said(given: list[RankTimes], said: str) -> None:
