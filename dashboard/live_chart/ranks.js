@@ -92,16 +92,11 @@ export class RankSection {
       },
       "mean",
     );
-    this.zeroButton = el(
-      "button",
-      {
-        type: "button",
-        class: "ss-tool",
-        title: "The line of rank 0, which the charts above show",
-        onclick: () => this.toggle(0),
-      },
-      "rank 0",
-    );
+    this.firstButton = el("button", {
+      type: "button",
+      class: "ss-tool",
+      onclick: () => this.toggle(0),
+    });
     this.trouble = el("p", { class: "ss-trouble", hidden: "" });
     this.verdict = el(
       "p",
@@ -136,7 +131,7 @@ export class RankSection {
       { class: "ss-rank-tools" },
       el("span", { class: "ss-muted" }, "Lines"),
       this.meanButton,
-      this.zeroButton,
+      this.firstButton,
     );
     this.filled = el(
       "div",
@@ -297,7 +292,11 @@ export class RankSection {
     this.communication.hidden = !communication;
     setText(this.communication, communication ?? "");
     setAttribute(this.meanButton, "aria-pressed", this.mean);
-    setAttribute(this.zeroButton, "aria-pressed", picked.has(0));
+    // Rank 0, or the first of a host that has a folder of its own.
+    const first = `rank ${data.named.ranks[0][1]}`;
+    setText(this.firstButton, first);
+    setAttribute(this.firstButton, "title", `The line of ${first}, which the charts above show`);
+    setAttribute(this.firstButton, "aria-pressed", picked.has(0));
     this.drawMetric(metric, theme, marked, picked);
     this.table.update(data, verdict, marked, picked);
   }

@@ -290,13 +290,13 @@ def recorded_job(folder: Path, count: int) -> Path:
     return folder
 
 
-def record(server: Server, steps: int) -> None:
-    """Write a job of two ranks of three that has ended."""
+def record(server: Server, steps: int, first: int = 0) -> None:
+    """Write a job of two ranks that has ended; a host's own folder has ranks from `first` on."""
     folder = server.runs / "job"
     folder.mkdir(parents=True)
-    for rank in range(2):
-        recorder = Recorder(folder, name="train", rank=rank)
-        recorder.describe(rank=rank, world_size=3, device="cpu")
+    for number in range(2):
+        recorder = Recorder(folder, name="train", rank=number)
+        recorder.describe(rank=first + number, world_size=first + 3, device="cpu")
         for step in range(1, steps + 1):
             recorder.log(step, {"perf/step_time": 0.1 * step, "train/loss": 1.0})
         recorder.close(RunStatus.FINISHED)
@@ -317,7 +317,7 @@ def test_without_a_value_only_the_table_is_drawn(open_page: OpenPage, server: Se
 def test_the_strips_and_lines_follow_the_axis_of_the_charts(
     open_page: OpenPage, server: Server
 ) -> None:
-    record(server, steps=5)
+    record(server, steps=5, first=4)
     page = open_page("/?run=job")
     section = ranks(page)
     strips, tip = section.get_by_test_id("rank-strips"), section.locator(".ss-rank-tip")
@@ -325,7 +325,11 @@ def test_the_strips_and_lines_follow_the_axis_of_the_charts(
     expect(lines).to_have_attribute("aria-label", "Step time over steps: mean", timeout=MINUTE)
     strips.focus()
     page.keyboard.press("ArrowDown")
-    expect(tip).to_have_text("Rank 0 (CPU), step 5: 500 ms")
+    expect(tip).to_have_text("Rank 4 (CPU), step 5: 500 ms")
+    section.get_by_role("button", name="rank 4", exact=True).click()
+    expect(lines).to_have_attribute("aria-label", "Step time over steps: mean, rank 4")
+    section.get_by_role("button", name="rank 4", exact=True).click()
+    strips.focus()
     expect(lines.get_by_text("5", exact=True)).to_have_count(1)  # below the strips stand the same
     page.get_by_test_id("axis-switch").get_by_role("button", name="Time").click()
     expect(lines).to_have_attribute("aria-label", "Step time over time: mean")
@@ -333,4 +337,4 @@ def test_the_strips_and_lines_follow_the_axis_of_the_charts(
     expect(tip).to_be_hidden()
     strips.focus()
     page.keyboard.press("ArrowDown")
-    expect(tip).to_have_text(re.compile(r"Rank 0 \(CPU\), 0:0\d: 300 ms"))
+    expect(tip).to_have_text(re.compile(r"Rank 4 \(CPU\), 0:0\d: 300 ms"))
