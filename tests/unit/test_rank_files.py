@@ -55,10 +55,10 @@ def test_what_is_no_file_of_a_rank_is_left_out_and_nobody_waits_for_it(
         (tmp_path / rank_json(number)).write_text(text, encoding="latin-1")
     write(tmp_path, 8)
     (tmp_path / "rank9.json").symlink_to("rank8.json")
-    opened = os.listdir("/proc/self/fd")
+    opened = set(os.listdir("/proc/self/fd"))
     assert [rank.number for rank in other_ranks(tmp_path)] == [8, 9]
     assert find_rank(tmp_path, 0) is None
-    assert os.listdir("/proc/self/fd") == opened
+    assert set(os.listdir("/proc/self/fd")) <= opened  # a collection may close those of other tests
 
 
 def test_a_plain_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
