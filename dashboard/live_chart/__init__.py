@@ -44,51 +44,21 @@ export default function load(component) {{
 """
 
 
-_mount = st.components.v2.component(
-    "stepscope_live",
-    js=_loader("live.js", "stepscopeLive"),
-    css="".join(
-        (_FOLDER / name).read_text(encoding="utf-8")
-        for name in ("live.css", "cards.css", "ranks.css")
-    ),
-    isolate_styles=False,
-)
-
-_mount_ledger = st.components.v2.component(
-    "stepscope_ledger",
-    js=_loader("ledger.js", "stepscopeLedger"),
-    css="".join(
-        (_FOLDER / name).read_text(encoding="utf-8")
-        for name in ("live.css", "cards.css", "ledger.css")
-    ),
-    isolate_styles=False,
-)
-
-_mount_flame = st.components.v2.component(
-    "stepscope_flame",
-    js=_loader("flame.js", "stepscopeFlame"),
-    css=(_FOLDER / "flame.css").read_text(encoding="utf-8"),
-    isolate_styles=False,
-)
+def _component(name: str, export: str, *styles: str) -> Callable[..., ComponentResult]:
+    """Register a component of Streamlit: an export of the module `name`, with its style sheets."""
+    return st.components.v2.component(
+        f"stepscope_{name}",
+        js=_loader(f"{name}.js", export),
+        css="".join((_FOLDER / f"{style}.css").read_text(encoding="utf-8") for style in styles),
+        isolate_styles=False,
+    )
 
 
-_mount_upload = st.components.v2.component(
-    "stepscope_upload",
-    js=_loader("upload.js", "stepscopeUpload"),
-    css="".join(
-        (_FOLDER / name).read_text(encoding="utf-8") for name in ("live.css", "upload.css")
-    ),
-    isolate_styles=False,
-)
-_mount_devices = st.components.v2.component(
-    "stepscope_devices",
-    js=_loader("devices.js", "stepscopeDevices"),
-    css="".join(
-        (_FOLDER / name).read_text(encoding="utf-8")
-        for name in ("live.css", "cards.css", "devices.css")
-    ),
-    isolate_styles=False,
-)
+_mount = _component("live", "stepscopeLive", "live", "cards", "ranks")
+_mount_ledger = _component("ledger", "stepscopeLedger", "live", "cards", "ledger")
+_mount_flame = _component("flame", "stepscopeFlame", "flame")
+_mount_upload = _component("upload", "stepscopeUpload", "live", "upload")
+_mount_devices = _component("devices", "stepscopeDevices", "live", "cards", "devices")
 
 
 def _rerun() -> None:

@@ -4,6 +4,7 @@
 import { DeviceCard, Meter } from "./device_card.js";
 import { DeviceDetails } from "./device_details.js";
 import { el, setAttribute, setText } from "./dom.js";
+import { mounting } from "./mount.js";
 import { Poller } from "./poll.js";
 import { readTheme } from "./theme.js";
 
@@ -175,15 +176,4 @@ class NoGpu {
   }
 }
 
-// Streamlit calls this again on the same parent when `data` or the theme changes.
-const views = (globalThis.stepscopeDevices ??= new WeakMap());
-
-export function stepscopeDevices({ data, parentElement }) {
-  let view = views.get(parentElement);
-  if (!view) views.set(parentElement, (view = new DevicesView(parentElement)));
-  view.configure(data);
-  return () => {
-    view.close();
-    views.delete(parentElement);
-  };
-}
+export const stepscopeDevices = mounting("stepscopeDevices", DevicesView);

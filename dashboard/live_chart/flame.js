@@ -3,6 +3,7 @@
 
 import { el, setAttribute, setText } from "./dom.js";
 import { percent, withUnit } from "./format.js";
+import { mounting } from "./mount.js";
 import { ask } from "./poll.js";
 import { readTheme, withAlpha } from "./theme.js";
 
@@ -316,14 +317,4 @@ class ProfileView {
   }
 }
 
-const views = (globalThis.stepscopeProfiles ??= new WeakMap());
-
-export function stepscopeFlame({ data, parentElement }) {
-  let view = views.get(parentElement);
-  if (!view) views.set(parentElement, (view = new ProfileView(parentElement)));
-  view.configure(data);
-  return () => {
-    view.close();
-    views.delete(parentElement);
-  };
-}
+export const stepscopeFlame = mounting("stepscopeProfiles", ProfileView);

@@ -6,6 +6,7 @@ import { Detail } from "./detail.js";
 import { el, setAttribute, setText } from "./dom.js";
 import { clock } from "./format.js";
 import { LedgerTable, momentAt } from "./ledger_table.js";
+import { mounting } from "./mount.js";
 import { Painter } from "./painter.js";
 import { loadPlotly } from "./plotly.js";
 import { Poller } from "./poll.js";
@@ -172,15 +173,4 @@ class LedgerView {
   }
 }
 
-// Streamlit calls this again on the same parent when `data` or the theme changes.
-const views = (globalThis.stepscopeLedgers ??= new WeakMap());
-
-export function stepscopeLedger({ data, parentElement, setTriggerValue }) {
-  let view = views.get(parentElement);
-  if (!view) views.set(parentElement, (view = new LedgerView(parentElement)));
-  view.configure(data, setTriggerValue);
-  return () => {
-    view.close();
-    views.delete(parentElement);
-  };
-}
+export const stepscopeLedger = mounting("stepscopeLedgers", LedgerView);

@@ -7,6 +7,7 @@ import { Detail } from "./detail.js";
 import { el, setAttribute } from "./dom.js";
 import { EventTable, ackText, commandOf } from "./events.js";
 import { Header } from "./header.js";
+import { mounting } from "./mount.js";
 import { Painter } from "./painter.js";
 import { loadPlotly } from "./plotly.js";
 import { Poller } from "./poll.js";
@@ -284,15 +285,4 @@ class LiveView {
   }
 }
 
-// Streamlit calls this again on the same parent when `data` or the theme changes.
-const views = (globalThis.stepscopeViews ??= new WeakMap());
-
-export function stepscopeLive({ data, parentElement, setTriggerValue }) {
-  let view = views.get(parentElement);
-  if (!view) views.set(parentElement, (view = new LiveView(parentElement)));
-  view.configure(data, setTriggerValue);
-  return () => {
-    view.close();
-    views.delete(parentElement);
-  };
-}
+export const stepscopeLive = mounting("stepscopeViews", LiveView);

@@ -3,6 +3,7 @@
 
 import { el, setText } from "./dom.js";
 import { percent } from "./format.js";
+import { mounting } from "./mount.js";
 
 // The sentence for a file that cannot be sent; null where it can.
 export function fileRefusal({ name, size }, limit) {
@@ -32,8 +33,9 @@ class UploadView {
     parent.append(this.root);
   }
 
-  configure({ limit }, done) {
-    Object.assign(this, { limit, done });
+  configure({ limit }, setTriggerValue) {
+    this.limit = limit;
+    this.done = (name) => setTriggerValue("uploaded", name);
   }
 
   // Not by fetch, which does not tell how much has been sent.
@@ -79,14 +81,4 @@ class UploadView {
   }
 }
 
-const views = (globalThis.stepscopeUploads ??= new WeakMap());
-
-export function stepscopeUpload({ data, parentElement, setTriggerValue }) {
-  let view = views.get(parentElement);
-  if (!view) views.set(parentElement, (view = new UploadView(parentElement)));
-  view.configure(data, (name) => setTriggerValue("uploaded", name));
-  return () => {
-    view.close();
-    views.delete(parentElement);
-  };
-}
+export const stepscopeUpload = mounting("stepscopeUploads", UploadView);
