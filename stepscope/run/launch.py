@@ -45,10 +45,10 @@ def launch(environ: Mapping[str, str]) -> Launch:
     by_torch = "RANK" in environ or {"LOCAL_RANK", "WORLD_SIZE"} <= environ.keys()
     if by_torch:
         return _torch(environ)
-    for read, mark in ((_slurm, "SLURM_STEP_NUM_TASKS"), (_open_mpi, "OMPI_COMM_WORLD_RANK")):
-        if mark in environ:
+    for read, marks in _MARKS:
+        if marks <= environ.keys():
             return read(environ)
-    return _hydra(environ) if "PMI_RANK" in environ else Launch()
+    return Launch()
 
 
 def own_launch(environ: Mapping[str, str]) -> Launch:
@@ -148,3 +148,13 @@ def _tasks_per_node(text: str) -> list[int]:
 def _number(environ: Mapping[str, str], key: str, default: int) -> int:
     text = environ.get(key, "")
     return int(text) if text.isdecimal() else default
+
+
+# An mpirun in a job of Slurm has srun start a daemon on each node: its ranks inherit Slurm's
+# numbers of that daemon, and so mpirun's own come first. srun may give PMI_RANK as well.
+_MARKS = (
+    (_open_mpi, {"OMPI_COMM_WORLD_RANK"}),
+    (_hydra, {"PMI_RANK", "MPI_LOCALRANKID"}),
+    (_slurm, {"SLURM_STEP_NUM_TASKS"}),
+    (_hydra, {"PMI_RANK"}),
+)

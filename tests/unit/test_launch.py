@@ -70,6 +70,25 @@ def test_torchrun_inside_of_srun_counts() -> None:
     assert (found.rank, found.restarts, found.address) == (6, 2, "node1")
 
 
+@pytest.mark.parametrize("mpirun", [OPEN_MPI, HYDRA])
+@pytest.mark.parametrize(
+    "daemon",
+    [
+        # mpirun has srun start one daemon on each node: its ranks inherit that one's numbers.
+        {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_PROCID": "1"},
+        # It was called in a shell of `srun --pty`.
+        {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_PROCID": "0"},
+    ],
+)
+def test_mpirun_inside_of_srun_counts(mpirun: dict[str, str], daemon: dict[str, str]) -> None:
+    assert launch(SRUN | daemon | {"SLURM_LOCALID": "0"} | mpirun) == launch(mpirun)
+
+
+def test_srun_counts_where_it_starts_programs_of_mpi_itself() -> None:
+    """As with --mpi=pmi2: the numbers are the same, and Slurm knows the job and this host."""
+    assert launch(SRUN | {"PMI_RANK": "5", "PMI_SIZE": "8"}) == launch(SRUN)
+
+
 @pytest.mark.parametrize(
     "environ",
     [
