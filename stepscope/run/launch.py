@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+TORCHRUN = "TORCHELASTIC_RUN_ID"
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 
 
@@ -82,9 +83,7 @@ def _torch(environ: Mapping[str, str]) -> Launch:
     local_rank = _number(environ, "LOCAL_RANK", 0)
     address, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
     known = tuple(
-        environ[key]
-        for key in ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID")
-        if key in environ
+        environ[key] for key in (TORCHRUN, "SLURM_JOB_ID", "SLURM_STEP_ID") if key in environ
     )
     here = _number(environ, "LOCAL_WORLD_SIZE", _number(environ, "LOCAL_SIZE", 0))
     return Launch(

@@ -25,6 +25,8 @@ LINKS = ".jobs"
 """Folder of the links, among those of the runs."""
 WINDOW_S = 60.0
 """The processes of a job are started together, within this time and the clocks' difference."""
+ROUNDED_S = 2.0
+"""What the start of a process may be wrong by: the system counts it from a whole second."""
 TRIES = 100
 
 _SHARED = frozenset(
@@ -35,24 +37,34 @@ _SHARED = frozenset(
 """Types of file systems that hosts share."""
 
 
-def meet(root: Path, name: str, job: tuple[str, ...], files: tuple[str, ...]) -> Path:
+def meet(
+    root: Path,
+    name: str,
+    job: tuple[str, ...],
+    files: tuple[str, ...],
+    gathered: float | None = None,
+) -> Path:
     """Return the folder of a job under `root`, and make it where this process is the first.
 
     `job` is the same in all its processes. A folder that has one of `files`, which this process
-    would write, is an earlier job's, and so is one that was begun long before this process.
-    Raises OSError, also where the disk knows no links.
+    would write, is an earlier job's, and so is one that was begun long before this process, or
+    before `gathered`: a time in epoch seconds after which all processes of the job began, where
+    that is known. Raises OSError, also where the disk knows no links.
     """
     links = root / LINKS
     links.mkdir(parents=True, exist_ok=True)
     key = f"{zlib.crc32(repr(job).encode()):08x}"
-    begun = _now_of_disk(links) - (time.time() - own_start())
+    ahead_s = _now_of_disk(links) - time.time()
+    oldest = ahead_s + own_start() - WINDOW_S
+    if gathered is not None:
+        oldest = max(oldest, ahead_s + gathered - ROUNDED_S)
     for number in range(_newest(links, key), _newest(links, key) + TRIES):
         link = links / f"{key}.{number}"
         with contextlib.suppress(FileExistsError):
             tail = f"{key}-{secrets.token_hex(2)}"
             os.symlink(folder_name(time.time(), name, tail), link)
         folder = root / Path(os.readlink(link)).name
-        if link.lstat().st_mtime < begun - WINDOW_S or any((folder / f).exists() for f in files):
+        if link.lstat().st_mtime < oldest or any((folder / file).exists() for file in files):
             continue
         folder.mkdir(exist_ok=True)
         return folder

@@ -56,6 +56,21 @@ def own_start() -> float:
     return _start_of(os.getpid())  # by pid, so that a forked child asks for its own
 
 
+def start_above(mark: str) -> float | None:
+    """Return when the nearest process above this one began that has no variable `mark`.
+
+    That is the launcher which sets it, also where a shell of the user stands between; in epoch
+    seconds, None where it cannot be seen.
+    """
+    try:
+        for process in psutil.Process().parents():
+            if mark not in process.environ():
+                return float(process.create_time())
+    except (psutil.Error, OSError):
+        pass
+    return None
+
+
 def process_of(run_json: dict[str, Any]) -> psutil.Process | None:
     """Return the process that writes a run of this host, if it still runs."""
     try:

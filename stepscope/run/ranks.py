@@ -21,8 +21,9 @@ from typing import Any
 import psutil
 
 from stepscope.run import folder_name, is_run_id, new_run_folder, pid_namespace
-from stepscope.run.launch import RESTARTS, Launch, own_launch
+from stepscope.run.launch import RESTARTS, TORCHRUN, Launch, own_launch
 from stepscope.run.meeting import is_shared, meet
+from stepscope.run.process import start_above
 
 RUN_ID = "STEPSCOPE_RUN_ID"
 """Names the run folder; for ranks that share a disk and do not find each other by themselves."""
@@ -85,7 +86,8 @@ def find_place(root: Path, name: str, environ: Mapping[str, str]) -> Place:
     job = (wanted,) if wanted else found.job
     if job is not None and (wanted or (found.several_hosts and is_shared(root, found.address))):
         kind = (*job, str(found.world_size), str(found.restarts))
-        return _place(meet(root, name, kind, _files(found.rank)), found.rank, found)
+        folder = meet(root, name, kind, _files(found.rank), _gathered(environ))
+        return _place(folder, found.rank, found)
     shared = _name_after_parent(name, environ) if found.world_size > 1 else None
     if shared is None:
         return _place(new_run_folder(root, name), 0, found, folder_of="process")
@@ -117,6 +119,18 @@ def _files(number: int) -> tuple[str, ...]:
 
 def _taken(folder: Path, number: int) -> bool:
     return any((folder / file).exists() for file in _files(number))
+
+
+def _gathered(environ: Mapping[str, str]) -> float | None:
+    """Return a time before which no process of the job began; None where nothing tells one.
+
+    torchrun's agents of all hosts wait for each other before the first of them starts its ranks.
+    Other launchers may start those of one host before they have begun on another, and so may
+    torchrun where it is told that all hosts are alike.
+    """
+    if TORCHRUN not in environ or environ.get("TORCH_ELASTIC_WORKER_IDENTICAL") == "1":
+        return None
+    return start_above(TORCHRUN)
 
 
 def announce(place: Place, runs: Path | None) -> None:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+import shlex
 import socket
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 
-from stepscope.run import meeting
-from stepscope.run.meeting import LINKS, is_shared, meet
+from stepscope.run import meeting, ranks
+from stepscope.run.meeting import LINKS, ROUNDED_S, is_shared, meet
+from stepscope.run.process import own_start, start_above
 from stepscope.run.ranks import Place, find_place
 
 JOB = ("sweep", "node1", "29500", "4", "0")
@@ -70,6 +75,24 @@ def test_a_name_used_again_at_once_does_not_write_over_its_files(tmp_path: Path)
     again = [meet(tmp_path, "a", JOB, files(number)) for number in (0, 1)]
     assert again[0] == again[1] != first
     assert list(again[0].iterdir()) == []
+
+
+def test_a_job_that_is_started_again_at_once_is_not_split(tmp_path: Path) -> None:
+    """The first attempt got as far as rank 0's file; of the second one another rank asks first."""
+    first = meet(tmp_path, "a", JOB, files(0))
+    (first / "rank0.sqlite").touch()
+    begun_before(tmp_path, 20.0)
+    agent_began = time.time() - 10.0
+    again = [meet(tmp_path, "a", JOB, files(number), agent_began) for number in (8, 0, 9)]
+    assert len(set(again)) == 1
+    assert again[0] != first
+
+
+def test_ranks_that_begin_as_soon_as_their_agents_meet(tmp_path: Path) -> None:
+    """Starts of processes are known to a second: the first link may seem to come before."""
+    agent_began = time.time() + 1.0
+    found = [meet(tmp_path, "a", JOB, files(number), agent_began) for number in range(3)]
+    assert len(set(found)) == 1
 
 
 def test_a_rank_that_inits_late_still_finds_the_folder(
@@ -160,6 +183,58 @@ def test_two_nodes_with_a_shared_disk_have_one_folder(
     assert {place.folder_of for place in found} == {"job"}
     restarted = places(tmp_path, monkeypatch, "nfs4", TORCHELASTIC_RESTART_COUNT="1")
     assert len({place.folder for place in [*found, *restarted]}) == 2
+
+
+def test_ranks_of_torchrun_tell_when_their_agent_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = places(tmp_path, monkeypatch, "nfs4")
+    for file in first[0].folder.glob("rank[123].*"):
+        file.unlink()  # the first attempt got no further
+    begun_before(tmp_path, 20.0)
+    asked = []
+
+    def start_above(mark: str) -> float:
+        asked.append(mark)
+        return time.time() - 10.0
+
+    monkeypatch.setattr(ranks, "start_above", start_above)
+    again = places(tmp_path, monkeypatch, "nfs4")
+    assert len({place.folder for place in again}) == 1
+    assert again[0].folder != first[0].folder
+    assert set(asked) == {"TORCHELASTIC_RUN_ID"}
+
+
+def test_the_launcher_is_found_behind_a_shell_of_the_user() -> None:
+    """All below this process, the shell included, have the variable that it sets."""
+    program = "from stepscope.run.process import start_above; print(start_above('JOB_MARK'))"
+    shell = f"{shlex.quote(sys.executable)} -c {shlex.quote(program)}; exit $?"
+    environ = os.environ | {"JOB_MARK": "sweep"}
+    found = subprocess.run(["sh", "-c", shell], env=environ, capture_output=True, check=True)
+    assert float(found.stdout) == pytest.approx(own_start(), abs=ROUNDED_S)
+
+
+def test_a_launcher_that_cannot_be_seen_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(process: psutil.Process) -> dict[str, str]:
+        raise psutil.AccessDenied(process.pid)
+
+    monkeypatch.setattr(psutil.Process, "environ", refused)
+    assert start_above("JOB_MARK") is None
+
+
+def test_other_launchers_wait_for_nobody_and_may_begin_later_than_the_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DeepSpeed's launcher of one host starts its ranks before that of another has begun."""
+    monkeypatch.setattr(meeting, "_file_system", lambda _: "nfs4")
+    monkeypatch.setattr(ranks, "start_above", lambda _: time.time())
+    found = []
+    for number in (3, 0):
+        environ = rank(number)
+        del environ["TORCHELASTIC_RUN_ID"]
+        found.append(find_place(tmp_path, "train", environ))
+        begun_before(tmp_path, 20.0)
+    assert found[0].folder == found[1].folder
 
 
 def test_two_nodes_without_one_have_a_folder_each(
