@@ -41,8 +41,21 @@ def _counts(job: Job, rank: JobRank) -> bool:
     if job.ended:
         return rank.record is None and rank.condition is not Condition.ENDED
     if rank.condition is Condition.ENDED:
-        return rank.record is None
+        return rank.record is None and _is_waited_for(job, rank.rank)
     return True
+
+
+def _is_waited_for(job: Job, rank: int) -> bool:
+    """Say whether another rank waits in what needs this one, rather than works by itself.
+
+    Where torch has no record of it the stack of the other rank tells.
+    """
+    for record in job.records.values():
+        if any(rank in job.members(one.group) for one in record.pending):
+            return True
+        if record.phase == "communication" and record.doing is None and not record.pending:
+            return True
+    return False
 
 
 def _gone(found: Sequence[JobRank]) -> tuple[Cause, str, str]:

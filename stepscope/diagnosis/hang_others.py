@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from stepscope.diagnosis.hang_job import NAMED, Cause, Hang, Job, at, names, wait_waits, where
+from stepscope.diagnosis.hang_job import (
+    NAMED,
+    Cause,
+    Condition,
+    Hang,
+    Job,
+    at,
+    names,
+    wait_waits,
+    where,
+)
 from stepscope.diagnosis.hang_record import Entered
 from stepscope.diagnosis.ras import RasCommunicator, RasRank, behind
 
@@ -36,6 +46,8 @@ def ras(job: Job) -> Hang | None:
     if any(record.pending for record in job.records.values()):
         return None  # torch's own record knows more, and could not tell
     missing, late = _by_ras(job)
+    # RAS misses a rank that has ended also where nobody waits for it.
+    missing = {rank: text for rank, text in missing.items() if not _has_ended(job, rank)}
     ranks = sorted(missing) or sorted(late)
     waiting = sorted(set(job.records) - set(ranks))
     if not ranks or not waiting:
@@ -57,6 +69,11 @@ def ras_evidence(job: Job) -> tuple[str, ...]:
     """Return what NCCL's RAS says, in sentences."""
     missing, late = _by_ras(job)
     return tuple(f"NCCL RAS: {text}." for text in [*missing.values(), *late.values()][:NAMED])
+
+
+def _has_ended(job: Job, rank: int) -> bool:
+    known = job.of(rank)
+    return known is not None and known.condition is Condition.ENDED and not job.ended
 
 
 def _by_ras(job: Job) -> tuple[dict[int, str], dict[int, str]]:

@@ -164,6 +164,36 @@ def test_a_process_that_explains_it(
     assert next_words in found.next
 
 
+def test_work_of_its_own_after_the_end_of_others_is_no_hang() -> None:
+    """Such as a report that rank 0 writes after the last step."""
+    over = state(1, None, Condition.ENDED)
+    alone = works(0, members=2)
+    assert judge([state(0, alone), over], 9.0, 2) is None
+    counts = (ras.RasRank(rank=0, pid=100), ras.RasRank(rank=1, pid=101, missing=True))
+    report = ras.RasReport(communicators=(ras.RasCommunicator(name="a", ranks=counts),))
+    assert judge([state(0, replace(alone, ras=report)), over], 9.0, 2) is None
+
+
+def test_a_rank_that_has_ended_holds_up_only_those_of_its_groups() -> None:
+    groups = {"a": (0, 1), "b": (1, 2)}
+    first = replace(waits(0, 5, "a"), groups=groups)
+    second = replace(works(1), groups=groups)
+    over = state(2, None, Condition.ENDED)
+    assert judged([state(0, first), state(1, second), over], 3).ranks == (1,)
+    waiting = replace(waits(1, 5, "b"), groups=groups)
+    assert judged([state(0, first), state(1, waiting), over], 3).ranks == (2,)
+
+
+def test_without_a_record_of_collectives_the_stack_says_who_waits_for_a_rank_that_has_ended() -> (
+    None
+):
+    empty = replace(works(0, members=2), collectives=(), phase="communication")
+    found = judged([state(0, empty), state(1, None, Condition.ENDED)])
+    assert (found.cause, found.ranks) == (Cause.ENDED, (1,))
+    saves = replace(empty, doing="saving or loading a checkpoint")
+    assert judge([state(0, saves), state(1, None, Condition.ENDED)], 9.0, 2) is None
+
+
 def test_all_have_entered() -> None:
     found = judged([state(rank, waits(rank)) for rank in range(4)])
     assert (found.cause, found.phase) == (Cause.ALL_ENTERED, "communication")
