@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from stepscope.diagnosis.hang_collectives import all_entered, collectives
-from stepscope.diagnosis.hang_job import Hang, Job, JobRank
+from stepscope.diagnosis.hang_job import Condition, Hang, Job, JobRank
 from stepscope.diagnosis.hang_lost import lost
 from stepscope.diagnosis.hang_others import messages, ras, ras_evidence, stacks
 
@@ -41,8 +41,25 @@ def judge(
         return None
     if any(record.doing == COMPILING for record in job.records.values()):
         return None
+    if not ended and _makes_steps(job):
+        return None
     for look in (lost, collectives, messages, all_entered, ras, stacks):
         found = look(job)
         if found is not None:
             return replace(found, evidence=ras_evidence(job))
     return None
+
+
+def _makes_steps(job: Job) -> bool:
+    """Say whether a rank that has no record is further than those that have one.
+
+    As the last one is that has batches left within `Join`, while the others serve it.
+    """
+    last = max(record.step for record in job.records.values())
+    return any(
+        one.record is None
+        and one.condition is Condition.ALIVE
+        and one.step is not None
+        and one.step > last
+        for one in job.ranks
+    )

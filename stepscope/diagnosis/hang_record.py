@@ -107,6 +107,11 @@ class HangRecord:
         return max(numbers, default=None)
 
     @property
+    def entered_s(self) -> float:
+        """When it entered its newest collective, in epoch seconds; 0 where none is known."""
+        return max((one.created_s for one in self.collectives), default=0.0)
+
+    @property
     def place(self) -> Frame | None:
         """The innermost frame of the user's own code; of any code where there is none."""
         own = (frame for frame in self.frames if frame.own)

@@ -44,6 +44,19 @@ class Pace:
             return None
         return max(LEAST_S, USUAL_STEPS * usual_s, PATIENCE * self.longest_s)
 
+    def moved(self, now: float, ago_s: float, *, waited: bool) -> None:
+        """Take in a sign of work that was found late: a collective was entered `ago_s` ago.
+
+        `waited` says that it ended a wait. Otherwise nobody looked before, and what came in between
+        is not known: a long validation must not count as one long wait.
+        """
+        if self.since is None:
+            return
+        at = max(self.since, now - max(0.0, ago_s))
+        if waited:
+            self.longest_s = max(self.longest_s, at - self.since)
+        self.since = at
+
     def look(self, now: float, step: int, *, due: bool, sign: int = 0) -> float | None:
         """Return the seconds without a step where they are a hang, otherwise None.
 

@@ -32,7 +32,7 @@ from stepscope.session.hang_pace import Pace
 log = logging.getLogger(__name__)
 
 NAMED, OVER = "hang", "hang_over"
-"""Kinds of the events: when a hang is named, and when steps go on after it."""
+"""Kinds of the events: when a hang is named, and when steps or collectives go on after it."""
 SOON_S = 1.5
 """Time until the second look: the other ranks write their files within a second."""
 
@@ -62,6 +62,8 @@ class HangWatch:
         self._pace = Pace()
         self._says: deque[Told] = deque()
         self._hung: _Hung | None = None
+        self._entered_s = 0.0
+        """When the newest collective that counted as a sign of work was entered, epoch seconds."""
         self._broken = False
 
     @property
@@ -96,17 +98,31 @@ class HangWatch:
         has_ended = type(total) is int and 0 < total <= step
         due = run_json.get("status") == RunStatus.RUNNING and not has_ended and not self.busy()
         now, sign = self._clock(), self._recorder.signs
+        self._look_for_collectives(now)
         silent_s = self._pace.look(now, step, due=due, sign=sign)
-        hung = self._hung
-        if silent_s is not None and hung is None:
+        if silent_s is not None and self._hung is None:
             self._hung = self._begin(run_json, step, silent_s)
-        elif silent_s is None and hung is not None:
-            self._hung = None
-            hung.end(remove=True)
-            if hung.named is not None:
-                lasted = format_duration(time.time() - hung.first.since)
-                text = f"Steps go on after {lasted} without one"
-                self._says.append((OVER, text, {}))
+        elif silent_s is None:
+            self._end("Steps")
+
+    def _look_for_collectives(self, now: float) -> None:
+        """Count collectives that the thread saw go on as a sign of work."""
+        hung = self._hung
+        if hung is None or hung.moved_s is None:
+            return
+        self._entered_s = hung.moved_s
+        self._pace.moved(now, time.time() - hung.moved_s, waited=hung.has_record)
+        self._end("Collectives")
+
+    def _end(self, what: str) -> None:
+        """End the record of a hang, if there is one, since `what` go on."""
+        hung, self._hung = self._hung, None
+        if hung is None:
+            return
+        hung.end(remove=True)
+        if hung.named is not None:
+            lasted = format_duration(time.time() - hung.first.since)
+            self._says.append((OVER, f"{what} go on after {lasted} without one", {}))
 
     def _begin(self, run_json: Mapping[str, Any], step: int, silent_s: float) -> _Hung:
         pid, now = run_json.get("pid"), time.time()
@@ -120,7 +136,8 @@ class HangWatch:
             host=str(run_json.get("host", "")),
             pid=pid if type(pid) is int else os.getpid(),
         )
-        hung = _Hung(self._recorder, first, self._thread, self._named)
+        known_s = max(first.since, self._entered_s)
+        hung = _Hung(self._recorder, first, known_s, self._thread, self._named)
         hung.start()
         return hung
 
@@ -134,17 +151,25 @@ class HangWatch:
 
 
 class _Hung:
-    """The record of one hang, kept by a thread of its own until `end`."""
+    """The record of one hang, kept by a thread of its own until `end`.
+
+    The thread ends by itself where this rank enters another collective than those until `known_s`:
+    `moved_s` is when, in epoch seconds.
+    """
 
     def __init__(
         self,
         recorder: Recorder,
         first: HangRecord,
+        known_s: float,
         thread: int,
         tell: Callable[[Hang], None],
     ) -> None:
         self.first = first
         self.named: Named | None = None
+        self.moved_s: float | None = None
+        self.has_record = False
+        self._known_s = known_s
         self._recorder = recorder
         self._path = recorder.folder / hang_name(first.number)
         self._training = thread
@@ -173,6 +198,10 @@ class _Hung:
         try:
             while not self._over.is_set():
                 record = capture(record, self._training)
+                if record.entered_s > self._known_s:
+                    self.end(remove=True)
+                    self.moved_s = record.entered_s
+                    return
                 self._write(record)
                 if self._over.wait(wait_s):
                     return
@@ -193,6 +222,7 @@ class _Hung:
                 return
             with replacing(self._path, durable=False) as part:
                 part.write_text(json.dumps(record.to_json()))
+            self.has_record = True
 
     def _name(self) -> None:
         """Name the hang by the files of all ranks, once for all: the first rank that hangs does."""

@@ -12,6 +12,7 @@ import pytest
 
 from stepscope.diagnosis.findings import findings, read_recorded
 from stepscope.diagnosis.hang_job import Cause
+from stepscope.diagnosis.hang_reading import hang_of
 from stepscope.run import RunStatus
 from stepscope.store import RunReader
 from tests.hanging_job import NAMED_S, STARTS_S, hanging
@@ -85,13 +86,28 @@ def test_steps_that_go_on_take_the_record_away(tmp_path: Path) -> None:
         _wait_for_event(run.folder, "hang_over")
 
 
-def test_training_that_runs_has_no_record(tmp_path: Path) -> None:
-    with hanging("none", tmp_path, HANGING_END="300") as job:
+@pytest.mark.parametrize(("what", "end"), [("none", "300"), ("validate", "60")])
+def test_training_that_runs_has_no_record(tmp_path: Path, what: str, end: str) -> None:
+    with hanging(what, tmp_path, HANGING_END=end, HANGING_S="9") as job:
         while job.process.poll() is None:
             run = job.run
             assert run is None or not list(run.folder.glob("hang-*"))
             time.sleep(0.2)
         assert job.process.returncode == 0, job.log.read_text()[-3000:]
+
+
+def test_a_rank_that_works_on_after_the_last_step_does_not_hang(tmp_path: Path) -> None:
+    """It writes what it waits in, which is nothing: the rank that has ended is not to blame."""
+    has_record = False
+    with hanging("alone", tmp_path, HANGING_END="100", HANGING_S="9") as job:
+        while job.process.poll() is None:
+            run = job.run
+            if run is not None and list(run.folder.glob("hang-*")):
+                has_record = True
+                assert hang_of(run) is None
+            time.sleep(0.2)
+        assert job.process.returncode == 0, job.log.read_text()[-3000:]
+    assert has_record
 
 
 def _diagnosed(folder: Path) -> list[dict[str, object]]:

@@ -2,8 +2,9 @@
 
 WHAT: sleep (in the loop), input (in the data set), forward, stop (SIGSTOP), kill (SIGKILL), gil
 (kept), mismatch (another collective), order (two groups in another order), receive (a message that
-nobody sends), or none. HANGING_S says how long it hangs, HANGING_END how many steps there are,
-HANGING_TIMEOUT_S how long a collective may take.
+nobody sends), or none. Two that are no hang: validate (all ranks, with a collective a batch), alone
+(rank 0 works on after the last step). HANGING_S says how long it hangs, HANGING_END how many steps
+there are, HANGING_TIMEOUT_S how long a collective may take.
 """
 
 import ctypes
@@ -79,6 +80,8 @@ def main() -> None:
         time.sleep(0.02)
         if step == END:
             break
+    if WHAT == "alone" and RANK == 0:
+        time.sleep(HANGS_S)
 
 
 def hang(step: int, other: dist.ProcessGroup, device: torch.device) -> None:
@@ -95,6 +98,10 @@ def hang(step: int, other: dist.ProcessGroup, device: torch.device) -> None:
         dist.all_gather([torch.empty_like(x) for _ in range(dist.get_world_size())], x)
     if WHAT == "receive" and step == int(STEP):
         dist.recv(x, 1 - RANK if RANK < 2 else 0)
+    if WHAT == "validate" and step == int(STEP):
+        for _ in range(int(HANGS_S / 0.1)):
+            time.sleep(0.1 if RANK else 0.05)
+            dist.all_reduce(x)
     if WHAT == "order" and step == int(STEP):
         groups = [other, dist.group.WORLD]
         for group in groups if RANK == 1 else reversed(groups):

@@ -175,7 +175,7 @@ def test_work_of_its_own_after_the_end_of_others_is_no_hang() -> None:
 
 
 def test_a_rank_that_has_ended_holds_up_only_those_of_its_groups() -> None:
-    groups = {"a": (0, 1), "b": (1, 2)}
+    groups: dict[str, tuple[int, ...]] = {"a": (0, 1), "b": (1, 2)}
     first = replace(waits(0, 5, "a"), groups=groups)
     second = replace(works(1), groups=groups)
     over = state(2, None, Condition.ENDED)
@@ -209,6 +209,17 @@ def test_nothing_is_said_of_a_rank_without_a_record() -> None:
     assert found is not None
     assert (found.ranks, found.phase) == ((3,), None)
     assert "at work on something that is no step" in found.text
+
+
+def test_no_hang_while_a_rank_without_a_record_is_at_a_later_step() -> None:
+    """It makes steps, as the last one does that has batches left within `Join`."""
+    message = Entered(group="0", operation="recv 1<-0", sequence=None, input_bytes=400)
+    shadow = state(1, replace(waits(1, members=2), collectives=(message,)))
+    at_work = replace(state(0, None), step=4)
+    assert judge([at_work, shadow], 9.0, 2) is None
+    assert judge([replace(at_work, step=3), shadow], 9.0, 2) is not None
+    for condition in (Condition.GONE, Condition.STOPPED):
+        assert judge([replace(at_work, condition=condition), shadow], 9.0, 2) is not None
 
 
 def test_several_that_are_late() -> None:

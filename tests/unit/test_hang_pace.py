@@ -57,3 +57,26 @@ def test_a_wait_that_ended_by_itself_is_waited_for_again() -> None:
     last = int(29 / 0.1)
     assert pace.look(29 + PATIENCE * 12 - 1, last, due=True) is None
     assert pace.look(29 + PATIENCE * 12, last, due=True) is not None
+
+
+def test_collectives_that_go_on_begin_the_wait_anew() -> None:
+    pace = Pace()
+    run(pace, range(10), 0.1)
+    assert pace.look(15.0, 90, due=True) is not None
+    pace.moved(15.0, 1.0, waited=False)
+    assert (pace.since, pace.longest_s) == (14.0, 0.0)
+    assert pace.look(18.0, 90, due=True) is None
+    assert pace.look(19.0, 90, due=True) == LEAST_S
+    pace.moved(19.0, 60.0, waited=False)
+    assert pace.since == 14.0, "older than what is known"
+    pace.moved(19.0, -60.0, waited=False)
+    assert pace.since == 19.0, "the clock was set back"
+
+
+def test_a_wait_for_a_collective_that_ended_by_itself_is_waited_for_again() -> None:
+    """Such as that for a long batch of a validation."""
+    pace = Pace()
+    run(pace, range(10), 0.1)
+    assert pace.look(16.0, 90, due=True) is not None
+    pace.moved(16.0, 1.0, waited=True)
+    assert (pace.longest_s, pace.limit_s) == (6.0, PATIENCE * 6.0)

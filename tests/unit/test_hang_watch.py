@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,9 @@ import pytest
 
 from dashboard import hangs as hangs_module
 from dashboard.hangs import LOOK_S, Hangs, as_verdict
-from stepscope.diagnosis.hang_record import KEPT, HangRecord, hang_name, parse
+from stepscope.diagnosis.hang import judge
+from stepscope.diagnosis.hang_job import JobRank
+from stepscope.diagnosis.hang_record import KEPT, Entered, HangRecord, hang_name, parse
 from stepscope.recording.recorder import Recorder
 from stepscope.run import RunInfo, RunStatus, read_run
 from stepscope.run.hang_reason import hung_in
@@ -134,6 +138,69 @@ def test_an_error_in_the_capture_is_said_once(
     wait_for(lambda: "could not be recorded: no such entry" in caplog.text)
     watch.close(RunStatus.FAILED)
     assert caplog.text.count("no such entry") == 1
+
+
+def entered(*created_s: float) -> Callable[[HangRecord, int], HangRecord]:
+    """Return a capture whose newest collective is of these times in turn, and then of the last."""
+    times = list(created_s)
+
+    def capture(known: HangRecord, thread: int) -> HangRecord:
+        at = times.pop(0) if len(times) > 1 else times[0]
+        one = Entered(group="0", operation="all_reduce", sequence=7, created_s=at)
+        return replace(known, seen=time.time(), collectives=(one,))
+
+    return capture
+
+
+def no_thread() -> bool:
+    return not [one for one in threading.enumerate() if one.name == "stepscope-hang"]
+
+
+def test_no_record_while_collectives_go_on(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a validation without a DataLoader, or within `Join`."""
+    newest = time.time()
+    monkeypatch.setattr(hang_watch, "capture", entered(newest))
+    clock = Clock()
+    watch = HangWatch(recorder, 0, clock=clock)
+    hung(watch, clock)
+    wait_for(no_thread)
+    assert not (recorder.folder / hang_name(0)).exists()
+    clock.now = 20.0
+    assert watch.look(JOB, 100) == []
+    assert no_thread(), "the wait has begun anew"
+    clock.now = 30.0
+    watch.look(JOB, 100)
+    wait_for((recorder.folder / hang_name(0)).exists)  # no newer one since
+    watch.close(RunStatus.FINISHED)
+
+
+def test_a_hang_is_over_once_collectives_go_on(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = judge([JobRank(rank=rank, record=stuck_in(rank)) for rank in range(2)], 9.0, 2)
+    assert found is not None
+    monkeypatch.setattr(hang_watch, "hang_of", lambda _run: found)
+    monkeypatch.setattr(hang_watch, "SOON_S", 0.0)
+    monkeypatch.setattr(hang_watch, "REFRESH_S", 0.0)
+    monkeypatch.setattr(hang_watch, "capture", entered(1.0, time.time()))
+    clock = Clock()
+    watch = HangWatch(recorder, 0, clock=clock)
+    hung(watch, clock)
+    wait_for(no_thread)
+    assert not (recorder.folder / hang_name(0)).exists()
+    clock.now = 21.0
+    told = watch.look(JOB, 100)
+    assert [kind for kind, _, _ in told] == ["hang", "hang_over"]
+    assert told[1][1].startswith("Collectives go on after ")
+    watch.close(RunStatus.FINISHED)
+
+
+def stuck_in(rank: int) -> HangRecord:
+    """Return the record of a rank that waits in what all have entered."""
+    one = Entered(group="0", operation="all_reduce", sequence=7)
+    return HangRecord(number=rank, rank=rank, step=3, since=0.0, seen=9.0, collectives=(one,))
 
 
 def collective(number: int, *, done: bool, group: str = "0") -> Collective:
