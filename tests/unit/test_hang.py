@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.diagnosis import ras
+from stepscope.diagnosis import from_json, ras
 from stepscope.diagnosis.hang import judge
 from stepscope.diagnosis.hang_job import Cause, Condition, Hang, JobRank
 from stepscope.diagnosis.hang_record import Entered, Frame, HangRecord, hang_name, parse
@@ -263,6 +263,18 @@ def test_ras_names_the_rank_where_torch_has_no_record() -> None:
     assert (found.cause, found.ranks, found.phase) == (Cause.NOT_ENTERED, (1,), "input")
     assert "rank 1 has launched 6 AllReduce, others 7" in found.text
     assert found.evidence == ("NCCL RAS: rank 1 has launched 6 AllReduce, others 7.",)
+
+
+def test_the_types_of_a_class_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file holds a hundred objects, and the files of all ranks are read every few seconds."""
+    text = (DATA / "sleep-gloo" / hang_name(1)).read_text()
+    parse(text)
+
+    def again(kind: Any) -> None:
+        raise AssertionError(f"{kind} is looked up again")
+
+    monkeypatch.setattr(from_json, "get_type_hints", again)
+    assert parse(text).rank == 1
 
 
 def test_a_record_of_another_form_is_refused() -> None:

@@ -13,18 +13,18 @@ from typing import Any
 import pytest
 
 from dashboard import hangs as hangs_module
-from dashboard.hangs import LOOK_S, Hangs, as_verdict
+from dashboard.hangs import LOOK_S, REST, Hangs, as_verdict
 from stepscope.diagnosis.hang import judge
-from stepscope.diagnosis.hang_job import JobRank
+from stepscope.diagnosis.hang_job import Hang, JobRank
 from stepscope.diagnosis.hang_record import KEPT, Entered, HangRecord, hang_name, parse
 from stepscope.recording.recorder import Recorder
-from stepscope.run import RunInfo, RunStatus, read_run
+from stepscope.run import RunInfo, RunStatus
 from stepscope.run.hang_reason import hung_in
 from stepscope.sampling.flight_recorder import Collective, FlightRecord
 from stepscope.session import hang_watch
 from stepscope.session.hang_capture import PENDING, newest
 from stepscope.session.hang_stack import doing_of, frames_of, kept, phase_of
-from stepscope.session.hang_watch import HangWatch
+from stepscope.session.hang_watch import HangWatch, Told
 
 JOB = {"world_size": 2, "status": RunStatus.RUNNING, "rank": 0, "host": "node1", "pid": 100}
 
@@ -46,11 +46,13 @@ def recorder(tmp_path: Path) -> Iterator[Recorder]:
     made.close(RunStatus.FINISHED)
 
 
-def hung(watch: HangWatch, clock: Clock, run_json: dict[str, Any] = JOB) -> None:
-    """Let a rank make ten steps a second for ten seconds, and none after."""
+def hung(watch: HangWatch, clock: Clock, run_json: dict[str, Any] = JOB) -> list[Told]:
+    """Let a rank make ten steps a second for ten seconds, and none after; return the events."""
+    told = []
     for second in range(20):
         clock.now = float(second)
-        watch.look(run_json, min(100, 10 * second))
+        told += watch.look(run_json, min(100, 10 * second))
+    return told
 
 
 def wait_for(said: Callable[[], bool]) -> None:
@@ -187,11 +189,11 @@ def test_a_hang_is_over_once_collectives_go_on(
     monkeypatch.setattr(hang_watch, "capture", entered(1.0, time.time()))
     clock = Clock()
     watch = HangWatch(recorder, 0, clock=clock)
-    hung(watch, clock)
+    told = hung(watch, clock)
     wait_for(no_thread)
     assert not (recorder.folder / hang_name(0)).exists()
     clock.now = 21.0
-    told = watch.look(JOB, 100)
+    told += watch.look(JOB, 100)
     assert [kind for kind, _, _ in told] == ["hang", "hang_over"]
     assert told[1][1].startswith("Collectives go on after ")
     watch.close(RunStatus.FINISHED)
@@ -252,16 +254,47 @@ def test_the_reason_takes_the_first_rank_that_names_the_cause(tmp_path: Path) ->
     assert hung_in(tmp_path) == "Named by 3."
 
 
-def test_the_page_looks_only_now_and_then(recorder: Recorder, tmp_path: Path) -> None:
+def at_once(look: Callable[[], None]) -> None:
+    look()
+
+
+def test_the_page_looks_only_now_and_then(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[RunInfo] = []
+    monkeypatch.setattr(hangs_module, "hang_of", looks.append)
     clock = Clock()
-    hangs = Hangs(clock)
-    run = read_run(recorder.folder)
-    assert as_verdict(hangs.of(run)) is None
-    record = HangRecord(number=0, rank=0, step=3, since=0.0, seen=run.created)
-    (tmp_path / hang_name(0)).write_text(json.dumps(record.to_json()))
-    assert hangs.of(run) is None, "it has just looked"
-    clock.now = LOOK_S
+    hangs = Hangs(clock, at_once)
+    run = RunInfo(recorder.folder, RunStatus.RUNNING, None, 0.0, JOB)
+    for second in (0.0, LOOK_S - 0.1, LOOK_S):
+        clock.now = second
+        assert as_verdict(hangs.of(run)) is None
+    assert looks == [run, run]
+
+
+def test_a_poll_waits_for_no_look(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look at the files of some hundred ranks takes longer than a poll may."""
+    found = judge([JobRank(rank=rank, record=stuck_in(rank)) for rank in range(2)], 9.0, 2)
+    clock = Clock()
+
+    def slow(run: RunInfo) -> Hang | None:
+        clock.now += 1.0
+        return found
+
+    monkeypatch.setattr(hangs_module, "hang_of", slow)
+    aside: list[Callable[[], None]] = []
+    hangs = Hangs(clock, aside.append)
+    run = RunInfo(recorder.folder, RunStatus.RUNNING, None, 0.0, JOB)
+    assert hangs.of(run) is None
+    assert hangs.of(run) is None
+    [look] = aside
+    look()
+    clock.now += REST - 1
+    assert hangs.of(run) == found
+    assert len(aside) == 1, "a look that took a second is not repeated soon"
+    clock.now += 1
     hangs.of(run)
+    assert len(aside) == 2
 
 
 def test_a_folder_that_cannot_be_judged_costs_one_line_of_the_log(
@@ -272,7 +305,7 @@ def test_a_folder_that_cannot_be_judged_costs_one_line_of_the_log(
 
     monkeypatch.setattr(hangs_module, "hang_of", fail)
     clock = Clock()
-    hangs = Hangs(clock)
+    hangs = Hangs(clock, at_once)
     run = RunInfo(recorder.folder, RunStatus.RUNNING, None, 0.0, JOB)
     for second in range(3):
         clock.now = second * LOOK_S
