@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,11 @@ from stepscope.diagnosis.hang_record import (
     REFRESH_S,
     HangRecord,
     hang_name,
+    on_clock,
     parse,
 )
-from stepscope.run import STALE_S, RunInfo, RunStatus, pid_namespace, process_of, rank_json
+from stepscope.run import STALE_S, RunInfo, RunStatus, pid_namespace, process_of
+from stepscope.run.clocks import ahead_of
 from stepscope.run.plain_file import read_plain
 from stepscope.run.rank_states import RankStanding, RankState, rank_states
 
@@ -73,10 +74,13 @@ def _job_rank(run: RunInfo, standing: RankStanding, now: float, *, ended: bool) 
     if condition is None:
         return None
     number, told = standing.number, standing.run_json or {}
+    ahead_s = ahead_of(told)
     record = None if number is None else read_record(run.folder, number)
-    if record is not None and not ended and not _is_fresh(run.folder, record, now):
-        record = None
-    age_s = None if number is None else _beat_age_s(run.folder / rank_json(number), told, now)
+    if record is not None:
+        record = on_clock(record, ahead_s)
+        if not ended and not _is_fresh(run.folder, record, now, ahead_s):
+            record = None
+    age_s = None if standing.beat is None else max(0.0, now - standing.beat)
     if condition is Condition.ALIVE:
         condition = _of_process(told, age_s)
     pid, step = told.get("pid"), told.get("step")
@@ -94,9 +98,13 @@ def _job_rank(run: RunInfo, standing: RankStanding, now: float, *, ended: bool) 
     )
 
 
-def _is_fresh(folder: Path, record: HangRecord, now: float) -> bool:
+def _is_fresh(folder: Path, record: HangRecord, now: float, ahead_s: float) -> bool:
+    """Say whether a rank still hangs: it writes its file again and again.
+
+    The file's time may be by the clock of the rank's host, which is ahead so much, or by another.
+    """
     try:
-        written = (folder / hang_name(record.number)).stat().st_mtime
+        written = (folder / hang_name(record.number)).stat().st_mtime - max(0.0, ahead_s)
     except OSError:
         return False
     return now - max(written, record.seen) < FRESH_S
@@ -110,14 +118,6 @@ _CONDITIONS = {
     RankState.DEAD: Condition.GONE,
     RankState.NEVER_STARTED: Condition.ABSENT,
 }
-
-
-def _beat_age_s(path: Path, told: Mapping[str, Any], now: float) -> float | None:
-    """Return the seconds since a rank's last heartbeat, which it may only have touched."""
-    try:
-        return max(0.0, now - max(float(told["heartbeat"]), path.stat().st_mtime))
-    except (OSError, KeyError, TypeError, ValueError):
-        return None
 
 
 def _of_process(told: dict[str, Any], beat_age_s: float | None) -> Condition:

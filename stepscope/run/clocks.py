@@ -9,6 +9,7 @@ Times that the disk stamps on files are no help: many network disks take them fr
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import deque
 from collections.abc import Mapping
@@ -96,5 +97,13 @@ def offset_of(run_json: Mapping[str, Any]) -> ClockOffset | None:
     """Return the offset that a rank's file gives; None where it gives none."""
     offset, uncertainty = run_json.get("clock_offset_s"), run_json.get("clock_uncertainty_s")
     if isinstance(offset, int | float) and isinstance(uncertainty, int | float):
+        if not (math.isfinite(offset) and math.isfinite(uncertainty)):
+            return None
         return ClockOffset(float(offset), float(uncertainty))
     return None
+
+
+def ahead_of(run_json: Mapping[str, Any]) -> float:
+    """Return by how many seconds a rank's clock is ahead of number 0's; 0 where nobody knows."""
+    clock = offset_of(run_json)
+    return clock.offset_s if clock else 0.0

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stepscope.run.clocks import offset_of
+from stepscope.run.clocks import ahead_of
 from stepscope.run.first_cause import RankEnd
 from stepscope.run.folder import rank_json
 from stepscope.run.plain_file import read_plain
@@ -99,21 +99,19 @@ class RankFile:
         return None
 
     def _said(self, ts: Any, reason: Any) -> RankEnd:
-        clock = offset_of(self.run_json)
-        ahead_s = clock.offset_s if clock else 0.0
         told = moment(ts)
-        when = self.beat if told is None else told - ahead_s
+        when = self.beat if told is None else told - ahead_of(self.run_json)
         return RankEnd(self.number, when, when, str(reason or "It gives no reason."))
 
 
 def read_rank_file(folder: Path, number: int) -> RankFile:
     """Read the file of one rank and judge its status. Raises UNREADABLE."""
     run_json = read_run_json(folder, number)
-    heartbeat = float(run_json["heartbeat"])
-    if (clock := offset_of(run_json)) is not None:
-        heartbeat -= clock.offset_s
-    # A full disk keeps the old text, but the writer still touches the file.
-    beat = max(heartbeat, os.stat(folder / rank_json(number)).st_mtime)
+    ahead_s = ahead_of(run_json)
+    # A full disk keeps the old text, but the writer still touches the file. Its time may be by the
+    # clock of the rank's host or by another one: the earlier of both is no later than the touch.
+    touched = os.stat(folder / rank_json(number)).st_mtime - max(0.0, ahead_s)
+    beat = max(float(run_json["heartbeat"]) - ahead_s, touched)
     status, age_s = RunStatus(run_json["status"]), max(0.0, time.time() - beat)
     if status.live and not _alive(run_json, age_s):
         status = RunStatus.CRASHED

@@ -44,7 +44,7 @@ class RankStanding:
 
     `rank` is torch's number of it, `number` the one of its files in the folder (None without any).
     `since` is when it ended or showed its last sign of life, in epoch seconds of its host.
-    `text` is a sentence for the page.
+    `beat` is its last sign of life by number 0's clock. `text` is a sentence for the page.
     """
 
     rank: int
@@ -53,6 +53,7 @@ class RankStanding:
     text: str
     host: str | None = None
     since: float | None = None
+    beat: float | None = None
     run_json: dict[str, Any] | None = None
     """What the rank says of itself; None without a file."""
 
@@ -144,6 +145,7 @@ def _standing(rank: RankFile) -> RankStanding:
         text=text,
         host=host if isinstance(host, str) else None,
         since=since,
+        beat=rank.beat,
         run_json=rank.run_json,
     )
 

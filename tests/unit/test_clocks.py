@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import random
+import time
 from pathlib import Path
 
 import pytest
 
 from stepscope.recording.recorder import Recorder
-from stepscope.run import read_run, write_run_json
+from stepscope.run import RunStatus, read_run, write_run_json
 from stepscope.run.clocks import (
     WINDOW_S,
     Bounds,
@@ -120,4 +123,25 @@ def test_ends_and_heartbeats_are_by_the_clock_of_number_0(tmp_path: Path) -> Non
     alive = json.loads((tmp_path / "rank1.json").read_text()) | {"status": "running"}
     write_run_json(tmp_path, alive, "rank1.json")
     end = read_rank_file(tmp_path, 1)
-    assert end.beat == (tmp_path / "rank1.json").stat().st_mtime, "not an hour from now"
+    assert end.beat <= (tmp_path / "rank1.json").stat().st_mtime, "not an hour from now"
+
+
+@pytest.mark.parametrize("ahead_s", [300.0, -300.0])
+@pytest.mark.parametrize("stamped_by_writer", [True, False])
+def test_the_time_of_a_file_may_be_by_the_clock_of_its_host_or_of_the_disk(
+    tmp_path: Path, ahead_s: float, stamped_by_writer: bool
+) -> None:
+    """The last heartbeat was 60 s ago, and is no later by any of both."""
+    beat = time.time() - 60.0
+    told = {"status": "running", "heartbeat": beat + ahead_s, "host": "node2", "rank": 1}
+    told |= {"clock_offset_s": ahead_s, "clock_uncertainty_s": 0.01}
+    write_run_json(tmp_path, told, "rank1.json")
+    os.utime(tmp_path / "rank1.json", (beat + ahead_s * stamped_by_writer,) * 2)
+    rank = read_rank_file(tmp_path, 1)
+    assert rank.beat == pytest.approx(beat, abs=0.01)
+    assert rank.status is RunStatus.CRASHED
+
+
+@pytest.mark.parametrize("offset", [math.nan, math.inf, "1", None])
+def test_an_offset_that_can_be_none_is_left_out(offset: object) -> None:
+    assert offset_of({"clock_offset_s": offset, "clock_uncertainty_s": 0.01}) is None
