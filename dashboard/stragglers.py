@@ -10,7 +10,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 from stepscope.diagnosis.communication_reading import communication_text
 from stepscope.diagnosis.straggler_window import in_job, judged_run
@@ -27,6 +28,7 @@ KEPT = 16
 """Runs of which the last look is kept."""
 
 Start = Callable[[Callable[[], None]], None]
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -37,8 +39,8 @@ class _Look:
     communication: str | None = None
     under_way: bool = False
     is_final: bool = False
-    told: bool = False
-    """An error that nobody expected stands in the log, which has it once."""
+    told: set[str] = field(default_factory=set)
+    """What failed in a way that nobody expected: the log has it once."""
 
 
 def _in_thread(look: Callable[[], None]) -> None:
@@ -86,21 +88,15 @@ class Stragglers:
 
     def _look(self, look: _Look, run: RunInfo) -> None:
         began = self._clock()
-        found, said = look.found, look.communication
-        try:
-            found, said = judged_run(run), communication_text(run)
-        except (StoreError, OSError) as error:
-            log.warning("%s: the ranks cannot be compared: %s", run.id, error)
-        except Exception:  # what is in a folder may come from anybody; the other ranks are shown
-            if not look.told:
-                log.warning("%s: the ranks cannot be compared", run.id, exc_info=True)
-            look.told = True
-        finally:
-            now = self._clock()
-            with self._lock:
-                look.found, look.communication = found, said
-                look.under_way, look.is_final = False, not run.status.live
-                look.next = now + max(EVERY_S, REST * (now - began))
+        found = _tried(look, run, judged_run, look.found, "the ranks cannot be compared")
+        said = _tried(
+            look, run, communication_text, look.communication, "the cost of collectives is unknown"
+        )
+        now = self._clock()
+        with self._lock:
+            look.found, look.communication = found, said
+            look.under_way, look.is_final = False, not run.status.live
+            look.next = now + max(EVERY_S, REST * (now - began))
 
     def _entry(self, key: str) -> _Look:
         look = self._looks.pop(key, None) or _Look()
@@ -108,3 +104,16 @@ class Stragglers:
         if len(self._looks) > KEPT:
             self._looks.pop(next(iter(self._looks)))
         return look
+
+
+def _tried(look: _Look, run: RunInfo, find: Callable[[RunInfo], T], last: T, otherwise: str) -> T:
+    """Return what is found, or what was found last where that fails."""
+    try:
+        return find(run)
+    except (StoreError, OSError) as error:
+        log.warning("%s: %s: %s", run.id, otherwise, error)
+    except Exception:  # what is in a folder may come from anybody; the other ranks are shown
+        if otherwise not in look.told:
+            log.warning("%s: %s", run.id, otherwise, exc_info=True)
+        look.told.add(otherwise)
+    return last

@@ -12,7 +12,7 @@ from pathlib import Path
 from dashboard.charts.content import MOST_RANKS, run_content, training_device
 from stepscope.formatting import printable
 from stepscope.run import RunInfo, RunStatus
-from stepscope.run.rank_files import RankFile, find_rank
+from stepscope.run.rank_files import RankFile, find_rank, moment
 
 MOST = 64
 """Ranks of a job that are shown; the others are counted."""
@@ -89,7 +89,5 @@ def _ended(file: RankFile) -> float | None:
     """Return when a rank ended, or was last heard of, in epoch seconds."""
     if file.status.live:
         return None
-    ended = file.run_json.get("ended")
-    if file.status is not RunStatus.CRASHED and isinstance(ended, int | float):
-        return float(ended)
-    return file.beat
+    ended = None if file.status is RunStatus.CRASHED else moment(file.run_json.get("ended"))
+    return file.beat if ended is None else ended

@@ -22,6 +22,8 @@ LANE_BYTES_PER_S = {
 }
 """Bytes/s of one PCIe lane each way by generation: transfers a second times the code's share of
 data, PCI-SIG's base specifications (https://pcisig.com/faq). Packet headers take some more."""
+FASTEST, MOST_LINKS = 1e15, 1024
+"""Bytes/s of one link, and links of a GPU, that are not believed beyond."""
 LITTLE_SHARE = 0.05
 """Share of the time below which collectives are not worth a word of advice."""
 LOW_SHARE = 0.5
@@ -45,15 +47,26 @@ def link_of(facts: Mapping[str, Any]) -> Link | None:
     >>> link_of({"nvlinks": 18, "nvlink_speed": 25e9})
     Link(name='18 NVLinks', bytes_per_s=450000000000.0)
     """
-    links, speed = facts.get("nvlinks"), facts.get("nvlink_speed")
-    if links:
-        name = "1 NVLink" if links == 1 else f"{links} NVLinks"
-        return Link(name, links * float(speed)) if speed else None
-    generation, width = facts.get("pcie_max_gen"), facts.get("pcie_max_width")
-    lane = LANE_BYTES_PER_S.get(generation) if isinstance(generation, int) else None
-    if lane is None or not width:
+    if facts.get("nvlinks"):
+        links, speed = _count(facts.get("nvlinks")), _speed(facts.get("nvlink_speed"))
+        if links is None or speed is None:
+            return None
+        return Link("1 NVLink" if links == 1 else f"{links} NVLinks", links * speed)
+    generation, width = _count(facts.get("pcie_max_gen")), _count(facts.get("pcie_max_width"))
+    lane = None if generation is None else LANE_BYTES_PER_S.get(generation)
+    if lane is None or width is None:
         return None
-    return Link(f"PCIe {generation} with {width} lanes", lane * int(width))
+    return Link(f"PCIe {generation} with {width} lanes", lane * width)
+
+
+def _count(told: Any) -> int | None:
+    """Return a number of links, or of lanes; None for what can be none: a file may be of others."""
+    return told if type(told) is int and 0 < told <= MOST_LINKS else None
+
+
+def _speed(told: Any) -> float | None:
+    """Return the bytes/s of a link; None for what can be none."""
+    return float(told) if isinstance(told, int | float) and 0 < told < FASTEST else None
 
 
 def reached(bus_bytes_per_s: float, link: Link | None) -> float | None:

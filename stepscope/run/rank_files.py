@@ -120,7 +120,7 @@ def read_rank_file(folder: Path, number: int) -> RankFile:
 
 def moment(told: Any) -> float | None:
     """Return a time that a file tells, in epoch seconds; None for what can be none."""
-    return float(told) if isinstance(told, int | float) and abs(told) < _LAST_S else None
+    return float(told) if type(told) in (int, float) and abs(told) < _LAST_S else None
 
 
 def find_rank(folder: Path, number: int) -> RankFile | None:

@@ -186,3 +186,20 @@ def test_a_look_that_fails_is_told_once_and_made_again(
     found = ranks.of(live)
     assert found is not None
     assert found.ranks == (3,)
+
+
+def test_the_slow_rank_is_named_although_the_cost_of_collectives_cannot_be_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = recorded_job(tmp_path / "job", "backward")
+
+    def fail(run: RunInfo) -> None:
+        raise TypeError("nobody has thought of it")
+
+    monkeypatch.setattr(stragglers_module, "communication_text", fail)
+    ranks = Stragglers(lambda: 0.0, lambda look: look())
+    found = ranks.of(read_run(folder))
+    assert found is not None
+    assert found.ranks == (3,)
+    assert ranks.communication_of(read_run(folder)) is None
+    assert caplog.text.count("the cost of collectives is unknown") == 1

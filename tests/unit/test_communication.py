@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from stepscope.diagnosis.communication import (
@@ -39,7 +41,22 @@ def test_pcie_by_generation_and_width(generation: int, width: int, gigabytes: fl
 
 @pytest.mark.parametrize(
     "facts",
-    [{}, {"pcie_max_gen": 9, "pcie_max_width": 16}, {"pcie_max_gen": 4, "pcie_max_width": None}],
+    [
+        {},
+        {"pcie_max_gen": 9, "pcie_max_width": 16},
+        {"pcie_max_gen": 4, "pcie_max_width": None},
+        # Not as a driver tells it: a run's file may have been written by others.
+        {"pcie_max_gen": 4, "pcie_max_width": "x"},
+        {"pcie_max_gen": 4, "pcie_max_width": -16},
+        {"pcie_max_gen": True, "pcie_max_width": 16},
+        {"nvlinks": "x", "nvlink_speed": 2},
+        {"nvlinks": -18, "nvlink_speed": 25e9},
+        {"nvlinks": 10**400, "nvlink_speed": 25e9},
+        {"nvlinks": 18, "nvlink_speed": []},
+        {"nvlinks": 18, "nvlink_speed": -1.0},
+        {"nvlinks": 18, "nvlink_speed": 1e308},
+        {"nvlinks": 18, "nvlink_speed": math.nan},
+    ],
 )
 def test_an_unknown_link_is_none(facts: dict[str, object]) -> None:
     assert link_of(facts) is None

@@ -16,7 +16,7 @@ from dashboard.api.ranks import Jobs, ranks_answer
 from dashboard.ranks.answer import LIMIT, Question, parse_question
 from dashboard.ranks.columns import COLUMNS
 from dashboard.ranks.job import Job, overview_bucket
-from dashboard.ranks.members import MOST
+from dashboard.ranks.members import MOST, read_member
 from dashboard.ranks.verdict import NAMED, NEXT_LENGTH, TEXT_LENGTH
 from stepscope.run import RunError, process_identity, rank_json, read_run, write_run_json
 from stepscope.store import Block, RunWriter, store_name
@@ -391,6 +391,17 @@ def test_files_that_others_have_written_break_nothing(job: JobFolder) -> None:
     assert tab.shown["state"] == "aappppp"
     assert "\x1b" not in tab.named["hosts"][1]
     assert tab.most_bytes <= LIMIT + 200
+
+
+@pytest.mark.parametrize("ended", [10**400, float("nan"), -1e300, True, "1"], ids=range(5))
+def test_a_time_that_can_be_none_is_not_the_end_of_a_rank(job: JobFolder, ended: Any) -> None:
+    job.add(1, ended=ended, status="finished")
+    member = read_member(job.folder, 1)
+    assert member is not None
+    assert member.ended == pytest.approx(time.time(), abs=60), "when it was last heard of"
+    tab = Tab(job.folder)
+    tab.settle()
+    assert tab.shown["state"][1] == "f"
 
 
 @pytest.mark.parametrize("size", ["8", None, -1, 10**12, True, 8.0, [8]])
