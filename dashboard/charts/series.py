@@ -111,7 +111,6 @@ def update(
 def state(run: RunInfo) -> dict[str, Any]:
     """Return how a run stands: the part of an answer that needs no store."""
     run_json = run.run_json
-    ended = run_json.get("ended")
     progress = {
         name: run_json.get(name)
         for name in ("step", "total_steps", "epoch", "epochs", "first_step", "paused_s")
@@ -125,7 +124,7 @@ def state(run: RunInfo) -> dict[str, Any]:
         "reason": run.reason or _waiting(run),
         "warnings": warnings(run),
         "t0": run.created,
-        "now": round((ended if ended else time.time()) - run.created, 3),
+        "now": round((run.ended or time.time()) - run.created, 3),
         "progress": progress,
         "series": {},
         "events": [],

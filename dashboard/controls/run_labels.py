@@ -58,9 +58,8 @@ def _label(run: RunInfo, now: float) -> str:
         str(run.status),
         f"since {when}" if live else when,
     ]
-    ended = run.run_json.get("ended")
-    if not live and isinstance(ended, int | float):
-        parts.append(format_duration(max(0.0, ended - run.created)))
+    if not live and run.ended is not None:
+        parts.append(format_duration(max(0.0, run.ended - run.created)))
     if read_only_reason(run) is not None:
         parts.append(
             printable(f"{run.run_json.get('user')}@{run.run_json.get('host')}")[:NAME_LENGTH]

@@ -72,8 +72,7 @@ def answer(job: Job, run: RunInfo, question: Question, said: Json) -> Json:
 
 
 def _now(run: RunInfo) -> float:
-    ended = run.run_json.get("ended")
-    until = ended if not run.status.live and isinstance(ended, int | float) else None
+    until = None if run.status.live else run.ended
     seconds = (until if until is not None else time.time()) - run.created
     return round(seconds, 1) if math.isfinite(seconds) else 0.0
 

@@ -17,7 +17,7 @@ GIB = 2**30
 def row(run: RunInfo, summary: RunSummary) -> dict[str, Any]:
     """Return the cells of a run by their column's title; None where there is no value."""
     config = run.run_json.get("config")
-    ended = time.time() if run.status.live else run.run_json.get("ended")
+    ended = time.time() if run.status.live else run.ended
     return {
         "Name": run_name(run),
         "Status": run.status.value,
@@ -58,6 +58,5 @@ def _gib(size: float | None) -> float | None:
     return None if size is None else size / GIB
 
 
-def _duration(began: float, ended: object) -> timedelta | None:
-    seconds = ended - began if isinstance(ended, int | float) else None
-    return None if seconds is None else timedelta(seconds=max(0, round(seconds)))
+def _duration(began: float, ended: float | None) -> timedelta | None:
+    return None if ended is None else timedelta(seconds=max(0, round(ended - began)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 import time
 from pathlib import Path
@@ -96,4 +95,4 @@ def _when(created: float | None) -> str:
 
 def _number(value: Any) -> float | None:
     """Return a finite number, None for all else: run.json may be foreign, JSON has no infinity."""
-    return value if isinstance(value, int | float) and math.isfinite(value) else None
+    return value if isinstance(value, int | float) and abs(value) <= sys.float_info.max else None

@@ -15,6 +15,7 @@ from stepscope.run.process import process_of, user_name
 from stepscope.run.rank_files import (
     UNREADABLE,
     RankFile,
+    moment,
     other_ranks,
     read_rank_file,
     read_run_json,
@@ -53,6 +54,11 @@ class RunInfo:
     def created(self) -> float:
         """Start of the run in epoch seconds: time 0 of its charts."""
         return float(self.run_json["created"])
+
+    @property
+    def ended(self) -> float | None:
+        """End of the run in epoch seconds; None where run.json tells none that can be."""
+        return moment(self.run_json.get("ended"))
 
     def __repr__(self) -> str:
         return f"RunInfo({self.id!r}, {self.status}, step {self.run_json.get('step', 0)})"

@@ -402,6 +402,8 @@ def test_a_time_that_can_be_none_is_not_the_end_of_a_rank(job: JobFolder, ended:
     tab = Tab(job.folder)
     tab.settle()
     assert tab.shown["state"][1] == "f"
+    job.add(0, ended=ended, status="finished")
+    assert abs(Tab(job.folder).ask()["now"] + CREATED - time.time()) < 60
 
 
 @pytest.mark.parametrize("size", ["8", None, -1, 10**12, True, 8.0, [8]])

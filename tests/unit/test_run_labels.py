@@ -48,6 +48,8 @@ def test_a_name_that_was_given_is_kept_and_others_cannot_spoil_the_list() -> Non
     assert "\x1b" not in run_name(run("a\x1b[2Jb"))
     odd = run("a", script="x", ended="never", created=1e300, status=RunStatus.FINISHED)
     assert label(odd).endswith("· ?")
+    for ended in (10**400, float("nan"), "never"):
+        assert label(run("x", RunStatus.FINISHED, ended=ended)) == "x · built-in · finished · 12:00"
 
 
 def test_no_two_labels_are_alike() -> None:
