@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -11,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from torch import Tensor, nn
@@ -286,3 +290,43 @@ def test_a_killed_worker_of_one_epoch_ends_the_run_with_a_reason(tmp_path: Path)
 def kill_workers() -> None:
     for worker in multiprocessing.active_children():
         worker.kill()
+
+
+LOADING = """
+import signal, sys, torch
+from trainer.config import RunConfig
+from trainer.training.compute import CpuCompute
+from trainer.training.data import WorkerLoader
+from trainer.workloads.task import TensorSplit
+
+signal.signal(signal.SIGTERM, lambda *_: None)
+values = torch.arange(40)
+split = TensorSplit.of(values.float().view(-1, 1), values)
+loader = WorkerLoader(split, RunConfig(batch_size=4, num_workers=1), CpuCompute())
+batches = loader.batches(values)
+for command in sys.stdin:
+    print(next(batches)[1].tolist(), flush=True)
+"""
+
+
+def test_workers_outlive_a_signal_to_their_group_and_end_with_their_process() -> None:
+    """torchrun ends a rank by SIGTERM to its group; the rank takes some steps more to stop."""
+    with subprocess.Popen(
+        [sys.executable, "-c", LOADING],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        bufsize=1,
+        start_new_session=True,
+    ) as loading:
+        assert loading.stdin is not None
+        assert loading.stdout is not None
+        for first in range(0, 40, 4):
+            loading.stdin.write("next\n")
+            assert loading.stdout.readline() == f"{[*range(first, first + 4)]}\n"
+            if not first:
+                below = psutil.Process(loading.pid).children(recursive=True)
+                os.killpg(loading.pid, signal.SIGTERM)
+        assert len(below) == 3  # the fork server, its worker, and what tracks shared memory
+        loading.kill()
+    assert psutil.wait_procs(below, 20)[1] == []

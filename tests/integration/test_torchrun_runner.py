@@ -95,7 +95,7 @@ def test_each_rank_records_and_the_job_finishes(tmp_path: Path) -> None:
 
 
 def test_stop_ends_all_ranks_at_the_same_step(tmp_path: Path) -> None:
-    run = start(tmp_path)
+    run = start(tmp_path, num_workers=1)
     wait_until(lambda: step_of(run.folder) > 5, 90)
     assert run.stop(60)
     ended = read_run(run.folder)
@@ -211,10 +211,13 @@ def test_a_killed_rank_restarts_all_and_nothing_is_lost(tmp_path: Path) -> None:
 
 
 def test_without_restarts_a_killed_rank_ends_the_job(tmp_path: Path) -> None:
-    run = start(tmp_path)
+    run = start(tmp_path, num_workers=1)
     wait_until(lambda: step_of(run.folder) > 5, 90)
+    loading = psutil.Process(pid(run.folder, 1)).children(recursive=True)
+    assert len(loading) >= 2  # the fork server and its worker
     os.kill(pid(run.folder, 1), signal.SIGKILL)
     ended = wait_for_end(run)
+    assert psutil.wait_procs(loading, 20)[1] == []
     assert not run.goes_on()
     assert (ended.status, ended.cause_rank) == (RunStatus.FAILED, 1)
     assert ended.reason in KILLED.values()

@@ -8,7 +8,6 @@ thread sees the end of stdin, unless native code keeps all threads waiting.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import json
@@ -17,8 +16,7 @@ import signal
 import sys
 import threading
 
-PR_SET_PDEATHSIG = 1
-"""Of linux/prctl.h."""
+from trainer.parent import killed_with_parent
 
 
 def main() -> None:
@@ -33,13 +31,6 @@ def main() -> None:
     sample_run = importlib.import_module("trainer.lab.sample_run")
     gc.freeze()  # what was imported stays: no collection needs to walk it
     print(json.dumps(sample_run.take(job)), file=results, flush=True)
-
-
-def killed_with_parent() -> None:
-    """Have Linux kill this process when the thread that started it ends; elsewhere do nothing."""
-    if sys.platform == "linux":
-        # The C library of the process itself; a refusal leaves the thread on stdin.
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _end_with_parent() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.forkserver
 import multiprocessing.spawn
+import os
 import random
 import threading
 from collections.abc import Iterator
@@ -17,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from trainer.config import RunConfig
 from trainer.failures import RunFailed
+from trainer.parent import killed_with_parent
 from trainer.workloads.task import Batch, Split
 
 
@@ -31,8 +34,9 @@ class Workers:
         self._order = _BatchOrder(config.batch_size, config.seed)
         self._persistent = config.persistent_workers
         context = multiprocessing.get_context("forkserver")
-        # Imported once by the fork server, so that workers start in milliseconds.
-        context.set_forkserver_preload(["trainer.training.workers"])
+        # Imported once by the fork server, so that workers start in milliseconds. Its own group
+        # comes first: importing torch takes seconds.
+        context.set_forkserver_preload(["trainer.training.fork_server", "trainer.training.workers"])
         self._loader: DataLoader[Batch] | None = DataLoader(
             _SplitDataset(split),
             batch_sampler=self._order,
@@ -41,6 +45,7 @@ class Workers:
             persistent_workers=config.persistent_workers,
             multiprocessing_context=context,
             collate_fn=_as_is,
+            worker_init_fn=_end_with_process,
             generator=torch.Generator(),  # its own: the default one belongs to the model
         )
         self._fetched: Any = None
@@ -146,6 +151,21 @@ def _next(batches: Iterator[Batch | RunFailed]) -> Batch | None:
 
 def _as_is(batch: Any) -> Any:
     return batch
+
+
+def _end_with_process(_worker: int) -> None:
+    """Let this worker end with the process that trains, however that one ends.
+
+    The fork server ends when nobody has the other end of its pipe any more. Python gives that end
+    to the workers too, and torch's workers only look whether the fork server is there: all of them
+    would stay. A worker starts no processes, for which it would need the pipe.
+    """
+    killed_with_parent()  # the fork server; torch itself looks every five seconds
+    server: Any = getattr(multiprocessing.forkserver, "_forkserver", None)
+    pipe = getattr(server, "_forkserver_alive_fd", None)  # private: without it they stay
+    if pipe is not None:
+        os.close(pipe)
+        server._forkserver_alive_fd = None
 
 
 _patching = threading.Lock()
