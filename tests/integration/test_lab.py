@@ -69,7 +69,7 @@ def test_a_sample_is_a_recorded_run_with_equal_losses_for_equal_seeds(tmp_path: 
     assert metrics["loss"] == same["metrics"]["loss"]
     assert metrics["loss"] != other["metrics"]["loss"]
     assert first["seconds"] > 0
-    assert not (tmp_path / RUN).exists()
+    assert not list(tmp_path.glob(f"{RUN}*/"))
 
 
 TWO_RANKS = {"parallel": "ddp", "ranks": 2, "runner": "torchrun"}
@@ -102,7 +102,7 @@ def test_no_rank_is_left_of_a_sample_that_was_stopped(tmp_path: Path) -> None:
     began: list[psutil.Process] = []
 
     def stop_when_begun() -> None:
-        wait_until(lambda: len(ranks_below(tmp_path)) == 2)
+        wait_until(lambda: any(tmp_path.glob(f"{RUN}*/rank1.sqlite")))  # they train by now
         began.extend(ranks_below(tmp_path))
         process.stop()
 
@@ -111,7 +111,28 @@ def test_no_rank_is_left_of_a_sample_that_was_stopped(tmp_path: Path) -> None:
     process.take(job(changes=TWO_RANKS, steps=LONG), 150)
     stopper.join()
     assert len(began) == 2
-    wait_until(lambda: not any(rank.is_running() for rank in began))
+    alive = [rank for rank in began if rank.is_running()]
+    assert [rank for rank in alive if rank.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def test_each_sample_has_a_folder_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a process of the one before may still write is not read as this one's."""
+    given: list[Path] = []
+
+    def answer(_self: SampleProcess, job: dict[str, Any], _timeout_s: float) -> dict[str, Any]:
+        given.append(Path(job["folder"]))
+        assert given[-1].is_dir()
+        return {}
+
+    monkeypatch.setattr(SampleProcess, "_answer", answer)
+    (tmp_path / f"{RUN}-of-a-killed-sweep").mkdir()
+    process = SampleProcess(tmp_path)
+    for _ in range(2):
+        process.take(job(), 120)
+    assert len(set(given)) == 2
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_first_sample_ends_by_time(tmp_path: Path) -> None:

@@ -9,17 +9,25 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from stepscope.formatting import format_duration, terminal_text
 
 LOG = "sample.log"
-RUN = "sample"
-"""Folder of the run of the sample under way; it is removed after it."""
+RUN = "sample-"
+"""Begins the name of the folder of the sample under way; it is removed after it."""
+OF_SAMPLE = "STEPSCOPE_SAMPLE"
+"""Variable in the environment of all processes of a sample: its folder."""
+GONE_S = 5.0
+"""Time that the system may need to end killed processes."""
+LOOK_S = 0.02
 PROJECT = Path(__file__).resolve().parents[2]
 
 
@@ -36,13 +44,14 @@ class SampleProcess:
 
         What ends it otherwise becomes the `reason`. The result is void if `stopping` is set.
         """
-        run = self._folder / RUN
-        shutil.rmtree(run, ignore_errors=True)  # of a sweep that was killed
-        run.mkdir()
+        for former in self._folder.glob(f"{RUN}*/"):  # of a sweep that was killed
+            shutil.rmtree(former, ignore_errors=True)
+        run = Path(tempfile.mkdtemp(prefix=RUN, dir=self._folder)).resolve()
         began = time.monotonic()
         try:
-            answer = self._answer({**job, "folder": str(run.resolve())}, timeout_s)
+            answer = self._answer({**job, "folder": str(run)}, timeout_s)
         finally:
+            _end_all(str(run))
             shutil.rmtree(run, ignore_errors=True)
         return {**answer, "seconds": time.monotonic() - began}
 
@@ -66,6 +75,7 @@ class SampleProcess:
                     **os.environ,
                     "PYTHONPATH": os.pathsep.join(paths),
                     "STEPSCOPE_ALERTS": "off",
+                    OF_SAMPLE: str(job["folder"]),
                 },
                 start_new_session=True,
                 bufsize=0,
@@ -105,6 +115,37 @@ def _end(process: subprocess.Popen[bytes]) -> int:
     _kill(process)
     with process:  # closes its pipes
         return process.wait()
+
+
+def _end_all(run: str) -> None:
+    """Kill what a sample has started, and wait until it is gone.
+
+    torchrun and its ranks lead sessions of their own, and are nobody's children once the sample's
+    process is gone: the environment tells whose they are.
+    """
+    until, left = time.monotonic() + GONE_S, _started_by(run)
+    while left and time.monotonic() < until:
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        time.sleep(LOOK_S)
+        left = {*filter(_is_there, left)} | _started_by(run)
+
+
+def _started_by(run: str) -> set[psutil.Process]:
+    found = set()
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):  # gone, or of another user
+            if process.environ().get(OF_SAMPLE) == run:
+                found.add(process)
+    return found
+
+
+def _is_there(process: psutil.Process) -> bool:
+    """Say whether a process still runs: one that ends has no environment before it is gone."""
+    with contextlib.suppress(psutil.Error):
+        return process.is_running() and bool(process.status() != psutil.STATUS_ZOMBIE)
+    return False
 
 
 def _parsed(text: bytes) -> dict[str, Any] | None:
