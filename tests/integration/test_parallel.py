@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from stepscope.run import RunStatus, read_run
+from tests.integration.conftest import save_at_step
 from tests.integration.jobs import job, launch, mean_loss, recorded
 from trainer.config import Optimizer, Parallel, Precision, RunConfig, Workload, defaults
 from trainer.training.checkpoint import read_checkpoint, weights_bytes
@@ -52,11 +53,14 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def one(root: Path) -> Path:
-    return alone(root, "one", replace(MLP, max_steps=END))
+    """What one process has trained, with a checkpoint of the first epoch's last step."""
+    with pytest.MonkeyPatch.context() as patch:
+        save_at_step(patch, EPOCH)
+        return alone(root, "one", replace(MLP, max_steps=END))
 
 
 @pytest.fixture(scope="module")
-def two(root: Path) -> Path:
+def two(root: Path, one: Path) -> Path:
     """What two ranks have trained; in the last of their jobs rank 1 fails."""
     jobs = {
         "ddp": job(MLP, DDP, 2, max_steps=EPOCH + 2),
@@ -76,6 +80,12 @@ def two(root: Path) -> Path:
         "norms-fsdp": job(NORMS, FSDP, 2, precision=Precision.BF16),
         "half-ddp": job(MLP, DDP, 2, max_steps=HALF),
         "half-fsdp": job(MLP, FSDP, 2, max_steps=HALF),
+        **{
+            f"validated-first-{parallel}": job(
+                MLP, parallel, 2, max_steps=EPOCH + 2, resume=f"one/step-{EPOCH}.pt"
+            )
+            for parallel in (DDP, FSDP)
+        },
         "failed": job(MLP, DDP, 2),
     }
     launch(2, root, jobs, fails={"failed": (1, 5)})
@@ -162,6 +172,17 @@ def test_two_ranks_go_on_as_four_and_these_as_one(
     last = alone(four, f"{name}-one", config)
     assert recorded(last, "train/loss") == pytest.approx(expected[20:], rel=RELATIVE)
     assert recorded(last, "val/loss") == pytest.approx(recorded(one, "val/loss"), rel=RELATIVE)
+
+
+@pytest.mark.parametrize("parallel", [DDP, FSDP])
+def test_a_run_resumed_after_an_epochs_last_step_validates_and_trains_on(
+    parallel: Parallel, two: Path, one: Path
+) -> None:
+    """Its validation is the first forward pass of the process."""
+    losses = mean_loss(two / f"validated-first-{parallel}")
+    assert losses == pytest.approx(recorded(one, "train/loss")[EPOCH : EPOCH + 2], rel=RELATIVE)
+    validated = recorded(two / f"validated-first-{parallel}", "val/loss")
+    assert validated[0] == pytest.approx(recorded(one, "val/loss")[0], rel=RELATIVE)
 
 
 def test_a_checkpoint_of_fsdp_is_written_by_all_and_read_as_one_model(two: Path) -> None:

@@ -11,6 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -22,7 +23,7 @@ from stepscope.recording.recorder import Recorder
 from stepscope.recording.scalars import Row
 from stepscope.run import RunStatus
 from stepscope.session.commands import CommandServer
-from trainer.config import NanPolicy, RunConfig
+from trainer.config import NanPolicy, Parallel, RunConfig
 from trainer.failures import NanLoss, RunFailed, nan_remedy
 from trainer.training.commands import RunStopped
 from trainer.training.data import Loader
@@ -113,7 +114,8 @@ class Loop:
                 self.recorder.epoch = self.training.epoch
                 began = time.perf_counter()
                 self._train_epoch()
-                loss, accuracy = self._validate()
+                with _without_gradients(self.training.config):
+                    loss, accuracy = self._validate()
                 self._close_epoch(loss, accuracy, time.perf_counter() - began)
         except RunStopped:
             self.reader.flush()
@@ -198,7 +200,6 @@ class Loop:
         training.offset += for_all
         return done
 
-    @torch.inference_mode()
     def _validate(self) -> tuple[float, float | None]:
         """Return the mean loss over the validation split and the accuracy in percent.
 
@@ -314,3 +315,13 @@ class Loop:
 
 def _hits(scores: Tensor, targets: Tensor) -> Tensor:
     return (scores.argmax(dim=1) == targets).sum()
+
+
+def _without_gradients(config: RunConfig) -> AbstractContextManager[object]:
+    """Return in what a validation runs.
+
+    With FSDP not in inference mode: a run that is resumed at an epoch's end begins with a
+    validation. FSDP trains on with the tensors that it made for its first forward pass, and those
+    of inference mode cannot be trained with.
+    """
+    return torch.no_grad() if config.parallel is Parallel.FSDP else torch.inference_mode()
