@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dashboard.charts.content import world_size_of
 from stepscope.metrics import Stream
 from stepscope.recording.rows import RATE, STEP_TIME
 from stepscope.run import RunInfo
@@ -22,7 +23,10 @@ class RunSummary:
     best_loss: float | None = None
     """The lowest validation loss; the lowest training loss where nothing is validated."""
     samples_per_s: float | None = None
-    """Samples of a step by the mean step time of the whole run, the first steps included."""
+    """Samples of a step by the mean step time of the whole run, the first steps included.
+
+    Of a job: rank 0's times the number of ranks, as all of them take batches of one size.
+    """
     peak_allocated: float | None = None
     peak_process: float | None = None
 
@@ -39,12 +43,13 @@ def summarize(run: RunInfo) -> RunSummary:
             each_step = samples_of_a_step(reader)
     except StoreError:
         return RunSummary()
+    ranks = world_size_of(run.run_json)
     steps, samples = whole.get(Stream.STEPS), whole.get(Stream.SAMPLES)
     step_time = _of(steps, "mean", STEP_TIME)
     validated = _of(steps, "low", "val/loss")
     return RunSummary(
         best_loss=_of(steps, "low", "train/loss") if validated is None else validated,
-        samples_per_s=each_step / step_time if each_step and step_time else None,
+        samples_per_s=ranks * each_step / step_time if each_step and step_time else None,
         peak_allocated=_of(samples, "high", "memory/peak_allocated"),
         peak_process=_of(samples, "high", "process/rss"),
     )

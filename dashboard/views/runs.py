@@ -20,7 +20,10 @@ COLUMNS = {
     "Best loss": number(
         format="%.4g", help="Lowest validation loss; training loss where nothing is validated."
     ),
-    "Samples/s": number(format="%,.0f", help="Samples of a step by the mean step time."),
+    "Samples/s": number(
+        format="%,.0f",
+        help="Samples of a step by the mean step time. Of a job: rank 0's times the ranks.",
+    ),
     "Peak allocated": number(
         format="%.2f GiB", help="Highest value of torch's CUDA allocator; none on a CPU."
     ),

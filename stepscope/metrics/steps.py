@@ -216,7 +216,8 @@ STEPS: tuple[Metric, ...] = (
         Unit.PERCENT,
         "model FLOPs utilization",
         "perf/tflops and the GPU's data sheet",
-        "Share of the GPU's dense peak for the run's precision that perf/tflops is (MFU). Missing "
-        "on a CPU and where no peak is known; peak_reason in run.json says why.",
+        "Share of the GPU's dense peak for the run's precision that perf/tflops is (MFU); with "
+        "DataParallel of the peak of all its GPUs. Missing on a CPU and where no peak is known; "
+        "peak_reason in run.json says why.",
     ),
 )

@@ -61,6 +61,13 @@ def test_a_row_has_the_runs_best_loss_rate_and_peaks(tmp_path: Path) -> None:
     assert cells["Duration"] <= timedelta(seconds=60)
 
 
+def test_the_rate_of_a_job_is_that_of_all_its_ranks(tmp_path: Path) -> None:
+    recorder = recorded(tmp_path / "job", rank=0, world_size=4)
+    recorder.close(RunStatus.FINISHED)
+    run = read_run(tmp_path / "job")
+    assert row(run, summarize(run))["Samples/s"] == pytest.approx(4 * 500, rel=1e-3)
+
+
 def test_the_best_loss_is_that_of_validation_where_there_is_one(tmp_path: Path) -> None:
     recorder = recorded(tmp_path / "one")
     recorder.log(3001, {"val/loss": 9.0})

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from trainer.config import Precision, RunConfig, Workload, defaults
+from trainer.config import Parallel, Precision, RunConfig, Workload, defaults
 from trainer.peaks import PEAKS, Peak, peak_of
 from trainer.problems import TrainDevice
 from trainer.training.flops import Speed, count
@@ -133,6 +133,17 @@ def test_speed_and_share_of_the_peak() -> None:
         "peak_source": "https://www.nvidia.com/en-us/data-center/h100/",
         "peak_reason": None,
     }
+
+
+def test_the_peak_of_dataparallel_is_that_of_all_its_gpus() -> None:
+    config = RunConfig(batch_size=8, precision=Precision.BF16, parallel=Parallel.DP, ranks=4)
+    speed = Speed.of(task(nn.Linear(64, 10), 64), config, GPU)
+    assert speed.per_sample is not None
+    all_at_their_peak = speed.per_sample * 8 / (4 * 989.5e12)
+    assert speed.row(8, all_at_their_peak)["perf/mfu"] == pytest.approx(100)
+    assert speed.facts(8)["peak_flops"] == 4 * 989.5e12
+    one_of_four = Speed.of(task(nn.Linear(64, 10), 64), replace(config, parallel=Parallel.DDP), GPU)
+    assert one_of_four.facts(8)["peak_flops"] == 989.5e12, "a rank computes on one GPU"
 
 
 def test_a_cpu_has_a_speed_and_no_share() -> None:

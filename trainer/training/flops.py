@@ -1,7 +1,7 @@
 """How many floating-point operations a step needs, how fast they are done, and of which peak.
 
     TFLOP/s = model FLOPs of the step / step time / 1e12
-    MFU     = model FLOPs of the step / step time / peak FLOP/s of the device and precision
+    MFU     = model FLOPs of the step / step time / peak FLOP/s of the process's devices
 
 *Model* FLOPs are those of the model as it is written, forward and backward, a multiplication and an
 addition counting as two. What activation checkpointing computes again does not count (with it they
@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from stepscope.recording.scalars import Row
-from trainer.config import RunConfig
+from trainer.config import Parallel, RunConfig
 from trainer.peaks import Peak, peak_of
 from trainer.problems import TrainDevice
 from trainer.workloads.task import Task
@@ -46,6 +46,8 @@ class Speed:
     def of(cls, task: Task, config: RunConfig, device: TrainDevice) -> Speed:
         """Count once; call it before the model is changed by checkpointing or compiling."""
         peak = peak_of(None if device.cuda_index is None else device.name, config.precision)
+        if isinstance(peak, Peak) and config.parallel is Parallel.DP:  # one process, many GPUs
+            peak = replace(peak, flops=peak.flops * config.ranks)
         samples = max(1, min(config.batch_size, task.train.length))
         try:
             flops = count(task, samples)
