@@ -23,6 +23,16 @@ MODULE = "trainer.runners.rank_worker"
 PORT = 29500
 """torchrun's usual port."""
 PORTS = (1024, 65_535)
+ONE_MACHINE = (
+    "--nnodes=1",
+    "--rdzv-backend=c10d",
+    "--rdzv-endpoint=localhost:0",
+    "--local-addr=localhost",
+)
+"""torchrun's arguments for ranks that are all on this machine; port 0 is any free one.
+
+Without a local address, as with --standalone, torchrun looks up the machine's name, which may not
+lead back to it, and waits."""
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|[0-9A-Fa-f:]{2,39}")
 _SLURM_PORTS = (20_000, 20_000)
 """First port of Slurm's jobs, and how many there are: two jobs on a machine need different ones."""

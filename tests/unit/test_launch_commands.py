@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed.run import config_from_args, parse_args
 
+from trainer.collectives.plan import Plan
+from trainer.collectives.process import measuring_arguments
 from trainer.config import Parallel, RunConfig, Runner, Workload, defaults
 from trainer.launch import (
     Launch,
@@ -21,6 +24,8 @@ from trainer.launch import (
     settings_json,
     slurm_script,
 )
+from trainer.lessons import LESSONS
+from trainer.runners.torchrun import torchrun_arguments
 
 ODD = Path("/shared/it's here/runs/20260101-digits-mlp-0a")
 
@@ -119,3 +124,20 @@ def test_bash_and_shellcheck_accept_the_script(device: str, tmp_path: Path) -> N
         pytest.skip("no shellcheck: bash alone has read the script")
     looked = subprocess.run([shellcheck, str(script)], capture_output=True, text=True)
     assert (looked.returncode, looked.stdout) == (0, "")
+
+
+ON_ONE_MACHINE = {
+    "job": torchrun_arguments(replace(job(), nodes=1), ODD),
+    "collectives": measuring_arguments(Plan()),
+    # Without Python's own "-m torch.distributed.run".
+    "lesson": next(lesson for lesson in LESSONS if lesson.ranks > 1).arguments[2:],
+}
+
+
+@pytest.mark.parametrize("arguments", ON_ONE_MACHINE.values(), ids=ON_ONE_MACHINE)
+def test_ranks_of_one_machine_meet_without_its_name(arguments: list[str]) -> None:
+    """Nothing may resolve the machine's name, as --standalone does; any free port will do."""
+    config = config_from_args(parse_args(arguments))[0]
+    assert (config.local_addr, config.rdzv_endpoint) == ("localhost", "localhost:0")
+    assert (config.rdzv_backend, config.min_nodes, config.max_nodes) == ("c10d", 1, 1)
+    assert config.nproc_per_node in (2, 4)

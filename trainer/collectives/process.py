@@ -15,6 +15,7 @@ import psutil
 
 from trainer.collectives.plan import NCCL, Plan
 from trainer.collectives.results import SCHEMA, new_result_path, write_result
+from trainer.launch import ONE_MACHINE
 from trainer.runners.child import Child, ChildState
 
 LIMIT_S = 900.0
@@ -51,9 +52,8 @@ class Measurement(Child):
         super().__init__(
             [
                 # torchrun, which ends with this process: the pipe ends then.
-                *(sys.executable, "-m", "trainer.runners.agent", "--standalone"),
-                *(f"--nproc-per-node={plan.ranks}", "-m", "trainer.collectives.rank"),
-                plan.to_json(),
+                *(sys.executable, "-m", "trainer.runners.agent"),
+                *measuring_arguments(plan),
             ],
             name="stepscope-collectives",
             limit_s=LIMIT_S,
@@ -132,6 +132,12 @@ class Measurement(Child):
         for process in left:
             with contextlib.suppress(psutil.Error):
                 process.kill()
+
+
+def measuring_arguments(plan: Plan) -> list[str]:
+    """Return the arguments with which torchrun starts the ranks."""
+    ranks = f"--nproc-per-node={plan.ranks}"
+    return [*ONE_MACHINE, ranks, "-m", "trainer.collectives.rank", plan.to_json()]
 
 
 def _environment(plan: Plan) -> dict[str, str]:

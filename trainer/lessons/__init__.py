@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainer.launch import ONE_MACHINE
+
 FOLDER = Path(__file__).resolve().parent
 
 
@@ -39,12 +41,12 @@ class Lesson:
         """What Python is started with to run it."""
         if self.ranks == 1:
             return [str(self.path)]
-        torchrun = ["-m", "torch.distributed.run", "--standalone"]
+        torchrun = ["-m", "torch.distributed.run", *ONE_MACHINE]
         return [*torchrun, f"--nproc-per-node={self.ranks}", str(self.path)]
 
     @property
     def command(self) -> str:
-        """How its reader starts it in the project's folder."""
+        """How its reader starts it in the project's folder: short, unlike `arguments`."""
         program = f"trainer/lessons/{self.name}.py"
         if self.ranks == 1:
             return f"python {program}"

@@ -19,7 +19,7 @@ import psutil
 
 from stepscope.run import RunError, RunStatus, rank_pids, read_run
 from trainer.config import RunConfig
-from trainer.launch import rank_variables
+from trainer.launch import ONE_MACHINE, rank_variables
 from trainer.runners.attempts import attempt_folder, ended_badly, newest_number
 from trainer.runners.job_end import JobEnd, end_of, note_job_end, was_told_to_end
 from trainer.runners.unrecorded import WORKER_LOG, cut_off, not_started
@@ -133,17 +133,10 @@ def _pids(folder: Path) -> list[int]:
 
 
 def torchrun_arguments(config: RunConfig, folder: Path) -> list[str]:
-    """Return the arguments with which torchrun starts the ranks of one machine.
-
-    Port 0 is any free one. Without a local address torchrun would look up the machine's name, which
-    may not lead back to it.
-    """
+    """Return the arguments with which torchrun starts the ranks of one machine."""
     return [
-        "--nnodes=1",
+        *ONE_MACHINE,
         f"--nproc-per-node={config.ranks}",
-        "--rdzv-backend=c10d",
-        "--rdzv-endpoint=localhost:0",
-        "--local-addr=localhost",
         f"--rdzv-id={folder.name}",
         f"--max-restarts={config.max_restarts}",
         *("-m", "trainer.runners.rank_worker", str(folder)),
