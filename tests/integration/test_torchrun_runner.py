@@ -19,10 +19,11 @@ import pytest
 
 from stepscope.recording.recorder import CommandName
 from stepscope.recording.recovery import recover_ended
-from stepscope.run import RunInfo, RunStatus, read_run
+from stepscope.run import RunInfo, RunStatus, read_run, write_run_json
 from stepscope.store import RunReader
 from stepscope.store.reader import EVERY, send_command
 from tests.integration.test_runners import LONG, wait_until
+from tests.unit.recorded_runs import write_run
 from trainer import runners
 from trainer.config import Optimizer, Parallel, RunConfig, Runner, Workload, defaults
 from trainer.launch import Launch, machine_command, rank_variables, slurm_script
@@ -273,6 +274,31 @@ def test_the_command_of_each_machine_makes_one_job(tmp_path: Path) -> None:
     machines = [subprocess.Popen(command, env=with_torchrun()) for _ in range(2)]
     assert [machine.wait(150) for machine in machines] == [0, 0]
     assert_one_run_of_both(asked.folder)
+
+
+def test_a_finished_job_that_is_started_again_says_so_and_is_not_touched(tmp_path: Path) -> None:
+    """As by Slurm's requeue; without torchrun, to be quick."""
+    folder = tmp_path / "job"
+    done = {"created": 1.0, "heartbeat": 1.0, "status": "finished", "world_size": 2, "step": 40}
+    for rank, name in enumerate(("run.json", "rank1.json")):
+        write_run(folder, None, rank=rank)
+        write_run_json(folder, done, name)
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
+    place |= {"MASTER_PORT": str(free_port()), "TORCHELASTIC_RESTART_COUNT": "0"}
+    place |= {"TORCHELASTIC_MAX_RESTARTS": "0", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "trainer.runners.rank_worker", str(folder), "--config", "{}"]
+    ranks = [
+        subprocess.Popen(
+            command, env=os.environ | place | {"RANK": rank}, stdout=subprocess.PIPE, text=True
+        )
+        for rank in "01"
+    ]
+    said = [rank.communicate(timeout=60)[0] for rank in ranks]
+    assert said == ["The job is complete: job finished after step 40.\n", ""]
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    assert list(tmp_path.iterdir()) == [folder]
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
 
 def test_the_script_for_slurm_makes_one_job(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from trainer.runners.attempts import (
     attempt_folder,
     begin,
     checkpoint_step,
+    complete,
     free_number,
     newest_number,
 )
@@ -188,6 +189,42 @@ def test_begin_links_both_folders_and_says_what_happened(tmp_path: Path) -> None
     assert pending.run_json["restart_of"] == "job"
     assert pending.run_json["restart"]["exit_code"] == -signal.SIGKILL
     assert read_run(first).run_json["restarted_as"] == "job-restart1"
+
+
+STOPPED = {"status": "stopped", "reason": "torchrun was told to end.", "ended": 5.0}
+FINISHED = {"status": "finished", "ended": 5.0}
+
+
+def test_an_attempt_after_an_orderly_stop_tells_of_no_failure(tmp_path: Path) -> None:
+    """As Slurm starts a job again whose time was up."""
+    first = job(tmp_path, rank0=STOPPED, rank1=STOPPED)
+    checkpoint(first, "last.pt", 40)
+    restart = begin(attempt(first, 1, CONFIG), tmp_path / "missing.log", 0)
+    assert restart is not None
+    assert restart.text == "Restart 1: stopped after step 40; resumes after step 40."
+    assert restart.run_json["restart"]["exit_code"] is None
+    stopped = read_run(first)
+    assert (stopped.status, stopped.reason) == (RunStatus.STOPPED, STOPPED["reason"])
+    assert "job_end" not in stopped.run_json
+    assert stopped.run_json["restarted_as"] == "job-restart1"
+
+
+def test_a_job_that_has_finished_keeps_its_end(tmp_path: Path) -> None:
+    first = job(tmp_path, rank0=FINISHED, rank1=FINISHED)
+    before = (first / "run.json").read_bytes()
+    end = end_of(first, tmp_path / "missing.log")
+    assert (end.status, end.short) == (RunStatus.FINISHED, "finished after step 40")
+    note_job_end(first, end)
+    assert json.loads((first / "run.json").read_text()) == json.loads(before)
+
+
+def test_a_job_is_complete_once_its_newest_attempt_has_finished(tmp_path: Path) -> None:
+    first = job(tmp_path, rank0=STOPPED, rank1=STOPPED)
+    assert complete(first, 0) is None
+    assert complete(first, 1) is None
+    second = job(tmp_path / "second", rank0=FINISHED, rank1=FINISHED)
+    second.rename(attempt_folder(first, 1))
+    assert complete(first, 2) == "The job is complete: job-restart1 finished after step 40."
 
 
 def test_begin_says_that_there_was_nothing_to_resume(tmp_path: Path) -> None:

@@ -89,6 +89,16 @@ def attempt(first: Path, number: int, config: RunConfig) -> Attempt:
     return Attempt(number, attempt_folder(first, number), config, former)
 
 
+def complete(first: Path, number: int) -> str | None:
+    """Say that nothing is left for an attempt, where the one before has finished; else None."""
+    former = attempt_folder(first, number - 1)
+    with contextlib.suppress(RunError):
+        if number > 0 and (run := read_run(former)).status is RunStatus.FINISHED:
+            step = run.run_json.get("step", 0)
+            return f"The job is complete: {former.name} finished after step {step:,}."
+    return None
+
+
 def begin(this: Attempt, log_file: Path, max_restarts: int) -> Restart | None:
     """Make an attempt's folder and link it with the one before; for the first rank of a job.
 

@@ -43,13 +43,15 @@ _PORT_TAKEN = ("EADDRINUSE", "ddress already in use")
 class JobEnd:
     """How an attempt ended: `short` is a clause without a period, as "rank 2 was killed (SIGKILL)".
 
-    `rank` caused it, None where nobody knows; `exit_code` is negative for a signal.
+    `rank` caused it, None where nobody knows; `exit_code` is negative for a signal. `in_order`: the
+    ranks have stopped or finished and have said so themselves.
     """
 
     status: RunStatus
     short: str
     rank: int | None = None
     exit_code: int | None = None
+    in_order: bool = False
 
     @property
     def sentence(self) -> str:
@@ -76,6 +78,9 @@ def end_of(folder: Path, log_file: Path) -> JobEnd:
         return _gone(run.cause_rank, code if known.get("pid") == pid else None, known)
     if run.status.live:  # of another host, whose last sign of life is young
         return JobEnd(RunStatus.FAILED, "a rank failed, or its machine is gone", None, code)
+    if run.status in (RunStatus.STOPPED, RunStatus.FINISHED):
+        how = f"{run.status} after step {run.run_json.get('step', 0):,}"
+        return JobEnd(run.status, how, in_order=True)
     reason = (run.reason or "it gives no reason").rstrip(".")
     own = reason.removeprefix(f"Rank {run.cause_rank}: ")
     return JobEnd(run.status, f"rank {run.cause_rank} failed: {own}", run.cause_rank, code)
@@ -101,16 +106,20 @@ def was_told_to_end(log_file: Path) -> bool:
 
 
 def note_job_end(folder: Path, end: JobEnd, restarted_as: str | None = None) -> None:
-    """Keep in run.json how an attempt ended, whose processes are all gone."""
+    """Keep in run.json how an attempt ended, whose processes are all gone.
+
+    An end in order stands there already, with its reason.
+    """
     try:
         run_json = read_run_json(folder, 0)
-        run_json["job_end"] = {
-            "status": end.status,
-            "reason": end.sentence,
-            "short": end.short,
-            "rank": end.rank or 0,
-            "exit_code": end.exit_code,
-        }
+        if not end.in_order:
+            run_json["job_end"] = {
+                "status": end.status,
+                "reason": end.sentence,
+                "short": end.short,
+                "rank": end.rank or 0,
+                "exit_code": end.exit_code,
+            }
         if RunStatus(run_json["status"]).live:
             run_json |= {"status": end.status, "reason": end.sentence, "ended": time.time()}
         if restarted_as is not None:

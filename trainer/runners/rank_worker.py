@@ -22,9 +22,20 @@ from typing import Any
 from stepscope.recording.recorder import Recorder
 from stepscope.run import RunStatus, process_identity, rank_file
 from trainer.config import RunConfig
-from trainer.runners.attempts import Attempt, Restart, attempt, begin, free_number, settings_of
+from trainer.runners.attempts import (
+    Attempt,
+    Restart,
+    attempt,
+    begin,
+    complete,
+    free_number,
+    settings_of,
+)
 from trainer.runners.ending import Ending
 from trainer.runners.unrecorded import WORKER_LOG
+
+COMPLETE = "complete"
+"""What rank 0 tells in place of a number where nothing is left to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +70,8 @@ def main() -> None:
     config = settings_of(options.folder) if by_page else _given(options.config)
     # The store is kept: in rank 0 it has the server at which the others read the number.
     number, _store = (place.restarts, None) if by_page else _agreed_number(options.folder, place)
+    if number is None:
+        os._exit(0)
     this = attempt(options.folder, number, config)
     restart = None
     if place.rank == 0:
@@ -100,18 +113,31 @@ def _torchrun(place: Place) -> dict[str, Any]:
     }
 
 
-def _agreed_number(first: Path, place: Place) -> tuple[int, Any]:
+def _agreed_number(first: Path, place: Place) -> tuple[int | None, Any]:
     """Return the number of this attempt, which rank 0 finds and tells the others, and their store.
+
+    None of a job that is complete: all ranks know it then, and may end.
 
     Each machine's torchrun counts only the failures that it has seen itself, and a job that Slurm
     starts again counts from 0: the folders tell which attempts there were. The store is a new one
     for each attempt (TORCH_DISABLE_SHARE_RDZV_TCP_STORE, `trainer/launch.py`).
     """
     store_of = importlib.import_module("torch.distributed").rendezvous
-    store, rank, _ = next(store_of("env://"))
+    store, rank, size = next(store_of("env://"))
     if rank == 0:
-        store.set("stepscope/attempt", str(free_number(first, place.restarts)))
-    return int(store.get("stepscope/attempt")), store
+        number = free_number(first, place.restarts)
+        said = complete(first, number)
+        store.set("stepscope/attempt", str(number) if said is None else COMPLETE)
+        if said is not None:
+            sys.stdout.write(f"{said}\n")
+            sys.stdout.flush()
+    told = store.get("stepscope/attempt").decode()
+    if told != COMPLETE:
+        return int(told), store
+    store.set(f"stepscope/complete{rank}", "")
+    if rank == 0:  # its process has the store's server
+        store.wait([f"stepscope/complete{other}" for other in range(size)])
+    return None, store
 
 
 def _options() -> argparse.Namespace:
