@@ -308,7 +308,8 @@ class Services:
             active = self._active
         if active is None or active.folder.name != run.id or not active.alive():
             return force.end_job(run)
-        if active.stop(force.TERM_S):  # it also keeps torchrun from starting the ranks again
+        stop = active.end_now if isinstance(active, TorchrunRun) else active.stop
+        if stop(force.TERM_S):  # it also keeps torchrun from starting the ranks again
             return "End now: the job has stopped."
         active.end_with_server()
         return "End now: the ranks did not stop, and were killed."

@@ -3,22 +3,33 @@
 import subprocess
 import sys
 
-from trainer.runners.ending import EXIT_CODE
+import pytest
+
+from trainer.runners.ending import EXIT_CODE, SERVER_ENDED, TOLD, TOLD_OR_PEER
 
 CHILD = """
 import select, signal, threading
 from trainer.runners.ending import Ending
 
-ending = Ending(0, 1)
+ending = Ending(0, 1, 1, by_page=True)
 signal.signal(signal.SIGCHLD, lambda *_: None)  # as torch's DataLoader with workers does
 signal.raise_signal(signal.SIGCHLD)
 while select.select([ending._heard], [], [], 0)[0]:
     pass  # the thread has not looked yet
 print("goes on", flush=True)
 """
-TOLD = """
+RAISE = """
 signal.raise_signal(signal.{name})
 threading.Event().wait()
+"""
+REASON = """
+import signal, threading
+from types import SimpleNamespace
+from trainer.runners import ending
+
+ending.GRACE_S = 0.0
+one = ending.Ending(1, 1, {world_size}, by_page={by_page})
+one.opened(SimpleNamespace(folder=None, close=lambda status, reason: print(reason, flush=True)))
 """
 
 
@@ -33,6 +44,23 @@ def test_the_end_of_a_child_process_does_not_end_the_rank() -> None:
     assert _run(CHILD) == (0, "goes on\n")
 
 
-def test_sigterm_and_sigint_after_another_signal_end_the_rank() -> None:
-    for name in ("SIGTERM", "SIGINT"):
-        assert _run(CHILD + TOLD.format(name=name)) == (EXIT_CODE, "goes on\n")
+def test_a_signal_to_end_after_another_signal_ends_the_rank() -> None:
+    for name in ("SIGTERM", "SIGINT", "SIGHUP"):
+        assert _run(CHILD + RAISE.format(name=name)) == (EXIT_CODE, "goes on\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "world_size", "by_page", "reason"),
+    [
+        ("SIGHUP", 1, True, SERVER_ENDED),
+        ("SIGTERM", 1, True, TOLD),
+        ("SIGTERM", 2, False, TOLD_OR_PEER),
+        ("SIGHUP", 2, False, TOLD_OR_PEER),
+    ],
+)
+def test_the_reason_names_only_what_there_is(
+    name: str, world_size: int, by_page: bool, reason: str
+) -> None:
+    """No other machine where all ranks are on this one, and no server of a job by hand."""
+    program = REASON.format(world_size=world_size, by_page=by_page) + RAISE.format(name=name)
+    assert _run(program) == (EXIT_CODE, f"{reason}\n")

@@ -1,6 +1,6 @@
 """torchrun, as a child of the page's server: `python -m trainer.runners.agent TORCHRUN_ARGUMENTS`.
 
-It ends with its parent: when stdin ends, torchrun gets the SIGTERM with which it ends all ranks.
+It ends with its parent: when stdin ends, torchrun gets the signal with which it ends all ranks.
 """
 
 from __future__ import annotations
@@ -11,9 +11,12 @@ import signal
 import sys
 import threading
 
+from trainer.runners.ending import SERVER_SIGNAL
+
 
 def main() -> None:
     """Run torchrun to its end."""
+    signal.signal(SERVER_SIGNAL, signal.SIG_DFL)  # a server that nohup has started ignores SIGHUP
     parent = os.dup(sys.stdin.fileno())  # not inherited by the ranks, unlike stdin
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, sys.stdin.fileno())
@@ -29,7 +32,7 @@ def main() -> None:
 def _end_with_parent(parent: int) -> None:
     while os.read(parent, 1024):
         pass
-    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), SERVER_SIGNAL)
 
 
 if __name__ == "__main__":

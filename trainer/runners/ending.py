@@ -34,22 +34,30 @@ PEER_GRACE_S = 3.0
 once, NCCL's do not."""
 EXIT_CODE = 143
 """As of a process that SIGTERM has ended."""
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""torchrun sends its ranks the one that it gets itself, and SIGTERM where a rank has failed."""
+SERVER_SIGNAL = signal.SIGHUP
+"""By which the page's server ends torchrun, and nobody else does: the ranks tell it from others."""
 AFTER_PEER = "Ended by torchrun: another rank had failed."
-TOLD = "torchrun was told to end, or a rank of another machine has failed."
+SERVER_ENDED = "The server was shut down."
+TOLD = "torchrun was told to end."
+TOLD_OR_PEER = "torchrun was told to end, or a rank of another machine has failed."
 ORPHANED = "torchrun, which had started the ranks, is gone."
 
 
 class Ending:
-    """One thread that waits for SIGTERM, SIGINT and torchrun's end; make it in the main thread.
+    """One thread that waits for SIGNALS and torchrun's end; make it in the main thread.
 
     The signals reach it by Python's wakeup pipe: a main thread that waits in a collective would
-    never run a handler.
+    never run a handler. `local_size` of the `world_size` ranks are on this machine; `by_page`: a
+    page's server has started torchrun.
     """
 
-    def __init__(self, rank: int, local_size: int) -> None:
+    def __init__(self, rank: int, local_size: int, world_size: int, *, by_page: bool) -> None:
         self._rank = rank
         self._local_size = local_size
+        self._told = TOLD if local_size == world_size else TOLD_OR_PEER
+        self._by_page = by_page
         self._folder: Path | None = None
         self._recorder: Recorder | None = None
         self._parent = os.getppid()
@@ -68,15 +76,17 @@ class Ending:
 
     def _watch(self) -> None:
         while True:
-            if select.select([self._heard], [], [], LOOK_S)[0] and self._asked_to_end():
+            if select.select([self._heard], [], [], LOOK_S)[0] and (asked := self._asked_to_end()):
+                if SERVER_SIGNAL in asked and self._by_page:
+                    return self._end(SERVER_ENDED, peer_gone=False)
                 peer_gone = self._peer_gone()
-                return self._end(AFTER_PEER if peer_gone else TOLD, peer_gone=peer_gone)
+                return self._end(AFTER_PEER if peer_gone else self._told, peer_gone=peer_gone)
             if os.getppid() != self._parent:
                 return self._end(ORPHANED, peer_gone=False)
 
-    def _asked_to_end(self) -> bool:
+    def _asked_to_end(self) -> set[signal.Signals]:
         """Empty the pipe: any signal with a handler comes through it, a loader's SIGCHLD too."""
-        return not set(SIGNALS).isdisjoint(os.read(self._heard, select.PIPE_BUF))
+        return set(SIGNALS).intersection(os.read(self._heard, select.PIPE_BUF))
 
     def _end(self, reason: str, *, peer_gone: bool) -> None:
         recorder = self._recorder

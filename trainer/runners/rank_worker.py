@@ -44,6 +44,7 @@ class Place:
 
     rank: int
     local_size: int
+    world_size: int
     restarts: int
     max_restarts: int
 
@@ -53,6 +54,7 @@ class Place:
         return cls(
             int(environ["RANK"]),
             int(environ["LOCAL_WORLD_SIZE"]),
+            int(environ["WORLD_SIZE"]),
             int(environ["TORCHELASTIC_RESTART_COUNT"]),
             int(environ["TORCHELASTIC_MAX_RESTARTS"]),
         )
@@ -65,8 +67,8 @@ def main() -> None:
     """
     options = _options()
     place = Place.of(os.environ)
-    ending = Ending(place.rank, place.local_size)
     by_page = options.config is None
+    ending = Ending(place.rank, place.local_size, place.world_size, by_page=by_page)
     config = settings_of(options.folder) if by_page else _given(options.config)
     # The store is kept: in rank 0 it has the server at which the others read the number.
     number, _store = (place.restarts, None) if by_page else _agreed_number(options.folder, place)

@@ -21,6 +21,7 @@ from stepscope.run import RunError, RunStatus, rank_pids, read_run
 from trainer.config import RunConfig
 from trainer.launch import ONE_MACHINE, rank_variables
 from trainer.runners.attempts import attempt_folder, ended_badly, newest_number
+from trainer.runners.ending import SERVER_SIGNAL
 from trainer.runners.job_end import JobEnd, end_of, note_job_end, was_told_to_end
 from trainer.runners.unrecorded import WORKER_LOG, cut_off, not_started
 
@@ -73,10 +74,17 @@ class TorchrunRun:
         return left and self.alive() and not self._stopping and ended_badly(self.folder)
 
     def stop(self, timeout_s: float) -> bool:
-        """End all ranks at the same step, by SIGTERM to torchrun; what is left is killed."""
+        """End all ranks at the same step, as the server ends; what is left is killed."""
+        return self._stop(SERVER_SIGNAL, timeout_s)
+
+    def end_now(self, timeout_s: float) -> bool:
+        """The same, while the server goes on."""
+        return self._stop(signal.SIGTERM, timeout_s)
+
+    def _stop(self, told: signal.Signals, timeout_s: float) -> bool:
         self._stopping = True
         if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
+            self._process.send_signal(told)
         self._waiter.join(timeout_s)
         if not self._waiter.is_alive():
             return True
