@@ -37,6 +37,8 @@ NOT_DRAWN = {
     "perf/optimizer",
     "perf/backward_compute",
     "perf/comm_wait",
+    "perf/ddp_iteration",
+    "perf/ddp_models",
     "train/lr",
     "train/grad_norm",
     "train/backwards",

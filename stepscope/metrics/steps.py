@@ -176,6 +176,22 @@ STEPS: tuple[Metric, ...] = (
         "least.",
     ),
     _step(
+        "perf/ddp_iteration",
+        Unit.COUNT,
+        "sampled iteration",
+        "DistributedDataParallel's logging data",
+        "Number of the iteration to which perf/comm_wait in this row belongs, as "
+        "DistributedDataParallel counts them: the same on all ranks.",
+    ),
+    _step(
+        "perf/ddp_models",
+        Unit.COUNT,
+        "models in DDP",
+        "DistributedDataParallel's logging data",
+        "Models in DistributedDataParallel that are trained; recorded if more than one. Of these "
+        "no waiting is recorded: they meet the other ranks apart.",
+    ),
+    _step(
         "perf/h2d",
         Unit.SECOND,
         "copies to the GPU",

@@ -20,7 +20,7 @@ from tests.gpu.conftest import simulator_only
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "tests" / "scripts" / "nccl_straggler.py"
-STEPS, SLEEP_S = 360, 0.04
+STEPS, SLEEP_S = 400, 0.04
 """A sleep that stands out also where other programs share the cores."""
 
 
@@ -57,7 +57,7 @@ def test_a_rank_that_sleeps_in_forward_is_named_and_steps_wait_no_more_often(
     bare = waits(tmp_path, SLEEP_S)
     watched = waits(tmp_path, SLEEP_S, "-m", "stepscope.watch")
     for rank in (0, 1):
-        # DDP waits for its own samples: every 100 steps by itself, at most every 16 under watch.
+        # DDP waits for its own samples: every 100 steps by itself, at most every 17 under watch.
         more = watched[rank] - bare[rank]
         assert more <= 8 * STEPS / LEAST_CUDA, "some calls a sample, none a step"
     (folder,) = run_folders(tmp_path)

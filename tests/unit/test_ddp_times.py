@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from stepscope.sampling.ddp_times import FIRST, MOST_CUDA, DdpTimes, distance, seconds
+from stepscope.sampling.ddp_times import (
+    FIRST,
+    JUDGE_EVERY,
+    LEAST_CUDA,
+    MOST_CUDA,
+    DdpTimes,
+    distance,
+    seconds,
+)
 from tests.unit.fake_live import FakeLive, hooked
 
 DDP_KEYS = ("perf/forward_compute", "perf/backward_compute", "perf/comm_wait")
@@ -42,64 +52,171 @@ class Logged:
     def forward(self) -> None:
         """As DDP does it: the iteration before is logged when the next one begins."""
         if self.forwards > 0 and (self.forwards <= 10 or self.forwards % self.rate == 0):
-            self.ints_map = {"iteration": self.forwards, "backward_compute_time": self.forwards}
+            self.ints_map = {"iteration": self.forwards, "backward_comm_time": self.forwards}
         self.forwards += 1
 
 
-def sampled(module: Logged, steps: int, step_s: float, *, syncs: int = 1) -> dict[int, int]:
+def sampled(
+    module: Logged, steps: int, step_s: float, *, forwards: Callable[[int], int] = lambda step: 1
+) -> dict[int, int]:
     """The iterations that were recorded, by the step whose row has them."""
     times = DdpTimes()
     times.meet(module)
     found = {}
     for step in range(1, steps + 1):
-        for _ in range(syncs):
+        for _ in range(forwards(step)):
             module.forward()
         row: dict[str, Any] = {}
         times.add(row, step * step_s)
         if row:
-            found[step] = round(row["perf/backward_compute"] * 1e9)
+            found[step] = round(row["perf/ddp_iteration"])
+            assert round(row["perf/comm_wait"] * 1e9) == found[step]
     return found
 
 
 def test_every_step_is_read_where_steps_are_long() -> None:
     found = sampled(Logged(), 60, 0.1)
-    assert list(found) == list(range(min(found), 61))
+    assert list(found) == list(range(FIRST + 1, 61))
     assert all(iteration == step - 1 for step, iteration in found.items())
+
+
+@pytest.mark.parametrize("step_s", [0.0002, 0.001, 0.005, 0.01, 0.02, 0.1])
+@pytest.mark.parametrize("on_cuda", [False, True])
+@pytest.mark.parametrize("ahead", [0, 1, 7])
+def test_a_sample_never_drifts_from_its_step(step_s: float, on_cuda: bool, ahead: int) -> None:
+    """Whatever the distance, and where a forward pass had no step before."""
+    module = Logged(on_cuda=on_cuda)
+    for _ in range(ahead):
+        module.forward()
+    found = sampled(module, 4000, step_s)
+    assert {step + ahead - iteration for step, iteration in found.items()} == {1}
+    every = distance(step_s, on_cuda=on_cuda)
+    assert {iteration % every for iteration in found.values()} == {0}
+    assert len(found) >= 4000 / every - 4000 / JUDGE_EVERY - 10
+    assert module.reads <= 4000 / every + 4000 / JUDGE_EVERY + 10
+
+
+@pytest.mark.parametrize("step_s", [0.002, 0.01, 0.1])
+def test_an_update_that_is_left_out_shifts_no_sample_for_long(step_s: float) -> None:
+    """As fp16 does: the iteration has been, and its step has not."""
+    found = sampled(Logged(), 4000, step_s, forwards=lambda step: 1 + (step in (1, 2, 1000)))
+    wrong = [
+        step
+        for step, iteration in found.items()
+        if iteration != step - 1 + 2 + (step > 1000) - (step == 1000)
+    ]
+    assert all(1000 <= step <= 1000 + 2 * JUDGE_EVERY for step in wrong)
+    assert max(found) > 3900
+    fewer = sampled(Logged(), 4000, step_s, forwards=lambda step: int(step != 1000))
+    wrong = [step for step, iteration in fewer.items() if iteration != step - 1 - (step >= 1000)]
+    assert not wrong
+    assert max(fewer) > 3900
 
 
 def test_short_steps_are_read_seldom_and_ranks_read_the_same_ones() -> None:
     module = Logged()
-    one, other = sampled(module, 600, 0.005), sampled(Logged(before=3), 600, 0.004)
-    assert module.rate == 8
-    assert module.reads < 600 / 8 + FIRST
-    assert {iteration % 8 for iteration in one.values()} == {0}
-    late = {step: iteration for step, iteration in other.items() if step > 50}
-    assert {iteration % 8 for iteration in late.values()} <= {0}
-    assert len(set(one.values()) & set(other.values())) > 600 / 16 - 5
+    one, other = sampled(module, 1200, 0.005), sampled(Logged(before=3), 1200, 0.002)
+    assert module.rate == 9
+    assert module.reads < 1200 / 9 + FIRST
+    assert {iteration % 9 for iteration in one.values()} == {0}
+    assert {iteration % 27 for iteration in other.values()} == {0}
+    assert len(set(one.values()) & set(other.values())) > 1200 / 27 - 20
 
 
-def test_two_forwards_a_step_are_read_too() -> None:
-    found = sampled(Logged(), 100, 0.1, syncs=2)
-    assert len(found) > 60
+@pytest.mark.parametrize(("syncs", "step_s"), [(2, 0.1), (4, 0.07), (4, 0.002), (8, 0.5)])
+def test_of_several_iterations_a_step_each_is_read_in_its_turn(syncs: int, step_s: float) -> None:
+    """Gradients are averaged after each of its batches."""
+    steps = 4000
+    found = sampled(Logged(), steps, step_s, forwards=lambda step: syncs)
+    late = {step: iteration for step, iteration in found.items() if step > 500}
+    turns = Counter(iteration % syncs for iteration in late.values())
+    assert set(turns) == set(range(syncs))
+    assert max(turns.values()) < 1.5 * min(turns.values())
+    # In the row of its own step or of the one after.
+    assert {step - -(-iteration // syncs) for step, iteration in late.items()} <= {0, 1}
 
 
 def test_on_cuda_samples_are_rare_because_ddp_waits_for_each() -> None:
     module = Logged(on_cuda=True)
-    found = sampled(module, 1000, 0.002)
-    assert module.rate == MOST_CUDA == distance(0.002, on_cuda=True)
+    found = sampled(module, 1000, 0.001)
+    assert module.rate == MOST_CUDA == distance(0.001, on_cuda=True)
     assert len(found) <= 1000 / MOST_CUDA + 1
-    assert distance(2.0, on_cuda=True) == 16
+    assert distance(2.0, on_cuda=True) == LEAST_CUDA
+
+
+@pytest.mark.parametrize("period", [2, 4, 5, 8, 10, 16, 25, 32, 50, 64, 100])
+@pytest.mark.parametrize("step_s", [0.002, 0.005, 0.02])
+def test_what_comes_every_so_many_steps_is_sampled_as_often_as_other_steps(
+    period: int, step_s: float
+) -> None:
+    iterations = list(sampled(Logged(), 30 * 27 * period, step_s).values())
+    turns = Counter(iteration % period for iteration in iterations)
+    assert len(turns) == period
+    assert max(turns.values()) <= min(turns.values()) + 2
 
 
 def test_another_step_time_changes_the_distance() -> None:
     module, times = Logged(), DdpTimes()
     times.meet(module)
     now_s = 0.0
-    for step in range(1000):
-        now_s += 0.1 if step < 300 else 0.004
+    found = {}
+    for step in range(1, 3000):
+        now_s += 0.1 if step < 300 or step > 2000 else 0.004
         module.forward()
-        times.add({}, now_s)
-    assert module.rate == 16
+        row: dict[str, Any] = {}
+        times.add(row, now_s)
+        if row:
+            found[step] = row["perf/ddp_iteration"]
+        if step == 1500:
+            assert module.rate == 9
+    assert module.rate == 1
+    assert {step - iteration for step, iteration in found.items()} == {1}
+
+
+def test_of_two_models_that_are_trained_nothing_is_known() -> None:
+    """Each meets the other ranks for itself, and a step is both of them."""
+    times, first, second = DdpTimes(), Logged(), Logged()
+    times.meet(first)
+    times.meet(second)
+    rows: list[dict[str, Any]] = []
+    for step in range(1, 600):
+        first.forward()
+        second.forward()
+        rows.append({})
+        times.add(rows[-1], step * 0.1)
+    assert {tuple(row.items()) for row in rows[FIRST:]} == {(("perf/ddp_models", 2.0),)}
+
+
+def test_a_model_that_is_done_with_does_not_count() -> None:
+    """As of an earlier fold, while the script keeps it."""
+    times, first, second = DdpTimes(), Logged(), Logged()
+    times.meet(first)
+    row: dict[str, Any] = {}
+    for step in range(1, 100):
+        first.forward()
+        times.add(row, step * 0.1)
+    times.meet(second)
+    row = {}
+    for step in range(100, 700):
+        second.forward()
+        times.add(row, step * 0.1)
+    assert "perf/ddp_models" not in row
+    assert "perf/comm_wait" in row
+    first.forward()  # it is trained again
+    for step in range(700, 1000):
+        first.forward()
+        second.forward()
+        times.add(row, step * 0.1)
+    assert row["perf/ddp_models"] == 2
+    del first
+    gc.collect()
+    row = {}
+    for step in range(1000, 1300):
+        second.forward()
+        times.add(row, step * 0.1)
+    row = {}
+    times.add(row, 130.0)
+    assert "perf/ddp_models" not in row
 
 
 def test_a_module_that_is_gone_is_read_no_more() -> None:
