@@ -69,10 +69,24 @@ def explained(excess: dict[str, float], late: float) -> Phase | None:
 
 def others(values: Floats) -> Floats:
     """Return, for each rank, the median of the others' values (ranks, steps)."""
-    count = len(values)
-    if count > MANY:  # one rank more or less moves the median of many by nothing worth the time
-        return np.broadcast_to(np.median(values, axis=0), values.shape)
-    return np.array([np.median(np.delete(values, r, axis=0), axis=0) for r in range(count)])
+    ordered, half = np.sort(values, axis=0), len(values) // 2
+    if len(values) % 2 == 0:  # leaves one of the two in the middle
+        middle = np.where(values <= ordered[half - 1], ordered[half], ordered[half - 1])
+        return np.asarray(middle)
+    below, middle, above = ordered[half - 1], ordered[half], ordered[(half + 1) % len(values)]
+    first = np.where(values > middle, below, np.where(values < middle, middle, below))
+    second = np.where(values > middle, middle, above)
+    return np.asarray((first + second) / 2)
+
+
+def late_steps(wait: Floats) -> Floats:
+    """Return the share of the steps in which each rank is among the late.
+
+    In each step the ranks are in two groups, by whether they wait less or more than half of what
+    the one that waits longest does. `wait` is (ranks, steps).
+    """
+    least, most = wait.min(axis=0), wait.max(axis=0)
+    return np.asarray((wait - least < (most - least) / 2).mean(axis=1))
 
 
 def trimmed(values: Floats) -> float:

@@ -27,8 +27,15 @@ KEYS = (
     "perf/forward_compute",
     "perf/backward_compute",
     "perf/comm_wait",
+    "perf/ddp_iteration",
+    "perf/ddp_models",
 )
 """What is read of a rank's steps."""
+LATER = ("perf/forward_compute", "perf/backward_compute", "perf/comm_wait", "perf/ddp_iteration")
+"""What DDP tells of a step in the row after it."""
+
+MOST_PER_STEP, MOST_MODELS = 4096, 64
+"""More was not written by us."""
 
 
 class Phase(StrEnum):
@@ -68,10 +75,15 @@ class RankRows:
 class RankTimes:
     """The steps of a rank whose waiting is known; seconds, NaN where a phase is not recorded.
 
-    `steps` are their numbers (n,), rising. `wait` (n,) is the time in which the rank had nothing to
-    do but wait for averaged gradients. `own` (5, n) has the phases of OWN. `timed` counts the steps
-    with a step time, whether their waiting is known or not. `arrived` is there where no waiting is
-    known but the times at which the rank entered its collectives are (`straggler_arrivals.py`).
+    `steps` are their numbers (n,), rising: DDP's iterations where these are recorded, which are the
+    same on all ranks. `wait` (n,) is the time in which the rank had nothing to do but wait for
+    averaged gradients. `own` (5, n) has the phases of OWN. `timed` counts the steps with a step
+    time, whether their waiting is known or not. `arrived` is there where no waiting is known but
+    the times at which the rank entered its collectives are (`straggler_arrivals.py`).
+
+    `per_step` says how often gradients are averaged in a step: `wait` is that of one of them so
+    many times. `has_loader` says whether waiting for a batch is recorded. `models` are those in
+    DDP; of more than one no waiting is known.
     """
 
     rank: int
@@ -82,6 +94,9 @@ class RankTimes:
     own: Floats
     timed: int = 0
     arrived: RankRows | None = None
+    per_step: int = 1
+    has_loader: bool = True
+    models: int = 1
 
 
 def rank_times(
@@ -93,30 +108,72 @@ def rank_times(
     step stands in the row after it. On a GPU forward is what the device took, where DDP says it.
     """
     found = {key: columns.get(key, np.full(len(steps), np.nan)) for key in KEYS}
-    timed = np.flatnonzero(found[STEP_TIME] > 0)
+    timed = np.flatnonzero((found[STEP_TIME] > 0) & np.isfinite(found[STEP_TIME]))
     steps, ts = steps[timed], ts[timed]
     found = {key: values[timed] for key, values in found.items()}
     follows = np.diff(steps) == 1
     before = np.where(np.append(False, follows), np.roll(found["perf/optimizer"], 1), np.nan)
     after = {
-        key: np.where(np.append(follows, False), np.roll(found[key], -1), np.nan)
-        for key in ("perf/forward_compute", "perf/backward_compute", "perf/comm_wait")
+        key: np.where(np.append(follows, False), np.roll(found[key], -1), np.nan) for key in LATER
     }
-    own = _own(found, before, after, on_gpu=on_gpu)
-    known: NDArray[np.bool_] = np.isfinite(after["perf/comm_wait"])
+    known, models = _known(after["perf/comm_wait"], found["perf/ddp_models"])
+    numbers = _numbers(steps, after["perf/ddp_iteration"], known)
+    known = known[_rising(numbers[known])]
+    per_step = _per_step(steps[known], numbers[known])
+    after |= {key: after[key] * per_step for key in ("perf/backward_compute", "perf/comm_wait")}
+    own = _own(found, before, after, per_step, on_gpu=on_gpu)
     return RankTimes(
         rank=rank,
-        steps=steps[known],
+        steps=numbers[known],
         ts=ts[known],
         step_time=found[STEP_TIME][known],
         wait=after["perf/comm_wait"][known],
         own=own[:, known],
         timed=len(timed),
+        per_step=per_step,
+        has_loader=bool(np.isfinite(found["perf/data_wait"]).any()),
+        models=models,
     )
 
 
+def _known(wait: Floats, models: Floats) -> tuple[NDArray[np.intp], int]:
+    """Return the places of the steps whose waiting is known, and the models in DDP by now."""
+    known = np.flatnonzero(np.isfinite(wait) & (wait >= 0))
+    several = np.flatnonzero((models > 1) & (models <= MOST_MODELS))
+    if len(several) and (not len(known) or several[-1] > known[-1] + 1):
+        return known[:0], int(models[several[-1]])
+    return known, 1
+
+
+def _numbers(steps: Floats, iterations: Floats, known: NDArray[np.intp]) -> Floats:
+    """Return the numbers by which the steps of all ranks are aligned.
+
+    A rank may count a step more than the others, as of another model that it tried first.
+    """
+    return iterations if np.isfinite(iterations[known]).any() else steps
+
+
+def _rising(numbers: Floats) -> slice:
+    """Return where numbers rise up to the end: after the last model that was made, or resumed."""
+    falls = np.flatnonzero(~(np.diff(numbers) > 0))
+    return slice(int(falls[-1]) + 1 if len(falls) else 0, None)
+
+
+def _per_step(steps: Floats, numbers: Floats) -> int:
+    """Return how many of DDP's iterations a step has."""
+    if len(steps) < 2 or not steps[-1] > steps[0]:
+        return 1
+    found = float((numbers[-1] - numbers[0]) / (steps[-1] - steps[0]))
+    return round(found) if 1 <= found <= MOST_PER_STEP else 1
+
+
 def _own(
-    found: Mapping[str, Floats], optimizer: Floats, after: Mapping[str, Floats], *, on_gpu: bool
+    found: Mapping[str, Floats],
+    optimizer: Floats,
+    after: Mapping[str, Floats],
+    per_step: int,
+    *,
+    on_gpu: bool,
 ) -> Floats:
     """Return the phases of OWN (5, n)."""
     wait, forward = found["perf/data_wait"], found["perf/forward"]
@@ -126,8 +183,12 @@ def _own(
     computed = np.where(np.isnan(wait) | np.isnan(forward), inside, forward)
     if on_gpu:
         computed = np.where(np.isnan(inside), computed, inside)
+    elif per_step == 1:
+        # DDP knows the last batch of a step; without averaging, the others wait for nobody.
+        whole = np.maximum(found["perf/backward"] - after["perf/comm_wait"], 0)
+        backward = np.where(np.isnan(whole), backward, whole)
     ours = np.nan_to_num(found["perf/backward"]) + np.nan_to_num(found["perf/optimizer"])
-    theirs = np.nan_to_num(backward) + np.nan_to_num(after["perf/comm_wait"])
+    theirs = np.nan_to_num(after["perf/backward_compute"]) + np.nan_to_num(after["perf/comm_wait"])
     is_seen = np.isfinite(forward)  # else the script only says when a step ends
     busy = np.where(is_seen, np.nan_to_num(forward) + ours, np.nan_to_num(inside) + theirs)
     other = np.maximum(found[STEP_TIME] - np.nan_to_num(wait) - busy, 0)

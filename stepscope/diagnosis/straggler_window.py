@@ -145,14 +145,13 @@ def young(times: RankTimes) -> RankTimes:
         return times
     count = int(np.count_nonzero(times.ts > times.ts[-1] - WINDOW_S))
     kept = slice(max(0, len(times.steps) - max(2 * MIN_STEPS, count)), None)
-    return RankTimes(
-        rank=times.rank,
+    return replace(
+        times,
         steps=times.steps[kept],
         ts=times.ts[kept],
         step_time=times.step_time[kept],
         wait=times.wait[kept],
         own=times.own[:, kept],
-        timed=times.timed,
     )
 
 

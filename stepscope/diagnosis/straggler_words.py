@@ -8,7 +8,7 @@ from typing import Any
 from stepscope.diagnosis.bottleneck import percent
 from stepscope.diagnosis.straggler_times import Phase
 
-WHERE = {
+_WHERE = {
     Phase.INPUT: "to get a batch",
     Phase.FORWARD: "in forward",
     Phase.BACKWARD: "in the computing of backward",
@@ -31,15 +31,35 @@ _NEXT = {
     "(a bf16 compression hook), try larger buckets, and check that the backend uses the fast link "
     "(NCCL_DEBUG=INFO names it).",
 }
+_WITHOUT_LOADER = "before it calls its model"
+_NEXT_WITHOUT_LOADER = (
+    "Look at what only this rank does between optimizer.step() and the call of its model: making "
+    "its batch, logging, saving, validation. Without a DataLoader these are not told apart."
+)
 UNEVEN_NEXT = (
     "Give all ranks the same amount of work each step: sort or bucket samples by length, pad to "
     "the same size, or balance the batches by tokens."
 )
 
 
-def next_step(phase: Phase) -> str:
+def where(phase: Phase, *, has_loader: bool) -> str:
+    """Return where the time is lost; without a DataLoader the input is all before the model."""
+    return _WHERE[phase] if has_loader or phase is not Phase.INPUT else _WITHOUT_LOADER
+
+
+def next_step(phase: Phase, *, has_loader: bool = True) -> str:
     """Return what to try, in words."""
-    return _NEXT[phase]
+    return _NEXT[phase] if has_loader or phase is not Phase.INPUT else _NEXT_WITHOUT_LOADER
+
+
+def several(ranks: Sequence[int]) -> str:
+    """Return the ranks by their numbers.
+
+    >>> several([2]), several([2, 0])
+    ('rank 2', 'ranks 0, 2')
+    """
+    first, *more = sorted(ranks)
+    return f"ranks {', '.join(map(str, (first, *more)))}" if more else f"rank {first}"
 
 
 def waits(waiting: int | None) -> str:
@@ -53,7 +73,9 @@ def text_of(
     share: float,
     excess: Mapping[str, float],
     facts: Mapping[str, Any],
+    *,
     waiting: int | None = None,
+    has_loader: bool = True,
 ) -> str:
     """Return the evidence in one sentence: who, how much, where, over how many steps.
 
@@ -63,16 +85,14 @@ def text_of(
     'The others wait for rank 2, 10 % of each step: it takes 2 ms longer in forward than they do, \
 of a step of 20 ms (100 steps).'
     """
-    first, *more = sorted(ranks)
-    whom = f"ranks {', '.join(map(str, (first, *more)))}" if more else f"rank {first}"
-    where = [(name, value) for name, value in excess.items() if value >= excess[phase.value] / 2]
+    most = [(name, value) for name, value in excess.items() if value >= excess[phase.value] / 2]
     said = " and ".join(
-        f"{value * 1e3:.2g} ms longer {WHERE[Phase(name)]}"
-        for name, value in sorted(where, key=lambda pair: -pair[1])
+        f"{value * 1e3:.2g} ms longer {where(Phase(name), has_loader=has_loader)}"
+        for name, value in sorted(most, key=lambda pair: -pair[1])
     )
-    who = f"rank {ranks[0]}" if more else "it"
+    who = f"rank {ranks[0]}" if len(ranks) > 1 else "it"
     they = "they do" if waiting is None else f"rank {waiting} does"
     return (
-        f"{waits(waiting)} for {whom}, {percent(share)} of each step: {who} takes {said} than "
-        f"{they}, of a step of {facts['step_time'] * 1e3:.3g} ms ({facts['steps']} steps)."
+        f"{waits(waiting)} for {several(ranks)}, {percent(share)} of each step: {who} takes {said} "
+        f"than {they}, of a step of {facts['step_time'] * 1e3:.3g} ms ({facts['steps']} steps)."
     )

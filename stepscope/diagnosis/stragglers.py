@@ -33,12 +33,20 @@ from stepscope.diagnosis.straggler_statistics import (
     EXPLAINED,
     chance,
     explained,
+    late_steps,
     lateness,
     others,
     trimmed,
 )
 from stepscope.diagnosis.straggler_times import OWN, Phase, RankTimes
-from stepscope.diagnosis.straggler_words import UNEVEN_NEXT, WHERE, next_step, text_of, waits
+from stepscope.diagnosis.straggler_words import (
+    UNEVEN_NEXT,
+    next_step,
+    several,
+    text_of,
+    waits,
+    where,
+)
 from stepscope.store.frames import Floats
 
 Places = NDArray[np.intp]
@@ -134,14 +142,20 @@ def judge(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Table:
-    """The steps in common: `wait`, `late` and each phase of `own` are (ranks, steps)."""
+    """The steps in common: `wait`, `late` and each phase of `own` are (ranks, steps).
+
+    `step_time` is the mean step, as a lateness is a mean, and `usual_step` the median.
+    """
 
     ranks: tuple[int, ...]
     wait: Floats
     late: Floats
     own: Floats
     step_time: float
+    usual_step: float
     span_s: float
+    per_step: int
+    has_loader: bool
 
     @classmethod
     def of(cls, ranks: Sequence[RankTimes], steps: Floats) -> _Table:
@@ -155,8 +169,11 @@ class _Table:
             wait=wait,
             late=others(wait) - wait,
             own=own.transpose(1, 0, 2),
-            step_time=float(np.median(times)),
+            step_time=trimmed(times.ravel()),
+            usual_step=float(np.median(times)),
             span_s=float(ts[-1] - ts[0]),
+            per_step=max(one.per_step for one in ranks),
+            has_loader=all(one.has_loader for one in ranks),
         )
 
 
@@ -170,10 +187,11 @@ def _judged(table: _Table, world_size: int, busy_host: bool) -> StragglerVerdict
         p = chance(table.late)
         if p < P_LIMIT:
             return _named(table, named[np.argsort(-late[named])], late, facts | {"p": p})
-    if busy_host:
-        return _nothing(facts, busy_host)
-    shared = _uneven(table, facts) or _communication(table, world_size, facts)
-    return shared or _nothing(facts, busy_host)
+    shared = None
+    if not busy_host:
+        shared = _most(table, facts) or _uneven(table, facts)
+        shared = shared or _communication(table, world_size, facts)
+    return shared or _nothing(table, facts, busy_host)
 
 
 def _named(table: _Table, named: Places, late: Floats, facts: dict[str, Any]) -> StragglerVerdict:
@@ -193,24 +211,43 @@ def _named(table: _Table, named: Places, late: Floats, facts: dict[str, Any]) ->
         return StragglerVerdict(kind=Kind.NONE, text=text, **facts)
     return StragglerVerdict(
         kind=Kind.STRAGGLER,
-        text=text_of(ranks, phase, share, excess, facts, waiting),
+        text=text_of(
+            ranks, phase, share, excess, facts, waiting=waiting, has_loader=table.has_loader
+        ),
         ranks=ranks,
         phase=phase,
         share=share,
-        next=next_step(phase),
+        next=next_step(phase, has_loader=table.has_loader),
         **facts,
     )
+
+
+def _most(table: _Table, facts: dict[str, Any]) -> StragglerVerdict | None:
+    """Return what is said where more than half of the ranks are always late; else None."""
+    among = late_steps(table.wait)
+    late, early = (
+        [table.ranks[place] for place in np.flatnonzero(which)]
+        for which in (among > EXPLAINED, among < 1 - EXPLAINED)
+    )
+    share = trimmed(table.wait.max(axis=0) - table.wait.min(axis=0)) / table.step_time
+    if not early or len(late) <= len(early) or len(late + early) < len(among) or share < NAMED:
+        return None
+    text = (
+        f"Most ranks are late in nearly all steps ({several(late)}), by {percent(share)} of the "
+        f"step. Whether these are slow or the others ({several(early)}) have less to do cannot be "
+        "told."
+    )
+    return StragglerVerdict(kind=Kind.NONE, text=text, **facts)
 
 
 def _uneven(table: _Table, facts: dict[str, Any]) -> StragglerVerdict | None:
     """Return the verdict on ranks that are late in turn; None where little is lost to them."""
     last = table.late.argmax(axis=0)
     lost = table.late.max(axis=0)
-    share = float(np.median(lost)) / table.step_time
+    share = float(np.median(lost)) / table.usual_step
     lows = [np.median(block) for block in np.array_split(lost, BLOCKS)]
-    if share < UNEVEN_FROM or np.sum(np.array(lows) >= UNEVEN_FROM * table.step_time) < BLOCKS - 2:
+    if share < UNEVEN_FROM or np.sum(np.array(lows) >= UNEVEN_FROM * table.usual_step) < BLOCKS - 2:
         return None
-    many = np.bincount(last, minlength=len(table.ranks)) / len(last)
     excesses = [_excess_by_step(table, place)[:, last == place] for place in set(last.tolist())]
     together = np.concatenate(excesses, axis=1)
     excess = {
@@ -219,11 +256,12 @@ def _uneven(table: _Table, facts: dict[str, Any]) -> StragglerVerdict | None:
         if np.isfinite(values).all()
     }
     phase = explained(excess, trimmed(lost))
-    if phase is None or many.max() > EXPLAINED:
+    among = late_steps(table.wait)
+    if phase is None or among.max() > EXPLAINED > among.min():  # always the same ones
         return None
     text = (
-        f"Different ranks are late in turn, mostly {WHERE[phase]}: {percent(share)} of the step is "
-        "lost to the slowest of each step. No rank is to blame."
+        f"Different ranks are late in turn, mostly {where(phase, has_loader=table.has_loader)}: "
+        f"{percent(share)} of the step is lost to the slowest of each step. No rank is to blame."
     )
     return StragglerVerdict(
         kind=Kind.UNEVEN, text=text, phase=phase, share=share, next=UNEVEN_NEXT, **facts
@@ -235,9 +273,9 @@ def _communication(
 ) -> StragglerVerdict | None:
     """Return the verdict where even the last to arrive waits long; None where it does not."""
     least = table.wait.min(axis=0)
-    share = float(np.median(least)) / table.step_time
+    share = float(np.median(least)) / table.usual_step
     lows = [np.median(block) for block in np.array_split(least, BLOCKS)]
-    if share < UNEVEN_FROM or np.sum(np.array(lows) >= UNEVEN_FROM * table.step_time) < BLOCKS - 2:
+    if share < UNEVEN_FROM or np.sum(np.array(lows) >= UNEVEN_FROM * table.usual_step) < BLOCKS - 2:
         return None
     if world_size > len(table.ranks):
         text = (
@@ -256,7 +294,7 @@ def _communication(
     )
 
 
-def _nothing(facts: dict[str, Any], busy_host: bool) -> StragglerVerdict:
+def _nothing(table: _Table, facts: dict[str, Any], busy_host: bool) -> StragglerVerdict:
     most = max(facts["standings"], key=lambda one: one.late)
     share = most.late / facts["step_time"]
     if share < NAMED:
@@ -265,6 +303,11 @@ def _nothing(facts: dict[str, Any], busy_host: bool) -> StragglerVerdict:
         text = (
             f"Rank {most.rank} seems late by {percent(share)} of the step, but chance or several "
             "ranks would look the same."
+        )
+    if table.per_step > 1:
+        text += (
+            f" Gradients are averaged {table.per_step} times a step, and one of these was looked "
+            "at: what delays only some of them may be missing."
         )
     if busy_host:
         text += " All cores of the host are in use: whoever gets none is late."
@@ -309,6 +352,12 @@ def _missing(ranks: Sequence[RankTimes]) -> str | None:
     if not any(one.timed for one in ranks):
         return "No rank has recorded how long its steps take."
     silent = [one.rank for one in ranks if not len(one.steps)]
+    models = max(one.models for one in ranks)
+    if silent and models > 1:
+        return (
+            f"Who waits for whom is not known: {models} models in DistributedDataParallel are "
+            "trained, which meet the other ranks apart."
+        )
     if len(silent) == len(ranks):
         if max(one.timed for one in ranks) < 3 * MIN_STEPS:
             return "The ranks have recorded too few steps to tell who waits for whom."

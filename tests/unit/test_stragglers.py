@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stepscope.diagnosis.straggler_statistics import others
 from stepscope.diagnosis.straggler_times import OWN, Phase, RankTimes, rank_times
 from stepscope.diagnosis.stragglers import (
     MIN_STEPS,
@@ -303,3 +304,51 @@ def test_of_two_ranks_the_other_one_waits() -> None:
     found = judge(silent)
     assert found.kind is Kind.NONE
     assert found.text.startswith("Rank 0 waits for rank 1, for ")
+
+
+def test_a_share_is_of_the_mean_step_as_the_lateness_is() -> None:
+    """Rank 0 saves for 0.4 s after every fifth step of 40 ms: 62 % of the time."""
+    own = noise(2, 160, seed=1, size=0.02) * 2
+    own[0, OWN.index(Phase.OTHER), 3::5] += 0.4
+    found = judge(made(own))
+    assert (found.ranks, found.phase) == ((0,), Phase.OTHER)
+    assert found.share == pytest.approx(0.62, abs=0.06)
+
+
+@pytest.mark.parametrize(("count", "late"), [(3, 2), (4, 3), (5, 3), (7, 4), (17, 9)])
+def test_most_ranks_are_neither_blamed_nor_late_in_turn(count: int, late: int) -> None:
+    own = noise(count, 100, seed=1, size=0.03)
+    own[-late:, OWN.index(Phase.FORWARD)] += 0.02
+    found = judge(made(own))
+    assert (found.kind, found.ranks) == (Kind.NONE, ())
+    numbers = ", ".join(map(str, range(count - late, count)))
+    assert found.text.startswith(f"Most ranks are late in nearly all steps (ranks {numbers}), by ")
+
+
+def test_half_of_many_ranks_are_as_late_as_half_of_few() -> None:
+    shares = []
+    for count in (4, 16):
+        own = 0.01 + np.random.default_rng(1).random((count, len(OWN), 100)) * 1e-4
+        own[count // 2 :, OWN.index(Phase.FORWARD)] += 0.02
+        found = judge(made(own))
+        assert set(found.ranks) == set(range(count // 2, count))
+        shares.append(found.share)
+    assert shares[0] == pytest.approx(shares[1], rel=0.1)
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_one_rank_apart_in_turn_is_no_group(early: bool) -> None:
+    """Nearly all ranks are late in each step where one is early; none of them always."""
+    own = noise(8, 200, seed=1, size=0.01)
+    turns = np.random.default_rng(1).integers(0, 8, 200)
+    own[turns, OWN.index(Phase.FORWARD), np.arange(200)] += -0.004 if early else 0.012
+    found = judge(made(own))
+    assert found.kind is (Kind.NONE if early else Kind.UNEVEN)
+    assert "Most ranks" not in found.text
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 8, 9, 16, 17])
+def test_the_others_are_all_but_the_rank_itself(count: int) -> None:
+    values = np.random.default_rng(count).integers(0, 4, (count, 300)).astype(float)
+    wanted = [np.median(np.delete(values, rank, axis=0), axis=0) for rank in range(count)]
+    np.testing.assert_array_equal(others(values), wanted)
