@@ -3,7 +3,7 @@
 All ranks of a data-parallel job meet once a step, where gradients are averaged. The rank that
 arrives last waits least. How a verdict is made:
 
-1. Steps are aligned by their number; those count of which every rank's waiting is known.
+1. Steps are aligned by DDP's iteration; those count of which every rank's waiting is known.
 2. How late a rank is in a step: the median wait of the others less its own. Its lateness is the
    mean over the steps without the lowest and highest twentieth, less what is usual among the
    others: on a busy machine each rank is late now and then.

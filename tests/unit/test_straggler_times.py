@@ -109,6 +109,11 @@ def test_one_of_four_averaged_batches_stands_for_all() -> None:
     assert named.share == pytest.approx(0.16)
 
 
+def test_iterations_of_a_validation_are_none_of_a_step() -> None:
+    iterations = np.arange(COUNT) + np.where(np.arange(COUNT) > 20, 500.0, 0.0)
+    assert of_rank(0, iterations=iterations).per_step == 1
+
+
 @pytest.mark.parametrize("last", [np.inf, 1e300, np.nan])
 def test_numbers_that_nobody_can_have_written_break_nothing(last: float) -> None:
     iterations = np.arange(COUNT, dtype=float)
