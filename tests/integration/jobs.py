@@ -40,14 +40,15 @@ def launch(
     configs: Mapping[str, RunConfig],
     *,
     fails: Mapping[str, tuple[int, int]] | None = None,
+    saves: Mapping[str, int] | None = None,
     scale: Mapping[str, float] | None = None,
     **env: str,
 ) -> str:
     """Train configurations in turn, in one job or, without ranks, one process; return its output.
 
-    `fails` and `scale` are told in tests/scripts/training_ranks.py; what fails is the last.
+    `fails`, `saves`, `scale` are told in tests/scripts/training_ranks.py; what fails is the last.
     """
-    planted = {"fails": fails or {}, "scale": scale or {}}
+    planted = {"fails": fails or {}, "saves": saves or {}, "scale": scale or {}}
     jobs = {
         name: {"config": config.to_dict()}
         | {what: of_job[name] for what, of_job in planted.items() if name in of_job}

@@ -78,6 +78,7 @@ def two(root: Path, one: Path) -> Path:
         "gpt-bf16": job(GPT, FSDP, 2, precision=Precision.BF16),
         "norms": job(NORMS, DDP, 2),
         "norms-fsdp": job(NORMS, FSDP, 2, precision=Precision.BF16),
+        "norms-saved": job(NORMS, FSDP, 2),
         "half-ddp": job(MLP, DDP, 2, max_steps=HALF),
         "half-fsdp": job(MLP, FSDP, 2, max_steps=HALF),
         **{
@@ -88,7 +89,7 @@ def two(root: Path, one: Path) -> Path:
         },
         "failed": job(MLP, DDP, 2),
     }
-    launch(2, root, jobs, fails={"failed": (1, 5)})
+    launch(2, root, jobs, fails={"failed": (1, 5)}, saves={"norms": 2, "norms-saved": 2})
     return root
 
 
@@ -144,6 +145,17 @@ def test_batch_norm_is_validated_with_the_statistics_that_are_saved(name: str, t
     found = [recorded(two / name, "val/loss", rank)[-1] for rank in (0, 1)]
     assert found[0] == found[1]
     assert np.isfinite(found[0])
+
+
+def test_a_checkpoint_within_an_epoch_has_the_batch_norm_of_rank_0(two: Path) -> None:
+    """That of DDP is known to be rank 0's: no other rank writes."""
+    expected, found = (
+        read_checkpoint(two / name / "step-2.pt")["model"] for name in ("norms", "norms-saved")
+    )
+    names = [name for name in expected if "running_" in name]
+    assert len(names) >= 4
+    for name in names:
+        assert found[name].numpy() == pytest.approx(expected[name].numpy(), rel=1e-3), name
 
 
 def test_blocks_of_a_gpt_are_spread_and_clipped_as_one_model(two: Path) -> None:

@@ -1,8 +1,9 @@
 """One rank of a job that trains several configurations in turn: JOBS.json FOLDER.
 
 Importing torch takes seconds, so tests put all they need from so many ranks into one launch. A job
-may name a rank that fails at a step, as `fails: [rank, step]`, and the first loss scale of fp16, as
-`scale`. Without torchrun it is one process.
+may name a rank that fails at a step, as `fails: [rank, step]`, a step after which it saves a
+checkpoint as the button does, as `saves`, and the first loss scale of fp16, as `scale`. Without
+torchrun it is one process.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from stepscope.run import RunStatus
 from trainer.config import Precision, RunConfig
 from trainer.training import state
 from trainer.training.commands import OwnCommands
+from trainer.training.saving import save
 
 RANK = int(os.environ.get("RANK", "0"))
 
@@ -29,7 +31,7 @@ def main() -> None:
     training.leave = lambda: None  # type: ignore[assignment]  # the next job meets in this group
     jobs: dict[str, dict[str, Any]] = json.loads(Path(sys.argv[1]).read_text())
     for name, job in jobs.items():
-        plant_failure(*job.get("fails", (-1, 0)))
+        plant(*job.get("fails", (-1, 0)), job.get("saves", 0))
         plant_scale(job.get("scale", 2.0**16))
         folder = Path(sys.argv[2]) / name
         folder.mkdir(exist_ok=True)
@@ -45,12 +47,14 @@ def main() -> None:
         dist.destroy_process_group()
 
 
-def plant_failure(rank: int, step: int) -> None:
-    """Let the training of this rank fail after a step, if it is the one."""
+def plant(rank: int, fails: int, saves: int) -> None:
+    """Let the training of this rank fail after a step, if it is the one, and all save after one."""
 
     def check(self: OwnCommands) -> None:
-        if rank == RANK and self._training.step == step:
+        if rank == RANK and self._training.step == fails:
             raise ValueError("planted by the test")
+        if saves and self._training.step == saves:
+            save(self._recorder.folder / f"step-{saves}.pt", self._training)
 
     OwnCommands.check = check  # type: ignore[method-assign]
 

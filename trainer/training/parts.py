@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint import filesystem, metadata
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -27,9 +28,13 @@ NAME = re.compile(r"(best|last|step-[0-9]{1,12})\.[0-9]{1,9}\.parts")
 
 
 def write_parts(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write the tensors; all ranks have to call this. Raises OSError."""
+    """Write the tensors; all ranks have to call this. Raises OSError.
+
+    What each rank has as a whole is rank 0's: the statistics of batch norm are a rank's own.
+    """
+    planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)  # else some are another rank's
     try:
-        save(dict(tensors), storage_writer=filesystem.FileSystemWriter(folder))
+        save(dict(tensors), storage_writer=filesystem.FileSystemWriter(folder), planner=planner)
     except CheckpointException as error:  # what happened on one rank comes to all
         shutil.rmtree(folder, ignore_errors=True)
         reasons = {
