@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,13 @@ NOTICES = "notices.json"
 @dataclass(slots=True)
 class Said:
     """What a rank says: its answers, by the id of a command; the steps where it has taken commands;
-    and what came of those that it has ended: `ok`, and bytes `before` and `after` by metric."""
+    what came of those that it has ended: `ok`, and bytes `before` and `after` by metric; and why it
+    wants all ranks to stop."""
 
     answers: dict[int, int] = field(default_factory=dict)
     taken: dict[int, int] = field(default_factory=dict)
     results: dict[int, dict[str, Any]] = field(default_factory=dict)
+    stop: str | None = None
 
 
 class AgreementFiles:
@@ -53,8 +55,7 @@ class AgreementFiles:
 
     def write_said(self, said: Said) -> None:
         """Say what this rank answers and has done."""
-        lists = (said.answers, said.taken, said.results)
-        _write(self._own, dict(zip(("answers", "taken", "results"), lists, strict=True)))
+        _write(self._own, asdict(said))
 
     def said(self, number: int) -> Said:
         """Return what a rank says; nothing before it has said anything."""
@@ -103,7 +104,8 @@ def _notice(form: Mapping[str, Any]) -> Notice:
 
 
 def _said(content: Mapping[str, Any]) -> Said:
-    return Said(*(_by_id(content[key]) for key in ("answers", "taken", "results")))
+    answers, taken, results = (_by_id(content[key]) for key in ("answers", "taken", "results"))
+    return Said(answers, taken, results, content["stop"])
 
 
 def _by_id(entries: Mapping[str, Any]) -> dict[int, Any]:

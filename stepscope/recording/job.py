@@ -14,6 +14,8 @@ from typing import Any, Protocol
 from stepscope.recording.command import Command, CommandName
 from stepscope.recording.items import Ended, Event
 from stepscope.recording.job_commands import KEPT, JobCommands, Results
+from stepscope.store import StoreError
+from stepscope.store.reader import send_command
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +62,7 @@ class Job:
         on_command: Callable[[Command], None],
     ) -> None:
         self._recorder = recorder
+        self._folder = folder
         self._number = number
         self._on_command = on_command
         self.on_withdrawn: Callable[[Command], bool] = lambda _command: False
@@ -138,6 +141,15 @@ class Job:
     def waits(self, waiting: Mapping[str, Any] | None) -> None:
         """Say in run.json which ranks a command waits for."""
         self._recorder.describe(command_waits=waiting)
+
+    def stop_wanted(self, reason: str) -> None:
+        """Ask for Stop as the page does, unless somebody has."""
+        if self._stop_asked:
+            return
+        try:
+            send_command(self._folder, CommandName.STOP, {"reason": reason})
+        except StoreError as error:
+            log.warning("stepscope: the ranks could not be asked to stop: %s", error)
 
     def results(self, command: Command, results: Results) -> None:
         """Record number 0's event, with what came of it on the other ranks."""

@@ -30,6 +30,8 @@ LOOK_S = 0.25
 IDLE_S = 3600.0
 NETWORK_ANSWER_S = 30.0
 """Longest wait for an answer over a network disk, where a change is seen some seconds later."""
+WISHES_S = 2.0
+"""How often to look over a network disk whether a rank wants all to stop."""
 LATE_S = 2.0
 """Age of a decision from which it is said that ranks have not come to its step."""
 RESULTS_S = 2.0
@@ -56,6 +58,9 @@ class Listener(Protocol):
 
     def waits(self, waiting: Mapping[str, Any] | None) -> None:
         """Number 0 alone: ranks have not come to the step of a command; None once all have."""
+
+    def stop_wanted(self, reason: str) -> None:
+        """Number 0 alone: another rank wants all to stop."""
 
     def results(self, command: Command, results: Results) -> None:
         """Number 0 alone: what came of it on all ranks, or on those that were quick."""
@@ -106,6 +111,8 @@ class JobCommands:
         self._written: dict[str, Any] = {}
         self._waited: dict[int, _Waited] = {}
         self._told: Mapping[str, Any] | None = None
+        self._wished = False
+        self._wishes_due_s = 0.0
         self._came = threading.Event()
         self._closing = False
         self._failed = False
@@ -154,6 +161,11 @@ class JobCommands:
         self._said.results[command.id] = {"ok": ok, **figures}
         self.wake()
 
+    def want_stop(self, reason: str) -> None:
+        """Let number 0 know that all ranks have to stop; from any thread of another rank."""
+        self._said.stop = reason
+        self.wake()
+
     def close(self) -> list[tuple[int | None, Command]]:
         """End the agreement; return the commands that this rank has not served, with their steps.
 
@@ -199,6 +211,7 @@ class JobCommands:
 
     def _lead(self) -> None:
         leader, now_s = self._leader, time.monotonic()
+        self._look_for_wish(now_s)
         if leader.propose(now_s) and not self._publish():
             return
         self._hear(leader.notices)
@@ -213,6 +226,17 @@ class JobCommands:
                     self._try(self._files.write_notices, leader.notices)
                 self._hear(leader.notices)
         self._follow_up(now_s)
+
+    def _look_for_wish(self, now_s: float) -> None:
+        """Pass on the first wish of another rank that all stop."""
+        if self._wished or now_s < self._wishes_due_s:
+            return
+        self._wishes_due_s = now_s + (0.0 if self._hears else WISHES_S)
+        wishes = (self._files.said(number).stop for number in range(1, self._ranks))
+        reason = next(filter(None, wishes), None)
+        if reason is not None:
+            self._wished = True
+            self._listener.stop_wanted(reason)
 
     def _publish(self) -> bool:
         """Make number 0's notices known; where the disk refuses that, withdraw what is open."""
@@ -274,6 +298,7 @@ class JobCommands:
             "answers": said.answers,
             "taken": dict(said.taken),
             "results": dict(said.results),
+            "stop": said.stop,
         }
         if self._number and now != self._written and self._try(self._files.write_said, said):
             self._written = now

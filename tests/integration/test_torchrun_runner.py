@@ -277,24 +277,44 @@ def test_the_command_of_each_machine_makes_one_job(tmp_path: Path) -> None:
     assert_one_run_of_both(asked.folder)
 
 
+def two_machines(folder: Path, job: RunConfig) -> list[subprocess.Popen[str]]:
+    """Start two ranks, each alone on its machine; without torchrun, to be quick."""
+    place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0", "PYTHONPATH": str(ROOT)}
+    place |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
+    place |= {"TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0"}
+    command = [sys.executable, "-m", "trainer.runners.rank_worker", str(folder)]
+    command += ["--config", json.dumps(job.to_dict())]
+    return [
+        subprocess.Popen(
+            command, env=os.environ | place | {"RANK": rank}, stdout=subprocess.PIPE, text=True
+        )
+        for rank in "01"
+    ]
+
+
+def test_a_machine_without_rank_0_that_is_told_to_end_stops_all_in_order(tmp_path: Path) -> None:
+    folder = tmp_path / "job"
+    ranks = two_machines(folder, config(ranks=1, nodes=2))
+    wait_until(lambda: (folder / "run.json").exists() and step_of(folder) > 5, 90)
+    ranks[1].terminate()
+    assert [rank.communicate(timeout=60)[0] for rank in ranks] == ["", ""]
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    ended = read_run(folder)
+    assert ended.status is RunStatus.STOPPED, ended.reason
+    assert ended.reason == "torchrun was told to end, or a rank of another machine has failed."
+    assert steps(folder, 0) == steps(folder, 1)
+    assert (folder / "last.pt").exists()
+
+
 def test_a_finished_job_that_is_started_again_says_so_and_is_not_touched(tmp_path: Path) -> None:
-    """As by Slurm's requeue; without torchrun, to be quick."""
+    """As by Slurm's requeue."""
     folder = tmp_path / "job"
     done = {"created": 1.0, "heartbeat": 1.0, "status": "finished", "world_size": 2, "step": 40}
     for rank, name in enumerate(("run.json", "rank1.json")):
         write_run(folder, None, rank=rank)
         write_run_json(folder, done, name)
     before = {path: path.read_bytes() for path in folder.iterdir()}
-    place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
-    place |= {"MASTER_PORT": str(free_port()), "TORCHELASTIC_RESTART_COUNT": "0"}
-    place |= {"TORCHELASTIC_MAX_RESTARTS": "0", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "trainer.runners.rank_worker", str(folder), "--config", "{}"]
-    ranks = [
-        subprocess.Popen(
-            command, env=os.environ | place | {"RANK": rank}, stdout=subprocess.PIPE, text=True
-        )
-        for rank in "01"
-    ]
+    ranks = two_machines(folder, RunConfig())
     said = [rank.communicate(timeout=60)[0] for rank in ranks]
     assert said == ["The job is complete: job finished after step 40.\n", ""]
     assert [rank.returncode for rank in ranks] == [0, 0]

@@ -11,7 +11,7 @@ CHILD = """
 import select, signal, threading
 from trainer.runners.ending import Ending
 
-ending = Ending(0, 1, 1, by_page=True)
+ending = Ending(0, local_rank=0, local_size=1, world_size=1, by_page=True)
 signal.signal(signal.SIGCHLD, lambda *_: None)  # as torch's DataLoader with workers does
 signal.raise_signal(signal.SIGCHLD)
 while select.select([ending._heard], [], [], 0)[0]:
@@ -28,8 +28,17 @@ from types import SimpleNamespace
 from trainer.runners import ending
 
 ending.GRACE_S = 0.0
-one = ending.Ending(1, 1, {world_size}, by_page={by_page})
-one.opened(SimpleNamespace(folder=None, close=lambda status, reason: print(reason, flush=True)))
+one = ending.Ending(
+    1, local_rank={local_rank}, local_size=1, world_size={world_size}, by_page={by_page}
+)
+commands = SimpleNamespace(want_stop=lambda reason: print("asks:", reason))
+one.opened(
+    SimpleNamespace(
+        folder=None,
+        job=SimpleNamespace(commands=commands),
+        close=lambda status, reason: print(reason, flush=True),
+    )
+)
 """
 
 
@@ -62,5 +71,12 @@ def test_the_reason_names_only_what_there_is(
     name: str, world_size: int, by_page: bool, reason: str
 ) -> None:
     """No other machine where all ranks are on this one, and no server of a job by hand."""
-    program = REASON.format(world_size=world_size, by_page=by_page) + RAISE.format(name=name)
-    assert _run(program) == (EXIT_CODE, f"{reason}\n")
+    asked = REASON.format(local_rank=1, world_size=world_size, by_page=by_page)
+    assert _run(asked + RAISE.format(name=name)) == (EXIT_CODE, f"{reason}\n")
+
+
+def test_the_first_rank_of_another_machine_asks_all_to_stop() -> None:
+    """Rank 0 may not have been told."""
+    asked = REASON.format(local_rank=0, world_size=2, by_page=False)
+    said = f"asks: {TOLD_OR_PEER}\n{TOLD_OR_PEER}\n"
+    assert _run(asked + RAISE.format(name="SIGTERM")) == (EXIT_CODE, said)

@@ -25,6 +25,7 @@ class Rank:
         self.over = threading.Event()
         self.why: list[str] = []
         self.told: list[Results] = []
+        self.wishes: list[str] = []
         self.commands = JobCommands(
             folder, number, 2, self, step=lambda: self.step, lead=1, flag=self.flagged.set
         )
@@ -44,6 +45,10 @@ class Rank:
 
     def results(self, command: Command, results: Results) -> None:
         self.told.append(results)
+        self.over.set()
+
+    def stop_wanted(self, reason: str) -> None:
+        self.wishes.append(reason)
         self.over.set()
 
     def train_until_served(self) -> tuple[int, list[Command]]:
@@ -97,3 +102,12 @@ def test_the_end_of_number_0_withdraws_what_is_open(ranks: list[Rank]) -> None:
     assert ranks[0].flagged.wait(PATIENCE_S)
     assert ranks[0].commands.close() == [(None, Command(7, CommandName.MARK, {}))]
     assert not ranks[0].told
+
+
+def test_number_0_hears_once_that_another_rank_wants_all_to_stop(ranks: list[Rank]) -> None:
+    ranks[1].commands.want_stop("torchrun was told to end.")
+    assert ranks[0].over.wait(PATIENCE_S)
+    ranks[0].commands.offer(Command(7, CommandName.MARK, {}))  # it looks again
+    assert ranks[0].flagged.wait(PATIENCE_S)
+    assert ranks[0].wishes == ["torchrun was told to end."]
+    assert not ranks[1].wishes

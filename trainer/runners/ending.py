@@ -1,8 +1,9 @@
 """How one rank ends when torchrun asks for it, or is gone.
 
 No rank may leave alone: the others would wait for it in a collective. So number 0 asks for Stop as
-the page's button does, and all ranks stop at the same step. What cannot stop in time is ended by
-the thread here, which needs no step boundary.
+the page's button does, and all ranks stop at the same step. The first rank of another machine lets
+number 0 know, which may not have been told. What cannot stop in time is ended by the thread here,
+which needs no step boundary.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import select
 import signal
 import threading
 import time
-from pathlib import Path
 
 import psutil
 
@@ -53,12 +53,14 @@ class Ending:
     page's server has started torchrun.
     """
 
-    def __init__(self, rank: int, local_size: int, world_size: int, *, by_page: bool) -> None:
+    def __init__(
+        self, rank: int, *, local_rank: int, local_size: int, world_size: int, by_page: bool
+    ) -> None:
         self._rank = rank
+        self._local_rank = local_rank
         self._local_size = local_size
         self._told = TOLD if local_size == world_size else TOLD_OR_PEER
         self._by_page = by_page
-        self._folder: Path | None = None
         self._recorder: Recorder | None = None
         self._parent = os.getppid()
         self._heard, heard = os.pipe()
@@ -72,7 +74,7 @@ class Ending:
 
     def opened(self, recorder: Recorder) -> None:
         """Take the run's recorder: from now on a stop is asked for through its folder."""
-        self._recorder, self._folder = recorder, recorder.folder
+        self._recorder = recorder
 
     def _watch(self) -> None:
         while True:
@@ -91,17 +93,21 @@ class Ending:
     def _end(self, reason: str, *, peer_gone: bool) -> None:
         recorder = self._recorder
         if recorder is not None:
-            if self._rank == 0 and not peer_gone:
-                self._ask_stop(reason)
+            if self._local_rank == 0 and not peer_gone:
+                self._ask_stop(recorder, reason)
             time.sleep(PEER_GRACE_S if peer_gone else GRACE_S)
             status = RunStatus.FAILED if peer_gone else RunStatus.STOPPED
             recorder.close(status, reason)
         os._exit(EXIT_CODE)
 
-    def _ask_stop(self, reason: str) -> None:
-        assert self._folder is not None
+    def _ask_stop(self, recorder: Recorder, reason: str) -> None:
+        """Ask all ranks to stop; of a machine without rank 0, by way of that one."""
+        if self._rank != 0:
+            if recorder.job is not None:
+                recorder.job.commands.want_stop(reason)
+            return
         try:
-            send_command(self._folder, CommandName.STOP, {"reason": reason})
+            send_command(recorder.folder, CommandName.STOP, {"reason": reason})
         except StoreError as error:
             log.warning("the ranks could not be asked to stop: %s", error)
 

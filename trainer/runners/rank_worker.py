@@ -43,6 +43,7 @@ class Place:
     """What torchrun says to a process in its environment."""
 
     rank: int
+    local_rank: int
     local_size: int
     world_size: int
     restarts: int
@@ -53,6 +54,7 @@ class Place:
         """Read the variables. Raises KeyError where torchrun has not started this process."""
         return cls(
             int(environ["RANK"]),
+            int(environ["LOCAL_RANK"]),
             int(environ["LOCAL_WORLD_SIZE"]),
             int(environ["WORLD_SIZE"]),
             int(environ["TORCHELASTIC_RESTART_COUNT"]),
@@ -68,7 +70,13 @@ def main() -> None:
     options = _options()
     place = Place.of(os.environ)
     by_page = options.config is None
-    ending = Ending(place.rank, place.local_size, place.world_size, by_page=by_page)
+    ending = Ending(
+        place.rank,
+        local_rank=place.local_rank,
+        local_size=place.local_size,
+        world_size=place.world_size,
+        by_page=by_page,
+    )
     config = settings_of(options.folder) if by_page else _given(options.config)
     # The store is kept: in rank 0 it has the server at which the others read the number.
     number, _store = (place.restarts, None) if by_page else _agreed_number(options.folder, place)
