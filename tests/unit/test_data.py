@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import multiprocessing.spawn
+from types import SimpleNamespace
 
+import pytest
 import torch
 
-from trainer.config import RunConfig
+from trainer.config import Parallel, RunConfig
+from trainer.failures import RunFailed
 from trainer.training.compute import CpuCompute
-from trainer.training.data import MemoryLoader
+from trainer.training.data import MemoryLoader, make_loader
 from trainer.training.workers import _BatchOrder, _SplitDataset, _without_main
 from trainer.workloads.task import TensorSplit
 
@@ -62,3 +65,18 @@ def test_children_are_not_told_of_the_main_script() -> None:
         assert not any(key.startswith("init_main") for key in data)
         assert "sys_path" in data
     assert multiprocessing.spawn.get_preparation_data is original
+
+
+def test_what_each_rank_of_a_machine_keeps_has_to_fit_for_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each rank decodes a copy of its own."""
+    bytes_of_all = 10 * (4 + 8)  # a float and an int64 a sample
+    free = SimpleNamespace(available=4 * bytes_of_all - 1)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: free)
+    three = RunConfig(data_on_device=True, parallel=Parallel.DDP, ranks=3, nodes=2)
+    make_loader(split(), three, CpuCompute())
+    four = RunConfig(data_on_device=True, parallel=Parallel.DDP, ranks=4)
+    said = "data set takes 120 B in each of 4 processes, and 479 B of the host's memory"
+    with pytest.raises(RunFailed, match=said):
+        make_loader(split(), four, CpuCompute())

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from stepscope.recording.recorder import Recorder
+from stepscope.run import RunStatus
 from trainer.config import Optimizer, RunConfig
 from trainer.failures import RunFailed
 from trainer.training.compute import CpuCompute
+from trainer.training.phases import Phases
 from trainer.training.precision import autocast
-from trainer.training.rehearsal import changing_nothing, first_batch, whole_step
+from trainer.training.rehearsal import changing_nothing, first_batch, rehearse, whole_step
 from trainer.training.state import Training
 from trainer.training.step import TrainStep
-from trainer.workloads.task import Batch, TensorSplit
+from trainer.workloads.task import Batch, Task, TensorSplit
 
 KERNELS = [{"fused": True}, {"fused": False, "foreach": True}, {"fused": False}]
 BATCH = torch.rand(8, 4), torch.rand(8, 2)
@@ -110,3 +115,14 @@ def test_a_split_that_leaves_out_all_has_no_first_batch() -> None:
     split = LeavesOut.of(torch.arange(5.0)[:, None], torch.arange(5))
     with pytest.raises(RunFailed, match="None of the 5 samples could be loaded"):
         first_batch(split, RunConfig(batch_size=2), CpuCompute())
+
+
+def test_the_first_steps_phases_are_without_the_rehearsal(tmp_path: Path) -> None:
+    training, step = make(warmup=True)
+    split = TensorSplit.of(*BATCH)
+    task = Task(model=training.model, train=split, validation=split, loss=nn.MSELoss())
+    phases = Phases(training.model)
+    recorder = Recorder(tmp_path, name="warm")
+    rehearse(training, replace(step, phases=phases), task, recorder)
+    recorder.close(RunStatus.FINISHED)
+    assert set(phases.take().values()) == {0.0}

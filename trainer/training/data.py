@@ -126,7 +126,8 @@ def _resident(split: Split, config: RunConfig, compute: Compute) -> Loader:
     """Return the loader of data that stay on the device once they are there."""
     if isinstance(compute, CudaCompute):
         return DeviceLoader(split, config, compute)
-    return MemoryLoader(KeptSplit(split), config, compute, compute.times)
+    ranks = config.ranks if config.distributed else 1
+    return MemoryLoader(KeptSplit(split, ranks), config, compute, compute.times)
 
 
 def _checked(batches: Iterator[Batch], order: Tensor, split: Split, size: int) -> Iterator[Batch]:

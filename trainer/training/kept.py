@@ -17,15 +17,19 @@ class KeptSplit:
     The other split gives the same sample each time, and one for each index, as images in files do.
     """
 
-    def __init__(self, split: Split) -> None:
-        """Make room for all samples. Raises RunFailed if the host has less memory than that."""
+    def __init__(self, split: Split, ranks: int = 1) -> None:
+        """Make room for all samples, as each of so many ranks on this host does.
+
+        Raises RunFailed if the host has less memory than that.
+        """
         self._split = split
         inputs, targets = split.room(1)
         needed = split.length * (inputs.nbytes + targets.nbytes)
         free = psutil.virtual_memory().available
-        if needed > free:
+        if needed * ranks > free:
+            each = f" in each of {ranks} processes" if ranks > 1 else ""
             raise RunFailed(
-                f"data_on_device: the decoded data set takes {format_bytes(needed)}, and "
+                f"data_on_device: the decoded data set takes {format_bytes(needed)}{each}, and "
                 f"{format_bytes(free)} of the host's memory are available. "
                 "Switch off data_on_device."
             )

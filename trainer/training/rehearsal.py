@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ def rehearse(training: Training, step: TrainStep, task: Task, recorder: Recorder
     config = training.config
     if config.compile is Compile.NONE and not config.warmup and not config.memory_warmup:
         return
+    step = replace(step, phases=None)  # their times are no part of the first step's
     with changing_nothing(training):
         if config.compile is not Compile.NONE:
             _compile(training, step, task, recorder)
