@@ -13,6 +13,7 @@ from starlette.requests import Request
 
 from dashboard import services
 from dashboard.api.routes import get_series
+from dashboard.hangs import Hangs
 from stepscope.diagnosis.hang_record import hang_name, parse
 from stepscope.diagnosis.oom_record import OomReport
 from stepscope.run import process_identity, rank_json, write_run_json
@@ -96,6 +97,7 @@ def test_a_job_that_hangs_says_so_while_it_does(server: services.Services, tmp_p
         record = parse((HANGS / "sleep-gloo" / hang_name(number)).read_bytes())
         record = replace(record, since=now - 9, seen=now)
         (folder / hang_name(number)).write_text(json.dumps(record.to_json()))
+    server.hangs = Hangs(start=lambda look: look())  # else in a thread: a poll does not wait for it
     told = poll("job")["verdict"]
     assert told["kind"] == "hang"
     assert "rank 1 has not entered all_reduce #81 (16 B), which rank 0 entered" in told["text"]
