@@ -6,8 +6,8 @@ from typing import Any
 
 from dashboard.charts.communication import communication
 from dashboard.charts.content import LOST, RunContent, _collectives
+from dashboard.charts.keys import FOLDED
 from dashboard.charts.layout import layout
-from dashboard.charts.series import FOLDED
 from stepscope.sampling.collectives import KEYS, NONE_LARGE, NOT_BY_GLOO, SWITCHED_OFF
 
 
