@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,9 @@ class AgreementFiles:
 
     def write_said(self, said: Said) -> None:
         """Say what this rank answers and has done."""
-        _write(self._own, asdict(said))
+        # Not asdict: the training thread may add an entry while it copies.
+        names = ("answers", "taken", "results", "stop")
+        _write(self._own, {name: getattr(said, name) for name in names})
 
     def said(self, number: int) -> Said:
         """Return what a rank says; nothing before it has said anything."""
