@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import multiprocessing.forkserver
+import multiprocessing.resource_tracker
 import multiprocessing.spawn
 import os
 import random
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,6 +64,7 @@ class Workers:
         assert self._loader is not None
         self._order.indices, self._order.epoch = order, epoch
         with _without_main():
+            _start_fork_server()
             self._fetched = iter(self._loader)
         try:
             while (batch := _next(self._fetched)) is not None:
@@ -153,6 +156,22 @@ def _as_is(batch: Any) -> Any:
     return batch
 
 
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def _start_fork_server() -> None:
+    """Start the fork server, unless it runs, so that no signal to this process's group ends it.
+
+    It leaves the group once Python runs in it (`fork_server.py`); until then they are blocked.
+    """
+    multiprocessing.resource_tracker.ensure_running()  # itself it would unblock them again
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        multiprocessing.forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+
+
 def _end_with_process(_worker: int) -> None:
     """Let this worker end with the process that trains, however that one ends.
 
@@ -160,6 +179,7 @@ def _end_with_process(_worker: int) -> None:
     to the workers too, and torch's workers only look whether the fork server is there: all of them
     would stay. A worker starts no processes, for which it would need the pipe.
     """
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     killed_with_parent()  # the fork server; torch itself looks every five seconds
     server: Any = getattr(multiprocessing.forkserver, "_forkserver", None)
     pipe = getattr(server, "_forkserver_alive_fd", None)  # private: without it they stay
