@@ -35,7 +35,7 @@ HOLDS = 4.0
 """Longest wait of a training thread for a decision, in times of the longest wait for an answer: it
 comes to that only where number 0 is suspended."""
 KEPT = 64
-"""Notices of number 0 that stay to be read: a rank may be slow to look."""
+"""Notices of number 0 that stay to be read, and results of a rank: a reader may be slow."""
 
 
 class State(StrEnum):

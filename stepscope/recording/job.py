@@ -11,9 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from stepscope.recording.agreement import KEPT
 from stepscope.recording.command import Command, CommandName
 from stepscope.recording.items import Ended, Event
-from stepscope.recording.job_commands import KEPT, JobCommands, Results
+from stepscope.recording.job_commands import JobCommands, Results
 from stepscope.store import StoreError
 from stepscope.store.reader import send_command
 

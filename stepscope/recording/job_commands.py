@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from stepscope.recording.agreement import ANSWER_S, Leader, Member, Notice, State
+from stepscope.recording.agreement import ANSWER_S, KEPT, Leader, Member, Notice, State
 from stepscope.recording.agreement_files import AgreementFiles, Said
 from stepscope.recording.command import Command
 from stepscope.recording.sleeper import REPLACED, Sleeper
@@ -36,9 +36,6 @@ LATE_S = 2.0
 """Age of a decision from which it is said that ranks have not come to its step."""
 RESULTS_S = 2.0
 """How long number 0's event waits for the results of the others, from its own on."""
-KEPT = 16
-"""Commands whose steps and results a rank keeps in its file."""
-
 
 Results = Mapping[int, Mapping[str, Any]]
 """By rank, what came of a command: `ok`, and bytes `before` and `after` by metric."""

@@ -88,6 +88,22 @@ def test_a_command_is_served_at_the_highest_answer_and_number_0_hears_of_all(
     assert sorted(ranks[0].told[0]) == [0, 1]
 
 
+def test_many_commands_at_once_are_all_told(ranks: list[Rank], tmp_path: Path) -> None:
+    count = 40
+    for name in ("run.json", "rank1.json"):
+        (tmp_path / name).write_text('{"status": "running", "heartbeat": 4e9}')
+    for number in range(count):
+        ranks[0].commands.offer(Command(number, CommandName.MARK, {}))
+    for rank in reversed(ranks):
+        served = 0
+        while served < count:
+            served += len(rank.train_until_served()[1])
+    while len(ranks[0].told) < count:
+        assert ranks[0].over.wait(PATIENCE_S), f"{len(ranks[0].told)} of {count} were told"
+        ranks[0].over.clear()
+    assert all(sorted(results) == [0, 1] for results in ranks[0].told)
+
+
 def test_what_the_disk_refuses_is_withdrawn(ranks: list[Rank], tmp_path: Path) -> None:
     (tmp_path / FOLDER / NOTICES).mkdir()  # a file cannot take its place
     ranks[0].commands.offer(Command(7, CommandName.PAUSE, {}))
