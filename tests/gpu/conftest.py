@@ -34,6 +34,15 @@ def waiting_raises() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.fixture
+def two_devices(need: Need, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the processes that a test starts find two GPUs; this one may have one."""
+    if SIMULATED:
+        monkeypatch.setenv("CUDASIM_DEVICES", "2")
+    else:
+        need(None if torch.cuda.device_count() > 1 else "needs two GPUs")
+
+
 @pytest.fixture(autouse=True, scope="module")  # before the fixtures of a module, which use the GPU
 def _cuda(need: Need) -> None:
     need(cuda_reason())

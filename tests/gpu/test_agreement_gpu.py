@@ -6,18 +6,13 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 
 from stepscope.recording.recorder import CommandName
 from stepscope.run import read_run
 from stepscope.session.force import end_job
 from tests.jobs import PATIENCE_S, job, until
 
-pytestmark = [
-    pytest.mark.skipif(
-        torch.cuda.device_count() < 2, reason="needs two GPUs (CUDASIM_DEVICES=2 in the simulator)"
-    )
-]
+pytestmark = pytest.mark.usefixtures("two_devices")
 
 
 def test_buttons_wait_for_a_rank_that_sleeps_and_act_at_the_same_step(tmp_path: Path) -> None:

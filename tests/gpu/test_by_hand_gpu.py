@@ -20,8 +20,11 @@ def test_the_device_is_that_of_the_loss(as_list: bool) -> None:
 
 
 @pytest.mark.parametrize("first", ["cpu", "cuda"])
-def test_copies_are_timed_once_where_an_optimizer_follows(first: str) -> None:
+def test_copies_are_timed_once_where_an_optimizer_follows(
+    first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cudasim = pytest.importorskip("cudasim", reason="only the simulator counts its calls")
+    monkeypatch.setattr("stepscope.watch.hooks.transfer.LEAST_S", 0.0)  # each step is measured
     with hooked() as live:
         w = torch.nn.Parameter(torch.ones(3, device=first))
         for _ in range(HELD):

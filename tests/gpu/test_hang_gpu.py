@@ -67,7 +67,7 @@ def test_watchdog_flight_recorder_and_finding_name_the_same(
     [
         ("stop", Cause.STOPPED, "rank 1 is stopped by a signal"),
         ("mismatch", Cause.MISMATCH, "rank 1 all_gather (400 B)"),
-        ("receive", Cause.MISMATCH, "rank 0 waits in recv 0<-1; rank 1 waits in recv 1<-0"),
+        ("receive", Cause.MISMATCH, "rank 1 waits in recv 1<-0"),
     ],
 )
 def test_how_ranks_hang_over_nccl(

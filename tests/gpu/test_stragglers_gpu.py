@@ -9,13 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from stepscope.diagnosis.findings import findings, read_recorded
 from stepscope.diagnosis.straggler_times import Phase
 from stepscope.run import read_run, run_folders
 from stepscope.sampling.ddp_times import LEAST_CUDA
-from tests.conftest import Need
 from tests.gpu.conftest import simulator_only
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,9 +22,7 @@ STEPS, SLEEP_S = 400, 0.04
 """A sleep that stands out also where other programs share the cores."""
 
 
-@pytest.fixture(autouse=True)
-def _two_devices(need: Need) -> None:
-    need(None if torch.cuda.device_count() > 1 else "needs two GPUs")
+pytestmark = pytest.mark.usefixtures("two_devices")
 
 
 def waits(tmp_path: Path, sleep_s: float, *how: str, steps: int = STEPS) -> dict[int, int]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,10 @@ from stepscope.store import EventRow, RunReader, StoreError
 from stepscope.store.reader import send_command
 from tests.sizes import SMALL
 from trainer.config import Precision, RunConfig, Schedule, Workload, defaults
+from trainer.training import run as training_run
+from trainer.training.compute import Compute
 from trainer.training.run import run as train
+from trainer.training.state import Training
 
 
 def small(workload: Workload, **changes: Any) -> RunConfig:
@@ -107,6 +111,22 @@ def test_bf16_trains_on_a_cpu(tmp_path: Path) -> None:
     assert train(config, tmp_path) is RunStatus.FINISHED
     loss = metric(tmp_path, "train/loss")
     assert loss[-5:].mean() < 0.8 * loss[:5].mean()
+
+
+def test_nothing_of_a_training_is_kept_when_its_memory_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[int] = []
+    release = training_run._release
+
+    def count(compute: Compute) -> Mapping[str, float]:
+        released = release(compute)
+        kept.append(sum(type(one) is Training for one in gc.get_objects()))
+        return released
+
+    monkeypatch.setattr(training_run, "_release", count)
+    assert train(small(Workload.LINEAR), tmp_path) is RunStatus.FINISHED
+    assert kept == [0]
 
 
 def test_the_same_seed_gives_the_same_losses(tmp_path: Path) -> None:

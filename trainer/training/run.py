@@ -223,7 +223,7 @@ def _train(attempt: _Attempt) -> None:
             compiled(shared.model, config, compute.device) as forward,
             closing(
                 attempt.session.answer(
-                    own.handlers, check=own.check, step=lambda: training.step, closed_here=True
+                    own.handlers, check=own.check, step=attempt.session.oom.step, closed_here=True
                 )
             ) as commands,
             closing(make_loader(task.train, loading, compute)) as loader,
