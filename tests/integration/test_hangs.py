@@ -13,9 +13,10 @@ import pytest
 from stepscope.diagnosis.findings import findings, read_recorded
 from stepscope.diagnosis.hang_job import Cause
 from stepscope.diagnosis.hang_reading import hang_of
-from stepscope.run import RunStatus
+from stepscope.run import RunStatus, read_run
 from stepscope.store import RunReader
 from tests.hanging_job import NAMED_S, STARTS_S, hanging
+from tests.jobs import until as wait_until
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -34,10 +35,11 @@ def test_a_rank_that_sleeps_is_named_and_where_it_is(tmp_path: Path, ranks: int)
         assert (said["rank"], said["share"]) == (1, None)
         assert "rank 1 has not entered all_reduce #81 (16 B)" in said["text"]
         _wait_for_event(run.folder)
-    run = job.run
-    assert run is not None
-    assert run.status is RunStatus.CRASHED
-    assert "It hung before: rank 1 has not entered all_reduce #81" in (run.reason or "")
+    # Killed processes are still there for a moment.
+    wait_until(lambda: not read_run(run.folder).status.live, "a killed job reads as live")
+    ended = read_run(run.folder)
+    assert ended.status is RunStatus.CRASHED
+    assert "It hung before: rank 1 has not entered all_reduce #81" in (ended.reason or "")
 
 
 @pytest.mark.parametrize(
