@@ -67,7 +67,8 @@ export class RankStrips {
     setAttribute(
       this.stage,
       "aria-label",
-      `${metric.label} of ${rankCount(data.ranks)} over ${data.axisName}. Arrow keys read single values, Enter shows a rank's line.`,
+      `${metric.label} of ${rankCount(data.ranks)} over ${data.axisName}. ` +
+        "Arrow keys read single values, Enter shows a rank's line.",
     );
   }
 
@@ -246,7 +247,8 @@ export class RankStrips {
     const value = data.cells[column]?.[cursor.row];
     const middle = (cursor.column + 0.5) * data.width;
     const device = place ? ` (${place})` : "";
-    const text = `Rank ${rank}${device}, ${data.where(middle)}: ${isNumber(value) ? withUnit(value, metric.unit) : "no value"}`;
+    const told = isNumber(value) ? withUnit(value, metric.unit) : "no value";
+    const text = `Rank ${rank}${device}, ${data.where(middle)}: ${told}`;
     setText(this.tip, text);
     if (aloud) setText(this.said, text);
     const room = this.width - this.tip.offsetWidth;
