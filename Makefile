@@ -11,8 +11,14 @@ TESTS  ?= tests
 # Test processes at a time; JOBS=0 runs all tests in one.
 JOBS   ?= 2
 XDIST  := -n $(JOBS) --dist loadfile --no-loadscope-reorder
+# What more to give pytest, such as PYTEST_ARGS=--durations=25, and what `make test` does before it.
+PYTEST_ARGS ?=
+LINT   ?= lint
+# Which tests `make test` takes of those; QUICK= takes all, as on a real GPU.
+PYTEST := -m pytest $(XDIST) $(PYTEST_ARGS)
+QUICK  := -m "not slow and not cuda"
 
-.PHONY: run install install-test test test-cuda test-cuda-core test-torch lint bench examples screenshots mutate clean
+.PHONY: run install install-test test test-slow coverage explore test-cuda test-cuda-core test-python test-torch lint bench gpu-report examples screenshots mutate clean
 
 run: install
 	$(BIN)/streamlit run app.py $(ARGS)
@@ -38,8 +44,22 @@ lint: install-test
 	$(BIN)/lint-imports
 	PATH=$(CURDIR)/$(BIN):$$PATH npx --yes prettier@$(PRETTIER) --check 'dashboard/**/*.{js,css}'
 
-test: lint
-	$(BIN)/python -m pytest $(XDIST) $(TESTS)
+# All tiers but the jobs of several processes, and CUDA.
+test: $(LINT) install-test
+	$(BIN)/python $(PYTEST) $(QUICK) $(TESTS)
+
+# Real jobs: how they are started, hang, are commanded, compared and measured, and their pages.
+test-slow: install-test
+	$(BIN)/python $(PYTEST) -m "slow and not cuda" $(TESTS)
+
+# `make test` with the share of lines that it runs, in child processes as well.
+coverage: install-test
+	$(BIN)/python $(PYTEST) $(QUICK) --cov --cov-report=term:skip-covered $(TESTS)
+
+# Properties on new examples each time; `make test` replays the same ones.
+explore: install-test
+	$(BIN)/python $(PYTEST) -m hypothesis --hypothesis-profile=explore tests/unit \
+		tests/integration/test_hostile_folders.py
 
 # The CUDA build of torch on simulated NVIDIA libraries (tests/cudasim/README.md); needs gcc and g++.
 $(CUDASIM)/.installed-test: requirements.txt requirements-test.txt pyproject.toml \
@@ -49,13 +69,17 @@ $(CUDASIM)/.installed-test: requirements.txt requirements-test.txt pyproject.tom
 	touch $@
 
 test-cuda: $(CUDASIM)/.installed-test
-	$(CUDASIM)/bin/python -m pytest $(XDIST) --require-gpu $(or $(TESTS_CUDA),tests/cudasim tests/gpu $(wildcard tests/browser/test_cuda_*.py))
+	$(CUDASIM)/bin/python $(PYTEST) --require-gpu $(or $(TESTS_CUDA),tests/cudasim tests/gpu $(wildcard tests/browser/test_cuda_*.py))
 
 # The core of it, in some minutes.
 CUDA_CORE := tests/cudasim/test_nccl.py $(addprefix tests/gpu/test_,training_gpu.py values_gpu.py watch_gpu.py \
 	ledger_gpu.py fit_gpu.py parallel_gpu.py) tests/browser/test_cuda_page.py
 test-cuda-core:
 	$(MAKE) test-cuda TESTS_CUDA="$(CUDA_CORE)"
+
+# The unit tests under another Python, with the simulator's build of torch: make test-python PYTHON=python3.13
+test-python:
+	CUDASIM_BUILD=$(CURDIR)/$(CUDASIM)-newer/cudasim $(MAKE) test-cuda CUDASIM=$(CUDASIM)-newer TESTS_CUDA=tests/unit
 
 # What concerns torch under another version of it, on the simulator: make test-torch VERSION=2.11.0
 test-torch:
@@ -71,6 +95,12 @@ bench: install-test
 	$(BIN)/python -m benchmarks.interference
 	$(BIN)/python -m benchmarks.live_page
 
+# All that needs a real GPU, with $(PYTHON) as it is; call it again to run what is left (docs/gpu/README.md).
+OUT     ?= gpu-report
+MINUTES ?= 9
+gpu-report:
+	$(PYTHON) -m benchmarks.gpu_report --out $(OUT) --minutes $(MINUTES)
+
 # The two runs that an empty page offers, recorded again; the second one on the simulator.
 examples: install-test $(CUDASIM)/.installed-test
 	$(BIN)/python -m examples.record
@@ -85,4 +115,4 @@ mutate: install-test
 	tests/mutate.sh $(MUTANTS)
 
 clean:
-	rm -rf $(VENV) $(CUDASIM) .venv-torch-* tests/cudasim/build benchmarks/.venv-* .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-* tests/cudasim/build benchmarks/.venv-* .pytest_cache .mypy_cache .ruff_cache

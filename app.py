@@ -6,6 +6,7 @@ import streamlit as st
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
+from dashboard.api.origin import OwnPagesOnly
 from dashboard.api.routes import ROUTES
 from dashboard.arguments import take_arguments
 from dashboard.services import lifespan
@@ -14,11 +15,15 @@ take_arguments(sys.argv)
 
 # Streamlit checks the Host header of its WebSocket only; this covers our routes as well.
 HOSTS = list(st.get_option("server.allowedHosts") or ["*"])
+ORIGINS = list(st.get_option("server.corsAllowedOrigins"))
 
 # A literal call: `streamlit run` finds the app by reading this file.
 app = st.App(
     "dashboard/main.py",
     routes=ROUTES,
     lifespan=lifespan,
-    middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS)],
+    middleware=[
+        Middleware(OwnPagesOnly, allowed=ORIGINS),
+        Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS),
+    ],
 )

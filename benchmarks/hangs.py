@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.report import at_most, report, say, wait_for_quiet
 from stepscope.diagnosis.hang_job import Cause, Hang
 from stepscope.diagnosis.hang_reading import hang_of
-from tests.hanging_job import STARTS_S, Job, hanging
+from tests.support.hanging_job import STARTS_S, Job, hanging
 
 KINDS = {
     "sleep": Cause.NOT_ENTERED,

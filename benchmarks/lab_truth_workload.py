@@ -49,9 +49,9 @@ class SlowedSplit:
         """Samples of an epoch: so many that no measured window holds a second one."""
         return self._split.length
 
-    def take(self, indices: Tensor, out: Batch | None = None) -> Batch:
+    def take(self, indices: Tensor) -> Batch:
         """Return the batch, late."""
-        batch = self._split.take(indices, out)
+        batch = self._split.take(indices)
         now = time.perf_counter()
         if self._given is not None:
             until = self._given + (now - self._given + DEVICE_S) * self._factor
@@ -61,9 +61,9 @@ class SlowedSplit:
         self._given = time.perf_counter()
         return batch
 
-    def room(self, size: int, *, pin_memory: bool = False) -> Batch:
+    def room(self, size: int) -> Batch:
         """Return empty tensors for a batch."""
-        return self._split.room(size, pin_memory=pin_memory)
+        return self._split.room(size)
 
 
 def build(config: RunConfig) -> Task:

@@ -1,9 +1,9 @@
 """Two loops that people write themselves, for the benchmark `loop`. Neither records anything.
 
 `train_plainly` is what tutorials teach: DataLoader over single items, `.item()` every step,
-everything as it comes. `by_hand` is what an expert would write for images from a CSV file with the
-settings of a given configuration; it takes nothing from this project but the model and the list of
-images.
+everything as it comes. `by_hand` is what an expert would write with the settings of a given
+configuration, for images from a CSV file or for tensors; it takes nothing from this project but the
+model and the data.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from trainer.config import Precision, RunConfig
+from trainer.workloads import WORKLOADS
 from trainer.workloads.image_list import Entry
 from trainer.workloads.images import ImageSplit, task
-from trainer.workloads.task import Task
+from trainer.workloads.task import Split, Task, TensorSplit
 
 TORCHS_THREADS = torch.get_num_threads()
 """What torch takes if nobody says anything, read before anybody does."""
@@ -88,25 +89,26 @@ def images_plainly(config: RunConfig) -> float:
 def by_hand(config: RunConfig) -> float:
     """Train with the settings of `config`, without recording; return the seconds.
 
-    Knows the settings that matter on a CPU: precision fp32 and bf16, channels_last, the fused
-    optimizer, compile, threads, those of the workers, and data_on_device: decode once, then index.
+    Knows these settings: precision fp32 and bf16, channels_last, the fused optimizer, compile,
+    threads, those of the workers, and data_on_device: decode once, then index.
     """
     began = time.perf_counter()
     torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
-    workload = task(config)
+    workload = WORKLOADS[config.workload](config)
+    device = torch.device("cpu" if config.device == "cpu" else "cuda")
     layout = torch.channels_last if config.channels_last else torch.contiguous_format
-    model = workload.model.to(memory_format=layout)  # type: ignore[call-overload]
+    model = workload.model.to(device, memory_format=layout)  # type: ignore[call-overload]
     if config.compile != "none":
         model.compile(mode=config.compile)
     train, validation = _loaders(config, workload)
     bf16 = config.precision is Precision.BF16
-    precision = torch.autocast("cpu", dtype=torch.bfloat16) if bf16 else nullcontext()
+    precision = torch.autocast(device.type, dtype=torch.bfloat16) if bf16 else nullcontext()
     optimizer = torch.optim.Adam(
         model.parameters(), lr=config.learning_rate, fused=config.fused, foreach=config.foreach
     )
     loss_fn = nn.CrossEntropyLoss()
-    total = torch.zeros(())
+    total = torch.zeros((), device=device)
     for _ in range(config.epochs):
         model.train()
         for inputs, targets in train:
@@ -118,34 +120,37 @@ def by_hand(config: RunConfig) -> float:
             optimizer.zero_grad(set_to_none=config.set_to_none)
             total += loss.detach()
         model.eval()
-        correct = torch.zeros(())
+        correct = torch.zeros((), device=device)
         with torch.inference_mode(), precision:
             for inputs, targets in validation:
                 correct += (model(inputs).argmax(1) == targets).sum()
+    (total + correct).item()  # what is queued is part of the training
     return time.perf_counter() - began
 
 
-class Decoded:
-    """All images in two tensors, decoded before the first epoch; iterated in batches."""
+class InMemory:
+    """Inputs and targets in two tensors on the device, iterated in batches."""
 
-    def __init__(self, images: Images, batch_size: int, *, shuffle: bool) -> None:
-        pictures, labels = zip(*(images[index] for index in range(len(images))), strict=True)
-        self._images, self._labels = torch.stack(pictures), torch.tensor(labels)
+    def __init__(self, inputs: Tensor, targets: Tensor, batch_size: int, *, shuffle: bool) -> None:
+        self._inputs, self._targets = inputs, targets
         self._batch_size, self._shuffle = batch_size, shuffle
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        count = len(self._labels)
-        order = torch.randperm(count) if self._shuffle else torch.arange(count)
+        count, device = len(self._targets), self._targets.device
+        order = (torch.randperm if self._shuffle else torch.arange)(count, device=device)
         for indices in torch.split(order, self._batch_size):
-            yield self._images[indices], self._labels[indices]
+            yield self._inputs[indices], self._targets[indices]
 
 
 def _loaders(config: RunConfig, workload: Task) -> Iterable[Iterable[Any]]:
     """Return the batches of training, shuffled, and of validation."""
     if config.data_on_device:
+        device = "cpu" if config.device == "cpu" else "cuda"
         return [
-            Decoded(Images(split), config.batch_size, shuffle=shuffle)
-            for split, shuffle in zip(_splits(workload), (True, False), strict=True)
+            InMemory(
+                *(part.to(device) for part in _tensors(split)), config.batch_size, shuffle=shuffle
+            )
+            for split, shuffle in ((workload.train, True), (workload.validation, False))
         ]
     workers = config.num_workers
     return [
@@ -159,6 +164,15 @@ def _loaders(config: RunConfig, workload: Task) -> Iterable[Iterable[Any]]:
         )
         for split, shuffle in zip(_splits(workload), (True, False), strict=True)
     ]
+
+
+def _tensors(split: Split) -> tuple[Tensor, Tensor]:
+    """Return all inputs and targets; images are decoded."""
+    if isinstance(split, TensorSplit):
+        return split.inputs, split.targets
+    assert isinstance(split, ImageSplit)
+    pictures, labels = zip(*Images(split), strict=True)
+    return torch.stack(pictures), torch.tensor(labels)
 
 
 def _splits(workload: Task) -> tuple[ImageSplit, ImageSplit]:

@@ -1,11 +1,12 @@
-"""A training script of about 0.8 ms a step on one CPU thread, for `overhead.py`.
+"""A training script whose step takes a given time, 0.8 ms at first, for `overhead.py`.
 
     python benchmarks/training_child.py WAY FOLDER WIDTH RESULTS [DEVICE]
 
 WAY is `bare`, or the recorder that each step is logged to. For each line `STEPS` on stdin it trains
 that many steps and writes to the named pipe RESULTS the seconds and the CPU seconds of the whole
 process; the first line there is its process number. `calibrate` as WAY writes the width that fits
-instead. The script knows nothing of `stepscope watch`, which runs it as it would any other.
+instead, where WIDTH is the time of a step in µs. The script knows nothing of `stepscope watch`,
+which runs it as it would any other.
 """
 
 from __future__ import annotations
@@ -21,11 +22,10 @@ from torch import nn
 
 from benchmarks.peers.adapters import OURS, START, Log
 
-STEP_S = 0.8e-3
-BATCH = 32
+BATCH = {"cpu": 32, "cuda": 1024}
 INPUTS, CLASSES = 64, 10
 WARM_STEPS = 100
-WIDTHS = range(32, 1024, 16)
+NARROWEST, WIDEST, WIDTH_STEP = 32, 16384, 16
 
 Step = Callable[[], torch.Tensor]
 
@@ -40,8 +40,8 @@ def training_step(width: int, device: str = "cpu") -> tuple[Step, torch.optim.Op
         nn.ReLU(),
         nn.Linear(width, CLASSES),
     ).to(device)
-    inputs = torch.randn(BATCH, INPUTS, device=device)
-    targets = torch.randint(CLASSES, (BATCH,), device=device)
+    inputs = torch.randn(BATCH[device], INPUTS, device=device)
+    targets = torch.randint(CLASSES, (BATCH[device],), device=device)
     loss_fn = nn.CrossEntropyLoss()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
 
@@ -80,19 +80,25 @@ def logged(step: Step, optimizer: torch.optim.Optimizer, log: Log, tensors: bool
     return logged_step
 
 
-def fitting_width() -> int:
-    """Return the width whose step takes closest to STEP_S, by halving."""
-    low, high = 0, len(WIDTHS) - 1
-    while low < high:
-        middle = (low + high) // 2
-        step, _ = training_step(WIDTHS[middle])
-        train(WARM_STEPS, step)
+def fitting_width(step_s: float, device: str) -> int:
+    """Return the least width whose step takes `step_s`: doubled until it does, then halved."""
+
+    def is_long(width: int) -> bool:
+        step, _ = training_step(width, device)
+        train(5, step)
+        count = max(2, min(20, round(0.02 / step_s)))
         # The fastest of many: another process on the core makes none of them faster.
-        if min(train(20, step)[0] / 20 for _ in range(20)) < STEP_S:
-            low = middle + 1
-        else:
-            high = middle
-    return WIDTHS[low]
+        return min(train(count, step)[0] / count for _ in range(20)) >= step_s
+
+    train(WARM_STEPS, training_step(NARROWEST, device)[0])
+    high = NARROWEST
+    while high < WIDEST and not is_long(high):
+        high *= 2
+    low = high // 2 if high > NARROWEST else high
+    while high - low > WIDTH_STEP:
+        middle = (low + high) // 2
+        low, high = (low, middle) if is_long(middle) else (middle, high)
+    return high
 
 
 def main() -> None:
@@ -105,7 +111,7 @@ def main() -> None:
         os.write(answers, (" ".join(map(repr, values)) + "\n").encode())
 
     if way == "calibrate":
-        answer(fitting_width())
+        answer(fitting_width(float(width) * 1e-6, device))
         return
     step, optimizer = training_step(int(width), device)
     finish: Callable[[], None] = lambda: None  # noqa: E731

@@ -6,9 +6,9 @@ import logging
 import threading
 
 from dashboard.run_index import RunIndex
-from stepscope.alerts.config import load
+from stepscope.alerts.config import Settings, load
 from stepscope.alerts.crash import tell_crash
-from stepscope.run import RunStatus, restart_expected
+from stepscope.run import RunInfo, RunStatus, restart_expected
 
 log = logging.getLogger(__name__)
 
@@ -47,13 +47,7 @@ class CrashWatch:
         self._known.update(run.id for run in crashed)
         settings = load() if crashed else None
         self._say(settings.problems if settings is not None else ())
-        told = []
-        for run in crashed:
-            actions = tell_crash(run, settings) if settings is not None else None
-            if actions is not None:
-                actions.close()
-                told.append(run.id)
-        return told
+        return [run.id for run in crashed if settings is not None and _tell(run, settings)]
 
     def _say(self, problems: tuple[str, ...]) -> None:
         """Log what is wrong with alerts.toml, each problem once."""
@@ -68,3 +62,15 @@ class CrashWatch:
                 self.look()
             except Exception:
                 log.exception("crashed runs could not be looked for")
+
+
+def _tell(run: RunInfo, settings: Settings) -> bool:
+    """Have the crash of a run alerted; return True if there was something to tell."""
+    try:
+        actions = tell_crash(run, settings)
+    except Exception:  # one untrusted folder: alert the crashes of all other runs
+        log.exception("%s: its crash could not be reported", run.id)
+        return False
+    if actions is not None:
+        actions.close()
+    return actions is not None

@@ -7,17 +7,17 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from stepscope.common.files import open_regular_file, read_regular_file
 from stepscope.formatting import format_bytes, terminal_text
 from stepscope.profiling.summary import BYTES_LIMIT, Summary, parse
 from stepscope.profiling.write import summary_name, trace_name
-from stepscope.run.plain_file import open_plain
 
 TAIL_BYTES = 20_000
 SNAPSHOTS = 50
 """Memory snapshots listed at most, the newest."""
 
 DOWNLOAD_LIMIT = 256 * 2**20
-"""Bytes of a snapshot that the page offers to download."""
+"""Bytes of a file that the page offers to download."""
 
 PROFILES = 50
 """Profiles listed at most, the newest; of a job one of several ranks counts once."""
@@ -104,8 +104,7 @@ def profile_of(folder: Path, first: int, last: int, number: int = 0) -> Profile:
 
 def profile_summary(folder: Path, profile: Profile) -> Summary:
     """Return what a profile found. Raises OSError, and ValueError for what is no summary."""
-    with open(open_plain(folder / profile.summary), "rb") as file:
-        data = file.read(BYTES_LIMIT + 1)
+    data = read_regular_file(folder / profile.summary, BYTES_LIMIT)
     try:
         return parse(data.decode(errors="replace"))
     except ValueError as error:
@@ -113,9 +112,8 @@ def profile_summary(folder: Path, profile: Profile) -> Summary:
 
 
 def profile_trace(folder: Path, profile: Profile) -> bytes:
-    """Return the compressed trace of a listed profile. Raises OSError."""
-    with open(open_plain(folder / profile.trace), "rb") as file:
-        return file.read()
+    """Return the compressed trace of a listed profile. Raises OSError, ValueError if too large."""
+    return snapshot_content(folder / profile.trace)
 
 
 def too_large_to_download(path: Path, size: int) -> str | None:
@@ -140,7 +138,7 @@ def snapshot_bytes(folder: Path, name: str) -> bytes:
 
 def snapshot_content(path: Path) -> bytes:
     """Return the content of a plain file. Raises OSError, ValueError for one that is too large."""
-    with open(open_plain(path), "rb") as file:
+    with open(open_regular_file(path), "rb") as file:
         refused = too_large_to_download(path, os.fstat(file.fileno()).st_size)
         if refused is not None:
             raise ValueError(refused)
@@ -150,7 +148,7 @@ def snapshot_content(path: Path) -> bytes:
 def tail(path: Path, limit: int = TAIL_BYTES) -> str | None:
     """Return the end of a text file as a terminal would show it; None where there is none."""
     try:
-        with open(open_plain(path), "rb") as file:
+        with open(open_regular_file(path), "rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - limit))
             data = file.read(limit)

@@ -83,7 +83,8 @@ class RunIndex:
         return self._listing
 
     def _look(self) -> Listing:
-        runs = tuple(sorted(_look_into(self._root), key=lambda run: not run.status.live))
+        found = _look_into(self._root)
+        runs = tuple(sorted(found, key=lambda run: (not run.status.live, -run.created)))
         state = repr([_shown(run) for run in runs])
         self._listing = Listing(runs, f"{zlib.crc32(state.encode()):x}")
         self._looked = time.monotonic()
@@ -159,4 +160,4 @@ def _modified(path: Path) -> int:
 
 
 def _settled(modified_ns: int) -> bool:
-    return time.time() - modified_ns / 1e9 > SETTLED_S
+    return abs(time.time() - modified_ns / 1e9) > SETTLED_S  # a clock may have been set

@@ -12,12 +12,15 @@ import functools
 import gc
 import importlib
 import logging
+import os
+import signal
 import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 import psutil
 import streamlit as st
@@ -55,6 +58,7 @@ from trainer.lessons import Lesson
 from trainer.problems import TrainDevice
 from trainer.runners import ActiveRun, start
 from trainer.runners.torchrun import TorchrunRun
+from trainer.runners.weights import read_weights
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +66,8 @@ PROJECT = Path(__file__).resolve().parent.parent
 STOP_TIMEOUT_S = 4.0
 JOB_STOP_TIMEOUT_S = 9.0
 """For ranks, which agree on a step first; a container is killed 10 s after its SIGTERM."""
+CLIENTS_S = 1.0
+"""Time that connected clients have to end their requests once everything has been stopped."""
 FIT_WORKS = "A prediction is at work and would disturb it. Wait some seconds, or stop it."
 COLLECTIVES = (
     "Collectives are being measured and would be disturbed. Wait for the end, or stop it on the "
@@ -97,6 +103,7 @@ class Services:
         self.energies = RunEnergies()
         self._summaries: dict[str, RunSummary] = {}
         self._lock = threading.Lock()
+        self._closing = threading.Lock()
         self._active: ActiveRun | None = None
         self._devices: Future[Devices] = Future()
         # torch takes seconds to import: the first page is being loaded meanwhile.
@@ -275,7 +282,11 @@ class Services:
 
     def list_examples(self) -> list[RunInfo]:
         """Return the recorded examples, none in an installation without them."""
-        return [read_run(folder) for folder in reversed(list(run_folders(self.examples)))]
+        found = []
+        for folder in reversed(list(run_folders(self.examples))):
+            with contextlib.suppress(RunError):
+                found.append(read_run(folder))
+        return found
 
     def summary(self, run: RunInfo) -> RunSummary:
         """Return the run's best loss, rate and peaks; those of an ended run are read once."""
@@ -285,10 +296,8 @@ class Services:
         return summary
 
     def weights(self, run_id: str, name: str) -> bytes:
-        """Return the weights alone of a checkpoint. Raises RunError or CheckpointError."""
-        checkpoint = importlib.import_module("trainer.training.checkpoint")
-        data: bytes = checkpoint.weights_bytes(self.folder(run_id) / name)
-        return data
+        """Return the weights alone of a checkpoint. Raises RunError and OSError."""
+        return read_weights(self.folder(run_id) / name)
 
     def cuda_indices(self) -> dict[str, int]:
         """Return torch's index of each GPU that it sees, by UUID; {} while it is being imported."""
@@ -315,19 +324,20 @@ class Services:
         return "End now: the ranks did not stop, and were killed."
 
     def close(self) -> None:
-        """Stop the active run or sweep and flush its data; a second call does nothing."""
-        self.lessons.close()
-        self.fits.close()
-        self.collectives.close()
-        with self._lock:
-            active, self._active = self._active, None
-        patience_s = JOB_STOP_TIMEOUT_S if isinstance(active, TorchrunRun) else STOP_TIMEOUT_S
-        if active is not None and not active.stop(patience_s):
-            log.warning("run %s did not stop in time", active.folder.name)
-            active.end_with_server()
-        self.sweeps.close(STOP_TIMEOUT_S)
-        self.snapshots.close()
-        self.machine.close()
+        """Stop what is active and flush its data; a second call only waits for the first."""
+        with self._closing:
+            self.lessons.close()
+            self.fits.close()
+            self.collectives.close()
+            with self._lock:
+                active, self._active = self._active, None
+            patience_s = JOB_STOP_TIMEOUT_S if isinstance(active, TorchrunRun) else STOP_TIMEOUT_S
+            if active is not None and not active.stop(patience_s):
+                log.warning("run %s did not stop in time", active.folder.name)
+                active.end_with_server()
+            self.sweeps.close(STOP_TIMEOUT_S)
+            self.snapshots.close()
+            self.machine.close()
 
     def _find_devices(self) -> None:
         try:
@@ -355,9 +365,37 @@ def get() -> Services:
 @asynccontextmanager
 async def lifespan(_app: object) -> AsyncIterator[None]:
     """Stop the run and flush its data when the server ends (SIGTERM runs no atexit)."""
-    services = get()
+    services, over = get(), threading.Event()
+    _end_on_signals(services, over)
     crashes = CrashWatch(services.index)
     crashes.start()
     yield
     crashes.close()
     await asyncio.to_thread(services.close)
+    over.set()
+
+
+def _end_on_signals(services: Services, over: threading.Event) -> None:
+    """Make SIGTERM and SIGINT stop the run at once, and end the process although clients hold on.
+
+    uvicorn waits for every open request, without limit, before it ends the lifespan. `over` is set
+    once it has. Does nothing where a test runs the app in another thread than the main one.
+    """
+
+    def end(number: int) -> None:
+        try:
+            services.close()
+        finally:
+            if not over.wait(CLIENTS_S):
+                log.warning("some clients hold their connections: they are cut off")
+                os._exit(128 + number)
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        threading.Thread(target=end, args=(number,), name="stepscope-end", daemon=True).start()
+        former = formers[signal.Signals(number)]
+        if callable(former):
+            former(number, frame)
+
+    if threading.current_thread() is threading.main_thread():
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        formers = {number: signal.signal(number, handle) for number in numbers}

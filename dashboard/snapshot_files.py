@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import re
+import stat
 import tempfile
 import threading
 import time
@@ -25,6 +26,8 @@ FOLDER = "snapshots"
 KEPT = 6
 """Openings kept, with their summaries."""
 LISTED = 100
+TOTAL_LIMIT = 16 * 2**30
+"""Bytes in the folder of snapshots up to which an upload is taken."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,119}\.(pickle|pkl)", re.ASCII)
 
 
@@ -66,6 +69,7 @@ class Snapshots:
         self._uploading = threading.Lock()
         self._kept: OrderedDict[tuple[Path, int, int], Opening] = OrderedDict()
         self._spare: tempfile.TemporaryDirectory[str] | None = None
+        self._part: Path | None = None
         self._remove_leftovers()
 
     def of_run(self, folder: Path) -> list[SnapshotFile]:
@@ -90,6 +94,13 @@ class Snapshots:
                 for state, name in found[:LISTED]
             ]
         return []
+
+    def kept_bytes(self) -> int:
+        """Return the size of all plain files in the folder of snapshots."""
+        with contextlib.suppress(OSError), os.scandir(self.folder) as entries:
+            states = (entry.stat(follow_symlinks=False) for entry in entries)
+            return sum(state.st_size for state in states if stat.S_ISREG(state.st_mode))
+        return 0
 
     def opening(self, file: SnapshotFile) -> Opening | None:
         """Return the opening of a file as of now; None while another file is being opened.
@@ -134,17 +145,23 @@ class Snapshots:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             number, part = tempfile.mkstemp(dir=self.folder, prefix=_PART, suffix=".part")
+            self._part = Path(part)
             try:
                 with open(number, "wb") as file:
                     upload = Upload(file, checked)
                     yield upload
                 upload.name = self._reserved(checked)
-                os.replace(part, self.folder / upload.name)
+                try:
+                    os.replace(part, self.folder / upload.name)
+                except OSError:  # `close` has deleted it
+                    os.unlink(self.folder / upload.name)
+                    raise
             except BaseException:
                 with contextlib.suppress(OSError):
                     os.unlink(part)
                 raise
         finally:
+            self._part = None
             self._uploading.release()
 
     def _reserved(self, name: str) -> str:
@@ -168,7 +185,10 @@ class Snapshots:
                     path.unlink()
 
     def close(self) -> None:
-        """End what is being opened."""
+        """End what is being opened, and delete what an upload has left."""
+        part = self._part
+        if part is not None:
+            part.unlink(missing_ok=True)
         with self._lock:
             for one in self._kept.values():
                 one.close()
@@ -197,14 +217,19 @@ def upload_name(name: str) -> str:
     return checked
 
 
-def too_large(size: int) -> str | None:
-    """Say why a file of this size is not taken; None where it is."""
-    if size <= SIZE_LIMIT:
-        return None
-    return (
-        f"The file must have at most {format_bytes(SIZE_LIMIT)}, got {format_bytes(size)}. "
-        "Record fewer steps, or with a lower max_entries."
-    )
+def too_large(size: int, kept: int = 0) -> str | None:
+    """Return why a file of this size is refused when `kept` bytes are stored; None if accepted."""
+    if size > SIZE_LIMIT:
+        return (
+            f"The file must have at most {format_bytes(SIZE_LIMIT)}, got {format_bytes(size)}. "
+            "Record fewer steps, or with a lower max_entries."
+        )
+    if size + kept > TOTAL_LIMIT:
+        return (
+            f"The folder {FOLDER} must have at most {format_bytes(TOTAL_LIMIT)}, got "
+            f"{format_bytes(kept)} and a file of {format_bytes(size)}. Delete snapshots there."
+        )
+    return None
 
 
 def _is_listed(name: str) -> bool:

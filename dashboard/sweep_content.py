@@ -72,6 +72,11 @@ class Arm:
     loss_text: str | None = None
 
     @property
+    def loss_not_shown_equal(self) -> bool:
+        """True where the loss is neither worse nor shown equal or better."""
+        return self.loss_verdict == "not_shown_equal"
+
+    @property
     def loss_is_worse(self) -> bool:
         """True where it reached a larger loss after equal steps, or one that is no number."""
         return self.loss_verdict == "worse"

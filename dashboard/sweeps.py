@@ -24,8 +24,11 @@ import psutil
 
 from dashboard.run_files import tail
 from dashboard.sweep_content import SweepContent, SweepStatus, to_content
+from stepscope.common.files import is_own_folder, open_for_append
 from stepscope.run import process_of, user_name
+from stepscope.run.process import not_signaled, recorder_of, send_signal
 from trainer.lab.folder import (
+    LOCK,
     SWEEP_JSON,
     SweepError,
     new_sweep_folder,
@@ -44,7 +47,7 @@ STOP_TIMEOUT_S = 10.0
 STARTING_S = 60.0
 """Age up to which a sweep that another process has just planned may still begin."""
 MAX_LISTED = 100
-EXAMPLE = "This is a recorded example: look only."
+EXAMPLE = "This is a recorded example: read-only."
 _PROJECT = Path(__file__).resolve().parents[1]
 
 
@@ -162,9 +165,13 @@ class Sweeps:
             sweep = self.read(sweep_id)
             if sweep.look_only is not None:
                 raise SweepError(f"Stop: {sweep.look_only}")
-            process = process_of(sweep.json)
-            if process is not None:  # begun in a terminal, or by a server that was killed
+            # Begun in a terminal, or by a server that was killed.
+            named, lock = process_of(sweep.json), sweep.folder / LOCK
+            process = recorder_of(sweep.json, lock)
+            if process is not None:
                 _end(process, timeout_s)
+            elif named is not None and sweep.live:
+                raise SweepError(f"Stop: {not_signaled(named, lock)}")
 
     def delete(self, sweep_id: str) -> None:
         """Delete the folder of a sweep that no process works on."""
@@ -198,7 +205,8 @@ class Sweeps:
         """Start the process that measures; its group is its own, to be ended as a whole."""
         if self._child is not None:
             _end(self._child, STOP_TIMEOUT_S)  # its sweep is over, it may still be on its way out
-        with (folder / LAB_LOG).open("ab", buffering=0) as output:
+        self._launched_ns = os.stat(folder / SWEEP_JSON).st_mtime_ns
+        with open(open_for_append(folder / LAB_LOG), "wb", buffering=0) as output:
             self._child = subprocess.Popen(
                 [sys.executable, "-m", "trainer.lab", "--folder", str(folder.resolve())],
                 stdin=subprocess.DEVNULL,
@@ -207,7 +215,7 @@ class Sweeps:
                 cwd=_PROJECT,
                 start_new_session=True,
             )
-        self._child_id, self._launched_ns = folder.name, time.time_ns()
+        self._child_id = folder.name
         self._ended.pop(folder, None)  # its end may be another one, without a new sweep.json
         self._stopped = False
 
@@ -238,10 +246,10 @@ class Sweeps:
         """Return the content as of now: a resumed child has not written yet, or one has ended
         without a word."""
         if self._alive(folder.name):
-            if content.status.live or modified_ns > self._launched_ns:
+            if content.status.live or modified_ns != self._launched_ns:
                 return content
             return replace(content, status=SweepStatus.PENDING, reason=None)
-        silent = folder.name == self._child_id and modified_ns <= self._launched_ns
+        silent = folder.name == self._child_id and modified_ns == self._launched_ns
         age = abs(time.time() - content.created)  # a time to come is no reason to wait for it
         never_begun = content.status is SweepStatus.PENDING and age > STARTING_S
         if silent or never_begun:
@@ -254,9 +262,11 @@ class Sweeps:
             return EXAMPLE
         host, user = content.get("host", socket.gethostname()), content.get("user", user_name())
         if host != socket.gethostname():
-            return f"This sweep belongs to the host {str(host)[:60]}: look only."
+            return f"This sweep belongs to the host {str(host)[:60]}: read-only."
         if user != user_name():
-            return f"This sweep belongs to the user {str(user)[:60]}: look only."
+            return f"This sweep belongs to the user {str(user)[:60]}: read-only."
+        if not is_own_folder(folder):
+            return "The folder of this sweep belongs to another user: read-only."
         return None
 
 
@@ -276,17 +286,20 @@ def _last_words(folder: Path) -> str:
 
 
 def _end(process: subprocess.Popen[bytes] | psutil.Process, timeout_s: float) -> None:
-    """Ask a process to end with SIGTERM; kill it and its group if it has not ended in time."""
-    try:
-        process.send_signal(signal.SIGTERM)
-        process.wait(timeout_s)
-    except (psutil.TimeoutExpired, subprocess.TimeoutExpired):
-        log.warning("the sweep did not stop within %.1f s: killed", timeout_s)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            # Begun in a terminal, its group may hold more than the sweep.
-            own_group = os.getpgid(process.pid) == process.pid
-            (os.killpg if own_group else os.kill)(process.pid, signal.SIGKILL)
-        with contextlib.suppress(psutil.TimeoutExpired, subprocess.TimeoutExpired):
+    """Ask a process to end with SIGTERM; kill it if it has not ended in time.
+
+    Its sample is in a session of its own, and ends when it loses the sweep.
+    """
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            if isinstance(process, psutil.Process):
+                send_signal(process, number)
+            else:
+                process.send_signal(number)
             process.wait(timeout_s)
-    except psutil.NoSuchProcess:
-        return  # it has just ended by itself
+        except (psutil.NoSuchProcess, ProcessLookupError):
+            return  # it has just ended
+        except (psutil.TimeoutExpired, subprocess.TimeoutExpired):
+            log.warning("the sweep did not end within %.1f s of %s", timeout_s, number.name)
+        else:
+            return

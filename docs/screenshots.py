@@ -13,8 +13,8 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import Browser, expect, sync_playwright
 
-from tests.browser.conftest import Server, start_server, stop_server
 from tests.conftest import CHROMIUM_ARGS
+from tests.support.server import Server, start_server, stop_server
 
 IMAGES = Path(__file__).resolve().parent / "images"
 SIZE = {"width": 1400, "height": 1000}

@@ -1,7 +1,7 @@
 """Records the examples that an empty page offers, by the training code itself.
 
     make examples        (python -m examples.record, with the simulator's Python for the second)
-    python -m examples.record --gpu      only the third, on a machine with a GPU
+    python -m examples.record --gpu [DIR]    only the third, on a machine with a GPU; into DIR
 
 A process of this machine trains while this script presses the page's buttons. What names the
 machine (host, user, processes, paths) is then replaced in run.json, and checkpoints are left out
@@ -172,10 +172,10 @@ def _wait_for(condition: Callable[[], T | None]) -> T:
 
 
 def keep(run: Path, name: str, title: str, note: str) -> None:
-    """Copy a run to `examples/NAME` without what names this machine, and check that."""
+    """Copy a run to `examples/NAME`, or an absolute path, without this machine's names."""
     folder = HERE / name
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
+    folder.mkdir(parents=True)
     work = str(run.parent.parent)
     for file in ("output.log", "traceback.txt"):
         if (run / file).exists():
@@ -203,22 +203,24 @@ def neutral(text: str, work: str) -> str:
     return text.replace(f"{work}/", "").replace(work, ".")
 
 
-def _keep_gpu() -> None:
+def _keep_gpu(folder: str) -> None:
     with tempfile.TemporaryDirectory() as work:
         run = record_gpu(Path(work, "runs"))
         environment = read_run(run).run_json["environment"]
         note = GPU_NOTE.format(name=environment["gpu"], **environment)
-        keep(run, GPU, f"Example: GPT on an {environment['gpu'].split()[1]}", note)
+        keep(run, folder, f"Example: GPT on an {environment['gpu'].split()[1]}", note)
 
 
 def main() -> None:
     """Record both examples and put them in place of the old ones."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--simulator", type=Path, default=ROOT / ".venv-cudasim/bin/python")
-    parser.add_argument("--gpu", action="store_true", help="record the example of a GPU alone")
+    parser.add_argument(
+        "--gpu", nargs="?", const=GPU, metavar="DIR", help="record the example of a GPU alone"
+    )
     options = parser.parse_args()
     if options.gpu:
-        _keep_gpu()
+        _keep_gpu(str(Path.cwd() / options.gpu) if options.gpu != GPU else GPU)
         return
     with tempfile.TemporaryDirectory() as work:
         runs = Path(work, "runs")

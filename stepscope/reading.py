@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -99,7 +100,7 @@ class Run:
                     continue
                 source = self._source(key, rows.sources, gpu) if stream is Stream.DEVICES else ""
                 blocks = [block for _, block in rows.slices((key,), source)]
-                found = join([*blocks, last.with_keys((key,))])
+                found = join([*blocks, last.with_keys((key,))]).with_keys((key,))
                 return Series(found.ts, found.step.astype(np.int64), found.mean[0])
         raise RunError(f"metric: {self.id} has no {key!r}. {_near(key, self.metrics)}")
 
@@ -132,10 +133,10 @@ class Run:
         """
         path, left = self.folder / f"rank{self.rank}.ring", join([])
         with contextlib.ExitStack() as stack:
-            if path.exists() and not self.status.live:
+            if os.path.exists(path) and not self.status.live:
                 # Another reader may be moving them at this moment: the next call finds them stored.
-                with contextlib.suppress(RingError, FileNotFoundError):
-                    remains = stack.enter_context(abandoned(path))
+                with contextlib.suppress(RingError, OSError):
+                    remains = stack.enter_context(abandoned(path, look_only=True))
                     with RunReader(self.folder, self.rank) as reader:
                         unstored = remains(reader.stored_slots())
                     left = StepRows().block(unstored.slots, unstored.layouts)
@@ -148,9 +149,8 @@ def open_run(run: str | Path, *, runs: str | Path | None = None, rank: int = 0) 
     `runs` is the folder of all runs, by default STEPSCOPE_RUNS or ./runs; `rank` counts the
     processes of a distributed run. Raises RunError where there is no such run.
     """
-    with contextlib.suppress(OSError):  # a name that no file system takes, such as a long one
-        if (Path(run) / RUN_JSON).is_file():
-            return Run(Path(run).resolve(), rank)
+    if os.path.isfile(os.path.join(run, RUN_JSON)):
+        return Run(Path(run).resolve(), rank)
     root = runs_root(Path(runs) if runs is not None else None)
     return Run(run_folder(root, str(run)), rank)
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+from stepscope.common.clock import clock, elapsed
 from stepscope.diagnosis.outcome import outcome
 from stepscope.profiling.ranges import DATA, span
 from stepscope.recording.recorder import Recorder
@@ -112,7 +113,7 @@ class Tracker:
             return self._step(values, metrics)
         recorder = self._recorder
         recorder.step = step = recorder.step + 1
-        ring.put(layout, time.time(), step, numbers)
+        ring.put(layout, elapsed() + clock.offset, step, numbers)
         return None
 
     def log(self, values: Mapping[str, Any] | None = None, /, **metrics: Any) -> None:
@@ -156,6 +157,7 @@ class Tracker:
                 self._samples += batch_length(batch) or 0
                 if self.session is not None:
                     self.session.recorder.signs += 1
+                    self.session.readings.look()
             yield batch
             if count:
                 self.step()

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import atexit
 import fcntl
+import importlib
+import importlib.util
 import os
 import shutil
+import signal
 import tempfile
 import threading
 import time
@@ -14,16 +17,32 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
 
-# The same examples on every machine, and however long a busy one takes for them.
-settings.register_profile("stepscope", derandomize=True, deadline=None, database=None)
-settings.load_profile("stepscope")
+# Before a test imports it: its assertions show their values too.
+pytest.register_assert_rewrite("tests.support")
+
+if importlib.util.find_spec("hypothesis"):  # a machine that runs only tests/gpu may not have it
+    settings = importlib.import_module("hypothesis").settings
+    # The same examples on every machine, and however long a busy one takes for them.
+    settings.register_profile("stepscope", derandomize=True, deadline=None, database=None)
+    # make explore: others each time. An example that fails becomes an @example of its test.
+    settings.register_profile("explore", deadline=None, max_examples=2000)
+    settings.load_profile("stepscope")
 
 # Tests run beside each other: threads of OpenMP that wait for their turn would hold all of them up.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+pytest_plugins = ["tests.support.suite"]
+
 Need = Callable[[str | None], None]
+
+TESTS = Path(__file__).parent
+SLOW = {
+    *("test_hangs", "test_agreement", "test_stragglers", "test_torchrun_runner"),
+    *("test_watch_hosts", "test_watch_launchers", "test_collectives_measured"),
+    *("test_ranks_page", "test_communication_page"),
+}
+"""Real jobs of several processes: how they start, hang, are commanded, compared and measured."""
 
 # Without these Chromium looks up its maker's hosts, and a container gives it no sandbox.
 CHROMIUM_ARGS = [
@@ -46,13 +65,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure() -> None:
     """Give each worker of pytest-xdist simulated GPUs of its own (tests/cudasim).
 
-    No test may run the command that the developer's own alerts.toml names.
+    Their file is new: other tests that run on this machine have others. No test may run the command
+    that the developer's own alerts.toml names.
     """
     os.environ["STEPSCOPE_ALERTS"] = _no_rules()
-    worker = os.environ.get("PYTEST_XDIST_WORKER")
-    if worker is not None:
-        shared = os.environ.get("CUDASIM_SHM") or f"/dev/shm/cudasim-{os.getuid()}"
-        os.environ["CUDASIM_SHM"] = f"{shared}-{worker}"
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a job in the background ignores it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if importlib.util.find_spec("cudasim"):
+        machine = tempfile.mkdtemp(prefix="cudasim-", dir="/dev/shm")
+        os.environ["CUDASIM_SHM"] = f"{machine}/gpus"
+        atexit.register(shutil.rmtree, machine, ignore_errors=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what `make test` leaves to `test-slow` and `test-cuda`, and what may run once only."""
+    for item in items:
+        tier, *_, name = (*item.path.relative_to(TESTS).parts, item.path.stem)
+        if tier in ("gpu", "cudasim") or name.startswith("test_cuda_"):
+            item.add_marker("cuda")
+        elif tier in ("integration", "browser") and name in SLOW:
+            item.add_marker("slow")
+        elif tier in ("unit", "app"):  # no other process, no browser: --reruns is not for them
+            item.add_marker(pytest.mark.flaky(reruns=0))
 
 
 def _no_rules() -> str:

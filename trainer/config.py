@@ -6,8 +6,10 @@ can do with a configuration is judged in `trainer/problems.py`.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
@@ -50,7 +52,11 @@ class Optimizer(StrEnum):
 
 
 class Schedule(StrEnum):
-    """How the learning rate moves: not at all, halved when validation stalls, or to 0 by cosine."""
+    """How the learning rate changes after its warm-up.
+
+    `none` keeps it constant, `plateau` halves it after an epoch when validation stalls, `cosine`
+    lowers it to 0 over the steps of the run.
+    """
 
     NONE = "none"
     PLATEAU = "plateau"
@@ -145,6 +151,7 @@ class RunConfig:
     memory_warmup: bool = False
     seed: int = 0
     schedule: Schedule = Schedule.COSINE
+    lr_warmup_steps: int = 0  # steps in which the learning rate rises linearly; 0 is off
     pin_memory: bool = False
     non_blocking: bool = False
     num_workers: int = 0
@@ -157,7 +164,7 @@ class RunConfig:
     ranks: int = 1  # devices, of each machine: batch_size is what one of them computes at once
     nodes: int = 1  # machines; more than one is started by hand, one command on each
     max_restarts: int = 0  # how often torchrun starts all ranks again after one has failed
-    no_sync: bool = True  # ddp: gradients are averaged once a step, not for every batch of it
+    no_sync: bool = True  # gradients are averaged once a step, not for every batch of it
     static_graph: bool = False  # ddp: the same parameters get gradients in every step
     bucket_view: bool = False  # ddp: gradients lie in the buckets, and are not copied to them
     bucket_mb: int = 25  # ddp: MiB of gradients that are averaged together
@@ -304,7 +311,12 @@ def defaults(workload: Workload, device: str = "cpu") -> RunConfig:
 
 def checkpoints(root: Path) -> list[str]:
     """Every checkpoint in the run folders under `root`, as `resume` takes it, newest first."""
-    found = [(path.stat().st_mtime, path) for path in root.glob("*/*.pt") if path.is_file()]
+    found = []
+    for path in root.glob("*/*.pt"):
+        with contextlib.suppress(OSError):  # gone, or in a folder that cannot be read
+            info = path.lstat()
+            if stat.S_ISREG(info.st_mode):
+                found.append((info.st_mtime, path))
     names = [f"{path.parent.name}/{path.name}" for _, path in sorted(found, reverse=True)]
     return [name for name in names if CHECKPOINT.fullmatch(name)]
 

@@ -9,11 +9,12 @@ LIMITS: dict[str, tuple[float, float]] = {
     "epochs": (1, 100_000),
     "batch_size": (1, 65_536),
     "learning_rate": (1e-8, 100.0),
+    "lr_warmup_steps": (0, 10**6),
     "clip_norm": (0.0, 1e6),
     "seed": (0, 2**31 - 1),
     "num_workers": (0, 64),
     "prefetch_factor": (1, 64),
-    "width": (4, 16_384),
+    "width": (8, 16_384),  # below 8 channels oneDNN may write past a buffer: docs/workloads.md
     "image_size": (8, 1024),
     "threads": (0, 256),
     "accumulation": (1, 1024),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trainer.config import Compile, Optimizer, Parallel, Precision, Problem, RunConfig, Runner
+from trainer.config import Compile, Optimizer, Parallel, Problem, RunConfig, Runner
 
 NODES_BY_HAND = Problem(
     "nodes",
@@ -41,14 +41,20 @@ def start_problem(config: RunConfig) -> Problem | None:
 
 
 def parallel_notes(config: RunConfig, cores: int) -> list[str]:
-    """Return what to know of settings that can run, a sentence each."""
-    if not config.distributed or config.device != "cpu" or config.ranks <= cores:
-        return []
-    have = "core" if cores == 1 else "cores"
-    return [
-        f"{config.ranks} ranks share {cores} {have} and take turns: this shows how ranks work "
-        "together, but trains slower than fewer ranks would."
-    ]
+    """Return what to know of settings that can run, one text each."""
+    notes = []
+    if config.distributed and config.device == "cpu" and config.ranks > cores:
+        have = "core" if cores == 1 else "cores"
+        notes.append(
+            f"{config.ranks} ranks share {cores} {have} and take turns: this shows how ranks work "
+            "together, but trains slower than fewer ranks would."
+        )
+    if config.parallel is Parallel.FSDP and config.no_sync and config.accumulation > 1:
+        notes.append(
+            "Between the batches of a step each rank keeps whole gradients in fp32, 4 bytes a "
+            "weight. If they do not fit, switch off no_sync."
+        )
+    return notes
 
 
 def step_sentence(config: RunConfig) -> str | None:
@@ -113,17 +119,9 @@ def _fsdp(config: RunConfig, on_gpu: bool) -> Iterator[Problem]:
         reason = "torch has no fused SGD for weights that are spread over ranks"
         yield Problem("fused", reason, "Switch it off, or choose adam")
         yield Problem("optimizer", reason, "Choose adam or adamw, or switch off fused")
-    if not config.cpu_offload:
-        return
-    if not on_gpu:
+    if config.cpu_offload and not on_gpu:
         reason = "on a CPU the weights lie in its memory already"
         yield Problem("cpu_offload", reason, "Switch it off, or choose a GPU")
-    if config.precision is Precision.FP16:
-        # torch 2.13's scaler copies its scale to gradients on the host and uses it before it is
-        # there: on the simulator the gradients' norm was 0.23 in place of 0.29, then 0.
-        reason = "the gradient scaler of fp16 works on GPUs only, and gradients lie on the host"
-        yield Problem("cpu_offload", reason, "Switch it off, or choose bf16")
-        yield Problem("precision", reason, "Switch off cpu_offload, or choose bf16")
 
 
 def _cuda_graphs(config: RunConfig) -> Iterator[Problem]:

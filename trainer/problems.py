@@ -71,13 +71,12 @@ def _gpus(device: TrainDevice, devices: Sequence[TrainDevice]) -> int:
 def _precision_problem(precision: Precision, device: TrainDevice) -> Problem | None:
     capability = device.compute_capability
     if capability is None:
-        # bf16 works on every CPU (slowly without AVX-512 or AMX).
+        # Autocast to bf16 and fp16 works on every CPU, slowly without instructions for it.
         reason = {
             Precision.TF32: "TF32 is a mode of NVIDIA tensor cores",
-            Precision.FP16: "fp16 AMP needs CUDA: its gradient scaler works on GPUs only",
             Precision.PURE_FP16: "pure fp16 is for GPUs: most CPUs have no arithmetic for it",
         }.get(precision)
-        return Problem("precision", reason, "Choose fp32 or bf16 on a CPU") if reason else None
+        return Problem("precision", reason, "Choose fp32, bf16 or fp16") if reason else None
     needed = {
         Precision.TF32: (8, 0),
         Precision.BF16: (8, 0),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trainer.config import Compile, Optimizer, Precision, Problem, RunConfig, Workload
+from trainer.config import Compile, Optimizer, Precision, Problem, RunConfig, Schedule, Workload
 from trainer.traits import TRAITS
 
 _RESNET_SHRINKS = 32
@@ -32,15 +32,20 @@ def step_problems(config: RunConfig, *, on_gpu: bool, compile_reason: str | None
 
 
 def epoch_problem(config: RunConfig, samples: int) -> Problem | None:
-    """Why an epoch of so many samples is too short for the settings; None where it is not."""
+    """Why epochs of so many samples are too short for the settings; None where they are not."""
     batches = -(-samples // (config.batch_size * config.world_size))
-    if config.accumulation <= batches:
-        return None
-    return Problem(
-        "accumulation",
-        f"an epoch has {batches} batches of {config.batch_size}, got {config.accumulation}",
-        "Lower accumulation or batch_size",
-    )
+    if config.accumulation > batches:
+        return Problem(
+            "accumulation",
+            f"an epoch has {batches} batches of {config.batch_size}, got {config.accumulation}",
+            "Lower accumulation or batch_size",
+        )
+    total = config.epochs * -(-samples // config.step_size)
+    total = min(total, config.max_steps or total)
+    if 0 < config.lr_warmup_steps >= total:
+        reason = f"must be below the {total:,} steps of the run, got {config.lr_warmup_steps:,}"
+        return Problem("lr_warmup_steps", reason, "Lower it, or train for more steps")
+    return None
 
 
 def _pairs(config: RunConfig) -> Iterator[Problem]:
@@ -53,6 +58,9 @@ def _pairs(config: RunConfig) -> Iterator[Problem]:
         if getattr(config, one) and getattr(config, other):
             yield Problem(one, reason, f"Switch off {other}")
             yield Problem(other, reason, f"Switch off {one}")
+    if config.lr_warmup_steps and config.schedule is Schedule.PLATEAU:
+        reason = "the plateau schedule changes the learning rate after epochs only"
+        yield Problem("lr_warmup_steps", reason, "Set it to 0, or choose the cosine schedule")
 
 
 def _without_effect(config: RunConfig) -> Iterator[Problem]:

@@ -83,9 +83,10 @@ SWITCHES: tuple[Switch, ...] = (
     Switch(
         "pin_memory",
         "pin_memory",
-        "Loads batches into page-locked memory, from which a GPU copies faster and beside its "
-        "computing. Small batches gain nothing, page-locked memory is lost to other programs, and "
-        "beside data_on_device, with which no batch is copied, it does nothing.",
+        "Copies batches into page-locked memory, with workers in a thread of the DataLoader: from "
+        "there a GPU copies faster and beside its computing. Small batches gain nothing, "
+        "page-locked memory is lost to other programs, and beside data_on_device, with which no "
+        "batch is copied, it does nothing.",
     ),
     Switch(
         "non_blocking",
@@ -140,9 +141,9 @@ SWITCHES: tuple[Switch, ...] = (
     Switch(
         "compile",
         "torch.compile",
-        "Compiles the model into fewer, larger kernels; reduce-overhead adds CUDA Graphs, "
-        "max-autotune tries many kernels. Compiling takes from seconds to minutes, which a short "
-        "run does not earn back.",
+        "Compiles the model for full batches into fewer, larger kernels; reduce-overhead adds CUDA "
+        "Graphs, max-autotune tries many kernels. Compiling takes from seconds to minutes, which a "
+        "short run does not earn back.",
     ),
     Switch(
         "cuda_graphs",
@@ -186,7 +187,8 @@ PARALLEL_SWITCHES: tuple[Switch, ...] = (
         "no_sync",
         "no_sync",
         "Averages the gradients of all ranks once a step, instead of after each of its batches. "
-        "It changes nothing without gradient accumulation.",
+        "It changes nothing without gradient accumulation, and with FSDP2 each rank keeps whole "
+        "gradients in between.",
     ),
     Switch(
         "static_graph",

@@ -99,9 +99,10 @@ def last_line(text: str) -> str:
 
 def environment(home: Path) -> dict[str, str]:
     """Return the environment of a recorder: offline, no telemetry, nothing outside `home`."""
+    packages = os.environ.get("PYTHONPATH", "")  # those of a Python that nothing is installed in
     return os.environ | {
         "HOME": str(home),
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), packages))),
         "CUDA_VISIBLE_DEVICES": "",
         "OMP_NUM_THREADS": "1",
         "STEPSCOPE_RUNS": str(home / "runs"),

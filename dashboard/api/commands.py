@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from starlette.requests import Request
 
 from dashboard import services
+from dashboard.api.origin import NotAllowed
 from dashboard.controls.actions import END_NOW, can_end_now, refusal
 from stepscope.recording.recorder import CommandName
 from stepscope.run import RunInfo, read_run
@@ -17,6 +19,8 @@ from stepscope.session.stopping import SIGNALS, kill_unheard
 from stepscope.store.reader import send_command
 
 MAX_BYTES = 4000
+BODY_S = 10.0
+"""Time in which the body of a request has to arrive."""
 MARK_LENGTH = 200
 STEPS_LIMITS = {
     CommandName.PROFILE: profiling.STEPS_LIMIT,
@@ -29,23 +33,22 @@ _stops: Counter[str] = Counter()
 """How often each run was asked to stop on this server's pages."""
 
 
-class NotAllowed(Exception):
-    """The request may come from a foreign page, or the run cannot be asked this."""
+async def read_body(request: Request) -> bytes:
+    """Return the body.
 
-
-def check_origin(request: Request) -> None:
-    """Raise NotAllowed unless the request comes from a page of this server.
-
-    A foreign page can make a browser send a form here, but no other content type and no header of
-    its own without asking this server first, which never allows it.
+    Raises ValueError for one that is too long or takes too long, and ClientDisconnect.
     """
-    origin, headers = request.headers.get("origin"), request.headers
-    if headers.get("content-type", "").partition(";")[0] != "application/json":
-        raise NotAllowed("Content-Type: must be application/json.")
-    if "x-stepscope" not in headers:
-        raise NotAllowed("X-Stepscope: the header is missing.")
-    if origin is not None and origin.partition("://")[2] != headers.get("host"):
-        raise NotAllowed(f"Origin: must be this server's, got {origin[:100]!r}.")
+    length = request.headers.get("content-length", "")
+    _check_size(int(length) if length.isdecimal() and len(length) < 20 else 0)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for chunk in request.stream():
+                body += chunk
+                _check_size(len(body))
+    except TimeoutError:
+        raise ValueError(f"The request must arrive within {BODY_S:.0f} s. Press again.") from None
+    return bytes(body)
 
 
 def send(body: bytes) -> dict[str, Any]:
@@ -77,9 +80,10 @@ def _end_now(run_id: str) -> str:
 
 
 def _parse(body: bytes) -> tuple[str, str, dict[str, Any], int]:
-    if len(body) > MAX_BYTES:
-        raise ValueError(f"The request must have at most {MAX_BYTES} bytes, got {len(body)}.")
-    asked = json.loads(body)
+    try:
+        asked = json.loads(body)
+    except RecursionError:
+        raise ValueError("The request must not nest so many objects.") from None
     if not isinstance(asked, dict):
         raise ValueError("The request must be a JSON object.")
     run_id, name, args, command_id = map(asked.get, ("run", "name", "args", "id"))
@@ -93,6 +97,11 @@ def _parse(body: bytes) -> tuple[str, str, dict[str, Any], int]:
         )
     given = {} if name == END_NOW else _arguments(CommandName(str(name)), args)
     return run_id, str(name), given, command_id
+
+
+def _check_size(size: int) -> None:
+    if size > MAX_BYTES:
+        raise ValueError(f"The request must have at most {MAX_BYTES} bytes, got {size}.")
 
 
 def _arguments(name: CommandName, args: object) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from starlette.routing import Route
 from dashboard import live_chart, services
 from dashboard.api import commands, uploads
 from dashboard.api.devices import devices_answer
+from dashboard.api.origin import NotAllowed, check_sender
 from dashboard.api.page_token import page_token
 from dashboard.api.ranks import Jobs, ranks_answer
 from dashboard.charts import ledger, series
@@ -64,7 +65,7 @@ def _tried(handler: Callable[[], Answer]) -> Response:
         return _json({"error": str(error)}, 404)
     except StoreError as error:
         return _json({"error": str(error)}, 422)
-    except commands.NotAllowed as error:
+    except NotAllowed as error:
         return _json({"error": str(error)}, 403)
     except ValueError as error:
         return _json({"error": str(error)}, 400)
@@ -213,10 +214,14 @@ def get_profile(request: Request) -> Answer:
 async def post_command(request: Request) -> Response:
     """`/api/command`: JSON of run, name, args and id, the id that the run's event will carry."""
     try:
-        commands.check_origin(request)
-    except commands.NotAllowed as error:
+        check_sender(request, "application/json")
+        body = await commands.read_body(request)
+    except NotAllowed as error:
         return _json({"error": str(error)}, 403)
-    body = await request.body()
+    except ValueError as error:
+        return _json({"error": str(error)}, 400)
+    except ClientDisconnect:
+        return _json({"error": "The request was broken off."}, 400)
     return await run_in_threadpool(_tried, functools.partial(commands.send, body))
 
 
@@ -224,7 +229,7 @@ async def post_snapshot(request: Request) -> Response:
     """`/api/snapshot?name=`: a memory snapshot to keep; answers with its name."""
     try:
         return _json(await uploads.receive(request))
-    except commands.NotAllowed as error:
+    except NotAllowed as error:
         return _json({"error": str(error)}, 403)
     except ValueError as error:
         return _json({"error": str(error)}, 400)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 from stepscope.metrics import BY_KEY
@@ -205,7 +206,7 @@ def _gpus(devices: Any, capabilities: Mapping[str, Any]) -> list[Gpu]:
             uuid=str(entry["uuid"]),
             name=str(entry.get("name")),
             index=index,
-            memory_bytes=memory if isinstance(memory := entry.get("memory_total"), int) else None,
+            memory_bytes=memory if type(memory := entry.get("memory_total")) is int else None,
             missing=_missing(entry, _dict(missing.get(str(entry["uuid"])))),
         )
         for index, entry in enumerate(entries)
@@ -223,14 +224,13 @@ def _missing(entry: Mapping[str, Any], reasons: Mapping[str, Any]) -> dict[str, 
 
 def _fit(fit: Mapping[str, Any]) -> Fit | None:
     try:
-        return Fit(
-            x=tuple(map(float, fit["x"])),
-            y=tuple(map(float, fit["y"])),
-            slope=float(fit["slope"]),
-            intercept=float(fit["intercept"]),
-        )
-    except (KeyError, TypeError, ValueError):
+        x, y = (tuple(map(float, fit[axis])) for axis in ("x", "y"))
+        slope, intercept = float(fit["slope"]), float(fit["intercept"])
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
+    if not all(map(isfinite, (*x, *y, slope, intercept))):
+        return None
+    return Fit(x=x, y=y, slope=slope, intercept=intercept)
 
 
 def _texts(value: Any) -> list[str]:

@@ -184,7 +184,7 @@ def _loss(arm: Arm) -> Cell:
     word = arm.loss_verdict
     if arm.verdict is None or word is None:
         return Cell(NOTHING if value is None else f"{value:.3g}")
-    return Cell(word, "" if value is None else f"{value:.3g}")
+    return Cell(word.replace("_", " "), "" if value is None else f"{value:.3g}")
 
 
 def milliseconds(seconds: float) -> str:
@@ -201,8 +201,8 @@ COLUMNS: tuple[Column, ...] = (
     Column("Setting", "What differs from the baseline.", _setting),
     Column(
         "Verdict",
-        "By Student's t on paired log ratios over the rounds, corrected for the number of "
-        "settings (Holm) and of looks.",
+        "By Student's t on log ratios to the baseline of each round, with one level for all "
+        "settings and looks.",
         _verdict,
     ),
     Column("Effect", "Samples/s against the baseline's, with its confidence interval.", _effect),
@@ -234,7 +234,8 @@ COLUMNS: tuple[Column, ...] = (
     ),
     Column(
         "Loss",
-        "Loss after equal steps against the baseline's, by the same statistics.",
+        "Loss after equal steps against the baseline's. Same: its 95 % interval lies within ±3 %. "
+        "Not shown equal: it does not, and the loss may differ.",
         _loss,
     ),
 )

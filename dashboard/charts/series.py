@@ -7,7 +7,6 @@ same size whether a run has 600 points or ten million. `dashboard/live_chart` is
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +20,7 @@ from stepscope.formatting import number_name
 from stepscope.recording.rows import RATE, STEP_TIME
 from stepscope.recording.scalars import SLOTS
 from stepscope.run import RunInfo, RunKind, RunStatus
+from stepscope.run.clocks import now_of
 from stepscope.store import Block, EventRow, RunReader, SeriesInfo
 from stepscope.store.reader import Axis
 
@@ -101,7 +101,7 @@ def update(
     if "steps" in series:
         # run.json is rewritten once a second; the rows are newer.
         newest = {
-            "step": series["steps"]["last"].pop("step"),
+            "step": series["steps"]["last"].pop("step", None),  # None: its frames are damaged
             "epoch": series["steps"]["last"].pop("train/epoch", None),
         }
         answer["progress"] |= {name: value for name, value in newest.items() if value is not None}
@@ -124,7 +124,7 @@ def state(run: RunInfo) -> dict[str, Any]:
         "reason": run.reason or _waiting(run),
         "warnings": warnings(run),
         "t0": run.created,
-        "now": round((run.ended or time.time()) - run.created, 3),
+        "now": round((run.ended or now_of(run.run_json)) - run.created, 3),
         "progress": progress,
         "series": {},
         "events": [],
@@ -148,7 +148,7 @@ def warnings(run: RunInfo) -> list[str]:
             f"{dropped:,} {were} not recorded: the disk did not take them in time, and only so "
             "many can wait in memory, or no store can hold them. Training itself was not held up."
         )
-    waits = command_wait(run, time.time())
+    waits = command_wait(run, now_of(run.run_json))
     if waits is not None:
         found.append(waits)
     if run.status.live and age_s > QUIET_S:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from dashboard.charts.content import run_kind
 from stepscope.recording.recorder import CommandName
 from stepscope.run import RunInfo, RunKind, RunStatus, read_only_reason
+from stepscope.run.clocks import now_of
 from trainer.config import Problem
 
 Json = dict[str, Any]
@@ -162,7 +162,7 @@ def can_end_now(run: RunInfo) -> bool:
     if not run.status.live or read_only_reason(run) is not None:
         return False
     asked = run.run_json.get("stop_asked")
-    late = isinstance(asked, int | float) and time.time() - asked > END_NOW_S
+    late = isinstance(asked, int | float) and now_of(run.run_json) - asked > END_NOW_S
     several = run.run_json.get("world_size", 1) != 1
     return several and (late or run.heartbeat_age_s > END_NOW_S)
 

@@ -173,8 +173,9 @@ def _length() -> tuple[int, int, bool]:
             2,
             MAX_ROUNDS,
             key=_first("lab_rounds", 12),
-            help="A round measures the baseline and every setting once, in random order. After 5, "
-            "8 and 12 rounds the lab judges, and what is decided is measured no more.",
+            help="A round measures every setting once and the baseline once or more, in random "
+            "order. After 5, 8 and 12 rounds the lab judges, and what is decided is measured no "
+            "more.",
             **_KEPT,
         )
         steps = st.number_input(

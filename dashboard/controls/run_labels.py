@@ -68,10 +68,7 @@ def _label(run: RunInfo, now: float) -> str:
 
 
 def _clock(moment: float, now: float) -> str:
-    try:
-        then, today = time.localtime(moment), time.localtime(now)
-    except (OverflowError, ValueError, OSError):  # no year that this system can print
-        return "?"
+    then, today = time.localtime(moment), time.localtime(now)
     if then[:3] == today[:3]:
         return time.strftime("%H:%M", then)
     return time.strftime("%d %b %H:%M" if then[0] == today[0] else "%d %b %Y", then)

@@ -47,10 +47,10 @@ def _acting(config: RunConfig) -> list[str]:
     found = []
     if config.parallel is Parallel.DDP:
         found = ["static_graph", "bucket_view"]
-        if config.accumulation > 1:
-            found.append("no_sync")
     elif config.parallel is Parallel.FSDP:
         found = ["reshard", *(["cpu_offload"] if on_gpu or config.cpu_offload else [])]
+    if config.distributed and config.accumulation > 1:
+        found.append("no_sync")
     if config.distributed and (on_gpu or config.collective_timing):
         found.append("collective_timing")
     return found

@@ -9,6 +9,7 @@ import streamlit as st
 from dashboard.controls.fields import (
     Choice,
     number,
+    reason,
     select,
     switch,
     switch_number,
@@ -62,8 +63,19 @@ def _optimizer(choice: Choice) -> None:
         "schedule",
         "Learning rate schedule",
         SCHEDULES,
-        "Cosine falls to 0 over the run; plateau halves when validation stalls.",
+        "Cosine falls to 0 over the steps of the run; plateau halves the rate after an epoch when "
+        "validation stalls.",
     )
+    steps = choice.config.lr_warmup_steps
+    refused = choice.refusal("lr_warmup_steps", steps or 1)
+    number(
+        "lr_warmup_steps",
+        "Learning rate warm-up (steps)",
+        "Optimizer steps in which the learning rate rises linearly to its value; 0 is off.",
+        disabled=refused is not None and not steps,
+    )
+    if refused is not None:
+        reason(refused, chosen=steps > 0)
     switch_number("accumulation", choice)
     for name in ("fused", "foreach", "set_to_none"):
         switch(name, choice)

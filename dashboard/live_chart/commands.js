@@ -125,16 +125,24 @@ export class ButtonGroup {
     this.node = el("div", { class: "ss-buttons", role: "group", "aria-label": label });
   }
 
+  // A button that is there already stays in the document: moving it would close its open box.
   configure(specs) {
+    const before = new Map(this.made.map(({ spec, button }) => [spec.name, button]));
     this.made = specs
       .filter((spec) => spec.memory === this.memory)
-      .map((spec) => {
-        const send = (args = {}) => this.send(spec, args);
-        const box = BOXES[spec.name];
-        const button = box ? new BoxButton(spec.label, box, send) : new Button(spec.label, send);
-        return { spec, button };
-      });
-    this.node.replaceChildren(...this.made.map(({ button }) => button.part || button.node));
+      .map((spec) => ({ spec, button: before.get(spec.name) ?? this.make(spec) }));
+    const parts = this.made.map(({ button }) => button.part || button.node);
+    for (const part of [...this.node.children]) if (!parts.includes(part)) part.remove();
+    parts.forEach((part, i) => {
+      const there = this.node.children[i];
+      if (there !== part) this.node.insertBefore(part, there ?? null);
+    });
+  }
+
+  make(spec) {
+    const send = (args = {}) => this.send(spec, args);
+    const box = BOXES[spec.name];
+    return box ? new BoxButton(spec.label, box, send) : new Button(spec.label, send);
   }
 
   update(status, waitingFor) {

@@ -33,6 +33,7 @@ export const EVENT_WORDS = {
   status: "Status",
   resumed: "Resumed",
   sampler_slowed: "Sampler slowed",
+  clock_set: "Clock set",
   memory_snapshot: "Memory snapshot",
   profile: "Profile",
   hook_failed: "Not recorded",

@@ -36,6 +36,7 @@ const MARK_LABELS = {
   amp_skipped: "",
   resumed: "resumed",
   sampler_slowed: "",
+  clock_set: "",
   compile: "",
   cuda_graphs: "",
   warmup: "",

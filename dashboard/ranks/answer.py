@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from dashboard.ranks.columns import FIRST_WIDTHS, packed
 from dashboard.ranks.job import Figures, Job
 from dashboard.ranks.members import MOST, Member, places
 from stepscope.run import RunInfo, RunStatus
+from stepscope.run.clocks import now_of
 from stepscope.run.rank_files import RankFile
 from stepscope.run.rank_states import missing_ranks
 
@@ -73,7 +73,7 @@ def answer(job: Job, run: RunInfo, question: Question, said: Json) -> Json:
 
 def _now(run: RunInfo) -> float:
     until = None if run.status.live else run.ended
-    seconds = (until if until is not None else time.time()) - run.created
+    seconds = (until if until is not None else now_of(run.run_json)) - run.created
     return round(seconds, 1) if math.isfinite(seconds) else 0.0
 
 
@@ -107,7 +107,7 @@ def _missing(members: list[Member], run: RunInfo, size: int) -> Json:
     here = {member.rank for member in members}
     found: dict[str, list[int]] = {}
     for rank, standing in missing_ranks(
-        file, here, ended=not run.status.live, now=time.time()
+        file, here, ended=not run.status.live, now=now_of(run.run_json)
     ).items():
         found.setdefault(standing.state.value, []).append(rank)
     return found

@@ -108,6 +108,8 @@ def _said(best: Arm) -> str:
         parts.append("It is not confirmed against the baseline.")
     if best.loss_is_worse:
         parts.append(f"Its loss after equal steps is worse: {best.loss_text or 'no figure'}.")
+    elif best.loss_not_shown_equal:
+        parts.append(f"After equal steps, its {best.loss_text or 'loss is not shown equal'}.")
     if best.reason is not None and best.reason.rstrip(".") not in parts[0]:
         parts.append(best.reason)
     return " ".join(filter(None, parts))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ OUTPUT = "output.log"
 OUTPUT_HEIGHT = 320  # px
 OUTPUT_LINES = 12
 """Lines that fit into that height."""
+CHECKPOINTS = 50
+"""Checkpoints listed at most."""
 _HIDDEN = {"capabilities", "fit"}
 
 
@@ -39,7 +42,7 @@ def details(server: Services, run: RunInfo) -> None:
         _text_file(run, rank_file("worker.log", run.cause), f"Output of rank {run.cause_rank}")
     if not trainer:
         _script(run)
-    if (run.folder / OUTPUT).exists():
+    if os.path.exists(run.folder / OUTPUT):
         _output(run.folder)
     ranks_section(run)
     profile_section(run)
@@ -48,7 +51,7 @@ def details(server: Services, run: RunInfo) -> None:
         _snapshots(run, kept)
     checkpoints = sorted(run.folder.glob("*.pt")) if trainer else []
     if checkpoints and not run.status.live:
-        _checkpoints(server, run, [path.name for path in checkpoints])
+        _checkpoints(server, run, [path.name for path in checkpoints[:CHECKPOINTS]])
     with st.expander("Settings and environment of this run", icon=":material/info:"):
         st.json({name: value for name, value in run.run_json.items() if name not in _HIDDEN})
 

@@ -11,7 +11,13 @@ from dashboard.charts.profile import rows
 from dashboard.controls.actions import supported_commands
 from dashboard.format import escape_markdown
 from dashboard.live_chart import flame_graph
-from dashboard.run_files import Profile, profile_summary, profile_trace, profiles
+from dashboard.run_files import (
+    Profile,
+    profile_summary,
+    profile_trace,
+    profiles,
+    too_large_to_download,
+)
 from dashboard.views.run_ranks import rank_label
 from stepscope.formatting import format_bytes, printable
 from stepscope.profiling.summary import Summary
@@ -121,6 +127,10 @@ def _steps(steps: tuple[int, int]) -> str:
 
 def _download(run: RunInfo, profile: Profile) -> None:
     if profile.trace_size is None:
+        return
+    refused = too_large_to_download(run.folder / profile.trace, profile.trace_size)
+    if refused is not None:
+        st.caption(escape_markdown(printable(refused)))
         return
     st.download_button(
         f"Trace ({format_bytes(profile.trace_size)})",

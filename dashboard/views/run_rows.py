@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -10,6 +9,7 @@ from dashboard.charts.content import run_content, run_kind, training_device, wor
 from dashboard.controls.run_labels import KINDS, run_name
 from dashboard.run_summary import RunSummary
 from stepscope.run import RunInfo
+from stepscope.run.clocks import now_of
 
 GIB = 2**30
 
@@ -17,7 +17,7 @@ GIB = 2**30
 def row(run: RunInfo, summary: RunSummary) -> dict[str, Any]:
     """Return the cells of a run by their column's title; None where there is no value."""
     config = run.run_json.get("config")
-    ended = time.time() if run.status.live else run.ended
+    ended = now_of(run.run_json) if run.status.live else run.ended
     return {
         "Name": run_name(run),
         "Status": run.status.value,

@@ -17,6 +17,7 @@ from stepscope.alerts.rules import RUN_FAILED, Rule, State
 from stepscope.alerts.watch import KIND
 from stepscope.recording.recovery import recover_ended
 from stepscope.run import RunError, RunInfo, RunStatus, read_only_reason, read_run
+from stepscope.run.clocks import now_of
 from stepscope.store import RunWriter, StoreError, store_name
 
 log = logging.getLogger(__name__)
@@ -86,14 +87,19 @@ def _note(run: RunInfo, rule: Rule, text: str) -> None:
     try:
         if recover_ended(run):
             run = read_run(run.folder)  # it has got further than it could say
-        if (run.folder / "rank0.ring").exists():  # it cannot be read, and is kept as it is
+        if os.path.lexists(run.folder / "rank0.ring"):  # it cannot be read, and is kept as it is
             return
         writer = RunWriter(run.folder / store_name(0), reopen=True)
         try:
             with writer.transaction():
                 epoch = run.run_json.get("epoch")
                 writer.add_event(
-                    time.time(), _step(run), epoch if type(epoch) is int else 0, KIND, text, data
+                    now_of(run.run_json),
+                    _step(run),
+                    epoch if type(epoch) is int else 0,
+                    KIND,
+                    text,
+                    data,
                 )
         finally:
             writer.close()

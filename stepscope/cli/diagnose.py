@@ -90,5 +90,7 @@ def line(finding: Finding, *, several: bool) -> str:
     """Return a finding in one line; among several ranks it says whose it is, but where it does."""
     tells = finding.kind in OF_SEVERAL or _NAMES_RANKS.match(finding.text) is not None
     whose = "" if tells or not several or finding.rank is None else f"Rank {finding.rank}: "
-    parts = [f"{whose}{finding.text}", finding.next or ""]
-    return printable(" ".join(part for part in parts if part))
+    text = f"{whose}{finding.text}"
+    if finding.next and not text.endswith((".", "!", "?", ":")):
+        text += "."
+    return printable(f"{text} {finding.next or ''}".rstrip())

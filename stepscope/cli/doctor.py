@@ -195,7 +195,7 @@ def _limits(machine: Machine) -> Iterator[Finding]:
     limits = [f"{format_bytes(memory)} of memory"] if memory is not None else []
     limits += [f"{cpus:g} CPUs"] if cpus is not None else []
     if limits:
-        detail = f"limited to {' and '.join(limits)}; host/… metrics are those of the whole host"
+        detail = f"limited to {' and '.join(limits)}; host/cpu is that of the whole host"
         yield Finding(Mark.OK, "container", detail)
     if machine.shared_memory is not None and machine.shared_memory < SMALL_SHARED_MEMORY:
         detail = f"only {format_bytes(machine.shared_memory)}: DataLoader workers need more"

@@ -11,6 +11,7 @@ from typing import Any
 
 from stepscope.formatting import format_duration, printable
 from stepscope.run import RunError, RunInfo, RunKind, read_only_reason, read_run, run_folders
+from stepscope.run.clocks import now_of, wall_offset_of
 
 EXAMPLES = ("stepscope runs", "stepscope runs --json | jq '.[0].id'")
 
@@ -31,7 +32,7 @@ def run(options: argparse.Namespace, root: Path) -> int:
             runs.append(read_run(folder))
         except RunError as error:
             print(printable(str(error)), file=sys.stderr)
-    runs.sort(key=lambda run: not run.status.live)
+    runs.sort(key=lambda run: (not run.status.live, -run.created))
     if options.json:
         print(json.dumps([json_values(run) for run in runs], indent=1))
         return 0
@@ -51,7 +52,7 @@ def line(run: RunInfo, width: int) -> str:
         f"{values['kind']:<7}",
         f"{run.status:<8}",
         f"step {values['step']!s:>8}",
-        _when(values["created"]),
+        _when(run.created),
         f"{format_duration(values['duration_s']):>12}",
     ]
     if values["read_only"]:
@@ -66,18 +67,18 @@ def json_values(run: RunInfo) -> dict[str, Any]:
     """
     values = run.run_json
     live = run.status.live
-    created = _number(run.created)
-    until = _number(time.time() if live else values.get("ended", values["heartbeat"]))
-    duration = None if created is None or until is None else max(0.0, until - created)
+    last = values["heartbeat"] - wall_offset_of(values)
+    until = now_of(values) if live else values.get("ended", last)
+    duration = None if until is None else max(0.0, until - run.created)
     return {
         "id": run.id,
         "name": values.get("name"),
         "kind": str(values.get("kind", RunKind.TRAINER)),
         "status": run.status,
         "reason": run.reason,
-        "step": _number(values.get("step", 0)),
-        "epoch": _number(values.get("epoch", 0)),
-        "created": created,
+        "step": values.get("step", 0),
+        "epoch": values.get("epoch", 0),
+        "created": run.created,
         "ended": None if live else until,
         "duration_s": duration,
         "user": values.get("user"),
@@ -86,13 +87,5 @@ def json_values(run: RunInfo) -> dict[str, Any]:
     }
 
 
-def _when(created: float | None) -> str:
-    try:
-        return time.strftime("%Y-%m-%d %H:%M", time.localtime(created or 0))
-    except (OverflowError, ValueError, OSError):  # a year that this system cannot print
-        return "?".ljust(16)
-
-
-def _number(value: Any) -> float | None:
-    """Return a finite number, None for all else: run.json may be foreign, JSON has no infinity."""
-    return value if isinstance(value, int | float) and abs(value) <= sys.float_info.max else None
+def _when(created: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(created))

@@ -58,9 +58,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, root: Path) -> int:
     """Print what the files hold; return 1 where one cannot be opened."""
+    paths = [path for path in (options.file, options.other) if path is not None]
+    if nameless := [path for path in paths if not path.name]:
+        return _refuse(f"FILE: must be a snapshot, got the folder {nameless[0].absolute()}.")
     try:
         with tempfile.TemporaryDirectory() as spare:
-            paths = [path for path in (options.file, options.other) if path is not None]
             opened = [_opened(path, Path(spare)) for path in paths]
     except SnapshotError as error:
         return _refuse(str(error))

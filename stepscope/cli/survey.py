@@ -23,11 +23,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from stepscope import __version__
 from stepscope.alerts.config import load
 from stepscope.cli.ui import page_missing
 from stepscope.recording.recorder import Recorder
 from stepscope.run import RunKind, RunStatus
+from stepscope.sampling.host import HostSource
 from stepscope.sampling.nvml import DeviceInfo, DeviceSource, NullSource, open_source
 from stepscope.sampling.nvml_fields import Tier
 from stepscope.store import RunReader, StoreError
@@ -124,8 +127,8 @@ def survey(root: Path) -> Machine:
         visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
         page=page_missing(),
         packages={name: _installed(name) for name in PACKAGES},
-        memory_limit=_cgroup("memory.max"),
-        cpu_limit=_cgroup("cpu.max"),
+        memory_limit=_memory_limit(),
+        cpu_limit=_cpu_limit(),
         shared_memory=_disk(Path("/dev/shm"), "total"),
         alerts=alerts_file(),
     )
@@ -231,10 +234,16 @@ def _disk(folder: Path, what: str) -> int | None:
     return None
 
 
-def _cgroup(name: str) -> float | None:
-    """Return a limit of this container (cgroup v2): bytes of memory, CPUs in use at once."""
+def _memory_limit() -> float | None:
+    """Return the host memory that the sampler records where it is less than the host has."""
+    total = HostSource().host()["host/mem_total"]
+    return total if total < psutil.virtual_memory().total else None
+
+
+def _cpu_limit() -> float | None:
+    """Return how many CPUs this container (cgroup v2) may use at once."""
     try:
-        limit, *period = Path("/sys/fs/cgroup", name).read_text().split()
-        return int(limit) / int(period[0] if period else 1)
+        limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return int(limit) / int(period)
     except (OSError, ValueError):  # no container, or the word "max" for no limit
         return None

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stepscope.formatting import format_bytes, three_digits
+from stepscope.formatting import format_bytes, format_short_time, three_digits
 
 LANE_BYTES_PER_S = {
     1: 2.5e9 * 8 / 10 / 8,
@@ -116,7 +116,7 @@ def sentences(figures: Figures) -> list[str]:
         said.append(f"Each step gives {format_bytes(figures.bytes)} to collectives{rate}.")
     share = share_of_step(figures.time_s, figures.step_s)
     if share is not None and figures.time_s is not None:
-        time, whole = _milliseconds(figures.time_s), _milliseconds(figures.step_s or 0.0)
+        time, whole = format_short_time(figures.time_s), format_short_time(figures.step_s or 0.0)
         said.append(
             f"The device spends {time} of a step in them, {_percent(share)} of its {whole}, "
             "waiting for other ranks included."
@@ -152,7 +152,3 @@ def rate_text(bytes_per_s: float) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
-
-
-def _milliseconds(seconds: float) -> str:
-    return f"{1e3 * seconds:.3g} ms"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from stepscope.diagnosis.bottleneck import Figures, Verdict, verdict
@@ -18,6 +19,7 @@ from stepscope.diagnosis.straggler_window import in_job, judged_ranks, recent_ti
 from stepscope.diagnosis.stragglers import Kind, StragglerVerdict
 from stepscope.diagnosis.window import recent_figures, setup_of
 from stepscope.run import RunInfo, RunKind, RunStatus, run_json_of
+from stepscope.run.fatal_signal import fatal_signal
 from stepscope.run.rank_files import rank_numbers, torch_rank
 from stepscope.run.rank_states import RankState, absence, rank_states
 from stepscope.store import EventRow, RunReader, StoreError, store_name
@@ -66,7 +68,7 @@ class Rank:
         return verdict(self.figures, setup_of(self.run_json, self.figures.step_time))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Recorded:
     """A run as the finders see it."""
 
@@ -80,9 +82,12 @@ class Recorded:
         """False for a recording of the machine alone."""
         return self.run.run_json.get("kind") != RunKind.RECORD
 
-    @property
+    @cached_property
     def straggler(self) -> StragglerVerdict | None:
-        """What the ranks' steps say of each other; None for a process by itself."""
+        """What the ranks' steps say of each other; None for a process by itself.
+
+        Judged once: it permutes the ranks some thousand times.
+        """
         times = [rank.times for rank in self.ranks if rank.times is not None]
         busy = max((rank.figures.host_cpu or 0.0 for rank in self.ranks), default=0.0)
         return judged_ranks(times, self.run.run_json, busy) if self.has_steps else None
@@ -305,6 +310,8 @@ def _after(kind: str, recorded: Recorded) -> tuple[str, dict[str, Any] | None]:
     rate = setup.config.get("learning_rate")
     if kind == FAILURES["nan"] and setup.own and isinstance(rate, float) and rate > 0:
         field, value = "learning_rate", rate / 10
+    if kind == "crashed" and fatal_signal(recorded.run.folder, recorded.run.cause) is not None:
+        return _WORDS["failed"], None  # the machine's log says nothing more
     if field is not None:
         shown = f"{value:.3g}" if isinstance(value, float) else value
         return f"Try {setting_text(field, shown)}.", {"field": field, "value": value}

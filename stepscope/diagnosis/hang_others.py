@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+
+from stepscope.diagnosis.hang_collectives import PATIENCE_S
 from stepscope.diagnosis.hang_job import (
     NAMED,
     Cause,
@@ -18,7 +21,11 @@ from stepscope.diagnosis.ras import RasCommunicator, RasRank, behind
 
 
 def messages(job: Job) -> Hang | None:
-    """Say which messages between two ranks are waited for."""
+    """Return the hang in messages between two ranks.
+
+    Returns None while a rank that is waited for may still write its record: it tells whether that
+    rank waits as well.
+    """
     waits: dict[int, Entered] = {}
     for rank, record in job.records.items():
         one = next((one for one in record.pending if one.sequence is None), None)
@@ -26,11 +33,16 @@ def messages(job: Job) -> Hang | None:
             waits[rank] = one
     if not waits:
         return None
-    others = [rank for rank in job.records if rank not in waits]
+    peers = {peer for one in waits.values() if (peer := _peer(job, one)) is not None}
+    others = sorted((peers or set(job.records)) - set(waits))
+    early = not job.ended and job.silent_s < PATIENCE_S
+    if early and any(rank not in job.records for rank in others):
+        return None
     told = "; ".join(f"rank {rank} waits in {one.operation}" for rank, one in waits.items())
     ranks = others or sorted(waits)
     place = at(job, ranks[0]) if others else ""
-    phase = job.records[ranks[0]].phase if others else "communication"
+    known = job.records.get(ranks[0])
+    phase = "communication" if not others else None if known is None else known.phase
     return job.hang(
         Cause.NOT_ENTERED if others else Cause.MISMATCH,
         ranks,
@@ -39,6 +51,14 @@ def messages(job: Job) -> Hang | None:
         "Each send needs a receive on the other rank, in the same order.",
         phase,
     )
+
+
+def _peer(job: Job, one: Entered) -> int | None:
+    """Return the other rank of a message, such as "recv 0<-1"; torch numbers it in its group."""
+    found = re.search(r"(?:<-|->)(\d+)$", one.operation)
+    members = job.members(one.group)
+    position = len(members) if found is None else int(found[1])
+    return members[position] if position < len(members) else None
 
 
 def ras(job: Job) -> Hang | None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from stepscope.common.files import read_regular_file
 from stepscope.diagnosis.hang import judge
 from stepscope.diagnosis.hang_job import Condition, Hang, JobRank
 from stepscope.diagnosis.hang_record import (
@@ -21,8 +21,7 @@ from stepscope.diagnosis.hang_record import (
     parse,
 )
 from stepscope.run import STALE_S, RunInfo, RunStatus, pid_namespace, process_of
-from stepscope.run.clocks import ahead_of
-from stepscope.run.plain_file import read_plain
+from stepscope.run.clocks import ahead_of, now_of, wall_offset_of
 from stepscope.run.rank_states import RankStanding, RankState, rank_states
 
 FRESH_S = 4 * REFRESH_S
@@ -43,7 +42,7 @@ def hang_of(run: RunInfo, now: float | None = None) -> Hang | None:
     ended = not run.status.live
     if ended and run.status is RunStatus.FINISHED:
         return None
-    now = time.time() if now is None else now
+    now = now_of(run.run_json) if now is None else now
     standings = rank_states(run.folder, now=now)[:RANKS_LIMIT]
     ranks = [_job_rank(run, standing, now, ended=ended) for standing in standings]
     known = [rank for rank in ranks if rank is not None]
@@ -53,14 +52,16 @@ def hang_of(run: RunInfo, now: float | None = None) -> Hang | None:
 def read_record(folder: Path, number: int) -> HangRecord | None:
     """Return what a rank has written; None where there is nothing, or nothing of ours."""
     try:
-        return parse(read_plain(folder / hang_name(number), BYTES_LIMIT))
+        return parse(read_regular_file(folder / hang_name(number), BYTES_LIMIT))
     except (OSError, ValueError):
         return None
 
 
 def _any_record(folder: Path) -> bool:
-    with os.scandir(folder) as entries:
-        return any(entry.name.startswith("hang-rank") for entry in entries)
+    try:
+        return any(name.startswith("hang-rank") for name in os.listdir(folder))
+    except OSError:
+        return False
 
 
 def _world_size(run: RunInfo) -> int | None:
@@ -78,7 +79,7 @@ def _job_rank(run: RunInfo, standing: RankStanding, now: float, *, ended: bool) 
     record = None if number is None else read_record(run.folder, number)
     if record is not None:
         record = on_clock(record, ahead_s)
-        if not ended and not _is_fresh(run.folder, record, now, ahead_s):
+        if not ended and not _is_fresh(run, record, now, ahead_s):
             record = None
     age_s = None if standing.beat is None else max(0.0, now - standing.beat)
     if condition is Condition.ALIVE:
@@ -98,15 +99,16 @@ def _job_rank(run: RunInfo, standing: RankStanding, now: float, *, ended: bool) 
     )
 
 
-def _is_fresh(folder: Path, record: HangRecord, now: float, ahead_s: float) -> bool:
+def _is_fresh(run: RunInfo, record: HangRecord, now: float, ahead_s: float) -> bool:
     """Say whether a rank still hangs: it writes its file again and again.
 
     The file's time may be by the clock of the rank's host, which is ahead so much, or by another.
     """
     try:
-        written = (folder / hang_name(record.number)).stat().st_mtime - max(0.0, ahead_s)
+        written = (run.folder / hang_name(record.number)).stat().st_mtime
     except OSError:
         return False
+    written -= max(0.0, ahead_s) + wall_offset_of(run.run_json)
     return now - max(written, record.seen) < FRESH_S
 
 

@@ -10,8 +10,8 @@ from stepscope.diagnosis.oom_figures import (
     evaluates_with_gradients,
     others_of,
 )
-from stepscope.diagnosis.oom_history import Trend, usual_peak
-from stepscope.diagnosis.oom_next import Advice
+from stepscope.diagnosis.oom_history import FIRST_STEPS, Trend, usual_peak
+from stepscope.diagnosis.oom_next import Advice, is_beyond_host
 from stepscope.diagnosis.oom_record import Holder, Memory, OomRecord
 from stepscope.formatting import format_bytes
 
@@ -97,12 +97,16 @@ def _needed(figures: Figures, usual: int) -> str:
 
 
 def _largest(record: OomRecord, figures: Figures) -> Proposed | None:
-    """Name what would have been enough by itself; the largest where several would."""
+    """Name the one change that would have been enough; the largest if several would.
+
+    Pieces count before an unusual step: they are named only where its demand is known to fit.
+    """
     need = max(figures.requested, _state_left(record))
+    pieces = _enough_in_pieces(figures, need) if _is_known_to_fit(record, figures) else 0
     sizes = {
-        _spike: _above_usual(record, figures),
+        _spike: 0 if pieces else _above_usual(record, figures),
         _other_process: _enough_of_others(record, figures, need),
-        _fragmentation: _enough_in_pieces(figures, need),
+        _fragmentation: pieces,
     }
     name, size = max(sizes.items(), key=lambda item: item[1])
     return name(record, figures, size) if size > 0 else None
@@ -126,6 +130,20 @@ def _enough_of_others(record: OomRecord, figures: Figures, need: int) -> int:
 def _enough_in_pieces(figures: Figures, need: int) -> int:
     little = figures.cached < FRAGMENTED * figures.reserved
     return 0 if little or figures.cached < need - figures.room else figures.cached
+
+
+def _is_known_to_fit(record: OomRecord, figures: Figures) -> bool:
+    """Return True if nothing but the place of free memory can have refused the allocation.
+
+    In a step of a kind that was never completed free pieces prove nothing: the step frees and
+    allocates more before it has its peak. The process must have held the demand before.
+    """
+    segments, done = record.segments, record.steps_done or 0
+    if segments is not None and segments.elsewhere >= figures.requested:
+        return True
+    if done < FIRST_STEPS and (done or record.phase is not None):
+        return False
+    return figures.demand <= max(usual_peak(record) or 0, record.peak_allocated or 0)
 
 
 def _spike(record: OomRecord, figures: Figures, more: int) -> Proposed:
@@ -172,14 +190,32 @@ def _fragmentation(record: OomRecord, figures: Figures, pieces: int) -> Proposed
             "which alone may use it."
         )
         return Case.FRAGMENTATION, text, share, Advice.STREAMS
-    where = ""
-    if segments is not None:
-        where = f" in pieces of at most {format_bytes(segments.largest_free)}"
+    free = _free_in_pieces(record, pieces)
     text = (
-        f"{format_bytes(figures.requested)} was asked for, and {format_bytes(pieces)} of "
-        f"the reserved memory was free{where} ({100 * share:.0f} % of it is split off)."
+        f"{format_bytes(figures.requested)} was asked for, and {free} "
+        f"({100 * share:.0f} % of it is split off)."
     )
     return Case.FRAGMENTATION, text, share, Advice.PIECES
+
+
+def pieces_remark(record: OomRecord, figures: Figures | None, case: Case) -> str | None:
+    """Return what fragmentation adds to a case that is another one; None where it adds nothing."""
+    if figures is None or case not in (Case.TOO_BIG, Case.SPIKE):
+        return None
+    if not figures.requested - figures.cached <= figures.room < figures.requested:
+        return None
+    return (
+        f"Fragmentation may add to it: {_free_in_pieces(record, figures.cached)}, and "
+        f"{format_bytes(figures.room)} on the device. In one block that would be enough for this "
+        "allocation; what the rest of the step needs is unknown."
+    )
+
+
+def _free_in_pieces(record: OomRecord, pieces: int) -> str:
+    where = ""
+    if record.segments is not None:
+        where = f" in pieces of at most {format_bytes(record.segments.largest_free)}"
+    return f"{format_bytes(pieces)} of the reserved memory was free{where}"
 
 
 def _state_left(record: OomRecord) -> int:
@@ -240,21 +276,21 @@ def _too_big(record: OomRecord, figures: Figures) -> Proposed | None:
         f"{format_bytes(figures.allocated)} was in use and {format_bytes(figures.requested)} more "
         "was asked for"
     )
-    if not record.steps_done:
-        known = record.steps_done == 0
-        when = "before the first step was complete " if known else ""
-        return Case.TOO_BIG, f"{_begin(when)}{asked}: {has}.", None, Advice.SMALLER
-    if usual is not None and usual >= FULL * (figures.limit - figures.outside):
+    done = record.steps_done or 0
+    if done < FIRST_STEPS:
+        which = ("first", "second")[done]
+        when = "" if record.steps_done is None else f"Before the {which} step was complete "
+        return Case.TOO_BIG, f"{when}{asked}: {has}.", None, Advice.SMALLER
+    is_full = usual is not None and usual >= FULL * (figures.limit - figures.outside)
+    held = usual or record.peak_allocated or 0
+    if is_full or 0 < held < figures.demand:
+        left = ", too close to the limit for the differences between steps" if is_full else ""
         text = (
-            f"Steps need up to {format_bytes(usual)} and this one {format_bytes(figures.demand)}: "
-            f"{has}, which leaves no room for the differences between steps."
+            f"Up to {format_bytes(held)} was in use before, and this step needs at least "
+            f"{format_bytes(figures.demand)}: {has}{left}."
         )
         return Case.TOO_BIG, text, None, Advice.SMALLER
     return None
-
-
-def _begin(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _unknown(record: OomRecord, figures: Figures) -> Proposed:
@@ -284,6 +320,9 @@ def host_case(record: OomRecord) -> Proposed:
     if record.memory is Memory.PINNED:
         text = "The host could not page-lock more memory: the GPU's memory was not the limit."
         return Case.HOST, text, None, Advice.PINNED
+    if is_beyond_host(record):
+        text = f"One allocation of {format_bytes(record.requested)} was requested, more than "
+        return Case.HOST, text + "the host has in all.", None, Advice.HOST
     if host is not None and host.kills:
         what = "a process" if host.kills == 1 else f"{host.kills} processes"
         text = (

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from stepscope.diagnosis.oom_allocator import with_expandable
-from stepscope.diagnosis.oom_record import OomRecord
+from stepscope.diagnosis.oom_record import Host, OomRecord
 from stepscope.diagnosis.remedies import BF16_FROM, FP16_FROM, Setup, setting_text
 from stepscope.formatting import format_bytes
 
@@ -51,8 +51,10 @@ def steps_to_take(
     record: OomRecord,
     setup: Setup | None = None,
     allowed: Allowed | None = None,
+    *,
+    has_pieces: bool = False,
 ) -> tuple[Step, ...]:
-    """Return what to try, the best first."""
+    """Return what to try, the best first; `has_pieces` adds a step against fragmentation."""
     setup = setup or Setup(on_gpu=True, own=False)
     possible = allowed or (lambda name, value: True)
     found = []
@@ -61,6 +63,8 @@ def steps_to_take(
             continue
         if step not in found:
             found.append(step)
+    if has_pieces:
+        found[1:1] = _allocator(record)
     return tuple(found[:MOST_STEPS])
 
 
@@ -234,7 +238,23 @@ def _optimizer(record: OomRecord, setup: Setup) -> Iterator[Step]:
     )
 
 
+def is_beyond_host(record: OomRecord) -> bool:
+    """Return True if one allocation is more than the host has in all."""
+    total = None if record.host is None else record.host.limit or record.host.total
+    return total is not None and (record.requested or 0) > total
+
+
+def _held_by_workers(record: OomRecord) -> bool:
+    """Return True if child processes hold as much as their parent, or a worker is what failed."""
+    host = record.host or Host()
+    is_more = 0 < (host.children or 0) >= (host.process or 0)
+    return is_more or "DataLoader worker" in (record.message or "")
+
+
 def _host(record: OomRecord, setup: Setup) -> Iterator[Step]:
+    if is_beyond_host(record):
+        yield Step(text="Check the shape: no setting makes one allocation of this size fit.")
+        return
     workers = setup.number("num_workers")
     if setup.own:
         if workers:
@@ -244,7 +264,7 @@ def _host(record: OomRecord, setup: Setup) -> Iterator[Step]:
         batch = setup.number("batch_size")
         if batch > 1:
             yield _setting("batch_size", batch // 2, " with twice the accumulation")
-    else:
+    elif _held_by_workers(record):
         yield Step(
             text="Use fewer worker processes, and let each read ahead less.",
             code="DataLoader(data, num_workers=2, prefetch_factor=1)",
@@ -253,6 +273,13 @@ def _host(record: OomRecord, setup: Setup) -> Iterator[Step]:
             text="Keep data in arrays or in files that are mapped: lists of Python objects are "
             "copied into each worker, little by little."
         )
+    else:
+        yield Step(
+            text="Map large files into memory or read them in parts instead of loading them whole.",
+            code='data = numpy.load(path, mmap_mode="r")',
+        )
+        if record.host is None or record.host.children is None:
+            yield Step(text="If a DataLoader has workers, use fewer of them.")
     if record.host is not None and record.host.limit is not None:
         yield Step(text="Give the container more memory.")
     yield Step(text="Close other programs, or use a machine with more memory.")

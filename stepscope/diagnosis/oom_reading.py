@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stepscope.common.files import read_regular_file
 from stepscope.diagnosis.growth_watch import EVENT as GROWTH
 from stepscope.diagnosis.oom_next import Allowed
 from stepscope.diagnosis.oom_record import (
@@ -23,8 +24,8 @@ from stepscope.diagnosis.oom_record import (
 from stepscope.diagnosis.out_of_memory import OomVerdict, judge
 from stepscope.diagnosis.window import setup_of
 from stepscope.run import RunInfo, RunStatus
+from stepscope.run.clocks import wall_offset_of
 from stepscope.run.kernel_kills import kills_since
-from stepscope.run.plain_file import read_plain
 from stepscope.store import EventRow, RunReader, StoreError
 from stepscope.store.reader import EVERY
 
@@ -69,7 +70,7 @@ def read_report(folder: Path, rank: int = 0) -> OomReport | None:
     """Return a rank's report; None where it has none. Raises ValueError and OSError."""
     path = folder / oom_name(rank)
     try:
-        data = read_plain(path, BYTES_LIMIT)
+        data = read_regular_file(path, BYTES_LIMIT)
     except FileNotFoundError:
         return None
     try:
@@ -110,7 +111,7 @@ def _killed(run: RunInfo) -> OomReport | None:
         return None
     step = run_json.get("step")
     record = OomRecord(
-        ts=float(beat),
+        ts=float(beat) - wall_offset_of(run_json),
         memory=Memory.HOST,
         step=step if type(step) is int else 0,
         host=Host(kills=kills),

@@ -4,11 +4,14 @@ Before torch gives up it returns every segment that is wholly free to the driver
 reserved and not allocated lies in pieces between tensors, and for a request R these hold:
 
     R > room                        why it failed; room is what the driver could still give
-    R <= room + cached              fragmentation: in one piece the cached memory would do
+    R <= room + cached              fragmentation, if the process has held that much before
     R <= room + cached + others     without the other processes it would fit
     else                            the training itself needs more than there is
 
-For the last one the steps before tell what is new: a trend, a single step that needed far more, or
+In a step that was never completed free pieces prove nothing, as its peak is still to come: they are
+a remark that follows "too big". A whole free block of another stream or pool proves it at any time.
+
+For the last line the steps before tell what is new: a trend, a single step that needed far more, or
 nothing, where the first step was never completed. Where no line holds, or the figures are missing,
 no case is named and the verdict says what is not known.
 """
@@ -19,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stepscope.diagnosis.oom_cases import Case, gpu_case, host_case
+from stepscope.diagnosis.oom_cases import Case, gpu_case, host_case, pieces_remark
 from stepscope.diagnosis.oom_figures import Evidence, figures_of, gpu_evidence, host_evidence
 from stepscope.diagnosis.oom_history import trend
 from stepscope.diagnosis.oom_next import Allowed, Step, steps_to_take
@@ -66,6 +69,7 @@ def judge(
     `growth` is the data of the run's last `memory_growth` event. `allowed(field, value)` says
     whether a setting is possible on this machine.
     """
+    remark = None
     if record.memory is not Memory.GPU:
         case, text, share, advice = host_case(record)
         evidence = host_evidence(record)
@@ -74,10 +78,11 @@ def judge(
         found = trend(record, growth)
         case, text, share, advice = gpu_case(record, figures, found)
         evidence = gpu_evidence(record, figures, found)
-    take = steps_to_take(advice, record, setup, allowed)
+        remark = pieces_remark(record, figures, case)
+    take = steps_to_take(advice, record, setup, allowed, has_pieces=remark is not None)
     return OomVerdict(
         case=case,
-        text=text,
+        text=text if remark is None else f"{text} {remark}",
         evidence=evidence,
         next=take,
         share=None if share is None else round(min(1.0, max(0.0, share)), 4),

@@ -30,7 +30,7 @@ class Shortage(StrEnum):
 
 _REMEDIES = {
     Shortage.GPU: "A smaller batch, a lower precision or gradient checkpointing needs less.",
-    Shortage.HOST: "A smaller batch or fewer DataLoader workers need less.",
+    Shortage.HOST: "Smaller batches or less data kept in memory need less.",
     Shortage.PINNED: "Smaller or fewer pinned batches (pin_memory, prefetch_factor) need less.",
 }
 
@@ -78,26 +78,44 @@ def out_of_memory(short: Shortage, error: BaseException, remedy: str) -> Outcome
     return Outcome(RunStatus.FAILED, f"{short}{asked}. {remedy}", failure="oom")
 
 
-def with_case(ended: Outcome, case: str, remedy: str | None = None) -> Outcome:
+def with_case(ended: Outcome, case: str | None, remedy: str | None = None) -> Outcome:
     """Name the case in the reason of `out_of_memory`, and give its own remedy where it has one.
+
+    None is a case that the first sentence names already.
 
     >>> short = Outcome(reason="The GPU ran out of memory (tried to allocate 2.50 GiB). Do this.")
     >>> with_case(short, "fragmentation").reason
     'The GPU ran out of memory (tried to allocate 2.50 GiB): fragmentation. Do this.'
     """
     first, _, rest = (ended.reason or "").partition(". ")
-    return replace(ended, reason=f"{first}: {case}. {remedy or rest}")
+    named = f"{first}: {case}" if case else first
+    return replace(ended, reason=f"{named}. {remedy or rest}")
 
 
 def killed_worker(error: BaseException) -> bool:
-    """Say whether a DataLoader's worker was killed, as the kernel does where memory is short."""
+    """Return True if a DataLoader lost a worker, as where the kernel has killed it.
+
+    The end of its connection may be noticed before the end of its process.
+    """
     text = _said_by(error)
+    if isinstance(error, ConnectionError | EOFError):
+        files = (frame.filename for frame in traceback.extract_tb(error.__traceback__))
+        return any("torch/utils/data" in file.replace("\\", "/") for file in files)
     return "DataLoader worker" in text and ("signal: Killed" in text or "exited unexpect" in text)
 
 
-def worker_out_of_memory() -> Outcome:
-    """Return the outcome of a run that lost a worker which the kernel has killed."""
-    reason = f"{Shortage.HOST}: the kernel ended a DataLoader worker. {_REMEDIES[Shortage.HOST]}"
+def with_lost_worker(ended: Outcome, kills: int | None) -> Outcome:
+    """Return the outcome of a run that lost a worker, by the kernel's count of kills since then.
+
+    None is a count that cannot be read.
+    """
+    if kills is None:
+        reason = (ended.reason or "").rstrip(". ")
+        return replace(ended, reason=f"{reason}. Host memory may have run out: unknown here.")
+    if not kills:
+        return ended
+    remedy = "Fewer DataLoader workers or smaller batches need less."
+    reason = f"{Shortage.HOST}: the kernel ended a DataLoader worker. {remedy}"
     return Outcome(RunStatus.FAILED, reason, failure="oom")
 
 

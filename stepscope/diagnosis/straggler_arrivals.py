@@ -4,6 +4,9 @@ With gloo a rank that waits stands in the collective. From the last rank's entry
 together; from then to a rank's own entry into the next collective it is busy by itself, and from
 there to the last rank's entry it waits. The busy times fall into the phases of the step that the
 host's clock knows. All ranks must be on one host, so that their clocks agree.
+
+Without a DataLoader the time before forward counts as forward on that clock. The first collective
+in it, such as FSDP2's all-gather of the root's parameters, separates the two.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ def times_by_arrival(ranks: Sequence[RankRows]) -> list[RankTimes]:
     for one in ranks[1:]:
         common = np.intersect1d(common, one.sequence)
     if len(common) < 2:
-        return [_times(one, np.array([]), np.array([])) for one in ranks]
+        return [_times(one, np.array([]), np.array([]), np.array([])) for one in ranks]
     rows = [np.searchsorted(one.sequence, common) for one in ranks]
     entered = np.array([one.created[row] for one, row in zip(ranks, rows, strict=True)])
     released = entered.max(axis=0)
@@ -41,12 +44,16 @@ def times_by_arrival(ranks: Sequence[RankRows]) -> list[RankTimes]:
         total = np.cumsum(busy)
         clock = np.append(edges.ravel(), released[-1])
         spent = np.append(np.stack([total - busy, total], axis=1).ravel(), total[-1])
-        found.append(_times(one, np.maximum.accumulate(clock), spent))
+        found.append(_times(one, np.maximum.accumulate(clock), spent, entered[place]))
     return found
 
 
-def _times(rows: RankRows, clock: Floats, spent: Floats) -> RankTimes:
-    """Return the phases of the steps that lie within `clock`; `spent` is the busy time until it."""
+def _times(rows: RankRows, clock: Floats, spent: Floats, entered: Floats) -> RankTimes:
+    """Return the phases of the steps that lie within `clock`; `spent` is the busy time until it.
+
+    `entered` is when this rank entered each collective.
+    """
+    has_loader = bool(np.isfinite(rows.columns.get("perf/data_wait", np.array([np.nan]))).any())
     length = rows.columns.get(STEP_TIME, np.full(len(rows.steps), np.nan))
     timed = np.flatnonzero(length > 0)
     steps, ends, length = rows.steps[timed], rows.ts[timed], length[timed]
@@ -57,8 +64,14 @@ def _times(rows: RankRows, clock: Floats, spent: Floats) -> RankTimes:
     # Backwards from the end of the step, as its phases follow each other.
     for phase in (Phase.OPTIMIZER, Phase.BACKWARD, Phase.FORWARD, Phase.INPUT):
         took = np.nan_to_num(rows.columns.get(HOST_PHASES[phase], np.zeros(len(rows.steps)))[timed])
-        own[OWN.index(phase)] = _busy(clock, spent, upper - took, upper)
-        upper = upper - took
+        lower = upper - took
+        if phase is Phase.FORWARD and not has_loader and len(entered):
+            first = entered[np.minimum(np.searchsorted(entered, lower), len(entered) - 1)]
+            lower = np.where((lower <= first) & (first < upper), first, lower)
+        if phase is Phase.INPUT and not has_loader:
+            lower = np.minimum(ends - length, upper)
+        own[OWN.index(phase)] = _busy(clock, spent, lower, upper)
+        upper = lower
     own[OWN.index(Phase.OTHER)] = _busy(clock, spent, np.minimum(ends - length, upper), upper)
     whole = (ends - length >= clock[0]) & (ends <= clock[-1])
     wait = length - own.sum(axis=0)
@@ -74,6 +87,7 @@ def _times(rows: RankRows, clock: Floats, spent: Floats) -> RankTimes:
         wait=wait[whole],
         own=own[:, whole],
         timed=len(timed),
+        has_loader=has_loader,
     )
 
 

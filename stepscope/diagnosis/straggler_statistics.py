@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
-from stepscope.diagnosis.straggler_times import OWN, Phase
+from stepscope.diagnosis.straggler_times import Phase
 from stepscope.store.frames import Floats
 
 PERMUTATIONS, FEWER = 1999, 499
@@ -57,14 +58,23 @@ def _latest(blocks: Floats) -> Floats:
     return np.asarray((means - np.maximum(np.median(means, axis=1, keepdims=True), 0)).max(axis=1))
 
 
-def explained(excess: dict[str, float], late: float) -> Phase | None:
-    """Return the phase that explains a lateness, None where all phases together do not."""
-    if not excess:
-        return None
-    first = max(excess, key=lambda name: excess[name])
-    together = sum(value for value in excess.values() if value > 0)
-    enough = together >= EXPLAINED * late and excess[first] >= together / len(OWN)
-    return Phase(first) if enough and excess[first] > 0 else None
+def explained(excess: Mapping[str, float], late: float) -> tuple[Phase, ...]:
+    """Return the phases to name for a lateness, the longest first; () where they do not explain it.
+
+    All phases together explain EXPLAINED of the lateness. Those named explain half of it, and each
+    that takes half as long as the first is among them.
+    """
+    longer = sorted(((value, name) for name, value in excess.items() if value > 0), reverse=True)
+    if not longer or sum(value for value, _ in longer) < EXPLAINED * late:
+        return ()
+    named: list[Phase] = []
+    so_far = 0.0
+    for value, name in longer:
+        if so_far >= late / 2 and value < longer[0][0] / 2:
+            break
+        named.append(Phase(name))
+        so_far += value
+    return tuple(named)
 
 
 def others(values: Floats) -> Floats:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from stepscope.common.files import read_regular_file
 from stepscope.diagnosis.straggler_arrivals import times_by_arrival
 from stepscope.diagnosis.straggler_times import KEYS, STEP_TIME, RankRows, RankTimes, rank_times
 from stepscope.diagnosis.stragglers import BUSY_HOST, MIN_STEPS, StragglerVerdict, judge
@@ -18,7 +19,6 @@ from stepscope.diagnosis.window import FIRST_STEPS, WINDOW_S, recent_figures, tr
 from stepscope.metrics import Stream
 from stepscope.run import RunInfo, rank_file, run_json_of
 from stepscope.run.folder import ARRIVALS
-from stepscope.run.plain_file import read_plain
 from stepscope.run.rank_files import rank_numbers, torch_rank
 from stepscope.store import Block, RunReader, SeriesInfo, StoreError, store_name
 from stepscope.store.frames import Floats
@@ -127,7 +127,7 @@ def _arrived(
 def _told_arrivals(path: Path) -> tuple[Floats, Floats] | None:
     """Return the numbers of the collectives and when each was entered; both rise."""
     try:
-        told = json.loads(read_plain(path, ARRIVALS_BYTES))
+        told = json.loads(read_regular_file(path, ARRIVALS_BYTES))
         sequence, created = (np.array(told[key], dtype=float) for key in ("sequence", "s"))
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None

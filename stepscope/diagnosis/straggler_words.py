@@ -7,6 +7,7 @@ from typing import Any
 
 from stepscope.diagnosis.bottleneck import percent
 from stepscope.diagnosis.straggler_times import Phase
+from stepscope.formatting import format_short_time
 
 _WHERE = {
     Phase.INPUT: "to get a batch",
@@ -42,9 +43,12 @@ UNEVEN_NEXT = (
 )
 
 
-def where(phase: Phase, *, has_loader: bool) -> str:
+def where(phases: Sequence[Phase], *, has_loader: bool) -> str:
     """Return where the time is lost; without a DataLoader the input is all before the model."""
-    return _WHERE[phase] if has_loader or phase is not Phase.INPUT else _WITHOUT_LOADER
+    return " and ".join(
+        _WHERE[phase] if has_loader or phase is not Phase.INPUT else _WITHOUT_LOADER
+        for phase in phases
+    )
 
 
 def next_step(phase: Phase, *, has_loader: bool = True) -> str:
@@ -69,7 +73,7 @@ def waits(waiting: int | None) -> str:
 
 def text_of(
     ranks: Sequence[int],
-    phase: Phase,
+    phases: Sequence[Phase],
     share: float,
     excess: Mapping[str, float],
     facts: Mapping[str, Any],
@@ -79,20 +83,21 @@ def text_of(
 ) -> str:
     """Return the evidence in one sentence: who, how much, where, over how many steps.
 
+    `phases` are those that explain it, the longest first, and `excess` is what each takes longer.
     `waiting` is the rank that waits where it is only one.
 
-    >>> text_of([2], Phase.FORWARD, 0.1, {"forward": 0.002}, {"steps": 100, "step_time": 0.02})
-    'The others wait for rank 2, 10 % of each step: it takes 2 ms longer in forward than they do, \
-of a step of 20 ms (100 steps).'
+    >>> text_of([2], [Phase.FORWARD], 0.1, {"forward": 0.002}, {"steps": 100, "step_time": 0.02})
+    'The others wait for rank 2, 10 % of each step: it takes 2.00 ms longer in forward than \
+they do, of a step of 20.0 ms (100 steps).'
     """
-    most = [(name, value) for name, value in excess.items() if value >= excess[phase.value] / 2]
     said = " and ".join(
-        f"{value * 1e3:.2g} ms longer {where(Phase(name), has_loader=has_loader)}"
-        for name, value in sorted(most, key=lambda pair: -pair[1])
+        f"{format_short_time(excess[phase.value])} longer {where([phase], has_loader=has_loader)}"
+        for phase in phases
     )
     who = f"rank {ranks[0]}" if len(ranks) > 1 else "it"
     they = "they do" if waiting is None else f"rank {waiting} does"
     return (
         f"{waits(waiting)} for {several(ranks)}, {percent(share)} of each step: {who} takes {said} "
-        f"than {they}, of a step of {facts['step_time'] * 1e3:.3g} ms ({facts['steps']} steps)."
+        f"than {they}, of a step of {format_short_time(facts['step_time'])} "
+        f"({facts['steps']} steps)."
     )

@@ -10,8 +10,9 @@ arrives last waits least. How a verdict is made:
 3. A rank is named where its lateness is NAMED of the step or more, and where permuting the ranks
    within blocks of steps would give such a lateness in fewer than P_LIMIT of all cases. Blocks,
    because neighboring steps are alike: a rank may lose its core for a while.
-4. Its phase is the one in which it takes longer than the others do, by EXPLAINED of its lateness or
-   more; or several together, of which the longest is named. Else nothing is said.
+4. Its phase is the one in which it takes longer than the others do. All phases together explain
+   EXPLAINED of its lateness, else nothing is said. A phase that explains less than half of it is
+   named together with the next ones.
 
 Without such a rank: different ranks that are late in turn (UNEVEN), or all ranks waiting alike
 (COMMUNICATION). What is missing makes the verdict abstain, with its reason.
@@ -198,12 +199,12 @@ def _named(table: _Table, named: Places, late: Floats, facts: dict[str, Any]) ->
     """Return the verdict on ranks that are late, with the phase that explains it."""
     first = int(named[0])
     excess = _excess(table, first, np.arange(table.wait.shape[1]))
-    phase = explained(excess, trimmed(table.late[first]))
+    phases = explained(excess, trimmed(table.late[first]))
     ranks = tuple(table.ranks[place] for place in named)
     share = float(late[first]) / table.step_time
     other = [rank for rank in table.ranks if rank not in ranks]
     waiting = other[0] if len(other) == 1 else None
-    if phase is None:
+    if not phases:
         text = (
             f"{waits(waiting)} for rank {ranks[0]}, for {percent(share)} of the step, but no phase "
             "that is recorded explains it."
@@ -212,12 +213,12 @@ def _named(table: _Table, named: Places, late: Floats, facts: dict[str, Any]) ->
     return StragglerVerdict(
         kind=Kind.STRAGGLER,
         text=text_of(
-            ranks, phase, share, excess, facts, waiting=waiting, has_loader=table.has_loader
+            ranks, phases, share, excess, facts, waiting=waiting, has_loader=table.has_loader
         ),
         ranks=ranks,
-        phase=phase,
+        phase=phases[0],
         share=share,
-        next=next_step(phase, has_loader=table.has_loader),
+        next=next_step(phases[0], has_loader=table.has_loader),
         **facts,
     )
 
@@ -255,16 +256,16 @@ def _uneven(table: _Table, facts: dict[str, Any]) -> StragglerVerdict | None:
         for phase, values in zip(OWN, together, strict=True)
         if np.isfinite(values).all()
     }
-    phase = explained(excess, trimmed(lost))
+    phases = explained(excess, trimmed(lost))
     among = late_steps(table.wait)
-    if phase is None or among.max() > EXPLAINED > among.min():  # always the same ones
+    if not phases or among.max() > EXPLAINED > among.min():  # always the same ones
         return None
     text = (
-        f"Different ranks are late in turn, mostly {where(phase, has_loader=table.has_loader)}: "
+        f"Different ranks are late in turn, mostly {where(phases, has_loader=table.has_loader)}: "
         f"{percent(share)} of the step is lost to the slowest of each step. No rank is to blame."
     )
     return StragglerVerdict(
-        kind=Kind.UNEVEN, text=text, phase=phase, share=share, next=UNEVEN_NEXT, **facts
+        kind=Kind.UNEVEN, text=text, phase=phases[0], share=share, next=UNEVEN_NEXT, **facts
     )
 
 

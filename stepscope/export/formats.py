@@ -19,8 +19,8 @@ from typing import IO, Any, Literal, TypeVar
 
 import numpy as np
 
+from stepscope.common.files import atomic_replace
 from stepscope.formatting import number_name
-from stepscope.run import replacing
 from stepscope.store.frames import Floats, missing
 
 T = TypeVar("T")
@@ -165,5 +165,5 @@ def output_file(path: Path) -> Iterator[Path]:
     if path.exists() and not path.is_file():
         yield path
         return
-    with replacing(path) as part:
-        yield part
+    with atomic_replace(path) as part:
+        yield Path(part.name)

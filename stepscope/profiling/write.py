@@ -15,10 +15,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from stepscope.common.files import atomic_replace, atomic_write
 from stepscope.formatting import format_bytes
 from stepscope.profiling.summary import summarize, to_text
 from stepscope.profiling.trace import read_trace
-from stepscope.run import replacing
 
 RAW_LIMIT = 512 * 2**20
 """A larger trace is thrown away: some two million events, for which Perfetto needs gigabytes."""
@@ -71,15 +71,14 @@ def write_profile(
             "kept; profile fewer steps"
         )
     with (
-        replacing(folder / trace_name(first, last, rank), durable=False) as part,
+        atomic_replace(folder / trace_name(first, last, rank), durable=False) as part,
         raw.open("rb") as source,
-        gzip.open(part, "wb", compresslevel=LEVEL) as packed,
+        gzip.GzipFile("", "wb", LEVEL, part) as packed,
     ):
         shutil.copyfileobj(source, packed, 2**20)
     trace = read_trace(raw.read_text("utf-8", "replace"))
     summary = summarize(trace, first=first, last=last, cuda=cuda, thread=thread)
-    with replacing(folder / summary_name(first, last, rank)) as part:
-        part.write_text(to_text(summary), "utf-8")
+    atomic_write(folder / summary_name(first, last, rank), to_text(summary))
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stepscope.common.files import atomic_write, read_regular_file
 from stepscope.recording.agreement import Notice, State
 from stepscope.recording.command import Command, CommandName
-from stepscope.run import replacing
 
 FOLDER = "agreement"
 NOTICES = "notices.json"
+BYTES_LIMIT = 2**20
 
 
 @dataclass(slots=True)
@@ -74,18 +75,17 @@ class AgreementFiles:
         time may go in ticks of 4 ms. Reading costs 10 us, and only while a command is under way.
         """
         try:
-            content, known = path.read_bytes(), self._known.get(path)
+            content, known = read_regular_file(path, BYTES_LIMIT), self._known.get(path)
             if known is None or known[0] != content:
                 known = self._known[path] = (content, parse(json.loads(content)))
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return None  # none yet, or replaced on a network disk while it was read
         return known[1]
 
 
 def _write(path: Path, content: Any) -> None:
     # Not durable: a power failure ends the processes that would read it.
-    with replacing(path, durable=False) as part:
-        part.write_text(json.dumps(content))
+    atomic_write(path, json.dumps(content), durable=False)
 
 
 def _form(notice: Notice) -> dict[str, Any]:

@@ -42,7 +42,10 @@ class Command:
 
 def parse_args(args: str) -> dict[str, Any]:
     """Return a command's arguments. Raises ValueError or TypeError for what is no JSON object."""
-    return dict(json.loads(args))
+    try:
+        return dict(json.loads(args))
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
 
 
 class Commands(Protocol):

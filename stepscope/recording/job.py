@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from stepscope.common.clock import clock
 from stepscope.recording.agreement import KEPT
 from stepscope.recording.command import Command, CommandName
 from stepscope.recording.items import Ended, Event
@@ -117,7 +117,7 @@ class Job:
         """Announce a command; of a Stop run.json has the time, as it may never be served."""
         if command.name is CommandName.STOP and self._number == 0 and not self._stop_asked:
             self._stop_asked = True
-            self._recorder.describe(stop_asked=time.time())
+            self._recorder.describe(stop_asked=clock.now())
         try:
             self._on_command(command)
         except Exception:
@@ -163,6 +163,6 @@ class Job:
             return
         ended, event = kept
         if text is not None:
-            ended = replace(ended, ts=time.time(), result=text)
+            ended = replace(ended, ts=clock.now(), result=text)
             event = replace(event, text=text, data={**event.data, "rank0": event.text})
         self._recorder.put_ended(ended, event)

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from stepscope.common.clock import clock
+from stepscope.common.files import is_network_filesystem
 from stepscope.recording.agreement import ANSWER_S, KEPT, Leader, Member, Notice, State
 from stepscope.recording.agreement_files import AgreementFiles, Said
 from stepscope.recording.command import Command
@@ -21,7 +23,6 @@ from stepscope.recording.sleeper import REPLACED, Sleeper
 from stepscope.recording.to_json import first_line
 from stepscope.run import RunStatus, process_of
 from stepscope.run.rank_files import find_rank
-from stepscope.store import on_network
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +100,7 @@ class JobCommands:
         self._ranks = ranks
         self._listener = listener
         self._files = AgreementFiles(folder, number)
-        network = on_network(self._files.watched / "file")
+        network = is_network_filesystem(self._files.watched)
         answer_s = NETWORK_ANSWER_S if network else ANSWER_S
         self.member = Member(step, lead=lead, flag=flag, answer_s=answer_s)
         self.waiting = self.member.waiting
@@ -276,7 +277,7 @@ class JobCommands:
             elif notice.state is State.WITHDRAWN:
                 self._listener.withdrawn(notice.command, notice.why or "")
             elif self._number == 0:
-                entry = _Waited(notice, time.monotonic(), time.time())
+                entry = _Waited(notice, time.monotonic(), clock.now())
                 self._waited[notice.command.id] = entry
             self._came.set()
         for late in self.member.late:

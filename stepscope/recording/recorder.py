@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from stepscope.common.clock import clock, elapsed
 from stepscope.metrics import Stream
 from stepscope.recording.command import Command as Command
 from stepscope.recording.command import CommandName as CommandName
@@ -24,7 +24,7 @@ from stepscope.recording.items import Ended, Event, Item, Observer, Sample, Valu
 from stepscope.recording.job import Job
 from stepscope.recording.ring_writer import RingWriter, TimedRow
 from stepscope.recording.rows import RESTART
-from stepscope.recording.scalars import Row
+from stepscope.recording.scalars import Row, keep_for_good
 from stepscope.recording.to_json import to_json, to_text
 from stepscope.recording.writer_thread import WriterThread
 from stepscope.run import RunKind, RunStatus, process_identity
@@ -61,12 +61,16 @@ class Recorder:
         ranks: int = 1,
         lead: int = 1,
     ) -> None:
+        if not _any_open():
+            clock.restart()  # in a server the wall clock may have been set since its last run
         self.folder = folder
         self.number = rank
         """Of this process in the folder."""
         self.step = 0
         self.epoch = 0
         run_json = _first_run_json(name, kind, config, rank)
+        if ranks > 1:  # of a rank that is killed soon the others' files tell why
+            run_json["world_size"] = ranks
         self.signs = 0
         """Rises with work of the training that need not be a step, such as a validation batch."""
         self._on_command = on_command
@@ -125,7 +129,7 @@ class Recorder:
         try:
             if type(step) is not int or not -STEP_LIMIT < step < STEP_LIMIT:
                 step = _whole(step)  # such as numpy's
-            now, ring = time.time(), self.ring
+            now, ring = elapsed() + clock.offset, self.ring
             if ts is not None and 0 < float(ts) < now:
                 now = float(ts)
             self.step = step
@@ -151,7 +155,7 @@ class Recorder:
         self.step += 1
         try:
             if not self._closed:
-                self._rows.record(self.step, time.time(), values, TimedRow())
+                self._rows.record(self.step, clock.now(), values, TimedRow())
         except Exception as error:  # noqa: BLE001 - of the script, which may raise anything
             self._rows.refuse("step", error)
 
@@ -176,7 +180,7 @@ class Recorder:
 
     def restart_clock(self) -> None:
         """Do not count the time since the last `log_step` as step time: after a pause."""
-        self._rows.put(self.step, time.time(), TimedRow({RESTART: 0.0}))
+        self._rows.record(self.step, clock.now(), {RESTART: 0.0}, TimedRow())
 
     def settle(self, timeout_s: float | None = None) -> None:
         """Wait for the tensors under way and record their rows; after `timeout_s` without them."""
@@ -234,7 +238,7 @@ class Recorder:
 
     def finish(self, command: Command, text: str, *, ok: bool = True, **data: Any) -> None:
         """Acknowledge a command and mark what it did, such as before={...} and after={...}."""
-        ended = Ended(command.id, "done" if ok else "refused", time.time(), text)
+        ended = Ended(command.id, "done" if ok else "refused", clock.now(), text)
         event = self._event(command.name, text, {"ok": ok, "command_id": command.id, **data})
         if self.job is None:
             self.put_ended(ended, event)
@@ -270,13 +274,14 @@ class Recorder:
             self._closed = True
         self.settle(SETTLE_S)  # a GPU that hangs must not hang the end too
         with self._writer.run_json_lock:
-            self._describe({"status": status, "reason": reason, "ended": time.time()})
+            self._describe({"status": status, "reason": reason, "ended": clock.now()})
         self._writer.close(timeout_s)
         self._writer.observer = None
 
     def leave(self) -> None:
         """In a forked child: record nothing more, and leave the parent's files alone."""
         self._closed = True
+        keep_for_good(self._rows.late)  # its memory on a GPU belongs to the parent
         self._rows.late = None
         if self.job is not None:
             self.job.commands.abandon()
@@ -284,7 +289,7 @@ class Recorder:
 
     def _event(self, kind: str, text: str, data: Mapping[str, Any]) -> Event:
         kept = {name: to_json(value) for name, value in data.items()}
-        return Event(time.time(), self.step, self.epoch, to_text(kind), to_text(text), kept)
+        return Event(clock.now(), self.step, self.epoch, to_text(kind), to_text(text), kept)
 
     def _describe(self, run_json: Mapping[str, Any]) -> None:
         self._writer.run_json.update({name: to_json(value) for name, value in run_json.items()})
@@ -305,7 +310,7 @@ class Recorder:
                     self._rows.read(to_text(key), value, row, {})
         except Exception as error:  # noqa: BLE001 - of the caller, which may raise anything
             self._rows.refuse("sample", error)
-        sample = Sample(stream, source, time.time(), self.step, row)
+        sample = Sample(stream, source, clock.now(), self.step, row)
         self._put(sample)
         recent = self.recent
         recent.append(sample)
@@ -323,7 +328,7 @@ class Recorder:
         try:
             command = Command(command_id, CommandName(name), parse_args(args))
         except (ValueError, TypeError) as error:
-            self._put(Ended(command_id, "refused", time.time(), f"not a command: {error}"))
+            self._put(Ended(command_id, "refused", clock.now(), f"not a command: {error}"))
             return
         if self.job is None:
             try:
@@ -344,6 +349,10 @@ def _whole(step: Any) -> int:
 _open_recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()
 
 
+def _any_open() -> bool:
+    return any(not recorder._closed for recorder in list(_open_recorders))
+
+
 def _leave_all() -> None:
     for recorder in list(_open_recorders):
         recorder.leave()
@@ -356,7 +365,7 @@ def _first_run_json(
     name: str, kind: RunKind, config: Mapping[str, Any] | None, rank: int
 ) -> dict[str, Any]:
     """Return the content of run.json before the first step."""
-    now = time.time()
+    now = clock.now()
     return {
         "schema": 1,
         "name": name,

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import logging
 import os
+import socket
 import sqlite3
-import time
 from collections.abc import Collection
 from pathlib import Path
 
+from stepscope.common.files import atomic_replace, is_own_folder
 from stepscope.metrics import Stream
 from stepscope.recording.ring import RingError, abandoned
 from stepscope.recording.rows import StepRows
@@ -21,13 +22,14 @@ from stepscope.run import (
     RunError,
     RunInfo,
     RunStatus,
+    process_of,
     rank_json,
     read_only_reason,
     read_run,
-    replacing,
     write_run_json,
 )
-from stepscope.run.rank_files import UNREADABLE, numbers_with, read_run_json
+from stepscope.run.clocks import now_of
+from stepscope.run.rank_files import UNREADABLE, find_rank, numbers_with, read_run_json
 from stepscope.store import RunWriter, StoreError, store_name
 
 log = logging.getLogger(__name__)
@@ -47,7 +49,7 @@ def recover_ended(run: RunInfo) -> int:
     if run.status.live or read_only_reason(run) is not None:
         return 0
     gained = 0
-    for number in numbers_with(run.folder, "ring"):
+    for number in dict.fromkeys(numbers_with(run.folder, "(?:ring|sqlite-journal)")):
         try:
             gained += recover(run.folder, number)
         except (RingError, StoreError, OSError, sqlite3.Error) as error:
@@ -60,13 +62,17 @@ def recover_ended(run: RunInfo) -> int:
 def recover(folder: Path, rank: int = 0) -> int:
     """Move the ring of a dead process into its store and delete it; return the rows gained.
 
+    A transaction that the process had not completed is rolled back, unless the process may run.
     Raises RingError while its process or another reader holds it, StoreError or OSError where the
-    store cannot be written.
+    ring or the store cannot be written.
     """
     path = folder / f"rank{rank}.ring"
-    if not path.exists():
+    if not os.path.lexists(path):
+        # A journal lies on a network disk, where SQLite may not see the writer's locks.
+        if os.path.lexists(folder / f"{store_name(rank)}-journal") and not _may_run(folder, rank):
+            RunWriter(folder / store_name(rank), reopen=True).close()  # SQLite does it
         return 0
-    with abandoned(path) as remains:
+    with abandoned(path, alive=lambda: _may_run(folder, rank)) as remains:
         writer = RunWriter(folder / store_name(rank), reopen=True)
         try:
             left = remains(writer.stored_slots())
@@ -89,14 +95,25 @@ def recover(folder: Path, rank: int = 0) -> int:
 def note_end(
     folder: Path, status: RunStatus, reason: str, instead_of: Collection[str] = LIVE
 ) -> None:
-    """Write how a run ended that cannot say it itself; only over one of these statuses."""
+    """Write how a run ended that cannot say it itself; only over one of these statuses.
+
+    Does nothing in a folder of another user.
+    """
     try:
         run_json = read_run(folder).run_json
-        if run_json["status"] in instead_of:
-            ended = {"status": status, "reason": reason, "ended": time.time()}
+        if run_json["status"] in instead_of and is_own_folder(folder):
+            ended = {"status": status, "reason": reason, "ended": now_of(run_json)}
             write_run_json(folder, run_json | ended)
     except (RunError, OSError) as error:
         log.warning("stepscope: %s: its end could not be noted: %s", folder.name, error)
+
+
+def _may_run(folder: Path, rank: int) -> bool:
+    """Return False if the process of a rank was on this host and is gone."""
+    found = find_rank(folder, rank)
+    if found is None or found.status.live or found.run_json.get("host") != socket.gethostname():
+        return True
+    return process_of(found.run_json) is not None
 
 
 def _note_step(folder: Path, rank: int, step: int) -> None:
@@ -108,8 +125,9 @@ def _note_step(folder: Path, rank: int, step: int) -> None:
     try:
         run_json, times = read_run_json(folder, rank), path.stat()
         run_json["step"] = max(step, int(run_json.get("step", 0)))
-        with replacing(path) as part:
-            part.write_text(json.dumps(run_json, indent=1))
-            os.utime(part, ns=(times.st_atime_ns, times.st_mtime_ns))
+        with atomic_replace(path) as part:
+            part.write(json.dumps(run_json, indent=1).encode())
+            part.flush()
+            os.utime(part.fileno(), ns=(times.st_atime_ns, times.st_mtime_ns))
     except UNREADABLE as error:
         log.warning("%s: could not be completed: %s", path, error)

@@ -12,7 +12,7 @@ slot whose number is not the expected one is not written yet, or was torn by a k
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import errno
 import itertools
 import json
 import mmap
@@ -27,10 +27,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.common.files import is_network_filesystem, open_regular_file, try_lock
+
 MAGIC = b"stepscope ring 1\n"
 HEADER_BYTES = 64 * 1024
 SLOTS = 1 << 17
 SLOT_BYTES = 128
+FILE_BYTES = HEADER_BYTES + SLOTS * SLOT_BYTES
 WIDTH = 12
 """Values of a slot; a wider row takes several slots with the same time and step."""
 CROWDED = SLOTS // 4
@@ -74,8 +77,9 @@ class RingError(Exception):
 class Ring:
     """The ring of one process; `put` from any thread, `pending` and `release` from one.
 
-    Without a file that can be made (no space, read-only) it lives in memory: `reason` says why.
-    `crowded` is called when many rows wait, once until some are released.
+    Without a file that can be made (no space, read-only), and on a network file system, it lives in
+    memory: `reason` says why. A mapped file of a network blocks the thread that writes to it while
+    the server is away. `crowded` is called when many rows wait, once until some are released.
     """
 
     def __init__(self, path: Path, *, crowded: Callable[[], None] = lambda: None) -> None:
@@ -104,11 +108,13 @@ class Ring:
         self.claim = itertools.count().__next__
         self._lock: int | None = None
         try:
+            if is_network_filesystem(path):
+                raise OSError("the folder is on a network file system")
             self.memory = _map_file(path)
             self._lock = _locked(path)
         except OSError as error:
             self.reason = f"no file for the ring: {error.strerror or error}"
-            self.memory = mmap.mmap(-1, HEADER_BYTES + SLOTS * SLOT_BYTES)
+            self.memory = mmap.mmap(-1, FILE_BYTES)
         self.memory[: len(MAGIC)] = MAGIC
         self._slots = np.frombuffer(self.memory, SLOT, SLOTS, HEADER_BYTES)
 
@@ -122,7 +128,8 @@ class Ring:
         if self.last >= self.limit and not self._has_room():
             return
         self.last = number = self.claim()
-        layout.pack(self.memory, offset(number), layout.number, ts, step, *values, number + 1)
+        slot = HEADER_BYTES + number % SLOTS * SLOT_BYTES  # no call: every recorded step pays it
+        layout.pack(self.memory, slot, layout.number, ts, step, *values, number + 1)
 
     def _has_room(self) -> bool:
         if self.last >= self.end:
@@ -229,11 +236,6 @@ class Ring:
             return layout
 
 
-def offset(number: int) -> int:
-    """Return where in the file the slot of a row is."""
-    return HEADER_BYTES + number % SLOTS * SLOT_BYTES
-
-
 @dataclass(frozen=True, slots=True)
 class Remains:
     """What a killed process left: slots in order, the number behind the last of them, and keys
@@ -245,21 +247,33 @@ class Remains:
 
 
 @contextlib.contextmanager
-def abandoned(path: Path) -> Iterator[Callable[[int], Remains]]:
+def abandoned(
+    path: Path, *, look_only: bool = False, alive: Callable[[], bool] = lambda: False
+) -> Iterator[Callable[[int], Remains]]:
     """Give a reader of a dead process's ring: a function from rows already stored to Remains.
 
-    Raises RingError where the file is no ring, or its writer or another reader is at it.
+    `alive` says whether the ring's process runs, where the file system has no locks. A ring that
+    this process may not write is read without a lock if `look_only`. Raises RingError where the
+    file is no ring, or its writer or another reader is at it; OSError where it cannot be opened.
     """
-    with path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise RingError(f"{path.name}: in use by another process.") from error
-        yield lambda stored: _remains(path.name, file.read(), stored)
+    try:
+        descriptor = open_regular_file(path, writable=True)  # NFS locks no other
+    except OSError as error:
+        if not look_only or error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        descriptor, locked = open_regular_file(path), None
+    else:
+        locked = try_lock(descriptor)
+    with open(descriptor, "rb") as file:
+        if os.fstat(descriptor).st_size != FILE_BYTES:
+            raise RingError(f"{path.name}: not a ring of this version.")
+        if locked is False or (locked is None and alive()):
+            raise RingError(f"{path.name}: in use by another process.")
+        yield lambda stored: _remains(path.name, file.read(FILE_BYTES), stored)
 
 
 def _remains(name: str, data: bytes, stored: int) -> Remains:
-    if len(data) != HEADER_BYTES + SLOTS * SLOT_BYTES or not data.startswith(MAGIC):
+    if len(data) != FILE_BYTES or not data.startswith(MAGIC):
         raise RingError(f"{name}: not a ring of this version.")
     layouts = _read_layouts(data[len(MAGIC) : HEADER_BYTES])
     slots = np.frombuffer(data, SLOT, SLOTS, HEADER_BYTES)
@@ -281,7 +295,7 @@ def _read_layouts(header: bytes) -> list[tuple[tuple[str, ...], bool]]:
         try:
             entry = json.loads(line)
             layouts.append((tuple(map(str, entry["keys"]))[:WIDTH], bool(entry["timed"])))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             break  # half written by a process killed there: no row of this layout exists
     return layouts
 
@@ -291,11 +305,10 @@ def _map_file(path: Path) -> mmap.mmap:
 
     Raises OSError, and leaves no file then.
     """
-    size = HEADER_BYTES + SLOTS * SLOT_BYTES
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
     try:
-        os.posix_fallocate(file, 0, size)
-        return mmap.mmap(file, size)
+        os.posix_fallocate(file, 0, FILE_BYTES)
+        return mmap.mmap(file, FILE_BYTES)
     except OSError:
         path.unlink()
         raise
@@ -307,10 +320,10 @@ def _locked(path: Path) -> int:
     """Open the file once more and lock it: a forked child must be able to let go of the lock alone,
     and a map keeps its own descriptor open."""
     try:
-        file = os.open(path, os.O_RDONLY)
+        file = open_regular_file(path, writable=True)
     except OSError:  # too many open files
         path.unlink()
         raise
-    with contextlib.suppress(OSError):  # some network file systems know no locks
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with contextlib.suppress(OSError):  # without a lock, host and pid say whose it is
+        try_lock(file)
     return file

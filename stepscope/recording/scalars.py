@@ -1,8 +1,10 @@
 """Brings a step's scalars (loss, gradient norm, …) to the host without stopping the device.
 
-`.item()` on a CUDA tensor waits until the device has caught up. `DeviceScalars` queues a copy into
-page-locked memory instead and hands the row on some steps later, when the copy has landed. Rows
-come out in order and whole; when all slots are in flight a row goes on without its scalars.
+`.item()` on a CUDA tensor waits until the device has caught up. `DeviceScalars` copies scalars on
+their device at each step, and all copies since the last time into page-locked memory every
+PERIOD_S; rows go on at a later step, when they have landed there. Stream order protects a copied
+value from later in-place work, collectives and graph replays. Rows come out in order and whole;
+when all slots are in flight a row is recorded without its scalars.
 
 Torch is found in `sys.modules`: whoever has a tensor has imported it.
 """
@@ -26,33 +28,46 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.005
 SLOTS = 1024
-"""Rows under way at a time: as many launches as CUDA lets a loop run ahead of the device."""
+"""Copies under way at a time: as many launches as CUDA lets a loop run ahead of the device."""
+CELLS = 256
+"""Maximum number of scalars in one copy to the host."""
+PERIOD_S = 0.01
+"""Minimum time between two copies to the host that are not full."""
 
 Row = dict[str, float | None]
 RowSink = Callable[[int, float, Row], None]
 """Takes (step, epoch seconds of the step boundary, values); called in order of the steps."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class _Slot:
-    """Page-locked memory for the scalars of one row, and the events that tell when they landed."""
+    """Page-locked memory for one copy of the scalars of some rows, and the events after it."""
 
     host: Any
-    """A tensor of WIDTH elements of eight bytes."""
+    """A tensor of CELLS elements, float64."""
+    values: Any
+    """The same memory as an array."""
     home: list[_Slot]
     events: dict[int, Any] = field(default_factory=dict)
     """By number of the device: an event belongs to the one where it was first recorded."""
-    views: dict[Any, tuple[Sequence[Any], Any]] = field(default_factory=dict)
-    """By type: the same memory as tensors of one element each, and as an array."""
+    landed: Any = None
+    """The event after the copy; None before the copy is queued."""
+    cells: int = 0
+    """Number of scalars in the copy; 0 after a copy that failed."""
+    rows: int = 0
+    """Number of rows that use the slot."""
 
-    def view(self, dtype: Any) -> tuple[Sequence[Any], Any]:
-        """Return the memory as one of `views`; no element is larger than eight bytes."""
-        view = self.views.get(dtype)
-        if view is None:
-            apart = self.host.element_size() // dtype.itemsize
-            cells = self.host.view(dtype)[::apart]
-            view = self.views[dtype] = cells.unbind(), cells.numpy()
-        return view
+    def record(self, device: Any) -> None:
+        """Record the event after the copy on the current stream, which is one of `device`."""
+        event = self.events.get(device.index)
+        if event is None:
+            event = self.events[device.index] = _event()
+        event.record()
+        self.landed = event
+
+    def has_landed(self) -> bool:
+        """Return True if the copy has ended or failed."""
+        return not self.cells or (self.landed is not None and self.landed.query())
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +77,13 @@ class _Waiting:
     row: Row
     keys: tuple[str, ...]
     slot: _Slot | None  # None: no slot was free, the scalars are dropped
-    arrays: Sequence[Any]
-    landed: Any
+    first: int
 
 
 class DeviceScalars:
     """The rows of one recorder whose scalars are under way.
 
+    Only `put`, `poll` and `flush` call CUDA: the last rows wait for the next of these calls.
     Where the device fails, rows go on without their scalars: nothing here raises what CUDA raises.
     """
 
@@ -76,6 +91,11 @@ class DeviceScalars:
         self._sink = sink
         self._waiting: deque[_Waiting] = deque()
         self._told = False
+        self._pages: dict[tuple[int, int], tuple[Any, Any, Sequence[Any]]] = {}
+        """By device and stream: the stream, CELLS elements on the device, and these one by one."""
+        self._open: dict[tuple[int, int], _Slot] = {}
+        """By device and stream: the slot of the next copy to the host."""
+        self._due = 0.0
         self.dropped = 0
         """Rows that went on without some of their scalars."""
 
@@ -86,10 +106,10 @@ class DeviceScalars:
     def put(self, step: int, ts: float, row: Row, scalars: Mapping[str, Any]) -> None:
         """Queue the copy of the scalars (CUDA tensors of one element); never waits."""
         keys = tuple(scalars)[:WIDTH]
-        slot, arrays, landed = self._start(keys, scalars) if keys else _NOTHING
+        slot, first = self._start([scalars[key] for key in keys]) if keys else _NOTHING
         if scalars and (slot is None or len(keys) < len(scalars)):
             self.dropped += 1
-        self._waiting.append(_Waiting(step, ts, row, keys, slot, arrays, landed))
+        self._waiting.append(_Waiting(step, ts, row, keys, slot, first))
 
     def poll(self) -> None:
         """Hand on the rows whose scalars have landed. What the sink raises is the caller's."""
@@ -101,9 +121,14 @@ class DeviceScalars:
         count = 0
         try:
             if self._waiting and not _is_capturing():  # else the question would end the capture
+                if time.monotonic() >= self._due:
+                    self._send()
+                landed = None
                 for row in self._waiting:
-                    if row.slot is not None and not row.landed.query():
-                        break
+                    if row.slot is not landed and row.slot is not None:
+                        if not row.slot.has_landed():
+                            break
+                        landed = row.slot
                     count += 1
         except Exception as error:  # noqa: BLE001 - torch's own, whichever it raises
             self._give_up(error)
@@ -117,12 +142,13 @@ class DeviceScalars:
         the sink raises is the caller's.
         """
         try:
-            if timeout_s is None and self._waiting:
-                if _is_capturing():
-                    return
-                for row in self._waiting:
-                    if row.slot is not None:
-                        row.landed.synchronize()
+            if self._waiting and not _is_capturing():
+                self._send()
+                for slot in {row.slot for row in self._waiting} if timeout_s is None else ():
+                    if slot is not None and slot.landed is not None:
+                        slot.landed.synchronize()
+            elif timeout_s is None:
+                return
         except Exception as error:  # noqa: BLE001 - torch's own, whichever it raises
             self._give_up(error)
         until = time.monotonic() + (timeout_s or 0.0)
@@ -133,38 +159,94 @@ class DeviceScalars:
         if self._waiting:
             self._give_up(TimeoutError("the GPU does not answer"))
 
-    def _start(self, keys: tuple[str, ...], scalars: Mapping[str, Any]) -> _Started:
-        """Begin the copies; return their slot, the arrays that they go to, and their event.
+    def _start(self, scalars: list[Any]) -> _Started:
+        """Begin the copies; return their slot and the first element there.
 
         No slot where the device or torch refuses.
         """
         slot = None
         try:
-            device = scalars[keys[0]].device
+            device = scalars[0].device
             with _ordinary_mode(), _current(device):  # an event belongs to its copy's device
                 if _is_capturing():
                     return _NOTHING
+                plain = sys.modules["torch"].Tensor
+                if device.type == "cuda" and all(
+                    type(scalar) is plain and scalar.device == device for scalar in scalars
+                ):
+                    return self._gather(scalars, device)
                 slot = _take_slot()
                 if slot is None:
                     return _NOTHING
-                arrays = _copy([scalars[key] for key in keys], slot, device)
-                landed = slot.events.get(device.index)
-                if landed is None:
-                    landed = slot.events[device.index] = _event()
-                landed.record()
-                return slot, arrays, landed
+                _copy(scalars, slot, device)
+                slot.record(device)
+                slot.cells, slot.rows = len(scalars), 1
+                return slot, 0
         except Exception as error:  # noqa: BLE001 - torch's own, whichever it raises
             self._tell(error)
         if slot is not None:
             slot.home.append(slot)
         return _NOTHING
 
+    def _gather(self, scalars: list[Any], device: Any) -> _Started:
+        """Copy scalars on their device, for the next copy of the current stream to the host."""
+        torch, count = sys.modules["torch"], len(scalars)
+        key = device.index, torch._C._cuda_getCurrentRawStream(device.index)
+        if key not in self._pages:
+            memory = torch.empty(CELLS, dtype=torch.float64, device=device)
+            self._pages[key] = torch.cuda.current_stream(device), memory, memory.unbind()
+        if key in self._open and self._open[key].cells + count > CELLS:
+            self._send()
+        slot = self._open.get(key) or _take_slot()
+        if slot is None:
+            return _NOTHING
+        self._open[key] = slot
+        first, slot.cells = slot.cells, slot.cells + count
+        by_type: dict[Any, tuple[list[Any], list[Any]]] = {}
+        for cell, scalar in zip(self._pages[key][2][first : first + count], scalars, strict=True):
+            scalar = scalar.detach() if scalar.requires_grad else scalar
+            cells, sources = by_type.setdefault(scalar.dtype, ([], []))
+            cells.append(cell)
+            sources.append(scalar.reshape(()) if scalar.dim() else scalar)
+        for cells, sources in by_type.values():
+            torch._foreach_copy_(cells, sources)
+        if self._open.get(key) is not slot:  # a signal handler has flushed: these came too late
+            return _NOTHING
+        slot.rows += 1
+        if time.monotonic() >= self._due:
+            self._send()
+        return slot, first
+
+    def _send(self) -> None:
+        """Queue one copy to the host of what each stream has gathered, on that stream."""
+        for key, slot in list(self._open.items()):
+            stream, memory, _ = self._pages[key]
+            try:
+                with _ordinary_mode(), sys.modules["torch"].cuda.stream(stream):
+                    if _is_capturing() or self._open.pop(key, None) is not slot:
+                        continue
+                    if not slot.rows:  # the copies on the device have failed
+                        slot.home.append(slot)
+                        continue
+                    slot.host[: slot.cells].copy_(memory[: slot.cells], non_blocking=True)
+                    slot.record(stream.device)
+                    self._due = time.monotonic() + PERIOD_S
+            except Exception as error:  # noqa: BLE001 - torch's own, whichever it raises
+                self._open.pop(key, None)
+                self._tell(error)
+                slot.cells = 0
+
     def _hand_on(self, waiting: _Waiting) -> None:
-        slot = waiting.slot
+        slot, last = waiting.slot, waiting.first + len(waiting.keys)
         if slot is not None:
-            values = [float(array[place]) for place, array in enumerate(waiting.arrays)]
-            waiting.row.update(zip(waiting.keys, values, strict=True))
-            slot.home.append(slot)
+            if last <= slot.cells:
+                values = slot.values[waiting.first : last].tolist()
+                waiting.row.update(zip(waiting.keys, values, strict=True))
+            else:
+                self.dropped += 1
+            slot.rows -= 1
+            if not slot.rows:
+                slot.home.append(slot)
         self._sink(waiting.step, waiting.ts, waiting.row)
 
     def _give_up(self, error: Exception) -> None:
@@ -183,28 +265,30 @@ class DeviceScalars:
         self._told = True
 
 
-_Started = tuple[_Slot | None, Sequence[Any], Any]
-_NOTHING: _Started = (None, (), None)
+_Started = tuple[_Slot | None, int]
+_NOTHING: _Started = (None, 0)
 
 _free: list[_Slot] | None = None
-"""The slots of this process that no row uses; None before the first, and after a failure."""
+"""The slots of this process that no copy uses; None before the first, and after a failure."""
 
 
 def _take_slot() -> _Slot | None:
-    """Return the slot that was freed last: its views and its event are there already."""
+    """Return the slot that was freed last: its event is there already."""
     global _free
     if _free is None:
         _free = _new_slots(SLOTS)
     try:
-        return _free.pop()
+        slot = _free.pop()
     except IndexError:
         return None
+    slot.landed, slot.cells = None, 0
+    return slot
 
 
 def _new_slots(count: int) -> list[_Slot]:
-    host = _pinned(count, WIDTH)
+    host = _pinned(count, CELLS)
     free: list[_Slot] = []
-    slots = [_Slot(row, free) for row in host.unbind()]
+    slots = [_Slot(row, row.numpy(), free) for row in host.unbind()]
     keep_for_good((host, slots))
     free.extend(slots)
     return free
@@ -247,26 +331,11 @@ def _current(device: Any) -> AbstractContextManager[Any]:
     return guard
 
 
-def _copy(scalars: list[Any], slot: _Slot, device: Any) -> list[Any]:
-    """Queue a copy of each scalar, of about 10 us; return the array in which each will stand.
-
-    A scalar of a common type is copied as it is: to convert it would be another kernel. One of
-    another device comes to this one first.
-    """
-    torch = sys.modules["torch"]
-    plain = (torch.float32, torch.float64, torch.float16)
-    arrays = []
+def _copy(scalars: list[Any], slot: _Slot, device: Any) -> None:
+    """Queue a conversion and a copy to the host of each scalar, whatever kind of tensor it is."""
     for place, scalar in enumerate(scalars):
-        scalar = scalar.detach()
-        if scalar.dim():
-            scalar = scalar.reshape(())
-        dtype = scalar.dtype if scalar.dtype in plain else torch.float64
-        if scalar.device != device or scalar.dtype != dtype:
-            scalar = scalar.to(device, dtype, non_blocking=True)
-        cells, array = slot.view(dtype)
-        cells[place].copy_(scalar, non_blocking=True)
-        arrays.append(array)
-    return arrays
+        value = scalar.detach().reshape(()).to(device, slot.host.dtype, non_blocking=True)
+        slot.host[place].copy_(value, non_blocking=True)
 
 
 def _pinned(slots: int, width: int) -> Any:

@@ -8,19 +8,23 @@ Times that the disk stamps on files are no help: many network disks take them fr
 
 from __future__ import annotations
 
-import json
 import math
 import re
+import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stepscope.common.files import read_json
 from stepscope.run.folder import write_run_json
 
 WINDOW_S = 300.0
 """Age up to which a bound counts: clocks drift."""
+_BYTES_LIMIT = 2**20
+_MOST_S = 2.0**32
+"""No clock is set by more: one without a battery begins in 1970."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +90,9 @@ def read_clocks(folder: Path) -> dict[str, dict[str, Any]]:
     found = {}
     for path in folder.glob("clock-*.json"):
         try:
-            content = json.loads(path.read_text())
-            found[str(content["host"])] = content
+            content = read_json(path, _BYTES_LIMIT)
+            if math.isfinite(content["sent"]):
+                found[str(content["host"])] = content
         except (OSError, ValueError, KeyError, TypeError):
             continue
     return found
@@ -95,12 +100,26 @@ def read_clocks(folder: Path) -> dict[str, dict[str, Any]]:
 
 def offset_of(run_json: Mapping[str, Any]) -> ClockOffset | None:
     """Return the offset that a rank's file gives; None where it gives none."""
-    offset, uncertainty = run_json.get("clock_offset_s"), run_json.get("clock_uncertainty_s")
-    if isinstance(offset, int | float) and isinstance(uncertainty, int | float):
-        if not (math.isfinite(offset) and math.isfinite(uncertainty)):
+    found = []
+    for name in ("clock_offset_s", "clock_uncertainty_s"):
+        value = run_json.get(name)
+        if not isinstance(value, int | float) or not abs(value) < _MOST_S:  # NaN is not
             return None
-        return ClockOffset(float(offset), float(uncertainty))
-    return None
+        found.append(float(value))
+    return ClockOffset(*found)
+
+
+def wall_offset_of(run_json: Mapping[str, Any]) -> float:
+    """Return by how many seconds the wall clock of a rank's host was set since the rank began."""
+    offset = run_json.get("wall_offset_s")
+    if isinstance(offset, int | float) and abs(offset) < _MOST_S:  # NaN is not
+        return float(offset)
+    return 0.0
+
+
+def now_of(run_json: Mapping[str, Any]) -> float:
+    """Return the present by a rank's own clock, whose times are those of its rows."""
+    return time.time() - wall_offset_of(run_json)
 
 
 def ahead_of(run_json: Mapping[str, Any]) -> float:

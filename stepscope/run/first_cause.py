@@ -67,6 +67,18 @@ def first_cause(ends: Sequence[RankEnd], *, together_s: float) -> list[RankEnd]:
     return spoken[:1]
 
 
+def left_early(cause: RankEnd, finished: Sequence[RankEnd]) -> RankEnd | None:
+    """Return the rank that returned without an error while `cause` still needed it, if one did.
+
+    A cause of another kind than a lost connection has no such rank.
+    """
+    if not cause.of_a_peer:
+        return None
+    margin_s = STALE_S if cause.lost_peer else 0.0
+    before = (end for end in finished if end.earliest <= cause.earliest + margin_s)
+    return min(before, key=lambda end: end.earliest, default=None)
+
+
 def names(numbers: Sequence[int], world_size: int) -> str:
     """Return these ranks as the subject of a sentence, with its "is" or "are"."""
     if len(numbers) == 1:

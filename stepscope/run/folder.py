@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from stepscope.common.files import atomic_write
+
 RUN_JSON = "run.json"
 ARRIVALS = "arrivals.json"
 """When a rank entered its newest collectives (`sampling/arrivals.py`)."""
@@ -39,8 +41,8 @@ def new_run_folder(root: Path, name: str) -> Path:
 
 
 def folder_name(started: float, name: str, tail: str) -> str:
-    """Return the name of a run's folder: its start, its name in plain letters, and `tail`."""
-    stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(started))
+    """Return the name of a run's folder: its start in UTC, its name in plain letters, `tail`."""
+    stamp = time.strftime("%Y%m%d-%H%M%SZ", time.gmtime(started))
     slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40] or "run"
     return f"{stamp}-{slug}-{tail}"
 
@@ -56,19 +58,33 @@ def run_folder(root: Path, run_id: str) -> Path:
     Raises RunError where the id is not a plain name or there is no such run under `root`.
     """
     folder = root / run_id
-    if not _RUN_ID.fullmatch(run_id) or folder.resolve().parent != root.resolve():
+    if not _RUN_ID.fullmatch(run_id) or not is_in(folder, root):
         raise RunError(f"run: must be the name of a run folder, got {run_id[:120]!r}.")
-    if not (folder / RUN_JSON).is_file():
+    if not os.path.isfile(folder / RUN_JSON):  # False where it cannot be read
+        if os.path.isdir(folder) and not os.access(folder, os.X_OK):
+            raise RunError(f"run: {folder} cannot be read. Change its permissions.")
         raise RunError(f"run: no run {run_id!r} in {root}. Pick one from the list.")
     return folder
 
 
-def run_folders(root: Path) -> Iterator[Path]:
-    """Yield the run folders under `root`, newest name first."""
-    if root.is_dir():
-        for path in sorted(root.iterdir(), key=lambda path: path.name, reverse=True):
-            if _RUN_ID.fullmatch(path.name) and (path / RUN_JSON).is_file():
-                yield path
+def is_in(folder: Path, root: Path) -> bool:
+    """Return True if a folder lies directly in `root`, links followed."""
+    return os.path.dirname(os.path.realpath(folder)) == os.path.realpath(root)
+
+
+def run_folders(root: Path, name: str = RUN_JSON) -> Iterator[Path]:
+    """Yield the folders under `root` that have a file `name`, newest name first.
+
+    Older names have local time in them. None where the folders cannot be listed; a folder that
+    cannot be read is left out.
+    """
+    try:
+        names = sorted(filter(is_run_id, os.listdir(root)), reverse=True)
+    except OSError:
+        return
+    for found in names:
+        if os.path.isfile(root / found / name):  # False where it cannot be read
+            yield root / found
 
 
 def runs_root(runs: Path | None = None) -> Path:
@@ -79,40 +95,11 @@ def runs_root(runs: Path | None = None) -> Path:
     return (runs or Path(os.environ.get("STEPSCOPE_RUNS") or "runs")).absolute()
 
 
-@contextlib.contextmanager
-def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
-    """Give a file beside `path` to write to, which takes its place at the end.
-
-    A reader sees the former file or the whole new one. An error leaves the former one, and nothing
-    beside it. A `durable` file is on the disk before it takes the place, so that a power failure
-    cannot leave an empty one: that waits for the disk, some 5 ms on an SSD. Raises OSError.
-    """
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        yield part
-        if durable:
-            _wait_for_disk(part)
-        os.replace(part, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            part.unlink()
-        raise
-
-
-def _wait_for_disk(path: Path) -> None:
-    file = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
-
-
 def write_run_json(
     folder: Path, run_json: Mapping[str, Any], name: str = RUN_JSON, *, durable: bool = True
 ) -> None:
     """Replace the run.json of a run, or of one of its ranks. Raises OSError."""
-    with replacing(folder / name, durable=durable) as part:
-        part.write_text(json.dumps(run_json, indent=1))
+    atomic_write(folder / name, json.dumps(run_json, indent=1), durable=durable)
 
 
 def rank_json(rank: int) -> str:

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from stepscope.run.plain_file import read_plain
+from stepscope.common.files import read_regular_file
 
 BYTES_LIMIT = 2**20
 FILES_LIMIT = 64
@@ -35,7 +35,7 @@ def _names(folder: Path) -> list[str]:
 
 def _named(path: Path) -> str | None:
     try:
-        told: Any = json.loads(read_plain(path, BYTES_LIMIT))
+        told: Any = json.loads(read_regular_file(path, BYTES_LIMIT))
         text = told["named"]["what"]
         return text[:TEXT_LIMIT] if isinstance(text, str) else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

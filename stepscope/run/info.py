@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stepscope.run.first_cause import first_cause, names
+from stepscope.common.files import is_own_folder
+from stepscope.formatting import format_short_time
+from stepscope.run.fatal_signal import fatal_signal
+from stepscope.run.first_cause import first_cause, left_early, names
 from stepscope.run.folder import RunError
 from stepscope.run.hang_reason import hung_in
 from stepscope.run.process import process_of, user_name
@@ -19,16 +22,23 @@ from stepscope.run.rank_files import (
     other_ranks,
     read_rank_file,
     read_run_json,
+    required_time,
 )
 from stepscope.run.rank_states import absence, absences
 from stepscope.run.status import HEARTBEAT_S, RunStatus
 
-GONE = (
-    "gone without a word (killed, or the machine went down). "
-    "What was recorded is shown; resume from the last checkpoint."
+_KEPT = "What was recorded is shown; resume from the last checkpoint."
+GONE = f"gone without a word (killed, or the machine went down). {_KEPT}"
+_OTHER_RUNNER = (
+    "It was a thread of the page's server, which ended with it: with the runner process, only the "
+    "training ends."
 )
 
 _HUNG = "It hung before:"
+_MISMATCH = (
+    " gloo aborts a rank that receives another size than it expects: one rank may have skipped a "
+    "collective, or called it with another size."
+)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -68,9 +78,11 @@ def read_only_reason(run: RunInfo) -> str | None:
     """Say why this process may only look at a run; None for one of its own host and user."""
     host, user = run.run_json.get("host"), run.run_json.get("user", user_name())
     if host != socket.gethostname():
-        return f"This run belongs to the host {host}: look only. Its buttons work on a page there."
+        return f"This run belongs to the host {host}: read-only. Its buttons work on a page there."
     if user != user_name():
-        return f"This run belongs to the user {user}: look only."
+        return f"This run belongs to the user {user}: read-only."
+    if not is_own_folder(run.folder):  # whoever copies a folder may have changed its run.json
+        return "The folder of this run belongs to another user: read-only."
     return None
 
 
@@ -83,7 +95,7 @@ def read_run(folder: Path) -> RunInfo:
     """
     try:
         own = read_rank_file(folder, 0)
-        float(own.run_json["created"])
+        required_time(own.run_json, "created")
     except OSError as error:
         raise RunError(f"{folder.name}: cannot read run.json ({error.strerror}).") from error
     except UNREADABLE as error:
@@ -93,7 +105,7 @@ def read_run(folder: Path) -> RunInfo:
         ) from error
     status, reason, cause = own.status, own.run_json.get("reason"), own
     if status is RunStatus.CRASHED:
-        reason = f"The training process is {GONE}"
+        reason = _crash(folder, own.run_json)
     number, rank = cause.number, cause.rank
     if own.run_json.get("world_size", 1) != 1:
         told = None if status.live else _told_end(own.run_json)
@@ -101,7 +113,7 @@ def read_run(folder: Path) -> RunInfo:
             status, reason, number = told
             rank = number
         elif not status.live:
-            status, reason, cause = _end_of_all([own, *other_ranks(folder)], reason)
+            status, reason, cause = _end_of_all(folder, [own, *other_ranks(folder)], reason)
             number, rank = cause.number, cause.rank
         hung = hung_in(folder) if status in (RunStatus.FAILED, RunStatus.CRASHED) else None
         if hung is not None and _HUNG not in str(reason):
@@ -167,8 +179,19 @@ def _pid(run_json: dict[str, Any]) -> Iterator[int]:
         yield pid
 
 
+def _crash(folder: Path, run_json: Mapping[str, Any]) -> str:
+    """Return why the only process of a run is gone."""
+    killed_by = fatal_signal(folder, 0)
+    if killed_by is None:
+        return f"The training process is {GONE}"
+    config = run_json.get("config")
+    in_server = isinstance(config, dict) and config.get("runner") == "thread"
+    reason = f"The training process was killed by {killed_by}. {_KEPT}"
+    return f"{reason} {_OTHER_RUNNER}" if in_server else reason
+
+
 def _end_of_all(
-    ranks: list[RankFile], reason: str | None
+    folder: Path, ranks: list[RankFile], reason: str | None
 ) -> tuple[RunStatus, str | None, RankFile]:
     """Return the status and the sentence of a run of several ranks, and the rank that caused it."""
     ends = [end for end in (rank.end() for rank in ranks) if end is not None]
@@ -179,10 +202,32 @@ def _end_of_all(
     first = by_number[causes[0].number]
     numbers = sorted(by_number[end.number].rank for end in causes)
     if causes[0].reason is None:
-        who = names(numbers, len(ranks))
-        return RunStatus.CRASHED, f"{who} {GONE}", first
+        killed_by = fatal_signal(folder, first.number)
+        who, what = names(numbers, len(ranks)), GONE
+        if killed_by is not None:
+            who, what = f"Rank {first.rank}", f"was killed by {killed_by}. {_KEPT}"
+        return RunStatus.CRASHED, f"{who} {what}{_waited(ranks, killed_by)}", first
     if first.status is RunStatus.STOPPED:
         return RunStatus.STOPPED, causes[0].reason, first
     hosts = {str(rank.run_json.get("host")) for rank in ranks}
+    text = causes[0].reason
+    left = left_early(causes[0], [end for end in map(RankFile.finish, ranks) if end is not None])
+    if left is not None:
+        waiting, first = first, by_number[left.number]
+        after = format_short_time(max(0.0, causes[0].earliest - left.earliest))
+        text = (
+            f"returned without an error after step {first.run_json.get('step') or 0:,}, "
+            f"{after} before rank {waiting.rank} failed{waiting.failed_in}: {text}"
+        )
     where = f" ({first.run_json.get('host')})" if len(hosts) > 1 else ""
-    return RunStatus.FAILED, f"Rank {numbers[0]}{where}: {causes[0].reason}", first
+    return RunStatus.FAILED, f"Rank {first.rank}{where}: {text}", first
+
+
+def _waited(ranks: list[RankFile], killed_by: str | None) -> str:
+    """Return a sentence on the collective that another rank failed in; "" where none did."""
+    found = next((rank for rank in ranks if rank.failed_in), None)
+    if found is None:
+        return ""
+    is_nccl = "NCCL" in str(found.run_json.get("reason")).upper()
+    is_mismatch = (killed_by or "").startswith("SIGABRT") and not is_nccl
+    return f" Rank {found.rank} failed{found.failed_in}.{_MISMATCH if is_mismatch else ''}"

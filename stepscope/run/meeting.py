@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psutil
 
+from stepscope.common.files import is_network_filesystem
 from stepscope.run.folder import folder_name
 from stepscope.run.process import own_start
 
@@ -28,13 +29,6 @@ WINDOW_S = 60.0
 ROUNDED_S = 2.0
 """What the start of a process may be wrong by: the system counts it from a whole second."""
 TRIES = 100
-
-_SHARED = frozenset(
-    {"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "wekafs"}
-    | {"panfs", "orangefs", "pvfs2", "afs", "ocfs2", "gfs2"}
-    | {f"fuse.{name}" for name in ("glusterfs", "juicefs", "sshfs", "mfs", "ceph", "lizardfs")}
-)
-"""Types of file systems that hosts share."""
 
 
 def meet(
@@ -74,10 +68,10 @@ def meet(
 def is_shared(root: Path, address: str | None) -> bool:
     """Say whether rank 0, whose host has this address, writes on the same disk as this process.
 
-    It does on this host, and on a disk that is known to be one of a network. Nobody is asked, and
-    no name looked up.
+    It does on this host, and on a disk that is not known as local. Nobody is asked, and no name
+    looked up.
     """
-    return _is_here(address) or _file_system(root) in _SHARED
+    return _is_here(address) or is_network_filesystem(root)
 
 
 def _newest(links: Path, key: str) -> int:
@@ -101,18 +95,3 @@ def _is_here(address: str | None) -> bool:
         return True
     found = (entry.address for entries in psutil.net_if_addrs().values() for entry in entries)
     return address in found
-
-
-def _file_system(path: Path) -> str | None:
-    """Return the type of the file system that a path lies on; None where nothing tells."""
-    try:
-        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
-    except OSError:
-        return None
-    path, best, found = path.resolve(), -1, None
-    for line in mounts:
-        before, _, after = line.partition(" - ")
-        point = Path(before.split(" ")[4].encode().decode("unicode_escape"))
-        if len(point.parts) >= best and path.is_relative_to(point):  # a later mount covers
-            best, found = len(point.parts), after.split(" ")[0]
-    return found

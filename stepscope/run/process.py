@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import pwd
+import signal
 import socket
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ def process_identity() -> dict[str, Any]:
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "pid_started": own_start(),
+        "pid_ticks": start_ticks(os.getpid()),
         "pid_namespace": pid_namespace(),
         "user": user_name(),
     }
@@ -56,6 +60,14 @@ def own_start() -> float:
     return _start_of(os.getpid())  # by pid, so that a forked child asks for its own
 
 
+def start_ticks(pid: int) -> int | None:
+    """Return when a process began in clock ticks since the boot, which no set clock changes."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, IndexError, ValueError):  # not Linux, gone, or a /proc that is hidden
+        return None
+
+
 def start_above(mark: str) -> float | None:
     """Return when the nearest process above this one began that has no variable `mark`.
 
@@ -75,8 +87,78 @@ def process_of(run_json: dict[str, Any]) -> psutil.Process | None:
     """Return the process that writes a run of this host, if it still runs."""
     try:
         process = psutil.Process(int(run_json["pid"]))
-        # A process number is used again; the same start time (10 ms clock) is the same process.
-        same = abs(process.create_time() - float(run_json["pid_started"])) < 1.0
+        # A process number is used again; the same start time (10 ms clock) is the same process. Its
+        # epoch seconds change when somebody sets the clock.
+        same = abs(process.create_time() - float(run_json["pid_started"])) < 1.0 or (
+            run_json.get("pid_namespace") == pid_namespace() is not None
+            and run_json.get("pid_ticks") == start_ticks(process.pid) is not None
+        )
         return process if same and process.status() != psutil.STATUS_ZOMBIE else None
     except (psutil.Error, KeyError, ValueError, TypeError, OverflowError):
         return None
+
+
+def recorder_of(run_json: dict[str, Any], file: Path) -> psutil.Process | None:
+    """Return the process of this user that run.json names and that has `file` open for writing.
+
+    Anybody can write a pid into a JSON file, and a copied folder belongs to whoever copies it. An
+    open file of the folder itself proves that the process records there: signal no other one.
+    """
+    process = process_of(run_json)
+    with contextlib.suppress(psutil.Error):
+        if (
+            process is not None
+            and process.uids().real == os.getuid()
+            and _writes(process.pid, file)
+            and process.is_running()  # the number was this process's all the while
+        ):
+            return process
+    return None
+
+
+def not_signaled(process: psutil.Process, file: Path) -> str:
+    """Return why `recorder_of` does not return a process, and what the user can do instead."""
+    return (
+        f"Process {process.pid} was sent no signal: it does not have {file.name} of this folder "
+        f"open for writing. If it is the right one, end it by: kill -9 {process.pid}."
+    )
+
+
+def send_signal(process: psutil.Process, number: signal.Signals) -> None:
+    """Send a signal to this process, never to a later one with the same pid.
+
+    Raises psutil.Error or OSError where there is no such process any more.
+    """
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except (AttributeError, OSError):  # Linux before 5.3, a Python built for it, or gone
+        process.send_signal(number)
+        return
+    try:
+        if not process.is_running():
+            raise psutil.NoSuchProcess(process.pid)
+        signal.pidfd_send_signal(descriptor, number)
+    finally:
+        os.close(descriptor)
+
+
+def _writes(pid: int, file: Path) -> bool:
+    """Return True if a process has a file open for writing, by device and inode.
+
+    A link proves nothing: it may point to any file that the process has open.
+    """
+    try:
+        wanted = file.lstat()
+        descriptors = os.listdir(f"/proc/{pid}/fd")
+    except OSError:
+        return False
+    if not stat.S_ISREG(wanted.st_mode) or wanted.st_nlink != 1:
+        return False
+    for one in descriptors:
+        with contextlib.suppress(OSError, IndexError, ValueError):  # closed meanwhile
+            if os.path.samestat(os.stat(f"/proc/{pid}/fd/{one}"), wanted):
+                info = Path(f"/proc/{pid}/fdinfo/{one}").read_text()
+                flags = int(info.partition("flags:")[2].split()[0], 8)
+                if flags & os.O_ACCMODE != os.O_RDONLY:
+                    return True
+    return False

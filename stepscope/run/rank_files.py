@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import socket
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stepscope.run.clocks import ahead_of
+from stepscope.common.files import read_json
+from stepscope.run.clocks import ahead_of, offset_of, wall_offset_of
 from stepscope.run.first_cause import RankEnd
 from stepscope.run.folder import rank_json
-from stepscope.run.plain_file import read_plain
 from stepscope.run.process import own_start, pid_namespace, process_of
 from stepscope.run.status import FRESH_S, STALE_S, RunStatus
 
@@ -25,8 +25,34 @@ RANKS_LIMIT = 4096
 """Ranks of a folder that are looked at; a run.json that speaks of more is not believed."""
 BYTES_LIMIT = 16 * 2**20
 """Size up to which a rank's file is read: ours have some 10 kB, and the script's own settings."""
-_LAST_S = 1e12
-"""Epoch seconds from which a time is not believed: 30,000 years."""
+_LAST_S = 4_102_444_800.0
+"""2100-01-01 in epoch seconds: a later time is none. Tables end in 2262, `datetime` in 9999."""
+_AHEAD_S = 3600.0
+"""Time by which a sign of life may lie in the future: clocks are set, and differ by time zones."""
+_TEXT_LIMIT = 100_000
+"""Characters of a text in run.json; a longer one counts as missing."""
+_TIMES = ("created", "heartbeat", "ended", "stop_asked")
+_FIELDS: dict[type, tuple[str, ...]] = {
+    str: ("name", "note", "status", "reason", "kind", "host", "user", "device", "problem")
+    + ("pid_namespace", "folder_of", "restarted_as", "data", "flops_reason", "peak_reason")
+    + ("waited_in",),
+    int: ("pid", "step", "epoch", "epochs", "total_steps", "steps_per_epoch", "first_step")
+    + ("world_size", "rank", "local_rank", "local_world_size", "dropped", "dropped_values")
+    + ("batch_size", "parameters", "device_memory"),
+    float: (
+        *_TIMES,
+        "pid_started",
+        "paused_s",
+        "clock_offset_s",
+        "clock_uncertainty_s",
+        "wall_offset_s",
+    )
+    + ("flops_per_step", "peak_flops"),
+    dict: ("config", "environment", "capabilities", "script", "failure", "job_end", "torchrun")
+    + ("restart", "resumed", "fit", "link", "oom_kills", "gpu_processes"),
+    list: ("devices", "commands", "custom", "optimizers", "compute_capability"),
+}
+_TYPE_OF = {name: kind for kind, names in _FIELDS.items() for name in names}
 
 
 def rank_numbers(folder: Path) -> list[int]:
@@ -35,7 +61,7 @@ def rank_numbers(folder: Path) -> list[int]:
 
 
 def numbers_with(folder: Path, ending: str) -> list[int]:
-    """Return the numbers K, in order, of which there is a file rankK.`ending`.
+    """Return the numbers K, in order, of which there is a file rankK.`ending`, a pattern.
 
     Of more than RANKS_LIMIT the lowest; none where the folder cannot be listed. A name that we do
     not write, such as rank007.json, is left out.
@@ -50,14 +76,28 @@ def numbers_with(folder: Path, ending: str) -> list[int]:
 
 
 def read_run_json(folder: Path, number: int) -> dict[str, Any]:
-    """Return what a rank's file says. Raises UNREADABLE.
+    """Return what a rank's file says, without fields of another type than ours. Raises UNREADABLE.
 
     A link is followed: some keep the files of their runs in another place.
     """
-    told = json.loads(read_plain(folder / rank_json(number), BYTES_LIMIT, links=True))
+    told = read_json(folder / rank_json(number), BYTES_LIMIT, follow_links=True)
     if not isinstance(told, dict):
         raise TypeError(f"must be an object, got a {type(told).__name__}")
-    return told
+    return {name: value for name, value in told.items() if _is_valid(name, value)}
+
+
+def _is_valid(name: str, value: Any) -> bool:
+    """Return True if a field of run.json can have this value; any field may be null."""
+    kind = _TYPE_OF.get(name)
+    if value is None or kind is None:
+        return True
+    if name in _TIMES:
+        return moment(value) is not None
+    if kind is float:
+        return type(value) in (int, float) and abs(value) <= sys.float_info.max  # NaN is not
+    if kind is int:
+        return type(value) is int and abs(value) < 2**63
+    return isinstance(value, kind) and (kind is not str or len(str(value)) <= _TEXT_LIMIT)
 
 
 def torch_rank(run_json: Mapping[str, Any], number: int) -> int:
@@ -98,6 +138,17 @@ class RankFile:
             return RankEnd(self.number, self.beat, self.beat + STALE_S, None)
         return None
 
+    def finish(self) -> RankEnd | None:
+        """Return when it returned without an error; None where it did not."""
+        if self.status is not RunStatus.FINISHED or self.end() is not None:
+            return None
+        return self._said(self.run_json.get("ended"), None)
+
+    @property
+    def failed_in(self) -> str:
+        """The collective in which it failed, as the end of a clause; "" where none is known."""
+        return f" in {told[:200]}" if (told := self.run_json.get("waited_in")) else ""
+
     def _said(self, ts: Any, reason: Any) -> RankEnd:
         told = moment(ts)
         when = self.beat if told is None else told - ahead_of(self.run_json)
@@ -107,20 +158,45 @@ class RankFile:
 def read_rank_file(folder: Path, number: int) -> RankFile:
     """Read the file of one rank and judge its status. Raises UNREADABLE."""
     run_json = read_run_json(folder, number)
-    ahead_s = ahead_of(run_json)
+    # Heartbeats and times of files are by the wall clocks, all else by the clocks of the processes.
+    first_offset_s = _offset_of_first(folder, number, run_json)
+    ahead_s = ahead_of(run_json) + wall_offset_of(run_json) - first_offset_s
     # A full disk keeps the old text, but the writer still touches the file. Its time may be by the
     # clock of the rank's host or by another one: the earlier of both is no later than the touch.
     touched = os.stat(folder / rank_json(number)).st_mtime - max(0.0, ahead_s)
-    beat = max(float(run_json["heartbeat"]) - ahead_s, touched)
-    status, age_s = RunStatus(run_json["status"]), max(0.0, time.time() - beat)
+    signs, now = [required_time(run_json, "heartbeat") - ahead_s, touched], time.time()
+    # One far in the future is no sign of life: it would be one for ever. Of a host whose clock is
+    # wrong by hours, the disk may still stamp the files with the right time.
+    beat = max([sign for sign in signs if sign < now + _AHEAD_S] or signs)
+    status, age_s = RunStatus(run_json["status"]), now - beat
+    if age_s < 0:
+        age_s = 0.0 if age_s > -_AHEAD_S else -age_s
     if status.live and not _alive(run_json, age_s):
         status = RunStatus.CRASHED
-    return RankFile(number, run_json, status, beat, age_s)
+    return RankFile(number, run_json, status, beat - first_offset_s, age_s)
+
+
+def _offset_of_first(folder: Path, number: int, run_json: dict[str, Any]) -> float:
+    """Return by how much the wall clock of number 0's host was set."""
+    if number != 0 and offset_of(run_json) is not None:
+        try:
+            run_json = read_run_json(folder, 0)
+        except UNREADABLE:  # it has not begun yet
+            return 0.0
+    return wall_offset_of(run_json)
 
 
 def moment(told: Any) -> float | None:
     """Return a time that a file tells, in epoch seconds; None for what can be none."""
-    return float(told) if type(told) in (int, float) and abs(told) < _LAST_S else None
+    return float(told) if type(told) in (int, float) and 0 <= told < _LAST_S else None
+
+
+def required_time(run_json: Mapping[str, Any], name: str) -> float:
+    """Return a time that each run has, in epoch seconds. Raises ValueError without one."""
+    found = moment(run_json.get(name))
+    if found is None:
+        raise ValueError(f"{name}: must be a time between 1970 and 2100 in epoch seconds")
+    return found
 
 
 def find_rank(folder: Path, number: int) -> RankFile | None:

@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from stepscope.run.clocks import now_of
 from stepscope.run.first_cause import NAMED
 from stepscope.run.folder import rank_json
 from stepscope.run.rank_files import RANKS_LIMIT, RankFile, find_rank, moment, rank_numbers
@@ -68,7 +69,7 @@ def rank_states(folder: Path, *, now: float | None = None) -> list[RankStanding]
         return []
     here = _here(folder, first)
     ended = not first.status.live
-    at = time.time() if now is None else now
+    at = now_of(first.run_json) if now is None else now
     missing = missing_ranks(first, here.keys(), ended=ended, now=at)
     return [standing for _, standing in sorted((here | missing).items())]
 
@@ -81,14 +82,14 @@ def absences(folder: Path, first: RankFile, *, ended: bool) -> list[RankStanding
     """
     beats = _beats(folder)
     expected = len(_expected(first.run_json, first.rank))
-    fresh = len(beats) if ended else sum(time.time() - beat < FRESH_S for beat in beats)
+    fresh = len(beats) if ended else sum(abs(time.time() - beat) < FRESH_S for beat in beats)
     if fresh + 1 >= expected or not os.access(folder, os.R_OK):  # gone, or not to be listed
         return []
     here = _here(folder, first)
     dead = [one for one in here.values() if one.state is RankState.DEAD and not ended]
     missing = (
         one
-        for one in _missing(first, here.keys(), ended=ended, now=time.time())
+        for one in _missing(first, here.keys(), ended=ended, now=now_of(first.run_json))
         if one.state is RankState.NEVER_STARTED
     )
     return [*sorted(dead, key=lambda one: one.rank), *islice(missing, NAMED + 1)]

@@ -7,7 +7,6 @@ lock, so while the allocator waits for the driver or the device, a read stops ev
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -17,14 +16,8 @@ from typing import Any
 from stepscope.sampling.collectives import Collectives
 from stepscope.sampling.parts import Parts
 
-LONG_S = 0.15
-"""A step that takes longer is a long one: one and a half ticks of the sampler."""
-ABRUPT_S = 1.0
-"""Wait for a boundary where steps are short: the thread may be waiting in the allocator."""
-BLOCKED_S = 0.05
-"""A read that took longer has waited for the allocator's lock and stopped all threads."""
-REST = 20
-"""Pause after such a read, in multiples of its time: threads are stopped 5 % of the time."""
+REPEATED_S = 5.0
+"""How long a reading stands for the counters: in a longer phase they are not known."""
 
 _PATHS: dict[str, tuple[str, ...]] = {
     "memory/allocated": ("allocated_bytes", "all", "current"),
@@ -53,14 +46,14 @@ def read(device_index: int) -> dict[str, float]:
 
 
 class Readings:
-    """The counters of one run, read where that stops no other thread; the sampler calls `take`.
+    """The counters of one run, read by the training thread and returned to the sampler by `take`.
 
-    Torch holds the allocator's lock while it gets memory from the driver or gives it back. It is
-    the training thread that waits inside torch then, so a read by that thread never waits for the
-    lock. It reads at its step boundaries when asked (`wanted`), at most once a tick. The sampler
-    itself reads only inside a long step where steps are long, or in a step longer than ABRUPT_S;
-    never during one of our own commands; and seldom once it had to wait for the lock (REST). What
-    remains: such a read may stop all Python threads while torch holds the lock inside that step.
+    Torch holds the allocator's lock while it gets memory from the driver or gives it back, which
+    takes long where the driver is stuck. It is the training thread that waits inside torch then,
+    so a read by that thread never waits for the lock; one by another thread would, and would stop
+    all Python threads meanwhile. So the training thread reads when asked (`wanted`), at most once
+    a tick: at its step boundaries (`serve`) and between the phases of a step (`look`). Inside a
+    phase the latest reading is repeated, for REPEATED_S at most.
 
     `index` is the CUDA index whose allocator to read, None for a run without CUDA or before it is
     known. Make it in the training thread: retries and failures of allocations count from then on.
@@ -81,17 +74,14 @@ class Readings:
         self.parts = Parts(clock=clock)
         self.collectives = Collectives(clock=clock)
         self.wanted = False
-        """The sampler asks for a reading. Every boundary looks at this, and calls `serve`."""
+        """The sampler asks for a reading. Every boundary checks this, and calls `serve`."""
         self._clock = clock
         self._before = _counts()
         self._latest: dict[str, float] = {}
         self._resident = resident
         self._split: dict[str, float] = {}
         """What fills the memory, measured with `_latest` and not taken yet."""
-        self._read_at = self._asked_at = self._taken_at = clock()
-        self._steps_are_long = True  # until a boundary tells
-        self._rests_until = -math.inf
-        self._busy = False
+        self._read_at = self._asked_at = clock()
         self._error: Exception | None = None
         self.begin(index)
 
@@ -118,61 +108,55 @@ class Readings:
         there was neither: they are no step time.
         """
         now = self._clock()
-        self._steps_are_long = now - self._asked_at > LONG_S
         other_s = self.parts.find() + self.collectives.read()
         self._read_now(now + other_s)
         return other_s
 
+    def look(self) -> None:
+        """Read the counters if the sampler still waits for them, in the training thread."""
+        if self.wanted and self._read_at < self._asked_at:
+            self._read_counters(self._clock())
+
     def _read_now(self, now: float) -> None:
-        self.wanted, self._rests_until = False, -math.inf
-        try:
-            self._latest, self._read_at, self._error = self.read(), now, None
-        except Exception as error:  # noqa: BLE001 - of torch, and no reason to end a training
-            self._error = error
+        self.wanted = False
+        self._read_counters(now)
         if self.parts.is_due(now):
             split = self.parts.read(self.index)
             if split and self.index is None and self._resident is not None:
                 split["process/rss"] = self._resident()
             self._split = split
 
+    def _read_counters(self, now: float) -> None:
+        try:
+            self._latest, self._read_at, self._error = self.read(), now, None
+        except Exception as error:  # noqa: BLE001 - of torch, and no reason to end a training
+            self._error = error
+
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Keep the sampler from reading while the training thread acts on the allocator."""
-        self._busy = True
+    def then_read(self) -> Iterator[None]:
+        """Read at once after what the training thread does to the allocator within."""
         try:
             yield
         finally:
-            self._busy = False
             self.serve()
 
     def take(self) -> dict[str, float]:
         """Return the latest counters, in the sampler's thread, and ask for the next ones.
 
-        {} where the latest are too old: during a command, and at first in a step that takes far
-        longer than those before it. Raises the error of the latest reading. What fills the memory
-        is returned once, with the counters of the same boundary.
+        {} where the latest are too old. Raises the error of the latest reading. What fills the
+        memory is returned once, with the counters of the same boundary.
         """
         now = self._clock()
         split, self._split = self._split, {}
         if self.index is None:
             self.wanted = self.wanted or self.parts.is_due(now) or self.collectives.is_due()
             return split
-        if not self.wanted:
-            self._asked_at, self.wanted = now, True
-        elif self._may_read(now):
-            self._latest, self._read_at = self.read(), now
-            took_s = self._clock() - now
-            if took_s > BLOCKED_S:
-                self._rests_until = now + REST * took_s
-        since_last_s, self._taken_at = now - self._taken_at, now
+        if self._asked_at <= self._read_at:
+            self._asked_at = now
+        self.wanted = True
         if self._error is not None:
             raise self._error
-        return self._latest | split if now - self._read_at <= LONG_S + since_last_s else {}
-
-    def _may_read(self, now: float) -> bool:
-        patience_s = LONG_S if self._steps_are_long else ABRUPT_S
-        rests = self._busy or now < self._rests_until
-        return not rests and now - self._asked_at > patience_s
+        return self._latest | split if now - self._read_at <= REPEATED_S else {}
 
 
 def reason() -> str | None:

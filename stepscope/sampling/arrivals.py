@@ -8,10 +8,10 @@ queues a collective and runs ahead, and the times tell nothing.
 from __future__ import annotations
 
 import json
-import os
 from collections import deque
 from pathlib import Path
 
+from stepscope.common.files import atomic_write
 from stepscope.sampling.flight_recorder import FlightRecord
 
 KEPT = 4096
@@ -50,6 +50,4 @@ class Arrivals:
         self._is_new = False
         found = list(self._found)
         told = {"sequence": [number for number, _ in found], "s": [s for _, s in found]}
-        whole = self._path.with_suffix(".part")
-        whole.write_text(json.dumps(told))
-        os.replace(whole, self._path)
+        atomic_write(self._path, json.dumps(told), durable=False)

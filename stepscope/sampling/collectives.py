@@ -3,8 +3,8 @@
 The training thread reads at a step boundary where the sampler asks. There it captures no graph,
 which a reading would break (`flight_recorder`), and the steps that a reading covers are whole. A
 reading takes 1 to 20 ms and holds the GIL, so it is made every 1 to 64 s: 0.2 % of a core. The
-seconds are multiples of a power of two of the wall clock. So ranks read in the same step, as long
-as their clocks agree, and do not hold each other up one after the other.
+seconds are multiples of a power of two of the process's epoch seconds (`common/clock.py`). So ranks
+read in the same step, as long as their clocks agree, and do not hold each other up one by one.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from stepscope.common.clock import clock
 from stepscope.metrics.bandwidth import algorithm_bytes, bus_factor
 from stepscope.sampling.flight_recorder import Collective, FlightRecord, dumps, parsed
 
@@ -76,7 +77,7 @@ class Collectives:
         self,
         *,
         clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
+        wall: Callable[[], float] = clock.now,
         cpu: Callable[[], float] = time.thread_time,
     ) -> None:
         self.step: Callable[[], int] = lambda: 0

@@ -5,9 +5,9 @@ NCCL and the other backends have a recorder each. The dumps are private function
 A dump of 2,000 entries takes 10 to 15 ms and holds the GIL, a JSON one 25 to 30; to read all of it
 takes 15 ms more, to read only what is new far less.
 
-NCCL's dump asks CUDA whether the events of collectives under way are over. CUDA forbids that while
-any thread of the process captures a graph, and ends the capture: whoever dumps looks for one first
-(`graph_capture` from another thread than the training's).
+NCCL's dump asks CUDA whether the events of collectives under way are over, and holds the GIL while
+the driver answers: only the training thread calls it, and not while it captures a graph, which the
+question would end. `debug_pipe` reads NCCL's record in any other thread.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from stepscope.common.clock import clock
 
 DUMPS = ("_dump_fr_trace", "_dump_nccl_trace")
 """Of gloo and others, and of NCCL; a CPU build of torch has only the first."""
@@ -40,7 +42,7 @@ class Collective:
     `record` counts what one recorder has seen, that of NCCL or that of the other backends;
     `backend` is torch's name, such as gloo or nccl. `sequence` counts the collectives of a group:
     the same number on all its ranks is the same collective (`None` for messages, which only two
-    ranks know). `created_s` is when this rank enqueued it, in epoch seconds of its host. `state` is
+    ranks know). `created_s` is when this rank enqueued it, by the clock of its process. `state` is
     torch's word: scheduled, started or completed; with gloo it stays scheduled, and `done` tells.
     `duration_s` is known only where collectives are timed.
     """
@@ -71,7 +73,7 @@ def dump(after: Mapping[str, int] | None = None) -> FlightRecord | None:
     """Return what torch has recorded; None without torch.distributed or without a recorder.
 
     `after` holds, by the names of DUMPS, the newest record that is known: older ones are left out.
-    Any thread may call this, also while another one waits in a collective.
+    Only the training thread may call this where a group uses NCCL.
     """
     found = dumps()
     if not found:
@@ -95,10 +97,30 @@ def dumps() -> dict[str, Mapping[str, Any]]:
     for name in DUMPS:
         call, as_json = getattr(library, name, None), getattr(library, f"{name}_json", None)
         if call is not None:
-            found[name] = _Plain(io.BytesIO(call(True, False, False))).load()
+            found[name] = unpickled(call(True, False, False))
         elif as_json is not None:
             found[name] = json.loads(as_json(True, False))
     return found
+
+
+def counts() -> Any:
+    """Return the last enqueued and completed collectives of NCCL's groups; None without NCCL.
+
+    Any thread may call this: without the collectives themselves a dump asks no event and takes no
+    lock (0.2 ms).
+    """
+    torch = sys.modules.get("torch")
+    library = getattr(getattr(torch, "_C", None), "_distributed_c10d", None)
+    call = getattr(library, DUMPS[1], None)
+    return None if call is None else unpickled(call(False, False, False)).get("pg_status")
+
+
+def unpickled(data: bytes) -> Mapping[str, Any]:
+    """Return the content of a dump. Raises pickle.UnpicklingError, EOFError or ValueError."""
+    content = _Plain(io.BytesIO(data)).load()
+    if not isinstance(content, dict):
+        raise pickle.UnpicklingError("a Flight Recorder dump must be a dict")
+    return content
 
 
 class _Plain(pickle.Unpickler):
@@ -117,10 +139,10 @@ def parsed(content: Mapping[str, Any], after: int = -1) -> FlightRecord:
     >>> record.groups
     {'0': (0, 1)}
     """
-    found = []
+    found, wall_offset_s = [], clock.wall_offset()
     for entry in _newer(content.get("entries") or (), after):
         try:
-            found.append(_collective(entry))
+            found.append(_collective(entry, wall_offset_s))
         except (KeyError, TypeError, ValueError):
             continue
     groups = {}
@@ -139,7 +161,7 @@ def _newer(entries: Iterable[Mapping[str, Any]], after: int) -> Iterable[Mapping
     return [entry for entry in entries if entry.get("record_id", 0) > after]
 
 
-def _collective(entry: Mapping[str, Any]) -> Collective:
+def _collective(entry: Mapping[str, Any], wall_offset_s: float) -> Collective:
     group = entry["process_group"]
     duration = entry.get("duration_ms")
     backend, _, operation = str(entry["profiling_name"]).partition(":")
@@ -151,7 +173,7 @@ def _collective(entry: Mapping[str, Any]) -> Collective:
         sizes=tuple(tuple(map(int, size)) for size in entry.get("input_sizes") or ()),
         input_bytes=_bytes(entry, "input"),
         output_bytes=_bytes(entry, "output"),
-        created_s=int(entry["time_created_ns"]) / 1e9,
+        created_s=int(entry["time_created_ns"]) / 1e9 - wall_offset_s,
         state=str(entry.get("state")),
         done=bool(entry.get("retired")) or entry.get("state") == "completed",
         duration_s=None if duration is None else float(duration) / 1e3,

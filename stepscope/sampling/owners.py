@@ -2,7 +2,7 @@
 
 A script that calls `stepscope.init` hands over neither, and the hooks of `stepscope watch` see no
 frozen weights. Nothing of torch is patched for it: a search looks at the type of every tracked
-object, at about 40 ns each, and keeps none.
+object, at about 0.2 us each.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
 from stepscope.sampling.tensors import members
@@ -26,7 +27,7 @@ def search() -> tuple[list[Any], list[Any]]:
     kinds = optimizer_kinds | module_kinds
     if not kinds:
         return [], []
-    found = [tracked for tracked in gc.get_objects() if type(tracked) in kinds]
+    found = _instances(kinds)
     optimizers = [one for one in found if type(one) in optimizer_kinds and _is_made(one)]
     return optimizers, outermost(one for one in found if type(one) in module_kinds)
 
@@ -41,6 +42,18 @@ def outermost(modules: Iterable[Any]) -> list[Any]:
         if child is not module
     }
     return [module for module in modules if id(module) not in inner]
+
+
+def _instances(kinds: set[type[Any]]) -> list[Any]:
+    """Return the tracked objects of exactly these classes.
+
+    `gc.get_objects()` also returns tuples that other threads are still building from generators.
+    A thread that comes to extend one while it is referenced here raises SystemError (CPython's
+    bpo-15108), so no bytecode may run while they are: the types are collected by one call in C,
+    and `gc.get_referrers` returns only what refers to a class, as each instance does.
+    """
+    types = set(map(type, chain.from_iterable(map(gc.get_objects, [None]))))
+    return [one for one in gc.get_referrers(*(kinds & types)) if type(one) in kinds]
 
 
 def _is_made(optimizer: Any) -> bool:

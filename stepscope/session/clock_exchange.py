@@ -13,6 +13,7 @@ import threading
 import time
 from pathlib import Path
 
+from stepscope.common.clock import clock
 from stepscope.recording.recorder import Recorder
 from stepscope.run.clocks import Bounds, ClockOffset, offset_between, read_clocks, write_clock
 from stepscope.run.rank_files import UNREADABLE, read_run_json
@@ -71,13 +72,13 @@ class ClockExchange:
     def _look(self) -> int:
         """Exchange once; return how many other hosts there are."""
         said = read_clocks(self._folder)
-        now = time.time()
-        others = {host: clock for host, clock in said.items() if host != self._host}
+        now = clock.now()
+        others = {host: content for host, content in said.items() if host != self._host}
         if self._writes:
-            for host, clock in others.items():
-                self._bounds.setdefault(host, Bounds()).add(float(clock["sent"]), now)
+            for host, content in others.items():
+                self._bounds.setdefault(host, Bounds()).add(float(content["sent"]), now)
             seen = {host: bounds.best for host, bounds in self._bounds.items()}
-            write_clock(self._folder, self._host, {"sent": time.time(), "seen": seen})
+            write_clock(self._folder, self._host, {"sent": clock.now(), "seen": seen})
         reference = self._reference = self._reference or _host_of_first(self._folder)
         if reference == self._host:
             if others:
@@ -106,8 +107,8 @@ class ClockExchange:
         )
 
 
-def _seen(clock: dict[str, object], host: str) -> float | None:
-    seen = clock.get("seen")
+def _seen(content: dict[str, object], host: str) -> float | None:
+    seen = content.get("seen")
     bound = seen.get(host) if isinstance(seen, dict) else None
     return float(bound) if isinstance(bound, int | float) else None
 

@@ -87,6 +87,7 @@ class CommandServer:
         self.memory = Memory(sampler.readings)
         self._recorder = recorder
         self._readings = sampler.readings
+        self.look = self._readings.look
         self._reset_process_peak = sampler.reset_process_peak
         self._check = check
         self._training = training
@@ -142,7 +143,7 @@ class CommandServer:
         if self._readings.wanted:
             took_s += self._readings.serve()
         if profiling.active:
-            with self._readings.held():
+            with self._readings.then_read():
                 took_s += profiling.reach()
         waiting = bool(self._recorder.command_waiting)
         asked = deque(self._recorder.take_commands() if waiting else ())
@@ -191,7 +192,7 @@ class CommandServer:
         if self._snapshot is not None:
             self._guarded(self._end_snapshot, self._snapshot.command)
         if self.profiling.active:
-            with self._readings.held():
+            with self._readings.then_read():
                 self.profiling.close()
 
     def _serve_one(self, command: Command) -> None:
@@ -207,7 +208,7 @@ class CommandServer:
 
     def _guarded(self, handler: Handler, command: Command) -> None:
         try:
-            with self._readings.held():
+            with self._readings.then_read():
                 handler(command)
         except Exception as error:  # a button must not end a training
             log.warning("stepscope: %s failed", command.name, exc_info=True)

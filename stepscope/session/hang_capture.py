@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from stepscope.common.clock import clock
 from stepscope.diagnosis.hang import COMPILING
+from stepscope.diagnosis.hang_job import Blocked, collective_words
 from stepscope.diagnosis.hang_record import KEPT, Entered, HangRecord
 from stepscope.diagnosis.ras import parse
 from stepscope.sampling import flight_recorder, nccl_ras, process_groups
+from stepscope.sampling.debug_pipe import NcclRecord
 from stepscope.sampling.flight_recorder import Collective, FlightRecord
-from stepscope.sampling.graph_capture import captures_anywhere
 from stepscope.session.hang_stack import doing_of, frames_of, kept, phase_of
 
 log = logging.getLogger(__name__)
@@ -23,13 +24,15 @@ PENDING = 64
 RANKS_LIMIT = 1024
 """Ranks that are kept of a group."""
 
+_nccl = NcclRecord()
+
 
 def capture(known: HangRecord, thread: int) -> HangRecord:
     """Return the record with what is so now; `thread` is the number of the training thread."""
     frames = frames_of(thread)
     record = replace(
         known,
-        seen=time.time(),
+        seen=clock.now(),
         frames=kept(frames),
         phase=phase_of(frames),
         doing=doing_of(frames),
@@ -38,13 +41,11 @@ def capture(known: HangRecord, thread: int) -> HangRecord:
         # Compiling may capture a CUDA graph, which a look at NCCL's events would end.
         return replace(record, collectives_reason="the training thread compiles")
     try:
-        if captures_anywhere():
-            return replace(record, collectives_reason="a CUDA graph is being captured")
-        told = flight_recorder.dump()
+        told = _recorded(record.rank)
     except Exception as error:  # noqa: BLE001 - a private function of torch may raise anything
-        return replace(record, collectives_reason=f"the Flight Recorder failed ({error})"[:200])
-    if told is None:
-        return replace(record, collectives_reason="torch has no Flight Recorder here")
+        told = f"the Flight Recorder failed ({error})"[:200]
+    if isinstance(told, str):
+        return replace(record, collectives=(), collectives_reason=told)
     groups = {**told.groups, **process_groups.groups()}
     return replace(
         record,
@@ -52,6 +53,33 @@ def capture(known: HangRecord, thread: int) -> HangRecord:
         groups={name: ranks[:RANKS_LIMIT] for name, ranks in groups.items() if ranks},
         collectives_reason=None if told.collectives else "the Flight Recorder is empty",
     )
+
+
+def _recorded(rank: int) -> FlightRecord | str:
+    """Return the collectives of this process without a call of CUDA, or why there are none.
+
+    The recorder of gloo and others holds no CUDA events: its dump cannot wait for a driver.
+    """
+    if process_groups.uses_nccl():
+        return _nccl.look(rank)
+    return flight_recorder.dump() or "torch has no Flight Recorder here"
+
+
+def failed_in(rank: int) -> str | None:
+    """Return the collective that fails now for want of another rank, in words; None if unknown.
+
+    The oldest that is not over, else the newest: gloo ends a collective that fails.
+    """
+    try:
+        told = _recorded(rank)
+    except Exception:  # noqa: BLE001 - as above
+        return None
+    if isinstance(told, str) or not told.collectives:
+        return None
+    one = next((one for one in told.collectives if not one.done), told.collectives[-1])
+    if one.sequence is None:
+        return one.operation
+    return collective_words(Blocked(one.group, one.sequence, {}, (), ()), _entered(one))
 
 
 def newest(told: FlightRecord) -> Sequence[Collective]:

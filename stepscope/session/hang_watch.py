@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from stepscope.common.clock import clock
+from stepscope.common.files import atomic_write
 from stepscope.diagnosis.hang_job import Hang
 from stepscope.diagnosis.hang_reading import FRESH_S, hang_of
 from stepscope.diagnosis.hang_record import REFRESH_S, HangRecord, Named, hang_name
@@ -24,8 +26,8 @@ from stepscope.formatting import format_duration
 from stepscope.recording.recorder import Recorder
 from stepscope.recording.to_json import first_line
 from stepscope.run import RunError, RunStatus, read_run
-from stepscope.run.folder import replacing
 from stepscope.run.rank_files import torch_rank
+from stepscope.sampling.debug_pipe import note_captures
 from stepscope.session.hang_capture import capture, with_ras
 from stepscope.session.hang_pace import Pace
 
@@ -94,6 +96,7 @@ class HangWatch:
         world_size = run_json.get("world_size", 1)
         if self._broken or not isinstance(world_size, int) or world_size < 2:
             return
+        note_captures()
         total = run_json.get("total_steps")
         has_ended = type(total) is int and 0 < total <= step
         due = run_json.get("status") == RunStatus.RUNNING and not has_ended and not self.busy()
@@ -111,7 +114,7 @@ class HangWatch:
         if hung is None or hung.moved_s is None:
             return
         self._entered_s = hung.moved_s
-        self._pace.moved(now, time.time() - hung.moved_s, waited=hung.has_record)
+        self._pace.moved(now, clock.now() - hung.moved_s, waited=hung.has_record)
         self._end("Collectives")
 
     def _end(self, what: str) -> None:
@@ -121,11 +124,11 @@ class HangWatch:
             return
         hung.end(remove=True)
         if hung.named is not None:
-            lasted = format_duration(time.time() - hung.first.since)
+            lasted = format_duration(clock.now() - hung.first.since)
             self._says.append((OVER, f"{what} go on after {lasted} without one", {}))
 
     def _begin(self, run_json: Mapping[str, Any], step: int, silent_s: float) -> _Hung:
-        pid, now = run_json.get("pid"), time.time()
+        pid, now = run_json.get("pid"), clock.now()
         first = HangRecord(
             number=self._number,
             rank=torch_rank(run_json, self._number),
@@ -208,7 +211,7 @@ class _Hung:
                 self._name()
                 if wait_s == SOON_S:
                     record = with_ras(record)
-                record = replace(record, named=self.named, seen=time.time())
+                record = replace(record, named=self.named, seen=clock.now())
                 self._write(record)
                 if self._over.wait(REFRESH_S - wait_s):
                     return
@@ -220,8 +223,7 @@ class _Hung:
         with self._writing:
             if self._over.is_set():
                 return
-            with replacing(self._path, durable=False) as part:
-                part.write_text(json.dumps(record.to_json()))
+            atomic_write(self._path, json.dumps(record.to_json()), durable=False)
             self.has_record = True
 
     def _name(self) -> None:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from stepscope.common.clock import clock
 from stepscope.diagnosis.oom_message import bytes_in, figures_in
 from stepscope.diagnosis.oom_record import Block, Memory, OomRecord, Readings, Settings
 from stepscope.metrics import Stream
@@ -58,7 +58,7 @@ class Facts:
     def base(self) -> OomRecord:
         """The record before anything is read."""
         return OomRecord(
-            ts=time.time(),
+            ts=clock.now(),
             step=self.step,
             epoch=self.recorder.epoch,
             steps_done=self.steps_done,
@@ -169,7 +169,7 @@ def readings(facts: Facts, uuid: str | None) -> Readings:
     A loop of ours is some steps ahead of the recorder, whose step the samples carry: they get the
     loop's, at the latest the one that was under way.
     """
-    since, recorder = time.time() - WINDOW_S, facts.recorder
+    since, recorder = clock.now() - WINDOW_S, facts.recorder
     ahead = max(0, facts.step - recorder.step)
     rows = [row for row in list(recorder.recent) if row.ts >= since]
     own = [row for row in rows if row.stream == Stream.SAMPLES][-ROWS:]

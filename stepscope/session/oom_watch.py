@@ -22,7 +22,7 @@ from typing import Any
 
 from stepscope.diagnosis.oom_record import Memory, OomRecord, OomReport, oom_name
 from stepscope.diagnosis.out_of_memory import judge
-from stepscope.diagnosis.outcome import Outcome, Shortage, killed_worker, shortage
+from stepscope.diagnosis.outcome import Outcome, Shortage, killed_worker, shortage, with_lost_worker
 from stepscope.formatting import format_bytes
 from stepscope.recording.recorder import Recorder
 from stepscope.run.folder import write_run_json
@@ -111,11 +111,11 @@ class OomWatch:
         self._told_at = now
         self._tell(report)
 
-    def lost_worker(self, error: BaseException, outcome: Outcome) -> bool:
-        """Say whether this is about a worker that the kernel has killed for lack of memory."""
+    def with_lost_worker(self, error: BaseException, outcome: Outcome) -> Outcome:
+        """Return the outcome as one of host memory if the kernel has killed a worker for it."""
         if outcome.failure != "error" or not killed_worker(error):
-            return False
-        return bool(kills_since(self.first_kills))
+            return outcome
+        return with_lost_worker(outcome, kills_since(self.first_kills))
 
     def failed(self, error: BaseException, outcome: Outcome) -> OomReport | None:
         """Return what is known of the failure that ends the run, if it is one of memory."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import subprocess
 import sys
 import threading
@@ -194,7 +195,7 @@ class Profiling:
         capture.stop(early)
         if capture.running:  # this is not its thread
             return
-        raw = self._recorder.folder / f".profile-{profile.first}.{os.getpid()}.json.part"
+        raw = self._recorder.folder / f".profile-{profile.first}.{secrets.token_hex(8)}.json.part"
         try:
             capture.save(raw)
             profile.writer = _writer(self._recorder, raw, profile)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stepscope.common.clock import clock
 from stepscope.diagnosis.outcome import Outcome
 from stepscope.recording.recorder import Command, CommandName
 from stepscope.run import RunInfo, RunKind, RunStatus, rank_json
@@ -59,6 +59,8 @@ class ScriptSession(Session):
             lead=2 if kind is RunKind.INIT else 1,
         )
         self._leads_job = place.local_rank == 0 and place.world_size > 1
+        if place.world_size > 1:
+            self.open_nccl_pipe()
         self._see_commands()
         self.oom.attach()
         self.recorder.describe(**place.described())
@@ -89,9 +91,9 @@ class ScriptSession(Session):
 
     def _compare_clocks(self, place: Place) -> None:
         if place.folder_of == "job" and place.local_world_size not in (None, place.world_size):
-            clock = ClockExchange(self.recorder, writes=place.local_rank == 0)
-            clock.start()
-            self._at_close.callback(clock.close)
+            exchange = ClockExchange(self.recorder, writes=place.local_rank == 0)
+            exchange.start()
+            self._at_close.callback(exchange.close)
 
     def _set_up(self, sample: bool, *, first_here: bool) -> None:
         source = _source(sample, first_here)
@@ -99,9 +101,9 @@ class ScriptSession(Session):
         whole = [gpu for gpu in source.devices() if not gpu.mig]
         gpus = map(listed, visible_gpus(whole, os.environ))
         self.sample(source, gpus, host=first_here, start=sample)
-        self._readings = self.sampler.readings
+        self.readings = self.sampler.readings
         self.sampler.observers.append(self.oom.look_for_torch)
-        self.parts = self._readings.parts
+        self.parts = self.readings.parts
         self.parts.search()
         self._commands = self.answer({CommandName.STOP: self._stop})
         self._profiling = self._commands.profiling
@@ -115,7 +117,7 @@ class ScriptSession(Session):
         some microseconds ten times a second, and is not counted. While the run is paused this does
         not return. Stop acts as Ctrl-C, so it raises what the script's own SIGINT handler raises.
         """
-        if not self._waiting and not self._readings.wanted and not self._profiling.active:
+        if not self._waiting and not self.readings.wanted and not self._profiling.active:
             return 0.0
         if os.getpid() != self._pid:
             return 0.0
@@ -128,7 +130,7 @@ class ScriptSession(Session):
         """
         try:
             self.oom.attach()
-            self._readings.begin(cuda_index)
+            self.readings.begin(cuda_index)
             self.recorder.describe(commands=self._commands.supported_commands())
             self._describe_device(None if cuda_index is None else _gpu(cuda_index))
         except Exception as error:  # noqa: BLE001 - torch's own; a description is not worth a training
@@ -144,7 +146,7 @@ class ScriptSession(Session):
             return outcome
         outcome = self.told_case(outcome, error)
         # Before the script's own end, which may tell other ranks of it, or take long.
-        self.recorder.describe(failure={"ts": time.time(), "reason": outcome.reason})
+        self.recorder.describe(failure={"ts": clock.now(), "reason": outcome.reason})
         self.note_failure(outcome, traceback_text(error), after=self._memory_left())
         return outcome
 

@@ -18,24 +18,29 @@ from typing import Any
 
 from stepscope.alerts import config as alerts_config
 from stepscope.alerts.watch import Watch
+from stepscope.common.files import atomic_write
 from stepscope.diagnosis.command_results import combined
 from stepscope.diagnosis.growth_watch import GrowthWatch
 from stepscope.diagnosis.oom_next import Allowed
 from stepscope.diagnosis.oom_reading import growth_told
 from stepscope.diagnosis.out_of_memory import Case, judge
-from stepscope.diagnosis.outcome import Outcome, with_case, worker_out_of_memory
+from stepscope.diagnosis.outcome import Outcome, with_case
 from stepscope.diagnosis.window import setup_of
 from stepscope.formatting import terminal_text
 from stepscope.recording.items import Item
 from stepscope.recording.recorder import Command, CommandName, Recorder
 from stepscope.run import RunKind, RunStatus, rank_file
+from stepscope.run.fatal_signal import TRACEBACK_FILE, fatal_signals_recorded
+from stepscope.run.first_cause import RankEnd
 from stepscope.run.folder import ARRIVALS
 from stepscope.run.kernel_kills import first_count
 from stepscope.sampling.arrivals import Arrivals
+from stepscope.sampling.debug_pipe import open_pipe
 from stepscope.sampling.nvml import DeviceInfo, DeviceSource
 from stepscope.sampling.sampler import Sampler
 from stepscope.session.commands import CommandServer, Handler
 from stepscope.session.environment import environment
+from stepscope.session.hang_capture import failed_in
 from stepscope.session.hang_watch import HangWatch
 from stepscope.session.oom_watch import OomWatch
 from stepscope.session.signal_handlers import handlers_wait
@@ -43,7 +48,6 @@ from stepscope.store import Block
 
 log = logging.getLogger(__name__)
 
-TRACEBACK_FILE = "traceback.txt"
 TRACEBACK_LIMIT = 20_000  # characters kept in the event
 
 LINK_FACTS = ("nvlinks", "nvlink_speed", "pcie_max_gen", "pcie_max_width")
@@ -100,6 +104,7 @@ class Session:
         self._pid = os.getpid()
         self._rank = rank
         self._at_close = ExitStack()
+        self._at_close.enter_context(fatal_signals_recorded(folder, rank))
         self.oom = OomWatch(self.recorder, rank, first_count())
         self.recorder.describe(oom_kills=self.oom.first_kills)
         self._at_close.callback(self.oom.close)
@@ -143,6 +148,12 @@ class Session:
         self._at_close.callback(self.sampler.stop)
         if start:
             self.sampler.start()
+
+    def open_nccl_pipe(self) -> None:
+        """Let hangs be read over NCCL; call it before the ranks of a job are connected."""
+        close = open_pipe(self.recorder.folder)
+        if close is not None:
+            self._at_close.callback(close)
 
     def describe_environment(self, gpu: str | None) -> None:
         """Write what the run runs on, as known now; `gpu` is the name of the one that trains."""
@@ -211,16 +222,17 @@ class Session:
         `allowed(field, value)` says which settings are possible, for a run of ours. Call it before
         the stack of the error is given up.
         """
-        if self.oom.lost_worker(error, outcome):
-            outcome = worker_out_of_memory()
+        outcome = self.oom.with_lost_worker(error, outcome)
         report = self.oom.failed(error, outcome)
         if report is None:
             return outcome
         setup = setup_of(self.recorder.described())
         growth = growth_told(self.recorder.folder, self._rank)
         verdict = judge(report.last, setup, growth=growth, allowed=allowed)
-        if verdict.case in (Case.HOST, Case.UNKNOWN):
-            return outcome  # the first sentence says it, or nobody knows
+        if verdict.case is Case.UNKNOWN or (verdict.case is Case.HOST and setup.own):
+            return outcome  # nobody knows, or the first sentence names it with its settings
+        if verdict.case is Case.HOST:
+            return with_case(outcome, None, verdict.next[0].text)
         own = verdict.case is not Case.TOO_BIG and verdict.next
         remedy = verdict.next[0].text if own else None
         return with_case(outcome, verdict.case.lower(), remedy)
@@ -233,10 +245,13 @@ class Session:
         if trace is not None:
             data["traceback"] = trace[-TRACEBACK_LIMIT:]
             try:
-                self._traceback_file.write_text(trace, "utf-8", "backslashreplace")
+                atomic_write(self._traceback_file, trace.encode(errors="backslashreplace"))
             except OSError as error:
                 log.warning("stepscope: the traceback could not be written: %s", error)
-        self.recorder.event(outcome.failure or "error", outcome.reason or "", **data)
+        reason = outcome.reason or ""
+        if RankEnd(self._rank, 0.0, 0.0, reason).of_a_peer:
+            self.recorder.describe(waited_in=failed_in(self._rank))
+        self.recorder.event(outcome.failure or "error", reason, **data)
 
     @handlers_wait()
     def close(self, status: RunStatus, reason: str | None = None) -> None:

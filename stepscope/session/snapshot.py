@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
+from stepscope.common.files import atomic_replace
 from stepscope.profiling.labels import Labels
 from stepscope.recording.recorder import Command
 
@@ -44,12 +44,10 @@ class SnapshotRecording:
 
         The file is there once it is whole: an error, such as a full disk, leaves none.
         """
-        part = path.with_name(f".{path.name}.part")
         try:
-            self._memory._dump_snapshot(str(part))
-            os.replace(part, path)
+            with atomic_replace(path, durable=False) as part:
+                self._memory._dump_snapshot(part.name)
         finally:
-            part.unlink(missing_ok=True)
             if self._ours:
                 self._memory._record_memory_history(enabled=None)
             self.labels.end()

@@ -13,7 +13,6 @@ Stop. In that case the page's process sends the last signal itself, by `kill_unh
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
@@ -22,6 +21,7 @@ from pathlib import Path
 
 import psutil
 
+from stepscope.common.files import read_json
 from stepscope.recording.recorder import Command, Recorder
 from stepscope.recording.recovery import note_end
 from stepscope.run import (
@@ -33,7 +33,10 @@ from stepscope.run import (
     process_of,
     read_only_reason,
 )
+from stepscope.run.process import not_signaled, recorder_of, send_signal
+from stepscope.run.rank_files import BYTES_LIMIT
 from stepscope.session.force import end_job
+from stepscope.store import store_name
 
 GRACE_S = 5.0
 JOB_GRACE_S = 30.0
@@ -146,7 +149,7 @@ class Stopper:
     def _written_reason(self) -> str | None:
         """The reason in the run folder: the writer writes events first, then the run_json."""
         try:
-            reason = json.loads(self._run_json_file.read_bytes()).get("reason")
+            reason = read_json(self._run_json_file, BYTES_LIMIT, follow_links=True)["reason"]
         except (OSError, ValueError):
             return None
         return None if reason is None else str(reason)
@@ -155,9 +158,10 @@ class Stopper:
 def kill_unheard(run: RunInfo) -> str | None:
     """Send SIGKILL to a script that gives no sign of life; return a sentence on what came of it.
 
-    Does nothing, and returns None, unless the heartbeat is stale and the process is certainly a
-    script of this host and user. A built-in training is never killed: its process may be the
-    server. Of a job all ranks are ended.
+    Does nothing, and returns None, unless the heartbeat is stale and the process is a script of
+    this host and user. It is sent no signal unless it has the store of this folder open for
+    writing. A built-in training is never killed: its process may be the server. Of a job all ranks
+    are ended.
     """
     run_json = run.run_json
     silent_s = run.heartbeat_age_s
@@ -169,12 +173,13 @@ def kill_unheard(run: RunInfo) -> str | None:
         return None
     if run_json.get("world_size", 1) != 1:
         return end_job(run)
-    process = process_of(run_json)
+    store = run.folder / store_name(0)
+    named, process = process_of(run_json), recorder_of(run_json, store)
     if process is None:
-        return None
+        return None if named is None else f"Stop: {not_signaled(named, store)}"
     try:
-        process.kill()
-    except psutil.Error as error:
+        send_signal(process, signal.SIGKILL)
+    except (psutil.Error, OSError) as error:
         return f"SIGKILL could not be sent: {error}."
     until = time.monotonic() + KILLED_S
     while process_of(run_json) is not None:

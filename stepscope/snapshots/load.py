@@ -168,10 +168,11 @@ def _name(path: Path) -> str:
 def _opened(path: Path) -> Iterator[tuple[Any, int]]:
     """Open a plain file of a size that is read. Raises SnapshotError and OSError."""
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    found = os.fstat(number)
+    if not stat.S_ISREG(found.st_mode):  # `open` of a folder names the descriptor alone
+        os.close(number)
+        raise SnapshotError(f"{_name(path)}: must be a file, got something else. {REMEDY}")
     with open(number, "rb") as file:
-        found = os.fstat(number)
-        if not stat.S_ISREG(found.st_mode):
-            raise SnapshotError(f"{_name(path)}: must be a file, got something else. {REMEDY}")
         if found.st_size > SIZE_LIMIT:
             raise SnapshotError(
                 f"{_name(path)}: must have at most {format_bytes(SIZE_LIMIT)}, got "

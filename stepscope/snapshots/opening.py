@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from stepscope.common.files import is_own_folder
 from stepscope.formatting import printable
 from stepscope.snapshots.load import REMEDY, SnapshotError
 from stepscope.snapshots.summary import Summary
@@ -119,7 +120,7 @@ def open_snapshot(
 def _place(path: Path, spare: Path) -> Path:
     """Return where the summary is kept."""
     beside = summary_path(path)
-    if os.access(path.parent, os.W_OK):
+    if is_own_folder(path.parent) and os.access(path.parent, os.W_OK):
         return beside
     name = hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:16]
     return spare / f"{name}.summary.json.gz"
@@ -131,7 +132,7 @@ def _start(path: Path, result: Path) -> subprocess.Popen[bytes]:
         # -P: a file of the working directory must not take the place of a module.
         [sys.executable, "-P", "-m", "stepscope.snapshots.write"]
         + [str(path.absolute()), str(result.absolute())],
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,  # its end tells the child that this process is gone
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         # One thread is enough, and others would count against the limit of memory.
@@ -153,6 +154,6 @@ def _why(name: str, code: int, words: list[str]) -> str:
 
 
 def _close(process: subprocess.Popen[bytes]) -> None:
-    for pipe in (process.stdout, process.stderr):
+    for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe is not None:
             pipe.close()

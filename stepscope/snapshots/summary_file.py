@@ -18,6 +18,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from stepscope.common.files import atomic_replace, read_regular_file
 from stepscope.snapshots.summary import Summary
 
 SCHEMA = 1
@@ -48,16 +49,9 @@ def write_summary(path: Path, summary: Summary, modified_ns: int) -> None:
     text = json.dumps(content, separators=(",", ":"), allow_nan=False)
     data = text.encode()
     _check_size(data)
-    part = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.part")
-    # Never over a file or link that somebody else has put there.
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    number = os.open(part, flags, 0o600)
-    try:
-        with open(number, "wb") as file:
-            file.write(gzip.compress(data, _LEVEL, mtime=0))
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    with atomic_replace(path, durable=False) as file:
+        os.fchmod(file.fileno(), 0o600)
+        file.write(gzip.compress(data, _LEVEL, mtime=0))
 
 
 def read_summary(path: Path, file_size: int, modified_ns: int) -> Summary | None:
@@ -79,9 +73,7 @@ def read_summary(path: Path, file_size: int, modified_ns: int) -> Summary | None
 
 def _unpacked(path: Path) -> bytes:
     """Raises OSError for a link or pipe, ValueError where too much comes out."""
-    number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(number, "rb") as packed:
-        data = packed.read(BYTES_LIMIT + 1)
+    data = read_regular_file(path, BYTES_LIMIT)
     with gzip.open(io.BytesIO(data)) as file:
         text = file.read(BYTES_LIMIT + 1)
     _check_size(text)

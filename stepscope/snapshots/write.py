@@ -10,11 +10,11 @@ on stderr one line where it failed.
 from __future__ import annotations
 
 import os
-import resource
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from stepscope.common.limited_process import end_with_stdin, limit_process
 from stepscope.formatting import format_bytes, printable
 from stepscope.snapshots.load import REMEDY, SnapshotError, load
 from stepscope.snapshots.summary import summarize
@@ -24,17 +24,12 @@ MEMORY_LIMIT = 4 * 10**9
 """Bytes of address space: a history of 1 GB needs some 3 GB."""
 CPU_LIMIT_S = 120
 RESULT_LIMIT = 128 * 2**20
-NICENESS = 10
 
 
 def main(arguments: Sequence[str]) -> int:
     """Do it; return the exit code."""
     snapshot, result = map(Path, arguments)
-    _limit(resource.RLIMIT_AS, MEMORY_LIMIT)
-    _limit(resource.RLIMIT_CPU, CPU_LIMIT_S)
-    _limit(resource.RLIMIT_FSIZE, RESULT_LIMIT)
-    _limit(resource.RLIMIT_CORE, 0)
-    os.nice(NICENESS)
+    limit_process(memory=MEMORY_LIMIT, cpu_s=CPU_LIMIT_S, file_bytes=RESULT_LIMIT)
     try:
         modified_ns = snapshot.stat().st_mtime_ns
         loaded = load(snapshot, progress=_say)
@@ -62,14 +57,8 @@ def _fail(text: str) -> int:
     return 1
 
 
-def _limit(what: int, value: int) -> None:
-    """Lower a limit of this process; one that is lower already stays."""
-    soft, hard = resource.getrlimit(what)
-    known = [one for one in (soft, hard, value) if one != resource.RLIM_INFINITY]
-    resource.setrlimit(what, (min(known), hard))
-
-
 if __name__ == "__main__":
+    end_with_stdin()
     code = main(sys.argv[1:])
     sys.stderr.flush()
     os._exit(code)  # to free ten million objects one by one would take seconds

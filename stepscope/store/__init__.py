@@ -6,7 +6,7 @@ tables and how to open them), `writer`, `reader`. `docs/storage.md` describes th
 
 from stepscope.store.frames import Block
 from stepscope.store.reader import EventRow, RunReader, SeriesInfo
-from stepscope.store.schema import STORE_NAME, StoreError, on_network, store_name
+from stepscope.store.schema import STORE_NAME, StoreError, store_name
 from stepscope.store.writer import RunWriter
 
 __all__ = [
@@ -17,6 +17,5 @@ __all__ = [
     "RunWriter",
     "SeriesInfo",
     "StoreError",
-    "on_network",
     "store_name",
 ]

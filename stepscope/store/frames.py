@@ -10,6 +10,7 @@ so the store keeps the two apart in the same 8 bytes.
 
 from __future__ import annotations
 
+import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,11 @@ FRAME_ROWS = 512
 AXES = 2
 """Matrix rows before the metrics: time and step."""
 
+MAX_KEYS, MAX_KEYS_LENGTH = 4096, 2**20
+"""Metrics of a frame that is decoded, and characters of their list; a ring has names for fewer."""
+MAX_TIME_S = 253_402_300_799.0
+"""The last second of the year 9999: no library formats a later one."""
+MAX_STEP = 2.0**63
 
 _NAN_BITS = 0x7FF8_0000_0000_0001
 RECORDED_NAN = float(np.array(_NAN_BITS, dtype=np.uint64).view(np.float64))
@@ -158,18 +164,40 @@ def encode(block: Block, level: int) -> bytes:
     return zlib.compress(planes.tobytes(), 1)
 
 
-def decode(data: bytes, keys: Sequence[str], rows: int, level: int) -> Block:
-    """Return the block that `encode` wrote. Raises ValueError or zlib.error for damaged bytes."""
+def decode(data: object, keys: Sequence[str], rows: int, level: int) -> Block:
+    """Return the block that `encode` wrote. Raises ValueError for damaged bytes."""
     size = len(keys)
-    inflated = np.frombuffer(zlib.decompress(data), np.uint8)
-    with_odd = level > 0 and len(inflated) == 8 * (AXES + 5 * size) * rows
-    height = AXES + (1 if level == 0 else 5 if with_odd else 4) * size
+    smaller, larger = (1, 1) if level == 0 else (4, 5)  # lines of a metric
+    most = 8 * (AXES + larger * size) * rows
+    if not isinstance(data, bytes) or not 0 < rows <= FRAME_ROWS:
+        raise ValueError(f"must be bytes of {FRAME_ROWS} rows at most, got {rows} rows")
+    try:
+        inflated = np.frombuffer(zlib.decompressobj().decompress(data, most + 1), np.uint8)
+    except zlib.error as error:
+        raise ValueError(str(error)) from error
+    with_odd = level > 0 and len(inflated) == most
+    height = AXES + (larger if with_odd else smaller) * size
     planes = inflated.reshape(8, height * rows)
     matrix = np.ascontiguousarray(planes.T).view(np.float64).reshape(height, rows)
     ts, step = matrix[0], matrix[1]
+    if not (np.abs(matrix[:AXES]) <= [[MAX_TIME_S], [MAX_STEP]]).all():
+        raise ValueError("a time or a step is out of range")
     if level == 0:
         return Block.raw(keys, ts, step, matrix[AXES:])
     statistics = [*matrix[AXES:].reshape(-1, size, rows)]
     if not with_odd:
         statistics.append(np.zeros((size, rows)))
     return Block(tuple(keys), ts, step, *statistics)
+
+
+def decode_keys(text: object) -> tuple[str, ...]:
+    """Return the metrics of a layout. Raises ValueError for what is no list of names."""
+    try:
+        keys = json.loads(text) if isinstance(text, str) and len(text) <= MAX_KEYS_LENGTH else None
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys[: MAX_KEYS + 1]):
+        raise ValueError("the metrics of a layout must be a list of names")
+    if len(keys) > MAX_KEYS:
+        raise ValueError(f"a layout must have at most {MAX_KEYS} metrics, got {len(keys)}")
+    return tuple(keys)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sqlite3
 import time
-import zlib
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -14,15 +14,37 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.store import schema
-from stepscope.store.frames import FACTOR, FRAME_ROWS, Block, decode, join, merge
+from stepscope.store.frames import (
+    FACTOR,
+    FRAME_ROWS,
+    MAX_STEP,
+    MAX_TIME_S,
+    Block,
+    decode,
+    decode_keys,
+    join,
+    merge,
+)
 from stepscope.store.schema import StoreError
+
+log = logging.getLogger(__name__)
 
 Axis = Literal["step", "time"]
 
 EVERY = -1
 """Limit for reading all events: a long run has thousands, few enough to read at once."""
+MAX_ROWS = 2**40
+MAX_HELD_VALUES = 2**20
+"""Values from which a read merges what it has into buckets, before it decodes more."""
+MAX_EVENT_LENGTH, MAX_EVENTS_LENGTH = 2**20, 2**25
+"""Characters of a text of an event, and of all events that one call returns."""
+MAX_NESTING = 50
+"""Of an event's data: Python refuses to write what is nested a thousand times."""
+
+_logged: set[tuple[Path, int, str]] = set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,21 +95,29 @@ class RunReader:
     def series(self) -> list[SeriesInfo]:
         """Return every series of the run with its row count."""
         with self._reading():
-            found = self._connection.execute("SELECT id, stream, source FROM series").fetchall()
-            return [SeriesInfo(i, name, source, self._rows(i, 0)) for i, name, source in found]
+            found = self._connection.execute("SELECT id, stream, source FROM series")
+            return [
+                SeriesInfo(number, stream, source, self._rows(number, 0))
+                for number, stream, source in found.fetchmany(schema.MAX_SERIES)
+                if self._is_whole("a series", _is_text(stream, 100) and _is_text(source, 100))
+            ]
 
     def keys(self, series: int) -> tuple[str, ...]:
         """Return every metric of a series, in the order in which they appeared.
 
-        Reads the head of every frame, not its data: about 20 ms per million rows.
+        A frame has all metrics of those before it, so the last one has all there are.
         """
         with self._reading():
-            rows = self._connection.execute(
-                "SELECT keys FROM layouts WHERE id IN "
-                "(SELECT DISTINCT layout FROM frames WHERE series = ? AND level = 0) ORDER BY id",
+            newest = self._connection.execute(
+                "SELECT l.keys FROM frames f JOIN layouts l ON l.id = f.layout "
+                "WHERE f.series = ? AND f.level = 0 ORDER BY f.first DESC",
                 (series,),
-            ).fetchall()
-            return tuple(dict.fromkeys(key for (keys,) in rows for key in json.loads(keys)))
+            )
+            for (keys,) in newest:
+                with suppress(ValueError):
+                    return decode_keys(keys)
+                self._is_whole("a layout", False)
+            return ()
 
     def read(self, series: int, start: int, stop: int, bucket: int) -> Block:
         """Return rows start to stop, grouped in buckets of `bucket` rows aligned to its multiples.
@@ -97,42 +127,42 @@ class RunReader:
         """
         start -= start % bucket
         level = (bucket.bit_length() - 1) // 4
-        parts, firsts = [], []
+        parts: list[Block] = []
+        buckets: list[NDArray[np.intp]] = []
         with self._reading():
             for number in range(level, -1, -1):
                 size = FACTOR**number
-                block, first = self._frames(series, number, start // size, stop // size)
-                if len(block):
+                for block, first in self._blocks(series, number, start // size, stop // size):
+                    rows = sum(map(len, parts), len(block))
+                    width = max(len(part.keys) for part in (*parts, block))
+                    if size < bucket and parts and rows * width > MAX_HELD_VALUES:
+                        merged, numbers = _grouped(parts, buckets)
+                        parts, buckets = [merged], [numbers]
                     parts.append(block)
-                    firsts.append((first + np.arange(len(block))) * size)
-                    start = int(firsts[-1][-1]) + size
-        if not parts:
-            return join([])
-        buckets = np.concatenate(firsts) // bucket
-        starts = np.flatnonzero(np.diff(buckets, prepend=-1)).astype(np.intp)
-        return merge(join(parts), starts)
+                    buckets.append((first + np.arange(len(block))) * size // bucket)
+                    start = (first + len(block)) * size
+        return _grouped(parts, buckets)[0]
 
     def rows_between(self, series: int, axis: Axis, low: float, high: float) -> tuple[int, int]:
-        """Return the rows [start, stop) whose step, or time in epoch seconds, is in [low, high]."""
+        """Return the rows [start, stop) whose step, or time in epoch seconds, is in [low, high].
+
+        Times of a store from before `common/clock.py` may fall, where somebody set the clock: then
+        these are the first such row to the last.
+        """
+        if axis == "time" and self._times_fall(series):
+            return self._rows_from_to(series, low, high)
         return self._row_at(series, axis, low, "left"), self._row_at(series, axis, high, "right")
 
     def events(self, after: int = 0, limit: int = 200) -> list[EventRow]:
         """Return the newest `limit` events with an id above `after`, oldest first."""
         with self._reading():
-            rows = self._connection.execute(
-                "SELECT id, ts, step, epoch, kind, text, data FROM events WHERE id > ? "
-                "ORDER BY id DESC LIMIT ?",
-                (after, limit),
-            ).fetchall()
-            return [
-                EventRow(i, ts, step, epoch, kind, text, json.loads(data))
-                for i, ts, step, epoch, kind, text, data in reversed(rows)
-            ]
+            return list(self._events(after, limit))[::-1]
 
     def stored_slots(self) -> int:
         """Return how many rows of the ring are in this store."""
         with self._reading():
-            return int(self._connection.execute("SELECT stored FROM ring").fetchone()[0])
+            (stored,) = self._connection.execute("SELECT stored FROM ring").fetchone()
+            return int(stored)
 
     def _row_at(self, series: int, axis: Axis, value: float, side: Literal["left", "right"]) -> int:
         column, compare = ("ts_end", "step_end")[axis == "step"], (">=", ">")[side == "right"]
@@ -147,9 +177,51 @@ class RunReader:
             block, first = self._frames(series, 0, found[0], found[0] + found[1])
         return first + int(np.searchsorted(block.step if axis == "step" else block.ts, value, side))
 
+    def _times_fall(self, series: int) -> bool:
+        """Return True if a frame ends before the one in front of it; 2 ms per million rows."""
+        with self._reading():
+            # Frames are inserted in the order of their rows, so the index alone is enough.
+            query = (
+                "SELECT 1 FROM (SELECT rowid AS id, lag(rowid) OVER (ORDER BY ts_end, rowid) AS "
+                "before FROM frames WHERE series = ? AND level = 0) WHERE id < before LIMIT 1"
+            )
+            return self._connection.execute(query, (series,)).fetchone() is not None
+
+    def _rows_from_to(self, series: int, low: float, high: float) -> tuple[int, int]:
+        """Return the first row to the last whose time is in [low, high], though times may fall.
+
+        Without one, `start` and `stop` are the first row later than `low`.
+        """
+        with self._reading():
+            found = self._connection.execute(
+                "SELECT first, rows, ts_end FROM frames WHERE series = ? AND level = 0 "
+                "ORDER BY first",
+                (series,),
+            ).fetchall()
+            frames, before = [], -np.inf
+            for first, rows, end in found:
+                # Between the two ends lie the times of a frame, unless they fall in it.
+                if end < before or (low <= end and before <= high):
+                    frames.append((first, first + rows))
+                before = end
+            inside = (self._rows_at_times(series, *frame, low, high) for frame in frames)
+            start = next((int(rows[0]) for rows in inside if len(rows)), None)
+            if start is None:
+                at = self._row_at(series, "time", low, "left")
+                return at, at
+            inside = (self._rows_at_times(series, *frame, low, high) for frame in frames[::-1])
+            return start, next(int(rows[-1]) + 1 for rows in inside if len(rows))
+
+    def _rows_at_times(
+        self, series: int, start: int, stop: int, low: float, high: float
+    ) -> NDArray[np.intp]:
+        block, first = self._frames(series, 0, start, stop)
+        return first + np.flatnonzero((block.ts >= low) & (block.ts <= high))
+
     def _rows(self, series: int, level: int) -> int:
         found = self._connection.execute(
             "SELECT first + rows FROM frames WHERE series = ? AND level = ? "
+            f"AND first BETWEEN 0 AND {MAX_ROWS} AND rows BETWEEN 1 AND {FRAME_ROWS} "
             "ORDER BY first DESC LIMIT 1",
             (series, level),
         ).fetchone()
@@ -157,33 +229,134 @@ class RunReader:
 
     def _frames(self, series: int, level: int, start: int, stop: int) -> tuple[Block, int]:
         """Return the rows [start, stop) of a level, as far as they exist, and the first's index."""
+        found = list(self._blocks(series, level, start, stop))
+        return join(block for block, _ in found), found[0][1] if found else start
+
+    def _blocks(
+        self, series: int, level: int, start: int, stop: int
+    ) -> Iterator[tuple[Block, int]]:
+        """Yield the rows [start, stop) of a level frame by frame, each with its first's index.
+
+        The values of a frame that is damaged are missing.
+        """
         if stop <= start:
-            return join([]), start
+            return
         rows = self._connection.execute(
-            "SELECT f.first, f.rows, l.keys, f.data "
-            "FROM frames f JOIN layouts l ON l.id = f.layout "
-            "WHERE f.series = ? AND f.level = ? AND f.first > ? AND f.first < ? ORDER BY f.first",
-            (series, level, start - FRAME_ROWS, stop),
-        ).fetchall()
-        wanted = [row for row in rows if row[0] + row[1] > start]
-        if not wanted:
-            return join([]), start
-        block = join(
-            decode(data, json.loads(keys), count, level) for _, count, keys, data in wanted
+            "SELECT f.first, f.rows, f.ts_end, f.step_end, l.keys, "
+            "CASE WHEN typeof(f.data) = 'blob' AND length(f.data) <= ? THEN f.data END "
+            "FROM frames f LEFT JOIN layouts l ON l.id = f.layout "
+            "WHERE f.series = ? AND f.level = ? AND f.first > ? AND f.first < ? "
+            f"AND f.rows BETWEEN 1 AND {FRAME_ROWS} ORDER BY f.first",
+            (schema.MAX_VALUE_BYTES, series, level, start - FRAME_ROWS, stop),
         )
-        first = int(wanted[0][0])
-        begin = max(start, first)
-        return block.slice(begin - first, stop - first), begin
+        end = 0
+        for first, count, ts, step, keys, data in rows:
+            if not (type(first) is type(count) is int and first >= end and first + count > start):
+                continue
+            end = first + count
+            try:
+                block = decode(data, decode_keys(keys), count, level)
+            except ValueError:
+                self._is_whole("rows", False)
+                if not (_is_within(ts, MAX_TIME_S) and _is_within(step, MAX_STEP)):
+                    continue
+                times, steps, none = np.full(count, ts), np.full(count, step), np.empty((0, count))
+                block = Block.raw((), times, steps, none)
+            begin = max(start, first)
+            yield block.slice(begin - first, stop - first), begin
+
+    def _events(self, after: int, limit: int) -> Iterator[EventRow]:
+        """Yield the newest events, the last one first; those that are damaged are left out."""
+        room = MAX_EVENTS_LENGTH
+        try:
+            for row in self._event_rows(after, limit):
+                event = _event(*row) if row is not None else None
+                if row is None or event is None:
+                    self._is_whole("an event", False)
+                    continue
+                room -= len(event.text) + len(row[-1])
+                if not self._is_whole("older events", room >= 0):
+                    return
+                yield event
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_INTERRUPT:
+                raise
+            self._is_whole("older events", False)  # MAX_QUERY_S counts what an event costs here too
+
+    def _event_rows(self, after: int, limit: int) -> Iterator[tuple[Any, ...] | None]:
+        """Yield the rows of events, the last one first; None for one with too long a value."""
+        columns = "SELECT id, ts, step, epoch, kind, text, data FROM events"
+        below = 2**63 - 1
+        try:
+            newest = f"{columns} WHERE id > ? ORDER BY id DESC LIMIT ?"
+            for row in self._connection.execute(newest, (after, limit)):
+                below, limit = row[0], limit - 1
+                yield row
+        except sqlite3.DataError:  # some row is at fault: one at a time
+            ids = "SELECT id FROM events WHERE id > ? AND id < ? ORDER BY id DESC LIMIT ?"
+            for number in self._connection.execute(ids, (after, below, limit)).fetchall():
+                try:
+                    yield self._connection.execute(f"{columns} WHERE id = ?", number).fetchone()
+                except sqlite3.DataError:
+                    yield None
+
+    def _is_whole(self, what: str, whole: bool) -> bool:
+        """Return `whole`; if False, log once of this store that `what` is left out."""
+        told = self._folder, self._rank, what
+        if not whole and told not in _logged:
+            _logged.add(told)
+            name = f"{self._folder.name}/{schema.store_name(self._rank)}"
+            log.warning("%s: %s left out: damaged or too large", name, what)
+        return whole
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
+        schema.limit_time(self._connection)
         try:
             yield
-        except (sqlite3.Error, zlib.error, ValueError) as error:
+        except (sqlite3.Error, ValueError, TypeError, OverflowError) as error:
             raise StoreError(
                 f"{self._folder.name}: the store is damaged ({error}). The rest of the run folder "
                 "may still be readable; restore the file from a copy."
             ) from error
+
+
+def _grouped(parts: list[Block], buckets: list[NDArray[np.intp]]) -> tuple[Block, NDArray[np.intp]]:
+    """Return one block of one row a bucket, and the number of each; rows name theirs in order."""
+    if not parts:
+        return join([]), np.empty(0, np.intp)
+    numbers = np.concatenate(buckets)
+    starts = np.flatnonzero(np.diff(numbers, prepend=-1)).astype(np.intp)
+    return merge(join(parts), starts), numbers[starts]
+
+
+def _is_text(value: object, length: int) -> bool:
+    return isinstance(value, str) and len(value) <= length
+
+
+def _is_within(value: object, limit: float) -> bool:
+    return isinstance(value, int | float) and abs(value) <= limit
+
+
+def _event(
+    number: int, ts: Any, step: Any, epoch: Any, kind: Any, text: Any, data: Any
+) -> EventRow | None:
+    """Return an event; None for a row that is none."""
+    texts = _is_text(kind, 100) and _is_text(text, MAX_EVENT_LENGTH)
+    if not (texts and _is_within(ts, MAX_TIME_S) and type(step) is type(epoch) is int):
+        return None
+    try:
+        found = json.loads(data) if _is_text(data, MAX_EVENT_LENGTH) else None
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict):
+        return None
+    level, nesting = list(found.values()), 0
+    while level and nesting < MAX_NESTING:
+        nesting += 1
+        inner = [value for value in level if isinstance(value, dict | list)]
+        level = [v for value in inner for v in (value.values() if type(value) is dict else value)]
+    return None if level else EventRow(number, ts, step, epoch, kind, text, found)
 
 
 def new_command_id() -> int:
@@ -200,7 +373,7 @@ def send_command(
     cannot be written.
     """
     path = folder / schema.STORE_NAME
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise StoreError(f"{folder.name}: has no store, so nothing listens. Start a run first.")
     command_id = command_id or new_command_id()
     try:

@@ -10,7 +10,8 @@ from stepscope.store.frames import FRAME_ROWS, Block
 from stepscope.store.reader import RunReader, SeriesInfo
 from stepscope.store.schema import StoreError
 
-SLICE_ROWS = 64 * FRAME_ROWS
+SLICE_ROWS, SLICE_VALUES = 64 * FRAME_ROWS, 2**21
+"""Rows of a slice; fewer of many metrics."""
 
 
 class Rows:
@@ -44,8 +45,10 @@ class Rows:
                 start += len(block)
 
     def _read(self, series: SeriesInfo, start: int) -> Block:
+        rows = min(SLICE_ROWS, max(FRAME_ROWS, SLICE_VALUES // (len(self.keys) + 1)))
+        stop = min(start + rows - rows % FRAME_ROWS, series.rows)
         with RunReader(self.folder, self._rank) as reader:
-            block = reader.read(series.id, start, min(start + SLICE_ROWS, series.rows), 1)
+            block = reader.read(series.id, start, stop, 1)
         if not len(block):
             raise StoreError(
                 f"{self.folder.name}: the store is damaged (no row {start} of {series.rows} in "

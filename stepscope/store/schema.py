@@ -1,9 +1,20 @@
-"""The tables of a store file and the ways to open one."""
+"""The tables of a store file and the ways to open one.
+
+A store may come from another person: a run folder is copied as a whole. So nothing is read from a
+file whose schema is not ours, nothing is written into one, and no query runs for long.
+"""
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from stepscope.common.files import is_network_filesystem, open_regular_file
 
 SCHEMA_VERSION = 3
 """2 added the table `ring`, 3 values that are not finite. Older stores can be read."""
@@ -42,9 +53,22 @@ CREATE TABLE ring (stored INTEGER NOT NULL);
 INSERT INTO ring VALUES (0);
 """
 
-_NETWORK_FILE_SYSTEMS = frozenset(
-    ["nfs", "nfs4", "lustre", "cifs", "smb3", "beegfs", "gpfs", "ceph", "9p", "fuse.sshfs", "afs"]
-)
+CREATED = sorted(" ".join(text.split()) for text in TABLES.split(";") if "CREATE" in text)
+"""The text of every object of a store; version 1 has no table `ring`."""
+
+MAX_VALUE_BYTES = 64 * 2**20
+"""Longest value that is read: a full frame of 3,000 metrics has as much before it is deflated."""
+MAX_QUERY_S = 2.0
+"""CPU time of one query, checked each CHECK_EVERY instructions; those of long runs take 0.1 s."""
+CHECK_EVERY = 20_000
+MAX_BYTES = {"": 2**40, "-wal": 2**32, "-shm": 2**26, "-journal": 2**32}
+"""Largest files: the log of a writer whose checkpoints fail for an hour has less than 4 GiB."""
+MAX_SERIES = 1000
+JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
+
+
+NO_WAIT = "PRAGMA synchronous = NORMAL"
+"""No commit waits for the disk: a power cut may lose the last ones, a killed process none."""
 
 
 class StoreError(Exception):
@@ -66,13 +90,14 @@ def create(path: Path) -> sqlite3.Connection:
         raise StoreError(f"{path}: cannot create the store ({error.strerror}).") from error
     connection = None
     try:
-        connection = open_writable(path)
-        mode = "DELETE" if on_network(path) else "WAL"
+        connection = _connect(path)
+        connection.execute(NO_WAIT)
+        mode = "DELETE" if is_network_filesystem(path) else "WAL"
         connection.execute(f"PRAGMA journal_mode = {mode}")
         # The writer thread makes the checkpoints: an automatic one would make a commit slower.
         connection.execute("PRAGMA wal_autocheckpoint = 0")
-        connection.executescript(TABLES)
-        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        # In one transaction: a reader finds all of it or none.
+        connection.executescript(f"BEGIN;{TABLES}PRAGMA user_version = {SCHEMA_VERSION};COMMIT;")
     except sqlite3.Error as error:
         if connection is not None:
             connection.close()
@@ -86,80 +111,139 @@ def create(path: Path) -> sqlite3.Connection:
 def reopen(path: Path) -> sqlite3.Connection:
     """Return a writer's connection to the store of a process that has ended.
 
-    Raises StoreError where it is missing, damaged or of another version.
+    Raises StoreError where it is missing, damaged, foreign or of another version.
     """
-    open_readonly(path).close()
+    connection = open_writable(path)
     try:
-        connection = open_writable(path)
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if FIRST_WITH_RING <= version < SCHEMA_VERSION:
-            # What the store has stays readable; rows added now may have the newer form.
+        with _closed_on_error(connection):
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
+            if version < FIRST_WITH_RING:
+                raise StoreError(
+                    f"{path}: version {version} had no ring: nothing is left to store."
+                )
+            # What the store has stays readable; rows added now may have the newer form. Always
+            # written: SQLite deletes a journal that had no effect yet with the next transaction.
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     except sqlite3.Error as error:
         raise StoreError(f"{path}: cannot be written ({error}).") from error
-    if version < FIRST_WITH_RING:
-        connection.close()
-        raise StoreError(f"{path}: version {version} had no ring, so nothing is left to store.")
     return connection
 
 
 def open_writable(path: Path) -> sqlite3.Connection:
-    """Return an autocommit connection; one thread at a time may use it."""
-    connection = sqlite3.connect(
-        path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
-    )
-    # No commit waits for the disk: a power cut may lose the last ones, a killed process none.
-    connection.execute("PRAGMA synchronous = NORMAL")
+    """Return an autocommit connection to an existing store; one thread at a time may use it.
+
+    SQLite completes or rolls back what a killed process left. Raises StoreError as `open_readonly`
+    does, and for a link.
+    """
+    _check_files(path)
+    try:
+        _check_journal(path.with_name(f"{path.name}-journal"))
+        connection = _connect(path)
+        with _closed_on_error(connection):
+            _check_content(connection, path)
+            connection.execute(NO_WAIT)
+    except (OSError, sqlite3.Error) as error:
+        raise StoreError(f"{path.parent.name}: the store cannot be written ({error}).") from error
     return connection
 
 
 def open_readonly(path: Path) -> sqlite3.Connection:
-    """Return a read-only connection to a store of this version.
+    """Return a read-only connection to a store of this version; a link is followed.
 
     Raises StoreError where the file is missing, damaged, foreign or of a newer version.
     """
-    if not path.is_file():
-        raise StoreError(f"{path.name}: missing in {path.parent.name}. The run recorded nothing.")
+    file = Path(os.path.realpath(path))
+    _check_files(file)
     # In a folder without write permission a store in WAL mode opens only as immutable.
     errors = []
     for query in ("mode=ro", "mode=ro&immutable=1"):
-        connection = sqlite3.connect(
-            f"{path.resolve().as_uri()}?{query}",
-            uri=True,
-            timeout=BUSY_TIMEOUT_S,
-            isolation_level=None,
-            check_same_thread=False,
-        )
         try:
-            version = connection.execute("PRAGMA user_version").fetchone()[0]
-            connection.execute("SELECT 1 FROM frames LIMIT 1").fetchall()
+            connection = _connect(f"{file.as_uri()}?{query}", uri=True)
+            with _closed_on_error(connection):
+                _check_content(connection, path)
+            return connection
         except sqlite3.Error as error:
-            connection.close()
             errors.append(str(error))
-            continue
-        if version > SCHEMA_VERSION:
-            connection.close()
-            raise StoreError(
-                f"{path.parent.name}: store version {version} is newer than this program's "
-                f"{SCHEMA_VERSION}. Update Stepscope to open it."
-            )
-        return connection
     raise StoreError(f"{path.parent.name}: not a readable Stepscope store ({errors[0]}).")
 
 
-def on_network(path: Path) -> bool:
-    """Say whether other machines may see this file as well, some time after it has changed."""
-    return _file_system(path) in _NETWORK_FILE_SYSTEMS
+def limit_time(connection: sqlite3.Connection) -> None:
+    """Interrupt what this connection executes once this thread has used MAX_QUERY_S from now."""
+    end_s = time.thread_time() + MAX_QUERY_S
+    connection.set_progress_handler(lambda: time.thread_time() > end_s, CHECK_EVERY)
 
 
-def _file_system(path: Path) -> str:
-    """Return the type of the file system that holds `path`, "" where /proc does not say."""
+def _connect(path: Path | str, *, uri: bool = False) -> sqlite3.Connection:
+    return sqlite3.connect(
+        path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False, uri=uri
+    )
+
+
+@contextmanager
+def _closed_on_error(connection: sqlite3.Connection) -> Iterator[None]:
     try:
-        mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
-    except OSError:
-        return ""
-    folder = str(path.resolve().parent) + "/"
-    inside = [
-        (len(point), kind) for point, kind in mounts if folder.startswith(point.rstrip("/") + "/")
-    ]
-    return max(inside, default=(0, ""))[1]
+        yield
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _check_files(path: Path) -> None:
+    """Raise StoreError unless the store, and each file that SQLite opens beside it, is regular."""
+    folder = path.parent.name
+    for suffix, limit in MAX_BYTES.items():
+        name = f"{path.name}{suffix}"
+        try:
+            status = os.lstat(f"{path}{suffix}")
+        except FileNotFoundError as error:
+            if suffix:
+                continue
+            raise StoreError(f"{name}: missing in {folder}. The run recorded nothing.") from error
+        except OSError as error:
+            raise StoreError(f"{folder}/{name}: cannot be opened ({error.strerror}).") from error
+        if not stat.S_ISREG(status.st_mode) or status.st_size > limit:
+            raise StoreError(
+                f"{folder}/{name}: must be a regular file of at most {limit:,} bytes. "
+                "Restore it from a copy."
+            )
+
+
+def _check_journal(path: Path) -> None:
+    """Refuse a journal that names a file: SQLite deletes that file once it has rolled back.
+
+    Ours never does, as a transaction has one store. Raises StoreError and OSError.
+    """
+    with suppress(FileNotFoundError), open(open_regular_file(path), "rb") as journal:
+        size = os.fstat(journal.fileno()).st_size
+        journal.seek(max(0, size - len(JOURNAL_MAGIC)))
+        if journal.read(len(JOURNAL_MAGIC)) == JOURNAL_MAGIC and size > len(JOURNAL_MAGIC):
+            raise StoreError(f"{path.parent.name}/{path.name}: names another file. Delete it.")
+
+
+def _check_content(connection: sqlite3.Connection, path: Path) -> None:
+    """Limit what a foreign file can cost, and refuse another schema than ours.
+
+    A view may be endless, a trigger changes what is written, and a virtual table, a generated
+    column or an index may compute anything. Raises StoreError and sqlite3.Error.
+    """
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
+    limit_time(connection)
+    connection.execute("PRAGMA trusted_schema = OFF")
+    connection.execute("PRAGMA cell_size_check = ON")
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version > SCHEMA_VERSION:
+        raise StoreError(
+            f"{path.parent.name}: store version {version} is newer than this program's "
+            f"{SCHEMA_VERSION}. Update Stepscope to open it."
+        )
+    # SQLite itself makes the index of a UNIQUE column; it has no text.
+    objects = connection.execute("SELECT name, sql FROM sqlite_master WHERE sql NOT NULL")
+    names = {" ".join(str(sql).split()): str(name) for name, sql in objects.fetchall()}
+    expected = [sql for sql in CREATED if version >= FIRST_WITH_RING or " ring " not in sql]
+    if sorted(names) != expected:
+        other = ", ".join(name for sql, name in names.items() if sql not in expected)
+        raise StoreError(
+            f"{path.parent.name}: not a Stepscope store: its tables are not those of version "
+            f"{version} ({other[:200] or 'some are missing'}). Restore the file from a copy."
+        )
+    connection.text_factory = lambda text: text.decode(errors="replace")

@@ -13,9 +13,20 @@ from typing import Any
 import numpy as np
 
 from stepscope.store import schema
-from stepscope.store.frames import FACTOR, FRAME_ROWS, Block, decode, encode, join, merge
+from stepscope.store.frames import (
+    FACTOR,
+    FRAME_ROWS,
+    Block,
+    decode,
+    decode_keys,
+    encode,
+    join,
+    merge,
+)
+from stepscope.store.schema import StoreError
 
 CHECKPOINT_COMMITS = 20
+LEVELS = 12  # FACTOR**12 rows: more than 2**47
 CLOSE_BUSY_MS = 500
 """Longest wait for a reader when closing; the file is complete without the wait."""
 
@@ -44,7 +55,7 @@ class RunWriter:
     def __init__(self, path: Path, *, reopen: bool = False) -> None:
         """Create the store, or `reopen` the one that a killed process left.
 
-        Raises StoreError where it exists already, or cannot be opened.
+        Raises StoreError where it exists already, or cannot be opened or taken up.
         """
         self._series: dict[tuple[str, str], _Series] = {}
         self._layouts: dict[tuple[str, ...], int] = {}
@@ -52,7 +63,12 @@ class RunWriter:
         self._commits = 0
         self._connection = schema.reopen(path) if reopen else schema.create(path)
         if reopen:
-            self._take_up()
+            try:
+                self._take_up()
+            except (sqlite3.Error, LookupError, ValueError, TypeError, OverflowError) as error:
+                self._connection.close()
+                raise StoreError(f"{path}: damaged, nothing can be added ({error}).") from error
+            self._connection.set_progress_handler(None, 0)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -137,33 +153,36 @@ class RunWriter:
             self._connection.close()
 
     def _take_up(self) -> None:
-        """Load the unfinished frames of every level from the file."""
+        """Load the unfinished frame of every level from the file.
+
+        Raises sqlite3.Error, ValueError, TypeError or OverflowError for a damaged store.
+        """
         ask = self._connection.execute
-        for number, keys in ask("SELECT id, keys FROM layouts").fetchall():
-            self._layouts[tuple(json.loads(keys))] = number
+        for number, text in ask("SELECT id, keys FROM layouts").fetchall():
+            self._layouts[decode_keys(text)] = number
         keys_of = {number: keys for keys, number in self._layouts.items()}
-        for number, stream, source in ask("SELECT id, stream, source FROM series").fetchall():
+        last = "FROM frames WHERE series = ? AND level = ? ORDER BY first DESC LIMIT 1"
+        for number, stream, source in ask("SELECT id, stream, source FROM series").fetchmany(
+            schema.MAX_SERIES
+        ):
             series = self._series[stream, source] = _Series(number)
-            rows = ask(
-                "SELECT level, first, rows, layout, data FROM frames WHERE series = ? "
-                "AND rows < ? ORDER BY level, first",
-                (number, FRAME_ROWS),
-            ).fetchall()
-            ends = ask(
-                "SELECT level, max(first + rows) FROM frames WHERE series = ? "
-                "GROUP BY level ORDER BY level",
-                (number,),
-            ).fetchall()
-            used = ask("SELECT DISTINCT layout FROM frames WHERE series = ?", (number,)).fetchall()
-            series.keys = tuple(dict.fromkeys(key for (i,) in sorted(used) for key in keys_of[i]))
-            for level, end in ends:
-                tail = [
-                    decode(data, keys_of[layout], count, level)
-                    for at, _, count, layout, data in rows
-                    if at == level
-                ]
-                first = end - sum(map(len, tail))
-                series.levels.append(_Level(first, join(tail).with_keys(series.keys)))
+            for level in range(LEVELS):
+                newest = ask(f"SELECT first + rows, layout {last}", (number, level)).fetchone()
+                if newest is None:
+                    break
+                end = int(newest[0])
+                if level == 0:  # a frame has all metrics of those before it
+                    series.keys = keys_of[newest[1]]
+                first = end - end % FRAME_ROWS
+                rows = ask(
+                    "SELECT rows, layout, data FROM frames WHERE series = ? AND level = ? "
+                    "AND first >= ? ORDER BY first LIMIT ?",
+                    (number, level, first, FRAME_ROWS),
+                )
+                tail = join(decode(data, keys_of[i], count, level) for count, i, data in rows)
+                if len(tail) != end - first:
+                    raise ValueError(f"row {end - 1} of {stream!s:.100} is not the last")
+                series.levels.append(_Level(first, tail.with_keys(series.keys)))
 
     def _append_level(self, series: _Series, number: int, rows: Block) -> None:
         if number == len(series.levels):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 import logging
 import os
 import sys
@@ -25,6 +24,7 @@ import psutil
 
 from stepscope.diagnosis.first_steps import Device, StepMemory
 from stepscope.run.kernel_kills import container
+from stepscope.sampling import owners
 from stepscope.sampling.tensors import (
     Storages,
     gradients,
@@ -195,13 +195,9 @@ def cuda_index(parameters: list[Any]) -> int | None:
 
 def waiting_optimizers(stepped: list[Any]) -> int:
     """Return how many optimizers of other parameters there are that were not stepped yet."""
-    optimizer_class = import_module("torch.optim.optimizer").Optimizer
     known = {id(one) for one in optimizer_parameters(stepped)}
-    found = 0
-    for one in gc.get_objects():
-        if issubclass(type(one), optimizer_class) and hasattr(one, "param_groups"):
-            found += known.isdisjoint(id(each) for each in optimizer_parameters([one]))
-    return found
+    made, _models = owners.search()
+    return sum(known.isdisjoint(map(id, optimizer_parameters([one]))) for one in made)
 
 
 def host_free() -> int:

@@ -106,7 +106,9 @@ class OutputLog:
 
     def _write(self, data: bytes) -> None:
         try:
-            os.write(self._file, data)
+            left = memoryview(data)
+            while left:  # a disk that fills up takes a part first
+                left = left[os.write(self._file, left) :]
             self._size += len(data)
             if self._size >= self._limit:
                 os.replace(self._path, self._older)

@@ -11,6 +11,8 @@ import streamlit as st
 from streamlit.testing.v1 import AppTest
 
 from dashboard import services
+from tests.support.app_page import NO_GPU, Learn, Machine
+from trainer.problems import TrainDevice
 
 MAIN = Path(__file__).resolve().parents[2] / "dashboard" / "main.py"
 
@@ -42,3 +44,30 @@ def page(server: services.Services) -> Callable[..., AppTest]:
         return app
 
     return run
+
+
+@pytest.fixture
+def machine(server: services.Services, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """Let the page find these GPUs and the CPU, whatever this machine has."""
+
+    def has(*gpus: TrainDevice) -> None:
+        cpu = next(device for device in server.devices().devices if device.id == "cpu")
+        found = services.Devices([*gpus, cpu], None if gpus else NO_GPU)
+        monkeypatch.setattr(server, "devices", lambda: found)
+
+    return has
+
+
+@pytest.fixture
+def learn(page: Callable[..., AppTest]) -> Learn:
+    """Open the learn page with these URL parameters."""
+
+    def opened(**params: str) -> AppTest:
+        app = page()
+        for name, value in params.items():
+            app.query_params[name] = value
+        app.switch_page("views/learn.py").run()
+        assert not app.exception
+        return app
+
+    return opened

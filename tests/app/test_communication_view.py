@@ -7,25 +7,16 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from streamlit.testing.v1 import AppTest
 
 from dashboard import services
 from stepscope.run import RunError
-from tests.app.test_live_view import GPU, Machine, label, machine, text_of
-from tests.unit.test_collectives_plan import ROW
+from tests.support.app_page import GPU, Machine, label, text_of
+from tests.support.collectives_results import DOCUMENT, ROW
 from trainer.collectives.plan import Plan
 from trainer.collectives.results import new_result_path, write_result
-
-__all__ = ["machine"]
-DOCUMENT: dict[str, Any] = {
-    "backend": "nccl",
-    "ranks": 8,
-    "machine": {"device": "H100", "link": {"name": "18 NVLinks", "bytes_per_s": 450e9}},
-    "rows": [ROW, {"operation": "broadcast", "bytes": 2**30, "reason": "no room <b>"}],
-}
 
 
 @pytest.fixture

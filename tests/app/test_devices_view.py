@@ -14,9 +14,8 @@ from dashboard.api.devices import devices_answer
 from dashboard.machine.watch import MachineWatch
 from stepscope.run import RunError
 from stepscope.sampling.nvml import NullSource
-from tests.app.test_live_view import component, text_of
-from tests.integration.test_machine_watch import FakeErrors
-from tests.unit.fake_machine import FakeSource, divided, gpus, info, machine, process
+from tests.support.app_page import component, text_of
+from tests.support.fake_machine import FakeErrors, FakeSource, divided, gpus, info, machine, process
 
 OpenPage = Callable[..., AppTest]
 Sees = Callable[[object], None]

@@ -15,7 +15,7 @@ from dashboard import services
 from dashboard.charts.fit import batch_figure
 from dashboard.views.fit_panel import rows
 from stepscope.run import RunError
-from tests.app.test_live_view import label
+from tests.support.app_page import label
 from trainer.config import RunConfig, Workload, defaults
 from trainer.lessons import LESSONS
 from trainer.runners.child import ChildState
@@ -138,7 +138,7 @@ def test_a_prediction_can_be_stopped_and_there_is_one_at_a_time(
 
 def test_settings_that_cannot_start_have_no_button(page: OpenPage) -> None:
     assert "Will it fit?" in labels(page(workload="linear", device="cpu"))
-    assert "Will it fit?" not in labels(page(workload="linear", device="cpu", precision="fp16"))
+    assert "Will it fit?" not in labels(page(workload="linear", device="cpu", precision="tf32"))
 
 
 def test_the_largest_batch_waits_for_a_run(page: OpenPage, server: services.Services) -> None:

@@ -21,13 +21,12 @@ from dashboard.sweep_content import to_content
 from dashboard.views import lab_panel
 from stepscope.recording.recorder import Recorder
 from stepscope.run import RunStatus, process_identity, user_name
-from tests.app.test_live_view import GPU, Machine, header, label, machine, text_of, trigger
-from tests.unit.fake_sweep import BEST, sweep
+from tests.support.app_page import GPU, Machine, header, label, text_of, trigger
+from tests.support.fake_sweep import BEST, sweep
 from trainer.config import Precision
 from trainer.lab.plan import Plan
 from trainer.lab.words import of_best
 
-__all__ = ["machine"]  # a fixture of the live page's tests
 OpenPage = Callable[..., AppTest]
 ID = "20261122-061500-digits-mlp-ab12"
 
@@ -188,16 +187,15 @@ def test_a_preset_ticks_its_settings_and_lists_what_cannot_be(
     pills.set_value("precision").run()
     assert label(app, "checkbox", "bf16 AMP").value
     assert label(app, "checkbox", "tf32").value
-    assert label(app, "checkbox", "fp16 AMP").value
-    label(app, "checkbox", "fp16 AMP").uncheck().run()
-    assert label(app, "checkbox", "fp16 AMP").disabled  # it could not be measured
+    label(app, "checkbox", "tf32").uncheck().run()
+    assert label(app, "checkbox", "tf32").disabled  # it could not be measured
     assert "cannot be had here and are listed with their reason" in text_of(app)
     label(app, "checkbox", "bf16 AMP").uncheck().run()
     label(app, "button", "Start sweep").click().run()
     names = {arm.name for arm in started[0].arms}
-    assert "precision=tf32" in names
+    assert "precision=fp16" in names
     assert "precision=bf16" not in names
-    assert "precision=fp16" not in names
+    assert "precision=tf32" not in names
 
 
 def test_a_second_press_on_a_preset_takes_all_its_ticks_back(
@@ -323,6 +321,16 @@ def test_a_best_combination_with_a_worse_loss_says_so_and_cannot_be_taken(
     button = label(app, "button", "Use these settings")
     assert button.disabled
     assert "loss" in button.help
+
+
+def test_a_best_combination_whose_loss_is_not_shown_equal_says_so_and_can_be_taken(
+    lab: OpenPage, server: services.Services
+) -> None:
+    loss = {"verdict": "not_shown_equal", "text": "loss not shown equal: +0.5 % [-4.0, +5.0]"}
+    store(server.runs, sweep(best=BEST | {"loss": loss}))
+    app = lab()
+    assert escape_markdown(f"After equal steps, its {loss['text']}.") in text_of(app)
+    assert not label(app, "button", "Use these settings").disabled
 
 
 def test_where_each_combination_has_a_worse_loss_there_is_none(

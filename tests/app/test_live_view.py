@@ -2,93 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from streamlit.testing.v1 import AppTest
 
 from dashboard import services
-from stepscope.recording.recorder import Recorder
 from stepscope.run import RunStatus
-from trainer.config import RunConfig
-from trainer.problems import TrainDevice
-
-OpenPage = Callable[..., AppTest]
-GPU = TrainDevice(
-    id="GPU-11111111-2222-3333-4444-555555555555",
-    name="NVIDIA T4",
-    memory_total=15 * 2**30,
-    cuda_index=0,
-    compute_capability=(7, 5),
+from tests.support.app_page import (
+    GPU,
+    NO_GPU,
+    Machine,
+    OpenPage,
+    component,
+    header,
+    label,
+    record,
+    shown_run,
+    text_of,
+    trigger,
 )
-NO_GPU = "torch 2.13.0+cpu is a CPU-only build."
-Machine = Callable[..., None]
-
-
-@pytest.fixture
-def machine(server: services.Services, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """Let the page find these GPUs and the CPU, whatever this machine has."""
-
-    def has(*gpus: TrainDevice) -> None:
-        cpu = next(device for device in server.devices().devices if device.id == "cpu")
-        found = services.Devices([*gpus, cpu], None if gpus else NO_GPU)
-        monkeypatch.setattr(server, "devices", lambda: found)
-
-    return has
-
-
-def record(root: Path, name: str, status: RunStatus = RunStatus.FINISHED, **run_info: Any) -> Path:
-    folder = root / name
-    folder.mkdir()
-    recorder = Recorder(folder, name="digits_cnn", config=RunConfig().to_dict())
-    recorder.describe(**run_info)
-    recorder.log(1, {"train/loss": 1.0})
-    recorder.close(status, "because" if status is RunStatus.FAILED else None)
-    return folder
-
-
-def component(app: AppTest) -> dict[str, Any]:
-    (live,) = app.get("bidi_component")
-    data: dict[str, Any] = json.loads(live.proto.json)
-    return data
-
-
-def header(app: AppTest) -> dict[str, Any]:
-    """What the header row is told: runs, buttons, what is in the way."""
-    told: dict[str, Any] = component(app)["header"]
-    return told
-
-
-def trigger(app: AppTest, event: str, value: object = 1) -> None:
-    """Do what the component in the browser does for a press on Start or a choice of a run."""
-    (live,) = app.get("bidi_component")
-    states = app._tree.get_widget_states()
-    name = f"$$STREAMLIT_INTERNAL_KEY_{live.proto.id}__events"
-    states.widgets.add(id=name, json_trigger_value=json.dumps([{"event": event, "value": value}]))
-    app._run(states)
-    assert not app.exception
-
-
-def shown_run(app: AppTest) -> str:
-    """The label of the run that the picker shows."""
-    told = header(app)
-    return str(dict(told["runs"])[told["picked"]])
-
-
-def label(app: AppTest, kind: str, text: str) -> Any:
-    return next(widget for widget in app.get(kind) if widget.label == text)
-
-
-def text_of(app: AppTest) -> str:
-    return " ".join(
-        str(part.value)
-        for kind in ("markdown", "caption", "warning", "error", "code")
-        for part in app.get(kind)
-    )
 
 
 def wait_for(true: Callable[[], bool]) -> None:

@@ -13,20 +13,9 @@ from streamlit.testing.v1 import AppTest
 from dashboard import services
 from stepscope.diagnosis.oom_record import Block, OomRecord, OomReport
 from stepscope.run import RunStatus
-from tests.app.test_live_view import (
-    GPU,
-    Machine,
-    OpenPage,
-    header,
-    machine,
-    record,
-    text_of,
-    trigger,
-)
-from tests.unit.test_out_of_memory import FULL, MIB, PIECES
+from tests.support.app_page import GPU, Machine, OpenPage, header, record, text_of, trigger
+from tests.support.oom_records import FULL, MIB, PIECES
 from trainer.config import RunConfig, Workload, defaults
-
-__all__ = ["machine"]
 
 CONFIG = replace(defaults(Workload.FILL), batch_size=16, accumulation=2)
 

@@ -17,8 +17,8 @@ from streamlit.testing.v1 import AppTest
 from dashboard import services
 from dashboard.views.memory_snapshots import WAITS
 from stepscope.run import RunStatus
-from tests.app.test_live_view import record
-from tests.unit.snapshots import REAL, live_block, snapshot
+from tests.support.app_page import record
+from tests.support.snapshots import REAL, live_block, snapshot
 
 PATIENCE_S = 60.0
 

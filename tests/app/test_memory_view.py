@@ -13,9 +13,8 @@ from streamlit.testing.v1 import AppTest
 from dashboard import services
 from stepscope.run import RunKind
 from tests.app.conftest import MAIN
-from tests.unit.recorded_runs import write_run
-from tests.unit.test_ledger_moments import GPU, device, process, sample
-from tests.unit.test_ledger_series import PROCESSES
+from tests.support.ledger_rows import GPU, PROCESSES, device, process, sample
+from tests.support.recorded_runs import write_run
 
 MemoryPage = Callable[..., AppTest]
 A100 = {"uuid": GPU, "name": "NVIDIA A100", "memory_total": 10 * 2**30}

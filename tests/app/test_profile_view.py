@@ -12,14 +12,14 @@ from streamlit.testing.v1.element_tree import Selectbox
 
 from stepscope.recording.recorder import Recorder
 from stepscope.run import RunStatus
-from tests.app.test_live_view import OpenPage, record
-from tests.unit.test_run_profile import write
+from tests.support.app_page import OpenPage, record
+from tests.support.profiles import write_profile
 
 
 def test_a_run_with_profiles_shows_the_newest(page: OpenPage, tmp_path: Path) -> None:
     folder = record(tmp_path, "one", device="GPU-1")
-    write(folder, 5, 6)
-    write(folder, 10, 12)
+    write_profile(folder, 5, 6)
+    write_profile(folder, 10, 12)
     (folder / "profile-step-10-12.json.gz").write_bytes(b"trace")
     app = page(run="one")
     [choice] = [box for box in app.selectbox if box.key == "chosen_profile"]
@@ -51,9 +51,9 @@ def chooser(app: AppTest, key: str) -> Selectbox[Any]:
 
 def test_the_profile_of_each_rank_can_be_chosen(page: OpenPage, tmp_path: Path) -> None:
     folder = job(tmp_path)
-    write(folder, 5, 6)
+    write_profile(folder, 5, 6)
     for rank in (0, 1):
-        write(folder, 10, 12, rank)
+        write_profile(folder, 10, 12, rank)
     (folder / "profile-step-10-12.rank1.json.gz").write_bytes(b"trace")
     app = page(run="one")
     assert chooser(app, "chosen_profile").options == ["Steps 10 to 12", "Steps 5 to 6"]
@@ -70,7 +70,7 @@ def test_the_profile_of_each_rank_can_be_chosen(page: OpenPage, tmp_path: Path) 
 
 
 def test_the_only_rank_with_a_profile_is_named(page: OpenPage, tmp_path: Path) -> None:
-    write(job(tmp_path), 5, 6, 1)
+    write_profile(job(tmp_path), 5, 6, 1)
     app = page(run="one")
     assert r"Rank 1 · \*node\*" in [text.value for text in app.markdown]
 

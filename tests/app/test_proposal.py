@@ -11,7 +11,7 @@ from streamlit.testing.v1 import AppTest
 
 from dashboard import services
 from dashboard.places import PLACES
-from tests.app.test_live_view import component, header, record, trigger
+from tests.support.app_page import component, header, record, trigger
 
 OpenPage = Callable[..., AppTest]
 

@@ -15,7 +15,7 @@ from dashboard.run_summary import summarize
 from dashboard.views.run_rows import row
 from stepscope.recording.recorder import Recorder
 from stepscope.run import RunKind, RunStatus, read_run
-from tests.app.test_live_view import component
+from tests.support.app_page import component
 
 OpenPage = Callable[..., AppTest]
 

@@ -15,7 +15,7 @@ from dashboard.run_summary import RunSummary, summarize
 from dashboard.views.run_rows import row
 from stepscope.recording.recorder import Recorder
 from stepscope.run import RunStatus, read_run
-from tests.app.test_live_view import component, record, text_of
+from tests.support.app_page import component, record, text_of
 from trainer.config import RunConfig
 
 OpenPage = Callable[..., AppTest]

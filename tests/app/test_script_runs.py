@@ -14,7 +14,7 @@ from dashboard import services
 from dashboard.controls import run_picker
 from stepscope.recording.recorder import CommandName, Recorder
 from stepscope.run import RunKind, RunStatus, read_run
-from tests.app.test_live_view import component, header, label, shown_run, text_of, trigger
+from tests.support.app_page import component, header, label, shown_run, text_of, trigger
 
 OpenPage = Callable[..., AppTest]
 WATCHED = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,19 +14,9 @@ from streamlit.testing.v1 import AppTest
 
 from dashboard import services
 from stepscope.run import RUN_JSON, RunStatus
-from tests.app.test_live_view import (
-    GPU,
-    Machine,
-    header,
-    machine,
-    record,
-    text_of,
-    trigger,
-)
-from tests.app.test_sidebar import KINDS, widget
+from tests.support.app_page import GPU, KINDS, Machine, header, record, text_of, trigger, widget
 from trainer.switches import PARALLEL_SWITCHES
 
-__all__ = ["machine"]
 OpenPage = Callable[..., AppTest]
 OTHER_GPU = replace(GPU, id="GPU-1", cuda_index=1)
 
@@ -43,12 +34,13 @@ def test_one_device_has_no_further_controls(page: OpenPage) -> None:
     assert "DataParallel copies the model to several GPUs" in text_of(app)
 
 
-@pytest.mark.parametrize("name", ["parallel", "ranks", "nodes", "static_graph", "bucket_mb"])
-def test_each_control_has_its_two_sentences(page: OpenPage, name: str) -> None:
-    (about,) = [one for one in PARALLEL_SWITCHES if one.field == name]
-    assert about.help.count(". ") == 1
-    found = widget(page(parallel="ddp", runner="torchrun", ranks="2"), name)
-    assert (found.label, found.help) == (about.label, about.help)
+def test_each_control_has_its_two_sentences(page: OpenPage) -> None:
+    about = {one.field: one for one in PARALLEL_SWITCHES}
+    app = page(parallel="ddp", runner="torchrun", ranks="2")
+    for name in ("parallel", "ranks", "nodes", "static_graph", "bucket_mb"):
+        assert about[name].help.count(". ") == 1
+        found = widget(app, name)
+        assert (found.label, found.help) == (about[name].label, about[name].help)
 
 
 def test_ddp_brings_torchrun_and_what_acts_on_it(page: OpenPage) -> None:
@@ -70,8 +62,8 @@ def test_ddp_brings_torchrun_and_what_acts_on_it(page: OpenPage) -> None:
 
 
 def test_no_parallelism_takes_torchrun_back(page: OpenPage) -> None:
-    app = page(parallel="fsdp", runner="torchrun", ranks="2")
-    assert "reshard" in drawn(app)
+    app = page(parallel="fsdp", runner="torchrun", ranks="2", accumulation="2")
+    assert {"reshard", "no_sync"} <= drawn(app)
     assert "bucket_mb" not in drawn(app)
     widget(app, "parallel").set_value("none").run()
     assert drawn(app) == {"parallel"}
@@ -174,7 +166,7 @@ def test_the_page_follows_a_job_that_it_shows(page: OpenPage, server: services.S
     before = record(server.runs, "first", RunStatus.FAILED)
     later = record(server.runs, "second")
     ended = json.loads((before / RUN_JSON).read_text())
-    change(before, status="running", heartbeat=9e9)
+    change(before, status="running", heartbeat=time.time())
     app = page(run=before.name)
     assert header(app)["picked"] == before.name
     change(before, **ended | {"restarted_as": later.name})

@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import pytest
 from streamlit.testing.v1 import AppTest
 
 from dashboard import services
 from dashboard.controls import fields, sidebar
-from tests.app.test_live_view import GPU, Machine, label, machine, text_of, trigger
+from tests.support.app_page import GPU, Machine, label, text_of, trigger, widget
 from trainer.config import Problem, RunConfig
 from trainer.problems import TrainDevice
 from trainer.switches import SWITCHES
 
-__all__ = ["machine"]
 OpenPage = Callable[..., AppTest]
-KINDS = ("toggle", "number_input", "selectbox")
 NO = Problem("any", "this machine cannot", "Leave it")
-
-
-def widget(app: AppTest, field: str) -> Any:
-    """The widget of a field of RunConfig."""
-    (found,) = [part for kind in KINDS for part in app.get(kind) if part.key == f"config_{field}"]
-    return found
 
 
 def refuse(monkeypatch: pytest.MonkeyPatch, *refused: tuple[str, object]) -> None:
@@ -38,11 +29,12 @@ def refuse(monkeypatch: pytest.MonkeyPatch, *refused: tuple[str, object]) -> Non
     monkeypatch.setattr(fields, "choice_problem", problem)
 
 
-@pytest.mark.parametrize("switch", SWITCHES, ids=lambda switch: switch.field)
-def test_each_switch_is_drawn_with_its_two_sentences(page: OpenPage, switch: Any) -> None:
-    drawn = widget(page(), switch.field)
-    assert drawn.label == switch.label
-    assert drawn.help == switch.help
+def test_each_switch_is_drawn_with_its_two_sentences(page: OpenPage) -> None:
+    app = page()
+    drawn = {switch.field: widget(app, switch.field) for switch in SWITCHES}
+    assert {field: (found.label, found.help) for field, found in drawn.items()} == {
+        switch.field: (switch.label, switch.help) for switch in SWITCHES
+    }
 
 
 def test_an_impossible_switch_is_disabled_with_the_reason(
@@ -69,6 +61,15 @@ def test_what_cannot_be_off_is_disabled_while_it_is_on(page: OpenPage) -> None:
     widget(app, "num_workers").set_value(0).run()
     assert not widget(app, "persistent_workers").disabled  # so that it can be switched back
     assert "Switch it on, or set num_workers above 0." in text_of(app)
+
+
+def test_a_warm_up_of_the_learning_rate_is_disabled_with_plateau(page: OpenPage) -> None:
+    app = page(workload="digits_mlp", lr_warmup_steps="5")
+    assert widget(app, "lr_warmup_steps").value == 5
+    widget(app, "schedule").set_value("plateau").run()
+    assert not widget(app, "lr_warmup_steps").disabled  # so that it can be set to 0
+    widget(app, "lr_warmup_steps").set_value(0).run()
+    assert widget(app, "lr_warmup_steps").disabled
 
 
 def test_what_is_on_and_impossible_can_be_switched_off(

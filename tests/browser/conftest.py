@@ -3,80 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page
 
-ROOT = Path(__file__).resolve().parents[2]
-ARTIFACTS = ROOT / "test-artifacts"
-
-
-@dataclass(frozen=True, slots=True)
-class Server:
-    """A running `streamlit run app.py`."""
-
-    url: str
-    runs: Path
-    process: subprocess.Popen[bytes]
-    log: Path
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def start_server(folder: Path, **variables: str) -> Server:
-    """Start a server with these variables beside those of this process."""
-    port, log = free_port(), folder / "server.log"
-    environment = os.environ | {"STEPSCOPE_RUNS": str(folder / "runs")} | variables
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "streamlit",
-                "run",
-                "app.py",
-                "--server.headless",
-                "true",
-                "--server.port",
-                str(port),
-            ],
-            cwd=ROOT,
-            env=environment,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-    server = Server(f"http://localhost:{port}", folder / "runs", process, log)
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            with urllib.request.urlopen(f"{server.url}/_stcore/health", timeout=2):
-                return server
-        except OSError:
-            if process.poll() is not None or time.monotonic() > deadline:
-                pytest.fail(f"the server did not start:\n{log.read_text()}")
-            time.sleep(0.1)
-
-
-def stop_server(server: Server) -> None:
-    if server.process.poll() is None:
-        server.process.send_signal(signal.SIGTERM)
-        server.process.wait(10)
+from tests.support.server import ARTIFACTS, Server, start_server, stop_server
 
 
 class Servers:

@@ -13,10 +13,10 @@ from pathlib import Path
 from playwright.sync_api import Page, expect
 
 from stepscope.run import run_folders
-from tests.browser.conftest import ROOT, Server, start_server, stop_server
-from tests.browser.test_axe import violations
-from tests.integration.test_alerts import killed
-from tests.integration.test_recorder import wait_until
+from tests.support.browser_page import violations
+from tests.support.killed_runs import killed
+from tests.support.server import ROOT, Server, start_server, stop_server
+from tests.support.waiting import wait_until
 
 SLOW_MS = 20_000
 """For what needs the page's script: its first run imports torch."""

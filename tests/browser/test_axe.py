@@ -4,30 +4,15 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, Page, expect
 
-from stepscope.run import RunStatus, read_run
-from tests.browser.conftest import ROOT, Server, start_server, stop_server
-from tests.browser.test_live_page import OpenPage, button
+from stepscope.run import RunStatus, read_run, run_folders
+from tests.support.browser_page import OpenPage, button, press, violations
+from tests.support.server import ROOT, Server, start_server, stop_server
 
 LONG = "/?epochs=5000"
-STREAMLITS: list[list[str]] = []
-"""Elements of Streamlit's own, as axe selects them, that no setting of ours can mend."""
-
-
-def violations(page: Page) -> list[str]:
-    """Return what axe finds, a line for each element."""
-    context: dict[str, Any] = {"exclude": STREAMLITS}
-    found = Axe().run(page, context=context).response["violations"]
-    return [
-        f"{rule['id']}: {node['target']} {node['html'][:200]} {node['failureSummary'][:300]}"
-        for rule in found
-        for node in rule["nodes"]
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -93,16 +78,6 @@ def test_a_running_page_has_no_violation(themed: Page, server: Server) -> None:
     assert found == []
 
 
-def press(page: Page, target: Locator, key: str = "Enter", most: int = 80) -> None:
-    """Walk to an element by Tab alone and press a key on it."""
-    for _ in range(most):
-        page.keyboard.press("Tab")
-        if target.evaluate("node => node === document.activeElement"):
-            page.keyboard.press(key)
-            return
-    pytest.fail(f"not reached by {most} tabs")
-
-
 def test_start_pause_and_stop_by_keyboard(open_page: OpenPage, server: Server) -> None:
     page = open_page(LONG)
     expect(button(page, "Start")).to_be_enabled(timeout=60_000)
@@ -136,9 +111,10 @@ def test_a_row_of_the_runs_page_opens_its_run(open_page: OpenPage, server: Serve
     table = page.get_by_test_id("stDataFrame")
     expect(table).to_be_visible(timeout=60_000)
     page.wait_for_timeout(500)  # the canvas answers once it is drawn
+    newest = max(map(read_run, run_folders(server.runs)), key=lambda run: run.created)
     table.click(position={"x": 16, "y": 50})
-    expect(page.get_by_test_id("status")).to_contain_text("Finished")
-    assert "run=two" in page.url
+    expect(page.get_by_test_id("status")).to_contain_text(newest.status.capitalize())
+    assert f"run={newest.id}" in page.url
 
 
 @pytest.mark.parametrize("width", [400, 800])

@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.app.test_communication_view import DOCUMENT
-from tests.browser.conftest import Server, start_server, stop_server
-from tests.browser.test_axe import violations
-from tests.browser.test_learn_page import settle
-from tests.browser.test_live_page import OpenPage, button
+from tests.support.browser_page import OpenPage, button, settle, violations
+from tests.support.collectives_results import DOCUMENT
+from tests.support.server import Server, start_server, stop_server
 from trainer.collectives.results import new_result_path, write_result
 
 SECOND = 1_000
@@ -48,8 +46,7 @@ def test_it_measures_and_shows_the_result(open_page: OpenPage) -> None:
     expect(page.locator(".js-plotly-plot")).to_contain_text("Algorithm bandwidth, GB/s")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1400, 400])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1400), ("dark", 400)])
 def test_it_has_no_violation_and_fits(
     browser: Browser, server: Server, scheme: Any, width: Any, tmp_path: Path
 ) -> None:

@@ -12,11 +12,17 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from tests.browser.conftest import ARTIFACTS, Server, start_server, stop_server
-from tests.browser.test_axe import violations
-from tests.browser.test_cuda_page import SMALL, TRAINS_MS, start
-from tests.browser.test_live_page import OpenPage, button, wait_until
 from tests.conftest import Need
+from tests.support.browser_page import (
+    SMALL,
+    TRAINS_MS,
+    OpenPage,
+    button,
+    start,
+    violations,
+    wait_until,
+)
+from tests.support.server import ARTIFACTS, Server, start_server, stop_server
 from trainer.devices import cuda_reason
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,15 +15,22 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from stepscope.store import EventRow, RunReader
-from tests.browser.conftest import ARTIFACTS, Server, start_server, stop_server
-from tests.browser.test_live_page import OpenPage, button, choose, points, wait_until
-from tests.browser.test_memory_page import areas, open_memory, sums_up, table
 from tests.conftest import Need
+from tests.support.browser_page import (
+    SMALL,
+    TRAINS_MS,
+    OpenPage,
+    button,
+    choose,
+    points,
+    start,
+    wait_until,
+)
+from tests.support.memory_page import areas, open_memory, sums_up, table
+from tests.support.server import ARTIFACTS, Server, start_server, stop_server
 from trainer.devices import cuda_reason
 
-SMALL = "epochs=5000&width=8&image_size=16&batch_size=64"
 TOO_LARGE = "width=256&image_size=256&batch_size=512"  # 34 GB for the first layer's output
-TRAINS_MS = 60_000
 PRECISIONS = {"fp32": "fp32", "tf32": "tf32", "bf16": "bf16 AMP", "fp16": "fp16 AMP"}
 MEMORY = ("allocated", "reserved", "peak allocated", "device used", "total")
 HELD = 256 * 2**20
@@ -70,11 +77,6 @@ def event(server: Server, kind: str) -> EventRow:
     with RunReader(newest(server)) as reader:
         (found,) = [event for event in reader.events() if event.kind == kind]
     return found
-
-
-def start(page: Page, status: str = "Running") -> None:
-    button(page, "Start").click()
-    expect(page.get_by_test_id("status")).to_contain_text(status, timeout=TRAINS_MS)
 
 
 def memory_lines(page: Page) -> dict[str, int]:

@@ -1,6 +1,6 @@
 """The page Devices on a machine without a GPU; and with made-up answers of a machine with many.
 
-The made-up answers are those that the server would give for the GPUs of tests/unit/fake_machine.py.
+The made-up answers are those of the server for the GPUs of tests/support/fake_machine.py.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from playwright.sync_api import Browser, Page, Route, expect
 from dashboard.machine.charts import history
 from dashboard.machine.content import machine_content
 from dashboard.machine.details import details
-from tests.browser.conftest import ARTIFACTS, Server, start_server, stop_server
-from tests.browser.test_axe import violations
-from tests.browser.test_live_page import OpenPage, wait_until
-from tests.unit.fake_machine import FakeClock, FakeSource, Gpu, divided, gpus, machine, process
+from tests.support.browser_page import OpenPage, violations, wait_until
+from tests.support.fake_machine import FakeClock, FakeSource, Gpu, divided, gpus, machine, process
+from tests.support.server import ARTIFACTS, Server, start_server, stop_server
 
 
 @pytest.fixture(scope="module")

@@ -15,15 +15,17 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from stepscope.run import process_identity, replacing, user_name
-from tests.browser.conftest import ROOT, Server
-from tests.browser.test_axe import violations
-from tests.browser.test_layout import GPUS, record
-from tests.browser.test_live_page import OpenPage, button, wait_until
-from tests.unit.fake_sweep import BEST, sweep
+from stepscope.common.files import atomic_write
+from stepscope.run import process_identity, user_name
+from tests.support.browser_page import OpenPage, button, violations, wait_until
+from tests.support.fake_sweep import BEST, sweep
+from tests.support.large_gpus import GPUS, record
+from tests.support.server import ROOT, Server
 
-SLOW = pytest.mark.timeout(300)  # eight processes that import torch, on a machine that is busy
+SLOW = pytest.mark.timeout(300)  # ten processes that import torch, on a machine that is busy
 PATIENCE = 60_000
+SAMPLES = 10
+"""Of two rounds: three settings once, the baseline twice."""
 """Milliseconds: Streamlit fetches the chart library at the first chart."""
 ID = "20261122-061500-digits-mlp-ab12"
 
@@ -35,8 +37,7 @@ def store(server: Server, status: str = "finished", **others: Any) -> Path:
     owner = {"host": socket.gethostname(), "user": user_name()}
     content = owner | sweep(status, combining=[], **others)
     (folder / "plan.json").write_text(json.dumps(content["plan"]))
-    with replacing(folder / "sweep.json", durable=False) as part:
-        part.write_text(json.dumps(content))
+    atomic_write(folder / "sweep.json", json.dumps(content), durable=False)
     return folder
 
 
@@ -104,7 +105,7 @@ def downloaded(page: Page, name: str) -> str:
 def test_three_settings_from_ticking_to_the_report(open_page: OpenPage, server: Server) -> None:
     page = open_page("/lab", expected="404")
     start(page, rounds=2)
-    expect(page.get_by_text("of 8 samples")).to_be_visible(timeout=PATIENCE)
+    expect(page.get_by_text(f"of {SAMPLES} samples")).to_be_visible(timeout=PATIENCE)
     expect(row(page, "fused")).to_contain_text("measuring", timeout=PATIENCE)
     expect(button(page, "Stop")).to_have_count(0, timeout=200_000)
     for arm in ("precision=bf16", "fused", "foreach"):
@@ -133,7 +134,7 @@ def test_stop_reload_and_resume(open_page: OpenPage, server: Server) -> None:
     button(page, "Stop").click(timeout=PATIENCE)
     expect(page.get_by_text("resume goes on from here")).to_be_visible(timeout=PATIENCE)
     had = samples(server)
-    assert had < 8
+    assert had < SAMPLES
     button(page, "Resume").click()
     expect(button(page, "Stop")).to_be_visible(timeout=PATIENCE)
     page.get_by_test_id("stHeader").get_by_role("link", name="Live").click()
@@ -143,8 +144,8 @@ def test_stop_reload_and_resume(open_page: OpenPage, server: Server) -> None:
     expect(button(page, "Stop")).to_have_count(0, timeout=200_000)
     (sweep,) = server.runs.glob("lab/*/sweep.json")
     progress = json.loads(sweep.read_text())["progress"]
-    assert (progress["done"], progress["total"]) == (8, 8)
-    assert samples(server) >= 8  # the round that the stop left open was taken again as a whole
+    assert (progress["done"], progress["total"]) == (SAMPLES, SAMPLES)
+    assert samples(server) >= SAMPLES  # the open round was taken again whole
     page.get_by_test_id("stHeader").get_by_role("link", name="Live").click()
     expect(button(page, "Start")).to_be_enabled(timeout=PATIENCE)
 

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
 
-from stepscope.recording.recorder import Recorder
-from stepscope.run import RunStatus
-from tests.browser.conftest import Server
-from tests.browser.test_live_page import OpenPage, wait_until
+from tests.support.browser_page import OpenPage, wait_until
+from tests.support.large_gpus import GPUS, record
+from tests.support.server import Server
 
-GIB = 2**30
-GPUS = [
-    {"uuid": f"GPU-{n}", "name": "NVIDIA H100 80GB HBM3", "memory_total": 80 * GIB}
-    for n in range(8)
-]
 PAGES = ["Live", "Lab", "Memory", "Devices", "Communication", "Runs", "Learn"]
 CUT = """nodes => nodes.filter((node) => node.scrollWidth > node.clientWidth)
     .map((node) => node.value ?? node.textContent)"""
@@ -29,47 +22,6 @@ def cut(page: Page, selector: str) -> list[str]:
     expect(nodes.first).to_be_visible()
     found: list[str] = nodes.evaluate_all(CUT)
     return found
-
-
-def record(server: Server, gpus: list[dict[str, Any]], epochs: int = 0) -> str:
-    """Write a finished run on these large GPUs, whose numbers are as long as they get."""
-    folder = server.runs / f"gpus{len(gpus)}"
-    folder.mkdir(parents=True)
-    recorder = Recorder(folder, name="train")
-    device = gpus[0]["uuid"] if gpus else "cpu"
-    recorder.describe(config={"device": device}, devices=gpus, total_steps=1_000_000, epochs=1000)
-    recorder.set_status(RunStatus.RUNNING)
-    recorder.epoch = 999
-    for step in range(999_700, 1_000_000):
-        recorder.log(
-            step,
-            {
-                "train/loss": 1.5 / step,
-                "perf/samples_per_sec": 123_456.0,
-                "perf/step_time": 0.01 + 0.001 * (step % 7),
-                "train/epoch": 999.0,
-            },
-        )
-    for epoch in range(1, epochs + 1):
-        recorder.epoch = epoch
-        recorder.event("epoch", f"Epoch {epoch}: validation loss {1 / epoch:.4g}")
-    recorder.epoch = 999
-    recorder.log(1_000_000, {"val/loss": 0.1234, "val/accuracy": 97.53})
-    names = ("memory/allocated", "memory/reserved", "memory/peak_allocated", "process/rss")
-    recorder.sample(dict.fromkeys(names, 1023.4 * 2**20))
-    for place, gpu in enumerate(gpus):
-        values: dict[str, Any] = {
-            "gpu/util": 100.0 - 10 * place,
-            "gpu/mem_used": 70.5 * GIB,
-            "gpu/temp": 77.0,
-            "gpu/mem_total": 80.0 * GIB,
-            "gpu/power": 699.9,
-        }
-        recorder.device(str(gpu["uuid"]), values)
-        recorder.device(str(gpu["uuid"]), values)
-    recorder.event("empty_cache", "Empty cache")
-    recorder.close(RunStatus.FINISHED)
-    return folder.name
 
 
 @pytest.fixture

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.conftest import Server, start_server, stop_server
-from tests.browser.test_axe import press, violations
-from tests.browser.test_live_page import OpenPage, button, wait_until
+from tests.support.browser_page import OpenPage, button, press, settle, violations, wait_until
+from tests.support.server import Server, start_server, stop_server
 from trainer.lessons import BY_NAME, LESSONS, Lesson
 
 MISSING = "404"
@@ -31,9 +30,10 @@ def shown(page: Page, lesson: Lesson) -> None:
     expect(page.get_by_role("heading", name=lesson.title)).to_be_visible(timeout=60 * SECOND)
 
 
-@pytest.mark.timeout(400)  # compiling takes half a minute, on a busy machine much longer
-@pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.name)
-def test_every_lesson_runs_from_its_page(open_page: OpenPage, lesson: Lesson) -> None:
+@pytest.mark.parametrize("name", ["seeds", "all_reduce", "jiterator"])  # alone, two ranks, CUDA
+def test_a_lesson_runs_from_its_page(open_page: OpenPage, name: str) -> None:
+    """Each lesson's program runs in tests/integration/test_lessons.py."""
+    lesson = BY_NAME[name]
     page = open_page(f"/learn?lesson={lesson.name}", expected=MISSING)
     shown(page, lesson)
     last = lesson.path.read_text().strip().splitlines()[-1].strip()
@@ -95,15 +95,7 @@ def test_a_lesson_runs_by_keyboard(open_page: OpenPage) -> None:
     expect(page.get_by_text("Measured on this machine in")).to_be_visible(timeout=60 * SECOND)
 
 
-def settle(page: Page) -> None:
-    """Leave the button, whose help lies outside of all landmarks, and let the fading end."""
-    page.mouse.move(page.evaluate("innerWidth") / 2, 5)
-    expect(page.get_by_role("tooltip")).to_have_count(0)
-    expect(page.locator("[data-stale=true]")).to_have_count(0, timeout=30 * SECOND)
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1400, 400])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1400), ("dark", 400)])
 def test_it_has_no_violation_and_fits(
     browser: Browser, server: Server, scheme: Any, width: Any
 ) -> None:

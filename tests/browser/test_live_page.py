@@ -7,67 +7,34 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-from playwright.sync_api import Locator, Page, Route, expect
+from playwright.sync_api import Route, expect
 
 from stepscope.recording.recorder import Recorder
 from stepscope.run import RunStatus, read_run
 from stepscope.store import EventRow, RunReader
-from tests.browser.conftest import Server
+from tests.support.browser_page import (
+    OpenPage,
+    axis_range,
+    button,
+    choose,
+    drag_zoom,
+    number,
+    points,
+    run_folder,
+    start,
+    step_of,
+    wait_until,
+)
+from tests.support.server import Server
 
-OpenPage = Callable[..., Page]
 LONG = "/?epochs=5000"
-
-
-def button(page: Page, name: str) -> Locator:
-    return page.get_by_role("button", name=name, exact=True)
-
-
-def start(page: Page) -> None:
-    button(page, "Start").click()
-    expect(page.get_by_test_id("status")).to_contain_text("Running", timeout=30_000)
-
-
-def points(page: Page, chart: str = "loss") -> int:
-    return int(page.get_by_test_id(f"chart-{chart}").get_attribute("data-points") or 0)
-
-
-def number(page: Page, kpi: str) -> float:
-    text = page.get_by_test_id(f"kpi-{kpi}").inner_text()
-    found = re.search(r"\n\s*([\d.,]+(e-?\d+)?)", text)
-    assert found, f"no number in {text!r}"
-    return float(found[1].replace(",", ""))
-
-
-def step_of(page: Page) -> int:
-    found = re.search(r"step ([\d,]+)", page.get_by_test_id("progress").inner_text())
-    assert found
-    return int(found[1].replace(",", ""))
-
-
-def wait_until(true: Callable[[], bool], page: Page, timeout_s: float = 15) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < deadline, "timed out"
-        page.wait_for_timeout(50)
-
-
-def run_folder(server: Server) -> Path:
-    (folder,) = [path for path in server.runs.iterdir() if (path / "run.json").exists()]
-    return folder
 
 
 def events(server: Server) -> list[EventRow]:
     with RunReader(run_folder(server)) as reader:
         return reader.events()
-
-
-def choose(page: Page, label: str, option: str) -> None:
-    page.get_by_label(label, exact=True).first.click()
-    page.get_by_role("option", name=option, exact=False).click()
 
 
 def test_start_and_watch_the_loss_fall(open_page: OpenPage, server: Server) -> None:
@@ -94,31 +61,33 @@ def test_start_and_watch_the_loss_fall(open_page: OpenPage, server: Server) -> N
     assert read_run(run_folder(server)).status is RunStatus.STOPPED
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "keys"),
-    [
-        ("Empty cache", "empty_cache", {"before", "after"}),
-        ("Reset peak stats", "reset_peaks", {"before", "after"}),
-        ("Collect garbage", "collect_garbage", {"before", "after", "objects"}),
-        ("Save checkpoint", "save_checkpoint", {"path", "bytes"}),
-        ("Mark", "mark", {"after"}),
-    ],
-)
-def test_a_button_acts_and_leaves_a_marker_with_numbers(
-    open_page: OpenPage, server: Server, name: str, kind: str, keys: set[str]
+ACTIONS = [
+    ("Empty cache", "empty_cache", {"before", "after"}),
+    ("Reset peak stats", "reset_peaks", {"before", "after"}),
+    ("Collect garbage", "collect_garbage", {"before", "after", "objects"}),
+    ("Save checkpoint", "save_checkpoint", {"path", "bytes"}),
+    ("Mark", "mark", {"after"}),
+]
+
+
+def test_each_button_acts_and_leaves_a_marker_with_numbers(
+    open_page: OpenPage, server: Server
 ) -> None:
     page = open_page(LONG)
     start(page)
-    button(page, name).click()
-    if kind == "mark":
-        page.keyboard.press("Enter")
-    expect(page.get_by_test_id("ack")).to_contain_text("done at step")
-    (event,) = [event for event in events(server) if event.kind == kind]
-    assert event.data["ok"] is True
-    assert keys <= set(event.data)
-    expect(page.get_by_test_id("events")).to_contain_text(event.text[:30])
-    if kind == "save_checkpoint":
-        assert (run_folder(server) / event.data["path"]).stat().st_size == event.data["bytes"]
+    for name, kind, keys in ACTIONS:
+        button(page, name).click()
+        if kind == "mark":
+            page.keyboard.press("Enter")
+        wait_until(lambda kind=kind: any(one.kind == kind for one in events(server)), page)
+        (event,) = [one for one in events(server) if one.kind == kind]
+        assert event.data["ok"] is True, name
+        assert keys <= set(event.data), name
+        for place in ("ack", "events"):
+            expect(page.get_by_test_id(place)).to_contain_text(event.text[:30])
+        expect(page.get_by_test_id("ack")).to_contain_text("done at step")
+        if kind == "save_checkpoint":
+            assert (run_folder(server) / event.data["path"]).stat().st_size == event.data["bytes"]
 
 
 def test_pause_holds_serves_buttons_and_resumes(open_page: OpenPage, server: Server) -> None:
@@ -208,24 +177,6 @@ def test_a_store_that_cannot_be_read_ends_in_what_to_do(
     expect(trouble).to_be_hidden()
 
 
-def drag_zoom(page: Page, chart: str) -> None:
-    plot = page.get_by_test_id(f"chart-{chart}").locator(".nsewdrag").first
-    plot.scroll_into_view_if_needed()
-    box = plot.bounding_box()
-    assert box is not None
-    y = box["y"] + box["height"] / 2
-    page.mouse.move(box["x"] + box["width"] * 0.3, y)
-    page.mouse.down()
-    page.mouse.move(box["x"] + box["width"] * 0.6, y, steps=8)
-    page.mouse.up()
-
-
-def axis_range(page: Page, chart: str) -> list[float]:
-    plot = page.get_by_test_id(f"chart-{chart}").locator(".js-plotly-plot").first
-    found = plot.evaluate("div => div.layout.xaxis.range.map(Number)")
-    return [round(float(value), 3) for value in found]
-
-
 def test_zoom_survives_refreshes_and_a_reload(open_page: OpenPage, server: Server) -> None:
     page = open_page(LONG)
     start(page)
@@ -264,7 +215,7 @@ def test_a_second_tab_shows_the_same_run_and_samples_once(
     before, began = samples(), time.monotonic()
     other.wait_for_timeout(3000)
     rate = (samples() - before) / (time.monotonic() - began)
-    assert rate < 13  # ten a second from one sampler; two would give twenty
+    assert 2 < rate < 13  # ten a second from one sampler; two would give twenty
     button(other, "Stop").click()
     expect(page.get_by_test_id("status")).to_contain_text("Stopped")
     expect(button(page, "Start")).to_be_enabled()
@@ -281,8 +232,9 @@ def test_closing_all_tabs_stops_nothing(open_page: OpenPage, server: Server) -> 
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("runner", ["thread", "process"])
-@pytest.mark.parametrize("number_of_signal", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("number_of_signal", "runner"), [(signal.SIGTERM, "thread"), (signal.SIGINT, "process")]
+)
 def test_a_signal_stops_the_run_and_flushes_it_with_tabs_open(
     open_page: OpenPage, server: Server, number_of_signal: signal.Signals, runner: str
 ) -> None:
@@ -301,11 +253,11 @@ def test_a_signal_stops_the_run_and_flushes_it_with_tabs_open(
 
 
 def test_a_hostile_link_is_refused_in_words(open_page: OpenPage, server: Server) -> None:
-    page = open_page("/?epochs=-3&workload=rm%20-rf&run=../../etc&batch_size=abc&precision=fp16")
+    page = open_page("/?epochs=-3&workload=rm%20-rf&run=../../etc&batch_size=abc&precision=tf32")
     expect(page.get_by_text("epochs: must be 1 to")).to_be_visible(timeout=30_000)
     expect(page.get_by_text("batch_size: must be a whole number")).to_be_visible()
     expect(page.get_by_text("must be the name of a run folder")).to_be_visible()
-    expect(button(page, "Start")).to_be_disabled()  # fp16 cannot run on a CPU
+    expect(button(page, "Start")).to_be_disabled()  # tf32 cannot run on a CPU
 
 
 def test_a_failed_run_says_why_and_the_next_one_starts(open_page: OpenPage, server: Server) -> None:

@@ -8,55 +8,11 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.conftest import ARTIFACTS, Server
-from tests.browser.test_axe import violations
-from tests.browser.test_live_page import button, run_folder, start, wait_until
+from tests.support.browser_page import button, run_folder, start, violations, wait_until
+from tests.support.memory_page import areas, open_memory, sums_up, table
+from tests.support.server import ARTIFACTS, Server
 
 LONG = "/?epochs=5000&num_workers=1"
-UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-
-
-def bytes_of(text: str) -> float:
-    """The bytes of a text such as "1.20 GiB", as exact as it is."""
-    number, unit = text.split()
-    return float(number.replace(",", "")) * UNITS[unit]
-
-
-def table(page: Page, column: int = 0) -> dict[str, float]:
-    """The lines of the ledger's table by their keys, in bytes; sums and the total are in it."""
-    rows = page.get_by_test_id("ledger-table").locator("tbody tr")
-    found: list[tuple[str, str]] = rows.evaluate_all(
-        "(rows, column) => rows.map((row) => [row.dataset.part,"
-        " row.cells[1 + column].firstChild.textContent])",
-        column,
-    )
-    return {key: bytes_of(text) for key, text in found if text != "n/a"}
-
-
-def sums_up(lines: dict[str, float]) -> bool:
-    """Whether the parts sum to the total, as far as three digits tell."""
-    parts = [
-        size for key, size in lines.items() if key.startswith("ledger/") and "total" not in key
-    ]
-    return abs(sum(parts) - lines["ledger/total"]) <= 0.005 * sum(parts) + 1
-
-
-def areas(page: Page, chart: str) -> dict[str, str]:
-    """The parts of a stack from the bottom to its top, with their colors."""
-    plot = page.get_by_test_id(f"chart-{chart}").locator(".js-plotly-plot")
-    found: dict[str, str] = plot.evaluate(
-        "node => Object.fromEntries(node.data.filter((line) => line.fill === 'toself')"
-        ".map((line) => [line.name, line.fillcolor]))"
-    )
-    return found
-
-
-def open_memory(page: Page) -> None:
-    page.get_by_test_id("stHeader").get_by_role("link", name="Memory").click()
-    expect(page.get_by_test_id("ledger-table")).to_be_visible(timeout=60_000)
-    expect(page.get_by_test_id("stepscope-ledger")).to_have_attribute(
-        "data-ready", "1", timeout=60_000
-    )
 
 
 def keep(page: Page, name: str) -> None:
@@ -94,7 +50,7 @@ def test_a_cpu_runs_memory_is_told_apart_live_and_afterwards(
     keep(page, f"live-{theme}")
 
     open_memory(page)
-    wait_until(lambda: sums_up(table(page)), page)
+    wait_until(lambda: "ledger/parameters" in table(page) and sums_up(table(page)), page, 60)
     first = page.get_by_test_id("stepscope-ledger").get_attribute("data-polls") or "0"
     ledger = page.get_by_test_id("stepscope-ledger")
     wait_until(lambda: int(ledger.get_attribute("data-polls") or "0") > int(first) + 1, page)

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.browser.conftest import Server
-from tests.browser.test_axe import violations
-from tests.browser.test_live_page import OpenPage
-from tests.unit.snapshots import REAL, live_block, snapshot
+from tests.support.browser_page import OpenPage, violations
+from tests.support.server import Server
+from tests.support.snapshots import REAL, live_block, snapshot
 
 PAGE = "/memory"
 

@@ -10,8 +10,8 @@ from playwright.sync_api import Page, expect
 
 from stepscope.recording.recorder import Recorder
 from stepscope.run import RunKind, RunStatus
-from tests.browser.conftest import Server
-from tests.browser.test_live_page import OpenPage
+from tests.support.browser_page import OpenPage
+from tests.support.server import Server
 
 NAN, INF = math.nan, math.inf
 

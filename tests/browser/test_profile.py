@@ -13,10 +13,9 @@ from playwright.sync_api import Locator, Page, expect
 
 from stepscope.profiling.flame import NODES_LIMIT
 from stepscope.profiling.summary import summarize, to_text
-from tests.browser.conftest import ROOT, Server
-from tests.browser.test_axe import violations
-from tests.browser.test_live_page import OpenPage, button, wait_until
-from tests.unit.test_profile_summary import MAIN, STEP, trace_of
+from tests.support.browser_page import OpenPage, button, violations, wait_until
+from tests.support.profiles import MAIN, STEP, trace_of
+from tests.support.server import ROOT, Server
 
 LONG = "/?epochs=5000"
 

@@ -18,9 +18,8 @@ from stepscope.recording.recorder import Recorder
 from stepscope.run import RunStatus, read_run
 from stepscope.run.rank_files import rank_numbers, read_rank_file
 from stepscope.store import RunReader
-from tests.browser.conftest import ARTIFACTS, ROOT, Server
-from tests.browser.test_axe import violations
-from tests.browser.test_live_page import OpenPage, button, run_folder, wait_until
+from tests.support.browser_page import OpenPage, button, run_folder, violations, wait_until
+from tests.support.server import ARTIFACTS, ROOT, Server
 
 SCRIPT = Path(__file__).with_name("scripts") / "slow_rank.py"
 RANKS = 4
@@ -177,7 +176,7 @@ def started_with_ddp(page: Page) -> None:
     expect(button(page, "Start")).to_be_enabled(timeout=PATIENCE)
     sidebar.locator("summary").get_by_text("Several devices", exact=True).click()
     kind = sidebar.get_by_role("combobox", name="Parallelism")
-    expect(kind).to_be_visible()
+    kind.scroll_into_view_if_needed()
     page.wait_for_timeout(500)  # the group is still opening: a list over it would close again
     kind.click()
     page.get_by_role("option", name="DDP", exact=True).click()

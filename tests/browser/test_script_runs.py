@@ -16,8 +16,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from stepscope.run import RunStatus, read_run
-from tests.browser.conftest import ROOT, Server
-from tests.browser.test_live_page import (
+from tests.support.browser_page import (
     OpenPage,
     axis_range,
     button,
@@ -27,6 +26,7 @@ from tests.browser.test_live_page import (
     step_of,
     wait_until,
 )
+from tests.support.server import ROOT, Server
 
 SCRIPTS = Path(__file__).with_name("scripts")
 Begin = Callable[..., "subprocess.Popen[bytes]"]
@@ -137,7 +137,7 @@ def test_a_second_users_run_is_look_only(open_page: OpenPage, server: Server, be
     foreign(begin, server, "theirs", user="eve")
     page = open_page()
     expect(page.get_by_test_id("status")).to_contain_text("Running", timeout=30_000)
-    expect(page.get_by_text("This run belongs to the user eve: look only.")).to_be_visible()
+    expect(page.get_by_text("This run belongs to the user eve: read-only.")).to_be_visible()
     for name in ("Pause", "Stop", "Empty cache", "Collect garbage", "Mark"):
         expect(button(page, name)).to_have_count(0)
     wait_until(lambda: points(page) > 5, page)

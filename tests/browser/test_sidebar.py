@@ -6,8 +6,8 @@ import json
 
 from playwright.sync_api import expect
 
-from tests.browser.conftest import Server
-from tests.browser.test_live_page import OpenPage, button, run_folder, wait_until
+from tests.support.browser_page import OpenPage, button, run_folder, wait_until
+from tests.support.server import Server
 
 GROUPS = {
     "Data loading": "num_workers",

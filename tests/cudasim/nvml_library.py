@@ -22,7 +22,7 @@ HEAD = """
 import ctypes, json, os, pathlib, sys, time
 from stepscope.sampling.nvml import Tier, open_source
 from stepscope.sampling.sampler import Sampler
-from tests.unit.fake_nvml import FakeClock
+from tests.support.fake_nvml import FakeClock
 from tests.unit.test_sampler import FakeRecorder
 
 clock, recorder = FakeClock(), FakeRecorder()

@@ -58,13 +58,16 @@ fi
 
 echo "building (about 20 s)"
 torch=$site/torch
+g++ -std=c++20 -O1 -fPIC -fvisibility=hidden -I"$build/include" -I"$torch/include" -I"$torch/include/torch/csrc/api/include" \
+  -c -o "$build/torch_ops.o" "$here/src/torch_ops.cpp" &
+operations=$!  # the longest by far
 g++ -std=c++17 -O2 -g -fPIC -fvisibility=hidden -Wall -I"$build/include" -c -o "$build/cudart.o" "$here/src/cudart.cpp"
 g++ -std=c++20 -O2 -g -fPIC -fvisibility=hidden -Wall -I"$build/include" -I"$torch/include" -c -o "$build/nccl.o" "$here/src/nccl.cpp"
 "$python" "$here/src/gen_stubs.py" "$torch/lib" "$build" "$build/cudart.o" "$build/nccl.o"
 gcc -O2 -fPIC -shared -Wall -fvisibility=hidden -I"$build/include" -Wl,-soname,libnvidia-ml.so.1 \
   -o "$build/out/libnvidia-ml.so.1" "$here"/src/nvml*.c -lpthread
-g++ -std=c++20 -O1 -fPIC -shared -fvisibility=hidden -I"$build/include" -I"$torch/include" -I"$torch/include/torch/csrc/api/include" \
-  -o "$build/out/libcudasim_torch.so" "$here/src/torch_ops.cpp" -L"$build/out" -l:libcudart.so.13 \
+wait "$operations"
+g++ -shared -o "$build/out/libcudasim_torch.so" "$build/torch_ops.o" -L"$build/out" -l:libcudart.so.13 \
   -L"$torch/lib" -lc10 -lc10_cuda -ltorch_cpu -ltorch_cuda -Wl,--allow-shlib-undefined
 
 # Where torch's RPATH looks for NVIDIA's wheels.

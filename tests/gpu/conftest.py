@@ -11,7 +11,15 @@ import pytest
 import torch
 
 from tests.conftest import Need
+from tests.support.gpu_processes import (
+    no_process_left,
+    none_left,
+    pytest_runtest_makereport,
+    release,
+)
 from trainer.devices import cuda_reason
+
+__all__ = ["no_process_left", "pytest_runtest_makereport"]  # found here by pytest
 
 SIMULATED = importlib.util.find_spec("cudasim") is not None
 """The GPU is simulated (tests/cudasim): it can be broken, doubled and asked what it was told."""
@@ -44,5 +52,12 @@ def two_devices(need: Need, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True, scope="module")  # before the fixtures of a module, which use the GPU
-def _cuda(need: Need) -> None:
+def _cuda(need: Need) -> Iterator[None]:
+    """Begin each module without what tests before it have left in torch's cache.
+
+    To a process under test this one is another process, and what it has cached does not fit.
+    """
     need(cuda_reason())
+    release()
+    with none_left():
+        yield

@@ -10,7 +10,7 @@ import pytest
 from stepscope.recording.recorder import CommandName
 from stepscope.run import read_run
 from stepscope.session.force import end_job
-from tests.jobs import PATIENCE_S, job, until
+from tests.support.jobs import PATIENCE_S, job, until
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from stepscope.run import RunStatus, read_run, run_folders
 from stepscope.store import EventRow
 from tests.gpu.conftest import simulator_only
-from tests.integration.test_alerts import alerts
+from tests.support.run_values import alerts
 
 ROOT = Path(__file__).resolve().parents[2]
 BEGIN = """

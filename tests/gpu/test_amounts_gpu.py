@@ -19,7 +19,7 @@ from stepscope.session.script import ScriptSession
 from stepscope.tracker import Tracker
 from stepscope.watch import hooks
 from tests.gpu.conftest import waiting_raises
-from tests.integration.test_training import metric
+from tests.support.run_values import metric
 
 STEPS = 5
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from stepscope.watch.hooks.by_hand import HELD
-from tests.unit.fake_live import hooked
+from tests.support.fake_live import hooked
 
 
 @pytest.mark.parametrize("as_list", [False, True])

@@ -14,7 +14,7 @@ import torch
 from stepscope.run import RunStatus
 from stepscope.sampling.nvml import open_source
 from tests.conftest import Need
-from tests.integration.test_training import events, metric, run_json
+from tests.support.run_values import events, metric, run_json
 from trainer.config import Optimizer, Precision, RunConfig, Workload, defaults
 from trainer.devices import list_devices
 from trainer.problems import TrainDevice, choice_problem
@@ -100,8 +100,9 @@ def test_every_optimizer_trains_in_fp16(
     gpu: TrainDevice, optimizer: Optimizer, fused: bool, tmp_path: Path
 ) -> None:
     rate = 0.05 if optimizer is Optimizer.SGD else 5e-4
-    config = small(
-        gpu,
+    config = replace(
+        defaults(Workload.DIGITS_MLP, gpu.id),
+        epochs=2,
         optimizer=optimizer,
         fused=fused,
         precision=Precision.FP16,
@@ -143,14 +144,14 @@ import torch
 from trainer.training.run import run as train
 from trainer.config import Workload, defaults
 from trainer.workloads import WORKLOADS
-workload, workers = Workload(sys.argv[3]), int(sys.argv[4])
+workload = Workload.DIGITS_CNN
 make = WORKLOADS[workload]
 def broken(config):
     task = make(config)
     task.train.targets[2000:2010] = 1000  # no such class: an assertion on the device
     return task
 WORKLOADS[workload] = broken
-config = replace(defaults(workload, sys.argv[1]), num_workers=workers)
+config = replace(defaults(workload, sys.argv[1]), num_workers=2)
 for name in ("first", "second"):
     folder = Path(sys.argv[2]) / name
     folder.mkdir()
@@ -159,13 +160,11 @@ os._exit(0)  # what torch does at the end of a process with a dead GPU is not ou
 """
 
 
-@pytest.mark.parametrize(
-    ("workload", "workers"), [(Workload.DIGITS_MLP, 0), (Workload.DIGITS_CNN, 2)]
-)
 def test_an_error_that_stays_ends_the_run_and_not_the_process(
-    gpu: TrainDevice, workload: Workload, workers: int, tmp_path: Path
+    gpu: TrainDevice, tmp_path: Path
 ) -> None:
-    said = child(STICKY, gpu.id, str(tmp_path), workload, str(workers))
+    """With workers; `test_failures_gpu.py` has it without."""
+    said = child(STICKY, gpu.id, str(tmp_path))
     assert said.split() == ["failed", "failed"]
     for name in ("first", "second"):
         assert "restart the server" in run_json(tmp_path / name)["reason"]

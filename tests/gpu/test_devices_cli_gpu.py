@@ -30,8 +30,8 @@ for _ in range(10_000_000):
 """
 
 
-@pytest.fixture
-def other() -> Iterator[subprocess.Popen[str]]:
+@pytest.fixture(scope="module")
+def other(_cuda: None) -> Iterator[subprocess.Popen[str]]:
     """A program of this user that holds memory and computes."""
     process = subprocess.Popen(
         [sys.executable, "-c", OTHER, "--api-token", "s3cr3t"],

@@ -24,7 +24,7 @@ from stepscope.session.session import Session
 from stepscope.store.reader import RunReader
 from tests.cudasim.nvml_library import INCLUDE, build
 from tests.gpu.conftest import SIMULATED, simulator_only
-from tests.integration.test_training import events, run_json
+from tests.support.run_values import events, run_json
 from trainer.devices import gpu_uuid
 
 ROOT = Path(__file__).resolve().parents[2]

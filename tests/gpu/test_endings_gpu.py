@@ -9,14 +9,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from stepscope.run import run_folders
 from tests.gpu.conftest import simulator_only
-from tests.integration.test_training import metric
+from tests.support.run_values import metric
 
+Ended = subprocess.CompletedProcess[str]
+Bare = Callable[[str], Ended]
 ROOT = Path(__file__).resolve().parents[2]
 
 TRAINING = """
@@ -73,7 +77,7 @@ except RuntimeError as error:
 """
 
 
-def run(folder: Path, ending: str, shown_by: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, ending: str, shown_by: str) -> Ended:
     """Run the script bare, or under `watch` or `init`."""
     script = folder / "script.py"
     script.write_text(TRAINING + ending)
@@ -94,30 +98,38 @@ def run(folder: Path, ending: str, shown_by: str) -> subprocess.CompletedProcess
     )
 
 
-def same_as_bare(folder: Path, ending: str, shown_by: str) -> str:
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Bare:
+    """Return how a script ends that nobody shows; each runs once."""
+    return cache(lambda ending: run(tmp_path_factory.mktemp("bare"), ending, "bare"))
+
+
+def same_as_bare(bare: Ended, folder: Path, ending: str, shown_by: str) -> str:
     """Check exit code and output against the bare script's; return stderr."""
-    bare, shown = run(folder, ending, "bare"), run(folder, ending, shown_by)
+    shown = run(folder, ending, shown_by)
     assert shown.returncode == bare.returncode, shown.stderr[-3000:]
     assert shown.stdout == bare.stdout
     return shown.stderr
 
 
 @pytest.mark.parametrize("shown_by", ["watch", "init"])
-def test_forked_workers_of_every_pass_end_well(tmp_path: Path, shown_by: str) -> None:
-    same_as_bare(tmp_path, WORKERS, shown_by)
+def test_forked_workers_of_every_pass_end_well(bare: Bare, tmp_path: Path, shown_by: str) -> None:
+    same_as_bare(bare(WORKERS), tmp_path, WORKERS, shown_by)
     (folder,) = run_folders(tmp_path / "runs")
     assert len(metric(folder, "train/loss")) == 3 * 8
 
 
 @pytest.mark.parametrize("shown_by", ["watch", "init"])
-def test_a_forked_child_may_end_its_interpreter(tmp_path: Path, shown_by: str) -> None:
-    same_as_bare(tmp_path, FORK, shown_by)
+def test_a_forked_child_may_end_its_interpreter(bare: Bare, tmp_path: Path, shown_by: str) -> None:
+    same_as_bare(bare(FORK), tmp_path, FORK, shown_by)
 
 
 @simulator_only
 @pytest.mark.parametrize("ending", [DEAD, DEAD_AND_CAUGHT], ids=["raised", "caught"])
 @pytest.mark.parametrize("shown_by", ["watch", "init"])
-def test_a_dead_context_ends_as_it_does_bare(tmp_path: Path, ending: str, shown_by: str) -> None:
-    said = same_as_bare(tmp_path, ending, shown_by)
+def test_a_dead_context_ends_as_it_does_bare(
+    bare: Bare, tmp_path: Path, ending: str, shown_by: str
+) -> None:
+    said = same_as_bare(bare(ending), tmp_path, ending, shown_by)
     own = [line for line in said.splitlines() if line.startswith("stepscope")]
     assert not [line for line in own if "CUDA_LAUNCH_BLOCKING" in line]

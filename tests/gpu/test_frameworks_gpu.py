@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.run import RunStatus, read_run, run_folders
-from tests.integration.test_training import metric
+from tests.support.run_values import metric
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 12  # of each training: two epochs of 24 rows in batches of 4
@@ -137,8 +137,7 @@ def train(package: str, shown_by: str, workers: list[int], folder: Path) -> Trai
     return Trained(losses, runs)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("package", list(SCRIPTS))
+@pytest.mark.parametrize(("package", "workers"), [("transformers", 2), ("lightning", 0)])
 def test_a_watched_framework_is_recorded_whole(package: str, workers: int, tmp_path: Path) -> None:
     trained = train(package, "watch", [workers], tmp_path)
     (run,), (told,) = trained.runs, trained.losses

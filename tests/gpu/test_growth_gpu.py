@@ -15,7 +15,7 @@ from stepscope.recording.recorder import Recorder
 from stepscope.run import RunStatus, read_run
 from stepscope.sampling.nvml import NullSource
 from stepscope.sampling.sampler import Sampler
-from tests.integration.test_training import events
+from tests.support.run_values import events
 
 KEPT = 256 * 1024
 """Bytes that the leak keeps of each step."""

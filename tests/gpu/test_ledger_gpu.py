@@ -28,8 +28,8 @@ from stepscope.run import RunKind, RunStatus, read_run
 from stepscope.run.ranks import find_place
 from stepscope.session.script import ScriptSession
 from stepscope.store import RunReader
-from tests.integration.test_training import metric, run_json
-from tests.unit.test_ledger import CUDA
+from tests.support.ledger_rows import CUDA
+from tests.support.run_values import metric, run_json
 from trainer.config import Workload, defaults
 from trainer.devices import list_devices
 from trainer.training.run import run as train

@@ -16,12 +16,11 @@ import torch
 from streamlit.testing.v1 import AppTest
 
 from dashboard import services
-from tests.app.conftest import page, server
-from tests.app.test_learn_view import learn, press, wait_for_result
-from tests.app.test_live_view import text_of
+from tests.app.conftest import learn, page, server
 from tests.gpu.conftest import SIMULATED
-from tests.integration.test_lessons import EXPECTED as ON_CPU
-from tests.integration.test_lessons import run
+from tests.support.app_page import press, text_of, wait_for_result
+from tests.support.lesson_programs import EXPECTED as ON_CPU
+from tests.support.lesson_programs import run
 from trainer.lessons import LESSONS, Lesson
 
 __all__ = ["learn", "page", "server"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -16,8 +18,10 @@ from torch import Tensor
 from stepscope.run import RunStatus
 from tests.gpu.conftest import SIMULATED, simulator_only, waiting_raises
 from tests.integration.conftest import saving_at_step as saving_at_step
-from tests.integration.decoded import Decoded
-from tests.integration.test_training import metric, run_json
+from tests.support.decoded import Decoded
+from tests.support.run_values import metric, run_json
+from tests.support.training_runs import background
+from tests.support.waiting import wait_for
 from trainer.config import RunConfig, Workload, defaults
 from trainer.devices import list_devices
 from trainer.failures import RunFailed
@@ -152,14 +156,22 @@ def test_no_step_waits_for_the_gpu(
 
 @pytest.mark.parametrize("pinned", [True, False])
 @pytest.mark.parametrize("kind", [MemoryLoader, WorkerLoader])
-def test_pin_memory_gathers_in_page_locked_memory(
+def test_pin_memory_copies_from_page_locked_memory(
     gpu: TrainDevice,
     compute: CudaCompute,
     kind: type[MemoryLoader] | type[WorkerLoader],
     pinned: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    sent = []
+    sent, pinning = [], set()
+    pin = Tensor.pin_memory
+
+    def pin_memory(tensor: Tensor) -> Tensor:
+        if not tensor.is_pinned():
+            pinning.add(threading.current_thread())
+        return pin(tensor)
+
+    monkeypatch.setattr(Tensor, "pin_memory", pin_memory)
     monkeypatch.setattr(
         "trainer.training.copies._to",
         lambda batch, device, non_blocking: sent.append([x.is_pinned() for x in batch]) or batch,
@@ -170,6 +182,20 @@ def test_pin_memory_gathers_in_page_locked_memory(
     with closing(kind(numbers(), config, compute)) as loader:
         assert sum(len(targets) for _, targets in loader.batches(torch.arange(2048))) == 2048
     assert sent == [[pinned, pinned]] * 2
+    own = threading.current_thread() in pinning
+    assert (own, len(pinning)) == (pinned and kind is MemoryLoader, int(pinned))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_killed_worker_ends_a_run_whose_batches_a_thread_pins(
+    gpu: TrainDevice, tmp_path: Path
+) -> None:
+    with background(small(gpu, epochs=10_000, batch_size=64, num_workers=1), tmp_path):
+        wait_for(lambda: run_json(tmp_path).get("step", 0) > 5, 60)
+        for worker in multiprocessing.active_children():
+            worker.kill()
+        wait_for(lambda: run_json(tmp_path)["status"] == "failed", 60)
+    assert "A data-loading worker died" in run_json(tmp_path)["reason"]
 
 
 @simulator_only
@@ -197,7 +223,8 @@ def test_a_side_stream_copies_while_the_gpu_computes(
     computed = torch.cuda.Event()
     computed.record()
     _, targets = next(batches)
-    copied = loader._copies.ring._copied[loader._copies.ring._turn]
+    copied = torch.cuda.Event()
+    copied.record(loader._copies.stream or torch.cuda.current_stream())
     if aside:
         copied.synchronize()  # would wait for the computing without a stream of its own
         assert not computed.query()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from stepscope.run import RunStatus, read_run, run_folders
 from tests.gpu.conftest import simulator_only
-from tests.integration.test_training import events, metric
+from tests.support.run_values import events, metric
 
 ROOT = Path(__file__).resolve().parents[2]
 GOOD_STEPS = 30

@@ -21,7 +21,7 @@ from stepscope.session.script import ScriptSession
 from stepscope.store import RunReader
 from stepscope.watch import hooks
 from tests.gpu.conftest import simulator_only, waiting_raises
-from tests.integration.test_training import run_json
+from tests.support.run_values import run_json
 from trainer.config import Workload, defaults
 from trainer.devices import list_devices
 from trainer.training.run import run as train

@@ -20,7 +20,7 @@ from stepscope.diagnosis.oom_record import Memory, OomReport, parse
 from stepscope.diagnosis.out_of_memory import Case, OomVerdict, judge
 from stepscope.diagnosis.window import setup_of
 from stepscope.run import RunStatus, read_run
-from tests.integration.test_training import events, run_json
+from tests.support.run_values import events, run_json
 from trainer.config import Optimizer, Problem, RunConfig, Workload, defaults
 from trainer.devices import list_devices
 from trainer.problems import TrainDevice
@@ -138,21 +138,6 @@ def test_another_process_is_named_by_its_number(gpu: TrainDevice, tmp_path: Path
     assert f"End process {pid}" in verdict.next[0].text
 
 
-def test_memory_in_pieces_is_named(gpu: TrainDevice, tmp_path: Path) -> None:
-    room = free_now() - 100 * MIB
-    count = int(room) // (20 * MIB)
-    pairs = [[torch.empty(9 * MIB, dtype=torch.uint8, device="cuda") for _ in "ab"]
-             for _ in range(count)]  # fmt: skip
-    kept = [pair[0] for pair in pairs]
-    del pairs
-    report, verdict = failed(hungry(gpu), tmp_path / "r")
-    del kept
-    assert verdict.case is Case.FRAGMENTATION, verdict.text
-    assert report.last.segments is not None
-    assert report.last.segments.largest_free < (report.last.requested or 0)
-    assert "ALLOC_CONF" in str(verdict.next[0].code)
-
-
 def with_step(monkeypatch: pytest.MonkeyPatch, before: Any) -> None:
     """Have `before(step number, inputs)` give the inputs of each batch."""
     call, count = TrainStep.__call__, 0
@@ -163,6 +148,49 @@ def with_step(monkeypatch: pytest.MonkeyPatch, before: Any) -> None:
         return call(self, before(count, inputs), *rest)
 
     monkeypatch.setattr(TrainStep, "__call__", step)
+
+
+def test_memory_in_pieces_is_named(
+    gpu: TrainDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[Tensor] = []
+
+    def block(size: float) -> Tensor:
+        return torch.empty(int(size), dtype=torch.uint8, device="cuda")
+
+    def fragment(number: int, inputs: Tensor) -> Tensor:
+        if number == 10:
+            free = free_now() - 100 * MIB
+            pairs = [(block(9 * MIB), block(9 * MIB)) for _ in range(free // (20 * MIB))]
+            kept.extend(first for first, _ in pairs)
+            del pairs
+            kept.append(block(0.3 * free))
+        return inputs
+
+    with_step(monkeypatch, fragment)
+    report, verdict = failed(defaults(Workload.DIGITS_MLP, gpu.id), tmp_path / "r")
+    kept.clear()
+    assert verdict.case is Case.FRAGMENTATION, verdict.text
+    assert report.last.segments is not None
+    assert report.last.segments.largest_free < (report.last.requested or 0)
+    assert "ALLOC_CONF" in str(verdict.next[0].code)
+
+
+def test_pieces_before_the_first_step_is_complete_are_a_remark(
+    gpu: TrainDevice, tmp_path: Path
+) -> None:
+    room = free_now() - 100 * MIB
+    count = int(room) // (20 * MIB)
+    pairs = [[torch.empty(9 * MIB, dtype=torch.uint8, device="cuda") for _ in "ab"]
+             for _ in range(count)]  # fmt: skip
+    kept = [pair[0] for pair in pairs]
+    del pairs
+    _, verdict = failed(hungry(gpu), tmp_path / "r")
+    del kept
+    assert verdict.case is Case.TOO_BIG, verdict.text
+    assert "in pieces of at most" in verdict.text
+    assert verdict.next[0].name == "batch_size"
+    assert "ALLOC_CONF" in str(verdict.next[1].code)
 
 
 def test_growth_over_steps_is_named(

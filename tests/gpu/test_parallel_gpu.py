@@ -15,8 +15,8 @@ from stepscope.run import read_run
 from stepscope.store.reader import RunReader
 from tests.conftest import Need
 from tests.gpu.conftest import SIMULATED
-from tests.integration.jobs import job, launch, mean_loss, recorded
-from tests.integration.test_training import metric
+from tests.support.run_values import metric
+from tests.support.training_jobs import job, launch, mean_loss, recorded
 from trainer.config import Parallel, Precision, RunConfig, Workload, defaults
 from trainer.devices import gpu_uuid
 
@@ -163,12 +163,15 @@ def recorded_sample(folder: Path, key: str, rank: int) -> float:
     return float(np.nanmax(block.mean[block.keys.index(key)]))
 
 
-@pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])
-def test_weights_of_fsdp_may_lie_on_the_host(precision: Precision, two: Path) -> None:
+@pytest.mark.parametrize(
+    ("precision", "rel"),
+    # Gradients of fp16 that are unscaled by a wrong scale change the losses by half a percent.
+    [(Precision.FP32, RELATIVE), (Precision.BF16, HALF_RELATIVE), (Precision.FP16, 1e-3)],
+)
+def test_weights_of_fsdp_may_lie_on_the_host(precision: Precision, rel: float, two: Path) -> None:
     name = f"host-{precision}"
     config = job(mlp(precision=precision, clip_norm=100.0), FSDP, 2, cpu_offload=True)
     launch(2, two, {name: config}, CUDASIM_DEVICES="2")
-    rel = RELATIVE if precision is Precision.FP32 else HALF_RELATIVE
     expected = recorded(two / "one", "train/loss")
     assert mean_loss(two / name) == pytest.approx(expected, rel=rel)
     last = torch.load(two / name / "last.pt", weights_only=True)

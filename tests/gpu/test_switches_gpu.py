@@ -24,8 +24,8 @@ from torch import nn
 from stepscope.run import RunStatus
 from tests.gpu.conftest import waiting_raises
 from tests.integration.conftest import save_at_step
-from tests.integration.decoded import Decoded
-from tests.integration.test_training import events, metric, run_json
+from tests.support.decoded import Decoded
+from tests.support.run_values import events, metric, run_json
 from trainer.config import Precision, RunConfig, Workload, defaults
 from trainer.devices import list_devices
 from trainer.problems import TrainDevice, problems

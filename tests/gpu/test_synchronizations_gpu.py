@@ -16,7 +16,7 @@ import pytest
 
 from stepscope.run import run_folders
 from tests.gpu.conftest import simulator_only
-from tests.integration.test_training import metric
+from tests.support.run_values import metric
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "synchronizing.py"
 ROOT = SCRIPT.parents[2]

@@ -15,7 +15,7 @@ import torch
 from stepscope.run import RunStatus, read_run, run_folders
 from tests.conftest import Need
 from tests.gpu.conftest import SIMULATED
-from tests.integration.test_training import metric
+from tests.support.run_values import metric
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 2**20

@@ -1,19 +1,31 @@
-"""Values on their way from the GPU: none is lost to the script's modes, or to a loop far ahead."""
+"""Values on their way from the GPU: none is lost to the script's modes, or to a loop far ahead.
+
+A value is that of its step, whatever happens to the tensor afterwards. The simulator counts the
+copies to the host.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from stepscope.recording import scalars
 from stepscope.recording.recorder import Recorder
+from stepscope.recording.scalars import CELLS, SLOTS, DeviceScalars, Row
 from stepscope.run import RunStatus
-from tests.integration.test_training import metric
+from tests.cudasim.programs import ranks
+from tests.gpu.conftest import simulator_only
+from tests.support.run_values import metric
 
 STEPS = 40
 AHEAD = 800
@@ -61,3 +73,293 @@ def test_a_loop_far_ahead_of_the_device_loses_no_value(recorder: Recorder) -> No
     recorder.close(RunStatus.FINISHED)
     assert metric(recorder.folder, "train/loss").tolist() == list(range(AHEAD))
     assert recorder.dropped == 0
+
+
+@dataclass
+class Clock:
+    """Stands for the module `time` in `scalars`."""
+
+    now: float = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock(1e3)
+    monkeypatch.setattr(scalars, "time", SimpleNamespace(monotonic=clock.monotonic))
+    return clock
+
+
+class Reader(DeviceScalars):
+    """Keeps the rows that arrive."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, Row]] = []
+        super().__init__(lambda step, _ts, row: self.rows.append((step, row)))
+
+    def log(self, step: int, value: Tensor) -> None:
+        self.poll()
+        self.put(step, 0.0, {}, {"train/loss": value})
+
+
+def numbers(count: int) -> list[Tensor]:
+    return list(torch.arange(count, device="cuda", dtype=torch.float32).unbind())
+
+
+@simulator_only
+@pytest.mark.parametrize(("step_s", "most"), [(0.001, 101), (0.1, 1000), (0.0, 2 + 2000 // CELLS)])
+def test_copies_to_the_host_are_limited_by_time_and_not_by_steps(
+    recorder: Recorder, clock: Clock, step_s: float, most: int
+) -> None:
+    import cudasim  # noqa: PLC0415 - where there is a simulator
+
+    losses = numbers(1000)
+    recorder.log_step({"train/loss": losses[0], "train/grad_norm": losses[0]})
+    recorder.settle()
+    clock.now += 1.0
+    with cudasim.counted() as calls:
+        for loss in losses:
+            recorder.log_step({"train/loss": loss, "train/grad_norm": loss})
+            clock.now += step_s
+        recorder.settle()
+    assert 0 < calls["copy d2h"] <= most
+    assert calls["cudaEventRecordWithFlags"] == calls["copy d2h"]
+    recorder.close(RunStatus.FINISHED)
+    assert metric(recorder.folder, "train/loss").tolist() == [0.0, *range(1000)]
+
+
+def in_place() -> Callable[[int], Tensor]:
+    loss = torch.zeros((), device="cuda")
+    return lambda step: loss.fill_(step)
+
+
+def static_buffers() -> Callable[[int], Tensor]:
+    losses = [torch.zeros((), device="cuda") for _ in range(2)]
+    return lambda step: losses[step % 2].fill_(step)
+
+
+def raw_data() -> Callable[[int], Tensor]:
+    loss = torch.zeros(1, device="cuda", requires_grad=True)
+    value = torch.zeros(1, device="cuda")
+
+    def step(step: int) -> Tensor:
+        loss.data.copy_(value.fill_(step))
+        return loss
+
+    return step
+
+
+def replay() -> Callable[[int], Tensor]:
+    loss, graph = torch.full((), -1.0, device="cuda"), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss += 1
+
+    def step(_step: int) -> Tensor:
+        graph.replay()
+        return loss
+
+    return step
+
+
+def two_streams() -> Callable[[int], Tensor]:
+    side, loss = torch.cuda.Stream(), torch.zeros((), device="cuda")
+    torch.cuda.synchronize()
+
+    def step(step: int) -> Tensor:
+        torch.cuda.set_stream(side if step % 2 else torch.cuda.default_stream())
+        torch.cuda.current_stream().wait_stream(torch.cuda.default_stream() if step % 2 else side)
+        return loss.fill_(step)
+
+    return step
+
+
+@pytest.mark.parametrize("changed", [in_place, static_buffers, raw_data, replay, two_streams])
+def test_what_changes_a_tensor_after_its_step_does_not_change_its_value(
+    recorder: Recorder, changed: Callable[[], Callable[[int], Tensor]]
+) -> None:
+    step = changed()
+    try:
+        recorder.log_step({"train/loss": step(0)})
+        torch.cuda._sleep(LATE_CYCLES)
+        for number in range(1, STEPS):
+            recorder.log_step({"train/loss": step(number)})
+        step(STEPS)
+    finally:
+        torch.cuda.set_stream(torch.cuda.default_stream())
+    recorder.close(RunStatus.FINISHED)
+    assert metric(recorder.folder, "train/loss").tolist() == list(range(STEPS))
+
+
+REDUCED = """
+from torch.distributed.tensor import Replicate, distribute_tensor, init_device_mesh
+from stepscope.recording.scalars import DeviceScalars
+dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
+found = []
+reader = DeviceScalars(lambda step, ts, row: found.append(row))
+loss = torch.empty((), device="cuda")
+torch.cuda._sleep(200_000_000)
+for step in range(20):
+    reader.poll()
+    loss.fill_(100 * rank + step)
+    reader.put(step, 0.0, {}, {"own": loss})
+    dist.all_reduce(loss)
+    reader.put(step, 0.0, {}, {"sum": loss})
+reader.flush()
+assert found[::2] == [{"own": 100 * rank + step} for step in range(20)], found
+assert found[1::2] == [{"sum": 100 + 2 * step} for step in range(20)], found
+assert not reader.dropped
+whole = distribute_tensor(loss, init_device_mesh("cuda", (n,)), [Replicate()])
+for value in (loss, whole, loss):
+    reader.put(0, 0.0, {}, {"last": value})
+reader.flush()
+assert found[-3] == found[-1] == {"last": 138.0}, found
+dist.destroy_process_group()
+print("fine", flush=True)
+"""
+
+
+@pytest.mark.slow
+@simulator_only
+def test_a_collective_after_the_step_does_not_change_its_value(tmp_path: Path) -> None:
+    paths = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).resolve().parents[2])])}
+    [(code, said)] = ranks(2, REDUCED, tmp_path, **paths)
+    assert (code, said.count("fine")) == (0, 2), said
+
+
+def test_each_type_arrives_as_the_number_that_it_holds(clock: Clock) -> None:
+    exact = 2**24 + 1  # the first whole number that float32 cannot hold
+    values: dict[str, tuple[Any, torch.dtype]] = {
+        "int64": (exact, torch.int64),
+        "float64": (float(exact), torch.float64),
+        "float32": (0.1, torch.float32),
+        "float16": (0.1, torch.float16),
+        "bfloat16": (0.1, torch.bfloat16),
+        "bool": (True, torch.bool),
+    }
+    row = {
+        key: torch.tensor(value, dtype=kind, device="cuda") for key, (value, kind) in values.items()
+    }
+    row["one element"] = torch.tensor([[2.5]], device="cuda", requires_grad=True)
+    row["parameter"] = nn.Parameter(torch.tensor([3.5], device="cuda"))
+    expected = {key: float(value.item()) for key, value in row.items()}
+    reader = Reader()
+    plain = {key: value for key, value in row.items() if key != "parameter"}
+    reader.put(0, 0.0, {}, plain)
+    reader.put(1, 0.0, {}, row)  # of a subclass one is copied by itself, and with it its row
+    reader.put(2, 0.0, {}, plain)
+    reader.flush()
+    assert [step for step, _ in reader.rows] == [0, 1, 2]
+    assert reader.rows[1][1] == expected
+    del expected["parameter"]
+    assert reader.rows[0][1] == reader.rows[2][1] == expected
+    assert not reader.dropped
+
+
+def test_the_last_rows_of_a_loop_that_pauses_come_with_the_next_poll(clock: Clock) -> None:
+    reader = Reader()
+    for step, loss in enumerate(numbers(3)):
+        reader.log(step, loss)
+    torch.cuda.synchronize()
+    reader.poll()
+    assert [step for step, _ in reader.rows] == [0], "the first is not held back"
+    clock.now += scalars.PERIOD_S
+    reader.poll()
+    torch.cuda.synchronize()
+    reader.poll()
+    assert reader.rows == [(step, {"train/loss": step}) for step in range(3)]
+
+
+def test_nothing_that_is_gathered_enters_a_graph(clock: Clock) -> None:
+    reader, losses = Reader(), numbers(4)
+    reader.log(0, losses[0])
+    reader.log(1, losses[1])  # not due
+    clock.now += scalars.PERIOD_S
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        reader.log(2, losses[2] + 1)
+        reader.flush()
+    reader.log(3, losses[3])
+    reader.flush()
+    wanted = [{"train/loss": 0.0}, {"train/loss": 1.0}, {}, {"train/loss": 3.0}]
+    assert [row for _, row in reader.rows] == wanted
+    assert reader.dropped == 1
+
+
+def test_a_copy_to_the_host_that_fails_costs_values_and_no_row(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_args: object) -> None:
+        raise RuntimeError("CUDA error: out of memory")
+
+    reader, losses = Reader(), numbers(4)
+    reader.log(0, losses[0])
+    reader.log(1, losses[1])
+    clock.now += scalars.PERIOD_S
+    with monkeypatch.context() as patch:
+        patch.setattr(scalars._Slot, "record", refuse)
+        reader.log(2, losses[2])
+    reader.log(3, losses[3])
+    reader.flush()
+    assert reader.rows == [(0, {"train/loss": 0.0}), (1, {}), (2, {}), (3, {"train/loss": 3.0})]
+    assert reader.dropped == 2
+
+
+def test_a_copy_on_the_device_that_fails_gives_its_slot_back(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_args: object) -> None:
+        raise RuntimeError("CUDA out of memory")
+
+    monkeypatch.setattr(scalars, "_free", None)
+    reader, losses = Reader(), numbers(4)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "_foreach_copy_", refuse)
+        for step in range(2):
+            reader.log(step, losses[step])
+            clock.now += scalars.PERIOD_S
+    for step in range(2, 4):
+        reader.log(step, losses[step])
+    reader.flush()
+    wanted = [{}, {}, {"train/loss": 2.0}, {"train/loss": 3.0}]
+    assert [row for _, row in reader.rows] == wanted
+    assert reader.dropped == 2
+    assert scalars._free is not None
+    assert len(set(map(id, scalars._free))) == len(scalars._free) == SLOTS
+
+
+def test_a_signal_handler_may_flush_in_the_middle(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scalars, "_free", None)
+    reader, losses = Reader(), numbers(4)
+    reader.log(0, losses[0])
+    reader.log(1, losses[1])
+    copy = torch._foreach_copy_
+
+    def interrupted(*args: Any) -> None:
+        reader.flush()
+        copy(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "_foreach_copy_", interrupted)
+        reader.log(2, losses[2])
+    reader.log(3, losses[3])
+    reader.flush()
+    wanted = [{"train/loss": 0.0}, {"train/loss": 1.0}, {}, {"train/loss": 3.0}]
+    assert [row for _, row in reader.rows] == wanted
+    assert reader.dropped == 1
+    assert scalars._free is not None
+    assert len(set(map(id, scalars._free))) == len(scalars._free) == SLOTS
+
+
+def test_values_of_a_side_stream_are_waited_for_from_another(clock: Clock) -> None:
+    reader, loss = Reader(), torch.zeros((), device="cuda")
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda._sleep(LATE_CYCLES)
+        for step in range(3):
+            reader.log(step, loss.fill_(step + 1))
+    reader.flush()
+    assert reader.rows == [(step, {"train/loss": step + 1}) for step in range(3)]

@@ -27,7 +27,7 @@ from stepscope.session.script import ScriptSession
 from stepscope.store.reader import send_command
 from stepscope.watch import hooks
 from tests.gpu.conftest import waiting_raises
-from tests.integration.test_training import events, metric
+from tests.support.run_values import events, metric
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 60
@@ -147,6 +147,17 @@ def test_copies_allocator_and_device_are_recorded(live: ScriptSession) -> None:
     assert 0 < copies.sum() < metric(folder, "perf/step_time").sum()
     assert metric(folder, "memory/allocated", "samples")[-1] > 0
     assert read_run(folder).run_json["device"].startswith(("GPU-", "MIG-"))
+
+
+def test_torchs_methods_stay_the_same_objects(live: ScriptSession) -> None:
+    """Scripts have them as keys, and compare `func` with them in `__torch_function__`."""
+    before: Any = torch.Tensor.to, torch.Tensor.cuda
+    Script().epoch()
+    assert {"to", "cuda"} <= vars(torch.Tensor).keys(), "copies are timed"
+    assert (torch.Tensor.to, torch.Tensor.cuda) == before
+    tensor = torch.ones(2)
+    convert = torch.compile(lambda x: x.to("cuda") + 1, backend="eager", fullgraph=True)
+    assert convert(tensor).tolist() == [2.0, 2.0]
 
 
 def test_a_skipped_step_is_seen(live: ScriptSession) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.gpu.conftest import simulator_only
-from tests.integration.test_training import metric, run_json
-from tests.integration.test_worker import start
+from tests.support.run_values import metric, run_json
+from tests.support.training_runs import start_worker
 from trainer.config import Workload, defaults
 from trainer.devices import list_devices
 
@@ -26,7 +26,7 @@ def test_after_a_lost_gpu_it_ends_without_an_abort(num_workers: int, tmp_path: P
     config = replace(usual, batch_size=8, epochs=50, num_workers=num_workers)
     assert config.pin_memory, "it is the page-locked buffers that must not be freed"
     own = str(tmp_path / "shared")  # a device of its own, which no other test sees lost
-    with start(config, tmp_path, CUDASIM_SHM=own, CUDASIM_FAULT=ASSERTED) as child:
+    with start_worker(config, tmp_path, CUDASIM_SHM=own, CUDASIM_FAULT=ASSERTED) as child:
         code = child.wait(100)
     ended = run_json(tmp_path)
     reason = str(ended["reason"])

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from stepscope.run import RunStatus
-from tests.integration.test_training import metric, run_json
-from tests.sizes import SMALL
+from tests.support.run_values import metric, run_json
+from tests.support.sizes import SMALL
 from trainer import data_sets, user_workload
 from trainer.config import Precision, RunConfig, Workload, defaults
 from trainer.devices import list_devices

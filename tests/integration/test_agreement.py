@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from stepscope.recording.recorder import CommandName
-from stepscope.run import read_run, run_folders
+from stepscope.run import RunStatus, read_run, run_folders
 from stepscope.session.force import end_job
-from tests.jobs import PATIENCE_S, job, training, until
+from tests.support.jobs import PATIENCE_S, job, training, until
 from trainer.config import Parallel
 
 
@@ -110,6 +110,25 @@ def test_a_rank_that_is_killed_or_has_ended_holds_nobody_up(tmp_path: Path) -> N
         assert time.monotonic() - began < 4
         before = running.step()
         until(lambda: running.step() > before, "training does not go on")
+
+
+@pytest.mark.parametrize(
+    ("planted", "cause", "words"),
+    [
+        ("end", 1, ("Rank 1: ", "without an error", "rank 0 failed in all_reduce #")),
+        ("extra", None, ("SIGABRT", "failed in all_reduce #", "another size")),
+    ],
+)
+def test_a_collective_that_a_rank_leaves_out_or_adds_is_named_with_the_rank(
+    tmp_path: Path, planted: str, cause: int | None, words: tuple[str, ...]
+) -> None:
+    with job(tmp_path, 2, planted, "1") as running:
+        running.process.communicate(timeout=PATIENCE_S)
+        run = read_run(running.folder)
+    assert run.status is (RunStatus.CRASHED if cause is None else RunStatus.FAILED)
+    assert cause is None or run.cause == cause
+    for text in words:
+        assert text in str(run.reason)
 
 
 def test_ranks_that_count_differently_can_be_paused_and_resumed(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from dashboard import crash_watch
 from dashboard.crash_watch import CrashWatch
 from dashboard.run_index import RunIndex
 from stepscope.alerts import actions, webhook
@@ -30,9 +30,11 @@ from stepscope.recording.recorder import CommandName
 from stepscope.recording.to_json import to_json
 from stepscope.run import RunKind, RunStatus, read_run, run_folders
 from stepscope.session.session import Session
-from stepscope.store import EventRow, RunReader
+from stepscope.store import RunReader
 from stepscope.store.reader import send_command
-from tests.integration.test_recorder import wait_until
+from tests.support.killed_runs import killed
+from tests.support.run_values import alerts
+from tests.support.waiting import wait_until
 from trainer.config import NanPolicy, Optimizer, Workload, defaults
 from trainer.training.run import run
 
@@ -60,11 +62,6 @@ with open(sys.argv[1], "a") as file:
     file.write(json.dumps(alert) + "\\n")
 """
 """A command that notes what it is given."""
-
-
-def alerts(folder: Path) -> list[EventRow]:
-    with RunReader(folder) as reader:
-        return [event for event in reader.events(0, 10_000) if event.kind == "alert"]
 
 
 def said(folder: Path) -> list[tuple[str, str, str]]:
@@ -627,33 +624,6 @@ def test_a_server_that_is_not_there_is_said(
 
 # --- crashes ---
 
-TRAINS = """
-import sys, time, stepscope
-rec = stepscope.init("victim", runs=sys.argv[1], sample=False)
-while True:
-    rec.step(loss=1.0)
-    time.sleep(0.01)
-"""
-
-
-@contextmanager
-def killed(tmp_path: Path) -> Iterator[Path]:
-    """A run whose process was killed while it trained."""
-    (tmp_path / "train.py").write_text(TRAINS)
-    runs = tmp_path / "runs"
-    script = subprocess.Popen(
-        [sys.executable, "train.py", str(runs)],
-        cwd=tmp_path,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    wait_until(lambda: any(run_folders(runs)), 30)
-    (folder,) = run_folders(runs)
-    wait_until(lambda: read_run(folder).status is RunStatus.RUNNING, 30)
-    script.send_signal(signal.SIGKILL)
-    script.wait()
-    yield folder
-
 
 def test_the_server_tells_of_a_killed_run_once(
     tmp_path: Path, file: File, caplog: pytest.LogCaptureFixture
@@ -704,10 +674,31 @@ def test_an_old_crash_one_of_another_host_and_one_that_was_switched_off_are_no_n
             os.utime(path, (age, age))
             assert CrashWatch(RunIndex(folder.parent)).look() == []
             assert not (folder / MARKER).exists()
+        file.write("")
+        path.write_text(original)
+        os.utime(path)
+        assert CrashWatch(RunIndex(folder.parent)).look() == [folder.name]
 
 
-def test_the_watch_is_a_thread_that_ends(tmp_path: Path) -> None:
+def test_the_watch_is_a_thread_that_looks_until_it_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    looks: list[int] = []
+    twice = threading.Event()
+
+    def look() -> list[str]:
+        looks.append(len(looks))
+        if len(looks) == 1:
+            raise OSError("no such folder")
+        twice.set()
+        return []
+
+    monkeypatch.setattr(crash_watch, "PERIOD_S", 0.01)
     watch = CrashWatch(RunIndex(tmp_path))
+    monkeypatch.setattr(watch, "look", look)
     watch.start()
+    assert twice.wait(30)
     watch.close()
     assert not any(thread.name == "stepscope-crashes" for thread in threading.enumerate())
+    (record,) = caplog.records
+    assert "no such folder" in str(record.exc_info)

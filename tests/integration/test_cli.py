@@ -21,7 +21,7 @@ from stepscope.run import RunStatus, read_run, run_folders
 from stepscope.sampling.nvml import NullSource, open_source
 from stepscope.store import Block, RunReader
 from stepscope.store.reader import send_command
-from tests.unit.fake_nvml import FakeGpu, FakeNvml, install
+from tests.support.fake_nvml import FakeGpu, FakeNvml, install
 
 ROOT = Path(__file__).resolve().parents[2]
 NO_GPU = NullSource("There is no driver.")

@@ -6,25 +6,13 @@ import json
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from stepscope.diagnosis.communication_reading import communication_text
 from stepscope.run import read_run, run_folders
 from stepscope.sampling.collectives import NOT_BY_GLOO
-from stepscope.store import RunReader
-from tests.integration.test_watch_scripts import run
-
-
-def recorded(folder: Path, key: str, rank: int = 0) -> list[float]:
-    """All values of a metric of the sampler."""
-    with RunReader(folder, rank) as reader:
-        [samples] = [info for info in reader.series() if info.stream == "samples"]
-        block = reader.read(samples.id, 0, samples.rows, 1)
-        if key not in block.keys:
-            return []
-        row = block.keys.index(key)
-        return [float(value) for value in block.mean[row][np.flatnonzero(block.count[row])]]
+from tests.support.run_values import recorded
+from tests.support.watched_scripts import run
 
 
 @pytest.mark.parametrize("ranks", [2, 1])

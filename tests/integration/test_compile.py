@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from stepscope.run import RunStatus
-from tests.integration.test_resume import train
-from tests.integration.test_training import events, metric, run_json, small
+from tests.support.run_values import events, metric, run_json
+from tests.support.training_runs import small, train
 from trainer.config import Compile, Workload
 from trainer.devices import list_devices
 from trainer.problems import choice_problem
@@ -52,7 +52,7 @@ def test_a_compiled_model_trains_as_the_plain_one_and_keeps_its_names(
     plain = train(tmp_path, "plain", MLP)
     assert built == [0, 0]
     compiled = train(tmp_path, "compiled", COMPILED)
-    # Kernels of the forward and the backward pass, for both sizes of batch before the first step.
+    # Kernels of the forward and the backward pass, before the first step.
     assert built[2] > 1
     assert built[3] == built[2]
     np.testing.assert_allclose(compiled, plain, rtol=1e-4)
@@ -68,6 +68,36 @@ def test_a_compiled_model_trains_as_the_plain_one_and_keeps_its_names(
     np.testing.assert_allclose(
         train(tmp_path, "again", more), train(tmp_path, "expected", expected), rtol=1e-4
     )
+
+
+@pytest.mark.parametrize("batch_size", [512, 20_000])
+def test_one_static_graph_is_compiled_and_serves_the_full_batches(
+    batch_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second size of batch would have Dynamo make the graph of all batches dynamic."""
+    sizes: list[torch.Size] = []
+    calls: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, examples: list[torch.Tensor]) -> Any:
+        assert not any(isinstance(one, torch.SymInt) for one in examples)
+        sizes.append(examples[0].shape)
+
+        def call(*inputs: torch.Tensor) -> Any:
+            calls.append(len(inputs[0]))
+            return graph(*inputs)
+
+        return call
+
+    config = replace(MLP, batch_size=batch_size)
+    expected = train(tmp_path, "plain", config)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    losses = train(tmp_path, "compiled", replace(config, compile=Compile.DEFAULT))
+    np.testing.assert_array_equal(losses, expected)
+    full = min(batch_size, 12_942)
+    assert [size[0] for size in sizes] == [full]
+    # All but the last step of each epoch, and the one before the first that counts.
+    short = 1 if batch_size == 512 else 0
+    assert calls == [full] * (1 + len(losses) - short)
 
 
 def test_a_model_that_cannot_be_compiled_is_told_in_a_sentence(

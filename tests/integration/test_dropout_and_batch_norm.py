@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from stepscope.run import RunStatus
 from tests.integration.conftest import SaveAtStep
-from tests.integration.test_resume import train
-from tests.integration.test_training import metric, small
+from tests.support.run_values import metric
+from tests.support.training_runs import small, train
 from trainer.config import RunConfig, Workload
 from trainer.training.checkpoint import read_checkpoint
 from trainer.training.run import run

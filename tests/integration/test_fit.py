@@ -23,7 +23,7 @@ from trainer.fit.__main__ import main
 from trainer.fit.answer import Say, answer
 from trainer.fit.history import FIT_JSON, margin_for, measured_rate, throughputs
 from trainer.fit.margin import DEFAULT_FACTOR
-from trainer.fit.probe import measure, remove_left
+from trainer.fit.probe import LOCK, measure, remove_left
 
 FIT = [sys.executable, "-m", "trainer.fit"]
 SCRIPT_FIT = [sys.executable, "-m", "stepscope.cli", "fit"]
@@ -155,9 +155,9 @@ def test_what_a_killed_probe_left_is_removed_and_what_is_held_stays(tmp_path: Pa
         folder.mkdir()
         (folder / "sample.log").write_text("text")
     (tmp_path / ".fit-link").symlink_to(outside)
+    number = os.open(held / LOCK, os.O_RDWR | os.O_CREAT)
     for folder in (left, held, outside):
         os.utime(folder, (1.0, 1.0))
-    number = os.open(held, os.O_RDONLY)
     try:
         fcntl.flock(number, fcntl.LOCK_EX)
         remove_left(tmp_path)
@@ -240,8 +240,8 @@ HOSTILE = {
     "unknown field": (["--workload", "gpt", "--set", "batchsize=3"], "Did you mean batch_size"),
     "no value": (["--workload", "gpt", "--set", "batch_size"], "must be FIELD=VALUE"),
     "not on a CPU": (
-        ["--workload", "gpt", "--precision", "fp16"],
-        "precision: fp16 AMP needs CUDA",
+        ["--workload", "gpt", "--precision", "tf32"],
+        "precision: TF32 is a mode of NVIDIA tensor cores",
     ),
     "no data": (["--workload", "images", "--data", "../../etc"], "data: must be a path"),
     "no file": (["--config", "/nowhere/run.json"], "cannot be read"),

@@ -17,7 +17,7 @@ from trainer.training.run import run as train
 
 def trained(folder: Path, **changes: Any) -> stepscope.Run:
     folder.mkdir()
-    config = replace(defaults(Workload.FILL), batch_size=8, width=4, image_size=16, max_steps=4)
+    config = replace(defaults(Workload.FILL), batch_size=8, width=8, image_size=16, max_steps=4)
     assert train(replace(config, **changes), folder) is RunStatus.FINISHED
     return stepscope.open(folder)
 

@@ -15,7 +15,7 @@ import pytest
 from stepscope.diagnosis.findings import findings, read_recorded
 from stepscope.run import read_run, run_folders
 from stepscope.store import RunReader
-from tests.integration.test_training import events
+from tests.support.run_values import events
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "growing.py"
 WEIGHTS = 4 * (257 * 256 + 257)

@@ -15,8 +15,8 @@ from stepscope.diagnosis.hang_job import Cause
 from stepscope.diagnosis.hang_reading import hang_of
 from stepscope.run import RunStatus, read_run
 from stepscope.store import RunReader
-from tests.hanging_job import NAMED_S, STARTS_S, hanging
-from tests.jobs import until as wait_until
+from tests.support.hanging_job import NAMED_S, STARTS_S, hanging
+from tests.support.jobs import until as wait_until
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

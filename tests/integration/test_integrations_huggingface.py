@@ -12,11 +12,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from stepscope.run import RunInfo, RunStatus, read_run, run_folders
-from stepscope.store import RunReader
+from tests.support.run_values import values
 
 pytest.importorskip("transformers")
 ROOT = Path(__file__).resolve().parents[2]
@@ -104,21 +103,6 @@ def train(
     history = json.loads(lines[0][8 : lines[0].rindex("]") + 1]) if lines else []
     (run,) = run_folders(folder / "runs")
     return read_run(run), history, done.stderr
-
-
-def values(run: RunInfo) -> dict[str, list[tuple[int, float]]]:
-    """Return (step, value) of every metric of the run's steps."""
-    with RunReader(run.folder) as reader:
-        (series,) = [series for series in reader.series() if series.stream == "steps"]
-        block = reader.read(series.id, 0, series.rows, 1)
-    return {
-        key: [
-            (int(step), float(value))
-            for step, value in zip(block.step, row, strict=True)
-            if not np.isnan(value)
-        ]
-        for key, row in zip(block.keys, block.mean, strict=True)
-    }
 
 
 def logged(history: list[dict[str, float]], name: str) -> list[tuple[int, float]]:

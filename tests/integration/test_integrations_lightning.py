@@ -16,7 +16,7 @@ import pytest
 
 from stepscope.run import RunInfo, RunStatus, read_run, run_folders
 from stepscope.store import RunReader
-from tests.integration.test_integrations_huggingface import values
+from tests.support.run_values import values
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from stepscope.store import Block, RunWriter, store_name
-from tests.unit.test_export import Row, make_store
-from tests.unit.test_run import make_run
+from tests.support.run_folders import Row, make_run, make_store
 
 pytest.importorskip("tensorboard")
 

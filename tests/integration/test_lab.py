@@ -16,7 +16,9 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.support.run_values import metric
 from trainer.config import Workload, defaults
+from trainer.lab import sample_run
 from trainer.lab.folder import SAMPLES, read_sweep
 from trainer.lab.process import LOG, RUN, SampleProcess
 
@@ -70,6 +72,12 @@ def test_a_sample_is_a_recorded_run_with_equal_losses_for_equal_seeds(tmp_path: 
     assert metrics["loss"] != other["metrics"]["loss"]
     assert first["seconds"] > 0
     assert not list(tmp_path.glob(f"{RUN}*/"))
+
+
+def test_a_sample_trains_with_a_constant_learning_rate(tmp_path: Path) -> None:
+    asked = {"schedule": "cosine", "lr_warmup_steps": 4, "learning_rate": 0.01}
+    assert "metrics" in sample_run.take({**job(changes=asked), "folder": str(tmp_path)})
+    assert set(metric(tmp_path, "train/lr")) == {0.01}
 
 
 TWO_RANKS = {"parallel": "ddp", "ranks": 2, "runner": "torchrun"}

@@ -10,28 +10,14 @@ from pathlib import Path
 
 import pytest
 
-import trainer.lessons
 from dashboard import services
 from dashboard.lesson_runs import LessonRuns
 from stepscope.run import RunError
-from trainer.lessons import Lesson
+from tests.support.lesson_programs import SLEEP, Write, write
 from trainer.runners.child import ChildState
 from trainer.runners.lesson import OUTPUT_LIMIT, LessonOutput, LessonRun
 
-Write = Callable[..., Lesson]
-SLEEP = "import time\nprint('begun')\ntime.sleep(60)\n"
-
-
-@pytest.fixture
-def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    """Make a lesson of this program."""
-    monkeypatch.setattr(trainer.lessons, "FOLDER", tmp_path)
-
-    def lesson(program: str, limit_s: float = 30.0, name: str = "program") -> Lesson:
-        (tmp_path / f"{name}.py").write_text(program)
-        return Lesson(name=name, theme="", title=name, text="", limit_s=limit_s)
-
-    return lesson
+__all__ = ["write"]
 
 
 def until(run: LessonRun, true: Callable[[LessonOutput], bool]) -> LessonOutput:

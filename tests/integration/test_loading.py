@@ -21,8 +21,10 @@ from torch import Tensor, nn
 
 from stepscope.run import RunStatus
 from tests.integration.conftest import SaveAtStep
-from tests.integration.decoded import Decoded
-from tests.integration.test_training import background, metric, run_json, small, wait_for
+from tests.support.decoded import Decoded
+from tests.support.run_values import metric, run_json
+from tests.support.training_runs import background, small
+from tests.support.waiting import wait_for, wait_until
 from trainer.config import RunConfig, Workload
 from trainer.failures import RunFailed
 from trainer.training.compute import CpuCompute
@@ -302,7 +304,7 @@ from trainer.workloads.task import TensorSplit
 signal.signal(signal.SIGTERM, lambda *_: None)
 values = torch.arange(40)
 split = TensorSplit.of(values.float().view(-1, 1), values)
-loader = WorkerLoader(split, RunConfig(batch_size=4, num_workers=1), CpuCompute())
+loader = WorkerLoader(split, RunConfig(batch_size=4, num_workers=2), CpuCompute())
 batches = loader.batches(values)
 for command in sys.stdin:
     print(next(batches)[1].tolist(), flush=True)
@@ -313,6 +315,10 @@ def blocks_sigterm(pid: int) -> bool:
     text = Path(f"/proc/{pid}/status").read_text()
     (mask,) = (line.split()[1] for line in text.splitlines() if line.startswith("SigBlk"))
     return bool(int(mask, 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def runs(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc tells which signals are blocked")
@@ -331,11 +337,14 @@ def test_workers_outlive_a_signal_to_their_group_and_end_with_their_process() ->
         for first in range(0, 40, 4):
             loading.stdin.write("next\n")
             assert loading.stdout.readline() == f"{[*range(first, first + 4)]}\n"
-            if not first:
+            if first == 4:  # the second worker has loaded a batch as well
                 below = psutil.Process(loading.pid).children(recursive=True)
                 os.killpg(loading.pid, signal.SIGTERM)
                 blocked = [blocks_sigterm(process.pid) for process in below]
-        # What tracks shared memory, the fork server, which has begun in the group, and its worker.
-        assert sorted(blocked) == [False, False, True]
+        # What tracks shared memory, the fork server, which has begun in the group, and its workers.
+        assert sorted(blocked) == [False, False, False, True]
+        workers = [process for process in below if process.ppid() != loading.pid]
+        assert len(workers) == 2
         loading.kill()
+        wait_until(lambda: not any(map(runs, workers)), 1)
     assert psutil.wait_procs(below, 20)[1] == []

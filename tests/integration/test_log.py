@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from stepscope.run import read_run, run_folders
-from tests.integration.test_training import metric
+from tests.support.run_values import metric
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,29 +9,11 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from dashboard.machine.watch import MachineWatch
-from stepscope.sampling.nvml import DeviceSource, NullSource
-from stepscope.sampling.xid import NO_INSTANCE, XidEvent, xid_event
-from tests.unit.fake_machine import FakeSource, gpus, info, machine
+from stepscope.sampling.nvml import NullSource
+from tests.support.fake_machine import FakeErrors, FakeSource, gpus, info, machine
 
 NAME = "stepscope-machine"
 Make = Callable[..., MachineWatch]
-
-
-class FakeErrors:
-    """Reports one Xid at once; fair because the real watch calls `on_event` in the same way."""
-
-    begun: list[FakeErrors]
-
-    def __init__(self, source: DeviceSource, on_event: Callable[[XidEvent], None]) -> None:
-        self.stopped = False
-        self.reason: str | None = None
-        self.refused: dict[str, str] = {}
-        FakeErrors.begun.append(self)
-        on_event(xid_event(info().uuid, 79, NO_INSTANCE))
-
-    def stop(self, timeout_s: float = 2.0) -> bool:
-        self.stopped = True
-        return True
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from stepscope.run import RunStatus
-from tests.integration.test_resume import train
-from tests.integration.test_training import events, metric, run_json, small
-from trainer.config import Workload
+from tests.support.run_values import events, metric, run_json
+from tests.support.training_runs import small, train
+from trainer.config import Schedule, Workload
 from trainer.training.run import run
 
 CONFIG = small(Workload.DIGITS_MLP, batch_size=512, epochs=3)  # 26 steps an epoch
@@ -35,9 +35,10 @@ def test_a_run_ends_after_max_steps_with_a_validation(
 def test_a_resumed_run_goes_on_bitwise_where_max_steps_ended_one(
     steps: int, tmp_path: Path
 ) -> None:
-    whole = train(tmp_path, "whole", CONFIG)
-    first = train(tmp_path, "first", replace(CONFIG, max_steps=steps))
-    rest = train(tmp_path, "rest", replace(CONFIG, resume="first/last.pt"))
+    constant = replace(CONFIG, schedule=Schedule.NONE)  # a cosine ends with max_steps
+    whole = train(tmp_path, "whole", constant)
+    first = train(tmp_path, "first", replace(constant, max_steps=steps))
+    rest = train(tmp_path, "rest", replace(constant, resume="first/last.pt"))
     assert np.array_equal(np.concatenate([first, rest]), whole)
     assert run_json(tmp_path / "rest")["total_steps"] == len(whole)
 

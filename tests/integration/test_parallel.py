@@ -16,8 +16,8 @@ import pytest
 
 from stepscope.run import RunStatus, read_run
 from tests.integration.conftest import save_at_step
-from tests.integration.jobs import job, launch, mean_loss, recorded
-from trainer.config import Optimizer, Parallel, Precision, RunConfig, Workload, defaults
+from tests.support.training_jobs import job, launch, mean_loss, recorded
+from trainer.config import Optimizer, Parallel, Precision, RunConfig, Schedule, Workload, defaults
 from trainer.training.checkpoint import read_checkpoint, weights_bytes
 from trainer.training.run import run
 
@@ -25,6 +25,7 @@ pytestmark = pytest.mark.timeout(400)  # the first test waits for all jobs of so
 RELATIVE = 1e-5
 DDP, FSDP = Parallel.DDP, Parallel.FSDP
 MLP = replace(defaults(Workload.DIGITS_MLP), batch_size=512, epochs=2, threads=1)
+MLP = replace(MLP, schedule=Schedule.NONE)  # a cosine would end with the max_steps of each run
 EPOCH, LEFT = 26, 142  # steps, and samples of the last of them: 12,942 = 25 × 512 + 142
 HALF, END = 10, 32  # steps of the first and of the last of three runs that resume each other
 GPT = replace(
@@ -34,7 +35,12 @@ GPT = replace(
     learning_rate=0.01,
 )
 SGD = replace(GPT, optimizer=Optimizer.SGD, fused=False)  # torch has no fused one for FSDP
-NORMS = replace(defaults(Workload.FILL), batch_size=64, width=4, image_size=8, max_steps=3)
+TIED = replace(GPT, tied_head=True)
+NORMS = replace(defaults(Workload.FILL), batch_size=64, width=8, image_size=8, max_steps=3)
+LINE = replace(defaults(Workload.LINEAR), epochs=1, threads=1, fused=False)
+HALF_PRECISION = replace(MLP, precision=Precision.FP16, max_steps=EPOCH, epochs=1)
+OVERFLOWS = 2.0**30
+"""A loss scale with which the first steps of fp16 have infinite gradients."""
 SPLIT_STEP: dict[str, Any] = {"batch_size": 64, "accumulation": 4}  # 512 of two ranks
 
 
@@ -74,8 +80,13 @@ def two(root: Path, one: Path) -> Path:
         "fsdp-accumulated": replace(job(MLP, FSDP, 2, max_steps=8), **SPLIT_STEP),
         "gpt-ddp": job(GPT, DDP, 2),
         "gpt-fsdp": job(GPT, FSDP, 2, activation_checkpointing=True),
+        "gpt-tied": replace(job(TIED, FSDP, 2), batch_size=4, accumulation=2),
+        "gpt-synced": replace(job(TIED, FSDP, 2, no_sync=False), batch_size=4, accumulation=2),
         "gpt-kept": job(SGD, FSDP, 2, reshard=False, warmup=True),
         "gpt-bf16": job(GPT, FSDP, 2, precision=Precision.BF16),
+        "line": job(LINE, FSDP, 2, warmup=True),
+        "fp16-ddp": job(HALF_PRECISION, DDP, 2),
+        "fp16-fsdp": job(replace(HALF_PRECISION, clip_norm=100.0), FSDP, 2),
         "norms": job(NORMS, DDP, 2),
         "norms-fsdp": job(NORMS, FSDP, 2, precision=Precision.BF16),
         "norms-saved": job(NORMS, FSDP, 2),
@@ -89,7 +100,14 @@ def two(root: Path, one: Path) -> Path:
         },
         "failed": job(MLP, DDP, 2),
     }
-    launch(2, root, jobs, fails={"failed": (1, 5)}, saves={"norms": 2, "norms-saved": 2})
+    launch(
+        2,
+        root,
+        jobs,
+        fails={"failed": (1, 5)},
+        saves={"norms": 2, "norms-saved": 2},
+        scale={"fp16-ddp": OVERFLOWS, "fp16-fsdp": OVERFLOWS},
+    )
     return root
 
 
@@ -172,6 +190,19 @@ def test_blocks_of_a_gpt_are_spread_and_clipped_as_one_model(two: Path) -> None:
     )
 
 
+def test_a_tied_head_stays_tied_where_rank_0_sends_the_weights(two: Path) -> None:
+    expected = recorded(alone(two, "gpt-tied-one", TIED), "train/loss")
+    for name in ("gpt-tied", "gpt-synced"):
+        assert mean_loss(two / name) == pytest.approx(expected, rel=RELATIVE), name
+    told = [read_run(two / name).run_json["parameters"] for name in ("gpt-tied", "gpt-tied-one")]
+    assert told[0] == told[1]
+
+
+def test_a_line_is_fitted_by_ranks_that_hold_its_two_numbers_apart(two: Path) -> None:
+    expected = recorded(alone(two, "line-one", LINE), "train/loss")
+    assert mean_loss(two / "line") == pytest.approx(expected, rel=RELATIVE)
+
+
 @pytest.mark.parametrize("half", ["ddp", "fsdp"])
 @pytest.mark.parametrize("parallel", [DDP, FSDP])
 def test_two_ranks_go_on_as_four_and_these_as_one(
@@ -252,3 +283,12 @@ def test_each_rank_records_the_phases_of_its_steps(two: Path) -> None:
         steps = recorded(two / "ddp", "perf/step_time", rank)
         assert all(len(part) == len(steps) and (part > 0).all() for part in times)
         assert (np.sum(times, axis=0) <= steps).all()
+
+
+@pytest.mark.parametrize("name", ["fp16-ddp", "fp16-fsdp"])
+def test_all_ranks_skip_the_same_steps_of_fp16(name: str, two: Path) -> None:
+    scales = [recorded(two / name, "train/amp_scale", rank)[-1] for rank in (0, 1)]
+    assert 1 < scales[0] == scales[1] < OVERFLOWS / 4, "several steps were skipped"
+    losses = mean_loss(two / name)
+    assert np.isfinite(losses).all()
+    assert losses[-5:].mean() < 0.98 * losses[:5].mean()

@@ -18,9 +18,11 @@ from typing import Any
 
 import pytest
 
+from stepscope.profiling.capture import Capture
 from stepscope.profiling.phases import PHASES
 from stepscope.profiling.summary import Summary, parse
 from stepscope.run import RunError, RunStatus, read_run, run_folders
+from stepscope.session import profiling
 from stepscope.store import EventRow, RunReader, StoreError
 from stepscope.store.reader import send_command
 from trainer.config import Workload, defaults
@@ -134,18 +136,29 @@ def test_a_run_of_ours(tmp_path: Path) -> None:
     assert left == []
 
 
-def test_the_end_of_a_run_of_ours_writes_what_was_recorded(tmp_path: Path) -> None:
+def test_the_end_of_a_run_of_ours_writes_what_was_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with ours(tmp_path) as stop:
+
+        class StopsTheRun(Capture):
+            """Has the run end in the step after the profile's begin."""
+
+            def __init__(self, **options: Any) -> None:
+                super().__init__(**options)
+                stop.set()
+
+        monkeypatch.setattr(profiling, "Capture", StopsTheRun)
         command_id = send_command(tmp_path, "profile", {"steps": 50})
-        time.sleep(0.2)
-        stop.set()
+        wait_for(lambda: read_run(tmp_path).status is RunStatus.STOPPED)
     with RunReader(tmp_path) as reader:
         events = reader.events(limit=10_000)
     [event] = [event for event in events if event.data.get("command_id") == command_id]
-    if event.data["ok"]:  # else it had not begun, and says so
-        wait_for(lambda: summary_of(tmp_path, event).first == event.data["first"])
-    else:
-        assert "before it began" in event.text
+    assert event.data["ok"], event.text
+    assert event.data["last"] < event.data["first"] + 49
+    summary: Summary = wait_for(lambda: summary_of(tmp_path, event))
+    assert (summary.first, summary.last) == (event.data["first"], event.data["last"])
+    assert len(summary.operators) > 5
 
 
 def test_a_watched_script(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import stepscope
 from stepscope.recording.recovery import recover
 from stepscope.recording.ring import abandoned
 from stepscope.run import RunError, RunStatus
-from tests.integration.test_ring_recovery import killed_run
+from tests.support.killed_runs import killed_run
 
 
 def contents(folder: Path) -> dict[str, bytes]:

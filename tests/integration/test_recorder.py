@@ -20,16 +20,9 @@ from stepscope.recording.writer_thread import BALLAST
 from stepscope.run import RunStatus, read_run
 from stepscope.store import STORE_NAME, RunReader
 from stepscope.store.reader import send_command
-from tests.integration.test_training import wait_for
+from tests.support.waiting import wait_for, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def wait_until(true: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.01)
 
 
 def step_rows(folder: Path) -> int:
@@ -107,6 +100,10 @@ def test_a_command_wakes_the_writer_which_does_not_look_for_one_by_itself(
 def test_a_foreign_command_is_refused_and_harms_nothing(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path, name="test")
     send_command(tmp_path, "format_disk", {})
+    with sqlite3.connect(tmp_path / STORE_NAME) as connection:
+        deep = "INSERT INTO commands (asked_ts, name, args) VALUES (0.0, 'mark', ?)"
+        connection.execute(deep, ("[" * 100_000,))
+    connection.close()
     good = send_command(tmp_path, "pause", {})
     assert [c.id for c in recorder.wait_command(5)] == [good]
     recorder.close(RunStatus.STOPPED)

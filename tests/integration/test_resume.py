@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,17 +12,13 @@ import pytest
 
 from stepscope.run import RunStatus
 from tests.integration.conftest import SaveAtStep
-from tests.integration.test_training import events, metric, run_json, small
+from tests.support.run_values import events, metric, run_json
+from tests.support.training_runs import small, train
 from trainer.config import Optimizer, RunConfig, Schedule, Workload
 from trainer.training.checkpoint import read_checkpoint
 from trainer.training.run import run
 
-
-def train(root: Path, name: str, config: RunConfig) -> np.ndarray:
-    """Run to the end in its own folder and return the losses."""
-    (root / name).mkdir()
-    assert run(config, root / name) is RunStatus.FINISHED, run_json(root / name)["reason"]
-    return metric(root / name, "train/loss")
+DATA = Path(__file__).parents[1] / "data"
 
 
 @pytest.mark.parametrize(
@@ -50,12 +47,24 @@ def test_a_resumed_run_continues_the_curve_bitwise(
     resumed = train(tmp_path, "resumed", replace(config, resume=f"whole/step-{step}.pt"))
     assert len(whole) == 3 * steps_per_epoch
     assert np.array_equal(resumed, whole[step:])
+    rates = [metric(tmp_path / name, "train/lr") for name in ("resumed", "whole")]
+    assert np.array_equal(rates[0], rates[1][step:])
     validated = metric(tmp_path / "resumed", "val/loss")
     assert np.array_equal(validated, metric(tmp_path / "whole", "val/loss")[-len(validated) :])
     run = run_json(tmp_path / "resumed")
     assert run["first_step"] == step
     assert run["total_steps"] == run["step"] == len(whole)
     assert events(tmp_path / "resumed")[0].kind == "resumed"
+
+
+def test_a_checkpoint_of_a_cosine_per_epoch_is_resumed(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    shutil.copy(DATA / "checkpoints" / "cosine-per-epoch.pt", tmp_path / "old" / "step-11.pt")
+    state = read_checkpoint(tmp_path / "old" / "step-11.pt")
+    config = replace(RunConfig.from_dict(state["config"]), resume="old/step-11.pt")
+    train(tmp_path, "new", config)
+    expected = 0.05 * (1 + np.cos(np.pi * np.arange(11, 28) / 28)) / 2
+    np.testing.assert_allclose(metric(tmp_path / "new", "train/lr"), expected)
 
 
 def test_last_pt_of_a_finished_run_goes_on_with_more_epochs(tmp_path: Path) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
 import sqlite3
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 import streamlit as st
+from starlette.requests import Request
 from starlette.testclient import TestClient
 
 from app import app
@@ -24,9 +24,10 @@ from dashboard import live_chart, services
 from stepscope.recording.recorder import Recorder
 from stepscope.run import STALE_S, RunKind, RunStatus, read_run
 from stepscope.store import STORE_NAME
-from tests.integration.test_ring_recovery import killed_run
-from tests.unit.test_ledger_series import cuda_run
-from tests.unit.test_run_profile import write as write_profile
+from tests.support.child_process import holding
+from tests.support.killed_runs import killed_run
+from tests.support.ledger_rows import cuda_run
+from tests.support.profiles import write_profile
 
 
 @pytest.fixture(scope="module")
@@ -287,14 +288,16 @@ def test_a_foreign_page_cannot_press_a_button(
     assert word in answer.json()["error"]
     assert asked(folder) == []
     own = ours | {"origin": "http://localhost"}
-    assert client.post("/api/command", content="{", headers=own).status_code == 400
+    for text in ("{", "[" * 3999, '{"a":' * 700):
+        assert client.post("/api/command", content=text, headers=own).status_code == 400
 
 
 def test_the_third_stop_ends_a_script_that_hears_none(client: TestClient, runs: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as script:
+    folder = live_run(runs / "deaf")
+    with holding(folder / STORE_NAME) as script:
         silent = time.time() - 2 * STALE_S
         started = psutil.Process(script.pid).create_time()
-        folder = live_run(runs / "deaf", pid=script.pid, pid_started=started, heartbeat=silent)
+        write(folder, pid=script.pid, pid_started=started, heartbeat=silent)
         os.utime(folder / "run.json", (silent, silent))
         for clicks in range(1, 4):
             assert script.poll() is None
@@ -381,6 +384,37 @@ def test_what_is_no_snapshot_of_ours_is_not_kept(
         "my-snapshot.pickle",
         "my-snapshot-2.pickle",
     }
+
+
+def test_uploads_share_a_limit(
+    client: TestClient, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = services.get().snapshots.kept_bytes()
+    monkeypatch.setattr("dashboard.snapshot_files.TOTAL_LIMIT", kept + 1500)
+    for content in (b"x" * 1000, iter([b"x" * 600] * 2)):  # the second names no length
+        answer = upload(client, "shared.pickle", content)
+        if answer.status_code == 200:
+            continue
+        assert (answer.status_code, "The folder snapshots" in answer.json()["error"]) == (400, True)
+    assert services.get().snapshots.kept_bytes() == kept + 1000
+    (runs / "snapshots" / "shared.pickle").unlink()
+
+
+def test_an_upload_has_one_deadline_however_often_it_sends(
+    client: TestClient, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dashboard.api.uploads.UPLOAD_S", 0.1)
+
+    async def drip(_request: Request) -> AsyncIterator[bytes]:
+        for _ in range(200_000):
+            yield b"x"
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(Request, "stream", drip)
+    answer = upload(client, "slow.pickle", b"x")
+    assert answer.status_code == 400
+    assert "took more than 0 s" in answer.json()["error"]
+    assert not list((runs / "snapshots").glob("*slow*"))
 
 
 def test_the_parts_of_the_memory_are_sent_to_whom_asks_for_them(client: TestClient) -> None:

@@ -8,8 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,20 +16,14 @@ import pytest
 from stepscope.recording.recovery import recover_ended
 from stepscope.run import RunStatus, read_run
 from stepscope.store import RunReader, StoreError
-from tests.integration.test_training import metric
+from tests.support.run_values import metric
+from tests.support.waiting import wait_until
 from trainer import runners
 from trainer.config import NanPolicy, Optimizer, RunConfig, Runner, Workload, defaults
 from trainer.training.step import TrainStep
 
 BOTH = pytest.mark.parametrize("runner", [Runner.THREAD, Runner.PROCESS])
 LONG = 100_000
-
-
-def wait_until(true: Callable[[], bool], timeout_s: float = 40.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.01)
 
 
 def config(runner: Runner, epochs: int) -> RunConfig:

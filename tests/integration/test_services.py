@@ -17,7 +17,7 @@ from dashboard.services import Services
 from stepscope.diagnosis.outcome import Outcome
 from stepscope.run import RunError, RunStatus, process_identity, read_run, write_run_json
 from stepscope.session.session import Session
-from tests.integration.test_runners import wait_until
+from tests.support.waiting import wait_until
 from trainer.config import RunConfig, Workload, defaults
 from trainer.training import run as training_run
 

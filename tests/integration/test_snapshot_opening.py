@@ -7,9 +7,11 @@ import os
 import pickle
 import shutil
 import struct
+import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from stepscope.cli import main
@@ -18,7 +20,8 @@ from stepscope.snapshots import opening
 from stepscope.snapshots.load import SnapshotError
 from stepscope.snapshots.opening import Opening, kept_summary, open_snapshot
 from stepscope.snapshots.summary_file import summary_path
-from tests.unit.snapshots import REAL, action, live_block, snapshot
+from tests.support.snapshots import REAL, action, live_block, snapshot
+from tests.support.waiting import wait_for
 
 BATCHES = 30
 """Of 1000 actions each: some 2 MB, more than are looked at together."""
@@ -106,6 +109,20 @@ def test_a_process_that_takes_too_long_is_ended(
     monkeypatch.setattr(opening, "TIME_LIMIT_S", 0.0)
     with pytest.raises(SnapshotError, match="took more than 0 s"):
         open_snapshot(real, spare)
+
+
+def test_the_process_ends_with_the_command_that_has_started_it(tmp_path: Path) -> None:
+    """Hashing a pair of a pair of a pair … takes for ever and lets no other thread run."""
+    pairs = b"".join(b"h%ch%c\x86\x940" % (number, number) for number in range(60))
+    path = tmp_path / "endless.pickle"
+    path.write_bytes(b"\x80\x04K\x01\x85\x940" + pairs + b"}h\x3cK\x01s.")
+    with subprocess.Popen(
+        [sys.executable, "-m", "stepscope.cli", "snapshot", str(path)]
+    ) as command:
+        [reader] = wait_for(psutil.Process(command.pid).children)
+        wait_for(lambda: reader.cpu_times().user > 1.5)
+        command.kill()
+    assert psutil.wait_procs([reader], 5)[1] == []
 
 
 def test_a_file_that_changes_while_it_is_read_is_told(
@@ -198,6 +215,9 @@ def test_what_cannot_be_opened_is_one_sentence_and_exit_code_1(
 ) -> None:
     assert main(["snapshot", str(tmp_path / "absent.pickle")]) == 1
     assert "FILE: cannot be read (No such file or directory)" in capsys.readouterr().err
+    for folder in ("", "/", str(tmp_path)):
+        assert main(["snapshot", folder]) == 1
+        assert "must be a" in capsys.readouterr().err
     path = tmp_path / "bad\x1b[31m.pickle"
     path.write_bytes(HOSTILE["call"][0])
     assert main(["snapshot", str(path)]) == 1

@@ -21,9 +21,9 @@ from dashboard.verdicts import Verdicts
 from stepscope.diagnosis.straggler_window import ROWS, recent_times
 from stepscope.run import RunInfo, RunStatus, read_run, run_folders
 from stepscope.store import RunReader
-from tests.integration.test_verdict_served import poll, server
-from tests.unit.recorded_runs import Row, write_run
-from tests.unit.test_stragglers import CASES
+from tests.support.polls import poll, server
+from tests.support.recorded_runs import Row, write_run
+from tests.support.straggler_cases import CASES
 
 __all__ = ["server"]
 

@@ -14,7 +14,7 @@ from dashboard.services import Services
 from dashboard.sweep_content import SweepStatus
 from dashboard.sweeps import Sweep
 from stepscope.run import RunError, RunStatus, process_of, read_run
-from tests.integration.test_runners import wait_until
+from tests.support.waiting import wait_until
 from trainer.config import Workload, defaults
 from trainer.lab.folder import SAMPLES, SweepError
 from trainer.lab.plan import Plan, make_arm

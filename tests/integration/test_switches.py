@@ -13,9 +13,9 @@ import torch
 
 from stepscope.run import RunStatus
 from tests.integration.conftest import SaveAtStep
-from tests.integration.decoded import Decoded
-from tests.integration.test_resume import train
-from tests.integration.test_training import events, metric, run_json, small
+from tests.support.decoded import Decoded
+from tests.support.run_values import events, metric, run_json
+from tests.support.training_runs import small, train
 from trainer.config import RunConfig, Workload
 from trainer.training.checkpoint import read_checkpoint
 from trainer.training.loop import Loop

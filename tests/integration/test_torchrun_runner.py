@@ -22,8 +22,8 @@ from stepscope.recording.recovery import recover_ended
 from stepscope.run import RunInfo, RunStatus, read_run, write_run_json
 from stepscope.store import RunReader
 from stepscope.store.reader import EVERY, send_command
-from tests.integration.test_runners import LONG, wait_until
-from tests.unit.recorded_runs import write_run
+from tests.support.recorded_runs import write_run
+from tests.support.waiting import wait_until
 from trainer import runners
 from trainer.config import Optimizer, Parallel, RunConfig, Runner, Workload, defaults
 from trainer.launch import Launch, machine_command, rank_variables, slurm_script
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.timeout(240)
 
 
 def config(**changes: Any) -> RunConfig:
-    base = replace(defaults(Workload.LINEAR), optimizer=Optimizer.ADAM, epochs=LONG)
+    base = replace(defaults(Workload.LINEAR), optimizer=Optimizer.ADAM, epochs=100_000)
     several = replace(base, parallel=Parallel.DDP, runner=Runner.TORCHRUN, ranks=2)
     return replace(several, **changes)
 

@@ -16,7 +16,7 @@ from stepscope.run import RunInfo, RunKind, RunStatus, read_run, run_folders
 from stepscope.store import RunReader
 from stepscope.store.frames import Block
 from stepscope.store.reader import send_command
-from tests.integration.test_recorder import wait_until
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -3,53 +3,27 @@
 from __future__ import annotations
 
 import gc
-import json
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from stepscope.run import RunStatus
-from stepscope.store import EventRow, RunReader, StoreError
 from stepscope.store.reader import send_command
-from tests.sizes import SMALL
-from trainer.config import Precision, RunConfig, Schedule, Workload, defaults
+from tests.support.run_values import event_of, events, metric, run_json
+from tests.support.sizes import SMALL
+from tests.support.training_runs import background, small
+from tests.support.waiting import wait_for
+from trainer.config import Optimizer, Precision, Schedule, Workload
 from trainer.training import run as training_run
 from trainer.training.compute import Compute
 from trainer.training.run import run as train
 from trainer.training.state import Training
-
-
-def small(workload: Workload, **changes: Any) -> RunConfig:
-    base = replace(defaults(workload), epochs=2, threads=1)
-    return replace(base, **(SMALL[workload] | changes))
-
-
-def metric(folder: Path, key: str, stream: str = "steps") -> np.ndarray:
-    """All values of a metric, gaps left out."""
-    with RunReader(folder) as reader:
-        info = next(series for series in reader.series() if series.stream == stream)
-        block = reader.read(info.id, 0, info.rows, 1)
-    values = block.mean[block.keys.index(key)]
-    recorded: np.ndarray = values[~np.isnan(values)]
-    return recorded
-
-
-def events(folder: Path) -> list[EventRow]:
-    with RunReader(folder) as reader:
-        return reader.events(limit=10_000)
-
-
-def run_json(folder: Path) -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads((folder / "run.json").read_text())
-    return loaded
 
 
 @pytest.mark.parametrize("workload", list(SMALL))
@@ -84,7 +58,7 @@ def test_linear_regression_finds_the_line(tmp_path: Path) -> None:
 
 
 def test_digits_are_learned_for_real(tmp_path: Path) -> None:
-    config = small(Workload.DIGITS_CNN, epochs=6)
+    config = small(Workload.DIGITS_CNN, epochs=8)
     assert train(config, tmp_path) is RunStatus.FINISHED
     assert metric(tmp_path, "val/accuracy")[-1] > 88
 
@@ -98,6 +72,15 @@ def test_schedules_move_the_learning_rate(schedule: Schedule, tmp_path: Path) ->
     assert (rates[-1] < 0.05) == (schedule is not Schedule.NONE)
 
 
+def test_a_cosine_falls_within_one_epoch(tmp_path: Path) -> None:
+    config = small(Workload.RESNET, epochs=1, max_steps=6, lr_warmup_steps=2, batch_size=8)
+    train(config, tmp_path)
+    factors = [1 / 3, 2 / 3, *((1 + np.cos(np.pi * step / 4)) / 2 for step in range(4))]
+    np.testing.assert_allclose(
+        metric(tmp_path, "train/lr"), config.learning_rate * np.array(factors)
+    )
+
+
 def test_a_language_model_records_its_tokens(tmp_path: Path) -> None:
     config = small(Workload.GPT, epochs=1)
     assert train(config, tmp_path) is RunStatus.FINISHED
@@ -106,11 +89,23 @@ def test_a_language_model_records_its_tokens(tmp_path: Path) -> None:
     np.testing.assert_allclose(tokens, samples * config.context)
 
 
-def test_bf16_trains_on_a_cpu(tmp_path: Path) -> None:
-    config = small(Workload.DIGITS_MLP, precision=Precision.BF16, epochs=3)
+@pytest.mark.parametrize("optimizer", list(Optimizer))
+@pytest.mark.parametrize("precision", [Precision.BF16, Precision.FP16])
+def test_mixed_precision_trains_on_a_cpu(
+    precision: Precision, optimizer: Optimizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In fp16 the first steps overflow and are skipped, until the loss scale is small enough."""
+    large = partial(torch.amp.GradScaler, init_scale=2.0**30)
+    monkeypatch.setattr(torch.amp, "GradScaler", large)
+    rate = 0.2 if optimizer is Optimizer.SGD else 1e-3
+    config = small(Workload.DIGITS_MLP, precision=precision, optimizer=optimizer, max_steps=120)
+    config = replace(config, learning_rate=rate)
     assert train(config, tmp_path) is RunStatus.FINISHED
     loss = metric(tmp_path, "train/loss")
     assert loss[-5:].mean() < 0.8 * loss[:5].mean()
+    if precision is Precision.FP16:
+        assert 1 < metric(tmp_path, "train/amp_scale")[-1] < 2.0**30
+        assert loss[0] == pytest.approx(loss[1], rel=0.1), "no step with infinite gradients"
 
 
 def test_nothing_of_a_training_is_kept_when_its_memory_is_counted(
@@ -137,40 +132,6 @@ def test_the_same_seed_gives_the_same_losses(tmp_path: Path) -> None:
         losses.append(metric(tmp_path / name, "train/loss"))
     assert np.array_equal(losses[0], losses[1])
     assert not np.array_equal(losses[0], losses[2])
-
-
-@contextmanager
-def background(config: RunConfig, folder: Path) -> Iterator[threading.Event]:
-    """A run in a thread, as the thread runner starts it; ends it if the test does not."""
-    stop = threading.Event()
-    thread = threading.Thread(target=train, args=(config, folder), kwargs={"stop": stop})
-    thread.start()
-    try:
-        yield stop
-    finally:
-        stop.set()
-        thread.join(20)
-        assert not thread.is_alive()
-
-
-def wait_for(found: Callable[[], Any], timeout_s: float = 20.0) -> Any:
-    """Poll until `found()` is true and return it."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        try:
-            if result := found():
-                return result
-        except (OSError, ValueError, StoreError):
-            pass  # the folder is not complete yet
-        time.sleep(0.02)
-    raise AssertionError("timed out")
-
-
-def event_of(folder: Path, kind: str) -> EventRow:
-    found: EventRow = wait_for(
-        lambda: next((event for event in events(folder) if event.kind == kind), None)
-    )
-    return found
 
 
 @pytest.mark.alone

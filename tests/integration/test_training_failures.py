@@ -25,7 +25,9 @@ from stepscope.recording.scalars import Row, RowSink
 from stepscope.run import RunStatus
 from stepscope.session import session
 from stepscope.store import RunReader
-from tests.integration.test_training import background, events, metric, run_json, small, wait_for
+from tests.support.run_values import events, metric, run_json
+from tests.support.training_runs import background, fails_at, small
+from tests.support.waiting import wait_for
 from trainer.config import NanPolicy, RunConfig, Workload
 from trainer.training import placement
 from trainer.training import run as training_run
@@ -210,18 +212,6 @@ def test_after_a_cuda_error_the_buffers_are_kept_for_good(
     assert [type(error) for error in kept] == [RuntimeError]
 
 
-def fails_at(monkeypatch: pytest.MonkeyPatch, number: int, error: Exception) -> None:
-    """Let the step of this number raise instead of training."""
-    train, calls = TrainStep.__call__, itertools.count(1)
-
-    def step(self: TrainStep, *batch: torch.Tensor) -> Any:
-        if next(calls) == number:
-            raise error
-        return train(self, *batch)
-
-    monkeypatch.setattr(TrainStep, "__call__", step)
-
-
 def test_an_interrupt_closes_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(self: Loop) -> None:
         raise KeyboardInterrupt
@@ -280,21 +270,22 @@ def test_a_killed_worker_ends_the_run_with_a_reason(tmp_path: Path) -> None:
 PAGE = """
 import sys, types, threading
 from pathlib import Path
-with open({marker!r}, "a") as file:  # a script without a main guard, as Streamlit pages are
-    file.write("ran\\n")
-# Streamlit puts a module of its own into sys.modules for the page that it runs.
-page = types.ModuleType("__main__")
-page.__file__ = __file__
-sys.modules["__main__"] = page
-from dataclasses import replace
-from trainer.training.run import run
-from trainer.config import RunConfig, Workload, defaults
-config = replace(defaults(Workload.DIGITS_MLP), epochs=1, num_workers=2, threads=1)
-statuses = []
-thread = threading.Thread(target=lambda: statuses.append(run(config, Path({folder!r}))))
-thread.start()
-thread.join()
-assert statuses == ["finished"], statuses
+if __name__ == "__main__":  # as in dashboard/main.py: multiprocessing imports this file in workers
+    with open({marker!r}, "a") as file:
+        file.write("ran\\n")
+    # Streamlit puts a module of its own into sys.modules for the page that it runs.
+    page = types.ModuleType("__main__")
+    page.__file__ = __file__
+    sys.modules["__main__"] = page
+    from dataclasses import replace
+    from trainer.training.run import run
+    from trainer.config import RunConfig, Workload, defaults
+    config = replace(defaults(Workload.DIGITS_MLP), epochs=1, num_workers=2, threads=1)
+    statuses = []
+    thread = threading.Thread(target=lambda: statuses.append(run(config, Path({folder!r}))))
+    thread.start()
+    thread.join()
+    assert statuses == ["finished"], statuses
 """
 
 

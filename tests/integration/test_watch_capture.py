@@ -2,70 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import math
-import os
-import subprocess
-import sys
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-
 import pytest
 
-from stepscope.run import RunStatus, read_run, run_folders
-from stepscope.store import EventRow, RunReader
-
-SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
-ROOT = SCRIPTS.parents[1]
-
-
-@dataclass
-class Captured:
-    """A finished watched run: what the script printed, and the rows and events of its store."""
-
-    said: list[dict[str, Any]]
-    rows: list[dict[str, float]]
-    events: list[EventRow]
-    run_json: dict[str, Any]
-
-    def spoken(self, key: str) -> list[float]:
-        return [line[key] for line in self.said if key in line]
-
-    def recorded(self, key: str) -> list[float]:
-        return [row[key] for row in self.rows if key in row]
-
-
-def watch(runs: Path, script: str, *arguments: str) -> Captured:
-    """Run the script under watch and read its store; NaN, a gap, is left out of the rows."""
-    done = subprocess.run(
-        [sys.executable, "-m", "stepscope.watch", str(SCRIPTS / script), *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-        env={**os.environ, "STEPSCOPE_RUNS": str(runs), "HF_HUB_OFFLINE": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    [folder] = run_folders(runs)
-    assert read_run(folder).status is RunStatus.FINISHED, done.stderr
-    assert "will be missing" not in done.stderr
-    with RunReader(folder) as reader:
-        info = next(series for series in reader.series() if series.stream == "steps")
-        block = reader.read(info.id, 0, info.rows, 1)
-        events = reader.events(limit=10_000)
-    rows: list[dict[str, float]] = [
-        {"step": float(step)}
-        | {
-            key: float(value)
-            for key, value in zip(block.keys, values, strict=True)
-            if not math.isnan(value)
-        }
-        for step, values in zip(block.step, block.mean.T, strict=True)
-    ]
-    said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"')]
-    return Captured(said, rows, events, read_run(folder).run_json)
+from tests.support.watched_scripts import Captured, watch
 
 
 @pytest.fixture(scope="module")

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.unit.fake_live import hooked
-from tests.unit.test_hooks_install import child
+from tests.support.child_process import child
+from tests.support.fake_live import hooked
 
 IMPORT = """
 import os, sys
 from stepscope.watch import hooks
-from tests.unit.fake_live import FakeLive
+from tests.support.fake_live import FakeLive
 live = FakeLive()
 finders = list(sys.meta_path)
 hooks.install(live)

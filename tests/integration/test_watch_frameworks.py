@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.test_watch_capture import Captured, watch
+from tests.support.watched_scripts import Captured, watch
 
 
 def micro_sums(captured: Captured) -> list[float]:

@@ -13,7 +13,8 @@ from typing import Any
 from stepscope.run import RunStatus, read_run, run_folders
 from stepscope.run.clocks import ClockOffset, offset_of
 from stepscope.run.rank_states import rank_states
-from tests.integration.test_watch_scripts import SCRIPTS, steps_of
+from tests.support.run_values import steps_of
+from tests.support.watched_scripts import SCRIPTS
 
 AHEAD_S = 100.0
 """What the second host's clock is ahead of the first one's."""

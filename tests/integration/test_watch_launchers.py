@@ -19,7 +19,7 @@ from stepscope.run.rank_files import RankFile, read_rank_file
 from stepscope.run.rank_states import rank_states
 from stepscope.store import RunReader
 from stepscope.store.reader import send_command
-from tests.integration.test_watch_scripts import SCRIPTS
+from tests.support.watched_scripts import SCRIPTS
 
 STEPS = 6
 PYTHON = [sys.executable, "-m"]

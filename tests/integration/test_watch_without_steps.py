@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from stepscope.run import RunStatus, read_run, run_folders
-from tests.integration.test_training import metric
-from tests.integration.test_watch_scripts import AS_MODULE, run, watched_like_bare
+from tests.support.run_values import metric
+from tests.support.watched_scripts import AS_MODULE, run, watched_like_bare
 
 
 def test_updates_by_hand_are_steps(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from stepscope.recording.writer_thread import WriterThread
 from stepscope.run import RunStatus
 from stepscope.store import Block, RunReader, RunWriter, StoreError
 from stepscope.store.reader import send_command
-from tests.integration.test_recorder import wait_until
+from tests.support.waiting import wait_until
 
 BAD_STEP = 13
 STEPS = 100

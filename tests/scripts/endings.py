@@ -90,7 +90,6 @@ ENDINGS = {
     "exit 0": lambda: sys.exit(0),
     "exit 3": lambda: sys.exit(3),
     "exit text": lambda: sys.exit("this went wrong"),
-    "exit None": lambda: sys.exit(None),
     "interrupt": lambda: signal.raise_signal(signal.SIGINT),
     "terminate": lambda: os.kill(os.getpid(), signal.SIGTERM),
     "handler": with_a_handler,

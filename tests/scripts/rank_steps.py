@@ -2,7 +2,7 @@
 
 HOW is `ddp` (over gloo), `init` (the same with stepscope.init), `nccl` (on a GPU each) or `apart`
 (no rank waits for another). PLANTED is what happens to RANK at step 20: `sleep` for some seconds,
-`skip` the optimizer once, or `end`.
+`skip` the optimizer once, enter a collective more (`extra`), or `end`.
 """
 
 import os
@@ -40,6 +40,8 @@ for step in range(STEPS):
     planted = step == 20 and dist.get_rank() == RANK
     if planted and PLANTED == "end":
         break
+    if planted and PLANTED == "extra":
+        dist.all_reduce(torch.zeros(1000, device=device))
     if planted and PLANTED == "sleep":
         time.sleep(6 if HOW != "nccl" else 20)
     if not (planted and PLANTED == "skip"):

@@ -1,4 +1,4 @@
-"""Records tests/unit/recorded/snapshot.pickle: three steps of a small network on CUDA.
+"""Records tests/data/recorded/snapshot.pickle: three steps of a small network on CUDA.
 
     python tests/scripts/record_snapshot.py FILE
 

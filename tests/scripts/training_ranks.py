@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,11 @@ import torch.distributed as dist
 
 import trainer.training.run as training
 from stepscope.run import RunStatus
-from trainer.config import Precision, RunConfig
-from trainer.training import state
+from trainer.config import RunConfig
 from trainer.training.commands import OwnCommands
 from trainer.training.saving import save
 
+SCALER = torch.amp.GradScaler
 RANK = int(os.environ.get("RANK", "0"))
 
 
@@ -61,11 +62,7 @@ def plant(rank: int, fails: int, saves: int) -> None:
 
 def plant_scale(scale: float) -> None:
     """Begin fp16 with this loss scale: a large one overflows in the first steps."""
-
-    def scaler(precision: Precision) -> torch.amp.GradScaler:
-        return torch.amp.GradScaler("cuda", scale, enabled=precision is Precision.FP16)
-
-    state.grad_scaler = scaler
+    torch.amp.GradScaler = partial(SCALER, init_scale=scale)  # type: ignore[misc, assignment]
 
 
 if __name__ == "__main__":

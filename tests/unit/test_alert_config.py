@@ -6,7 +6,7 @@ import json
 import os
 import re
 import stat
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from stepscope.alerts.rules import (
     Rule,
     State,
 )
+from stepscope.alerts.ways import Command, Webhook
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "alerts.md"
 SECRET = "T0KEN"
@@ -159,22 +160,25 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("text", WRONG)
-def test_what_is_wrong_is_left_out_and_said_and_the_rest_counts(tmp_path: Path, text: str) -> None:
-    other = '\n[rules.fine]\nmetric = "val/loss"\nbelow = 1\n'
-    if text.startswith("rules = "):
-        other = ""
-    settings = read(tmp_path, f"{text}\n{other}")
-    (problem,) = settings.problems
-    assert WRONG[text] in problem
-    assert str(tmp_path / "alerts.toml") in problem
-    assert SECRET not in problem
-    assert problem.endswith(".")
-    assert settings.command is None
-    assert settings.webhook is None
-    names = [rule.name for rule in DEFAULTS]
-    assert [rule.name for rule in settings.rules] == names + ["fine"] * bool(other)
-    assert tuple(settings.rules[: len(names)]) == DEFAULTS
+def test_what_is_wrong_is_left_out_and_said_and_the_rest_counts(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    for text in WRONG:
+        with subtests.test(text[:60]):
+            other = '\n[rules.fine]\nmetric = "val/loss"\nbelow = 1\n'
+            if text.startswith("rules = "):
+                other = ""
+            settings = read(tmp_path, f"{text}\n{other}")
+            (problem,) = settings.problems
+            assert WRONG[text] in problem
+            assert str(tmp_path / "alerts.toml") in problem
+            assert SECRET not in problem
+            assert problem.endswith(".")
+            assert settings.command is None
+            assert settings.webhook is None
+            names = [rule.name for rule in DEFAULTS]
+            assert [rule.name for rule in settings.rules] == names + ["fine"] * bool(other)
+            assert tuple(settings.rules[: len(names)]) == DEFAULTS
 
 
 @pytest.mark.parametrize("text", ["[rules", "a = 1\na = 2", "x = " + "[" * 3000, "=" * 99])
@@ -267,22 +271,63 @@ JSON = st.recursive(
     ),
     max_leaves=10,
 )
-FIELDS = ["metric", "above", "below", "clear", "for_s", "level", "text", "enabled", "argv", "url"]
+RIGHT = {
+    "metric": "a",
+    "above": 90,
+    "below": 0.5,
+    "clear": 2,
+    "for_s": 3,
+    "level": "info",
+    "text": "{value}",
+    "enabled": False,
+    "argv": ["tell"],
+    "url": "https://x/y",
+}
+NEEDED = [("metric", "above"), ("argv",), ("url",), ()]
 
 
-@given(
-    st.sampled_from([*(rule.name for rule in DEFAULTS), "own"]),
-    JSON | st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=5),
-)
-def test_whatever_stands_there_is_a_rule_or_a_sentence(name: str, table: Any) -> None:
-    for check in (
-        lambda: checks.rule(name, table),
-        lambda: ways.command(table),
-        lambda: ways.webhook(table),
-    ):
-        with suppress(Wrong):
-            found = check()
-            assert not isinstance(found, Rule) or found.comparison in list(Comparison)
+@st.composite
+def tables(draw: st.DrawFn) -> Any:
+    """Return what is right, what is right but for one value, or anything."""
+    also = draw(st.lists(st.sampled_from(list(RIGHT)), min_size=1, max_size=2))
+    table = {name: RIGHT[name] for name in (*draw(st.sampled_from(NEEDED)), *also)}
+    if draw(st.booleans()):
+        table |= draw(st.dictionaries(st.sampled_from(list(RIGHT)), JSON, max_size=1))
+    return table if draw(st.integers(0, 5)) else draw(JSON)
+
+
+def outcome(checked: Callable[[], object]) -> Any:
+    try:
+        return checked()
+    except Wrong as problem:
+        return problem
+
+
+def test_whatever_stands_there_is_taken_or_refused_by_its_name() -> None:
+    taken: set[type] = set()
+
+    @given(st.just("own") | st.sampled_from([rule.name for rule in DEFAULTS]), tables())
+    def check(name: str, table: Any) -> None:
+        for where, checked in (
+            (f"rules.{name}", lambda: checks.rule(name, table)),
+            ("command", lambda: ways.command(table)),
+            ("webhook", lambda: ways.webhook(table)),
+        ):
+            found = outcome(checked)
+            if isinstance(found, Wrong):
+                assert str(found).startswith((f"{where}.", f"{where}:"))
+                continue
+            taken.add(type(found))
+            for field, value in table.items():
+                is_bound = field in list(Comparison)
+                held = found.threshold if is_bound else getattr(found, field)
+                if field == "argv":
+                    value = (os.path.expanduser(value[0]), *value[1:])
+                assert held == value
+                assert not is_bound or found.comparison == field
+
+    check()
+    assert taken == {Rule, Command, Webhook}
 
 
 def test_the_docs_json_has_the_fields_of_an_alert() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from stepscope.run import RunStatus, process_identity, read_run, restart_expected, write_run_json
 from stepscope.store import RunWriter, store_name
-from tests.unit.recorded_runs import write_run
+from tests.support.recorded_runs import write_run
 from trainer.config import Parallel, RunConfig, Runner
 from trainer.runners.attempts import (
     attempt,
@@ -94,8 +94,10 @@ def test_another_version_of_torchrun_may_print_something_else(tmp_path: Path) ->
 
 
 def test_a_kill_for_lack_of_memory_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.runners.job_end.kills_since", lambda first: first)
-    folder = job(tmp_path, rank1={"oom_kills": 1})
+    monkeypatch.setattr(
+        "trainer.runners.job_end.kills_since", lambda first: first and first["count"]
+    )
+    folder = job(tmp_path, rank1={"oom_kills": {"count": 1}})
     assert "no memory left" in end_of(folder, printed(tmp_path, -9, 1)).short
 
 

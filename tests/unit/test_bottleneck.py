@@ -1,6 +1,6 @@
 """The verdict on a run's steps: every kind, what it abstains from, and what it proposes.
 
-The numbers of CPU runs are recorded (tests/unit/recorded); those of GPU runs are made up by hand.
+The numbers of CPU runs are recorded (tests/data/recorded); those of GPU runs are made up by hand.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from stepscope.sampling.children import REST, Children, resident
-from tests.unit.fake_nvml import FakeClock
+from tests.support.fake_nvml import FakeClock
 
 KEY = "process/children_rss"
 SLEEP = "print(flush=True); input()"

@@ -16,7 +16,7 @@ from stepscope.cli.doctor import Finding, Mark, findings
 from stepscope.cli.survey import Gpu, Machine, ask_nvml, ask_torch, try_recording
 from stepscope.sampling.gpm import METRICS
 from stepscope.sampling.nvml import NullSource, open_source
-from tests.unit.fake_nvml import FakeClock, FakeGpu, FakeNvml, install
+from tests.support.fake_nvml import FakeClock, FakeGpu, FakeNvml, install
 
 GIB = 2**30
 CPU_TORCH = {
@@ -160,6 +160,17 @@ def test_each_missing_metric_is_said_with_its_reason() -> None:
     assert judged(WITH_GPU, "GPU 0", gpus=(lost,)).mark is Mark.BROKEN
     mig = dataclasses.replace(H100, mig=True)
     assert "MIG is on" in judged(WITH_GPU, "GPU 0", gpus=(mig,)).detail
+
+
+def test_the_limit_of_memory_is_that_of_the_process_as_the_sampler_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "memory.max").write_text(f"{GIB}")
+    (tmp_path / "memory.current").write_text(f"{GIB // 2}")
+    monkeypatch.setattr("stepscope.sampling.host._own_folder", lambda: tmp_path)
+    assert survey._memory_limit() == GIB
+    (tmp_path / "memory.max").write_text("max")
+    assert survey._memory_limit() is None
 
 
 def test_what_limits_the_machine_is_noted() -> None:

@@ -8,6 +8,7 @@ import os
 import random
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -73,7 +74,7 @@ class Host:
 
     def look(self, monkeypatch: pytest.MonkeyPatch, now: float) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(clock_exchange.time, "time", lambda: now + self.ahead_s)
+            patch.setattr(clock_exchange, "clock", SimpleNamespace(now=lambda: now + self.ahead_s))
             self.exchange._look()
 
     @property

@@ -10,8 +10,8 @@ import pytest
 from stepscope.metrics import BY_KEY
 from stepscope.sampling import collectives
 from stepscope.sampling.collectives import KEYS, LARGE_BYTES, NONE_LARGE, NOT_BY_GLOO, Collectives
-from tests.unit.fake_nvml import FakeClock
-from tests.unit.test_flight_recorder import content, entry
+from tests.support.fake_nvml import FakeClock
+from tests.support.flight_recorder import content, entry
 
 BYTES = 256
 """Of the tensor in `entry`."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dashboard.charts.collectives import COLORS, SHOWN, SIZES_NAMED, SYMBOLS, figure, table_html
-from tests.unit.test_collectives_plan import ROW
+from tests.support.collectives_results import ROW
 from trainer.collectives.plan import OPERATIONS
 
 MISSING = {"operation": "broadcast", "bytes": 2**30, "reason": "no room <b>"}

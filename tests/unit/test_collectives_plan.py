@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 import re
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from trainer.collectives.plan import GIB, KIB, MIB, NCCL, Plan, PlanError, parse_sizes, refusal
+from tests.support.collectives_results import ROW
+from trainer.collectives.plan import GIB, KIB, NCCL, Plan, PlanError, parse_sizes, refusal
 from trainer.collectives.results import (
     ResultError,
     new_result_path,
@@ -20,14 +22,6 @@ from trainer.collectives.results import (
     write_result,
 )
 from trainer.collectives.table import closing, heading, line
-
-ROW: dict[str, Any] = {
-    "operation": "all_reduce",
-    "bytes": MIB,
-    "seconds": 1e-3,
-    "algorithm": MIB / 1e-3,
-    "bus": 1.5 * MIB / 1e-3,
-}
 
 KEPT: dict[str, Any] = {"backend": "gloo", "ranks": 2, "rows": [ROW]}
 
@@ -106,14 +100,13 @@ def test_files_of_others_lose_what_is_no_row(tmp_path: Path) -> None:
             read_result(tmp_path, path.stem)
 
 
-@pytest.mark.parametrize("key", ["bytes", "seconds", "algorithm", "bus", "fastest_s", "slowest_s"])
-@pytest.mark.parametrize(
-    "value", [math.nan, math.inf, -math.inf, 0, -1.0, True, "1", [], 10**400, 1e-320]
-)
-def test_a_number_that_nothing_can_measure_is_no_row(tmp_path: Path, key: str, value: Any) -> None:
+def test_a_number_that_nothing_can_measure_is_no_row(tmp_path: Path) -> None:
     path = new_result_path(tmp_path, "gloo", 2)
     path.parent.mkdir()
-    path.write_text(json.dumps(KEPT | {"rows": [ROW, ROW | {key: value}]}))
+    values = [math.nan, math.inf, -math.inf, 0, -1.0, True, "1", [], 10**400, 1e-320]
+    keys = ("bytes", "seconds", "algorithm", "bus", "fastest_s", "slowest_s")
+    bad = [ROW | {key: value} for key in keys for value in values]
+    path.write_text(json.dumps(KEPT | {"rows": [*bad, ROW]}))
     assert read_result(tmp_path, path.stem)["rows"] == [ROW]
 
 
@@ -150,6 +143,18 @@ def test_kept_files_are_told_by_time_backend_and_ranks(tmp_path: Path) -> None:
     second = "20261122-141500-nccl-16-001"
     assert result_label(second) == "2026-11-22 14:15:00, nccl, 16 ranks (2)"
     assert result_label("of-somebody-else") == "of-somebody-else"
+    assert result_label("20269922-141500-nccl-16-001") == "20269922-141500-nccl-16-001"
+
+
+def test_a_measurement_of_utc_is_told_in_local_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Kolkata")
+    time.tzset()
+    try:
+        told = result_label("20261122-141500Z-nccl-16-000")
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert told == "2026-11-22 19:45:00, nccl, 16 ranks"
 
 
 def test_a_machine_that_is_not_told_is_not_missed(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from stepscope.recording.recorder import CommandName, Recorder
 from stepscope.run import RunStatus
 from stepscope.sampling.sampler import Sampler
 from stepscope.session.commands import CommandServer, Memory
-from tests.fakes import FakeRecorder, command
+from tests.support.fake_recorder import FakeRecorder, command
 from trainer.config import RunConfig
 from trainer.training.checkpoint import read_checkpoint
 from trainer.training.commands import OwnCommands, RunStopped

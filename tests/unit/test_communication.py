@@ -84,7 +84,7 @@ def test_all_is_said_that_is_known() -> None:
     )
     assert sentences(figures) == [
         "Each step gives 100 MiB to collectives, 2.00 GiB a second.",
-        "The device spends 12 ms of a step in them, 25 % of its 48 ms, waiting for other ranks "
+        "The device spends 12.0 ms of a step in them, 25 % of its 48.0 ms, waiting for other ranks "
         "included.",
         "75 % of that is hidden behind the backward pass.",
         "Large collectives reach a bus bandwidth of 239 GB/s, 50 % of what 18 NVLinks can do "

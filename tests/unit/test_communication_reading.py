@@ -11,16 +11,16 @@ import pytest
 from stepscope.diagnosis.communication_reading import NEWEST, STEPS, communication_text
 from stepscope.run import RunKind, RunStatus, read_run
 from stepscope.session.session import Session
-from tests.unit.fake_machine import FakeSource, Gpu, facts, info
-from tests.unit.recorded_runs import Row, write_run
-from tests.unit.test_findings import diagnose
+from tests.support.command_line import diagnose
+from tests.support.fake_machine import FakeSource, Gpu, facts, info
+from tests.support.recorded_runs import Row, write_run
 
 LINK = {"nvlinks": 18, "nvlink_speed": 25e9, "pcie_max_gen": 5, "pcie_max_width": 16}
 SAID = (
     "Communication of rank 0: Each step gives 100 MiB to collectives, 2.00 GiB a second. The "
-    "device spends 10 ms of a step in them, 25 % of its 40 ms, waiting for other ranks included. "
-    "70 % of that is hidden behind the backward pass. Large collectives reach a bus bandwidth of "
-    "360 GB/s, 80 % of what 18 NVLinks can do (450 GB/s)."
+    "device spends 10.0 ms of a step in them, 25 % of its 40.0 ms, waiting for other ranks "
+    "included. 70 % of that is hidden behind the backward pass. Large collectives reach a bus "
+    "bandwidth of 360 GB/s, 80 % of what 18 NVLinks can do (450 GB/s)."
 )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing.spawn
+import runpy
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,8 +13,10 @@ from trainer.config import Parallel, RunConfig
 from trainer.failures import RunFailed
 from trainer.training.compute import CpuCompute
 from trainer.training.data import MemoryLoader, make_loader
-from trainer.training.workers import _BatchOrder, _SplitDataset, _without_main
+from trainer.training.workers import Workers, _BatchOrder, _SplitDataset
 from trainer.workloads.task import TensorSplit
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def split(samples: int = 10, length: int | None = None) -> TensorSplit:
@@ -41,13 +44,6 @@ def test_a_long_epoch_repeats_the_tensors() -> None:
     assert inputs[:, 0].tolist() == [0, 1, 1]
 
 
-def test_a_batch_can_be_gathered_into_buffers() -> None:
-    out = torch.empty(4, 1), torch.empty(4, dtype=torch.int64)
-    inputs, targets = split().take(torch.tensor([7, 2]), out=(out[0][:2], out[1][:2]))
-    assert inputs.data_ptr() == out[0].data_ptr()
-    assert targets.tolist() == [7, 2]
-
-
 def test_workers_get_whole_batches_of_the_current_order() -> None:
     batches = _BatchOrder(4, seed=0)
     batches.indices = torch.tensor([3, 1, 4, 0, 5])
@@ -58,13 +54,17 @@ def test_workers_get_whole_batches_of_the_current_order() -> None:
     assert targets.tolist() == [3, 1]
 
 
-def test_children_are_not_told_of_the_main_script() -> None:
-    original = multiprocessing.spawn.get_preparation_data
-    with _without_main():
-        data = multiprocessing.spawn.get_preparation_data("child")
-        assert not any(key.startswith("init_main") for key in data)
-        assert "sys_path" in data
-    assert multiprocessing.spawn.get_preparation_data is original
+def test_workers_leave_pinning_to_the_data_loader() -> None:
+    for pinned in (False, True):
+        workers = Workers(split(), RunConfig(num_workers=1, pin_memory=pinned))
+        assert workers._loader is not None
+        assert workers._loader.pin_memory is pinned
+
+
+def test_a_worker_that_imports_the_page_does_not_run_it() -> None:
+    """multiprocessing imports the server's main script in each worker under this name."""
+    imported = runpy.run_path(str(ROOT / "dashboard" / "main.py"), run_name="__mp_main__")
+    assert {"st", "pages"}.isdisjoint(imported)
 
 
 def test_what_each_rank_of_a_machine_keeps_has_to_fit_for_all(

@@ -17,7 +17,7 @@ from stepscope.diagnosis.device_health import (
     Xid,
     health,
 )
-from tests.unit.fake_machine import BUSY, GIB, IDLE, facts, info, process, without
+from tests.support.fake_machine import BUSY, GIB, IDLE, facts, info, process, without
 
 FACTS = facts(info())
 

@@ -6,6 +6,7 @@ import io
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from stepscope.cli import INTERRUPTED, devices, main
 from stepscope.machine import Machine
 from stepscope.sampling.nvml import NullSource
-from tests.unit.fake_machine import FakeSource, gpus, machine
+from tests.support.fake_machine import GIB, FakeSource, gpus, machine
 
 NO_DRIVER = NullSource("The NVIDIA driver is not loaded.")
 
@@ -102,13 +103,24 @@ def test_where_not_all_fits_the_terminal_each_gpu_has_a_line(
     monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((80, 24)))
-    drawn = devices.in_place(machine(FakeSource(gpus(count))).look())
+    view = machine(FakeSource(gpus(count))).look()
+    host = replace(  # of this machine it would be as many lines as its names are long
+        view.host,
+        name="node1",
+        cpu="AMD EPYC 7763",
+        cores=64,
+        torch="2.13.0",
+        cpu_percent=50.0,
+        memory_used=8 * GIB,
+        memory_total=64 * GIB,
+    )
+    drawn = devices.in_place(replace(view, host=host))
     lines = [line.removesuffix(devices.CLEAR_LINE) for line in drawn.splitlines()]
     assert len(lines) <= 24, "23 lines and what clears below them: nothing scrolls"
     assert max(map(len, lines[1:-1])) <= 80
     assert lines[-2] == "A larger window, or --json, shows all of it."
     shown = [line for line in lines if "Working." in line or "Idle." in line]
-    assert len(shown) == min(count, 18)
+    assert len(shown) == min(count, 19)
 
 
 def test_without_a_gpu_it_says_why_and_that_is_no_error(

@@ -14,7 +14,7 @@ from stepscope.machine import MachineView
 from stepscope.machine.history import DRAWN, Reading
 from stepscope.sampling.nvml import NullSource
 from stepscope.sampling.xid import NO_INSTANCE, xid_event
-from tests.unit.fake_machine import (
+from tests.support.fake_machine import (
     GIB,
     FakeClock,
     FakeSource,

@@ -16,25 +16,7 @@ from stepscope.cli import main
 from stepscope.export.formats import Column, Table, opened, write_csv
 from stepscope.store import STORE_NAME, Block, RunReader, RunWriter, store_name
 from stepscope.store import rows as store_rows
-from tests.unit.test_run import make_run
-
-Row = tuple[float, int, dict[str, float | None]]
-
-
-def make_store(folder: Path, rank: int = 0) -> None:
-    """Two steps, of which the second brings a metric; two GPUs; one event with a hostile text."""
-    writer = RunWriter(folder / store_name(rank))
-    with writer.transaction():
-        steps: list[Row] = [(10.5, 1, {"train/loss": 0.1}), (11.0, 2, {"train/loss": None})]
-        writer.append("steps", "", Block.from_rows(steps))
-    with writer.transaction():
-        late: list[Row] = [(12.0, 3, {"train/loss": 0.3, "=cmd()": float("inf")})]
-        writer.append("steps", "", Block.from_rows(late))
-        for uuid in ("GPU-a", "GPU-b"):
-            row: list[Row] = [(10.0, 1, {"gpu/util": 50.0})]
-            writer.append("devices", uuid, Block.from_rows(row))
-        writer.add_event(9.0, 0, 1, "mark", '=1+1,"\nü', {"after": float("inf"), "list": [1]})
-    writer.close()
+from tests.support.run_folders import Row, make_run, make_store
 
 
 @pytest.fixture

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from stepscope.diagnosis.outcome import outcome
-from tests.unit.test_config import CPU_DEVICE, gpu
+from stepscope.diagnosis.outcome import killed_worker, outcome
+from stepscope.recording.recorder import Recorder
+from stepscope.run import RunStatus
+from stepscope.session import oom_watch
+from tests.support.train_devices import CPU_DEVICE, gpu
 from trainer.config import Precision, RunConfig, Runner, Workload, defaults
 from trainer.failures import NanLoss, explain, nan_remedy
 from trainer.problems import TrainDevice
@@ -170,3 +174,56 @@ def test_memory_that_cannot_be_pinned_is_not_the_gpus() -> None:
         assert "page-lock" in str(outcome(error).reason)
     elsewhere = torch.AcceleratorError("CUDA error: out of memory")
     assert explain(elsewhere, ON_GPU, gpu()).reason.startswith("The GPU ran out of memory")
+
+
+def lost_connection(error: Exception, file: str) -> Exception:
+    """Return the error as a function of this file raises it."""
+
+    def fail() -> None:
+        raise error
+
+    try:
+        exec(compile("fail()", file, "exec"), {"fail": fail})
+    except Exception as raised:  # noqa: BLE001 - as it was made
+        return raised
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("error", "file", "lost"),
+    [
+        (ConnectionResetError(104, "reset"), "/x/torch/utils/data/dataloader.py", True),
+        (EOFError(), "/x/torch/utils/data/dataloader.py", True),
+        (ConnectionResetError(104, "reset"), "/x/train.py", False),
+        (RuntimeError("DataLoader worker (pid 9) is killed by signal: Killed. "), "/x.py", True),
+        (RuntimeError("DataLoader worker (pid 9) is killed by signal: Aborted. "), "/x.py", False),
+    ],
+)
+def test_a_lost_worker_is_known_by_its_connection_too(
+    error: Exception, file: str, lost: bool
+) -> None:
+    assert killed_worker(lost_connection(error, file)) is lost
+
+
+@pytest.mark.parametrize(
+    ("kills", "failure", "words"),
+    [
+        (1, "oom", "The host ran out of memory: the kernel ended a DataLoader worker"),
+        (0, "error", "RuntimeError: DataLoader worker (pid 9) is killed by signal: Killed."),
+        (None, "error", "Host memory may have run out"),
+    ],
+)
+def test_a_killed_worker_is_connected_with_the_hosts_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: int | None, failure: str, words: str
+) -> None:
+    monkeypatch.setattr(oom_watch, "kills_since", lambda first: kills)
+    error = RuntimeError("DataLoader worker (pid 9) is killed by signal: Killed. ")
+    recorder = Recorder(tmp_path, name="killed")
+    try:
+        ended = oom_watch.OomWatch(recorder).with_lost_worker(error, outcome(error))
+    finally:
+        recorder.close(RunStatus.FAILED)
+    assert ended.failure == failure
+    assert words in str(ended.reason)
+    assert ".." not in str(ended.reason)
+    assert ". ." not in str(ended.reason)

@@ -10,24 +10,19 @@ from typing import Any
 
 import pytest
 
-from stepscope.cli import main
 from stepscope.cli.diagnose import line
+from stepscope.diagnosis import findings as findings_module
 from stepscope.diagnosis.findings import Finding, findings, nothing_to_say, read_recorded
 from stepscope.recording.recorder import Recorder
 from stepscope.run import RunStatus, read_run
-from tests.unit.recorded_runs import Row, recorded_run, write_run
+from tests.support.command_line import diagnose
+from tests.support.recorded_runs import Row, recorded_run, write_run
 
 KEYS = {"kind", "rank", "phase", "share", "text", "next", "setting"}
 
 
 def found_in(folder: Path) -> list[Finding]:
     return findings(read_recorded(read_run(folder)))
-
-
-def diagnose(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> tuple[str, str]:
-    assert main(["diagnose", *words]) == code
-    said = capsys.readouterr()
-    return said.out, said.err
 
 
 @pytest.fixture
@@ -190,3 +185,20 @@ def test_a_rank_is_said_once(kind: str, text: str, said: str) -> None:
     found = Finding(kind=kind, rank=1, phase=None, share=None, text=text, next=None)
     assert line(found, several=True) == said
     assert line(found, several=False) == text
+
+
+def test_the_ranks_are_compared_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    folder = write_run(tmp_path / "r", steps=steps(0.06))
+    monkeypatch.setattr(findings_module, "judged_ranks", lambda *_: calls.append(1))
+    recorded = read_recorded(read_run(folder))
+    findings(recorded)
+    nothing_to_say(recorded)
+    assert recorded.straggler is None
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("text", ["Killed by SIGKILL", "Killed by SIGKILL."])
+def test_what_to_do_is_a_sentence_of_its_own(text: str) -> None:
+    found = Finding(kind="crashed", rank=0, phase=None, share=None, text=text, next="Resume it.")
+    assert line(found, several=False) == "Killed by SIGKILL. Resume it."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
+from stepscope.recording.recorder import Recorder
 from stepscope.run import (
     RunInfo,
     RunStatus,
@@ -19,7 +21,7 @@ from stepscope.run import (
     read_run,
     write_run_json,
 )
-from stepscope.run.first_cause import NAMED, RankEnd, first_cause, names
+from stepscope.run.first_cause import NAMED, RankEnd, first_cause, left_early, names
 from stepscope.run.status import STALE_S
 
 PEER = "RuntimeError: [pair.cc:547] Connection closed by peer [127.0.0.1]:4321"
@@ -62,6 +64,26 @@ def gone(number: int, beat: float) -> RankEnd:
 )
 def test_the_first_cause_in_time(ends: list[RankEnd], causes: list[int]) -> None:
     assert [end.number for end in first_cause(ends, together_s=1.0)] == causes
+
+
+@pytest.mark.parametrize(
+    ("cause", "finished", "left"),
+    [
+        (said(0, 20, PEER), [10], 1),
+        (said(0, 20, TIMED_OUT), [10], 1),
+        (said(0, 20, PEER), [20 + STALE_S / 2], 1),  # its file was written once more
+        (said(0, 20, TIMED_OUT), [25], None),  # it was there when the others waited
+        (said(0, 20), [10], None),
+        (said(0, 20, PEER), [], None),
+        (said(0, 20, PEER), [12, 10], 2),
+    ],
+)
+def test_a_rank_that_returned_early_is_what_the_others_lacked(
+    cause: RankEnd, finished: list[float], left: int | None
+) -> None:
+    ends = [said(number, ts, "") for number, ts in enumerate(finished, 1)]
+    found = left_early(cause, ends)
+    assert (None if found is None else found.number) == left
 
 
 def test_many_ranks_are_named_in_few_words() -> None:
@@ -127,6 +149,44 @@ def test_a_rank_killed_first_is_named(job: Job) -> None:
     status, reason, cause = job.read()
     assert (status, cause) == (RunStatus.CRASHED, 1)
     assert str(reason).startswith("Rank 1 is gone without a word")
+
+
+def test_a_rank_that_returned_early_is_named_with_what_the_others_were_in(job: Job) -> None:
+    job.rank(0, "failed", reason=PEER, ended=1012.5, waited_in="all_reduce #46 (16.2 KiB)")
+    job.rank(1, "finished", ended=1010.0, step=20)
+    status, reason, cause = job.read()
+    assert (status, cause) == (RunStatus.FAILED, 1)
+    for words in ("Rank 1: ", "step 20", "2.50 s before", "rank 0", "all_reduce #46", PEER):
+        assert words in str(reason)
+
+
+@pytest.mark.parametrize("signal", ["Aborted", "Segmentation fault", None])
+def test_of_a_rank_that_was_killed_the_collective_of_the_others_is_told(
+    job: Job, signal: str | None
+) -> None:
+    now = time.time()
+    job.rank(0, "running", pid=GONE_PID, heartbeat=now - 0.5)
+    job.rank(1, "failed", reason=PEER, ended=now, waited_in="all_reduce #47 (16 B)")
+    if signal is not None:
+        (job.folder / "traceback.txt").write_text(f"Fatal Python error: {signal}\n")
+    status, reason, cause = job.read()
+    assert (status, cause) == (RunStatus.CRASHED, 0)
+    assert "all_reduce #47 (16 B)" in str(reason)
+    assert ("skipped a collective" in str(reason)) is (signal == "Aborted")
+
+
+def test_a_rank_killed_before_its_first_heartbeat_leaves_the_cause_to_the_others(
+    tmp_path: Path,
+) -> None:
+    """As where torchrun ends it because another one has refused to start."""
+    recorder = Recorder(tmp_path, name="job", ranks=2)
+    own = json.loads((tmp_path / "run.json").read_text()) | {"pid": GONE_PID}
+    recorder.close(RunStatus.FAILED)
+    write_run_json(tmp_path, own)
+    refusal = {"rank": 1, "status": "failed", "reason": "ranks: no", "ended": time.time()}
+    write_run_json(tmp_path, own | refusal, "rank1.json")
+    run = read_run(tmp_path)
+    assert (run.status, run.reason) == (RunStatus.FAILED, "Rank 1: ranks: no")
 
 
 def test_its_machine_is_named_where_there_are_several(job: Job) -> None:

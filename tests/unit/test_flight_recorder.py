@@ -15,34 +15,7 @@ import pytest
 
 from stepscope.sampling import flight_recorder
 from stepscope.sampling.flight_recorder import dump, parsed
-
-
-def entry(record: int, name: str = "gloo:all_reduce", **fields: Any) -> dict[str, Any]:
-    return {
-        "record_id": record,
-        "pg_id": 0,
-        "process_group": ("0", "default_pg"),
-        "collective_seq_id": record + 1,
-        "p2p_seq_id": 0,
-        "op_id": record + 1,
-        "profiling_name": name,
-        "time_created_ns": 1_795_350_317_825_382_756 + record * 1_000_000,
-        "input_sizes": [[64]],
-        "input_dtypes": ["Float"],
-        "output_sizes": [[64]],
-        "output_dtypes": ["Float"],
-        "state": "scheduled",
-        "time_discovered_started_ns": None,
-        "time_discovered_completed_ns": None,
-        "retired": True,
-        "timeout_ms": 1_800_000,
-        "is_p2p": False,
-    } | fields
-
-
-def content(*entries: dict[str, Any]) -> dict[str, Any]:
-    config = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}
-    return {"version": "2.10", "pg_config": config, "entries": list(entries)}
+from tests.support.flight_recorder import content, entry
 
 
 def torch_with(monkeypatch: pytest.MonkeyPatch, **calls: Any) -> None:

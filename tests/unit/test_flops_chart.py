@@ -11,8 +11,8 @@ import pytest
 from dashboard.charts.content import RunContent, run_content
 from dashboard.charts.layout import layout
 from stepscope.run import RunInfo, RunKind, RunStatus
-from tests.unit.test_live_js import Script
-from tests.unit.test_live_js import js as js
+from tests.support.javascript import Script
+from tests.support.javascript import js as js
 
 
 def flops_chart(content: RunContent) -> dict[str, Any] | None:

@@ -82,10 +82,11 @@ def test_it_grows(name: str) -> None:
     assert trend.bytes_per_step == pytest.approx(true, rel=0.15)
 
 
-@pytest.mark.parametrize("name", DOES_NOT)
-def test_it_does_not_grow(name: str) -> None:
-    for seed in range(5):
-        assert find_trend(*series(DOES_NOT[name], seed=seed)) is None
+def test_it_does_not_grow(subtests: pytest.Subtests) -> None:
+    for name in DOES_NOT:
+        with subtests.test(name):
+            for seed in range(5):
+                assert find_trend(*series(DOES_NOT[name], seed=seed)) is None
 
 
 def test_the_interval_of_an_exact_leak_is_its_rate() -> None:

@@ -12,8 +12,8 @@ import pytest
 from stepscope.diagnosis.findings import findings, read_recorded
 from stepscope.diagnosis.growth_watch import GROUPS, Floors, GrowthWatch, Reading
 from stepscope.run import read_run
-from tests.unit.fake_nvml import FakeClock
-from tests.unit.recorded_runs import Row, write_run
+from tests.support.fake_nvml import FakeClock
+from tests.support.recorded_runs import Row, write_run
 
 MIB = 2.0**20
 TICK_S = 0.1

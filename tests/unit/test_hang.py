@@ -11,6 +11,7 @@ import pytest
 
 from stepscope.diagnosis import from_json, ras
 from stepscope.diagnosis.hang import judge
+from stepscope.diagnosis.hang_collectives import PATIENCE_S
 from stepscope.diagnosis.hang_job import Cause, Condition, Hang, JobRank
 from stepscope.diagnosis.hang_record import Entered, Frame, HangRecord, hang_name, parse
 
@@ -126,6 +127,23 @@ def test_a_message_to_a_rank_that_does_something_else() -> None:
     assert "rank 0 waits in recv 0<-1. Rank 1 is at train.py:30 in load (input)" in found.text
 
 
+def test_a_message_names_nobody_until_the_other_rank_has_a_record() -> None:
+    """The files of two ranks appear up to a second apart: the second tells what the hang is."""
+    first, second = recorded("receive-nccl")
+    assert first.record is not None
+    assert judge([first, replace(second, record=None)], first.record.seen, 2) is None
+    found = judged([replace(first, record=None), second], ended=True)
+    assert (found.ranks, found.phase) == ((0,), None)
+
+
+def test_the_rank_that_a_message_comes_from_is_counted_in_its_group() -> None:
+    one = Entered(group="b", operation="recv 0<-1", sequence=None, input_bytes=400)
+    groups = {"0": (0, 1, 2, 3), "b": (1, 3)}
+    ranks = [state(rank, replace(works(rank), groups=groups)) for rank in range(4)]
+    ranks[1] = state(1, replace(waits(1), collectives=(one,), groups=groups))
+    assert (judged(ranks).ranks, judged(ranks).waiting) == ((3,), (1,))
+
+
 def test_without_a_record_of_messages_the_stacks_tell() -> None:
     """gloo records no messages."""
     found = judged(recorded("receive-gloo"))
@@ -217,7 +235,9 @@ def test_no_hang_while_a_rank_without_a_record_is_at_a_later_step() -> None:
     shadow = state(1, replace(waits(1, members=2), collectives=(message,)))
     at_work = replace(state(0, None), step=4)
     assert judge([at_work, shadow], 9.0, 2) is None
-    assert judge([replace(at_work, step=3), shadow], 9.0, 2) is not None
+    found = judge([replace(at_work, step=3), shadow], 9.0 + PATIENCE_S, 2)
+    assert found is not None
+    assert (found.cause, found.ranks, found.phase) == (Cause.NOT_ENTERED, (0,), None)
     for condition in (Condition.GONE, Condition.STOPPED):
         assert judge([replace(at_work, condition=condition), shadow], 9.0, 2) is not None
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.unit.fake_live import FakeLive, hooked
+from tests.support.fake_live import FakeLive, hooked
 
 SCALE = 1024.0
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from stepscope.watch import hooks
 from stepscope.watch.hooks.by_hand import HELD
-from tests.unit.fake_live import FakeLive, hooked
+from tests.support.fake_live import FakeLive, hooked
 
 
 def train(w: nn.Parameter, steps: int) -> list[float]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
-from tests.unit.fake_live import FakeLive, hooked
+from tests.support.fake_live import FakeLive, hooked
 
 
 @pytest.fixture

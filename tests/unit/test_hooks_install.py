@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,9 +16,8 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from stepscope.watch.hooks import install
 from stepscope.watch.hooks.after_import import AfterImport
-from tests.unit.fake_live import FakeLive, hooked
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.child_process import child
+from tests.support.fake_live import FakeLive, hooked
 
 PLACES: list[tuple[object, str]] = [
     (torch.autograd, "backward"),
@@ -30,19 +28,6 @@ PLACES: list[tuple[object, str]] = [
     (torch.amp.GradScaler, "step"),
     (_BaseDataLoaderIter, "__next__"),
 ]
-
-
-def child(code: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def test_a_script_without_torch_is_left_alone() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from stepscope.watch.hooks import parties
-from tests.unit.fake_live import FakeLive, hooked
+from tests.support.fake_live import FakeLive, hooked
 
 
 @pytest.fixture

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from stepscope.sampling import allocator
 from stepscope.watch.hooks.optimizer import GROUPS_LIMIT, OPTIMIZERS_LIMIT
-from tests.unit.fake_live import FakeClock, FakeLive, hooked
+from tests.support.fake_live import FakeClock, FakeLive, hooked
 
 
 @pytest.fixture
@@ -55,6 +56,22 @@ def test_each_step_is_a_row_with_its_loss_and_rate(live: FakeLive) -> None:
     assert live.devices == [None]
     assert live.boundaries == 3
     assert live.recorder.run_json["optimizers"] == ["SGD"]
+
+
+def test_the_memory_of_a_long_step_is_read_around_each_backward(
+    live: FakeLive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[int] = []
+    monkeypatch.setattr(allocator, "read", lambda index: reads.append(index) or {})
+    live.readings.begin(0)
+    w, before = weight(), len(reads)
+    for micro_batch in range(3):
+        live.readings.take()
+        (w * 0.3).backward()
+        live.readings.take()
+        assert len(reads) == before + 1 + micro_batch
+    (w * 0.3).backward()
+    assert len(reads) == before + 4
 
 
 def test_accumulated_micro_batches_add_up_to_one_loss(live: FakeLive) -> None:

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from stepscope.watch.hooks import transfer
 from stepscope.watch.hooks.patches import Patches
 from stepscope.watch.hooks.state import State
-from tests.unit.fake_live import FakeLive
+from tests.support.fake_live import FakeLive
 
 
 @dataclass
@@ -51,7 +52,7 @@ class Copies:
             current_device=lambda: 0,
         )
         fake: Any = SimpleNamespace(
-            cuda=cuda, compiler=torch.compiler, device=torch.device, Tensor=_Tensor
+            cuda=cuda, compiler=torch.compiler, device=torch.device, Tensor=_Tensor, _C=torch._C
         )
         self.patches = Patches()
         self.transfers = transfer.attach(fake, self.state, self.patches)
@@ -62,13 +63,18 @@ class _Tensor:
 
     is_cpu = True
     device = torch.device("cuda:0")
+    part: _Tensor | None = None
+    """What a tensor that wraps another one copies."""
 
     def to(self, *args: Any, **kwargs: Any) -> str:
         FakeEvent.now_ms += 2.0
-        return "copied"
+        return "copied" if self.part is None else self.part.to(*args, **kwargs)
 
     def cuda(self, device: Any = None) -> str:
         return self.to(device)
+
+
+_TO = _Tensor.to
 
 
 @pytest.fixture
@@ -78,7 +84,7 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> Iterator[Copies]:
     copies = Copies()
     yield copies
     copies.patches.undo()
-    assert "copy" not in _Tensor.to.__qualname__
+    assert _Tensor.__dict__["to"] is _TO
 
 
 @pytest.mark.parametrize(
@@ -112,6 +118,13 @@ def test_what_does_not_go_to_the_current_device_is_not_timed(
 ) -> None:
     _Tensor().to(*arguments)
     assert copies.transfers.harvest() == 0.0
+
+
+def test_a_copy_within_a_copy_counts_once(copies: Copies) -> None:
+    whole = _Tensor()
+    whole.part = _Tensor()
+    whole.to("cuda")
+    assert copies.transfers.harvest() == pytest.approx(0.004)
 
 
 def test_nothing_is_waited_for(copies: Copies) -> None:
@@ -169,11 +182,19 @@ def test_a_cuda_tensor_and_another_thread_are_left_alone(copies: Copies) -> None
     assert copies.transfers.harvest() == 0.0
 
 
-def test_torchs_own_methods_can_be_wrapped_and_put_back() -> None:
-    """`to` and `cuda` are inherited from the C class: putting back means taking ours away."""
+@dataclass
+class Wrapped:
+    """The methods of torch's tensors, wrapped as on a machine with CUDA."""
+
+    transfers: transfer.Transfers
+    patches: Patches
+
+
+@pytest.fixture
+def wrapped() -> Iterator[Wrapped]:
     patches, state = Patches(), State(FakeLive())
     state.claim()
-    before: Any = Tensor.to
+    FakeEvent.now_ms, FakeEvent.passed = 0.0, True
     fake: Any = SimpleNamespace(
         cuda=SimpleNamespace(
             Event=lambda enable_timing: FakeEvent(),
@@ -183,15 +204,71 @@ def test_torchs_own_methods_can_be_wrapped_and_put_back() -> None:
         compiler=torch.compiler,
         device=torch.device,
         Tensor=Tensor,
+        _C=torch._C,
     )
-    transfer.attach(fake, state, patches)
-    try:
-        assert Tensor.to is not before
-        model = torch.compile(torch.nn.Linear(2, 2), backend="eager", fullgraph=True)
-        assert model(torch.ones(1, 2).to(torch.float64).to("cpu", torch.float32)).shape == (1, 2)
-        convert = torch.compile(lambda x: x.to(torch.float64) + 1, backend="eager", fullgraph=True)
-        assert convert(torch.ones(2)).dtype == torch.float64
-    finally:
-        patches.undo()
-    assert "to" not in vars(Tensor)
-    assert Tensor.to is before
+    yield Wrapped(transfer.attach(fake, state, patches), patches)
+    patches.undo()
+    assert not {"to", "cuda"} & vars(Tensor).keys()
+
+
+def test_torchs_own_methods_can_be_wrapped_and_compiled(wrapped: Wrapped) -> None:
+    model = torch.compile(torch.nn.Linear(2, 2), backend="eager", fullgraph=True)
+    assert model(torch.ones(1, 2).to(torch.float64).to("cpu", torch.float32)).shape == (1, 2)
+    convert = torch.compile(lambda x: x.to(torch.float64) + 1, backend="eager", fullgraph=True)
+    assert convert(torch.ones(2)).dtype == torch.float64
+
+
+def test_the_methods_of_the_class_stay_the_same_objects(wrapped: Wrapped) -> None:
+    """A script may have them as keys of a table made before its first step."""
+    base: Any = torch._C.TensorBase
+    for owner in (Tensor, torch.nn.Parameter):
+        assert owner.to is base.to
+        assert owner.cuda is base.cuda
+    assert torch.ones(2).to(torch.float64).dtype == torch.float64
+    assert torch.overrides.resolve_name(Tensor.to) == "torch.Tensor.to"
+
+
+class Image(Tensor):
+    """A subclass with a table of its own; CUDA is pretended."""
+
+    seen: ClassVar[list[Any]] = []
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.seen.append(func)
+        if func is Tensor.to:
+            FakeEvent.now_ms += 2.0
+            args = (args[0], torch.float64)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_a_subclass_gets_torchs_own_function_and_counts_once(wrapped: Wrapped) -> None:
+    image = torch.ones(2).as_subclass(Image)
+    Image.seen.clear()
+    moved = image.to("cuda")
+    assert type(moved) is Image
+    assert Image.seen == [torch._C.TensorBase.to]
+    assert wrapped.transfers.harvest() == pytest.approx(0.002)
+
+
+class Mode(TorchFunctionMode):
+    """A mode that notes what it sees, and pretends CUDA."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(func)
+        if func is Tensor.cuda:
+            FakeEvent.now_ms += 2.0
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_mode_sees_what_it_sees_without_watch(wrapped: Wrapped) -> None:
+    tensor = torch.ones(2)
+    with Mode() as mode:
+        tensor.cuda()
+    assert mode.seen == [torch._C.TensorBase.cuda]
+    assert wrapped.transfers.harvest() == pytest.approx(0.002)

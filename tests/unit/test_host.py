@@ -9,7 +9,7 @@ import pytest
 
 from stepscope.run.kernel_kills import Container
 from stepscope.sampling.host import HostSource
-from tests.unit.fake_nvml import FakeClock
+from tests.support.fake_nvml import FakeClock
 
 GIB = 2**30
 

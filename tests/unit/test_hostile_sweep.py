@@ -15,7 +15,7 @@ from dashboard.sweep_content import SweepStatus, to_content
 from dashboard.sweeps import Sweeps
 from dashboard.views.lab_panel import progress_words
 from stepscope.run import process_identity, process_of
-from tests.unit.fake_sweep import arm, sweep
+from tests.support.fake_sweep import arm, sweep
 from trainer.lab.folder import PLAN_JSON, SWEEP_JSON, SweepError, read_sweep, seconds_per_sample
 from trainer.lab.report import to_html
 

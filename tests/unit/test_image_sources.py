@@ -49,50 +49,36 @@ GOOD = ["a.png,cat", "b.png,dog", "c.png,cat", "d.png,dog", "e.png,cat"]
 PLAIN = {"a.png": "cat", "b.png": "dog", "c.png": "cat", "d.png": "dog", "e.png": "cat"}
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        rows(*GOOD),
-        rows(*GOOD).replace("\n", "\r\n"),
-        rows(*GOOD).replace("\n", "\r"),
-        b"\xef\xbb\xbf" + rows(*GOOD).encode(),
-        rows(*GOOD).encode("utf-16"),
-        b"\xfe\xff" + rows(*GOOD).encode("utf-16-be"),
-        rows("", *GOOD[:2], " ", ",", *GOOD[2:], "", ""),
-        "\n".join(GOOD),
-        rows(*GOOD, header="Image_Path , Target"),
-        rows(*(line.replace(",", ";") for line in GOOD), header="path;label"),
-        rows(*(line.replace(",", "\t") for line in GOOD), header="path\tlabel"),
-        rows(*(f"./{line}" for line in GOOD)),
-        rows(*(f'" {line.split(",")[0]} ", "{line.split(",")[1]} "' for line in GOOD)).replace(
-            ', "', ',"'
-        ),
-        rows(*(f"0,{line},note" for line in GOOD), header=",path,label,extra"),
-        rows(*(",".join(reversed(line.split(","))) for line in GOOD), header="label,path"),
-    ],
-    ids=[
-        "plain",
-        "windows-lines",
-        "old-mac-lines",
-        "bom",
-        "utf-16",
-        "utf-16-be",
-        "empty-lines",
-        "no-header",
-        "other-names",
-        "semicolons",
-        "tabs",
-        "dot-slash",
-        "quoted",
-        "more-columns",
-        "other-order",
-    ],
-)
-def test_the_same_images_from_any_form_of_csv(folder: Path, text: str | bytes) -> None:
-    images, broken = read(table(folder, text))
-    assert paths(images) == PLAIN
-    assert images.classes == ("cat", "dog")
-    assert broken.count == 0
+FORMS = {
+    "plain": rows(*GOOD),
+    "windows-lines": rows(*GOOD).replace("\n", "\r\n"),
+    "old-mac-lines": rows(*GOOD).replace("\n", "\r"),
+    "bom": b"\xef\xbb\xbf" + rows(*GOOD).encode(),
+    "utf-16": rows(*GOOD).encode("utf-16"),
+    "utf-16-be": b"\xfe\xff" + rows(*GOOD).encode("utf-16-be"),
+    "empty-lines": rows("", *GOOD[:2], " ", ",", *GOOD[2:], "", ""),
+    "no-header": "\n".join(GOOD),
+    "other-names": rows(*GOOD, header="Image_Path , Target"),
+    "semicolons": rows(*(line.replace(",", ";") for line in GOOD), header="path;label"),
+    "tabs": rows(*(line.replace(",", "\t") for line in GOOD), header="path\tlabel"),
+    "dot-slash": rows(*(f"./{line}" for line in GOOD)),
+    "quoted": rows(
+        *(f'" {line.split(",")[0]} ", "{line.split(",")[1]} "' for line in GOOD)
+    ).replace(', "', ',"'),
+    "more-columns": rows(*(f"0,{line},note" for line in GOOD), header=",path,label,extra"),
+    "other-order": rows(
+        *(",".join(reversed(line.split(","))) for line in GOOD), header="label,path"
+    ),
+}
+
+
+def test_the_same_images_from_any_form_of_csv(folder: Path, subtests: pytest.Subtests) -> None:
+    for name, text in FORMS.items():
+        with subtests.test(name):
+            images, broken = read(table(folder, text))
+            assert paths(images) == PLAIN
+            assert images.classes == ("cat", "dog")
+            assert broken.count == 0
 
 
 def test_names_with_commas_quotes_and_letters_of_any_language(folder: Path) -> None:
@@ -206,21 +192,22 @@ def traps(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("line", "reason"), BAD_ROWS, ids=[reason for _, reason in BAD_ROWS])
 def test_a_bad_row_is_named_and_ends_the_run_or_is_left_out(
-    traps: Path, line: str, reason: str
+    traps: Path, subtests: pytest.Subtests
 ) -> None:
-    path = table(traps, rows(*GOOD, line))
-    with pytest.raises(ImageError) as caught:
-        read(path)
-    assert str(caught.value).startswith("labels.csv, line 7: ")
-    assert reason in str(caught.value)
-    assert str(caught.value).endswith("switch on skip_broken to leave out what is broken.")
-    assert len(str(caught.value)) < 400
-    images, broken = read(path, skip=True)
-    assert paths(images) == PLAIN
-    assert broken.count == 1
-    assert reason in broken.reasons[0]
+    for line, reason in BAD_ROWS:
+        with subtests.test(reason):
+            path = table(traps, rows(*GOOD, line))
+            with pytest.raises(ImageError) as caught:
+                read(path)
+            assert str(caught.value).startswith("labels.csv, line 7: ")
+            assert reason in str(caught.value)
+            assert str(caught.value).endswith("switch on skip_broken to leave out what is broken.")
+            assert len(str(caught.value)) < 400
+            images, broken = read(path, skip=True)
+            assert paths(images) == PLAIN
+            assert broken.count == 1
+            assert reason in broken.reasons[0]
 
 
 def test_an_image_for_training_and_validation_is_refused(folder: Path) -> None:
@@ -241,31 +228,32 @@ def test_only_the_first_reasons_are_kept(folder: Path) -> None:
     assert (broken.count, len(broken.reasons)) == (50, lists.KEPT_REASONS)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("", "labels.csv has no rows"),
-        ("\n\n", "labels.csv has no rows"),
-        ("path,label\n", "at least two classes are needed, got 0 images of 0"),
-        (rows("a.png,x", "b.png,x"), "at least two classes are needed, got 2 images of 1"),
-        ("a,b\nc,d\n", "columns named path and label are needed, got a, b"),
-        ("path,kind\na.png,x\n", "columns named path and label are needed"),
-        (rows('"a.png,x', "b.png,y"), "no valid CSV"),
-        (rows('"a"b.png,x'), "no valid CSV"),
-        (rows("x" * 200_000 + ",x"), "no valid CSV"),
-        ("path,label\ncafé.png,x\n".encode("latin-1"), "line 2: not in UTF-8 (byte 0xe9)"),
-        (b"\xff\xfe\x00", "not in UTF-16"),
-        (b"\x89PNG\r\n\x1a\n\0\0", "not in UTF-8"),
-    ],
-)
+NO_TABLES = [
+    ("", "labels.csv has no rows"),
+    ("\n\n", "labels.csv has no rows"),
+    ("path,label\n", "at least two classes are needed, got 0 images of 0"),
+    (rows("a.png,x", "b.png,x"), "at least two classes are needed, got 2 images of 1"),
+    ("a,b\nc,d\n", "columns named path and label are needed, got a, b"),
+    ("path,kind\na.png,x\n", "columns named path and label are needed"),
+    (rows('"a.png,x', "b.png,y"), "no valid CSV"),
+    (rows('"a"b.png,x'), "no valid CSV"),
+    (rows("x" * 200_000 + ",x"), "no valid CSV"),
+    ("path,label\ncafé.png,x\n".encode("latin-1"), "line 2: not in UTF-8 (byte 0xe9)"),
+    (b"\xff\xfe\x00", "not in UTF-16"),
+    (b"\x89PNG\r\n\x1a\n\0\0", "not in UTF-8"),
+]
+
+
 def test_a_file_that_is_no_table_of_images_is_one_sentence(
-    folder: Path, text: str | bytes, words: str
+    folder: Path, subtests: pytest.Subtests
 ) -> None:
-    with pytest.raises(ImageError) as caught:
-        read(table(folder, text), skip=True)
-    assert words in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert len(str(caught.value)) < 300
+    for text, words in NO_TABLES:
+        with subtests.test(words):
+            with pytest.raises(ImageError) as caught:
+                read(table(folder, text), skip=True)
+            assert words in str(caught.value)
+            assert "\n" not in str(caught.value)
+            assert len(str(caught.value)) < 300
 
 
 def test_limits_hold(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from tests.unit.test_workloads import losses_on_one_batch
+from tests.support.training_runs import losses_on_one_batch
 from trainer.config import RunConfig, Workload, defaults
 from trainer.data_sets import VARIABLE
 from trainer.workloads import WORKLOADS, digit_images
@@ -63,15 +63,6 @@ def test_batches_are_small_numbers_with_their_classes(root: Path) -> None:
         assert image[0, 4, 4] == int(name.split()[1]) * 2
     assert task.model(images).shape == (3, CLASSES)
     assert (task.train.length, task.validation.length) == (162, 40)
-
-
-def test_a_batch_can_be_decoded_into_buffers(root: Path) -> None:
-    task, _ = make()
-    out = task.train.room(4)
-    images, labels = task.train.take(torch.arange(4), out=out)
-    assert images.data_ptr() == out[0].data_ptr()
-    assert labels.data_ptr() == out[1].data_ptr()
-    assert torch.equal(images, task.train.take(torch.arange(4))[0])
 
 
 def test_a_few_steps_on_one_batch_lower_the_loss(root: Path) -> None:

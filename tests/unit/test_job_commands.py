@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from stepscope.recording.agreement_files import FOLDER, NOTICES
 from stepscope.recording.command import Command, CommandName
 from stepscope.recording.job_commands import JobCommands, Results
 
+ALIVE = json.dumps({"status": "running", "heartbeat": time.time()})
 PATIENCE_S = 20.0
 
 
@@ -78,7 +81,7 @@ def test_a_command_is_served_at_the_highest_answer_and_number_0_hears_of_all(
 ) -> None:
     for number in range(2):  # in this process both ranks live
         name = "run.json" if number == 0 else "rank1.json"
-        (tmp_path / name).write_text('{"status": "running", "heartbeat": 4e9}')
+        (tmp_path / name).write_text(ALIVE)
     ranks[0].commands.offer(Command(7, CommandName.MARK, {"text": "é"}))
     step, served = ranks[1].train_until_served()
     assert (step, served) == (11, [Command(7, CommandName.MARK, {"text": "é"})])
@@ -91,7 +94,7 @@ def test_a_command_is_served_at_the_highest_answer_and_number_0_hears_of_all(
 def test_many_commands_at_once_are_all_told(ranks: list[Rank], tmp_path: Path) -> None:
     count = 40
     for name in ("run.json", "rank1.json"):
-        (tmp_path / name).write_text('{"status": "running", "heartbeat": 4e9}')
+        (tmp_path / name).write_text(ALIVE)
     for number in range(count):
         ranks[0].commands.offer(Command(number, CommandName.MARK, {}))
     for rank in reversed(ranks):

@@ -12,7 +12,7 @@ import pytest
 from dashboard.charts.lab import COLORS, SYMBOLS, effects_figure
 from dashboard.charts.lab_table import absent_sentence, columns_for, rows, table_html
 from dashboard.sweep_content import SweepStatus, Verdict, to_content
-from tests.unit.fake_sweep import ARMS, BEST, arm, metrics, sweep
+from tests.support.fake_sweep import ARMS, BEST, arm, metrics, sweep
 
 
 def figure(**others: Any) -> dict[str, Any]:
@@ -91,6 +91,16 @@ def test_a_row_has_the_word_and_its_figures() -> None:
     html = table_html(to_content(sweep(arms=[ARMS[2]])))
     for text in ("faster", "+31.0 %", "[+29.0, +33.0]", "2.0 %", "13,100", "512 MiB", "wait 1.00"):
         assert text in html
+
+
+def test_a_loss_that_is_not_shown_equal_is_marked() -> None:
+    loss = {"verdict": "not_shown_equal", "text": "loss not shown equal: +0.5 % [-4.0, +5.0]"}
+    marked = arm("compile", "faster", 0.31, loss=loss)
+    content = to_content(sweep(arms=[marked, ARMS[0]]))
+    assert [one.loss_not_shown_equal for one in content.arms] == [True, False]
+    html = table_html(content)
+    assert html.count("not shown equal<small>") == 1
+    assert html.count("same<small>") == 1
 
 
 def test_the_help_of_the_resolution_says_what_docs_lab_md_says() -> None:

@@ -3,54 +3,100 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy.stats import spearmanr
+from scipy.special import polygamma
+from scipy.stats import multivariate_normal, norm, spearmanr
+from scipy.stats import t as student
 
+from benchmarks import lab_errors
 from trainer.lab.statistics import (
-    Difference,
     Finding,
     Rules,
     Side,
     drift,
     judge,
+    judge_loss,
     log_ratios,
     loss_differences,
+    moderated,
 )
 
 RULES = Rules(looks=(5, 8, 12), max_rounds=12, alpha=0.05, margin=0.01, same=0.03)
 ONE_LOOK = Rules(looks=(5,), max_rounds=5, alpha=0.05, margin=0.01, same=0.03)
 
 
-@pytest.mark.parametrize(
-    ("rounds", "level", "quantile"),
+def test_one_arm_at_one_look_has_the_width_of_students_table() -> None:
     # NIST/SEMATECH e-Handbook, table 1.3.6.7.2: critical values of Student's t.
-    [(2, 0.05, 12.706), (5, 0.05, 2.776), (12, 0.05, 2.201), (12, 0.01, 3.106), (8, 0.002, 4.785)],
-)
-def test_the_interval_has_the_width_of_students_table(
-    rounds: int, level: float, quantile: float
-) -> None:
-    low, high = Difference(rounds, 0.1, 0.02).interval(level)
-    assert (high - 0.1) / 0.02 == pytest.approx(quantile, abs=6e-4)
-    assert (0.1 - low) / 0.02 == pytest.approx(quantile, abs=6e-4)
+    for rounds, quantile in ((2, 12.706), (5, 2.776), (12, 2.201)):
+        rules = replace(ONE_LOOK, looks=(rounds,), max_rounds=rounds)
+        low, high = ends(judge({"a": spread(0.1, 0.02, rounds)}, rules)["a"])
+        assert (high - 0.1) / 0.02 == pytest.approx(quantile, abs=6e-4)
+        assert (0.1 - low) / 0.02 == pytest.approx(quantile, abs=6e-4)
 
 
-def test_p_is_at_its_level_where_the_interval_touches_the_margin() -> None:
-    one = Difference(5, 0.01 + 2.7764451 * 0.02, 0.02)
-    assert one.interval(0.05)[0] == pytest.approx(0.01, abs=1e-7)
-    assert one.p_beyond(0.01) == pytest.approx(0.05, abs=1e-6)
-    assert Difference(5, -one.mean, 0.02).p_beyond(0.01) == pytest.approx(0.05, abs=1e-6)
-    assert Difference(5, 0.009, 1e-9).p_beyond(0.01) == 1.0
+def test_an_arm_is_different_exactly_where_its_interval_clears_the_margin() -> None:
+    limit = math.log1p(0.01) + 2.7764451 * 0.02
+    for mean, side in ((limit + 1e-6, Side.ABOVE), (limit - 1e-6, Side.OPEN)):
+        assert judge({"a": spread(mean, 0.02)}, ONE_LOOK)["a"].side is side
+    assert judge({"a": spread(-limit - 1e-6, 0.02)}, ONE_LOOK)["a"].side is Side.BELOW
 
 
-def test_rules_share_alpha_among_the_looks_that_take_place() -> None:
+def test_rules_judge_at_the_looks_that_take_place() -> None:
     assert RULES.judged_after == (5, 8, 12)
-    assert RULES.alpha_of_look == pytest.approx(0.05 / 3)
-    assert ONE_LOOK.alpha_of_look == 0.05
-    few = Rules(looks=(5, 8, 12), max_rounds=4, alpha=0.05, margin=0.01, same=0.03)
-    assert few.judged_after == ()
-    assert Rules(looks=(5, 8), max_rounds=20, alpha=1, margin=0, same=1).judged_after == (5, 8, 20)
+    few = replace(RULES, max_rounds=4)
+    assert (few.judged_after, few.level(1)) == ((), 0.05)
+    assert replace(RULES, looks=(5, 8), max_rounds=20).judged_after == (5, 8, 20)
+
+
+def test_the_level_of_a_look_is_that_of_pocock_for_many_rounds() -> None:
+    # Jennison and Turnbull 2000, table 2.1: C_P(K, 0.05) for equal groups of normal values.
+    for looks, constant in ((2, 2.178), (3, 2.289), (5, 2.413)):
+        rounds = tuple(1000 * look for look in range(1, looks + 1))
+        level = replace(RULES, looks=rounds, max_rounds=rounds[-1]).level(1)
+        assert level == pytest.approx(2 * norm.sf(constant), rel=0.02)
+
+
+def test_the_level_of_an_arm_is_close_to_dunnetts() -> None:
+    # Exact two-sided values: of 9 arms, and a baseline of 3 times their size.
+    rules = replace(ONE_LOOK, looks=(10**6,), max_rounds=10**6)
+    rho = np.full((9, 9), 1 / 4) + np.diag(np.full(9, 3 / 4))
+    critical = float(norm.isf(rules.level(9) / 2))
+    inside = multivariate_normal.cdf(
+        np.full(9, critical), cov=rho, lower_limit=np.full(9, -critical), rng=0
+    )
+    assert 0.95 <= inside <= 0.953
+    assert rules.level(9) == pytest.approx(1 - 0.95 ** (1 / 9))
+
+
+def test_a_tiny_alpha_gets_bonferronis_level_at_least() -> None:
+    assert 1e-6 / 3 <= replace(RULES, alpha=1e-6).level(1) <= 1e-6
+
+
+def test_variances_are_moderated_as_smyth_does() -> None:
+    even = np.array([1.0, 1.1, 0.9, 1.0])
+    degrees = np.full(4, 4.0)
+    found, freedom = moderated(even, degrees)  # more alike than chance: the most that is allowed
+    assert freedom == pytest.approx(4 + 3)
+    assert found == pytest.approx(np.maximum((3 * 1.0 + 4 * even) / 7, even))
+    wide = np.exp(np.array([-2.0, -1.0, 1.0, 2.0]))
+    found, freedom = moderated(wide, degrees)
+    prior = freedom[0] - 4
+    # The definition of the estimate: the variance of the logs beyond that of the samples.
+    excess = np.log(wide).var(ddof=1) - polygamma(1, 2)
+    assert polygamma(1, prior / 2) == pytest.approx(excess, rel=1e-3)
+    assert 0 < prior < 3
+    assert (found >= wide).all()
+    assert found[0] == pytest.approx((prior * wide.mean() + 4 * wide[0]) / (prior + 4))
+
+
+def test_one_arm_and_equal_values_have_their_own_variance() -> None:
+    for variances in ([2.0], [0.0, 0.0, 0.0], [0.0, 0.0, 3.0]):
+        found, freedom = moderated(np.array(variances), np.full(len(variances), 4.0))
+        assert found.tolist() == variances
+        assert freedom.tolist() == [4.0] * len(variances)
 
 
 def spread(mean: float, error: float, rounds: int = 5) -> list[float]:
@@ -60,20 +106,27 @@ def spread(mean: float, error: float, rounds: int = 5) -> list[float]:
     return [float(value) for value in values]
 
 
-def test_holm_lets_the_second_arm_pass_at_half_the_level() -> None:
-    # Of p = 0.02 and 0.04, Bonferroni at 0.025 would take the first only; Holm takes both.
-    margin = math.log1p(0.01)
-    first = margin + 3.7469 * 0.01  # t of 4 degrees of freedom with a two-sided p of 0.02
-    second = margin + 2.9985 * 0.01  # 0.04
-    both = judge({"a": spread(first, 0.01), "b": spread(second, 0.01)}, ONE_LOOK)
-    assert [both["a"].side, both["b"].side] == [Side.ABOVE, Side.ABOVE]
-    # The first fails its level, 0.05 / 2: then the second must not pass either.
-    weak = margin + 2.9985 * 0.01
-    neither = judge({"a": spread(weak, 0.01), "b": spread(weak, 0.01)}, ONE_LOOK)
-    assert [neither["a"].side, neither["b"].side] == [Side.OPEN, Side.OPEN]
-    # An arm that left without a difference keeps its share.
-    retained = judge({"a": spread(first, 0.01), "b": spread(second, 0.01)}, ONE_LOOK, retained=1)
-    assert [retained["a"].side, retained["b"].side] == [Side.OPEN, Side.OPEN]
+def ends(finding: Finding) -> tuple[float, float]:
+    """Return the ends of an interval as logarithms."""
+    assert finding.low is not None
+    assert finding.high is not None
+    return math.log1p(finding.low), math.log1p(finding.high)
+
+
+def test_arms_share_their_variance_and_all_have_one_level() -> None:
+    arms = {name: spread(0.05, 0.01) for name in "abcd"}
+    together = ends(judge(arms, ONE_LOOK)["a"])
+    level = 1 - 0.95 ** (1 / 4)
+    assert (together[1] - together[0]) / 2 == pytest.approx(0.01 * student.isf(level / 2, 4 + 3))
+    noisy = ends(judge({**arms, "a": spread(0.05, 0.03)}, ONE_LOOK)["a"])
+    # An arm that is noisier than the pool keeps its own variance.
+    assert (noisy[1] - noisy[0]) / 2 == pytest.approx(0.03 * student.isf(level / 2, 4 + 3))
+
+
+def test_a_failed_arm_keeps_its_share_of_the_error() -> None:
+    arms = {name: spread(0.05, 0.01) for name in "abc"}
+    three, four = judge(arms, ONE_LOOK)["a"], judge({**arms, "d": []}, ONE_LOOK)["a"]
+    assert ends(four)[0] < ends(three)[0]
 
 
 def test_findings_are_fractions_with_the_resolution_of_what_they_say() -> None:
@@ -143,53 +196,42 @@ def test_spearman_agrees_with_published_values() -> None:
     assert tied.rho == pytest.approx(0.9487, abs=1e-4)
 
 
-class Simulated:
-    """Sweeps of arms with known effects: process noise, a drift, and looks as in the recipe."""
-
-    def __init__(self, effects: list[float], *, noise: float, drift: float, seed: int) -> None:
-        self.effects = effects
-        self.noise = noise
-        self.drift = drift
-        self.rng = np.random.default_rng(seed)
-
-    def findings(self) -> dict[str, Finding]:
-        """Run one sweep; arms leave it once decided."""
-        names = [str(i) for i in range(len(self.effects))]
-        ratios = self._ratios()
-        decided: dict[str, Finding] = {}
-        for look in RULES.judged_after:
-            still = [name for name in names if name not in decided]
-            retained = sum(one.side is Side.SAME for one in decided.values())
-            data = {name: ratios[int(name)][:look].tolist() for name in still}
-            found = judge(data, RULES, retained=retained)
-            decided |= {name: one for name, one in found.items() if one.side is not Side.OPEN}
-        return {**found, **decided}
-
-    def _ratios(self) -> list[np.ndarray]:
-        rounds, count = RULES.max_rounds, len(self.effects) + 1
-        logs = self.rng.normal(0, self.noise, (rounds, count))
-        # Each sample of a round lies somewhere in it, and the machine slows all the while.
-        places = self.rng.permuted(np.tile(np.arange(count), (rounds, 1)), axis=1)
-        logs -= self.drift * (np.arange(rounds)[:, None] + places / count) / rounds
-        return [math.log1p(e) + logs[:, i + 1] - logs[:, 0] for i, e in enumerate(self.effects)]
+def test_a_loss_is_equal_only_if_its_interval_lies_within_the_margin() -> None:
+    for error, side in ((0.005, Side.SAME), (0.02, Side.OPEN)):
+        assert judge_loss(spread(0.001, error), RULES).side is side
+    assert judge_loss(spread(0.06, 0.01), RULES).side is Side.ABOVE
+    assert judge_loss(spread(-0.06, 0.01), RULES).side is Side.BELOW
+    assert judge_loss(spread(0.024, 0.004), RULES).side is Side.ABOVE  # within 3 % or not
+    assert judge_loss([0.0] * 5, RULES).side is Side.SAME
+    assert judge_loss([0.1], RULES) == Finding(Side.OPEN, 1)
 
 
-def test_simulated_sweeps_err_as_seldom_as_the_documentation_says() -> None:
-    """The figures of docs/lab.md come from this simulation with 4000 sweeps."""
-    sweeps = 300
-    effects = [0.0, 0.0, 0.0, 0.05, -0.05]
-    world = Simulated(effects, noise=0.012, drift=0.06, seed=1)
-    false, found, covered, arms = 0, 0, 0, 0
-    for _ in range(sweeps):
-        results = world.findings()
-        false += any(results[str(i)].side in (Side.ABOVE, Side.BELOW) for i in range(3))
-        found += (results["3"].side is Side.ABOVE) + (results["4"].side is Side.BELOW)
-        for name, effect in enumerate(effects):
-            one = results[str(name)]
-            assert one.low is not None
-            assert one.high is not None
-            covered += one.low <= effect <= one.high
-            arms += 1
-    assert false / sweeps <= 0.02
-    assert found / (2 * sweeps) >= 0.97
-    assert covered / arms >= 0.98
+def test_a_loss_that_differs_by_the_margin_is_seldom_called_equal() -> None:
+    assert lab_errors.losses(RULES.same, 1000)["same"] <= 0.025
+    at_none, larger = lab_errors.losses(0.0, 1000), lab_errors.losses(0.05, 1000)
+    assert (at_none["above"] <= 0.02, at_none["same"] >= 0.4) == (True, True)
+    assert larger["above"] >= 0.8
+
+
+@pytest.mark.parametrize(
+    "name", ["1 arm", "5 arms, half of them 2 × as noisy", "15 arms, leaving early"]
+)
+def test_simulated_sweeps_without_an_effect_are_seldom_wrong(name: str) -> None:
+    """The figures of docs/lab.md are those of 10,000 sweeps."""
+    world, rules = lab_errors.null_worlds()[name]
+    assert lab_errors.family_wise_error(world, rules, 200)["error"] <= 0.07
+
+
+def test_simulated_effects_are_found_with_their_size() -> None:
+    world = replace(lab_errors.equal(5), effects=(0.0, 0.0, 0.0, 0.05, -0.05))
+    found = lab_errors.power(world, 100)
+    assert found["false"] <= 0.02
+    assert found["found"] >= 0.98
+    assert found["covered"] >= 0.97
+
+
+def test_fifteen_arms_have_intervals_of_half_the_width() -> None:
+    widths = lab_errors.half_widths(15, 100)
+    assert widths["before"] == pytest.approx(0.06, abs=0.003)
+    assert widths["after_with_1_baseline_run"] < 0.6 * widths["before"]
+    assert widths["after"] < 0.028

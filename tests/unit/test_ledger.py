@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from stepscope.diagnosis.ledger import Ledger, Values, divide, ledger
 from stepscope.diagnosis.ledger_words import CATEGORIES, NOT_RECORDED, TENSORS, Place
 from stepscope.metrics import BY_KEY
+from tests.support.ledger_rows import CUDA
 
 MIB, GIB = 2**20, 2**30
 DEVICE = ("gpu/mem_total", "gpu/mem_used", "gpu/mem_reserved", "gpu/mem_others")
@@ -21,20 +22,6 @@ INPUTS = {
     Place.HOST: (*HOST, *TENSORS),
 }
 
-# One moment of a CNN's training on an 80 GiB GPU that another program shares.
-CUDA: dict[str, float | None] = {
-    "gpu/mem_total": 80 * GIB,
-    "gpu/mem_used": 40 * GIB,
-    "gpu/mem_reserved": 500 * MIB,
-    "gpu/mem_others": 10 * GIB,
-    "memory/process_used": 29 * GIB,
-    "memory/reserved": 28 * GIB,
-    "memory/allocated": 20 * GIB,
-    "memory/inactive_split": 3 * GIB,
-    "memory/parameters": 2 * GIB,
-    "memory/gradients": 2 * GIB,
-    "memory/optimizer_state": 4 * GIB,
-}
 CPU: dict[str, float | None] = {
     "host/mem_total": 16 * GIB,
     "host/mem_used": 9 * GIB,

@@ -20,29 +20,10 @@ from stepscope.diagnosis.ledger_moments import (
 from stepscope.diagnosis.ledger_words import Place
 from stepscope.store import Block, RunReader, RunWriter
 from stepscope.store.frames import Floats
-from tests.unit.recorded_runs import CREATED, Row, write_run
+from tests.support.ledger_rows import GPU, TICK_S, device, process, sample
+from tests.support.recorded_runs import CREATED, write_run
 
 MIB, GIB = 2**20, 2**30
-GPU = "GPU-1"
-TICK_S = 0.1
-
-
-def sample(tick: int, **values: float) -> Row:
-    """A row of the process: what a name like `memory__reserved` means, in MiB."""
-    named = {key.replace("__", "/"): value * MIB for key, value in values.items()}
-    return (tick * TICK_S, tick // 5, named)
-
-
-def process(tick: int, reserved: float = 1000, **more: float) -> Row:
-    values = {"memory__reserved": reserved, "memory__allocated": reserved - 200}
-    return sample(tick, **(values | {"memory__inactive_split": 50} | more))
-
-
-def device(tick: int, used: float = 2000, **more: float) -> Row:
-    """A row of the GPU, some ms after the process's."""
-    slow = {"gpu__mem_total": 10240.0} if tick % 10 == 0 else {}
-    ts, step, values = sample(tick, gpu__mem_used=used, **(slow | more))
-    return (ts + 0.004, step, values)
 
 
 def found(folder: Path, gpu: str | None = GPU, bucket: int = 1) -> list[Moment]:

@@ -15,18 +15,10 @@ from dashboard.views.memory_ledger import process_rows
 from stepscope.run import RunInfo, RunKind, read_run
 from stepscope.sampling.allocator_settings import NO_SPLIT
 from stepscope.store import RunReader
-from tests.unit.recorded_runs import write_run
-from tests.unit.test_ledger_moments import GPU, device, process, sample
+from tests.support.ledger_rows import GPU, ON_GPU, PROCESSES, cuda_run, device, process, sample
+from tests.support.recorded_runs import write_run
 
 MIB = 2**20
-ON_GPU = {"device": GPU, "kind": RunKind.WATCH, "devices": [{"uuid": GPU, "name": "A100"}]}
-
-
-def cuda_run(folder: Path, ticks: int = 60, **run_json: Any) -> RunInfo:
-    rows = [process(tick, 1000 + 10 * (tick % 7)) for tick in range(ticks)]
-    gpu = [device(tick, 2000 + (500 if tick == 33 else 0)) for tick in range(ticks)]
-    write_run(folder, ON_GPU | run_json, gpu=GPU, samples=rows, devices=gpu)
-    return read_run(folder)
 
 
 def answer(run: RunInfo, cursors: dict[str, Cursor] | None = None) -> dict[str, Any]:
@@ -149,22 +141,6 @@ def test_the_sums_of_the_table_are_of_parts_that_exist(tmp_path: Path) -> None:
         for line in layout["sums"]:
             assert set(line["of"]) <= known
         assert known <= set(layout["metrics"])
-
-
-PROCESSES = [
-    {"pid": 1, "name": "train.py", "user": "me", "memory": 900 * MIB, "yours": True},
-    {"pid": 2, "name": "small", "user": "ann", "memory": 10 * MIB, "state": "zombie"},
-    {
-        "pid": 3,
-        "name": "large\x1b[31m",
-        "user": "bob",
-        "memory": 700 * MIB,
-        "command": "a\nb " * 500,
-    },
-    {"pid": 4, "name": None, "user": None, "memory": None, "yours": True},
-    "not a process",
-    {"pid": "five", "memory": -1, "name": 7, "command": ["a"]},
-]
 
 
 def test_other_processes_are_listed_by_memory_and_foreign_text_is_tamed() -> None:

@@ -11,7 +11,7 @@ from itertools import groupby
 
 import pytest
 
-from trainer.lessons import BY_NAME, FOLDER, LESSONS, Lesson
+from trainer.lessons import BY_NAME, FOLDER, LESSONS
 
 LINES, WIDTH = 30, 100
 SILENT = {
@@ -22,7 +22,6 @@ SILENT = {
     tokenize.DEDENT,
     tokenize.ENDMARKER,
 }
-each_lesson = pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.name)
 
 
 def code_lines(source: str) -> set[int]:
@@ -54,45 +53,54 @@ def test_lessons_of_a_theme_stand_together() -> None:
     assert len(groups) == len(set(groups))
 
 
-@each_lesson
-def test_it_is_short(lesson: Lesson) -> None:
-    source = lesson.path.read_text()
-    assert 0 < len(code_lines(source)) <= LINES
-    assert max(map(len, source.splitlines())) <= WIDTH
+def test_it_is_short(subtests: pytest.Subtests) -> None:
+    for lesson in LESSONS:
+        with subtests.test(lesson.name):
+            source = lesson.path.read_text()
+            assert 0 < len(code_lines(source)) <= LINES
+            assert max(map(len, source.splitlines())) <= WIDTH
 
 
-@each_lesson
-def test_it_says_what_it_shows(lesson: Lesson) -> None:
-    tree = ast.parse(lesson.path.read_text())
-    parts = [tree, *(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))]
-    assert all(ast.get_docstring(part) for part in parts)
-    assert 40 <= len(lesson.text.split()) <= 90  # one paragraph
-    assert "\n" not in lesson.text
+def test_it_says_what_it_shows(subtests: pytest.Subtests) -> None:
+    for lesson in LESSONS:
+        with subtests.test(lesson.name):
+            tree = ast.parse(lesson.path.read_text())
+            parts = [tree, *(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))]
+            assert all(ast.get_docstring(part) for part in parts)
+            assert 40 <= len(lesson.text.split()) <= 90  # one paragraph
+            assert "\n" not in lesson.text
 
 
-@each_lesson
-def test_it_imports_only_torch_numpy_and_the_standard_library(lesson: Lesson) -> None:
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(lesson.path.read_text())):
-        if isinstance(node, ast.Import):
-            names |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0
-            names.add(str(node.module).partition(".")[0])
-    assert names <= {"torch", "numpy", *sys.stdlib_module_names}
+def test_it_imports_only_torch_numpy_and_the_standard_library(subtests: pytest.Subtests) -> None:
+    for lesson in LESSONS:
+        with subtests.test(lesson.name):
+            names: set[str] = set()
+            for node in ast.walk(ast.parse(lesson.path.read_text())):
+                if isinstance(node, ast.Import):
+                    names |= {alias.name.partition(".")[0] for alias in node.names}
+                elif isinstance(node, ast.ImportFrom):
+                    assert node.level == 0
+                    names.add(str(node.module).partition(".")[0])
+            assert names <= {"torch", "numpy", *sys.stdlib_module_names}
 
 
-@each_lesson
-def test_its_folder_hides_no_other_module(lesson: Lesson) -> None:
+def test_its_folder_hides_no_other_module(subtests: pytest.Subtests) -> None:
     """Python looks for imports in the folder of the script first."""
-    assert lesson.name not in {"torch", "numpy", *sys.stdlib_module_names}
+    for lesson in LESSONS:
+        with subtests.test(lesson.name):
+            assert lesson.name not in {"torch", "numpy", *sys.stdlib_module_names}
 
 
-@each_lesson
-def test_a_lesson_that_needs_cuda_ends_with_the_sentence_of_the_list(lesson: Lesson) -> None:
-    source = lesson.path.read_text()
-    exits = re.findall(r"if not torch\.cuda\.is_available\(\):\n    sys\.exit\((.*)\)", source)
-    assert [ast.literal_eval(text) for text in exits] == (
-        [lesson.needs_cuda] if lesson.needs_cuda else []
-    )
-    assert not (lesson.needs_cuda and lesson.on_cpu)
+def test_a_lesson_that_needs_cuda_ends_with_the_sentence_of_the_list(
+    subtests: pytest.Subtests,
+) -> None:
+    for lesson in LESSONS:
+        with subtests.test(lesson.name):
+            source = lesson.path.read_text()
+            exits = re.findall(
+                r"if not torch\.cuda\.is_available\(\):\n    sys\.exit\((.*)\)", source
+            )
+            assert [ast.literal_eval(text) for text in exits] == (
+                [lesson.needs_cuda] if lesson.needs_cuda else []
+            )
+            assert not (lesson.needs_cuda and lesson.on_cpu)

@@ -16,7 +16,7 @@ from stepscope.machine.xids import KEPT, Xids
 from stepscope.sampling.nvml import NullSource
 from stepscope.sampling.nvml_fields import Tier
 from stepscope.sampling.xid import NO_INSTANCE, xid_event
-from tests.unit.fake_machine import (
+from tests.support.fake_machine import (
     BUSY,
     GIB,
     FakeClock,

@@ -138,18 +138,13 @@ def test_rank_0_on_this_host_writes_on_this_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str | None, here: bool
 ) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "node1")
-    monkeypatch.setattr(meeting, "_file_system", lambda _: "ext4")
+    monkeypatch.setattr(meeting, "is_network_filesystem", lambda _: False)
     assert is_shared(tmp_path, address) is here
 
 
 def test_a_network_disk_is_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "_file_system", lambda _: "nfs4")
+    monkeypatch.setattr(meeting, "is_network_filesystem", lambda _: True)
     assert is_shared(tmp_path, "node2")
-
-
-def test_the_type_of_a_file_system_is_that_of_the_nearest_mount() -> None:
-    assert meeting._file_system(Path("/proc/self")) == "proc"
-    assert meeting._file_system(Path("/")) not in (None, "proc")
 
 
 # --- the places of a job's ranks -----------------------------------------------------------------
@@ -162,8 +157,8 @@ def rank(number: int, **more: str) -> dict[str, str]:
     return {key: str(value) for key, value in numbers.items()} | job | more
 
 
-def places(root: Path, monkeypatch: pytest.MonkeyPatch, disk: str, **more: str) -> list[Place]:
-    monkeypatch.setattr(meeting, "_file_system", lambda _: disk)
+def places(root: Path, monkeypatch: pytest.MonkeyPatch, shared: bool, **more: str) -> list[Place]:
+    monkeypatch.setattr(meeting, "is_network_filesystem", lambda _: shared)
     found = []
     for number in (3, 2, 0, 1):  # in any order
         host = f"node{number // 2 + 1}"
@@ -177,18 +172,18 @@ def places(root: Path, monkeypatch: pytest.MonkeyPatch, disk: str, **more: str) 
 def test_two_nodes_with_a_shared_disk_have_one_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = places(tmp_path, monkeypatch, "nfs4")
+    found = places(tmp_path, monkeypatch, True)
     assert len({place.folder for place in found}) == 1
     assert [place.number for place in found] == [0, 1, 2, 3]
     assert {place.folder_of for place in found} == {"job"}
-    restarted = places(tmp_path, monkeypatch, "nfs4", TORCHELASTIC_RESTART_COUNT="1")
+    restarted = places(tmp_path, monkeypatch, True, TORCHELASTIC_RESTART_COUNT="1")
     assert len({place.folder for place in [*found, *restarted]}) == 2
 
 
 def test_ranks_of_torchrun_tell_when_their_agent_began(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = places(tmp_path, monkeypatch, "nfs4")
+    first = places(tmp_path, monkeypatch, True)
     for file in first[0].folder.glob("rank[123].*"):
         file.unlink()  # the first attempt got no further
     begun_before(tmp_path, 20.0)
@@ -199,7 +194,7 @@ def test_ranks_of_torchrun_tell_when_their_agent_began(
         return time.time() - 10.0
 
     monkeypatch.setattr(ranks, "start_above", start_above)
-    again = places(tmp_path, monkeypatch, "nfs4")
+    again = places(tmp_path, monkeypatch, True)
     assert len({place.folder for place in again}) == 1
     assert again[0].folder != first[0].folder
     assert set(asked) == {"TORCHELASTIC_RUN_ID"}
@@ -226,7 +221,7 @@ def test_other_launchers_wait_for_nobody_and_may_begin_later_than_the_link(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """DeepSpeed's launcher of one host starts its ranks before that of another has begun."""
-    monkeypatch.setattr(meeting, "_file_system", lambda _: "nfs4")
+    monkeypatch.setattr(meeting, "is_network_filesystem", lambda _: True)
     monkeypatch.setattr(ranks, "start_above", lambda _: time.time())
     found = []
     for number in (3, 0):
@@ -240,7 +235,7 @@ def test_other_launchers_wait_for_nobody_and_may_begin_later_than_the_link(
 def test_two_nodes_without_one_have_a_folder_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = places(tmp_path, monkeypatch, "ext4")[2:]
+    found = places(tmp_path, monkeypatch, False)[2:]
     assert len({place.folder for place in found}) == 1
     assert [(place.number, place.rank) for place in found] == [(0, 2), (1, 3)]
     assert {place.folder_of for place in found} == {"host"}
@@ -249,10 +244,10 @@ def test_two_nodes_without_one_have_a_folder_each(
 def test_a_named_run_used_again_has_a_folder_for_all_its_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = places(tmp_path, monkeypatch, "ext4", STEPSCOPE_RUN_ID="mine")
-    again = places(tmp_path, monkeypatch, "ext4", STEPSCOPE_RUN_ID="mine")
+    first = places(tmp_path, monkeypatch, False, STEPSCOPE_RUN_ID="mine")
+    again = places(tmp_path, monkeypatch, False, STEPSCOPE_RUN_ID="mine")
     assert {place.folder.name for place in first} == {"mine"}
     assert len({place.folder for place in [*first, *again]}) == 2
     restarted = {"STEPSCOPE_RUN_ID": "mine", "TORCHELASTIC_RESTART_COUNT": "1"}
-    found = places(tmp_path, monkeypatch, "ext4", **restarted)
+    found = places(tmp_path, monkeypatch, False, **restarted)
     assert {place.folder.name for place in found} == {"mine-restart1"}

@@ -12,7 +12,7 @@ from stepscope.sampling.nvml import NvmlSource
 from stepscope.sampling.nvml_fields import COUNTERS, FIELDS, PLAUSIBLE, FieldValue, Tier
 from stepscope.sampling.rates import ONE_READING
 from stepscope.sampling.sharing import OTHERS
-from tests.unit.fake_nvml import GIB, FakeClock, FakeGpu, FakeNvml, install
+from tests.support.fake_nvml import GIB, FakeClock, FakeGpu, FakeNvml, install
 
 A, B = "GPU-aaaa", "GPU-bbbb"
 ALL = tuple(Tier)

@@ -16,7 +16,7 @@ from stepscope.sampling.nvml import NvmlSource
 from stepscope.sampling.nvml_fields import Tier
 from stepscope.sampling.process_list import NOT_LISTED
 from stepscope.sampling.rates import MAY_HAVE_WRAPPED, ONE_READING
-from tests.unit.fake_nvml import GIB, NS, FakeClock, FakeGpu, FakeNvml, FakeProcess, install
+from tests.support.fake_nvml import GIB, NS, FakeClock, FakeGpu, FakeNvml, FakeProcess, install
 
 A, B, SLICE = "GPU-aaaa", "GPU-bbbb", "MIG-1111"
 ME = os.getpid()

@@ -14,7 +14,7 @@ from stepscope.metrics import throttle_words
 from stepscope.sampling import nvml, nvml_fields
 from stepscope.sampling.nvml import NullSource, NvmlSource, open_source
 from stepscope.sampling.nvml_fields import Tier
-from tests.unit.fake_nvml import FakeClock, FakeGpu, FakeNvml, install
+from tests.support.fake_nvml import FakeClock, FakeGpu, FakeNvml, install
 
 
 @pytest.fixture

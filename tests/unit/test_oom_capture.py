@@ -25,8 +25,8 @@ from stepscope.run import RunStatus
 from stepscope.session import oom_capture, oom_device, oom_stack, oom_watch
 from stepscope.session.oom_holders import NO_MEMORY, NOT_LISTED, shared_out
 from stepscope.session.oom_watch import OomWatch
-from tests.fakes import FakeRecorder
-from tests.unit.test_out_of_memory import FULL, OTHER
+from tests.support.fake_recorder import FakeRecorder
+from tests.support.oom_records import FULL, OTHER
 
 GIB, MIB = 2**30, 2**20
 MESSAGE = (

@@ -25,28 +25,10 @@ from stepscope.diagnosis.oom_record import (
 )
 from stepscope.diagnosis.out_of_memory import Case, OomVerdict, judge, oom_name
 from stepscope.diagnosis.remedies import Setup
+from tests.support.oom_records import FULL, OTHER, PIECES
 
 MIB = 2**20
 GIB = 2**30
-FULL = OomRecord(
-    ts=1_800_000_000.0,
-    step=0,
-    steps_done=0,
-    phase="forward",
-    training=True,
-    grad=True,
-    device=0,
-    requested=300 * MIB,
-    total=2 * GIB,
-    allowed=2 * GIB,
-    free=100 * MIB,
-    allocated=1720 * MIB,
-    reserved=1740 * MIB,
-    own=1948 * MIB,
-    others=0,
-)
-"""A GPU of 2 GiB that one process has filled before its first step was complete: 208 MiB of it are
-the context's."""
 
 
 def readings(steps: int, allocated: Any, peak: float) -> Readings:
@@ -108,16 +90,7 @@ def test_a_memory_fraction_is_the_limit_and_said() -> None:
 def test_steps_that_fill_the_gpu_leave_no_room_for_a_little_more() -> None:
     verdict = judge(after(100, 1700 * MIB, others=0))
     assert verdict.case is Case.TOO_BIG
-    assert "no room for the differences between steps" in verdict.text
-
-
-PIECES = replace(
-    FULL,
-    allocated=900 * MIB,
-    reserved=1740 * MIB,
-    inactive_split=840 * MIB,
-    segments=Segments(count=40, largest_free=60 * MIB),
-)
+    assert "too close to the limit for the differences between steps" in verdict.text
 
 
 def test_memory_in_pieces_is_named_with_the_share_that_proves_it() -> None:
@@ -128,6 +101,50 @@ def test_memory_in_pieces_is_named_with_the_share_that_proves_it() -> None:
         verdict.text
     )
     assert "expandable_segments:True" in (verdict.next[0].code or "")
+
+
+@pytest.mark.parametrize("done", [0, 1])
+@pytest.mark.parametrize("phase", ["forward", "backward", "optimizer"])
+def test_free_pieces_in_a_step_that_was_never_completed_are_a_remark(done: int, phase: str) -> None:
+    """Its peak is still to come, even where as much was allocated before, as by its forward."""
+    record = replace(PIECES, step=done, steps_done=done, phase=phase)
+    verdict = judge(record)
+    first_update = phase == "optimizer" and done == 0
+    assert verdict.case is (Case.OPTIMIZER if first_update else Case.TOO_BIG)
+    if not first_update:
+        assert "840 MiB of the reserved memory was free in pieces" in verdict.text
+        assert "batch" in verdict.next[0].text
+        assert "expandable_segments:True" in (verdict.next[1].code or "")
+    assert not any("ALLOC_CONF" in (step.code or "") for step in judge(FULL).next)
+
+
+def test_a_block_of_another_stream_is_proof_in_the_first_step() -> None:
+    segments = Segments(count=9, largest_free=MIB, elsewhere=320 * MIB)
+    record = replace(PIECES, step=0, steps_done=0, peak_allocated=None, segments=segments)
+    assert judge(record).case is Case.FRAGMENTATION
+
+
+def test_pieces_outside_of_any_step_count_where_the_demand_was_held_before() -> None:
+    outside = replace(PIECES, step=0, steps_done=0, phase=None)
+    assert judge(outside).case is Case.FRAGMENTATION
+    assert judge(replace(outside, peak_allocated=1100 * MIB)).case is Case.TOO_BIG
+
+
+def test_more_than_any_step_has_held_is_not_blamed_on_pieces() -> None:
+    held = replace(after(20, 1100 * MIB), allocated=900 * MIB, peak_allocated=1100 * MIB)
+    verdict = judge(held)
+    assert verdict.case is Case.TOO_BIG
+    assert "Up to 1.07 GiB was in use before, and this step needs at least 1.17 GiB" in verdict.text
+    assert "840 MiB of the reserved memory was free" in verdict.text
+    unread = replace(held, readings=Readings())  # the sampler has seen none of its steps
+    assert judge(unread).case is Case.TOO_BIG
+
+
+def test_an_unusual_step_that_was_held_before_fails_for_its_pieces() -> None:
+    """As where a script fills memory between its steps and frees every other block."""
+    usual = after(20, 700 * MIB, allocated=900 * MIB)
+    assert judge(replace(usual, peak_allocated=1500 * MIB)).case is Case.FRAGMENTATION
+    assert judge(replace(usual, peak_allocated=1100 * MIB)).case is Case.SPIKE
 
 
 def test_what_is_set_is_never_proposed() -> None:
@@ -179,16 +196,6 @@ def test_a_block_that_would_fit_and_belongs_to_another_is_told(
 def test_a_little_in_pieces_is_not_the_cause() -> None:
     little = replace(FULL, allocated=1640 * MIB, requested=150 * MIB)
     assert judge(little).case is Case.TOO_BIG
-
-
-OTHER = replace(
-    FULL,
-    allocated=600 * MIB,
-    reserved=620 * MIB,
-    others=1120 * MIB,
-    own=828 * MIB,
-    processes=(Holder(pid=77, name="python", memory=1120 * MIB, yours=True),),
-)
 
 
 def test_another_process_is_named_with_what_it_holds() -> None:
@@ -374,7 +381,7 @@ def test_the_state_still_to_come_counts_against_pieces_that_fit_one_tensor() -> 
         small,
         optimizer=OptimizerState(name="SGD", parameters=MIB, state=MIB, expected=MIB),
     )
-    assert judge(complete).case is Case.FRAGMENTATION
+    assert judge(complete).case is Case.OPTIMIZER  # pieces prove nothing in a first step
 
 
 def test_an_optimizer_nobody_knows_is_named_without_figures_of_it() -> None:
@@ -414,9 +421,41 @@ def test_host_memory_is_told_from_gpu_memory(host: Host | None, words: str) -> N
     verdict = judge(record)
     assert verdict.case is Case.HOST
     assert words in verdict.text
-    assert "num_workers" in (verdict.next[0].code or "")
+    assert "num_workers" not in (verdict.next[0].code or "")
+    assert any("has workers" in step.text for step in verdict.next)  # nobody knows whether it has
     limited = host is not None and host.limit is not None
     assert any("container more memory" in step.text for step in verdict.next) is limited
+
+
+@pytest.mark.parametrize(
+    ("process", "children", "message", "workers"),
+    [
+        (GIB, 6 * GIB, None, True),
+        (6 * GIB, GIB, None, False),
+        (6 * GIB, 0, None, False),
+        (GIB, 0, "DataLoader worker (pid 12) is killed by signal: Killed.", True),
+    ],
+)
+def test_fewer_workers_are_advised_only_where_workers_hold_the_memory(
+    process: int, children: int, message: str | None, workers: bool
+) -> None:
+    host = Host(total=8 * GIB, available=MIB, process=process, children=children)
+    record = OomRecord(ts=0.0, memory=Memory.HOST, requested=300 * MIB, host=host, message=message)
+    codes = " ".join(step.code or "" for step in judge(record).next)
+    assert ("num_workers" in codes) is workers
+    assert ("mmap" in codes) is not workers
+    assert not any("has workers" in step.text for step in judge(record).next)
+
+
+@pytest.mark.parametrize("limit", [None, GIB])
+def test_one_request_beyond_the_host_is_called_a_wrong_shape(limit: int | None) -> None:
+    host = Host(total=8 * GIB, available=7 * GIB, process=GIB, children=3 * GIB, limit=limit)
+    asked = 40 * 2**40 if limit is None else 2 * GIB
+    verdict = judge(OomRecord(ts=0.0, memory=Memory.HOST, requested=asked, host=host))
+    assert verdict.case is Case.HOST
+    assert "more than the host has in all" in verdict.text
+    (step,) = verdict.next
+    assert "shape" in step.text
 
 
 def test_page_locked_memory_is_host_memory() -> None:

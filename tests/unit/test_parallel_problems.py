@@ -122,11 +122,9 @@ def test_what_a_cpu_cannot_do_for_ranks() -> None:
     assert "already" in refused(config(FSDP, "cpu", cpu_offload=True))["cpu_offload"]
 
 
-def test_offloaded_gradients_are_not_scaled() -> None:
-    found = refused(config(FSDP, cpu_offload=True, precision=Precision.FP16))
-    assert {"cpu_offload", "precision"} <= found.keys()
-    assert refused(config(FSDP, precision=Precision.FP16)) == {}
-    assert refused(config(FSDP, cpu_offload=True, precision=Precision.BF16)) == {}
+@pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16])
+def test_mixed_precision_goes_with_offloaded_weights(precision: Precision) -> None:
+    assert refused(config(FSDP, cpu_offload=True, precision=precision)) == {}
 
 
 def test_without_a_connection_there_are_no_ranks() -> None:
@@ -143,6 +141,14 @@ def test_more_ranks_than_cores_are_said_to_be_slow() -> None:
     assert "4 ranks share 2 cores" in note
     assert parallel_notes(four, 4) == []
     assert parallel_notes(config(DDP), 1) == []  # GPUs compute
+
+
+def test_whole_gradients_between_batches_are_said_before_a_start() -> None:
+    (note,) = parallel_notes(config(FSDP, accumulation=2), 1)
+    assert "no_sync" in note
+    for changes in ({"accumulation": 1}, {"accumulation": 2, "no_sync": False}):
+        assert parallel_notes(config(FSDP, **changes), 1) == []
+    assert parallel_notes(config(DDP, accumulation=2), 1) == []
 
 
 def test_a_step_is_what_all_devices_take() -> None:

@@ -28,28 +28,30 @@ def saved(folder: Path, image: Image.Image, name: str, **options: object) -> Pat
     return path
 
 
-@pytest.mark.parametrize(
-    "name", ["a.png", "a.bmp", "a.gif", "a.tif", "a.ppm", "a.webp", "a.jpg", "no-suffix"]
-)
-def test_all_formats_give_the_same_colors(tmp_path: Path, name: str) -> None:
-    path = tmp_path / name
-    kind = {"no-suffix": "PNG", "a.jpg": "JPEG", "a.tif": "TIFF"}.get(name, path.suffix[1:])
-    image = Image.fromarray(RED_LEFT).resize((64, 32), Image.Resampling.NEAREST)
-    options = {"quality": 95, "subsampling": 0} if kind == "JPEG" else {}
-    image.save(path, kind, **({"lossless": True} if kind == "webp" else options))
-    pixels = picture(path, 8)
-    assert (pixels.shape, pixels.dtype) == ((8, 8, 3), np.uint8)
-    assert np.abs(pixels[:, :3].astype(int) - (255, 0, 0)).max() <= 4
-    assert np.abs(pixels[:, -3:].astype(int) - (0, 0, 255)).max() <= 4
+def test_all_formats_give_the_same_colors(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    for name in ["a.png", "a.bmp", "a.gif", "a.tif", "a.ppm", "a.webp", "a.jpg", "no-suffix"]:
+        with subtests.test(name):
+            path = tmp_path / name
+            kind = {"no-suffix": "PNG", "a.jpg": "JPEG", "a.tif": "TIFF"}.get(name, path.suffix[1:])
+            image = Image.fromarray(RED_LEFT).resize((64, 32), Image.Resampling.NEAREST)
+            options = {"quality": 95, "subsampling": 0} if kind == "JPEG" else {}
+            image.save(path, kind, **({"lossless": True} if kind == "webp" else options))
+            pixels = picture(path, 8)
+            assert (pixels.shape, pixels.dtype) == ((8, 8, 3), np.uint8)
+            assert np.abs(pixels[:, :3].astype(int) - (255, 0, 0)).max() <= 4
+            assert np.abs(pixels[:, -3:].astype(int) - (0, 0, 255)).max() <= 4
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA", "LA", "CMYK", "YCbCr", "HSV"])
-def test_every_color_mode_of_a_white_image_is_white(tmp_path: Path, mode: str) -> None:
-    kind = {"CMYK": "JPEG", "YCbCr": "JPEG", "HSV": "TIFF", "LA": "PNG", "RGBA": "PNG"}
-    image = Image.new("RGB", (16, 16), "white").convert("RGB" if mode == "HSV" else mode)
-    path = tmp_path / "image"
-    image.save(path, kind.get(mode, "PNG"))
-    assert (picture(path, 8) >= 253).all()
+def test_every_color_mode_of_a_white_image_is_white(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    for mode in ["1", "L", "P", "RGB", "RGBA", "LA", "CMYK", "YCbCr", "HSV"]:
+        with subtests.test(mode):
+            kind = {"CMYK": "JPEG", "YCbCr": "JPEG", "HSV": "TIFF", "LA": "PNG", "RGBA": "PNG"}
+            image = Image.new("RGB", (16, 16), "white").convert("RGB" if mode == "HSV" else mode)
+            path = tmp_path / "image"
+            image.save(path, kind.get(mode, "PNG"))
+            assert (picture(path, 8) >= 253).all()
 
 
 def test_a_cmyk_jpeg_keeps_its_color(tmp_path: Path) -> None:
@@ -160,16 +162,16 @@ def broken_files() -> dict[str, tuple[bytes, str]]:
     }
 
 
-@pytest.mark.parametrize("name", broken_files())
-def test_a_broken_file_is_a_reason(tmp_path: Path, name: str) -> None:
-    content, reason = broken_files()[name]
+def test_a_broken_file_is_a_reason(tmp_path: Path, subtests: pytest.Subtests) -> None:
     path = tmp_path / "a.png"
-    path.write_bytes(content)
-    with pytest.raises(BrokenImage) as caught:
-        picture(path, 8)
-    assert reason in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert str(tmp_path) not in str(caught.value)
+    for name, (content, reason) in broken_files().items():
+        with subtests.test(name):
+            path.write_bytes(content)
+            with pytest.raises(BrokenImage) as caught:
+                picture(path, 8)
+            assert reason in str(caught.value)
+            assert "\n" not in str(caught.value)
+            assert str(tmp_path) not in str(caught.value)
 
 
 def test_any_byte_may_be_wrong(tmp_path: Path) -> None:

@@ -45,6 +45,18 @@ def test_autocast_acts_only_in_mixed_precision() -> None:
 
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.TF32, Precision.BF16])
 def test_the_scaler_scales_only_fp16(precision: Precision) -> None:
-    scaler = grad_scaler(precision)
+    scaler = grad_scaler(precision, torch.device("cpu"))
     loss = torch.ones((), requires_grad=True)
     assert scaler.scale(loss) is loss
+
+
+def test_fp16_has_a_scaler_on_a_cpu_too() -> None:
+    scaler = grad_scaler(Precision.FP16, torch.device("cpu"))
+    weights = torch.ones(2, requires_grad=True)
+    optimizer = torch.optim.SGD([weights], lr=0.5)
+    for factor, left, scale in [(1.0, 0.5, 2.0**16), (torch.inf, 0.5, 2.0**15)]:
+        optimizer.zero_grad()
+        scaler.scale((weights * factor).sum()).backward()  # type: ignore[no-untyped-call]
+        scaler.step(optimizer)
+        scaler.update()
+        assert (weights.tolist(), scaler.get_scale()) == ([left, left], scale)

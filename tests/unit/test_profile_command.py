@@ -22,7 +22,7 @@ from stepscope.recording.recorder import Command, CommandName, Recorder
 from stepscope.sampling.sampler import Sampler
 from stepscope.session import profiling
 from stepscope.session.commands import CommandServer
-from tests.fakes import FakeRecorder, command
+from tests.support.fake_recorder import FakeRecorder, command
 
 Event = tuple[str, str, dict[str, Any]]
 

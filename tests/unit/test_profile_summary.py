@@ -19,59 +19,7 @@ from stepscope.profiling.phases import phases
 from stepscope.profiling.summary import BYTES_LIMIT, OPERATORS_LIMIT, parse, summarize, to_text
 from stepscope.profiling.trace import read_trace
 from stepscope.profiling.write import TooLarge, summary_name, trace_name, write_profile
-
-MAIN, AUTOGRAD = 7, 8
-
-
-def event(cat: str, name: str, ts: float, dur: float, tid: int = MAIN, **args: Any) -> Any:
-    return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "tid": tid, "args": args}
-
-
-def op(name: str, ts: float, dur: float, link: int, tid: int = MAIN) -> Any:
-    return event("cpu_op", name, ts, dur, tid, **{"External id": link})
-
-
-def kernel(dur: float, link: int) -> Any:
-    return event("kernel", "sgemm", 500.0, dur, 99, **{"External id": link})
-
-
-def allocation(ts: float, size: int, device_type: int = 0, tid: int = MAIN) -> Any:
-    args = {"Bytes": size, "Device Type": device_type, "Addr": 1}
-    where = {"ph": "i", "cat": "cpu_instant_event", "tid": tid}
-    return {**where, "name": "[memory]", "ts": ts, "args": args}
-
-
-def frame(name: str, ts: float, dur: float) -> Any:
-    return event("python_function", name, ts, dur)
-
-
-STEP = [
-    frame("train.py(9): main", 0, 100),
-    event("user_annotation", "data", 1, 9),
-    frame("nn.Module: Net_0", 10, 20),
-    frame("torch/nn/modules/module.py(1779): _wrapped_call_impl", 10, 20),
-    frame("nn.Module: Linear_0", 12, 16),
-    op("aten::linear", 13, 12, 1),
-    op("aten::addmm", 14, 8, 2),
-    frame("torch/autograd/__init__.py(255): backward", 30, 40),
-    op("autograd::engine", 35, 30, 3, AUTOGRAD),
-    op("aten::mm", 36, 10, 4, AUTOGRAD),
-    event("user_annotation", "Optimizer.step#SGD.step", 70, 20),
-    op("aten::add_", 75, 10, 5),
-    op("aten::add_", 76, 4, 6),
-    kernel(300.0, 2),
-    kernel(200.0, 4),
-    kernel(50.0, 6),
-    kernel(5.0, 77),
-    allocation(15, 400, 1),
-    allocation(16, 64),
-    allocation(24, -24),
-    allocation(95, 1000),
-]
-
-
-def trace_of(events: list[Any]) -> Any:
-    return read_trace(json.dumps({"schemaVersion": 1, "traceEvents": events, "traceName": "x"}))
+from tests.support.profiles import MAIN, STEP, event, frame, kernel, op, trace_of
 
 
 def test_operators_have_their_own_time_memory_and_kernels() -> None:
@@ -248,12 +196,15 @@ HOSTILE: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("kind", list(HOSTILE))
-def test_a_hostile_summary_is_refused(kind: str) -> None:
-    good = json.loads(to_text(summarize(trace_of(STEP), first=3, last=4, cuda=True, thread=MAIN)))
-    parse(json.dumps(good))
-    with pytest.raises(ValueError, match="must"):
-        parse(json.dumps(HOSTILE[kind](good)))
+def test_a_hostile_summary_is_refused(subtests: pytest.Subtests) -> None:
+    for kind in list(HOSTILE):
+        with subtests.test(kind):
+            good = json.loads(
+                to_text(summarize(trace_of(STEP), first=3, last=4, cuda=True, thread=MAIN))
+            )
+            parse(json.dumps(good))
+            with pytest.raises(ValueError, match="must"):
+                parse(json.dumps(HOSTILE[kind](good)))
 
 
 def test_deep_or_long_json_is_refused() -> None:

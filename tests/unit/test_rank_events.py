@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,15 @@ class Ranks:
         self.folder = folder
         told = {"world_size": world_size, "created": 0.0}
         self.run = RunInfo(folder, RunStatus.RUNNING, None, 0.0, told)
-        self.writers = [RunWriter(folder / store_name(rank)) for rank in range(3)]
+        for rank in range(3):
+            RunWriter(folder / store_name(rank)).close()
         self.events = RankEvents(lambda: self.now, budget_s=10.0)
         self.seen = ""
 
     def write(self, rank: int, ts: float, rule: str, kind: str = "alert", **data: Any) -> None:
-        with self.writers[rank].transaction():
-            self.writers[rank].add_event(ts, 7, 0, kind, f"{rule}!", {"rule": rule, **data})
+        path = self.folder / store_name(rank)
+        with closing(RunWriter(path, reopen=True)) as store, store.transaction():
+            store.add_event(ts, 7, 0, kind, f"{rule}!", {"rule": rule, **data})
 
     def shown(self) -> list[tuple[str, str, int]]:
         told, self.seen = self.events.of(self.run, self.seen)

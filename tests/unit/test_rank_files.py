@@ -10,7 +10,6 @@ import pytest
 
 from stepscope.run import rank_files as files
 from stepscope.run import rank_json, write_run_json
-from stepscope.run.plain_file import read_plain
 from stepscope.run.rank_files import find_rank, numbers_with, other_ranks, rank_numbers
 
 NOT_OURS = ("rank0", "rank007", "rank-1", "rank", "rank1\n", "x/rank9", "rank\u0663", "rank1234567")
@@ -59,15 +58,3 @@ def test_what_is_no_file_of_a_rank_is_left_out_and_nobody_waits_for_it(
     assert [rank.number for rank in other_ranks(tmp_path)] == [8, 9]
     assert find_rank(tmp_path, 0) is None
     assert set(os.listdir("/proc/self/fd")) <= opened  # a collection may close those of other tests
-
-
-def test_a_plain_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"12345")
-    assert read_plain(path, 5) == b"12345"
-    with pytest.raises(ValueError, match="at most 4 bytes"):
-        read_plain(path, 4)
-    (tmp_path / "link").symlink_to(path)
-    assert read_plain(tmp_path / "link", 5, links=True) == b"12345"
-    with pytest.raises(OSError, match="symbolic"):
-        read_plain(tmp_path / "link", 5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -18,15 +19,15 @@ def world(size: int) -> list[Ranks]:
     return [Ranks(rank, rank, size, size) for rank in range(size)]
 
 
-@pytest.mark.parametrize("samples", [1, 3, 7, 8, 12, 13])
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_a_share_is_that_of_the_distributed_sampler(samples: int, size: int) -> None:
-    order = torch.randperm(samples, generator=torch.Generator().manual_seed(1))
-    for ranks in world(size):
-        sampler = DistributedSampler(
-            TensorDataset(order), num_replicas=size, rank=ranks.rank, shuffle=False
-        )
-        assert ranks.share(order).tolist() == order[list(sampler)].tolist()
+def test_a_share_is_that_of_the_distributed_sampler(subtests: pytest.Subtests) -> None:
+    for samples, size in itertools.product([1, 3, 7, 8, 12, 13], [2, 3, 4]):
+        with subtests.test(f"{samples} of {size}"):
+            order = torch.randperm(samples, generator=torch.Generator().manual_seed(1))
+            for ranks in world(size):
+                sampler = DistributedSampler(
+                    TensorDataset(order), num_replicas=size, rank=ranks.rank, shuffle=False
+                )
+                assert ranks.share(order).tolist() == order[list(sampler)].tolist()
 
 
 def test_the_batches_of_all_ranks_are_those_of_one_process() -> None:

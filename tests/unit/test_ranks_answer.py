@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,6 @@ class JobFolder:
     def __init__(self, folder: Path, world_size: int) -> None:
         self.folder = folder
         self.world_size = world_size
-        self.writers: dict[int, RunWriter] = {}
 
     def add(self, number: int, **facts: Any) -> None:
         base = {
@@ -45,8 +46,8 @@ class JobFolder:
         }
         told = base | process_identity() | facts
         write_run_json(self.folder, told, rank_json(number), durable=False)
-        if number not in self.writers:
-            self.writers[number] = RunWriter(self.folder / store_name(number))
+        with self._store(number):
+            pass
 
     def steps(
         self, number: int, start: int, stop: int, *, ahead_s: float = 0.0, **values: float
@@ -55,14 +56,20 @@ class JobFolder:
         named = {keys[name]: value for name, value in values.items()}
         begun = CREATED + ahead_s  # by the clock of the rank's host
         rows = [(begun + 0.1 * step, step, named) for step in range(start, stop)]
-        with self.writers[number].transaction():
+        with self._store(number) as store:
             stream = "samples" if "allocated" in values else "steps"
-            self.writers[number].append(stream, "", Block.from_rows(rows))
+            store.append(stream, "", Block.from_rows(rows))
 
     def device(self, number: int, gpu: str, util: float) -> None:
         rows = [(CREATED + 0.1 * step, step, {UTIL: util}) for step in range(20)]
-        with self.writers[number].transaction():
-            self.writers[number].append("devices", gpu, Block.from_rows(rows))
+        with self._store(number) as store:
+            store.append("devices", gpu, Block.from_rows(rows))
+
+    @contextmanager
+    def _store(self, number: int) -> Iterator[RunWriter]:
+        path = self.folder / store_name(number)
+        with closing(RunWriter(path, reopen=path.exists())) as store, store.transaction():
+            yield store
 
 
 class Tab:

@@ -10,7 +10,7 @@ import pytest
 
 from dashboard.ranks.columns import packed
 from dashboard.ranks.job import STRIPS
-from tests.unit.test_live_js import Script, js
+from tests.support.javascript import Script, js
 
 __all__ = ["js"]
 

@@ -16,7 +16,7 @@ from stepscope.recording.recorder import Recorder
 from stepscope.run import RunStatus, read_run
 from stepscope.store import RunReader, StoreError
 from stepscope.store import rows as store_rows
-from tests.unit.test_run import make_run
+from tests.support.run_folders import make_run
 
 
 @pytest.fixture

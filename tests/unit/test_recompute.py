@@ -79,7 +79,7 @@ def test_less_is_kept_and_the_gradients_are_the_same(
 
 @pytest.mark.parametrize(("workload", "blocks"), [(Workload.DIGITS_CNN, 2), (Workload.FILL, 6)])
 def test_it_finds_the_blocks_of_the_workloads(workload: Workload, blocks: int) -> None:
-    config = RunConfig(workload=workload, width=4, image_size=8)
+    config = RunConfig(workload=workload, width=8, image_size=8)
     assert recompute_blocks(WORKLOADS[workload](config).model) == blocks
 
 

@@ -18,7 +18,13 @@ from trainer.failures import RunFailed
 from trainer.training.compute import CpuCompute
 from trainer.training.phases import Phases
 from trainer.training.precision import autocast
-from trainer.training.rehearsal import changing_nothing, first_batch, rehearse, whole_step
+from trainer.training.rehearsal import (
+    changing_nothing,
+    first_batch,
+    full_batch_size,
+    rehearse,
+    whole_step,
+)
 from trainer.training.state import Training
 from trainer.training.step import TrainStep
 from trainer.workloads.task import Batch, Task, TensorSplit
@@ -85,21 +91,20 @@ def test_everything_is_put_back_in_place() -> None:
     torch.testing.assert_close(*states, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(("batch_size", "sizes"), [(4, (4, 2)), (5, (5, 5)), (64, (10, 10))])
-def test_the_first_batch_has_the_size_of_the_largest_or_the_last(
-    batch_size: int, sizes: tuple[int, int]
-) -> None:
+@pytest.mark.parametrize(("batch_size", "size"), [(4, 4), (5, 5), (64, 10)])
+def test_the_first_batch_has_the_size_of_the_largest(batch_size: int, size: int) -> None:
     split = TensorSplit.of(torch.rand(10, 4), torch.rand(10, 2))
     config = RunConfig(batch_size=batch_size)
-    found = [len(first_batch(split, config, CpuCompute(), last=last)[1]) for last in (False, True)]
-    assert tuple(found) == sizes
+    assert (
+        len(first_batch(split, config, CpuCompute())[1]) == full_batch_size(split, config) == size
+    )
 
 
 class LeavesOut(TensorSplit):
     """Gives only samples from the seventh on."""
 
-    def take(self, indices: torch.Tensor, out: Batch | None = None) -> Batch:
-        return super().take(indices[indices >= 6], out)
+    def take(self, indices: torch.Tensor) -> Batch:
+        return super().take(indices[indices >= 6])
 
 
 @pytest.mark.parametrize(("batch_size", "size"), [(2, 2), (4, 4), (64, 4)])

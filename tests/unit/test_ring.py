@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import errno
+import fcntl
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +15,9 @@ from stepscope.recording import ring as ring_module
 from stepscope.recording.ring import (
     CROWDED,
     HEADER_BYTES,
+    MAGIC,
     MARGIN,
+    SLOT_BYTES,
     SLOTS,
     WIDTH,
     Layout,
@@ -169,8 +174,30 @@ def test_a_slot_torn_by_the_kill_is_left_out(tmp_path: Path) -> None:
 def test_a_foreign_file_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "rank0.ring"
     path.write_bytes(content)
-    with abandoned(path) as remains, pytest.raises(RingError, match="not a ring"):
-        remains(0)
+    with pytest.raises(RingError, match="not a ring"), abandoned(path):
+        pytest.fail("a foreign file was opened")
+
+
+@pytest.mark.parametrize("kind", ["fifo", "link", "sparse"])
+def test_a_special_file_is_refused_without_waiting_or_memory(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "rank0.ring"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "link":
+        path.symlink_to("/dev/zero")
+    else:
+        with path.open("wb") as file:
+            file.write(MAGIC)
+            file.truncate(30 * 2**30)
+    with pytest.raises((RingError, OSError)), abandoned(path):
+        pytest.fail("a special file was opened")
+
+
+def test_nested_brackets_in_the_header_are_no_layout(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.ring"
+    path.write_bytes((MAGIC + b"[" * 60_000).ljust(HEADER_BYTES + SLOTS * SLOT_BYTES, b"\0"))
+    with abandoned(path) as remains:
+        assert remains(0).layouts == []
 
 
 def test_without_a_file_it_works_in_memory_and_says_why(tmp_path: Path) -> None:
@@ -205,3 +232,77 @@ def test_a_forked_child_writes_no_layout_over_the_parents(ring: Ring, tmp_path: 
     child.leave()
     assert child.layout(("train/accuracy",), True) is None
     assert (tmp_path / "rank0.ring").read_bytes()[:HEADER_BYTES] == before
+
+
+# --- locks and disks ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def locks_of_nfs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NFS makes of flock a lock of a range, which a file open for reading cannot hold."""
+    flock = fcntl.flock
+
+    def of_nfs(file: int, operation: int) -> None:
+        if fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", of_nfs)
+
+
+@pytest.mark.usefixtures("locks_of_nfs")
+def test_writer_and_recovery_hold_the_lock_on_nfs(tmp_path: Path) -> None:
+    ring = Ring(tmp_path / "rank0.ring")
+    fill(ring, 1, 3)
+    with pytest.raises(RingError, match="in use"), abandoned(ring.path):
+        pass
+    ring.leave()  # the lock is gone, as with its process
+    with abandoned(ring.path) as remains:
+        assert remains(0).slots["step"].tolist() == [1, 2]
+        with pytest.raises(RingError, match="in use"), abandoned(ring.path, look_only=True):
+            pass
+
+
+def test_without_locks_the_process_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(_file: int, _operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    ring = Ring(tmp_path / "rank0.ring")
+    assert ring.reason is None
+    fill(ring, 1, 3)
+    with pytest.raises(RingError, match="in use"), abandoned(ring.path, alive=lambda: True):
+        pass
+    with abandoned(ring.path, alive=lambda: False) as remains:
+        assert remains(0).slots["step"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS])
+def test_a_ring_that_may_not_be_written_can_be_looked_at(
+    ring: Ring, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    fill(ring, 1, 3)
+    os_open = os.open
+
+    def read_only(path: Path, flags: int, *more: int) -> int:
+        if flags & os.O_RDWR:
+            raise OSError(code, os.strerror(code))
+        return os_open(path, flags, *more)
+
+    monkeypatch.setattr(os, "open", read_only)
+    with pytest.raises(OSError, match=os.strerror(code)), abandoned(ring.path):
+        pass
+    with abandoned(ring.path, look_only=True) as remains:
+        assert remains(0).slots["step"].tolist() == [1, 2]
+
+
+def test_on_a_network_file_system_the_ring_is_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ring_module, "is_network_filesystem", lambda _path: True)
+    ring = Ring(tmp_path / "rank0.ring")
+    fill(ring, 1, 4)
+    assert steps(ring) == [1, 2, 3]
+    assert "network" in str(ring.reason)
+    ring.close()
+    assert list(tmp_path.iterdir()) == []

@@ -6,42 +6,25 @@ import itertools
 import json
 import os
 import secrets
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from stepscope.recording.recovery import note_end
 from stepscope.run import (
-    STALE_S,
     RunError,
     RunStatus,
     new_run_folder,
-    process_identity,
     read_run,
-    replacing,
     run_folder,
     run_folders,
     runs_root,
     write_run_json,
 )
-from stepscope.session.stopping import kill_unheard
-
-
-def make_run(root: Path, name: str = "r", *, old: bool = False, **run_info: Any) -> Path:
-    folder = new_run_folder(root, name)
-    beat = time.time() - 2 * STALE_S if old else time.time()
-    base = {"created": 1.0, "status": "running", "heartbeat": beat, **process_identity()}
-    write_run_json(folder, base | run_info)
-    if old:
-        os.utime(folder / "run.json", (beat, beat))
-    return folder
+from tests.support.run_folders import make_run
 
 
 def test_many_runs_of_one_name_and_second_get_folders_of_their_own(
@@ -68,7 +51,9 @@ def test_a_live_process_is_running_however_old_its_heartbeat(tmp_path: Path) -> 
     assert read_run(make_run(tmp_path, old=True)).status is RunStatus.RUNNING
 
 
-@pytest.mark.parametrize("gone", [{"pid": 2**22 + 1}, {"pid_started": 5.0}, {"pid": "x"}])
+@pytest.mark.parametrize(
+    "gone", [{"pid": 2**22 + 1}, {"pid_started": 5.0, "pid_ticks": 5}, {"pid": "x"}]
+)
 def test_a_gone_process_reads_as_crashed(tmp_path: Path, gone: dict[str, Any]) -> None:
     run = read_run(make_run(tmp_path, **gone))
     assert run.status is RunStatus.CRASHED
@@ -145,72 +130,6 @@ def test_folders_are_listed_newest_first_and_strangers_left_out(tmp_path: Path) 
         (tmp_path / name / "run.json").write_text(json.dumps({}))
     assert [f.name for f in run_folders(tmp_path)] == ["20260102-b", "20260101-a"]
     assert list(run_folders(tmp_path / "absent")) == []
-
-
-# --- killing a script from outside ----------------------------------------------------------------
-
-
-@pytest.fixture
-def script() -> Iterator[subprocess.Popen[bytes]]:
-    """Another process, as a script would be."""
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        yield process
-        process.kill()
-
-
-def facts_of(script: subprocess.Popen[bytes]) -> dict[str, Any]:
-    started = psutil.Process(script.pid).create_time()
-    return {"pid": script.pid, "pid_started": started, "kind": "watch"}
-
-
-def test_a_silent_script_is_killed(tmp_path: Path, script: subprocess.Popen[bytes]) -> None:
-    folder = make_run(tmp_path, old=True, **facts_of(script))
-    said = kill_unheard(read_run(folder))
-    assert script.wait(10) == -9
-    found = read_run(folder)
-    assert (found.status, found.reason) == (RunStatus.STOPPED, said)
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"old": False},
-        {"kind": "trainer"},
-        {"kind": None},
-        {"pid_started": 5.0},
-        {"user": "eve"},
-        {"host": "elsewhere"},
-        {"pid_namespace": "elsewhere"},
-        {"status": "finished"},
-    ],
-    ids=str,
-)
-def test_no_process_is_killed_that_may_be_another_or_alive(
-    tmp_path: Path, script: subprocess.Popen[bytes], other: dict[str, Any]
-) -> None:
-    folder = make_run(tmp_path, **({"old": True, **facts_of(script)} | other))
-    before = read_run(folder).run_json
-    assert kill_unheard(read_run(folder)) is None
-    assert script.poll() is None
-    assert read_run(folder).run_json == before
-
-
-def test_a_replaced_file_is_whole_or_the_former_one(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_text("former")
-
-    def fail() -> None:
-        with replacing(path) as part:
-            part.write_text("ha")
-            raise OSError("the disk is full")
-
-    with pytest.raises(OSError, match="disk is full"):
-        fail()
-    assert path.read_text() == "former"
-    with replacing(path) as part:
-        part.write_text("new")
-        assert path.read_text() == "former"
-    assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("file", "new")]
 
 
 @pytest.mark.parametrize("durable", [True, False])

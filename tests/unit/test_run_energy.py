@@ -15,7 +15,7 @@ from dashboard.machine.run_energy import RunEnergies, run_energy, trains_on
 from stepscope.run import RunInfo, RunStatus
 from stepscope.run.process import user_name
 from stepscope.store import STORE_NAME, Block, RunWriter
-from tests.unit.fake_machine import FakeClock
+from tests.support.fake_machine import FakeClock
 
 UUID = "GPU-00000000-0000-4000-8000-000000000000"
 """The GPU that the runs here train on."""

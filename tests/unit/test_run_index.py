@@ -54,9 +54,9 @@ def ids(index: RunIndex) -> list[str]:
 
 
 def test_live_runs_come_first_then_the_newest(tmp_path: Path) -> None:
-    for name, status in (("3", "finished"), ("2", "running"), ("1", "paused"), ("4", "failed")):
-        write(tmp_path, name, status)
-    assert ids(RunIndex(tmp_path)) == ["2", "1", "4", "3"]
+    for name, status in (("b", "finished"), ("2", "running"), ("1", "paused"), ("a", "failed")):
+        write(tmp_path, name, status, created={"1": 1.0, "2": 2.0, "b": 3.0, "a": 4.0}[name])
+    assert ids(RunIndex(tmp_path)) == ["2", "1", "a", "b"]
 
 
 def test_an_ended_run_is_read_once_and_a_live_one_each_time(
@@ -154,7 +154,7 @@ def test_a_folder_whose_reading_fails_hides_no_other(
     monkeypatch.setattr(run_index, "read_run", read)
     index = RunIndex(tmp_path)
     for _ in range(3):
-        assert ids(index) == ["odd", "good"]
+        assert ids(index) == ["good", "odd"]
     assert len(caplog.records) == 2
 
 

@@ -16,22 +16,14 @@ from dashboard.run_files import (
     profile_trace,
     profiles,
 )
-from stepscope.profiling.summary import BYTES_LIMIT, Summary, summarize, to_text
+from stepscope.profiling.summary import BYTES_LIMIT
 from stepscope.profiling.write import summary_name
-from tests.unit.test_profile_summary import MAIN, STEP, trace_of
-
-
-def summary(*, cuda: bool = True) -> Summary:
-    return summarize(trace_of(STEP), first=5, last=6, cuda=cuda, thread=MAIN)
-
-
-def write(folder: Path, first: int, last: int, rank: int = 0) -> None:
-    (folder / summary_name(first, last, rank)).write_text(to_text(summary()))
+from tests.support.profiles import summary, write_profile
 
 
 def test_profiles_are_plain_files_of_their_name_the_newest_first(tmp_path: Path) -> None:
-    write(tmp_path, 5, 6)
-    write(tmp_path, 10, 12)
+    write_profile(tmp_path, 5, 6)
+    write_profile(tmp_path, 10, 12)
     (tmp_path / "profile-step-10-12.json.gz").write_bytes(b"trace")
     (tmp_path / "profile-step-007-8.summary.json").write_text("{}")
     (tmp_path / "profile-step-1-2.json.gz").write_bytes(b"without a summary")
@@ -50,8 +42,8 @@ def test_profiles_are_plain_files_of_their_name_the_newest_first(tmp_path: Path)
 
 def test_each_rank_has_its_own_profile_of_the_same_steps(tmp_path: Path) -> None:
     for rank in (10, 2, 0):
-        write(tmp_path, 5, 6, rank)
-    write(tmp_path, 8, 9, 3)  # of this rank alone
+        write_profile(tmp_path, 5, 6, rank)
+    write_profile(tmp_path, 8, 9, 3)  # of this rank alone
     (tmp_path / "profile-step-5-6.rank2.json.gz").write_bytes(b"trace")
     hostile = ("rank0", "rank02", "rank-1", "rank1x", "rank1234567", "rank1/../rank2", "rank٣")
     for name in hostile:
@@ -84,13 +76,13 @@ def test_many_ranks_leave_no_older_profile_out(tmp_path: Path) -> None:
 
 def test_no_more_than_so_many_are_listed(tmp_path: Path) -> None:
     for step in range(PROFILES + 5):
-        write(tmp_path, step, step)
+        write_profile(tmp_path, step, step)
     assert [made.first for made in profiles(tmp_path)] == list(range(PROFILES + 4, 4, -1))
 
 
 def test_a_summary_is_read_with_care(tmp_path: Path) -> None:
     made, path = Profile(5, 6, None), tmp_path / "profile-step-5-6.summary.json"
-    write(tmp_path, 5, 6)
+    write_profile(tmp_path, 5, 6)
     assert profile_summary(tmp_path, made) == summary()
     path.write_bytes(b"\xff{")
     with pytest.raises(ValueError, match=r"profile-step-5-6\.summary\.json: is no JSON"):

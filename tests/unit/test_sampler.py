@@ -19,7 +19,7 @@ from stepscope.sampling.nvml_fields import Tier
 from stepscope.sampling.processes import GpuProcess
 from stepscope.sampling.sampler import COST_WINDOW, Sampler, next_deadline
 from stepscope.sampling.xid import NO_INSTANCE, XidEvent, xid_event
-from tests.unit.fake_nvml import FakeClock
+from tests.support.fake_nvml import FakeClock
 
 A, B = "GPU-aaaa", "GPU-bbbb"
 
@@ -273,6 +273,7 @@ def test_a_failing_allocator_costs_only_its_values(monkeypatch: pytest.MonkeyPat
         raise RuntimeError("Invalid device argument")
 
     monkeypatch.setattr(allocator, "read", fail)
+    monkeypatch.setattr(allocator, "_counts", dict)
     bench = Bench(allocator_index=9)
     bench.ticks(11)
     assert "process/rss" in bench.recorder.samples[-1]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +14,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stepscope.recording import scalars
+from stepscope.recording.recorder import Recorder
 from stepscope.recording.scalars import DeviceScalars, Row
+from stepscope.run import RunStatus
+from tests.support.run_values import metric
 from trainer.training.loss_reader import HostReader
 
 
@@ -38,6 +44,16 @@ class Rows:
 
     def __call__(self, step: int, ts: float, row: Row) -> None:
         self.seen.append((step, row))
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that says it is on a GPU."""
+
+    is_cuda = property(lambda _self: True)  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(cls, value: float) -> OnGpu:
+        return torch.tensor(value).as_subclass(cls)
 
 
 @pytest.fixture
@@ -83,6 +99,24 @@ def test_a_row_waits_for_its_copy_and_keeps_its_place(events: list[FakeEvent]) -
     reader.poll()
     assert rows.seen == [row(1), row(2)]
     assert not any(event.waited for event in events)
+
+
+def test_a_restart_of_the_clock_does_not_overtake_a_row_under_way(
+    events: list[FakeEvent], tmp_path: Path
+) -> None:
+    recorder = Recorder(tmp_path, name="restart")
+    try:
+        recorder.log_step({"train/loss": 1.0})
+        recorder.log_step({"train/loss": OnGpu(2.0)})
+        recorder.restart_clock()
+        recorder.log_step({"train/loss": OnGpu(3.0)})
+        for event in events:
+            event.landed = True
+    finally:
+        recorder.close(RunStatus.FINISHED)
+    times = metric(tmp_path, "perf/step_time")
+    assert len(times) == 2
+    assert (times > 0).all()
 
 
 def test_a_full_ring_drops_the_value_and_not_the_row(
@@ -270,3 +304,20 @@ def test_what_the_sink_raises_reaches_the_caller(
     events[0].landed = True
     with pytest.raises(ArithmeticError, match="The loss is NaN"):
         handed_on_by(reader)
+
+
+def test_a_forked_child_frees_no_memory_of_the_device(
+    events: list[FakeEvent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To free it takes the allocator's lock, which a thread of the parent may hold for good."""
+    recorder = Recorder(tmp_path, name="fork")
+    monkeypatch.setattr(recorder._writer, "leave", lambda: None)  # its thread lives on here
+    recorder.log_step({"train/loss": OnGpu(1.0)})
+    reader = weakref.ref(recorder._rows.late)
+    assert reader() is not None
+    try:
+        recorder.leave()  # what a child does first
+        gc.collect()
+        assert reader() is not None
+    finally:
+        recorder._writer.close(4.0)

@@ -21,7 +21,7 @@ from stepscope.sampling.sharing import (
     same,
     shares,
 )
-from tests.unit.fake_nvml import FakeClock
+from tests.support.fake_nvml import FakeClock
 
 A, B = "GPU-aaaa", "GPU-bbbb"
 GIB = 2**30

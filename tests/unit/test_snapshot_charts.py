@@ -23,7 +23,7 @@ from dashboard.snapshot_files import Snapshots, upload_name
 from stepscope.snapshots.difference import difference
 from stepscope.snapshots.load import load
 from stepscope.snapshots.summary import Summary, summarize
-from tests.unit.snapshots import REAL, action, live_block, snapshot
+from tests.support.snapshots import REAL, action, live_block, snapshot
 
 
 @pytest.fixture(scope="module")
@@ -144,6 +144,16 @@ def test_an_upload_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     broken.__enter__().file.write(b"abc")
     assert broken.__exit__(KeyError, KeyError(), None) is False
     assert [path.name for path in offered.folder.iterdir()] == ["x.pickle"]
+
+
+def test_an_upload_that_ends_after_the_server_leaves_nothing(tmp_path: Path) -> None:
+    offered = Snapshots(tmp_path)
+    late = offered.receiving("x.pickle")
+    late.__enter__().file.write(b"abc")
+    offered.close()
+    with pytest.raises(FileNotFoundError):
+        late.__exit__(None, None, None)
+    assert list(offered.folder.iterdir()) == []
 
 
 def test_an_upload_never_replaces_a_file(tmp_path: Path) -> None:

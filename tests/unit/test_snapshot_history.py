@@ -14,7 +14,7 @@ from stepscope.snapshots import history as histories
 from stepscope.snapshots.history import History
 from stepscope.snapshots.load import load
 from stepscope.snapshots.summary import Summary, summarize
-from tests.unit.snapshots import ADDRESS, Json, action, live_block, segment, snapshot
+from tests.support.snapshots import ADDRESS, Json, action, live_block, segment, snapshot
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from stepscope.snapshots import load as loading
 from stepscope.snapshots.load import Snapshot, SnapshotError, load
 from stepscope.snapshots.summary import Summary, summarize
 from stepscope.snapshots.traces import ALLOC, FREE_COMPLETED, MISSING
-from tests.unit.snapshots import (
+from tests.support.snapshots import (
     REAL,
     action,
     frame,
@@ -193,14 +193,15 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
 def test_a_file_that_is_no_snapshot_is_refused_with_its_name_and_a_remedy(
-    path: Path, name: str
+    path: Path, subtests: pytest.Subtests
 ) -> None:
-    said = refused(path, HOSTILE[name])
-    assert said.startswith("snapshot.pickle: must ")
-    assert "got" in said
-    assert "torch.cuda.memory._dump_snapshot" in said
+    for name in HOSTILE:
+        with subtests.test(name):
+            said = refused(path, HOSTILE[name])
+            assert said.startswith("snapshot.pickle: must ")
+            assert "got" in said
+            assert "torch.cuda.memory._dump_snapshot" in said
 
 
 def test_a_registered_extension_is_refused_too(path: Path) -> None:

@@ -19,7 +19,7 @@ from stepscope.snapshots.load import Snapshot, SnapshotError, load
 from stepscope.snapshots.regular import Regular
 from stepscope.snapshots.stacks import NO_STACK
 from stepscope.snapshots.summary import summarize
-from tests.unit.snapshots import REAL, Json, action, frame, live_block, snapshot
+from tests.support.snapshots import REAL, Json, action, frame, live_block, snapshot
 
 COLUMNS = ("action", "address", "size", "time_us")
 

@@ -23,7 +23,7 @@ from stepscope.snapshots.modules import by_module
 from stepscope.snapshots.segments import ACTIVE, FREE
 from stepscope.snapshots.summary import Summary, summarize
 from stepscope.snapshots.summary_file import read_summary, write_summary
-from tests.unit.snapshots import (
+from tests.support.snapshots import (
     ADDRESS,
     REAL,
     Json,
@@ -178,9 +178,8 @@ def test_whatever_fails_becomes_a_sentence(
     def fail(_: object) -> None:
         raise OverflowError("too big")
 
-    for name in ("_limit", "summarize"):
-        monkeypatch.setattr(write, name, fail if name == "summarize" else lambda *_: None)
-    monkeypatch.setattr(os, "nice", lambda _: 0)
+    monkeypatch.setattr(write, "limit_process", lambda **_: None)
+    monkeypatch.setattr(write, "summarize", fail)
     assert write.main([str(REAL), str(tmp_path / "a")]) == 1
     said = capsys.readouterr().err
     assert said.startswith("snapshot.pickle: cannot be summarized (OverflowError: too big). ")

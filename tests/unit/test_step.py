@@ -27,7 +27,7 @@ def make(
         model=model,
         loss=nn.MSELoss(),
         optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        scaler=scaler or grad_scaler(precision),
+        scaler=scaler or grad_scaler(precision, torch.device("cpu")),
         autocast=autocast(precision, torch.device("cpu")),
         clip_norm=clip_norm,
     )
@@ -103,7 +103,7 @@ def test_pure_precisions_take_the_loss_in_fp32(precision: Precision) -> None:
         model=model,
         loss=loss,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        scaler=grad_scaler(precision),
+        scaler=grad_scaler(precision, torch.device("cpu")),
         autocast=autocast(precision, torch.device("cpu")),
         clip_norm=1.0,
         form=InputForm.of(config),

@@ -18,17 +18,19 @@ from stepscope.sampling.arrivals import KEPT, Arrivals
 from stepscope.sampling.flight_recorder import Collective, FlightRecord
 from stepscope.store import RunReader
 from stepscope.store.frames import Floats
-from tests.unit.recorded_runs import Row, write_run
-from tests.unit.test_stragglers import noise
+from tests.support.recorded_runs import Row, write_run
+from tests.support.straggler_cases import noise
 
 PHASES = ("perf/data_wait", "perf/forward", "perf/backward", "perf/optimizer")
 
 
-def sharded(own: Floats, host: str = "here") -> list[RankRows]:
+def sharded(own: Floats, host: str = "here", *, has_loader: bool = True) -> list[RankRows]:
     """Ranks with the phases `own` (ranks, 5, steps) that meet at forward's and backward's end.
 
-    What a rank waits counts for the phase in which it waits, as the host's clock has it.
+    What a rank waits counts for the phase in which it waits, as the host's clock has it. Without a
+    loader they meet before forward, and all since the last step counts for forward.
     """
+    meets = (Phase.FORWARD if has_loader else Phase.INPUT, Phase.BACKWARD)
     ranks, _, count = own.shape
     now = np.zeros(ranks)
     created: list[list[float]] = [[] for _ in range(ranks)]
@@ -40,13 +42,17 @@ def sharded(own: Floats, host: str = "here") -> list[RankRows]:
         for place in (*order, OWN.index(Phase.BACKWARD), OWN.index(Phase.OPTIMIZER)):
             start = now.copy()
             now = now + own[:, place, step]
-            if OWN[place] in (Phase.FORWARD, Phase.BACKWARD):
+            if OWN[place] in meets:
                 for rank in range(ranks):
                     created[rank].append(now[rank])
                 now = np.full(ranks, now.max())
             if OWN[place] is not Phase.OTHER:
                 key = "perf/data_wait" if OWN[place] is Phase.INPUT else f"perf/{OWN[place]}"
                 columns[key][:, step] = now - start
+        if not has_loader:
+            input_s = columns["perf/data_wait"][:, step].copy()
+            columns["perf/data_wait"][:, step] = np.nan
+            columns["perf/forward"][:, step] += input_s + own[:, order[0], step]
         columns["perf/step_time"][:, step] = now - began
         ends[:, step] = now
     return [
@@ -71,6 +77,25 @@ def test_the_slow_rank_is_named_with_its_phase(phase: Phase) -> None:
     assert (found.kind, found.ranks, found.phase) == (Kind.STRAGGLER, (2,), phase)
 
 
+@pytest.mark.parametrize(
+    ("planted", "named"),
+    [
+        (Phase.OTHER, Phase.INPUT),
+        (Phase.INPUT, Phase.INPUT),
+        (Phase.FORWARD, Phase.FORWARD),
+        (Phase.BACKWARD, Phase.BACKWARD),
+    ],
+)
+def test_without_a_loader_a_delay_before_the_first_gathering_is_not_one_of_forward(
+    planted: Phase, named: Phase
+) -> None:
+    own = noise(4, 100, seed=6, size=0.05)
+    own[2, OWN.index(planted)] += 0.006
+    found = judge(times_by_arrival(sharded(own, has_loader=False)))
+    assert (found.kind, found.ranks, found.phase) == (Kind.STRAGGLER, (2,), named)
+    assert ("before it calls its model" in found.text) is (named is Phase.INPUT)
+
+
 def test_what_a_rank_does_by_itself_comes_out_without_its_waiting() -> None:
     own = noise(3, 50, seed=2, size=0.05)
     own[1, OWN.index(Phase.BACKWARD)] += 0.01
@@ -81,6 +106,8 @@ def test_what_a_rank_does_by_itself_comes_out_without_its_waiting() -> None:
             true = own[rank, place, chosen - (phase is Phase.OPTIMIZER)]
             known = np.isfinite(times.own[place])
             np.testing.assert_allclose(times.own[place][known], true[known], atol=1e-9)
+            # Of 50 steps: where the first begins and the last ends, no collective tells.
+            assert known.sum() == len(known) == 48
 
 
 def test_equal_ranks_are_not_named() -> None:

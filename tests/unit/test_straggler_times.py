@@ -9,10 +9,11 @@ import pytest
 
 from stepscope.diagnosis.straggler_times import OWN, Phase, RankTimes, rank_times
 from stepscope.diagnosis.straggler_window import recent_times
+from stepscope.diagnosis.straggler_words import text_of
 from stepscope.diagnosis.stragglers import Kind, judge
 from stepscope.store import RunReader
 from stepscope.store.frames import Floats
-from tests.unit.recorded_runs import Row, write_run
+from tests.support.recorded_runs import Row, write_run
 
 COUNT = 60
 STEP = {
@@ -158,7 +159,17 @@ def test_without_a_loader_no_loader_is_spoken_of() -> None:
     ]
     found = judge(ranks)
     assert (found.ranks, found.phase) == ((1,), Phase.INPUT)
-    assert "it takes 20 ms longer before it calls its model than rank 0 does" in found.text
+    assert "it takes 20.0 ms longer before it calls its model than rank 0 does" in found.text
     assert found.next is not None
     assert "workers" not in found.next
     assert "logging, saving, validation" in found.next
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(0.11, "110 ms"), (1.5, "1.50 s"), (4e-4, "400 µs")]
+)
+def test_times_are_shown_without_an_exponent(seconds: float, shown: str) -> None:
+    facts = {"steps": 100, "step_time": 10 * seconds}
+    text = text_of([1], [Phase.FORWARD], 0.1, {"forward": seconds}, facts)
+    assert f"{shown} longer" in text
+    assert "e+" not in text

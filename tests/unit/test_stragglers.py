@@ -1,14 +1,13 @@
 """Who is slow: verdicts and abstentions on the numbers that four ranks have recorded.
 
-`recorded/stragglers.json` holds 62 steps of each case of `benchmarks/straggler_script.py` on two
-crowded cores; made-up ranks stand for what was not recorded.
+`tests/data/recorded/stragglers.json` holds 62 steps of each case of
+`benchmarks/straggler_script.py` on two crowded cores; made-up ranks stand for what was not
+recorded.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.diagnosis.straggler_statistics import others
+from stepscope.diagnosis.straggler_statistics import explained, others
 from stepscope.diagnosis.straggler_times import OWN, Phase, RankTimes, rank_times
 from stepscope.diagnosis.stragglers import (
     MIN_STEPS,
@@ -25,8 +24,7 @@ from stepscope.diagnosis.stragglers import (
     judge,
 )
 from stepscope.store.frames import Floats
-
-CASES = json.loads((Path(__file__).parent / "recorded" / "stragglers.json").read_text())
+from tests.support.straggler_cases import CASES, noise
 
 
 def columns(told: dict[str, Any]) -> dict[str, Floats]:
@@ -64,15 +62,6 @@ def made(
         )
         for place, rank in enumerate(ranks or range(len(own)))
     ]
-
-
-def noise(ranks: int, steps: int, seed: int, size: float = 0.1) -> Floats:
-    """Phases that differ by chance alone, and now and then by much, as on a busy machine."""
-    rng = np.random.default_rng(seed)
-    usual = np.array([0.002, 0.006, 0.008, 0.003, 0.001])[None, :, None]
-    own = usual * rng.lognormal(0, size, (ranks, len(OWN), steps))
-    spikes = rng.random(own.shape) < 0.02
-    return np.asarray(np.where(spikes, own + rng.exponential(0.01, own.shape), own))
 
 
 @pytest.mark.parametrize(
@@ -149,6 +138,32 @@ def test_a_rank_that_is_slower_in_all_it_computes_is_named() -> None:
     found = judge(made(own))
     assert (found.kind, found.ranks, found.phase) == (Kind.STRAGGLER, (2,), Phase.BACKWARD)
     assert "in forward" in found.text
+
+
+@pytest.mark.parametrize(
+    ("excess", "named"),
+    [
+        ({"forward": 0.9, "input": 0.1}, ["forward"]),
+        ({"forward": 0.5, "input": 0.2, "backward": 0.2}, ["forward"]),
+        ({"forward": 0.5, "input": 0.3}, ["forward", "input"]),
+        ({"forward": 0.45, "input": 0.2, "backward": 0.15}, ["forward", "input"]),
+        ({"forward": 0.7, "input": -0.4}, []),
+        ({"forward": -1.0}, []),
+        ({}, []),
+    ],
+)
+def test_phases_are_named_until_they_explain_half(
+    excess: dict[str, float], named: list[str]
+) -> None:
+    assert list(explained(excess, 1.0)) == named
+
+
+def test_a_phase_that_explains_less_than_half_is_not_named_alone() -> None:
+    own = noise(4, 100, seed=2, size=0.02)
+    own[2] += np.array([0.002, 0.0045, 0.002, 0.0019, 0])[:, None]
+    found = judge(made(own))
+    assert (found.kind, found.ranks, found.phase) == (Kind.STRAGGLER, (2,), Phase.FORWARD)
+    assert "longer in forward and " in found.text
 
 
 def test_what_lies_between_two_steps_is_told_from_the_phases() -> None:

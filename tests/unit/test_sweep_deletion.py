@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dashboard.sweeps import Sweeps
-from tests.unit.fake_sweep import sweep
+from tests.support.fake_sweep import sweep
 from trainer.lab.folder import PLAN_JSON, SWEEP_JSON, SweepError, only_one
 
 ID = "20261122-061500-digits-mlp-ab12"

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.sizes import SMALL
+from tests.support.sizes import SMALL
 from trainer.config import RunConfig, Workload, defaults
 from trainer.workloads import WORKLOADS, gpt, matmul
 from trainer.workloads.task import Task, TensorSplit
@@ -111,7 +111,7 @@ def test_resnet_has_the_shape_of_resnet_18(classes: int) -> None:
 
 
 def test_resnet_takes_the_smallest_images() -> None:
-    task, _ = make(Workload.RESNET, image_size=8, width=4)
+    task, _ = make(Workload.RESNET, image_size=8, width=8)
     assert task.model(first_batch(task, 2)[0]).shape == (2, 10)
 
 
@@ -137,7 +137,7 @@ def test_matmul_learns_the_inverse() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("width", [4, 1024])
+@pytest.mark.parametrize("width", [8, 1024])
 def test_matmul_stays_finite_in_every_precision(dtype: torch.dtype, width: int) -> None:
     task, _ = make(Workload.MATMUL, width=width)
     model = task.model.to(dtype)
@@ -170,7 +170,7 @@ def test_all_batches_of_synthetic_images_have_the_whole_size(
     workload: Workload, batch_size: int
 ) -> None:
     """A last batch of one image of 32 pixels would have one value a channel in a ResNet."""
-    config = RunConfig(workload=workload, width=4, image_size=32, batch_size=batch_size)
+    config = RunConfig(workload=workload, width=8, image_size=32, batch_size=batch_size)
     length = WORKLOADS[workload](config).train.length
     assert length % batch_size == 0
     assert length > 1024 - batch_size
@@ -180,7 +180,7 @@ def test_all_batches_of_synthetic_images_have_the_whole_size(
 def test_resnet_trains_where_two_values_a_channel_are_left(
     image_size: int, batch_size: int
 ) -> None:
-    config = RunConfig(workload=Workload.RESNET, width=4, image_size=image_size)
+    config = RunConfig(workload=Workload.RESNET, width=8, image_size=image_size)
     task = WORKLOADS[Workload.RESNET](config)
     too_few = image_size <= 32 and batch_size == 1
     with pytest.raises(ValueError, match="more than 1 value") if too_few else nullcontext():

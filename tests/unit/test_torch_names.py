@@ -12,7 +12,7 @@ from torch import nn
 from torch._C._dynamo import eval_frame
 from torch.optim import optimizer as torchs_optimizer
 
-from tests.unit.fake_live import FakeLive, hooked
+from tests.support.fake_live import FakeLive, hooked
 
 NAMES: list[tuple[object, str, str]] = [
     (eval_frame, "set_code_exec_strategy", "cannot keep its compiler off our code"),

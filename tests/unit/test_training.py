@@ -1,9 +1,12 @@
-"""The state of a run: which kernel an optimizer takes, and a schedule stretched by a resume."""
+"""The state of a run: the kernel of its optimizer, its learning rate at each step, resuming."""
 
 from __future__ import annotations
 
+import ast
 import copy
 import importlib
+import inspect
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +15,36 @@ import torch
 from torch import nn
 
 from trainer.config import Optimizer, Parallel, Precision, RunConfig, Runner, Schedule
+from trainer.training import run as training_run
+from trainer.training.checkpoint import read_checkpoint
 from trainer.training.compute import CpuCompute
 from trainer.training.saving import save
 from trainer.training.state import Training
 
+OLD = Path(__file__).parents[1] / "data" / "checkpoints" / "cosine-per-epoch.pt"
+"""Of a version whose cosine moved once an epoch: step 11 of 28, in the second of four epochs."""
 
-def training(**changes: object) -> Training:
+
+def training(samples: int = 1, **changes: object) -> Training:
     config = RunConfig(**{"epochs": 3, "schedule": Schedule.COSINE, **changes})  # type: ignore[arg-type]
-    return Training(config, nn.Linear(2, 1), CpuCompute())
+    return Training(config, nn.Linear(2, 1), CpuCompute(), samples=samples)
+
+
+def one_step(run: Training) -> float:
+    """Take a step and return its learning rate."""
+    rate = run.learning_rate
+    run.model(torch.ones(1, 2)).sum().backward()
+    run.optimizer.step()
+    run.count(1, min(run.config.step_size, run.samples - run.offset))
+    if run.offset == run.samples:
+        run.next_epoch(0.0)
+    return rate
 
 
 def one_epoch(run: Training) -> None:
-    run.model(torch.ones(1, 2)).sum().backward()
-    run.optimizer.step()
-    run.next_epoch(0.0)
+    epoch = run.epoch
+    while run.epoch == epoch:
+        one_step(run)
 
 
 KERNELS = [(True, False), (False, True), (False, False)]  # fused, foreach
@@ -80,19 +99,84 @@ def test_adam_in_pure_fp16_divides_by_no_root_that_has_become_zero() -> None:
     assert {epsilon(p) for p in (Precision.FP32, Precision.BF16, Precision.PURE_BF16)} == {1e-8}
 
 
-def test_a_cosine_goes_on_over_more_epochs_as_if_it_had_known() -> None:
-    first, whole, resumed = training(), training(epochs=6), training(epochs=6)
-    for run in (first, whole):
-        for _ in range(3):
-            one_epoch(run)
-    assert first.learning_rate == pytest.approx(0, abs=1e-9)
+HALF_ROOT = 0.5**0.5
+FALLING = [1.0, (1 + HALF_ROOT) / 2, 0.5, (1 - HALF_ROOT) / 2]
+"""A cosine over four steps: (1 + cos(π n / 4)) / 2."""
+
+
+@pytest.mark.parametrize(
+    ("changes", "factors"),
+    [
+        ({"epochs": 1, "batch_size": 3}, FALLING),
+        ({"epochs": 2, "batch_size": 8}, FALLING),
+        ({"epochs": 1, "batch_size": 1, "accumulation": 3}, FALLING),
+        ({"epochs": 50, "batch_size": 4, "max_steps": 4}, FALLING),
+        ({"epochs": 2, "batch_size": 4, "lr_warmup_steps": 2}, [1 / 3, 2 / 3, *FALLING]),
+        ({"epochs": 1, "batch_size": 5, "schedule": Schedule.NONE}, [1.0, 1.0]),
+        (
+            {"batch_size": 10, "schedule": Schedule.NONE, "lr_warmup_steps": 1},
+            [1 / 2, 1.0, 1.0],
+        ),
+        ({"batch_size": 5, "schedule": Schedule.PLATEAU}, [1.0] * 6),
+    ],
+)
+def test_the_rate_of_each_step_is_that_of_the_formula(
+    changes: dict[str, Any], factors: list[float]
+) -> None:
+    run = training(samples=10, learning_rate=0.2, **changes)
+    assert run.total_steps == len(factors)
+    assert [one_step(run) for _ in factors] == pytest.approx([0.2 * one for one in factors])
+    assert run.has_ended
+    if run.config.schedule is Schedule.COSINE:
+        assert run.learning_rate == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize("step", range(1, 8))
+def test_a_resumed_run_has_the_rates_of_the_whole_one(step: int) -> None:
+    settings: dict[str, Any] = {"samples": 10, "batch_size": 4, "lr_warmup_steps": 3}
+    whole, first, resumed = (training(**settings) for _ in range(3))
+    rates = [one_step(whole) for _ in range(9)]
+    for _ in range(step):
+        one_step(first)
     resumed.load(copy.deepcopy(first.state_dict()))
-    for _ in range(3):
-        assert resumed.learning_rate == pytest.approx(whole.learning_rate)
-        assert resumed.learning_rate > 1e-5
-        one_epoch(whole)
-        one_epoch(resumed)
-    assert resumed.learning_rate == pytest.approx(0, abs=1e-9)
+    assert [one_step(resumed) for _ in range(9 - step)] == rates[step:]
+    assert resumed.has_ended
+
+
+@pytest.mark.parametrize("longer", [{"epochs": 6}, {"max_steps": 20, "epochs": 50}])
+def test_a_cosine_goes_on_over_more_steps_as_if_it_had_known(longer: dict[str, Any]) -> None:
+    first = training(samples=10, batch_size=4)
+    whole, resumed = (training(samples=10, batch_size=4, **longer) for _ in range(2))
+    for run in (first, whole):
+        for _ in range(9):
+            one_step(run)
+    resumed.load(copy.deepcopy(first.state_dict()))
+    while not whole.has_ended:
+        assert resumed.learning_rate == whole.learning_rate > 1e-6
+        one_step(whole)
+        one_step(resumed)
+    assert resumed.has_ended
+
+
+def test_plateau_moves_once_an_epoch() -> None:
+    run = training(samples=10, batch_size=4, epochs=9, schedule=Schedule.PLATEAU, learning_rate=0.2)
+    rates = [one_step(run) for _ in range(3 * 9)]
+    # The first epoch sets the best loss, and three more without a better one are tolerated.
+    assert rates == pytest.approx([0.2] * 15 + [0.1] * 12)
+
+
+def test_a_checkpoint_of_a_cosine_per_epoch_goes_on_with_one_per_step() -> None:
+    state = read_checkpoint(OLD)
+    config = RunConfig.from_dict(state["config"])
+    run = Training(config, nn.Linear(1, 1), CpuCompute(), samples=800)
+    run.load(state)
+    assert (run.step, run.epoch, run.steps_per_epoch, run.total_steps) == (11, 2, 7, 28)
+    assert run.optimizer.param_groups[0]["lr"] == pytest.approx(
+        0.05 * (1 + math.cos(math.pi * 11 / 28)) / 2
+    )
+    again = Training(config, nn.Linear(1, 1), CpuCompute(), samples=800)
+    again.load(copy.deepcopy(run.state_dict()))
+    assert again.learning_rate == run.learning_rate
 
 
 @pytest.mark.parametrize("schedule", list(Schedule))
@@ -142,3 +226,11 @@ def test_a_disk_that_refuses_the_file_gets_the_space_of_its_parts_back(tmp_path:
     with pytest.raises(OSError, match=r"last\.pt"):
         save(tmp_path / "last.pt", run)
     assert sorted(path.name for path in tmp_path.iterdir()) == [*before, "last.pt"]
+
+
+def test_the_recipe_of_a_run_is_one_flat_function() -> None:
+    source = inspect.getsource(training_run._train)
+    (recipe,) = ast.parse(source).body
+    definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+    assert [node for node in ast.walk(recipe) if isinstance(node, definitions)] == [recipe]
+    assert len(source.splitlines()) <= 60

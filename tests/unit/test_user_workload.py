@@ -300,10 +300,6 @@ def test_a_dataset_becomes_batches_in_the_order_asked() -> None:
     assert inputs.tolist() == [2.0, 0.0, 0.5]
     assert targets.tolist() == [1.0, 0.0, 0.25]
     assert inputs.dtype is targets.dtype is torch.float32
-    room = split.room(3)
-    filled = split.take(torch.tensor([4, 0, 1]), out=room)
-    assert filled[0].data_ptr() == room[0].data_ptr()
-    assert torch.equal(filled[0], inputs)
 
 
 def test_arrays_numbers_and_lists_of_pairs_are_datasets() -> None:

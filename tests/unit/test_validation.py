@@ -26,11 +26,11 @@ class Broken:
     length: int
     broken: frozenset[int]
 
-    def take(self, indices: Tensor, out: Batch | None = None) -> Batch:
+    def take(self, indices: Tensor) -> Batch:
         kept = [index for index in indices.tolist() if index not in self.broken]
         return torch.tensor(kept).float().unsqueeze(1), torch.tensor(kept)
 
-    def room(self, size: int, *, pin_memory: bool = False) -> Batch:
+    def room(self, size: int) -> Batch:
         return TensorSplit.of(torch.zeros(1, 1), torch.zeros(1)).room(size)
 
 

@@ -15,19 +15,14 @@ from stepscope.diagnosis.bottleneck import Figures, Kind, Verdict, verdict
 from stepscope.diagnosis.remedies import Next, Setup
 from stepscope.run import RunInfo, RunStatus, read_run
 from stepscope.store import RunReader
-from tests.unit.recorded_runs import Row, write_run
-from tests.unit.test_live_js import Script, js
+from tests.support.javascript import Script, js
+from tests.support.recorded_runs import rows, write_run
 from trainer.config import RunConfig
 from trainer.problems import TrainDevice
 
 __all__ = ["js"]
 
 CPU = TrainDevice(id="cpu", name="CPU", memory_total=2**34)
-
-
-def rows(wait: float, count: int = 60) -> list[Row]:
-    values = {"perf/step_time": 0.1, "perf/data_wait": wait}
-    return [(0.1 * i, i, values) for i in range(1, count)]
 
 
 @dataclass
@@ -175,7 +170,7 @@ def test_what_the_browser_gets() -> None:
 def test_what_this_machine_cannot_do_is_not_proposed() -> None:
     config = RunConfig().to_dict()
     assert is_possible("num_workers", 2, config, [CPU])
-    assert not is_possible("precision", "fp16", config, [CPU])
+    assert not is_possible("precision", "tf32", config, [CPU])
     assert not is_possible("num_workers", 65, config, [CPU])
     assert not is_possible("num_workers", 2, {"batch_size": "many"}, [CPU])
 

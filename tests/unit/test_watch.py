@@ -51,6 +51,18 @@ def test_what_a_stream_writes_is_kept_and_shown(tmp_path: Path, terminal: Termin
     assert (tmp_path / "output.log").read_text(encoding="utf-8") == "loss 0.5 é\n"
 
 
+def test_a_line_that_the_disk_takes_in_parts_is_kept_whole(
+    tmp_path: Path, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = OutputLog(tmp_path / "output.log", failed=pytest.fail)
+    log.keep(terminal.stream)
+    to_log = os.write
+    monkeypatch.setattr(os, "write", lambda file, data: to_log(file, data[:3]))
+    terminal.stream.write("loss 0.5\nloss 0.4\n")
+    assert terminal.shows() == "loss 0.5\nloss 0.4\n"
+    assert (tmp_path / "output.log").read_text() == "loss 0.5\nloss 0.4\n"
+
+
 def test_a_line_in_two_parts_is_kept_in_one_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

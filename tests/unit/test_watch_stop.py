@@ -22,8 +22,8 @@ from stepscope.run.ranks import find_place
 from stepscope.session.script import ScriptSession
 from stepscope.session.stopping import Stopper
 from stepscope.store import RunReader
-from tests.fakes import FakeRecorder
-from tests.unit.fake_nvml import GIB, FakeGpu, FakeNvml, install
+from tests.support.fake_nvml import GIB, FakeGpu, FakeNvml, install
+from tests.support.fake_recorder import FakeRecorder
 
 
 class WritingRecorder(FakeRecorder):

@@ -17,7 +17,7 @@ from stepscope.diagnosis.window import (
 )
 from stepscope.run import read_run
 from stepscope.store import RunReader
-from tests.unit.recorded_runs import Row, recorded_run, write_run
+from tests.support.recorded_runs import Row, recorded_run, write_run
 
 GPU = "GPU-11111111-2222-3333-4444-555555555555"
 

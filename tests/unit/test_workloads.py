@@ -8,12 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.sizes import SMALL
-from trainer.config import RunConfig, Workload, defaults
-from trainer.training.compute import CpuCompute
-from trainer.training.precision import autocast
-from trainer.training.state import Training
-from trainer.training.step import TrainStep
+from tests.support.sizes import SMALL
+from tests.support.training_runs import losses_on_one_batch
+from trainer.config import Workload, defaults
 from trainer.workloads import WORKLOADS, digits, fill, linear
 from trainer.workloads.task import Task
 
@@ -21,21 +18,6 @@ from trainer.workloads.task import Task
 def make(workload: Workload, **changes: Any) -> Task:
     torch.manual_seed(0)
     return WORKLOADS[workload](replace(defaults(workload), **(SMALL[workload] | changes)))
-
-
-def losses_on_one_batch(task: Task, config: RunConfig, samples: int) -> list[float]:
-    """The losses of 30 steps on the same samples, on the CPU."""
-    training = Training(config, task.model, CpuCompute())
-    step = TrainStep(
-        model=task.model,
-        loss=task.loss,
-        optimizer=training.optimizer,
-        scaler=training.scaler,
-        autocast=autocast(config.precision, torch.device("cpu")),
-        clip_norm=0.0,
-    )
-    batch = task.train.take(torch.arange(samples))
-    return [step(*batch)[0].item() for _ in range(30)]
 
 
 @pytest.mark.parametrize("workload", list(SMALL))

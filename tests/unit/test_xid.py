@@ -14,7 +14,7 @@ from stepscope.sampling import xid
 from stepscope.sampling.nvml import NvmlSource
 from stepscope.sampling.xid import XidEvent, XidWatch, xid_event
 from stepscope.sampling.xid_catalog import RESTART_APP, VENDOR, meaning
-from tests.unit.fake_nvml import FakeClock, FakeGpu, FakeNvml, install
+from tests.support.fake_nvml import FakeClock, FakeGpu, FakeNvml, install
 
 A, B = "GPU-aaaa", "GPU-bbbb"
 XID, OTHER = 8, 1
@@ -198,12 +198,13 @@ def test_an_error_that_the_driver_cannot_name_is_called_so() -> None:
     assert (event.gpu_instance, event.advice) == (3, VENDOR)
 
 
-@pytest.mark.parametrize("code", [13, 31, 48, 63, 74, 79, 94, 95, 119, 131, 100, 147, 154])
-def test_known_errors_have_a_meaning_and_advice(code: int) -> None:
-    known = meaning(code)
-    assert "does not explain" not in known.text
-    assert known.advice.endswith(".")
-    assert not known.text.endswith(".")
+def test_known_errors_have_a_meaning_and_advice(subtests: pytest.Subtests) -> None:
+    for code in [13, 31, 48, 63, 74, 79, 94, 95, 119, 131, 100, 147, 154]:
+        with subtests.test(str(code)):
+            known = meaning(code)
+            assert "does not explain" not in known.text
+            assert known.advice.endswith(".")
+            assert not known.text.endswith(".")
 
 
 def test_groups_of_engines_share_a_meaning() -> None:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from stepscope.run import folder_name, is_run_id, replacing
+from stepscope.common.files import atomic_write, read_json
+from stepscope.run import folder_name, is_run_id
 
 FOLDER = "collectives"
 SCHEMA = 1
+BYTES_LIMIT = 16 * 2**20
 SPREAD = ("fastest_s", "slowest_s")
 """Keys of a row that a measurement may lack."""
-_NAME = re.compile(r"(\d{4})(\d\d)(\d\d)-(\d\d)(\d\d)(\d\d)-([a-z]+)-(\d+)-(\d{3})")
+_NAME = re.compile(r"(\d{8}-\d{6})(Z?)-([a-z]+)-(\d+)-(\d{3})")
 LEAST, MOST = 1e-12, 1e18
 """Seconds, bytes and bytes/s beyond these are no measurement; those between fit a log axis."""
 
@@ -38,8 +42,7 @@ def write_result(path: Path, document: Mapping[str, Any]) -> None:
     """Write a measurement, as a whole or not at all. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(document, indent=1, allow_nan=False)
-    with replacing(path, durable=False) as part:
-        part.write_text(text)
+    atomic_write(path, text, durable=False)
 
 
 def result_names(root: Path) -> list[str]:
@@ -49,7 +52,9 @@ def result_names(root: Path) -> list[str]:
 
 
 def result_label(name: str) -> str:
-    """Return a measurement's name as people read it: time, backend and ranks.
+    """Return a measurement's name as people read it: local time, backend and ranks.
+
+    Names from before Stepscope wrote UTC, with a Z, have local time.
 
     >>> result_label("20261122-141500-gloo-2-000")
     '2026-11-22 14:15:00, gloo, 2 ranks'
@@ -57,20 +62,23 @@ def result_label(name: str) -> str:
     match = _NAME.fullmatch(name)
     if match is None:
         return name
-    year, month, day, hour, minute, second, backend, ranks, number = match.groups()
+    stamp, utc, backend, ranks, number = match.groups()
     again = f" ({int(number) + 1})" if int(number) else ""
-    when = f"{year}-{month}-{day} {hour}:{minute}:{second}"
-    return f"{when}, {backend}, {ranks} ranks{again}"
+    try:
+        when = datetime.strptime(stamp, "%Y%m%d-%H%M%S").replace(tzinfo=UTC if utc else None)
+    except ValueError:  # no date
+        return name
+    return f"{when.astimezone():%Y-%m-%d %H:%M:%S}, {backend}, {ranks} ranks{again}"
 
 
 def read_result(root: Path, name: str) -> dict[str, Any]:
     """Return a measurement that a user or a URL names. Raises ResultError."""
     path = root / FOLDER / f"{name}.json"
-    if not is_run_id(name) or not path.is_file():
+    if not is_run_id(name) or not os.path.isfile(path):
         raise ResultError(f"measurement: none of the name {name[:120]!r}. Pick one from the list.")
     try:
-        document = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
+        document = read_json(path, BYTES_LIMIT)
+    except (OSError, ValueError) as error:
         raise ResultError(f"measurement: {name} cannot be read ({error}). Delete it.") from error
     if not isinstance(document, dict) or not isinstance(document.get("rows"), list):
         raise ResultError(f"measurement: {name} has no rows. Delete it.")
@@ -84,7 +92,7 @@ def read_result(root: Path, name: str) -> dict[str, Any]:
 def _wrong_head(document: Mapping[str, Any]) -> str | None:
     """Say what is wrong with all but the rows; None where nothing is."""
     ranks, backend = document.get("ranks"), document.get("backend")
-    if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
+    if type(ranks) is not int or not 1 <= ranks <= MOST:
         return f"ranks: a whole number from 1 on, got {_short(ranks)}"
     if not isinstance(backend, str):
         return f"backend: a name, got {_short(backend)}"

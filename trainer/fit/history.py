@@ -12,11 +12,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from stepscope.common.files import atomic_write, read_regular_file
 from stepscope.reading import Run
 from stepscope.run import (
     RunError,
@@ -24,10 +26,8 @@ from stepscope.run import (
     RunStatus,
     read_only_reason,
     read_run,
-    replacing,
     run_folders,
 )
-from stepscope.run.plain_file import read_plain
 from stepscope.store import StoreError
 from trainer.config import ConfigError, RunConfig, Workload
 from trainer.fit.margin import Margin, learned
@@ -42,7 +42,7 @@ NEW_PREDICTIONS_S = 15.0
 """Seconds after which no further run is predicted at this time."""
 SAME = frozenset(
     ("seed", "epochs", "max_steps", "learning_rate", "schedule", "resume", "runner", "nan_policy")
-    + ("batch_size", "warmup", "memory_warmup")
+    + ("lr_warmup_steps", "batch_size", "warmup", "memory_warmup")
 )
 """Fields that may differ between runs whose throughput is compared by batch size."""
 FIRST_STEPS, LEAST_STEPS = 10, 20
@@ -68,7 +68,7 @@ def earlier_runs(root: Path, config: RunConfig) -> Iterator[Earlier]:
     """Yield ended runs of this workload on this kind of device, newest first."""
     if config.workload is Workload.USER:
         return  # the file may be another one now
-    for folder in list(reversed(list(run_folders(root))))[:LOOKED_AT]:
+    for folder in islice(run_folders(root), LOOKED_AT):
         found = _run(folder)
         if found is None:
             continue
@@ -144,8 +144,7 @@ def keep(folder: Path, predicted: int, capability: Capability = None) -> None:
     with contextlib.suppress(OSError, RunError):
         if read_only_reason(read_run(folder)) is not None:
             return
-        with replacing(folder / FIT_JSON, durable=False) as part:
-            part.write_text(json.dumps(content))
+        atomic_write(folder / FIT_JSON, json.dumps(content), durable=False)
 
 
 def _predicted(run: Earlier, predict: Predict, capability: Capability) -> int | None:
@@ -169,7 +168,7 @@ def _made_with(capability: Capability) -> dict[str, Any]:
 def _kept(folder: Path, capability: Capability) -> int | None:
     """Return a prediction that was kept; the file is not trusted."""
     try:
-        content: Any = json.loads(read_plain(folder / FIT_JSON, KEPT_LIMIT))
+        content: Any = json.loads(read_regular_file(folder / FIT_JSON, KEPT_LIMIT))
     except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(content, dict):

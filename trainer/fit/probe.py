@@ -7,14 +7,15 @@ that is not predicted to leave headroom, so that none runs out of memory.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from stepscope.common.files import try_lock
 from trainer.config import RunConfig
 from trainer.fit.largest import HEADROOM, Point
 from trainer.lab.process import SampleProcess
@@ -25,6 +26,8 @@ LONGEST_STEP_S = 4.0
 """A size whose step would take longer, judged by the last rate, is left out."""
 TIMEOUT_S = 60.0
 PREFIX = ".fit-"
+LOCK = "lock"
+LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC  # NFS locks no directory
 LEFT_S = 60.0
 """Age from which a folder that nobody holds was left behind by a process that was killed."""
 
@@ -89,9 +92,9 @@ def _folder(root: Path) -> Iterator[Path]:
     root.mkdir(parents=True, exist_ok=True)
     remove_left(root)
     with tempfile.TemporaryDirectory(prefix=PREFIX, dir=root) as name:
-        number = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        number = os.open(Path(name, LOCK), LOCK_FLAGS, 0o600)
         try:
-            fcntl.flock(number, fcntl.LOCK_EX)
+            try_lock(number)
             yield Path(name)
         finally:
             os.close(number)
@@ -100,11 +103,13 @@ def _folder(root: Path) -> Iterator[Path]:
 def remove_left(root: Path) -> None:
     """Remove the folders of probes that were killed: old ones that no process holds."""
     for folder in root.glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):  # gone, held, or another's
-            number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with contextlib.suppress(OSError):  # gone, or another's
+            status = folder.lstat()
+            if not stat.S_ISDIR(status.st_mode) or time.time() - status.st_mtime < LEFT_S:
+                continue
+            number = os.open(folder / LOCK, LOCK_FLAGS, 0o600)
             try:
-                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if time.time() - os.fstat(number).st_mtime > LEFT_S:
+                if try_lock(number):
                     shutil.rmtree(folder, ignore_errors=True)
             finally:
                 os.close(number)

@@ -11,7 +11,8 @@ NOT_MEASURED = "The throughput of several ranks is not measured here."
 _REFUSED = {
     Parallel.FSDP: (
         "parallel: the peak of fsdp depends on when blocks are gathered and freed, which is not "
-        "predicted. Set parallel to ddp for an upper bound, or start the run and look."
+        "predicted. Set parallel to ddp for an upper bound, which counts the whole gradients that "
+        "no_sync keeps, or start the run and look."
     ),
     Parallel.DP: (
         "parallel: DataParallel copies the model anew in each step, which is not predicted. "

@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from stepscope.common.files import atomic_write
 from stepscope.formatting import format_duration, printable
-from stepscope.run import process_identity, replacing, runs_root
+from stepscope.run import process_identity, runs_root
 from trainer.config import ConfigError, Workload
 from trainer.data_sets import data_problem
 from trainer.lab.arms import arms
@@ -188,8 +189,7 @@ def _close(options: argparse.Namespace, folder: Path, sweep: dict[str, Any]) -> 
         write_json(Path(options.json), sweep)
     for path, text in ((options.html, to_html), (options.csv, to_csv)):
         if path:
-            with replacing(Path(path), durable=False) as part:
-                part.write_text(text(sweep))
+            atomic_write(Path(path), text(sweep), durable=False)
     if sweep["baseline"] is not None:
         lines = [*table(sweep), "", *closing(sweep)]
         print("\n".join(lines), file=sys.stderr if options.json == "-" else sys.stdout)

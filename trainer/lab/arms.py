@@ -29,7 +29,8 @@ from trainer.switches import SWITCHES
 from trainer.user_workload import UserWorkloadError, user_workload_settings
 
 FIXED = frozenset(
-    {"workload", "epochs", "seed", "max_steps", "resume", "runner", "nan_policy", "schedule"}
+    ("workload", "epochs", "seed", "max_steps", "resume", "runner", "nan_policy", "schedule")
+    + ("lr_warmup_steps",)
 )
 """Fields that the sweep sets itself, or that change what is trained rather than how fast."""
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from trainer.config import RunConfig
-from trainer.lab.contest import Sample, of_contest
+from trainer.lab.contest import Contest, Sample, of_contest
 from trainer.lab.course import (
     ARMS,
     BASELINE,
@@ -63,7 +63,7 @@ def content(plan: Plan, samples: Sequence[Sample], course: Course, *, over: bool
             # The keys of an arm, for who reads all rows alike.
             **dict.fromkeys(("verdict", "effect", "low", "high", "resolution", "reason")),
             "rounds": sum(one.ok for one in of_arms if one.name == BASELINE),
-            "metrics": medians(of_arms, BASELINE),
+            "metrics": medians(of_arms, *Contest(ARMS, BASELINE, (), plan.baselines).references),
         },
         "arms": [_arm(plan, index, of_arms, course, over=over) for index in range(len(plan.arms))],
         "combining": [
@@ -82,9 +82,9 @@ def label(config: RunConfig) -> str:
     return f"{config.workload} on {device}, {config.precision}, batch_size {config.batch_size}"
 
 
-def medians(samples: Iterable[Sample], name: str) -> dict[str, float | None]:
-    """Return the median over rounds of each metric; None where no round has it."""
-    taken = [one.metrics for one in samples if one.ok and one.name == name]
+def medians(samples: Iterable[Sample], *names: str) -> dict[str, float | None]:
+    """Return the median of each metric over the samples of these names; None without a value."""
+    taken = [one.metrics for one in samples if one.ok and one.name in names]
     found: dict[str, float | None] = {}
     for metric in METRICS:
         values = [one[metric] for one in taken if one.get(metric) is not None]

@@ -14,7 +14,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer.lab.statistics import Finding, Rules, Side, judge, log_ratios, loss_differences
+from trainer.lab.statistics import (
+    Finding,
+    Rules,
+    Side,
+    judge,
+    judge_loss,
+    log_ratios,
+    loss_differences,
+)
 
 TRIES = 2
 """Failed attempts at one sample after which its arm has failed."""
@@ -56,11 +64,20 @@ class Next:
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """A reference and its challengers, by name; `key` names the contest in samples.jsonl."""
+    """A reference and its challengers, by name; `key` names the contest in samples.jsonl.
+
+    Each round runs the reference `runs` times.
+    """
 
     key: str
     reference: str
     challengers: tuple[str, ...]
+    runs: int = 1
+
+    @property
+    def references(self) -> tuple[str, ...]:
+        """Names of the reference's samples in a round: "baseline", "baseline 2", …"""
+        return (self.reference, *(f"{self.reference} {run}" for run in range(2, self.runs + 1)))
 
 
 @dataclass(slots=True)
@@ -95,11 +112,9 @@ def of_contest(samples: Iterable[Sample], contest: str) -> list[Sample]:
 def stand(contest: Contest, samples: Sequence[Sample], rules: Rules, seed: int) -> Standing:
     """Play the contest again from its samples; return where it stands."""
     taken = of_contest(samples, contest.key)
-    standing, rounds = Standing(), _Rounds(taken, contest.reference)
+    standing, rounds = Standing(), _Rounds(taken, contest)
     standing.flaky = {
-        name: flaky
-        for name in (contest.reference, *contest.challengers)
-        if (flaky := _flaky(taken, name)) is not None
+        name: flaky for name in contest.challengers if (flaky := _flaky(taken, name)) is not None
     }
     still = list(contest.challengers)
     for number in range(1, rules.max_rounds + 1):
@@ -109,12 +124,13 @@ def stand(contest: Contest, samples: Sequence[Sample], rules: Rules, seed: int) 
             attempts = [one for one in taken if (one.round, one.name) == (number, name)]
             if any(one.ok for one in attempts):
                 continue
-            too_often = name != contest.reference and _failures(taken, name) >= FAILURES
+            is_reference = name in contest.references
+            too_often = not is_reference and _failures(taken, name) >= FAILURES
             if len(attempts) < TRIES and not too_often:
                 standing.next = Next(contest.key, number, name)
                 standing.left = len(names) - place + (rules.max_rounds - number) * len(names)
                 break
-            standing.failed[name] = (
+            standing.failed[contest.reference if is_reference else name] = (
                 standing.flaky[name] if too_often else attempts[-1].reason or "It gives no reason."
             )
         if standing.next is not None or contest.reference in standing.failed:
@@ -125,7 +141,7 @@ def stand(contest: Contest, samples: Sequence[Sample], rules: Rules, seed: int) 
             still = [name for name in still if name not in standing.decided]
         if not still:
             break
-    _look_between(standing, rounds.until(rules.max_rounds), still, rules)
+    _look_between(standing, rounds, still, rules)
     for name in standing.speed:
         mean = rounds.mean_effect(name)
         if mean is not None:
@@ -147,8 +163,8 @@ def _flaky(samples: Sequence[Sample], name: str) -> str | None:
 
 
 def order(contest: Contest, still: Sequence[str], number: int, seed: int) -> list[str]:
-    """Return the reference and the remaining challengers in the random order of a round."""
-    names = [contest.reference, *still]
+    """Return the reference's runs and the remaining challengers in a round's random order."""
+    names = [*contest.references, *still]
     random.Random(f"{seed}/{contest.key}/{number}").shuffle(names)
     return names
 
@@ -156,16 +172,18 @@ def order(contest: Contest, still: Sequence[str], number: int, seed: int) -> lis
 class _Rounds:
     """The measured values by round: of throughput, and of the loss."""
 
-    def __init__(self, samples: Sequence[Sample], reference: str) -> None:
+    def __init__(self, samples: Sequence[Sample], contest: Contest) -> None:
+        self.contest = contest
         self._ok = [one for one in samples if one.ok]
-        self._reference = {one.round: one.metrics for one in self._ok if one.name == reference}
+        runs: dict[int, list[Mapping[str, Any]]] = {}
+        for one in self._ok:
+            if one.name in contest.references:
+                runs.setdefault(one.round, []).append(one.metrics)
+        self._reference = {number: _combined(of_round) for number, of_round in runs.items()}
 
     def until(self, last: int) -> _Rounds:
         """Return those of the first rounds."""
-        part = _Rounds([], "")
-        part._ok = [one for one in self._ok if one.round <= last]
-        part._reference = self._reference
-        return part
+        return _Rounds([one for one in self._ok if one.round <= last], self.contest)
 
     def speeds(self, name: str) -> list[tuple[float, float]]:
         """Return pairs of samples/s: the reference's and the challenger's."""
@@ -203,27 +221,38 @@ class _Rounds:
         ]
 
 
+def _combined(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the reference of a round: geometric means of its rates, the mean of its losses."""
+    rates = {}
+    for name in ("samples_per_sec", "mean_samples_per_sec"):
+        values = [rate for metrics in runs if (rate := metrics.get(name)) is not None and rate > 0]
+        if len(values) == len(runs):
+            rates[name] = statistics.geometric_mean(values)
+    losses = [loss for metrics in runs if (loss := _loss(metrics)) is not None]
+    return {**rates, "loss": statistics.fmean(losses) if losses else None}
+
+
 def _loss(metrics: Mapping[str, Any]) -> float | None:
     loss = metrics.get("loss")
     return float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else None
 
 
 def _judged(
-    rounds: _Rounds, names: Sequence[str], rules: Rules, retained: int
+    rounds: _Rounds, names: Sequence[str], rules: Rules
 ) -> tuple[dict[str, Finding], dict[str, Finding]]:
-    """Judge throughput and loss of these challengers with what is measured."""
-    speed = {name: log_ratios(rounds.speeds(name)) for name in names}
+    """Judge throughput and loss of these challengers with what is measured of all."""
+    every = rounds.contest.challengers
+    speed = judge({name: log_ratios(rounds.speeds(name)) for name in every}, rules)
     loss = {}
     for name in names:
         pairs = rounds.losses(name)
-        loss[name] = loss_differences(pairs) if pairs else []
-    return judge(speed, rules, retained=retained), judge(loss, rules, retained=retained)
+        loss[name] = judge_loss(loss_differences(pairs) if pairs else [], rules)
+    return {name: speed[name] for name in names}, loss
 
 
 def _look(standing: Standing, rounds: _Rounds, still: Sequence[str], rules: Rules) -> None:
     """Judge after a round of a look, and note who is decided."""
-    retained = sum(standing.speed[name].side is Side.SAME for name in standing.decided)
-    speed, loss = _judged(rounds, still, rules, retained)
+    speed, loss = _judged(rounds, still, rules)
     standing.speed |= speed
     standing.loss |= loss
     standing.broken |= {name: rounds.broken(name) for name in still}
@@ -231,17 +260,11 @@ def _look(standing: Standing, rounds: _Rounds, still: Sequence[str], rules: Rule
 
 
 def _look_between(standing: Standing, rounds: _Rounds, still: Sequence[str], rules: Rules) -> None:
-    """Fill in what is known now of those that are not decided: shown, but no verdict."""
+    """Fill in what is known now of those that are not decided: their speed has no verdict."""
     names = [name for name in still if name not in standing.failed]
-    retained = sum(standing.speed[name].side is Side.SAME for name in standing.decided)
-    speed, loss = _judged(rounds, names, rules, retained)
+    speed, loss = _judged(rounds, names, rules)
     for name in names:
-        standing.speed[name] = _open(speed[name])
-        if name not in standing.loss or standing.loss[name].side is Side.OPEN:
-            standing.loss[name] = _open(loss[name])
+        one = speed[name]
+        standing.speed[name] = Finding(Side.OPEN, one.rounds, one.effect, one.low, one.high)
+        standing.loss[name] = loss[name]
         standing.broken[name] = rounds.broken(name)
-
-
-def _open(one: Finding) -> Finding:
-    """Return a finding between looks: its figures without a verdict."""
-    return Finding(Side.OPEN, one.rounds, one.effect, one.low, one.high)

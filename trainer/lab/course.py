@@ -101,10 +101,11 @@ def runnable(plan: Plan) -> list[Arm]:
 def course(plan: Plan, samples: Sequence[Sample], devices: Sequence[TrainDevice]) -> Course:
     """Play the sweep again from its samples; return where it stands."""
     arms = runnable(plan)
-    contest = Contest(ARMS, BASELINE, tuple(arm.name for arm in arms))
+    contest = Contest(ARMS, BASELINE, tuple(arm.name for arm in arms), plan.baselines)
     standing = stand(contest, samples, rules_of(plan), plan.seed)
     found = Course(Phase.MEASURING, standing, standing.next, contest, standing)
-    found.changes = {BASELINE: {}, **{arm.name: arm.changes for arm in arms}}
+    found.changes = {name: {} for name in contest.references}
+    found.changes |= {arm.name: arm.changes for arm in arms}
     if BASELINE in standing.failed:
         found.failed = f"The baseline cannot be measured: {standing.failed[BASELINE]}"
     elif standing.next is None and plan.find_best:

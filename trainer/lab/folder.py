@@ -6,7 +6,6 @@ form is in docs/lab.md. `samples.jsonl` has a line for each sample, from which a
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import socket
@@ -17,7 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.run import is_run_id, new_run_folder, pid_namespace, process_of, replacing
+from stepscope.common.files import atomic_write, is_own_folder, read_json, try_lock
+from stepscope.run import is_run_id, new_run_folder, pid_namespace, process_of, run_folders
+from stepscope.run.folder import is_in
 
 if TYPE_CHECKING:
     from trainer.lab.plan import Plan
@@ -28,6 +29,8 @@ PLAN_JSON = "plan.json"
 SWEEP_JSON = "sweep.json"
 SAMPLES = "samples.jsonl"
 LOCK = "lock"
+_BYTES_LIMIT = 16 * 2**20
+"""Size up to which plan.json and sweep.json are read."""
 GONE = "Its process is gone: it was killed, or the machine went down. Resume goes on from there."
 
 
@@ -53,19 +56,16 @@ def sweep_folder(root: Path, sweep_id: str) -> Path:
     Raises SweepError where the id is no plain name, or there is no such sweep.
     """
     folder = root / LAB / sweep_id
-    if not is_run_id(sweep_id) or folder.resolve().parent != (root / LAB).resolve():
+    if not is_run_id(sweep_id) or not is_in(folder, root / LAB):
         raise SweepError(f"sweep: must be the name of a sweep's folder, got {sweep_id[:120]!r}.")
-    if not (folder / PLAN_JSON).is_file():
+    if not os.path.isfile(folder / PLAN_JSON):
         raise SweepError(f"sweep: no sweep {sweep_id!r} in {root / LAB}. Pick one from the list.")
     return folder
 
 
 def sweep_folders(root: Path) -> Iterator[Path]:
-    """Yield the folders of all sweeps below the folder of all runs, newest name first."""
-    if (root / LAB).is_dir():
-        for path in sorted((root / LAB).iterdir(), key=lambda path: path.name, reverse=True):
-            if is_run_id(path.name) and (path / PLAN_JSON).is_file():
-                yield path
+    """Return the folders of all sweeps below the folder of all runs, newest name first."""
+    return run_folders(root / LAB, PLAN_JSON)
 
 
 def write_plan(folder: Path, plan: Plan) -> None:
@@ -99,17 +99,19 @@ def write_plan(folder: Path, plan: Plan) -> None:
 def only_one(folder: Path) -> Iterator[None]:
     """Hold the lock of a sweep: to measure, to write its sweep.json, or to delete its folder.
 
-    Raises SweepError where another process holds it, OSError where there is no folder.
+    Raises SweepError where another process holds it or the folder is another user's, OSError where
+    the lock cannot be opened.
     """
+    if not is_own_folder(folder):
+        raise SweepError(f"{folder.name}: belongs to another user. Copy the folder.")
     # A folder that somebody made up may have a link here: it is neither followed nor emptied.
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
     with open(os.open(folder / LOCK, flags, 0o666)) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        locked = try_lock(file.fileno())
+        if locked is False or (locked is None and _is_running(folder)):
             raise SweepError(
                 f"{folder.name}: another process works on this sweep. Stop that one first."
-            ) from error
+            )
         yield
 
 
@@ -124,6 +126,14 @@ def read_sweep(folder: Path) -> dict[str, Any]:
     if sweep.get("status") == "running" and not _alive(sweep):
         sweep |= {"status": "stopped", "reason": GONE}
     return sweep
+
+
+def _is_running(folder: Path) -> bool:
+    """Return True if host and pid in sweep.json are those of a process that still measures."""
+    try:
+        return read_sweep(folder).get("status") == "running"
+    except SweepError:
+        return False
 
 
 def _alive(sweep: dict[str, Any]) -> bool:
@@ -157,17 +167,16 @@ def seconds_per_sample(root: Path, workload: str, device: str) -> float | None:
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Replace a JSON file as a whole. Raises OSError, and ValueError for what JSON cannot hold."""
     text = json.dumps(content, indent=1, allow_nan=False)
-    with replacing(path, durable=False) as part:
-        part.write_text(text)
+    atomic_write(path, text, durable=False)
 
 
 def _read(path: Path) -> dict[str, Any]:
     where = f"{path.parent.name}/{path.name}"
     try:
-        content = json.loads(path.read_text())
+        content = read_json(path, _BYTES_LIMIT)
     except OSError as error:
         raise SweepError(f"{where}: cannot be read ({error.strerror}). Start a sweep.") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise SweepError(f"{where}: is no JSON ({error}). Delete the folder.") from error
     if not isinstance(content, dict):
         raise SweepError(f"{where}: must be a JSON object. Delete the folder.")

@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(
         prog="python -m trainer.lab",
         description="Measure which settings make training faster here: each sample is a fresh "
-        "process, and every round has the baseline and each arm once, in random order.",
+        "process, and every round has each arm once beside the baseline, in random order.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -5,6 +5,7 @@ No torch import: the lab page reads this module before torch is loaded.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -45,7 +46,9 @@ class Plan:
     `steps` are the measured ones, after `warmup`; where one is 0 the sweep chooses it, so that a
     sample of the baseline measures `sample_s` seconds, and at least 30 steps. `alpha` is the chance
     of any false "faster" or "slower" among the arms. `margin` is the difference below which nothing
-    is claimed, `same` the widest interval around 0 that is called "no difference".
+    is claimed, `same` the widest interval around 0 that is called "no difference". `baselines` are
+    the runs of the baseline in a round; 0 becomes the number nearest to the square root of the
+    number of arms, which gives the shortest intervals for the samples (Dunnett 1955).
     """
 
     config: RunConfig
@@ -57,6 +60,7 @@ class Plan:
     alpha: float = 0.05
     margin: float = 0.01
     same: float = 0.03
+    baselines: int = 0
     find_best: bool = True
     sample_s: float = 2.0
     seed: int = 0
@@ -70,6 +74,10 @@ class Plan:
         _number("same", self.same, self.margin, 0.5)
         _number("sample_s", self.sample_s, 0.01, 3600)
         _whole("seed", self.seed, 0, 10**9)
+        _whole("baselines", self.baselines, 0, MAX_ROUNDS)
+        if not self.baselines:
+            runnable = sum(arm.problem is None for arm in self.arms)
+            object.__setattr__(self, "baselines", max(1, round(math.sqrt(runnable))))
         for look in self.looks:
             _whole("looks", look, 2, 10**6)
         if not isinstance(self.find_best, bool):
@@ -84,7 +92,7 @@ class Plan:
         double = next((name for name in names if names.count(name) > 1), None)
         if double is not None:
             raise ConfigError(Problem("arms", f"has {double!r} twice", "Leave one out"))
-        if "baseline" in names:
+        if any(name.split(" ")[0] == "baseline" for name in names):
             raise ConfigError(Problem("arms", "no arm can be named baseline", "Choose another"))
 
     def to_dict(self) -> dict[str, Any]:
@@ -99,6 +107,7 @@ class Plan:
             "alpha": self.alpha,
             "margin": self.margin,
             "same": self.same,
+            "baselines": self.baselines,
             "find_best": self.find_best,
             "sample_s": self.sample_s,
             "seed": self.seed,
@@ -108,10 +117,12 @@ class Plan:
     def from_dict(cls, values: Mapping[str, Any]) -> Plan:
         """The inverse of `to_dict`; what is missing gets its default.
 
+        A plan without `baselines` is of a version that ran the baseline once a round.
+
         Raises ConfigError for a value out of its bounds, KeyError, TypeError and ValueError for a
         file that is no plan.
         """
-        given = {name: values[name] for name in _SIMPLE if name in values}
+        given = {"baselines": 1} | {name: values[name] for name in _SIMPLE if name in values}
         if "looks" in values:
             given["looks"] = tuple(values["looks"])
         found = tuple(Arm.from_dict(arm) for arm in values["arms"])
@@ -120,7 +131,7 @@ class Plan:
 
 _SIMPLE = (
     *("steps", "warmup", "max_rounds", "find_best", "sample_s", "seed"),
-    *("alpha", "margin", "same"),
+    *("alpha", "margin", "same", "baselines"),
 )
 
 
@@ -140,7 +151,7 @@ def estimate(plan: Plan, sample_seconds: float | None = None) -> Estimate:
     """
     each = sample_seconds or STARTUP_S + plan.sample_s
     runnable = [arm for arm in plan.arms if arm.problem is None and arm.changes]
-    a_round = each * (1 + len(runnable)) + sum(_compiling(arm) for arm in runnable)
+    a_round = each * (plan.baselines + len(runnable)) + sum(_compiling(arm) for arm in runnable)
     first = min(plan.looks[0], plan.max_rounds)
     high = a_round * plan.max_rounds
     if plan.find_best and plan.max_rounds >= plan.looks[0]:

@@ -18,9 +18,12 @@ from typing import Any
 
 import psutil
 
+from stepscope.common.files import open_for_append, read_tail
 from stepscope.formatting import format_duration, terminal_text
 
 LOG = "sample.log"
+LOG_BYTES = 20_000
+"""End of the log in which the last line is looked for."""
 RUN = "sample-"
 """Begins the name of the folder of the sample under way; it is removed after it."""
 OF_SAMPLE = "STEPSCOPE_SAMPLE"
@@ -64,7 +67,7 @@ class SampleProcess:
     def _answer(self, job: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
         log = self._folder / LOG
         paths = [str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        with log.open("wb") as output:
+        with open(open_for_append(log, truncate=True), "wb") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", "trainer.lab.sample"],
                 stdin=subprocess.PIPE,
@@ -169,5 +172,5 @@ def _reason(code: int, log: Path) -> str:
 
 
 def _last_line(log: Path) -> str:
-    lines = terminal_text(log.read_text(errors="replace")).strip().splitlines()
+    lines = terminal_text(read_tail(log, LOG_BYTES)).strip().splitlines()
     return lines[-1][:300] if lines else ""

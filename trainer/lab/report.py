@@ -79,11 +79,12 @@ def _paragraphs(sweep: Mapping[str, Any]) -> list[str]:
         f"Begun {_when(sweep['created'])} on {machine.get('device') or 'an unknown device'}, "
         f"torch {machine.get('torch') or '?'}.",
         f"Baseline: {sweep['baseline']['label']}. Each sample is a fresh process that measures "
-        f"{plan['steps']} steps after {plan['warmup']} of warm-up. Each round has the baseline and "
-        f"every remaining arm once, in random order. Judged after rounds "
-        f"{', '.join(map(str, plan['looks']))} by Student's t on paired log ratios with Holm's "
-        f"correction, at {100 * plan['alpha']:g} % for all arms and looks together. Nothing is "
-        f"claimed within ±{100 * plan['margin']:g} %.",
+        f"{plan['steps']} steps after {plan['warmup']} of warm-up. Each round has every remaining "
+        f"arm once and {plan.get('baselines', 1)} × the baseline, in random order. Judged after "
+        f"rounds {', '.join(map(str, plan['looks']))} by moderated t on log ratios to the baseline "
+        f"of the round, at {100 * plan['alpha']:g} % for all arms and looks together. Nothing is "
+        f"claimed within ±{100 * plan['margin']:g} %. A loss is equal where its interval lies "
+        f"within ±{100 * plan.get('same', 0.03):g} %.",
     ]
     if sweep["drift"] is not None:
         texts.append(sweep["drift"]["text"])

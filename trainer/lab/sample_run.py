@@ -13,7 +13,7 @@ from stepscope.reading import Run
 from stepscope.recording.recorder import Recorder
 from stepscope.run import RunError, RunStatus
 from stepscope.store import StoreError
-from trainer.config import ConfigError, NanPolicy, RunConfig, Runner
+from trainer.config import ConfigError, NanPolicy, RunConfig, Runner, Schedule
 from trainer.lab.arms import changed
 from trainer.lab.rank_sample import taken_by_ranks
 from trainer.lab.window import TooShort, measured
@@ -47,6 +47,9 @@ def _taken(job: Mapping[str, Any]) -> dict[str, Any]:
             max_steps=warmup + steps if steps else 0,
             runner=Runner.TORCHRUN if config.distributed else Runner.THREAD,
             nan_policy=NanPolicy.CONTINUE,  # a loss that is no number is a finding, not a failure
+            # A constant rate does not depend on how many steps a sample takes.
+            schedule=Schedule.NONE,
+            lr_warmup_steps=0,
             resume="",
         )
     except ConfigError as error:

@@ -9,9 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from stepscope.common.files import open_for_append, read_regular_file
 from trainer.lab.content import METRICS
 from trainer.lab.contest import Sample
 from trainer.lab.folder import SAMPLES, SweepError
+
+BYTES_LIMIT = 256 * 2**20
+"""A sample has some 2 kB."""
 
 
 def read_samples(folder: Path) -> tuple[list[Sample], dict[str, Any]]:
@@ -23,11 +27,14 @@ def read_samples(folder: Path) -> tuple[list[Sample], dict[str, Any]]:
     path = folder / SAMPLES
     samples: list[Sample] = []
     machine: dict[str, Any] = {}
-    if not path.exists():
+    try:
+        lines = read_regular_file(path, BYTES_LIMIT).split(b"\n")
+    except FileNotFoundError:
         return samples, machine
-    lines = path.read_bytes().split(b"\n")
+    except (OSError, ValueError) as error:
+        raise SweepError(f"{folder.name}/{SAMPLES}: cannot be read ({error}).") from error
     if lines.pop():  # after the last end of a line there is nothing, unless a kill came
-        with path.open("r+b") as file:
+        with open(open_for_append(path), "wb") as file:
             file.truncate(sum(len(line) + 1 for line in lines))
     for number, line in enumerate(lines, start=1):
         try:

@@ -17,12 +17,21 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from stepscope.common.files import open_for_append
 from stepscope.run import process_identity
 from trainer.config import Compile
 from trainer.lab.content import CALIBRATE, content, finite
 from trainer.lab.contest import TRIES, Contest, Next, Sample, Standing, of_contest
 from trainer.lab.course import BASELINE, Course, Phase, course
-from trainer.lab.folder import SAMPLES, SCHEMA, SWEEP_JSON, only_one, write_json
+from trainer.lab.folder import (
+    SAMPLES,
+    SCHEMA,
+    SWEEP_JSON,
+    SweepError,
+    only_one,
+    read_sweep,
+    write_json,
+)
 from trainer.lab.plan import Plan
 from trainer.lab.samples import no_rate, read_samples
 from trainer.problems import TrainDevice
@@ -91,8 +100,9 @@ class Sweep:
         self._session = 1 + max((one.session for one in read), default=-1)
         self._samples = read
         _, where = self._stand()
-        again = where.open_round
-        self._samples = [one for one in self._samples if (one.contest, one.round) != again]
+        contest, number = where.open_round or ("", 0)
+        # Later rounds too: other rules may have ended an arm earlier than those of this version.
+        self._samples = [one for one in read if one.contest != contest or one.round < number]
         self._machine = machine if any(one.ok for one in self._samples) else {}
 
     def _run(self) -> dict[str, Any]:
@@ -174,7 +184,7 @@ class Sweep:
             metrics=metrics,
         )
         line = {**asdict(sample), "machine": taken.get("machine") or {}}
-        with (self._folder / SAMPLES).open("a") as file:
+        with open(open_for_append(self._folder / SAMPLES), "w") as file:
             file.write(json.dumps(line, allow_nan=False) + "\n")
             file.flush()
             os.fsync(file.fileno())
@@ -219,6 +229,6 @@ def seed_of(plan: Plan, asked: Next) -> int:
 
 def _created(folder: Path) -> float:
     try:
-        return float(json.loads((folder / SWEEP_JSON).read_text())["created"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return float(read_sweep(folder)["created"])
+    except (SweepError, ValueError, KeyError, TypeError):
         return time.time()

@@ -29,7 +29,12 @@ _OF_SPEED = {
 }
 _HUGE = 10.0
 """Effects above this have no figure: two rounds alone may give an interval up to a million."""
-_OF_LOSS = {Side.ABOVE: "worse", Side.BELOW: "better", Side.SAME: "same", Side.OPEN: "undecided"}
+_OF_LOSS = {
+    Side.ABOVE: "worse",
+    Side.BELOW: "better",
+    Side.SAME: "same",
+    Side.OPEN: "not_shown_equal",
+}
 
 
 def judged(standing: Standing, name: str, rules: Rules, *, over: bool) -> dict[str, Any]:
@@ -102,11 +107,11 @@ def of_loss(standing: Standing, name: str) -> dict[str, Any]:
         of = standing.speed[name].rounds
         text = f"loss is no finite number in {broken} of {_rounds(of)}"
     elif finding.effect is None:
-        text = "no loss to compare yet"
-    elif verdict == "undecided":
-        text = f"loss undecided: {signed(finding.effect)} {_interval(finding)}"
-    elif verdict == "same":
-        text = f"loss no different above {percent(finding.resolution)}"
+        verdict, text = "undecided", "no loss to compare yet"
+    elif finding.side is Side.OPEN:
+        text = f"loss not shown equal: {signed(finding.effect)} {_interval(finding)}"
+    elif finding.side is Side.SAME:
+        text = f"loss equal within ±{percent(finding.resolution)}"
     else:
         size = "higher" if verdict == "worse" else "lower"
         text = f"loss {size} by {percent(abs(finding.effect))} {_interval(finding, absolute=True)}"

@@ -119,7 +119,9 @@ def begin(this: Attempt, log_file: Path, max_restarts: int) -> Restart | None:
 def newest_checkpoint(folder: Path) -> Path | None:
     """Return the newest of a run's checkpoints, but for the best one; None without any."""
     found = [path for name in SAVED for path in folder.glob(name)]
-    return max(found, key=lambda path: path.stat().st_mtime, default=None)
+    # A file's time may fall, where somebody sets the clock.
+    order = {path: (checkpoint_step(path) or 0, path.stat().st_mtime) for path in found}
+    return max(order, key=order.__getitem__, default=None)
 
 
 def checkpoint_step(path: Path) -> int | None:

@@ -11,12 +11,12 @@ import contextlib
 import logging
 import re
 import signal
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stepscope.common.files import is_own_folder, read_tail
 from stepscope.run import (
     RunError,
     RunInfo,
@@ -24,6 +24,7 @@ from stepscope.run import (
     read_run,
     write_run_json,
 )
+from stepscope.run.clocks import now_of
 from stepscope.run.kernel_kills import kills_since
 from stepscope.run.rank_files import UNREADABLE, numbers_with, read_run_json
 
@@ -108,8 +109,10 @@ def was_told_to_end(log_file: Path) -> bool:
 def note_job_end(folder: Path, end: JobEnd, restarted_as: str | None = None) -> None:
     """Keep in run.json how an attempt ended, whose processes are all gone.
 
-    An end in order stands there already, with its reason.
+    An end in order stands there already, with its reason. Does nothing in a folder of another user.
     """
+    if not is_own_folder(folder):
+        return
     try:
         run_json = read_run_json(folder, 0)
         if not end.in_order:
@@ -121,7 +124,7 @@ def note_job_end(folder: Path, end: JobEnd, restarted_as: str | None = None) -> 
                 "exit_code": end.exit_code,
             }
         if RunStatus(run_json["status"]).live:
-            run_json |= {"status": end.status, "reason": end.sentence, "ended": time.time()}
+            run_json |= {"status": end.status, "reason": end.sentence, "ended": now_of(run_json)}
         if restarted_as is not None:
             run_json["restarted_as"] = restarted_as
         write_run_json(folder, run_json)
@@ -132,9 +135,7 @@ def note_job_end(folder: Path, end: JobEnd, restarted_as: str | None = None) -> 
 def log_text(path: Path) -> str:
     """Return the end of what torchrun has printed; "" where it has no file."""
     try:
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - LOG_BYTES))
-            return file.read().decode(errors="replace")
+        return read_tail(path, LOG_BYTES)
     except OSError:
         return ""
 

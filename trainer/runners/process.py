@@ -12,9 +12,11 @@ import sys
 import threading
 from pathlib import Path
 
+from stepscope.common.files import open_for_append
 from stepscope.recording.recovery import note_end
 from stepscope.run import RunError, RunStatus, read_run
 from trainer.config import RunConfig
+from trainer.runners.job_end import log_text
 from trainer.runners.unrecorded import WORKER_LOG, cut_off, not_started
 
 log = logging.getLogger(__name__)
@@ -27,7 +29,7 @@ class ProcessRun:
         self.folder = folder
         self._stopping = False
         # Unbuffered: bytes that a child that is gone did not take must not be tried again at close.
-        with (folder / WORKER_LOG).open("wb") as output:
+        with open(open_for_append(folder / WORKER_LOG, truncate=True), "wb") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "trainer.runners.worker", str(folder.resolve())],
                 stdin=subprocess.PIPE,
@@ -76,6 +78,6 @@ class ProcessRun:
         if self._stopping:
             not_started(self.folder)
         elif code != 0:
-            tail = (self.folder / WORKER_LOG).read_text(errors="replace").strip().splitlines()[-1:]
+            tail = log_text(self.folder / WORKER_LOG).strip().splitlines()[-1:]
             reason = f"The training process could not start (exit code {code}): {' '.join(tail)}"
             not_started(self.folder, reason)

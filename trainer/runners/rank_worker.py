@@ -19,8 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stepscope.common.files import open_for_append
 from stepscope.recording.recorder import Recorder
 from stepscope.run import RunStatus, process_identity, rank_file
+from stepscope.run.process import start_ticks
 from trainer.config import RunConfig
 from trainer.runners.attempts import (
     Attempt,
@@ -118,6 +120,7 @@ def _torchrun(place: Place) -> dict[str, Any]:
     return process_identity() | {
         "pid": parent.pid,
         "pid_started": parent.create_time(),
+        "pid_ticks": start_ticks(parent.pid),
         "restarts": place.restarts,
         "max_restarts": place.max_restarts,
     }
@@ -167,7 +170,7 @@ def _given(text: str) -> RunConfig:
 
 def _print_into(path: Path) -> None:
     """Let this process print into a file of its own, from now on; the first rank shares one."""
-    output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    output = open_for_append(path)
     for number in (1, 2):
         os.dup2(output, number)
     os.close(output)

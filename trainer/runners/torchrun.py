@@ -17,7 +17,10 @@ from pathlib import Path
 
 import psutil
 
+from stepscope.common.files import open_for_append
 from stepscope.run import RunError, RunStatus, rank_pids, read_run
+from stepscope.run.process import send_signal
+from stepscope.session.force import rank_processes
 from trainer.config import RunConfig
 from trainer.launch import ONE_MACHINE, rank_variables
 from trainer.runners.attempts import attempt_folder, ended_badly, newest_number
@@ -43,7 +46,7 @@ class TorchrunRun:
         self._max_restarts = config.max_restarts
         self._stopping = False
         # Unbuffered: nothing is written to it, and nothing must be tried again at close.
-        with (folder / WORKER_LOG).open("wb") as output:
+        with open(open_for_append(folder / WORKER_LOG, truncate=True), "wb") as output:
             self._process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "trainer.runners.agent"),
@@ -102,14 +105,15 @@ class TorchrunRun:
 
     def _kill(self) -> None:
         """Kill torchrun and the ranks, each of which leads a session with its loaders' workers."""
-        pids = {*_pids(self.folder)}
+        ranks: set[psutil.Process] = set()
+        with contextlib.suppress(RunError):
+            ranks |= {process for _, process in rank_processes(read_run(self.folder))}
         with contextlib.suppress(psutil.Error):
-            below = psutil.Process(self._process.pid).children(recursive=True)
-            pids |= {process.pid for process in below}
-        # torchrun first, so that it starts none again.
-        for pid in ([self._process.pid] if self._process.poll() is None else []) + [*pids]:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+            ranks |= {*psutil.Process(self._process.pid).children(recursive=True)}
+        self._process.kill()  # first, so that it starts none again
+        for process in ranks:
+            with contextlib.suppress(psutil.Error, OSError):
+                send_signal(process, signal.SIGKILL)
 
     def _wait(self) -> None:
         code = self._process.wait()

@@ -7,6 +7,7 @@ parent is gone.
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import signal
@@ -15,11 +16,12 @@ import threading
 from pathlib import Path
 
 from trainer.config import RunConfig
-from trainer.training.run import run
 
 
 def main() -> None:
     """Run one training to its end."""
+    # Not at the head: each data-loading worker imports this file, and takes a second for that.
+    training = importlib.import_module("trainer.training.run")
     config = RunConfig.from_dict(json.loads(sys.stdin.readline()))
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -29,7 +31,7 @@ def main() -> None:
     ).start()
     # What was imported stays: each full collection would walk all of it, at the cost of steps.
     gc.freeze()
-    run(config, Path(sys.argv[1]), stop=stop)
+    training.run(config, Path(sys.argv[1]), stop=stop)
 
 
 def _stop_with_parent(stop: threading.Event) -> None:

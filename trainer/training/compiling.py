@@ -19,12 +19,14 @@ _WITH_GRAPHS = (Compile.REDUCE_OVERHEAD, Compile.MAX_AUTOTUNE)
 
 @contextmanager
 def compiled(
-    model: nn.Module, config: RunConfig, device: torch.device
+    model: nn.Module, config: RunConfig, device: torch.device, full: int
 ) -> Iterator[Callable[[Tensor], Tensor] | None]:
-    """Give the model as torch.compile makes it at its first call, None where it is not wanted.
+    """Yield the forward pass with torch.compile for batches of `full` samples; None without it.
 
-    The model itself stays as it is, and so do the names of its weights. What was compiled is
-    forgotten at the end. Raises RunFailed.
+    Other batches, such as the last of an epoch, run the model uncompiled: after a second batch size
+    Dynamo would replace the static graph with a dynamic one for all sizes. The model and the names
+    of its weights do not change. The caches of the compiler are cleared at the end. Raises
+    RunFailed.
     """
     if config.compile is Compile.NONE:
         yield None
@@ -35,13 +37,13 @@ def compiled(
     made = torch.compile(model, mode=config.compile.value)
 
     def forward(inputs: Tensor) -> Tensor:
-        # What the last step gave may be overwritten.
-        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-        outputs: Tensor = made(inputs)
+        if with_graphs:  # what the last step gave may be overwritten
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+        outputs: Tensor = (made if len(inputs) == full else model)(inputs)
         return outputs
 
     try:
-        yield forward if with_graphs else made
+        yield forward
     finally:
         torch.compiler.reset()
 

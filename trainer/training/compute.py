@@ -1,8 +1,8 @@
 """The device seam: everything that differs between a CPU and a CUDA device, in two classes.
 
-Only the training thread calls these. The allocator's counters that a run records come from
-`stepscope.sampling.allocator.Readings`: this thread reads them at its step boundaries, the sampler
-only inside long steps.
+Only the training thread calls these; beside it only DataLoader's pin-memory thread calls CUDA. The
+allocator's counters that a run records come from `stepscope.sampling.allocator.Readings`: this
+thread reads them at its step boundaries, the sampler only inside long steps.
 """
 
 from __future__ import annotations

@@ -2,11 +2,12 @@
 
 - `num_workers` 0 (`MemoryLoader`): the training thread gathers each batch itself. For data that
   lie in memory this is the fast way: one indexing call a batch. Data that have to be decoded are
-  decoded by the training thread too, and the GPU waits for it.
+  decoded by the training thread too, and the GPU waits for it. With `pin_memory` that thread copies
+  each batch into page-locked memory, as a DataLoader without workers does.
 - `num_workers` above 0 (`WorkerLoader`): processes gather or decode batches beside the training,
-  and the training thread takes them from shared memory. With `pin_memory` it also copies each
-  into page-locked memory itself, because the DataLoader would free such memory after each step.
-  Validation data that lie in memory are gathered without workers.
+  and the training thread takes them from shared memory. With `pin_memory` a thread of the
+  DataLoader copies each into page-locked memory. Validation data that lie in memory are gathered
+  without workers.
 - `data_on_device` (`DeviceLoader`): data that lie in memory are copied to the GPU once, before the
   first step, and gathered there. Only the order of the samples is copied, once an epoch. On a CPU
   (`KeptSplit`) the samples that the training thread decodes in the first epoch are kept.
@@ -33,14 +34,14 @@ from trainer.workloads.task import Batch, Split, TensorSplit
 
 
 class MemoryLoader:
-    """Batches gathered by the calling thread, on a GPU through page-locked buffers."""
+    """Batches gathered by the calling thread."""
 
     def __init__(
         self, split: Split, config: RunConfig, compute: Compute, times: DeviceTimes | None = None
     ) -> None:
         self._split = split
         self._batch_size = config.batch_size
-        self._copies = Copies(split, config, compute, times)
+        self._copies = Copies(config, compute, times)
 
     def batches(self, order: Tensor, epoch: int = 0) -> Iterator[Batch]:
         """Yield the samples of `order` in batches on the device; the last may be smaller.
@@ -49,15 +50,12 @@ class MemoryLoader:
         if all of an epoch are. Random numbers that a split draws here are those of the calling
         thread's process, which a checkpoint holds; workers draw theirs by `epoch`.
         """
-        taken = (
-            self._split.take(indices, out=self._copies.room(len(indices)))
-            for indices in in_batches(order, self._batch_size)
-        )
+        taken = (self._split.take(indices) for indices in in_batches(order, self._batch_size))
         for batch in _checked(taken, order, self._split, self._batch_size):
             yield self._copies.send(batch)
 
     def close(self) -> None:
-        """Do nothing: the buffers are freed with the loader, which a failure may keep alive."""
+        """Do nothing: there are no workers."""
 
 
 class WorkerLoader:
@@ -69,19 +67,16 @@ class WorkerLoader:
         self._split = split
         self._batch_size = config.batch_size
         self._workers = Workers(split, config)
-        self._copies = Copies(split, config, compute, times)
+        self._copies = Copies(config, compute, times)
 
     def batches(self, order: Tensor, epoch: int = 0) -> Iterator[Batch]:
         """Yield batches as MemoryLoader does. Raises RuntimeError when a worker has died."""
         fetched = self._workers.batches(order, epoch)
         for batch in _checked(fetched, order, self._split, self._batch_size):
-            room = self._copies.room(len(batch[1]))
-            if room is not None:
-                batch = room[0].copy_(batch[0]), room[1].copy_(batch[1])
             yield self._copies.send(batch)
 
     def close(self) -> None:
-        """End the workers; the buffers are freed with the loader, as with MemoryLoader."""
+        """End the workers."""
         self._workers.close()
 
 

@@ -122,12 +122,13 @@ class TimedScalars(DeviceScalars):
         super().put(step, ts, row, scalars)
 
     def discard(self) -> None:
-        """Drop the rows under way, and free all slots and pairs of this run: others need them.
+        """Drop the rows under way, and free all memory and pairs of this run: others need them.
 
         Waits for the copies.
         """
         self._timed_sink = _nowhere
         self.flush()
+        self._pages.clear()
         self._times.discard()
 
     def _finish(self, step: int, ts: float, row: Row) -> None:

@@ -15,7 +15,13 @@ from torch import Tensor
 
 from trainer.failures import RunFailed
 from trainer.training.recompute import watching_draws
-from trainer.training.rehearsal import WARMUP_STEPS, changing_nothing, first_batch, whole_step
+from trainer.training.rehearsal import (
+    WARMUP_STEPS,
+    changing_nothing,
+    first_batch,
+    full_batch_size,
+    whole_step,
+)
 from trainer.training.state import Training
 from trainer.training.step import TrainStep
 from trainer.workloads.task import Batch, Split
@@ -60,7 +66,7 @@ def graphed(step: TrainStep, training: Training, split: Split) -> GraphedStep:
 def _full_batch(split: Split, training: Training) -> Batch:
     config = training.config
     batch = first_batch(split, config, training.compute)
-    found, size = len(batch[1]), min(config.batch_size, split.length)
+    found, size = len(batch[1]), full_batch_size(split, config)
     if found < size:
         raise RunFailed(
             f"cuda_graphs: the step is captured for batches of {size:,}, and {found:,} of the "

@@ -41,18 +41,14 @@ class KeptSplit:
         """Samples of an epoch."""
         return self._split.length
 
-    def take(self, indices: Tensor, out: Batch | None = None) -> Batch:
-        """Return the samples at `indices` (int64, below `length`) as one batch, into `out`."""
+    def take(self, indices: Tensor) -> Batch:
+        """Return the samples at `indices` (int64, below `length`) as one batch."""
         missing = indices[~self._kept[indices]]
         if len(missing):
             self._inputs[missing], self._targets[missing] = self._split.take(missing)
             self._kept[missing] = True
-        inputs, targets = out or (None, None)
-        return (
-            torch.index_select(self._inputs, 0, indices, out=inputs),
-            torch.index_select(self._targets, 0, indices, out=targets),
-        )
+        return self._inputs.index_select(0, indices), self._targets.index_select(0, indices)
 
-    def room(self, size: int, *, pin_memory: bool = False) -> Batch:
+    def room(self, size: int) -> Batch:
         """Return empty tensors for a batch of `size` samples."""
-        return self._split.room(size, pin_memory=pin_memory)
+        return self._split.room(size)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from stepscope.common.clock import clock
 from stepscope.formatting import format_bytes
 from stepscope.profiling.ranges import DATA, span
 from stepscope.recording.recorder import Recorder
@@ -132,12 +133,15 @@ class Loop:
 
     def _train_epoch(self) -> None:
         training = self.training
-        recorded = {key: value.detach().view(()) for key, value in self.task.recorded.items()}
-        learning_rate, tokens = training.learning_rate, self.task.tokens_per_sample
+        # FSDP has replaced the model's parameters by parts of them.
+        parameters = {} if training.config.parallel is Parallel.FSDP else self.task.recorded
+        recorded = {key: value.detach().view(()) for key, value in parameters.items()}
+        tokens = self.task.tokens_per_sample
         length = self.task.train.length
         batches = self.loader.batches(training.order(length), training.epoch)
         boundary = time.perf_counter()
         while training.offset < length and not training.has_ended:
+            learning_rate = training.learning_rate
             done = self._train_step(batches, length - training.offset)
             if done is None:
                 continue
@@ -157,7 +161,7 @@ class Loop:
             scalars = {"train/loss": done.loss, **recorded}
             if done.norm is not None:
                 scalars["train/grad_norm"] = done.norm
-            self.reader.put(training.step, time.time(), row, scalars)
+            self.reader.put(training.step, clock.now(), row, scalars)
             self.reader.poll()
             boundary = now + self.commands.serve(self.reader.flush)
 
@@ -191,13 +195,13 @@ class Loop:
                 loss, norm = self.step(inputs, targets, planned if count > 1 else 0, last)
                 training.compute.end_step()
                 training.compute.pace()
+                self.commands.look()
                 done = Done(loss, norm, len(targets), waited).after(done)
         if done is not None and not last:
             training.compute.begin_step()
             done = done.updated(self.step, planned)
             training.compute.end_step()
-        training.step += done is not None
-        training.offset += for_all
+        training.count(int(done is not None), for_all)
         return done
 
     def _validate(self) -> tuple[float, float | None]:
@@ -297,17 +301,13 @@ class Loop:
 
     def _describe(self) -> None:
         training, config = self.training, self.training.config
-        samples = self.task.train.length
-        steps = math.ceil(samples / config.step_size)
-        left = math.ceil((samples - training.offset) / config.step_size)
         reader = self.reader  # alone: in the recorder the loop would outlive the run, model and all
         self.recorder.also_dropped = lambda: reader.dropped
-        total = training.step + left + (config.epochs - training.epoch) * steps
         self.recorder.describe(
-            total_steps=min(total, config.max_steps or total),
+            total_steps=training.total_steps,
             first_step=training.step,
             epochs=config.epochs,
-            steps_per_epoch=steps,
+            steps_per_epoch=training.steps_per_epoch,
             batch_size=config.batch_size,
         )
         self.recorder.set_status(RunStatus.RUNNING)

@@ -39,8 +39,8 @@ class InputForm:
 AS_LOADED = InputForm()
 
 
-def prepare(model: nn.Module, config: RunConfig, device: torch.device) -> nn.Module:
-    """Change the model in place to what the configuration asks for, and move it to the device."""
+def prepare(model: nn.Module, config: RunConfig, device: torch.device | None) -> nn.Module:
+    """Change the model in place to what the configuration asks for, and move it to a device."""
     if config.activation_checkpointing:
         recompute_blocks(model, preserve_rng_state=not config.cuda_graphs)
     if config.channels_last:
@@ -51,4 +51,4 @@ def prepare(model: nn.Module, config: RunConfig, device: torch.device) -> nn.Mod
         for part in model.modules():
             if isinstance(part, _BatchNorm):
                 part.float()  # its sums over the batch need 32 bits; its outputs are of 16
-    return model.to(device)
+    return model if device is None else model.to(device)

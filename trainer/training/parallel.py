@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import nn
@@ -14,7 +15,7 @@ from trainer.config import Parallel, RunConfig
 from trainer.problems import TrainDevice
 from trainer.training.model import prepare
 from trainer.training.ranks import Ranks
-from trainer.training.sharding import shard
+from trainer.training.sharding import shard, unreduced
 
 
 def placed(model: nn.Module, config: RunConfig, ranks: Ranks, device: torch.device) -> nn.Module:
@@ -25,7 +26,7 @@ def placed(model: nn.Module, config: RunConfig, ranks: Ranks, device: torch.devi
     if config.parallel is not Parallel.FSDP:
         return prepare(model, config, device)
     # FSDP takes contiguous weights only; images in channels_last are enough for a convolution.
-    model = prepare(model, replace(config, channels_last=False), torch.device("cpu"))
+    model = prepare(model, replace(config, channels_last=False), None)
     shard(model, config, ranks, device)
     return model
 
@@ -54,6 +55,8 @@ class Shared:
         if config.parallel is Parallel.DDP:
             ddp = _ddp(model, config, devices[0])
             return cls(ddp, ddp, _Apart(ddp, config))
+        if config.parallel is Parallel.FSDP and config.no_sync:
+            return cls(model, None, partial(unreduced, model))
         return cls(model, None, nullcontext)
 
 

@@ -6,7 +6,9 @@ names. So it is read into stand-ins, which are then checked field by field and m
 
 from __future__ import annotations
 
+import io
 import math
+import os
 import pickle
 import re
 from collections import OrderedDict
@@ -17,9 +19,13 @@ from typing import Any, TypeVar
 import torch
 from torch.distributed.checkpoint import filesystem, metadata
 
+from stepscope.common.files import read_regular_file
+
 _Kind = TypeVar("_Kind")
 NAME = ".metadata"
 _FILE = re.compile(r"__[0-9]{1,9}_[0-9]{1,9}\.distcp")
+_LIST_BYTES = 64 * 2**20
+"""Size of a list up to which it is read: a tensor has some 300 bytes for each rank."""
 _DIMENSIONS = 64
 """More than a tensor of torch can have in most of its functions."""
 _DAMAGED = (
@@ -120,15 +126,20 @@ def read_list(folder: Path) -> metadata.Metadata:
 
     What it lists fits in the files of the folder: nobody takes memory for more.
     """
-    sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
-    with (folder / NAME).open("rb") as file:
-        try:
-            found = _Unpickler(file).load()
-            if not isinstance(found, _List):
-                raise ValueError("it is none")
-            return _checked(found.fields(), sizes)
-        except _DAMAGED as error:
-            raise ValueError(f"the list of tensors is damaged: {error}") from error
+    with os.scandir(folder) as entries:
+        sizes = {
+            entry.name: entry.stat(follow_symlinks=False).st_size
+            for entry in entries
+            if entry.is_file(follow_symlinks=False)
+        }
+    data = read_regular_file(folder / NAME, _LIST_BYTES)
+    try:
+        found = _Unpickler(io.BytesIO(data)).load()
+        if not isinstance(found, _List):
+            raise ValueError("it is none")
+        return _checked(found.fields(), sizes)
+    except _DAMAGED as error:
+        raise ValueError(f"the list of tensors is damaged: {error}") from error
 
 
 def _checked(fields: Mapping[str, Any], sizes: Mapping[str, int]) -> metadata.Metadata:

@@ -51,10 +51,16 @@ def weight_type(precision: Precision) -> torch.dtype | None:
     return _PURE_TYPES.get(precision)
 
 
-def grad_scaler(precision: Precision) -> torch.amp.GradScaler:
-    """Return the scaler, which passes everything through unless the precision is fp16.
+def grad_scaler(precision: Precision, gradients: torch.device) -> torch.amp.GradScaler:
+    """Return the scaler for gradients on this device; it is enabled only for fp16.
 
-    bf16 has the range of fp32 and needs none. Pure fp16 can have none: it refuses to unscale
+    bf16 has the range of fp32 and needs none. Pure fp16 can have none: `unscale_` refuses
     gradients of 16 bits.
     """
-    return torch.amp.GradScaler("cuda", enabled=precision is Precision.FP16)
+    scaler = torch.amp.GradScaler(gradients.type, enabled=precision is Precision.FP16)
+    if gradients.type == "cpu":
+        # The scale is created on the device of the first tensor that is scaled. With weights
+        # offloaded by FSDP that would be the loss on the GPU, and torch 2.13 unscales gradients on
+        # the host without waiting for its copy of the scale.
+        scaler.scale(torch.ones(()))
+    return scaler

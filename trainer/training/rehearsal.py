@@ -48,16 +48,18 @@ def rehearse(training: Training, step: TrainStep, task: Task, recorder: Recorder
             _reserve(training, step, task, recorder)
 
 
-def first_batch(split: Split, config: RunConfig, compute: Compute, last: bool = False) -> Batch:
+def full_batch_size(split: Split, config: RunConfig) -> int:
+    """Return the samples of the largest batch that one process takes from a split."""
+    return min(config.batch_size, -(-split.length // config.world_size))
+
+
+def first_batch(split: Split, config: RunConfig, compute: Compute) -> Batch:
     """Return the first samples of a split on the device: as many as the largest batch has.
 
-    With `last`, as many as the last batch of an epoch. There are fewer only where the split leaves
-    so many out. Raises RunFailed if it leaves out all of them.
+    There are fewer only where the split leaves so many out. Raises RunFailed if it leaves out all
+    of them.
     """
-    share = -(-split.length // config.world_size)
-    size = min(config.batch_size, share)
-    if last:
-        size = share % size or size
+    size = full_batch_size(split, config)
     batches: list[Batch] = []
     missing = size
     for indices in torch.split(torch.arange(split.length), size):
@@ -114,16 +116,14 @@ def changing_nothing(training: Training) -> Iterator[None]:
 
 
 def _compile(training: Training, step: TrainStep, task: Task, recorder: Recorder) -> None:
-    """Let torch.compile see each size of batch, so that no step that counts waits for it."""
-    config, compute = training.config, training.compute
-    batches = [first_batch(task.train, config, compute, last=last) for last in (False, True)]
-    if len(batches[0][1]) == len(batches[1][1]):
-        batches.pop()
+    """Compile for a full batch, so that no step that counts waits for it."""
+    config = training.config
+    batch = first_batch(task.train, config, training.compute)
     mode = config.compile
     text = f"Compiling the model (torch.compile, {mode}): training begins when this is done"
     recorder.event("compile", text, mode=str(mode))
     with told_in_a_sentence(config):
-        seconds = sum(_repeat(training, step, batch, 1) for batch in batches)
+        seconds = _repeat(training, step, batch, 1)
     recorder.event("compile", f"Compiled in {seconds:.1f} s", mode=str(mode), seconds=seconds)
 
 

@@ -1,6 +1,6 @@
 """One run from its configuration to its final status, in whatever thread or process it is called.
 
-run ─> session, device, sampler ─> _attempt ─> _train: workload, training, loop
+run ─> session, device, sampler ─> _attempt ─> _train: model, strategy, compile, loaders, loop
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -45,8 +45,9 @@ from trainer.training.phases import Phases
 from trainer.training.placement import devices_of, sampled, sampled_by
 from trainer.training.process_group import join, leave
 from trainer.training.ranks import Ranks
-from trainer.training.rehearsal import rehearse
+from trainer.training.rehearsal import full_batch_size, rehearse
 from trainer.training.saving import room
+from trainer.training.sharding import weights_on_first_rank
 from trainer.training.state import Training
 from trainer.training.step import TrainStep, step_of
 from trainer.workloads import WORKLOADS
@@ -86,6 +87,8 @@ def run(
         ranks=ranks.world_size,
         code=Path(__file__).parent,
     )
+    if ranks.world_size > 1:
+        session.open_nccl_pipe()
     outcome = Outcome(RunStatus.FAILED, "The training process was interrupted.")
     opened(session.recorder)
     try:
@@ -177,7 +180,7 @@ def _attempt(attempt: _Attempt) -> Outcome:
             outcome = attempt.session.told_case(outcome, error, _allowed(attempt))
         trace, at_failure = _traceback(error), compute.memory()
         if outcome.fatal:
-            keep_for_good(error)  # with its frames, and so the run's page-locked buffers
+            keep_for_good(error)  # with its frames, and so the last pinned batch
         else:
             _clear_frames(error)
     # Out of the except block: a live exception holds its frames and so every tensor of the run.
@@ -191,63 +194,65 @@ def _attempt(attempt: _Attempt) -> Outcome:
     return outcome
 
 
-def _built(attempt: _Attempt) -> tuple[Task, Training, Speed]:
-    """Build the task, the model after the seed, the optimizer, and its state where it resumes."""
-    config = attempt.config
-    torch.manual_seed(config.seed)
-    task = WORKLOADS[config.workload](config)
-    if too_short := epoch_problem(config, task.train.length):
-        raise RunFailed(str(too_short))
-    speed = Speed.of(task, config, attempt.device)
-    model = placed(task.model, config, attempt.ranks, attempt.compute.device)
-    training = Training(config, model, attempt.compute, attempt.ranks)
-    _describe(attempt, task, training, speed)
-    if config.resume:
-        _resume(training, attempt.session.recorder)
-    _count_steps(attempt.session, training)
-    return task, training, speed
-
-
 def _train(attempt: _Attempt) -> None:
-    """Build everything in the order that matters (flags, then what `_built` does) and train."""
-    config, compute = attempt.config, attempt.compute
-    recorder = attempt.session.recorder
-    with run_flags(config):
-        task, training, speed = _built(attempt)
+    """Train: everything that a run builds, in the order in which it is built."""
+    config, compute, ranks = attempt.config, attempt.compute, attempt.ranks
+    session, recorder = attempt.session, attempt.session.recorder
+    with ExitStack() as stack:
+        stack.enter_context(run_flags(config))
+
+        # The model has the first weights that follow from the seed.
+        torch.manual_seed(config.seed)
+        with weights_on_first_rank(config, ranks):
+            task = WORKLOADS[config.workload](config)
+        if too_short := epoch_problem(config, task.train.length):
+            raise RunFailed(str(too_short))
+        speed = Speed.of(task, config, attempt.device)
+        model = placed(task.model, config, ranks, compute.device)
+
+        # Optimizer, learning rate and gradient scaler, as the checkpoint has them.
+        training = Training(config, model, compute, ranks, task.train.length)
+        _describe(attempt, task, training, speed)
+        if config.resume:
+            _resume(training, recorder)
+        _count_steps(session, training)
+
+        # DataParallel or DDP around the model, then torch.compile around both.
+        shared = Shared.of(model, config, attempt.devices)
+        phases = Phases(shared.model) if ranks.several else None
+        ranks.begin_random(config.seed, training.step)
+        full = full_batch_size(task.train, config)
+        forward = stack.enter_context(compiled(shared.model, config, compute.device, full))
+
         own = OwnCommands(recorder, training, attempt.stop)
-        shared = Shared.of(training.model, config, attempt.devices)
-        phases = Phases(shared.model) if attempt.ranks.several else None
-        attempt.ranks.begin_random(config.seed, training.step)
-        loading = attempt.ranks.seeded(config)
-        with (
-            compiled(shared.model, config, compute.device) as forward,
-            closing(
-                attempt.session.answer(
-                    own.handlers, check=own.check, step=attempt.session.oom.step, closed_here=True
-                )
-            ) as commands,
-            closing(make_loader(task.train, loading, compute)) as loader,
-            closing(make_validation_loader(task.validation, loading, compute)) as validation_loader,
-        ):
-            step = replace(
-                step_of(training, task),
-                wrapped=shared.wrapped if forward is None else forward,
-                apart=shared.apart,
-                phases=phases,
-            )
-            rehearse(training, step, task, recorder)
-            Loop(
-                task=task,
-                training=training,
-                step=_captured(step, training, task, recorder) if config.cuda_graphs else step,
-                loader=loader,
-                validation_loader=validation_loader,
-                reader=compute.reader(Journal(recorder, config)),
-                recorder=recorder,
-                commands=commands,
-                speed=speed,
-                phases=phases,
-            ).train()
+        commands = session.answer(
+            own.handlers, check=own.check, step=session.oom.step, closed_here=True
+        )
+        stack.enter_context(closing(commands))
+        loading = ranks.seeded(config)
+        loader = stack.enter_context(closing(make_loader(task.train, loading, compute)))
+        validation_loader = make_validation_loader(task.validation, loading, compute)
+        stack.enter_context(closing(validation_loader))
+
+        step = replace(
+            step_of(training, task),
+            wrapped=shared.wrapped if forward is None else forward,
+            apart=shared.apart,
+            phases=phases,
+        )
+        rehearse(training, step, task, recorder)
+        Loop(
+            task=task,
+            training=training,
+            step=_captured(step, training, task, recorder) if config.cuda_graphs else step,
+            loader=loader,
+            validation_loader=validation_loader,
+            reader=compute.reader(Journal(recorder, config)),
+            recorder=recorder,
+            commands=commands,
+            speed=speed,
+            phases=phases,
+        ).train()
 
 
 def _describe(attempt: _Attempt, task: Task, training: Training, speed: Speed) -> None:

@@ -7,7 +7,8 @@ added up over the ranks and spread again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -21,19 +22,44 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from trainer.config import Parallel, RunConfig
+from trainer.config import Parallel, RunConfig, Workload
 from trainer.failures import RunFailed
 from trainer.training.precision import amp_type, weight_type
 from trainer.training.ranks import Ranks
 from trainer.training.recompute import blocks
 
 
+@contextmanager
+def weights_on_first_rank(config: RunConfig, ranks: Ranks) -> Iterator[None]:
+    """Build a model inside whose weights only rank 0 holds, where FSDP can send them to the others.
+
+    On the other ranks parameters have a shape and no memory (meta device), ties included, until
+    `shard`. Buffers hold their values on all ranks. A model of the user's may need the values of
+    its weights, and is built whole on each rank.
+    """
+    if not _sent_by_first(config) or not ranks.rank:
+        yield
+        return
+
+    def without_memory(_module: nn.Module, _name: str, weights: nn.Parameter) -> nn.Parameter:
+        return weights if weights.is_meta else _empty(weights, torch.device("meta"))
+
+    # torch's annotation says that a hook returns nothing, its documentation a new parameter.
+    hook = register_module_parameter_registration_hook(without_memory)  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
 def shard(model: nn.Module, config: RunConfig, ranks: Ranks, device: torch.device) -> None:
     """Spread a model over the ranks, in place; before its optimizer is made.
 
     The model may lie on the host: each group goes to the device by itself, so that it never holds
-    the whole model. Raises RunFailed for number types that cannot be mixed.
+    the whole model. Weights without memory come from rank 0, one at a time. Raises RunFailed for
+    number types that cannot be mixed.
     """
     if weight_type(config.precision) is not None and _norms(model):
         raise RunFailed(
@@ -46,7 +72,9 @@ def shard(model: nn.Module, config: RunConfig, ranks: Ranks, device: torch.devic
     # Gradients are added up in 32 bits, whatever the weights are gathered in.
     inner = MixedPrecisionPolicy(amp_type(config.precision) if casts else None, torch.float32)
     outer = MixedPrecisionPolicy(inner.param_dtype, torch.float32, torch.float32 if casts else None)
+    whole = {name: weights.detach() for name, weights in model.named_parameters()}
     for block in blocks(model):
+        _give_memory(block, device)
         fully_shard(
             block,
             mesh=mesh,
@@ -54,13 +82,48 @@ def shard(model: nn.Module, config: RunConfig, ranks: Ranks, device: torch.devic
             mp_policy=inner,
             offload_policy=offload,
         )
+    _give_memory(model, device)
     fully_shard(
         model,
         mesh=mesh,
-        reshard_after_forward=config.reshard,
+        # None: the root's weights, which backward needs first, are kept after the forward pass.
+        reshard_after_forward=None if config.reshard else False,
         mp_policy=outer,
         offload_policy=offload,
     )
+    if _sent_by_first(config):
+        _send_from_first(model, whole)
+
+
+@torch.no_grad()
+def _send_from_first(model: nn.Module, whole: Mapping[str, Tensor]) -> None:
+    """Give each rank its part of the weights that rank 0 has in `whole`, by their names."""
+    for name, weights in model.named_parameters():
+        assert isinstance(weights, DTensor)
+        mesh = weights.device_mesh
+        value = whole[name]
+        if value.is_meta:
+            value = torch.empty_like(value, device=mesh.device_type)
+        sent = distribute_tensor(value.to(mesh.device_type), mesh, weights.placements)
+        weights.to_local().copy_(sent.to_local())
+
+
+def _sent_by_first(config: RunConfig) -> bool:
+    return config.parallel is Parallel.FSDP and config.workload is not Workload.USER
+
+
+def _give_memory(module: nn.Module, device: torch.device) -> None:
+    """Replace parameters on the meta device by uninitialized ones, tied ones by the same."""
+    made: dict[nn.Parameter, nn.Parameter] = {}
+    for part in module.modules():
+        for name, weights in list(part.named_parameters(recurse=False)):
+            if weights.is_meta:
+                made.setdefault(weights, _empty(weights, device))
+                part.register_parameter(name, made[weights])
+
+
+def _empty(weights: nn.Parameter, device: torch.device) -> nn.Parameter:
+    return nn.Parameter(torch.empty_like(weights, device=device), weights.requires_grad)
 
 
 def casts_weights(model: nn.Module, config: RunConfig) -> bool:
@@ -71,6 +134,17 @@ def casts_weights(model: nn.Module, config: RunConfig) -> bool:
     """
     mixed = amp_type(config.precision) is not None
     return config.parallel is Parallel.FSDP and mixed and not _norms(model)
+
+
+@contextmanager
+def unreduced(model: nn.Module) -> Iterator[None]:
+    """Add up whole gradients on each rank within: no rank sends or drops any until after it."""
+    assert isinstance(model, FSDPModule)
+    model.set_requires_gradient_sync(False)
+    try:
+        yield
+    finally:
+        model.set_requires_gradient_sync(True)
 
 
 def reshard(model: nn.Module) -> None:

@@ -1,4 +1,8 @@
-"""The state of a run that a checkpoint holds: model, optimizer, schedule, scaler, RNG, position."""
+"""The state of a run that a checkpoint holds: model, optimizer, schedule, scaler, RNG, position.
+
+The learning rate of the constant and the cosine schedule is a function of the step, so a checkpoint
+needs no state of theirs; one of the plateau schedule is that of torch's ReduceLROnPlateau.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import CosineAnnealingLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from trainer.config import Optimizer, Precision, RunConfig, Schedule
+from trainer.config import Optimizer, Parallel, Precision, RunConfig, Schedule
 from trainer.training.checkpoint import CheckpointError
 from trainer.training.compute import Compute
 from trainer.training.precision import grad_scaler
@@ -30,12 +34,18 @@ workload reads them; the seed where it makes the data."""
 class Training:
     """All that changes while training; `load` restores what `state_dict` returned.
 
-    `epoch` is the current one, counted from 1; `offset` of its samples are done, by all ranks
-    together. So a checkpoint does not depend on how many ranks there were.
+    An epoch has `samples`, of all ranks together. `epoch` is the current one, counted from 1;
+    `offset` of its samples are done, by all ranks together. So a checkpoint does not depend on how
+    many ranks there were.
     """
 
     def __init__(
-        self, config: RunConfig, model: nn.Module, compute: Compute, ranks: Ranks = ALONE
+        self,
+        config: RunConfig,
+        model: nn.Module,
+        compute: Compute,
+        ranks: Ranks = ALONE,
+        samples: int = 1,
     ) -> None:
         self.config = config
         self.compute = compute
@@ -43,9 +53,16 @@ class Training:
         self.model = model
         self.optimizer = _optimizer(config, model)
         self._begin_momentum()
-        self.schedule = _schedule(config, self.optimizer)
-        self.scaler = grad_scaler(config.precision)
-        self.step, self.epoch, self.offset = 0, 1, 0
+        self.plateau = (
+            ReduceLROnPlateau(self.optimizer, factor=PLATEAU_FACTOR, patience=PLATEAU_PATIENCE)
+            if config.schedule is Schedule.PLATEAU
+            else None
+        )
+        offloaded = config.parallel is Parallel.FSDP and config.cpu_offload
+        gradients = torch.device("cpu") if offloaded else compute.device
+        self.scaler = grad_scaler(config.precision, gradients)
+        self.samples = samples
+        self._go_to(0, 1, 0)
         self.best_loss = math.inf
         self.saved = 0
         """Checkpoints that this process has written, or helped to."""
@@ -60,12 +77,16 @@ class Training:
         self._epoch_state = self._generator.get_state()
         return self.ranks.share(torch.randperm(samples, generator=self._generator), self.offset)
 
+    def count(self, steps: int, samples: int) -> None:
+        """Move the position and the learning rate by so many steps and samples of the epoch."""
+        self.step += steps
+        self.offset += samples
+        self._set_learning_rate()
+
     def next_epoch(self, validation_loss: float) -> None:
-        """Close the epoch: move the schedule and the position."""
-        if isinstance(self.schedule, ReduceLROnPlateau):
-            self.schedule.step(validation_loss)
-        elif self.schedule is not None:
-            self.schedule.step()
+        """Close the epoch: move the plateau schedule and the position."""
+        if self.plateau is not None:
+            self.plateau.step(validation_loss)
         self._epoch_state = self._generator.get_state()
         self.epoch += 1
         self.offset = 0
@@ -75,6 +96,11 @@ class Training:
         """Whether the last epoch or the last step is done."""
         limit = self.config.max_steps
         return self.epoch > self.config.epochs or 0 < limit <= self.step
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps of a whole epoch."""
+        return math.ceil(self.samples / self.config.step_size)
 
     @property
     def learning_rate(self) -> float:
@@ -87,7 +113,7 @@ class Training:
             "config": self.config.to_dict(),
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "schedule": self.schedule.state_dict() if self.schedule else {},
+            "schedule": self.plateau.state_dict() if self.plateau else {},
             "scaler": self.scaler.state_dict(),
             "rng": torch.get_rng_state(),
             "device_rng": self.compute.rng_state(),
@@ -137,7 +163,7 @@ class Training:
             if name != "resume" and name in theirs and theirs[name] != value
         }
         taken = ["weights", f"state of {self.config.optimizer}"]
-        if self.schedule is not None:
+        if self.config.schedule is not Schedule.NONE:
             taken.append(f"place in the {self.config.schedule} schedule")
         if "learning_rate" not in changed:
             taken.append(f"learning rate {self.learning_rate:.4g}")
@@ -154,23 +180,19 @@ class Training:
             }
         )
         self._load_optimizer(state["optimizer"])
-        if self.schedule is not None:
-            self.schedule.load_state_dict(state["schedule"])
-        self._scale_rate(self.config.learning_rate / state["config"]["learning_rate"])
-        if isinstance(self.schedule, CosineAnnealingLR):
-            self._stretch(self.schedule)
+        if self.plateau is not None:
+            self.plateau.load_state_dict(state["schedule"])
+            for group in self.optimizer.param_groups:
+                group["lr"] *= self.config.learning_rate / state["config"]["learning_rate"]
         if self.scaler.is_enabled() and state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
         torch.set_rng_state(state["rng"])
         if state["device_rng"] is not None:
             self.compute.set_rng_state(state["device_rng"])
-        # Loaded at an epoch's end, the schedule moves before this optimizer's first step: torch
-        # would warn of a wrong order.
-        self.optimizer._opt_called = True  # type: ignore[attr-defined]
         self._generator.set_state(state["order_rng"])
         self._epoch_state = state["order_rng"]
         position = state["position"]
-        self.step, self.epoch, self.offset = (int(position[k]) for k in ("step", "epoch", "offset"))
+        self._go_to(*(int(position[name]) for name in ("step", "epoch", "offset")))
         self.best_loss = float(state["best_loss"])
 
     def _load_optimizer(self, state: dict[str, Any]) -> None:
@@ -199,26 +221,39 @@ class Training:
                     "momentum_buffer", torch.zeros_like(weights)
                 )
 
-    def _scale_rate(self, factor: float) -> None:
-        """Apply a changed learning rate to the rates that the schedule has reached."""
-        if factor == 1:
-            return
-        for group in self.optimizer.param_groups:
-            for name in ("lr", "initial_lr"):
-                if name in group:
-                    group[name] *= factor
-        if isinstance(self.schedule, CosineAnnealingLR):
-            self.schedule.base_lrs = [rate * factor for rate in self.schedule.base_lrs]
+    def _go_to(self, step: int, epoch: int, offset: int) -> None:
+        """Set the position, and from it the last step of the run and the learning rate."""
+        self.step, self.epoch, self.offset = step, epoch, offset
+        left = math.ceil((self.samples - offset) / self.config.step_size)
+        total = step + left + (self.config.epochs - epoch) * self.steps_per_epoch
+        self.total_steps = min(total, self.config.max_steps or total)
+        self._set_learning_rate()
 
-    def _stretch(self, schedule: CosineAnnealingLR) -> None:
-        """Move the schedule's end to this run's: past its old end the rate would rise from 0."""
-        epochs = self.config.epochs
-        if schedule.T_max == epochs:
+    def _set_learning_rate(self) -> None:
+        """Set the rate of the next step; ReduceLROnPlateau sets it after epochs instead."""
+        if self.plateau is not None:
             return
-        schedule.T_max = epochs
-        done = schedule.last_epoch / epochs
-        for group, rate in zip(self.optimizer.param_groups, schedule.base_lrs, strict=True):
-            group["lr"] = rate * (1 + math.cos(math.pi * done)) / 2
+        rate = self.config.learning_rate * learning_rate_factor(
+            self.config, self.step, self.total_steps
+        )
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+
+
+def learning_rate_factor(config: RunConfig, step: int, total_steps: int) -> float:
+    """Return what multiplies the learning rate in a step, counted from 0.
+
+    In `lr_warmup_steps` W it rises linearly as (step + 1) / (W + 1) (Goyal et al. 2017, section
+    2.2). Then it is 1, or with the cosine schedule (1 + cos(π (step - W) / (total_steps - W))) / 2
+    (Loshchilov and Hutter 2017, equation 5, without restarts).
+    """
+    warmup = config.lr_warmup_steps
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
+    if config.schedule is not Schedule.COSINE:
+        return 1.0
+    done = (step - warmup) / max(1, total_steps - warmup)
+    return (1 + math.cos(math.pi * min(done, 1.0))) / 2
 
 
 def _optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
@@ -255,14 +290,3 @@ def _epsilon(precision: Precision) -> float:
     is 6e-8. Torch's own 1e-8 would make those steps 1e5 times too long.
     """
     return 1e-3 if precision is Precision.PURE_FP16 else 1e-8
-
-
-def _schedule(
-    config: RunConfig, optimizer: torch.optim.Optimizer
-) -> CosineAnnealingLR | ReduceLROnPlateau | None:
-    """The schedule, moved once an epoch."""
-    if config.schedule is Schedule.COSINE:
-        return CosineAnnealingLR(optimizer, T_max=config.epochs)
-    if config.schedule is Schedule.PLATEAU:
-        return ReduceLROnPlateau(optimizer, factor=PLATEAU_FACTOR, patience=PLATEAU_PATIENCE)
-    return None

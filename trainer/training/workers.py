@@ -5,13 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.forkserver
 import multiprocessing.resource_tracker
-import multiprocessing.spawn
 import os
 import random
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -45,9 +43,10 @@ class Workers:
             num_workers=config.num_workers,
             prefetch_factor=config.prefetch_factor,
             persistent_workers=config.persistent_workers,
+            pin_memory=config.pin_memory,
             multiprocessing_context=context,
             collate_fn=_as_is,
-            worker_init_fn=_end_with_process,
+            worker_init_fn=_end_with_trainer,
             generator=torch.Generator(),  # its own: the default one belongs to the model
         )
         self._fetched: Any = None
@@ -63,9 +62,8 @@ class Workers:
         """
         assert self._loader is not None
         self._order.indices, self._order.epoch = order, epoch
-        with _without_main():
-            _start_fork_server()
-            self._fetched = iter(self._loader)
+        _start_fork_server()
+        self._fetched = iter(self._loader)
         try:
             while (batch := _next(self._fetched)) is not None:
                 yield batch
@@ -147,6 +145,10 @@ def _next(batches: Iterator[Batch | RunFailed]) -> Batch | None:
             raise
         # A batch lies in shared memory that is asked of the worker which made it.
         raise RuntimeError(f"DataLoader worker exited unexpectedly: {error}") from error
+    except RuntimeError as error:
+        if str(error).startswith("Pin memory thread exited"):  # asked a worker that has died
+            raise RuntimeError(f"DataLoader worker exited unexpectedly: {error}") from error
+        raise
     if isinstance(batch, RunFailed):
         raise batch
     return batch
@@ -172,44 +174,19 @@ def _start_fork_server() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
 
-def _end_with_process(_worker: int) -> None:
-    """Let this worker end with the process that trains, however that one ends.
+def _end_with_trainer(_worker: int) -> None:
+    """Let this worker end within a second of the process that trains, however that one ends.
 
-    The fork server ends when nobody has the other end of its pipe any more. Python gives that end
-    to the workers too, and torch's workers only look whether the fork server is there: all of them
-    would stay. A worker starts no processes, for which it would need the pipe.
+    torch's workers only look whether the fork server is there, and each keeps it alive: it ends
+    when neither the trainer nor a worker has the other end of its pipe.
     """
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     killed_with_parent()  # the fork server; torch itself looks every five seconds
-    server: Any = getattr(multiprocessing.forkserver, "_forkserver", None)
-    pipe = getattr(server, "_forkserver_alive_fd", None)  # private: without it they stay
-    if pipe is not None:
-        os.close(pipe)
-        server._forkserver_alive_fd = None
+    threading.Thread(target=_wait_for_trainer, name="stepscope-parent", daemon=True).start()
 
 
-_patching = threading.Lock()
-
-
-@contextmanager
-def _without_main() -> Iterator[None]:
-    """Start child processes that do not run the parent's main script again.
-
-    multiprocessing re-imports `__main__` in every child. Under `streamlit run` that is the page,
-    which would start the app once more in each worker. Our workers need nothing from it.
-    """
-    spawn = multiprocessing.spawn
-    with _patching:
-        original = spawn.get_preparation_data
-
-        def prepare(name: str) -> dict[str, Any]:
-            data = original(name)
-            data.pop("init_main_from_path", None)
-            data.pop("init_main_from_name", None)
-            return data
-
-        spawn.get_preparation_data = prepare
-        try:
-            yield
-        finally:
-            spawn.get_preparation_data = original
+def _wait_for_trainer() -> None:
+    trainer = multiprocessing.parent_process()
+    assert trainer is not None
+    trainer.join()
+    os._exit(1)

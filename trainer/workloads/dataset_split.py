@@ -44,23 +44,17 @@ class DatasetSplit:
         form = ((inputs.shape[1:], inputs.dtype), (targets.shape[1:], targets.dtype))
         return cls(source, dataset, name, length, form)
 
-    def take(self, indices: Tensor, out: Batch | None = None) -> Batch:
-        """Return the samples at `indices` (int64, below `length`) as one batch, into `out`.
+    def take(self, indices: Tensor) -> Batch:
+        """Return the samples at `indices` (int64, below `length`) as one batch.
 
         Raises UserCodeError with the line of the user's file where a sample cannot be made.
         """
         with told(self.source.path, f"a sample of {self.name} cannot be made"):
-            inputs, targets = _batch([self.dataset[place] for place in indices.tolist()], self.name)
-        if out is None:
-            return inputs, targets
-        return out[0].copy_(inputs), out[1].copy_(targets)
+            return _batch([self.dataset[place] for place in indices.tolist()], self.name)
 
-    def room(self, size: int, *, pin_memory: bool = False) -> Batch:
+    def room(self, size: int) -> Batch:
         """Return empty tensors for a batch of `size` samples."""
-        inputs, targets = (
-            torch.empty((size, *shape), dtype=dtype, pin_memory=pin_memory)
-            for shape, dtype in self.form
-        )
+        inputs, targets = (torch.empty((size, *shape), dtype=dtype) for shape, dtype in self.form)
         return inputs, targets
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,12 +19,15 @@ import numpy as np
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from stepscope.common.files import atomic_write, read_regular_file
 from trainer.config import Workload
 from trainer.data_sets import VARIABLE, data_root
 from trainer.workloads.digits import parted
 
 IMAGES = "images"
 CSVS = ("train.csv", "validation.csv")
+_PART = re.compile(r"(?<![^/])\.([^/]+)\.[0-9a-f]{16}\.part$")
+"""What a killed process leaves of a file."""
 
 
 class NotOurs(Exception):
@@ -73,11 +77,11 @@ def write(folder: Path) -> Iterator[tuple[int, int]]:
     (folder / IMAGES).mkdir(parents=True, exist_ok=True)
     for done, (name, image) in enumerate(zip(names, digits.images, strict=True), 1):
         if not (folder / name).exists():
-            _put(folder / name, _png(image))
+            atomic_write(folder / name, _png(image), durable=False)
         if done % 100 == 0 or done == len(names):
             yield done, len(names)
     for csv, text in tables.items():
-        _put(folder / csv, text.encode())
+        atomic_write(folder / csv, text, durable=False)
 
 
 def _check(folder: Path, names: list[str], tables: dict[str, str]) -> None:
@@ -92,13 +96,18 @@ def _check(folder: Path, names: list[str], tables: dict[str, str]) -> None:
         for name in (*folders, *files):
             path = name if inside == "." else f"{inside}/{name}"
             link = os.path.islink(os.path.join(parent, name))
-            expected = path == IMAGES if name in folders else path.removesuffix(".part") in known
+            expected = path == IMAGES if name in folders else _PART.sub(r"\1", path) in known
             if link or not expected:
                 raise NotOurs(f"{folder} holds {path}, which this command has not written.")
     for csv, text in tables.items():
-        table = folder / csv
-        if table.is_file() and table.read_bytes() != text.encode():
-            raise NotOurs(f"{table} has other rows than this command writes.")
+        try:
+            same = read_regular_file(folder / csv, len(text)) == text.encode()
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError):
+            same = False
+        if not same:
+            raise NotOurs(f"{folder / csv} has other rows than this command writes.")
 
 
 def _png(image: np.ndarray) -> bytes:
@@ -106,13 +115,6 @@ def _png(image: np.ndarray) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(np.rint(image * (255 / 16)).astype(np.uint8)).save(buffer, "PNG")
     return buffer.getvalue()
-
-
-def _put(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all."""
-    part = path.with_name(f"{path.name}.part")
-    part.write_bytes(content)
-    part.replace(path)
 
 
 def _show(text: str, end: str) -> None:

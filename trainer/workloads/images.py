@@ -75,13 +75,13 @@ class ImageSplit:
         """Images of an epoch."""
         return len(self.entries)
 
-    def take(self, indices: Tensor, out: Batch | None = None) -> Batch:
-        """Return images as uint8 (n, 3, size, size) and labels as int64 (n,), into `out`.
+    def take(self, indices: Tensor) -> Batch:
+        """Return images as uint8 (n, 3, size, size) and labels as int64 (n,).
 
         A broken image ends the run with ImageError. With `skip`, the next image that is sound
         takes its place, so that every batch has its size.
         """
-        inputs, targets = out or self.room(len(indices))
+        inputs, targets = self.room(len(indices))
         images = inputs.numpy()  # the same memory
         for row, index in enumerate(indices.tolist()):
             pixels, taken = self._sound(index)
@@ -89,12 +89,10 @@ class ImageSplit:
             targets[row] = self.labels[taken]
         return inputs, targets
 
-    def room(self, size: int, *, pin_memory: bool = False) -> Batch:
+    def room(self, size: int) -> Batch:
         """Return empty tensors for a batch of `size` samples."""
-        images = torch.empty(
-            (size, 3, self.size, self.size), dtype=torch.uint8, pin_memory=pin_memory
-        )
-        return images, torch.empty(size, dtype=torch.int64, pin_memory=pin_memory)
+        images = torch.empty((size, 3, self.size, self.size), dtype=torch.uint8)
+        return images, torch.empty(size, dtype=torch.int64)
 
     def reason(self, index: int) -> str:
         """Return the sentence that tells why an image is broken; decodes it again."""

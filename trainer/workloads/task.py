@@ -21,10 +21,10 @@ class Split(Protocol):
     def length(self) -> int:
         """Samples of an epoch."""
 
-    def take(self, indices: Tensor, out: Batch | None = None) -> Batch:
-        """Return the samples at `indices` (int64, below `length`) as one batch, into `out`."""
+    def take(self, indices: Tensor) -> Batch:
+        """Return the samples at `indices` (int64, below `length`) as one batch."""
 
-    def room(self, size: int, *, pin_memory: bool = False) -> Batch:
+    def room(self, size: int) -> Batch:
         """Return empty tensors for a batch of `size` samples."""
 
 
@@ -44,20 +44,16 @@ class TensorSplit:
         """A split that counts each sample once."""
         return cls(inputs, targets, len(inputs))
 
-    def take(self, indices: Tensor, out: Batch | None = None) -> Batch:
-        """Return the samples at `indices` (int64, below `length`) as one batch, into `out`."""
+    def take(self, indices: Tensor) -> Batch:
+        """Return the samples at `indices` (int64, below `length`) as one batch."""
         if self.length > len(self.inputs):
             indices = indices % len(self.inputs)
-        inputs, targets = out or (None, None)
-        return (
-            torch.index_select(self.inputs, 0, indices, out=inputs),
-            torch.index_select(self.targets, 0, indices, out=targets),
-        )
+        return self.inputs.index_select(0, indices), self.targets.index_select(0, indices)
 
-    def room(self, size: int, *, pin_memory: bool = False) -> Batch:
+    def room(self, size: int) -> Batch:
         """Return empty tensors for a batch of `size` samples."""
         inputs, targets = (
-            torch.empty((size, *part.shape[1:]), dtype=part.dtype, pin_memory=pin_memory)
+            torch.empty((size, *part.shape[1:]), dtype=part.dtype)
             for part in (self.inputs, self.targets)
         )
         return inputs, targets

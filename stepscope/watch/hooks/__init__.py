@@ -13,7 +13,7 @@ wraps a handful of torch's functions:
 | `amp.py`       | `GradScaler.scale`, `GradScaler.step`    | `train/amp_scale`, `…/amp_skipped`  |
 | `data.py`      | `__next__` of the DataLoader's iterators | data wait, samples/s, `train/epoch` |
 | `phases.py`    | `DistributedDataParallel.__init__` (jobs)| `perf/forward`, `perf/comm_wait`, … |
-| `transfer.py`  | `Tensor.to`, `Tensor.cuda` (only CUDA)   | `perf/h2d`                          |
+| `transfer.py`  | `to`, `cuda` of tensors (only CUDA)      | `perf/h2d`                          |
 
 `State` is what they share. `times.py` has a step's times, `passes.py` its batches and epoch,
 `parties.py` which of several optimizers a loss belongs to, `by_hand.py` the steps of scripts

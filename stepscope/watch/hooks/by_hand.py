@@ -10,6 +10,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from stepscope.common.clock import clock
+
 if TYPE_CHECKING:
     from stepscope.watch.hooks.state import State
 
@@ -42,7 +44,7 @@ class ByHand:
         if state.loss is not None:
             row["train/loss"] = state.loss
         state.loss = None
-        self._held.append((time.time(), row))
+        self._held.append((clock.now(), row))
         if isinstance(root, list | tuple) and len(root) == 1:
             root = root[0]
         self._device = getattr(root, "device", None)

@@ -79,6 +79,7 @@ class Batches:
     def _fetched(self, iterator: Any, batch: Any, began_s: float) -> None:
         state, number, current = self._state, iterator._num_yielded, self._pass
         state.recorder.signs += 1
+        state.session.readings.look()
         # The workers' iterator may serve the next pass after one that was left with `break`.
         if current is None or id(iterator) != self._last or number == 1 or number > current.until:
             current = self._turn_to(iterator, began_s)

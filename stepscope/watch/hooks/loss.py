@@ -42,6 +42,7 @@ class Losses:
         """Wrap `torch.autograd.backward`, which `Tensor.backward` calls too."""
         state, guard, add, tensor = self._state, self._guard, self._add, self._tensor
         parties, by_hand, clock = state.parties, state.by_hand, time.perf_counter
+        readings = state.session.readings
 
         def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
             # Inside another backward it is reentrant checkpointing.
@@ -49,6 +50,8 @@ class Losses:
                 return original(tensors, grad_tensors, *args, **kwargs)
             if self._made_late:
                 self._collect_former()
+            if readings.wanted:
+                readings.look()
             before = guard.call(parties.gradients) if parties.are_several else None
             phases = state.phases
             began_s = 0.0 if phases is None else clock()
@@ -59,6 +62,8 @@ class Losses:
             finally:
                 state.in_backward = False
             state.backwards += 1
+            if readings.wanted:
+                readings.look()
             if phases is not None:
                 phases.backward(began_s, clock())
             if guard.works:

@@ -49,6 +49,25 @@ class Patches:
 
         self._undo.append(undo)
 
+    def replace_bound(self, owner: type, name: str, bind: Callable[[Any], Function | None]) -> None:
+        """Let `instance.name` be what `bind` returns for it, unless that is None.
+
+        `owner.name` stays the original, which scripts use as a key and compare by identity.
+        """
+        original, own = getattr(owner, name), vars(owner).get(name)
+        wrapper = _Bound(original, bind)
+        setattr(owner, name, wrapper)
+
+        def undo() -> None:
+            if vars(owner).get(name) is not wrapper:
+                return  # replaced meanwhile
+            if own is None:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, own)
+
+        self._undo.append(undo)
+
     def on_undo(self, undo: Callable[[], None]) -> None:
         """Remember another way back."""
         self._undo.append(undo)
@@ -57,6 +76,23 @@ class Patches:
         """Put everything back, last first."""
         while self._undo:
             self._undo.pop()()
+
+
+class _Bound:
+    """A method whose calls through an instance can be wrapped; the class gives the original."""
+
+    __slots__ = ("_bind", "_original")
+
+    def __init__(self, original: Any, bind: Callable[[Any], Function | None]) -> None:
+        self._original = original
+        self._bind = bind
+        opaque(_Bound.__get__, with_callees=True)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        bound = None if instance is None else self._bind(instance)
+        if bound is not None:
+            return bound
+        return self._original if instance is None else self._original.__get__(instance, owner)
 
 
 class Guard:

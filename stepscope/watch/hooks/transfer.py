@@ -4,15 +4,17 @@ Two CUDA events on the current stream bracket a copy and are read once the devic
 nothing waits. A pair costs the host about 20 us, so of short steps only one in 10 ms is measured.
 The wrappers are put in place at the first optimizer step, and only where the parameters are on a
 CUDA device: a run on the CPU does not pay for them, and a model on its way to the GPU is not in the
-figure.
+figure. Only calls through a tensor are wrapped: `torch.Tensor.to` stays the same object, because
+`__torch_function__` gets it as `func`, and scripts have tables of such functions.
 """
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from threading import get_ident
-from types import ModuleType
+from types import MethodType, ModuleType
 from typing import Any
 
 from stepscope.recording.event_pairs import EventPairs, Pair
@@ -79,30 +81,43 @@ class CopyTimes:
         self._current = torch.cuda.current_device
         self._device: type[Any] = torch.device
         self._tensor: type[Any] = torch.Tensor
-        opaque(self._begin, with_callees=True)
+        self._plainly = torch._C.DisableTorchFunction
+        """A mode, or a subclass, is not to see which properties are looked at here."""
+        self._is_copying = False
 
-    def around(self, original: Function, *, default: Any) -> Function:
-        """Wrap a method of Tensor; `default` is its target where the call names none."""
+    def around(self, original: Function, *, default: Any) -> Callable[[Any], Function | None]:
+        """Return what binds a method of Tensor; `default` is its target where the call has none."""
         state, is_compiling, guard = self._state, self._is_compiling, Guard("perf/h2d")
         transfers = self._transfers
 
+        @functools.wraps(original)
         def copy(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            if not transfers.measuring or is_compiling():
-                return original(tensor, *args, **kwargs)
-            if not tensor.is_cpu or get_ident() != state.thread:
-                return original(tensor, *args, **kwargs)
             target = kwargs.get("device", args[0] if args else default)
-            pair = guard.call(self._begin, target)
+            pair = guard.call(self._begin, tensor, target)
             if pair is None:
                 return original(tensor, *args, **kwargs)
+            self._is_copying = True
             try:
                 return original(tensor, *args, **kwargs)
             finally:
+                self._is_copying = False
                 guard.call(transfers.end, pair)
 
-        return copy
+        def bind(tensor: Any) -> Function | None:
+            # What a subclass does within a copy is a part of it.
+            if not transfers.measuring or self._is_copying or is_compiling():
+                return None
+            return MethodType(copy, tensor) if get_ident() == state.thread else None
 
-    def _begin(self, target: Any) -> Pair | None:
+        opaque(copy)
+        opaque(self._begin, with_callees=True)
+        return bind
+
+    def _begin(self, tensor: Any, target: Any) -> Pair | None:
+        with self._plainly():
+            return self._begin_pair(target) if tensor.is_cpu else None
+
+    def _begin_pair(self, target: Any) -> Pair | None:
         if isinstance(target, self._tensor):
             target = target.device
         elif isinstance(target, str):
@@ -117,9 +132,9 @@ class CopyTimes:
 
 
 def attach(torch: ModuleType, state: State, patches: Patches) -> Transfers:
-    """Wrap `Tensor.to` and `Tensor.cuda`; CUDA is in use already."""
+    """Wrap `to` and `cuda` of tensors; CUDA is in use already."""
     transfers = Transfers(lambda: torch.cuda.Event(enable_timing=True))
-    times = CopyTimes(torch, state, transfers)
-    patches.replace(torch.Tensor, "to", lambda f: times.around(f, default=None), traced=True)
-    patches.replace(torch.Tensor, "cuda", lambda f: times.around(f, default="cuda"), traced=True)
+    times, owner = CopyTimes(torch, state, transfers), torch.Tensor
+    patches.replace_bound(owner, "to", times.around(owner.to, default=None))
+    patches.replace_bound(owner, "cuda", times.around(owner.cuda, default="cuda"))
     return transfers

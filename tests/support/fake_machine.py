@@ -12,8 +12,10 @@ from typing import Any
 
 from stepscope.machine import Machine
 from stepscope.sampling.device_facts import DeviceFacts, DeviceInfo
+from stepscope.sampling.nvml import DeviceSource
 from stepscope.sampling.nvml_fields import Tier
 from stepscope.sampling.processes import GpuProcess
+from stepscope.sampling.xid import NO_INSTANCE, XidEvent, xid_event
 
 GIB = 2**30
 
@@ -286,3 +288,20 @@ def machine(source: Any, clock: FakeClock | None = None) -> Machine:
 def without(values: Mapping[str, float], *keys: str) -> dict[str, float]:
     """Readings that lack some metrics."""
     return {key: value for key, value in values.items() if key not in keys}
+
+
+class FakeErrors:
+    """Reports one Xid at once; fair because the real watch calls `on_event` in the same way."""
+
+    begun: list[FakeErrors]
+
+    def __init__(self, source: DeviceSource, on_event: Callable[[XidEvent], None]) -> None:
+        self.stopped = False
+        self.reason: str | None = None
+        self.refused: dict[str, str] = {}
+        FakeErrors.begun.append(self)
+        on_event(xid_event(info().uuid, 79, NO_INSTANCE))
+
+    def stop(self, timeout_s: float = 2.0) -> bool:
+        self.stopped = True
+        return True

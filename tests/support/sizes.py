@@ -11,7 +11,7 @@ SMALL: dict[Workload, dict[str, Any]] = {
     Workload.DIGITS_MLP: {},
     Workload.DIGITS_CNN: {},
     Workload.GPT: {"layers": 1, "width": 16, "context": 16, "batch_size": 64},
-    Workload.RESNET: {"width": 4, "image_size": 32, "batch_size": 64},
+    Workload.RESNET: {"width": 8, "image_size": 32, "batch_size": 64},
     Workload.MATMUL: {"width": 32},
-    Workload.FILL: {"width": 4, "image_size": 8},
+    Workload.FILL: {"width": 8, "image_size": 8},
 }

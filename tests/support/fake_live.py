@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from stepscope.sampling.allocator import Readings
 from stepscope.sampling.parts import Parts
 from stepscope.watch import hooks
-from tests.fakes import FakeRecorder
+from tests.support.fake_recorder import FakeRecorder
 
 
 @dataclass
@@ -45,6 +46,7 @@ class FakeLive:
     boundaries: int = 0
     world_size: int = 1
     parts: Parts = field(default_factory=Parts)
+    readings: Readings = field(default_factory=Readings)
     serve: Any = None
     oom: FakeOom = field(default_factory=FakeOom)
 

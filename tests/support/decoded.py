@@ -25,7 +25,7 @@ class Decoded:
     skips: bool = True
     noisy: bool = False  # adds random numbers of all three kinds, as augmentations do
 
-    def take(self, indices: Tensor, out: Batch | None = None) -> Batch:
+    def take(self, indices: Tensor) -> Batch:
         (self.folder / f"asked-{os.getpid()}-{indices.tolist()}").touch()
         whole = [index for index in indices.tolist() if index not in self.broken]
         if len(whole) < len(indices) and not self.skips:
@@ -34,16 +34,10 @@ class Decoded:
         if self.noisy:
             noise = random.random() + np.random.rand()
             values = [value + noise + float(torch.rand(())) for value in values]
-        inputs, targets = torch.tensor(values).view(-1, 1), torch.tensor(whole, dtype=torch.int64)
-        if out is None:
-            return inputs, targets
-        return out[0][: len(whole)].copy_(inputs), out[1][: len(whole)].copy_(targets)
+        return torch.tensor(values).view(-1, 1), torch.tensor(whole, dtype=torch.int64)
 
-    def room(self, size: int, *, pin_memory: bool = False) -> Batch:
-        return (
-            torch.empty((size, 1), pin_memory=pin_memory),
-            torch.empty(size, dtype=torch.int64, pin_memory=pin_memory),
-        )
+    def room(self, size: int) -> Batch:
+        return torch.empty((size, 1)), torch.empty(size, dtype=torch.int64)
 
     def asked(self) -> dict[int, int]:
         """How many batches each process was asked for."""

@@ -18,7 +18,7 @@ from stepscope.diagnosis.hang_job import Hang
 from stepscope.diagnosis.hang_reading import hang_of
 from stepscope.run import RunError, RunInfo, read_run, run_folders
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 STARTS_S = 120.0
 """Longest time from the start to a hang: a loaded machine takes half a minute to import torch."""
 NAMED_S = 15.0

@@ -20,7 +20,7 @@ from stepscope.store import EventRow, RunReader, StoreError
 from stepscope.store.reader import send_command
 from trainer.config import Parallel
 
-SCRIPTS = Path(__file__).parent / "scripts"
+SCRIPTS = Path(__file__).parents[1] / "scripts"
 PATIENCE_S = 60.0
 
 

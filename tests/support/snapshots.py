@@ -7,7 +7,7 @@ from typing import Any
 
 Json = dict[str, Any]
 
-REAL = Path(__file__).parent / "recorded" / "snapshot.pickle"
+REAL = Path(__file__).parents[1] / "data" / "recorded" / "snapshot.pickle"
 """Three steps of a small network; `tests/scripts/record_snapshot.py` has written it."""
 ADDRESS = 0x7F0000000000
 

@@ -1,4 +1,4 @@
-"""Run folders with rows that were recorded once, or made up: what `recorded/*.json` holds."""
+"""Run folders with rows that were recorded once, or made up: what `tests/data/recorded` holds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from stepscope.run import process_identity, write_run_json
 from stepscope.store import STORE_NAME, Block, RunWriter, store_name
 
-RECORDED = Path(__file__).parent / "recorded"
+RECORDED = Path(__file__).parents[1] / "data" / "recorded"
 CREATED = 1_700_000_000.0
 Row = tuple[float, int, dict[str, float]]
 
@@ -42,3 +42,9 @@ def write_run(
     writer.close()
     assert (folder / STORE_NAME).exists() or rank
     return folder
+
+
+def rows(wait: float, count: int = 60) -> list[Row]:
+    """Return steps of 0.1 s, each of which waits so long for its data."""
+    values = {"perf/step_time": 0.1, "perf/data_wait": wait}
+    return [(0.1 * i, i, values) for i in range(1, count)]

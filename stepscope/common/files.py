@@ -1,0 +1,224 @@
+"""Open, read and replace files in folders whose content is untrusted.
+
+A run folder may be copied from another person: any name in it can be a symbolic link, a FIFO, a
+device, or a file of any size. Read its files by `read_regular_file` and `read_json`, write them by
+`atomic_write` and `open_for_append`. Only the recorder writes into a folder of another user:
+everything else checks `is_own_folder` first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+MAX_JSON_VALUES = 1_000_000
+"""Values of one JSON file: 60 MB of Python objects. Commas in texts count as well."""
+MAX_JSON_DEPTH = 50
+"""Levels of one JSON file: `repr` and `json.dumps` recurse, from deep call stacks."""
+
+
+def is_own_folder(folder: Path) -> bool:
+    """Return True if a folder belongs to the effective user of this process."""
+    try:
+        return os.stat(folder).st_uid == os.geteuid()
+    except OSError:
+        return False
+
+
+MOUNTS = Path("/proc/self/mountinfo")
+LOCAL_FILE_SYSTEMS = frozenset(
+    {"bcachefs", "btrfs", "erofs", "exfat", "ext2", "ext3", "ext4", "f2fs", "fuseblk", "iso9660"}
+    | {"jfs", "msdos", "nilfs2", "ntfs", "ntfs3", "overlay", "ramfs", "reiserfs", "rootfs"}
+    | {"squashfs", "tmpfs", "udf", "vfat", "xfs", "zfs"}
+)
+"""Types that one host alone can mount. A FUSE type (`fuse.NAME`) may be a network's: not here."""
+WITHOUT_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
+
+
+def open_regular_file(path: Path, *, follow_links: bool = False, writable: bool = False) -> int:
+    """Open a regular file for reading, or also for writing, and return its descriptor.
+
+    Never blocks on a FIFO. Raises OSError for a symbolic link (unless `follow_links`), for any
+    other kind of file, and for a file that cannot be opened.
+    """
+    access = os.O_RDWR if writable else os.O_RDONLY
+    return _open_regular(path, access | (0 if follow_links else os.O_NOFOLLOW))
+
+
+def open_for_append(path: Path, *, truncate: bool = False) -> int:
+    """Open a regular file for appending, create it if there is none, and return its descriptor.
+
+    `truncate` empties it. Never blocks. Raises OSError for a symbolic link and any other kind of
+    file.
+    """
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+    descriptor = _open_regular(path, flags)
+    if truncate:
+        os.ftruncate(descriptor, 0)
+    return descriptor
+
+
+def _open_regular(path: Path, flags: int) -> int:
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return descriptor
+
+
+def read_regular_file(path: Path, max_bytes: int, *, follow_links: bool = False) -> bytes:
+    """Return the content of a regular file of at most `max_bytes`.
+
+    Raises ValueError for a larger file, OSError as `open_regular_file` does.
+    """
+    with open(open_regular_file(path, follow_links=follow_links), "rb") as file:
+        # A buffer of `max_bytes` would cost more than the read.
+        data = file.read(min(max_bytes, os.fstat(file.fileno()).st_size) + 1)
+    if len(data) > max_bytes:
+        raise ValueError(f"{path.name}: must have at most {max_bytes} bytes, got more")
+    return data
+
+
+def read_tail(path: Path, max_bytes: int) -> str:
+    """Return the text of the last `max_bytes` of a regular file. Raises OSError."""
+    with open(open_regular_file(path), "rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - max_bytes))
+        return file.read(max_bytes).decode(errors="replace")
+
+
+def read_json(path: Path, max_bytes: int, *, follow_links: bool = False) -> Any:
+    """Return the value of a JSON file of at most `max_bytes`.
+
+    Every text of the value can be encoded as UTF-8, every int converted to float. Raises ValueError
+    for a file that is larger, invalid, or nested deeper than MAX_JSON_DEPTH, OSError as
+    `open_regular_file` does.
+    """
+    data = read_regular_file(path, max_bytes, follow_links=follow_links)
+    if sum(map(data.count, (b",", b"[", b"{"))) > MAX_JSON_VALUES:
+        raise ValueError(f"{path.name}: must have at most {MAX_JSON_VALUES:,} values, got more")
+    try:
+        value = _DECODER.decode(data.decode())
+    except RecursionError:
+        raise ValueError(f"{path.name}: nested too deep") from None
+    if _is_deeper(value, MAX_JSON_DEPTH):
+        raise ValueError(f"{path.name}: must have at most {MAX_JSON_DEPTH} levels, got more")
+    if b"\\ud" in data or b"\\uD" in data:  # one half of a surrogate pair cannot be encoded
+        value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+    return value
+
+
+def _parse_int(digits: str) -> int | float:
+    """Return an int of 64 bits, or the next float: those of 400 digits overflow in a division."""
+    return int(digits) if len(digits) < 20 else float(digits)
+
+
+_DECODER = json.JSONDecoder(parse_int=_parse_int)
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    parents = [value] if type(value) in (dict, list) else []
+    while parents and levels:
+        levels -= 1
+        parents = [
+            child
+            for parent in parents
+            for child in (parent.values() if type(parent) is dict else parent)
+            if type(child) in (dict, list)
+        ]
+    return bool(parents)
+
+
+@contextlib.contextmanager
+def atomic_replace(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
+    """Yield a new file in the folder of `path`; it replaces `path` when the block ends.
+
+    Readers see the previous file or the complete new one. After an exception the previous file is
+    unchanged and the new one is deleted. The name of the new file is random and the file is created
+    exclusively, so that neither a planted link nor another thread can receive the data. `durable`
+    waits for the disk (5 ms on an SSD): a power failure then leaves no empty file. Raises OSError.
+    """
+    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+    with part.open("xb") as file:  # O_EXCL: never opens an existing file or link
+        try:
+            yield file
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+            os.replace(part, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                part.unlink()
+            raise
+
+
+def atomic_write(path: Path, content: str | bytes, *, durable: bool = True) -> None:
+    """Replace the content of a file; text is written as UTF-8. Raises OSError."""
+    with atomic_replace(path, durable=durable) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+def try_lock(descriptor: int) -> bool | None:
+    """Lock a file exclusively, without waiting; return False if another process holds the lock.
+
+    Returns None if the file system has no locks. NFS locks only what is open for writing. Raises
+    OSError.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in WITHOUT_LOCKS:
+            raise
+        return None
+    return True
+
+
+def is_network_filesystem(path: Path) -> bool:
+    """Return True if other hosts may write to the file system of `path`.
+
+    True for every type that is not known as local; False if there is no mount table (not Linux).
+    """
+    kind = _file_system_type(path)
+    return kind is not None and kind not in LOCAL_FILE_SYSTEMS
+
+
+def _file_system_type(path: Path) -> str | None:
+    """Return the type of the file system that holds `path`, which need not exist.
+
+    The mounts are walked as the kernel does: from the root to the mounts on top of it. So a mount
+    that a later one covers is not found, whatever the order of the table.
+    """
+    try:
+        lines = MOUNTS.read_bytes().splitlines()
+    except OSError:
+        return None
+    path, inside = path.resolve(), list[tuple[bytes, bytes, int, str]]()
+    for line in lines:
+        before, _, after = line.partition(b" - ")
+        number, parent, _, _, point = before.split(b" ")[:5]
+        if path.is_relative_to(where := _unescaped(point)):
+            inside.append((number, parent, len(where.parts), os.fsdecode(after.split(b" ")[0])))
+    numbers, kind = {number for number, *_ in inside}, None
+    # The root's parent is not listed, or is the root itself.
+    above = [mount for mount in inside if mount[1] not in numbers or mount[1] == mount[0]]
+    while above:
+        top = number, _, _, kind = min(above, key=lambda mount: mount[2])
+        inside.remove(top)
+        above = [mount for mount in inside if mount[1] == number]
+    return kind
+
+
+def _unescaped(point: bytes) -> Path:
+    """Return a mount point of the table, where a space is written as \\040."""
+    octal = re.sub(rb"\\([0-7]{3})", lambda found: bytes([int(found[1], 8) & 0xFF]), point)
+    return Path(os.fsdecode(octal))

@@ -1,0 +1,112 @@
+"""The page in Chromium: what it shows, what a person does on it."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Locator, Page, expect
+
+from tests.support.server import Server
+
+OpenPage = Callable[..., Page]
+STREAMLITS: list[list[str]] = []
+"""Elements of Streamlit's own, as axe selects them, that no setting of ours can mend."""
+SMALL = "epochs=5000&width=8&image_size=16&batch_size=64"
+"""URL parameters of a long training that needs little memory."""
+TRAINS_MS = 60_000
+"""Longest time from Start to a training that runs."""
+
+
+def button(page: Page, name: str) -> Locator:
+    return page.get_by_role("button", name=name, exact=True)
+
+
+def start(page: Page, status: str = "Running") -> None:
+    button(page, "Start").click()
+    expect(page.get_by_test_id("status")).to_contain_text(status, timeout=TRAINS_MS)
+
+
+def points(page: Page, chart: str = "loss") -> int:
+    return int(page.get_by_test_id(f"chart-{chart}").get_attribute("data-points") or 0)
+
+
+def number(page: Page, kpi: str) -> float:
+    text = page.get_by_test_id(f"kpi-{kpi}").inner_text()
+    found = re.search(r"\n\s*([\d.,]+(e-?\d+)?)", text)
+    assert found, f"no number in {text!r}"
+    return float(found[1].replace(",", ""))
+
+
+def step_of(page: Page) -> int:
+    found = re.search(r"step ([\d,]+)", page.get_by_test_id("progress").inner_text())
+    assert found
+    return int(found[1].replace(",", ""))
+
+
+def wait_until(true: Callable[[], bool], page: Page, timeout_s: float = 15) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < deadline, "timed out"
+        page.wait_for_timeout(50)
+
+
+def run_folder(server: Server) -> Path:
+    (folder,) = [path for path in server.runs.iterdir() if (path / "run.json").exists()]
+    return folder
+
+
+def choose(page: Page, label: str, option: str) -> None:
+    page.get_by_label(label, exact=True).first.click()
+    page.get_by_role("option", name=option, exact=False).click()
+
+
+def drag_zoom(page: Page, chart: str) -> None:
+    plot = page.get_by_test_id(f"chart-{chart}").locator(".nsewdrag").first
+    plot.scroll_into_view_if_needed()
+    box = plot.bounding_box()
+    assert box is not None
+    y = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + box["width"] * 0.3, y)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.6, y, steps=8)
+    page.mouse.up()
+
+
+def axis_range(page: Page, chart: str) -> list[float]:
+    plot = page.get_by_test_id(f"chart-{chart}").locator(".js-plotly-plot").first
+    found = plot.evaluate("div => div.layout.xaxis.range.map(Number)")
+    return [round(float(value), 3) for value in found]
+
+
+def violations(page: Page) -> list[str]:
+    """Return what axe finds, a line for each element."""
+    context: dict[str, Any] = {"exclude": STREAMLITS}
+    found = Axe().run(page, context=context).response["violations"]
+    return [
+        f"{rule['id']}: {node['target']} {node['html'][:200]} {node['failureSummary'][:300]}"
+        for rule in found
+        for node in rule["nodes"]
+    ]
+
+
+def press(page: Page, target: Locator, key: str = "Enter", most: int = 80) -> None:
+    """Walk to an element by Tab alone and press a key on it."""
+    for _ in range(most):
+        page.keyboard.press("Tab")
+        if target.evaluate("node => node === document.activeElement"):
+            page.keyboard.press(key)
+            return
+    pytest.fail(f"not reached by {most} tabs")
+
+
+def settle(page: Page) -> None:
+    """Leave the button, whose help lies outside of all landmarks, and let the fading end."""
+    page.mouse.move(page.evaluate("innerWidth") / 2, 5)
+    expect(page.get_by_role("tooltip")).to_have_count(0)
+    expect(page.locator("[data-stale=true]")).to_have_count(0, timeout=30_000)

@@ -1,0 +1,44 @@
+"""Python code in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+HOLD = """
+import sys
+file = open(sys.argv[1], sys.argv[2], buffering=0)
+print(flush=True)
+input()
+"""
+
+
+def child(code: str) -> str:
+    """Run the code, where a warning is an error, and return what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@contextlib.contextmanager
+def holding(file: str | Path, mode: str = "ab") -> Iterator[subprocess.Popen[bytes]]:
+    """A process of ours that has a file open, as a script has its store."""
+    command = [sys.executable, "-c", HOLD, str(file), mode]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process
+        process.kill()

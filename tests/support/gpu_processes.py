@@ -1,0 +1,122 @@
+"""Processes that a test starts: none outlives it, and a failure lists who has memory of a GPU."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import forkserver, resource_tracker
+from pathlib import Path
+
+import psutil
+import pynvml
+import pytest
+import torch
+
+MARK = "STEPSCOPE_TESTED_BY"
+"""Environment variable with the number of this process, which all that it starts inherit."""
+TOLD = ("CUDASIM_SHM", "PYTEST_CURRENT_TEST")
+ENDS_S = 20.0
+"""Longest time until a process that was ended is gone: a busy machine takes seconds for 1 GiB."""
+
+os.environ[MARK] = str(os.getpid())
+
+
+def started() -> set[int]:
+    """Return the processes that this one has started, directly or not, and that still run.
+
+    Those of multiprocessing that serve all tests are left out.
+    """
+    mark = f"{MARK}={os.getpid()}".encode()
+    found = {process.pid for process in psutil.Process().children()}
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):  # it ends just now, or is another user's
+            if mark in entry.read_bytes().split(b"\0"):
+                found.add(int(entry.parent.name))
+    lasting = {
+        os.getpid(),
+        getattr(forkserver._forkserver, "_forkserver_pid", None),
+        getattr(resource_tracker._resource_tracker, "_pid", None),
+    }
+    return {pid for pid in found - lasting if _runs(pid)}
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.Error:
+        return False
+
+
+def described(pid: int) -> str:
+    """Return a process with its command line, simulated machine and test."""
+    try:
+        process = psutil.Process(pid)
+        command, environ = " ".join(process.cmdline())[:300], process.environ()
+    except psutil.Error as error:
+        return f"process {pid} ({type(error).__name__})"
+    own = " (the tests)" if pid == os.getpid() else ""
+    told = [f"{name}={environ[name]}" for name in TOLD if name in environ]
+    return "\n    ".join([f"process {pid}{own}: {command}", *told])
+
+
+@contextmanager
+def none_left() -> Iterator[None]:
+    """Fail where a process that the block starts outlives it; end that process."""
+    before = started()
+    yield
+    until = time.monotonic() + ENDS_S
+    while left := started() - before:
+        if time.monotonic() > until:
+            told = "\n".join(map(described, left))
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            pytest.fail(f"processes left running:\n{told}")
+        time.sleep(0.05)
+
+
+def release() -> None:
+    """Give back the memory that torch keeps in this process: another one may need the GPU."""
+    if torch.cuda.is_initialized():
+        gc.collect()
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+
+
+def memory_of_gpus() -> str:
+    """Return who has memory of the GPUs, and which processes of these tests run."""
+    lines = []
+    try:
+        pynvml.nvmlInit()
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
+            used = pynvml.nvmlDeviceGetMemoryInfo(gpu).used
+            lines.append(f"GPU {index}: {used / 2**20:,.0f} MiB are used")
+            for one in pynvml.nvmlDeviceGetComputeRunningProcesses(gpu):
+                size = (one.usedGpuMemory or 0) / 2**20
+                lines.append(f"  {size:,.0f} MiB: {described(one.pid)}")
+        pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        lines.append(f"NVML: {error}")
+    lines += [f"  runs: {described(pid)}" for pid in sorted(started())]
+    return "\n".join(lines)
+
+
+@pytest.fixture(autouse=True)
+def no_process_left() -> Iterator[None]:
+    """Fail a test that leaves a process behind."""
+    with none_left():
+        yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Iterator[None]:
+    """Add to the report of a failure whose memory it is."""
+    report = yield
+    if report.failed:
+        report.sections.append(("Memory of the GPUs", memory_of_gpus()))
+    return report

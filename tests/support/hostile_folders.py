@@ -1,0 +1,330 @@
+"""A folder of runs with one of each file, and the mutations that an attacker could make of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import gzip
+import json
+import os
+import random
+import shutil
+import socket
+import sqlite3
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from stepscope.recording.recorder import Recorder
+from stepscope.run import RunStatus, process_identity
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN, OTHER = "20261122-061500-victim-ab12", "20261122-061400-bystander-cd34"
+SWEEP = "20261122-061500-digits-mlp-ab12"
+COLLECTIVES = "20261122-061500-gloo-2-000"
+SPARSE_BYTES = 30 * 2**30
+JSON_BYTES = 20 * 2**20
+
+
+def make_runs(root: Path) -> None:
+    """Write a run of two ranks that was killed, an intact run, a sweep, and a measurement."""
+    killed = root / RUN
+    record(killed)
+    record(root / OTHER)
+    run_json = json.loads((killed / "run.json").read_text())
+    own = process_identity() | {"pid": 2**22 - 7, "pid_started": 1.0}
+    run_json |= own | {"status": "running", "world_size": 2, "rank": 0, "folder_of": "job"}
+    run_json |= {"heartbeat": time.time() - 60, "local_world_size": 2}
+    (killed / "run.json").write_text(json.dumps(run_json))
+    os.utime(killed / "run.json", (time.time() - 60, time.time() - 60))
+    (killed / "rank1.json").write_text(json.dumps(run_json | {"rank": 1}))
+    shutil.copy(killed / "rank0.sqlite", killed / "rank1.sqlite")
+    shutil.copytree(ROOT / "tests/data/hangs/sleep-gloo", killed, dirs_exist_ok=True)
+    for name in ("output.log", "traceback.txt", "output.rank1.log", "worker.log"):
+        (killed / name).write_text("line\n" * 50)
+    for name in ("oom.json", "arrivals.json", "clock-host.json", "fit.json"):
+        (killed / name).write_text("{}")
+    (killed / "profile-step-5-6.summary.json").write_text("{}")
+    (killed / "profile-step-5-6.json.gz").write_bytes(gzip.compress(b"{}"))
+    (killed / "snapshot-step-5.pickle").write_bytes(b"\x80\x04}.")
+    (killed / "snapshot-step-5.summary.json.gz").write_bytes(gzip.compress(b"{}"))
+    (killed / "last.pt").write_bytes(b"PK")
+    (killed / "agreement/answers").mkdir(parents=True)
+    (killed / "agreement/notices.json").write_text("{}")
+    (killed / "agreement/answers/rank0.json").write_text("{}")
+    (killed / "rank0.ring").write_bytes(b"stepscope ring 1\n")
+    lab = root / "lab" / SWEEP
+    lab.mkdir(parents=True)
+    sweep = json.loads((ROOT / "tests/data/sweep.json").read_text())
+    sweep |= process_identity() | {"id": SWEEP, "status": "stopped"}
+    (lab / "sweep.json").write_text(json.dumps(sweep))
+    (lab / "plan.json").write_text(json.dumps({"schema": 1, **sweep["plan"]}))
+    (lab / "samples.jsonl").write_text('{"round": 0}\n')
+    (root / "collectives").mkdir()
+    measured = {"host": socket.gethostname(), "rows": [{}]}
+    (root / "collectives" / f"{COLLECTIVES}.json").write_text(json.dumps(measured))
+
+
+def record(folder: Path) -> None:
+    """Record 20 steps and an event into a new run folder."""
+    folder.mkdir(parents=True)
+    recorder = Recorder(folder, name="test")
+    recorder.set_status(RunStatus.RUNNING)
+    for step in range(1, 21):
+        recorder.log(step, {"train/loss": 1 / step})
+    recorder.event("mark", "hello")
+    recorder.close(RunStatus.FINISHED)
+
+
+FILES = (
+    *(
+        f"{RUN}/{name}"
+        for name in (
+            "run.json",
+            "rank1.json",
+            "rank0.sqlite",
+            "rank0.sqlite-wal",
+            "rank0.sqlite-shm",
+            "rank0.sqlite-journal",
+            "rank1.sqlite",
+            "rank0.ring",
+            "output.log",
+            "output.rank1.log",
+            "worker.log",
+            "traceback.txt",
+            "oom.json",
+            "arrivals.json",
+            "clock-host.json",
+            "fit.json",
+            "hang-rank0.json",
+            "hang-rank1.json",
+            "profile-step-5-6.summary.json",
+            "profile-step-5-6.json.gz",
+            "snapshot-step-5.pickle",
+            "snapshot-step-5.summary.json.gz",
+            "last.pt",
+            "agreement/notices.json",
+            "agreement/answers/rank0.json",
+            "crash-told",
+            "ballast",
+        )
+    ),
+    *(f"lab/{SWEEP}/{name}" for name in ("sweep.json", "plan.json", "samples.jsonl", "lock")),
+    f"collectives/{COLLECTIVES}.json",
+)
+FOLDERS = (RUN, f"{RUN}/agreement", f"lab/{SWEEP}", "lab", "collectives")
+STORES = (f"{RUN}/rank0.sqlite", f"{RUN}/rank1.sqlite")
+JSON_FILES = tuple(name for name in FILES if name.endswith(".json") and "summary" not in name)
+
+VALUES: tuple[Any, ...] = (
+    None,
+    True,
+    -1,
+    0,
+    1e308,
+    -1e308,
+    float("nan"),
+    float("inf"),
+    10**400,
+    2**63,
+    "",
+    "x" * 100_000,
+    "\x1b[31m\n\x00\ud800",
+    "../../canary",
+    [],
+    {},
+    [[]] * 10_000,
+    {"a": {"b": []}},
+)
+SCHEMAS = (
+    "DROP TABLE frames; CREATE VIEW frames AS WITH RECURSIVE n(x) AS "
+    "(SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT x AS series, 0 AS level, x AS first, "
+    "1 AS rows, 1 AS layout, 0 AS ts_end, 0 AS step_end, x'00' AS data FROM n",
+    "DROP TABLE events; CREATE VIEW events AS WITH RECURSIVE n(x) AS "
+    "(SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT x AS id, 0.0 AS ts, 0 AS step, 0 AS epoch, "
+    "'mark' AS kind, 'x' AS text, '{}' AS data FROM n",
+    "CREATE TRIGGER evil AFTER INSERT ON commands BEGIN DELETE FROM frames; "
+    "UPDATE commands SET name = 'stop'; END",
+    "DROP TABLE commands; CREATE VIEW commands AS SELECT 1 AS id",
+    "UPDATE events SET text = zeroblob(200000000)",
+    "UPDATE events SET data = replace(hex(zeroblob(50000)), '00', '[')",
+    "UPDATE events SET ts = 'soon', step = x'00', kind = 7",
+    "UPDATE events SET ts = 1e308, step = 9223372036854775807",
+    "UPDATE frames SET rows = 9223372036854775807",
+    "UPDATE frames SET rows = -1, first = 'x'",
+    "UPDATE frames SET level = 60, data = x'00'",
+    "UPDATE frames SET ts_end = 'x'",
+    "UPDATE layouts SET keys = '[[[[1]]]]'",
+    "UPDATE layouts SET keys = replace(hex(zeroblob(50000)), '00', '[')",
+    "UPDATE series SET stream = 7, source = x'00'",
+    "PRAGMA user_version = 999",
+    "PRAGMA user_version = -1",
+    "DELETE FROM ring",
+    "UPDATE ring SET stored = 1e300",
+    "DROP TABLE ring; CREATE VIRTUAL TABLE ring USING fts5(stored)",
+    "CREATE TABLE more (x); INSERT INTO more VALUES (zeroblob(1000000))",
+)
+
+Mutation = Callable[[Path, Path], None]
+"""Changes the folder of runs; the second path is a canary file outside it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """One mutation, printable by Hypothesis: what is done to which file with which number."""
+
+    kind: str
+    name: str
+    number: int = 0
+
+    def apply(self, root: Path, canary: Path) -> None:
+        """Change the folder; a change that no longer fits the folder does nothing."""
+        path = root / self.name
+        replaces = self.kind in ("link", "fifo", "folder")  # whatever is there
+        if not _is_inside(path.parent if replaces else path, root):
+            return  # an earlier change has put a link there: its target is the machine's
+        try:
+            KINDS[self.kind](path, canary, self.number)
+        except (OSError, sqlite3.Error, ValueError):
+            return  # an earlier change has removed what this one needs
+
+
+def _is_inside(path: Path, root: Path) -> bool:
+    """Return True if no link and no special file lies between the folder of runs and the path."""
+    place = root
+    for name in path.relative_to(root).parts:
+        place /= name
+        if place.is_symlink() or (place.exists() and not (place.is_file() or place.is_dir())):
+            return False
+    return True
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _fifo(path: Path, _canary: Path, _number: int) -> None:
+    _remove(path)
+    os.mkfifo(path)
+
+
+def _link(path: Path, canary: Path, number: int) -> None:
+    _remove(path)
+    path.symlink_to([str(canary), "/dev/zero", "/dev/stdin", str(path), "/"][number % 5])
+
+
+def _folder(path: Path, _canary: Path, _number: int) -> None:
+    _remove(path)
+    path.mkdir()
+
+
+def _bytes(path: Path, _canary: Path, number: int) -> None:
+    data = bytearray(path.read_bytes())
+    some = random.Random(number)
+    for _ in range(1 + number % 20):
+        if data:
+            data[some.randrange(len(data))] = some.randrange(256)
+    path.write_bytes(data)
+
+
+def _cut(path: Path, _canary: Path, number: int) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[: number % (len(data) + 1)])
+
+
+def _sparse(path: Path, _canary: Path, _number: int) -> None:
+    with path.open("ab") as file:
+        file.truncate(SPARSE_BYTES)
+
+
+def _bomb(path: Path, _canary: Path, _number: int) -> None:
+    path.write_bytes(_packed(31, b"[", 300))
+
+
+@functools.cache
+def _packed(format_bits: int, byte: bytes, mebibytes: int) -> bytes:
+    packer = zlib.compressobj(1, zlib.DEFLATED, format_bits)
+    return b"".join(packer.compress(byte * 2**20) for _ in range(mebibytes)) + packer.flush()
+
+
+def _deep(path: Path, _canary: Path, number: int) -> None:
+    path.write_text('{"a":' * (50_000 + number % 3))
+
+
+def _large(path: Path, _canary: Path, _number: int) -> None:
+    path.write_text("[" + "0," * (JSON_BYTES // 2) + "0]")
+
+
+def _value(path: Path, _canary: Path, number: int) -> None:
+    content = json.loads(path.read_text())
+    some = random.Random(number)
+    for _ in range(1 + number % 4):
+        place: Any = content
+        while isinstance(place, dict | list) and place:
+            keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+            key = some.choice(keys)
+            if not isinstance(place[key], dict | list) or some.random() < 0.3:
+                place[key] = some.choice(VALUES)
+                break
+            place = place[key]
+    path.write_text(json.dumps(content))
+
+
+def _mode(path: Path, _canary: Path, _number: int) -> None:
+    path.chmod(0)
+
+
+def _owner(path: Path, _canary: Path, _number: int) -> None:
+    """Give the file to another user: only root can."""
+    os.chown(path, 12345, 12345)
+
+
+def _temporary_links(path: Path, canary: Path, _number: int) -> None:
+    for name in ("run.json", "rank1.json", "sweep.json", "fit.json", "arrivals.json"):
+        (path / f".{name}.part").symlink_to(canary)
+        (path / name).with_suffix(".part").symlink_to(canary)
+        for pid in {os.getpid(), os.getppid(), *range(max(1, os.getpid()), os.getpid() + 50)}:
+            (path / f".{name}.{pid}.part").symlink_to(canary)
+
+
+def _schema(path: Path, _canary: Path, number: int) -> None:
+    connection = sqlite3.connect(path)
+    try:
+        connection.execute("PRAGMA journal_mode = DELETE")
+        connection.executescript(SCHEMAS[number % len(SCHEMAS)])
+        connection.commit()
+    finally:
+        connection.close()
+
+
+def _frame_bomb(path: Path, _canary: Path, _number: int) -> None:
+    connection = sqlite3.connect(path)
+    try:
+        connection.execute("UPDATE frames SET data = ?", (_packed(15, b"\0", 500),))
+        connection.commit()
+    finally:
+        connection.close()
+
+
+KINDS: dict[str, Callable[[Path, Path, int], None]] = {
+    "fifo": _fifo,
+    "link": _link,
+    "folder": _folder,
+    "bytes": _bytes,
+    "cut": _cut,
+    "sparse": _sparse,
+    "bomb": _bomb,
+    "deep": _deep,
+    "large": _large,
+    "value": _value,
+    "mode": _mode,
+    "owner": _owner,
+    "temporary_links": _temporary_links,
+    "schema": _schema,
+    "frame_bomb": _frame_bomb,
+}

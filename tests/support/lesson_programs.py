@@ -1,0 +1,89 @@
+"""Lessons as programs: made-up ones, and what the real ones print."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import trainer.lessons
+from trainer.lessons import Lesson
+
+Write = Callable[..., Lesson]
+SLEEP = "import time\nprint('begun')\ntime.sleep(60)\n"
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """Make a lesson of this program."""
+    monkeypatch.setattr(trainer.lessons, "FOLDER", tmp_path)
+
+    def lesson(program: str, limit_s: float = 30.0, name: str = "program") -> Lesson:
+        (tmp_path / f"{name}.py").write_text(program)
+        return Lesson(name=name, theme="", title=name, text="", limit_s=limit_s)
+
+    return lesson
+
+
+EXPECTED = {
+    "devices": ["Chosen: cpu, which computes [1.0, 1.0, 1.0] + 1 = [2.0, 2.0, 2.0]"],
+    "moving_tensors": ["x + y fails: ", "the model's weight is now on meta"],
+    "autograd": ["backward():       8.0", "adds its gradient: 16.0", "right again: 8.0"],
+    "linear_regression": ["autograd -0.9", "by hand -0.9", "step 200: loss 0.00"],
+    "seeds": ["equal: True", "the next numbers are the same: True"],
+    "matmul": ["  2048  cpu "],
+    "half_tensors": ["70 000 becomes               70000         inf       70144"],
+    "amp": [
+        "step  0: loss ",
+        "step left out, scale halved",
+        "step 60: loss 0.0",
+        "output torch.float16, weights torch.float32",
+    ],
+    "warm_up": ["call 12: ", "times as long as a later one"],
+    "compile_modes": ["eager ", "default ", "reduce-overhead ", "max-autotune "],
+    "profiler": ["operator ", "aten::"],
+    "broadcast": [
+        "rank 1: before: [0.0, 0.0, 0.0, 0.0]",
+        "rank 1: after:  [0.0, 1.0, 2.0, 3.0]",
+    ],
+    "scatter": ["rank 0: has its part: [0.0, 1.0]", "rank 1: has its part: [2.0, 3.0]"],
+    "gather": ["rank 0: has all: [[0.0, 1.0], [10.0, 11.0]]"],
+    "all_reduce": ["rank 0: sum:  [3.0, 6.0]", "rank 1: sum:  [3.0, 6.0]", "rank 1: max:  [2.0"],
+    "reduce_scatter": [
+        "rank 0: has its part of the sum: [100.0, 102.0]",
+        "rank 1: has its part of the sum: [104.0, 106.0]",
+        "rank 1: with an all_gather it is an all_reduce: True",
+    ],
+    "all_gather": ["rank 0: has all: [0.5, 0.25, 1.5, 1.25]", "rank 1: objects: ['a', 'aa']"],
+    "all_to_all": ["rank 0: has [0.0, 10.0]", "rank 1: has [1.0, 11.0]", "rank 0: and back: True"],
+    "send_recv": [
+        "rank 1: after one message: [7.0, 7.0, 7.0]",
+        "rank 0: from rank 1 in the ring: [1.0, 1.0, 1.0]",
+    ],
+    "barrier": ["rank 1: so it waited 0.0 s for the last one"],
+    "ddp_by_hand": [
+        "rank 1: by hand as by DDP: True",
+        "rank 1: as with the whole batch: True",
+    ],
+    "distributed_sampler": ["together 12 samples of 11", "epoch 1: "],
+    "dp_or_ddp": ["rank 1: DDP, 1 of 2 processes", "rank 0: the same gradients: True"],
+}
+"""What a machine without CUDA prints, beside its own measurements."""
+
+
+def run(lesson: Lesson, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run the program as its reader does, in an empty folder."""
+    quiet = {"KINETO_LOG_LEVEL": "6"} | ({"OMP_NUM_THREADS": "1"} if lesson.ranks > 1 else {})
+    return subprocess.run(
+        [sys.executable, *lesson.arguments],
+        cwd=folder,
+        env=os.environ | quiet | variables,
+        capture_output=True,
+        text=True,
+        timeout=lesson.limit_s,
+        check=False,
+    )

@@ -1,0 +1,45 @@
+"""Run folders as their process leaves them."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from stepscope.run import (
+    STALE_S,
+    new_run_folder,
+    process_identity,
+    write_run_json,
+)
+from stepscope.store import Block, RunWriter, store_name
+
+Row = tuple[float, int, dict[str, float | None]]
+
+
+def make_run(root: Path, name: str = "r", *, old: bool = False, **run_info: Any) -> Path:
+    """Make the folder of a run that is live, or `old`: its last heartbeat is too long ago."""
+    folder = new_run_folder(root, name)
+    beat = time.time() - 2 * STALE_S if old else time.time()
+    base = {"created": 1.0, "status": "running", "heartbeat": beat, **process_identity()}
+    write_run_json(folder, base | run_info)
+    if old:
+        os.utime(folder / "run.json", (beat, beat))
+    return folder
+
+
+def make_store(folder: Path, rank: int = 0) -> None:
+    """Two steps, of which the second brings a metric; two GPUs; one event with a hostile text."""
+    writer = RunWriter(folder / store_name(rank))
+    with writer.transaction():
+        steps: list[Row] = [(10.5, 1, {"train/loss": 0.1}), (11.0, 2, {"train/loss": None})]
+        writer.append("steps", "", Block.from_rows(steps))
+    with writer.transaction():
+        late: list[Row] = [(12.0, 3, {"train/loss": 0.3, "=cmd()": float("inf")})]
+        writer.append("steps", "", Block.from_rows(late))
+        for uuid in ("GPU-a", "GPU-b"):
+            row: list[Row] = [(10.0, 1, {"gpu/util": 50.0})]
+            writer.append("devices", uuid, Block.from_rows(row))
+        writer.add_event(9.0, 0, 1, "mark", '=1+1,"\nü', {"after": float("inf"), "list": [1]})
+    writer.close()

@@ -1,0 +1,76 @@
+"""What a run has recorded, read from its folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stepscope.run import RunInfo
+from stepscope.store import EventRow, RunReader
+from tests.support.waiting import wait_for
+
+
+def metric(folder: Path, key: str, stream: str = "steps") -> np.ndarray:
+    """All values of a metric, gaps left out."""
+    with RunReader(folder) as reader:
+        info = next(series for series in reader.series() if series.stream == stream)
+        block = reader.read(info.id, 0, info.rows, 1)
+    values = block.mean[block.keys.index(key)]
+    recorded: np.ndarray = values[~np.isnan(values)]
+    return recorded
+
+
+def events(folder: Path) -> list[EventRow]:
+    with RunReader(folder) as reader:
+        return reader.events(limit=10_000)
+
+
+def run_json(folder: Path) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((folder / "run.json").read_text())
+    return loaded
+
+
+def event_of(folder: Path, kind: str) -> EventRow:
+    found: EventRow = wait_for(
+        lambda: next((event for event in events(folder) if event.kind == kind), None)
+    )
+    return found
+
+
+def recorded(folder: Path, key: str, rank: int = 0) -> list[float]:
+    """All values of a metric of the sampler."""
+    with RunReader(folder, rank) as reader:
+        [samples] = [info for info in reader.series() if info.stream == "samples"]
+        block = reader.read(samples.id, 0, samples.rows, 1)
+        if key not in block.keys:
+            return []
+        row = block.keys.index(key)
+        return [float(value) for value in block.mean[row][np.flatnonzero(block.count[row])]]
+
+
+def values(run: RunInfo) -> dict[str, list[tuple[int, float]]]:
+    """Return (step, value) of every metric of the run's steps."""
+    with RunReader(run.folder) as reader:
+        (series,) = [series for series in reader.series() if series.stream == "steps"]
+        block = reader.read(series.id, 0, series.rows, 1)
+    return {
+        key: [
+            (int(step), float(value))
+            for step, value in zip(block.step, row, strict=True)
+            if not np.isnan(value)
+        ]
+        for key, row in zip(block.keys, block.mean, strict=True)
+    }
+
+
+def steps_of(folder: Path, rank: int = 0) -> int:
+    with RunReader(folder, rank) as reader:
+        return sum(info.rows for info in reader.series() if info.stream == "steps")
+
+
+def alerts(folder: Path) -> list[EventRow]:
+    with RunReader(folder) as reader:
+        return [event for event in reader.events(0, 10_000) if event.kind == "alert"]

@@ -1,0 +1,19 @@
+"""Devices to train on, made up."""
+
+from __future__ import annotations
+
+from trainer.problems import TrainDevice
+
+GPU = "GPU-01234567-89ab-cdef-0123-456789abcdef"
+CPU_DEVICE = TrainDevice(id="cpu", name="CPU", memory_total=2**34)
+
+
+def gpu(capability: tuple[int, int] = (9, 0), reason: str | None = None) -> TrainDevice:
+    return TrainDevice(
+        id=GPU,
+        name="GPU",
+        memory_total=2**37,
+        cuda_index=0,
+        compute_capability=capability,
+        reason=reason,
+    )

@@ -1,0 +1,152 @@
+"""A clock that somebody sets changes no time of a run, and a live run stays alive."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from stepscope.common.clock import Clock, clock
+from stepscope.recording.recorder import Recorder
+from stepscope.run import RunStatus, process_identity, process_of, read_run, write_run_json
+from stepscope.run.clocks import now_of
+from stepscope.run.folder import folder_name
+from stepscope.run.rank_files import read_rank_file
+from stepscope.sampling import collectives
+from stepscope.sampling.collectives import Collectives
+from stepscope.store import RunReader
+
+HOUR_S = 3600.0
+SetClock = Callable[[float], None]
+
+
+@pytest.fixture
+def set_clock(monkeypatch: pytest.MonkeyPatch) -> SetClock:
+    """Set the wall clock by so many seconds, as `date -s` does: the boot's epoch time moves too."""
+    wall, boot = time.time, psutil._pslinux.boot_time
+
+    def set_by(seconds: float) -> None:
+        monkeypatch.setattr(time, "time", lambda: wall() + seconds)
+        monkeypatch.setattr(psutil._pslinux, "boot_time", lambda: boot() + seconds)
+
+    return set_by
+
+
+def test_the_clock_goes_on_where_somebody_sets_the_wall_clock(set_clock: SetClock) -> None:
+    one = Clock()
+    before = one.now()
+    set_clock(-HOUR_S)
+    assert before <= one.now() < before + 60.0
+    assert one.wall_offset() == pytest.approx(-HOUR_S, abs=0.1)
+    one.restart()
+    assert one.wall_offset() == 0.0
+    assert one.now() == pytest.approx(time.time(), abs=60.0)
+
+
+def test_small_steps_of_the_wall_clock_are_none(set_clock: SetClock) -> None:
+    one = Clock()
+    set_clock(0.3)
+    assert one.wall_offset() == 0.0
+
+
+@pytest.mark.parametrize("set_by_s", [HOUR_S, -HOUR_S])
+def test_rows_and_events_of_a_run_have_rising_times(
+    tmp_path: Path, set_clock: SetClock, set_by_s: float
+) -> None:
+    recorder = Recorder(tmp_path, name="digits")
+    for step in range(1, 41):
+        recorder.log(step, {"train/loss": 1.0})
+        recorder.sample({"process/rss": 1.0})
+        if step == 20:
+            set_clock(set_by_s)
+    recorder.event("mark", "after")
+    recorder.close(RunStatus.FINISHED)
+    run = read_run(tmp_path)
+    assert run.ended is not None
+    with RunReader(tmp_path) as reader:
+        for series in reader.series():
+            ts = reader.read(series.id, 0, series.rows, 1).ts
+            assert run.created <= ts[0]
+            assert (ts[1:] >= ts[:-1]).all()
+            assert ts[-1] <= run.ended < run.created + 60.0
+            middle = reader.rows_between(series.id, "time", ts[10], ts[-10])
+            assert middle == (10, series.rows - 9)
+        events = {event.kind: event for event in reader.events()}
+    assert events["clock_set"].data["set_by_s"] == pytest.approx(set_by_s, abs=1.0)
+    assert run.created <= events["clock_set"].ts <= run.created + 60.0
+    assert run.created <= events["mark"].ts <= run.ended
+
+
+@pytest.mark.parametrize("set_by_s", [HOUR_S, -HOUR_S])
+def test_a_live_run_stays_alive_for_other_processes(
+    tmp_path: Path, set_clock: SetClock, set_by_s: float
+) -> None:
+    """As a page sees it: the process that writes is another one, here the test's parent."""
+    parent = psutil.Process(os.getppid())
+    ticks = Path(f"/proc/{parent.pid}/stat").read_text().rpartition(")")[2].split()[19]
+    told = process_identity() | {
+        "pid": parent.pid,
+        "pid_started": parent.create_time(),
+        "pid_ticks": int(ticks),
+    }
+    set_clock(set_by_s)
+    assert process_of(told) is not None
+    assert process_of(told | {"pid_ticks": 1}) is None
+    assert process_of(told | {"pid_namespace": "of an earlier boot"}) is None
+    known = {"created": time.time() - set_by_s, "status": "running", "wall_offset_s": set_by_s}
+    write_run_json(tmp_path, told | known | {"heartbeat": time.time()})
+    os.utime(tmp_path / "run.json", (time.time(),) * 2)
+    run = read_run(tmp_path)
+    assert run.status is RunStatus.RUNNING
+    assert run.heartbeat_age_s < 60.0
+    assert now_of(run.run_json) - run.created < 60.0
+
+
+@pytest.mark.parametrize("first_set_by_s", [0.0, HOUR_S, -HOUR_S])
+@pytest.mark.parametrize("set_by_s", [0.0, HOUR_S, -HOUR_S])
+def test_the_heartbeat_of_another_host_whose_clock_was_set(
+    tmp_path: Path, set_clock: SetClock, set_by_s: float, first_set_by_s: float
+) -> None:
+    """Its clock was 12 s ahead at the start; a page on the host of number 0 looks."""
+    begun = time.time()
+    first = {"created": begun, "status": "running", "host": "node1", "heartbeat": begun}
+    write_run_json(tmp_path, first | {"wall_offset_s": first_set_by_s})
+    for age_s, status in ((0.0, RunStatus.RUNNING), (100.0, RunStatus.CRASHED)):
+        beat = begun + 12.0 + set_by_s - age_s
+        other = {"rank": 1, "host": "node2", "heartbeat": beat, "wall_offset_s": set_by_s}
+        other |= {"clock_offset_s": 12.0, "clock_uncertainty_s": 0.01}
+        write_run_json(tmp_path, first | other, "rank1.json")
+        os.utime(tmp_path / "rank1.json", (beat,) * 2)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(time, "time", lambda: begun + first_set_by_s)
+            rank = read_rank_file(tmp_path, 1)
+        assert rank.status is status
+        assert rank.beat == pytest.approx(begun - age_s, abs=0.01)
+
+
+def test_collectives_are_read_after_the_clock_was_set_back(
+    monkeypatch: pytest.MonkeyPatch, set_clock: SetClock
+) -> None:
+    monkeypatch.setattr(collectives, "_of_a_job", lambda: True)
+    monkeypatch.setattr(collectives, "dumps", dict)
+    found = Collectives()
+    found.read()
+    assert not found.is_due()
+    set_clock(-HOUR_S)
+    monkeypatch.setattr(clock, "offset", clock.offset + collectives.MOST_S)
+    assert found.is_due()
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Pacific/Auckland", "America/Los_Angeles"])
+def test_folder_names_are_utc(monkeypatch: pytest.MonkeyPatch, zone: str) -> None:
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        assert folder_name(1795408800.0, "digits", "ab12cd34") == "20261123-044000Z-digits-ab12cd34"
+    finally:
+        monkeypatch.undo()
+        time.tzset()

@@ -1,0 +1,233 @@
+"""NCCL's Flight Recorder by torch's debug pipe: never by a call that may wait for a driver."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from stepscope.diagnosis.hang_record import HangRecord
+from stepscope.sampling import debug_pipe
+from stepscope.sampling.debug_pipe import FILES, PIPE, NcclRecord, note_captures, open_pipe
+from stepscope.sampling.flight_recorder import FlightRecord
+from stepscope.session import hang_capture
+from stepscope.session.hang_capture import capture
+
+RANK = 3
+
+
+class Graph:
+    """torch.cuda.CUDAGraph without CUDA."""
+
+    def capture_begin(self, pool: object = None) -> None:
+        if pool == "bad":
+            raise RuntimeError("no such pool")
+
+    def capture_end(self) -> None:
+        return None
+
+
+class Torch:
+    """torch whose monitor thread answers when `answer` is called; `calls` are those of the dump."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.enqueued = 5
+        self.calls: list[tuple[bool, ...]] = []
+        library = SimpleNamespace(_dump_nccl_trace=self._dump, _dump_fr_trace=self._dump)
+        c = SimpleNamespace(_distributed_c10d=library)
+        self.graph = type("CUDAGraph", (Graph,), dict(vars(Graph)))
+        torch = SimpleNamespace(_C=c, cuda=SimpleNamespace(CUDAGraph=self.graph))
+        monkeypatch.setitem(sys.modules, "torch", torch)
+        world = SimpleNamespace(pg_backend_config={"the default group": "cuda:nccl"})
+        module = SimpleNamespace(_world=world)
+        monkeypatch.setitem(sys.modules, "torch.distributed.distributed_c10d", module)
+        monkeypatch.setenv(PIPE, str(folder / "pipe"))
+        monkeypatch.setenv(FILES[0], str(folder / debug_pipe.OURS))
+        self.file = folder / f"{debug_pipe.OURS}{RANK}"
+        os.mkfifo(folder / f"pipe{RANK}.pipe")
+        self._pipe = os.open(folder / f"pipe{RANK}.pipe", os.O_RDONLY | os.O_NONBLOCK)
+
+    def _dump(self, *asked: bool) -> bytes:
+        self.calls.append(asked)
+        status = {"last_enqueued_collective": self.enqueued}
+        return pickle.dumps({"pg_status": {"0": status}, "pg_config": {}})
+
+    def requests(self) -> int:
+        """How many dumps were requested since the last call."""
+        return len(os.read(self._pipe, 100))
+
+    def answer(self) -> None:
+        """Write the file as torch does, in place."""
+        entry = {
+            "record_id": self.enqueued,
+            "process_group": ("0", "default_pg"),
+            "collective_seq_id": self.enqueued,
+            "profiling_name": "nccl:all_reduce",
+            "time_created_ns": 10**18,
+            "state": "scheduled",
+        }
+        self.file.write_bytes(pickle.dumps({"entries": [entry], "pg_config": {}}))
+
+    def close(self) -> None:
+        os.close(self._pipe)
+
+
+@pytest.fixture
+def torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Torch]:
+    monkeypatch.setattr(debug_pipe, "WAIT_S", 0.0)
+    monkeypatch.setattr(debug_pipe, "POLL_S", 0.0)
+    monkeypatch.setattr(hang_capture, "_nccl", NcclRecord())
+    made = Torch(tmp_path, monkeypatch)
+    yield made
+    made.close()
+
+
+def look() -> HangRecord:
+    known = HangRecord(number=0, rank=RANK, step=9, since=0.0, seen=0.0)
+    return capture(known, threading.get_ident())
+
+
+def test_a_look_requests_a_dump_and_reads_it_when_it_is_there(torch: Torch) -> None:
+    record = look()
+    assert (record.collectives, torch.requests()) == ((), 1)
+    assert record.collectives_reason is not None
+    torch.file.write_bytes(b"\x80")  # torch has begun to write it
+    assert look().collectives == ()
+    torch.answer()
+    record = look()
+    assert [one.sequence for one in record.collectives] == [5]
+    assert record.collectives_reason is None
+    assert not torch.file.exists()
+    assert set(torch.calls) == {(False, False, False)}, "a dump of collectives asks CUDA"
+
+
+def test_another_dump_is_requested_only_when_collectives_go_on(torch: Torch) -> None:
+    look()
+    torch.answer()
+    for _ in range(3):
+        assert [one.sequence for one in look().collectives] == [5]
+    assert torch.requests() == 1
+    torch.enqueued = 6
+    assert look().collectives == (), "what was read before is not so any more"
+    assert torch.requests() == 1
+    torch.answer()
+    assert [one.sequence for one in look().collectives] == [6]
+
+
+def test_a_graph_that_is_captured_is_left_alone(torch: Torch) -> None:
+    note_captures()
+    begin = torch.graph.capture_begin
+    note_captures()
+    assert torch.graph.capture_begin is begin, "once"
+    graph = torch.graph()
+    graph.capture_begin()
+    assert look().collectives_reason == "a CUDA graph is being captured"
+    graph.capture_end()
+    with pytest.raises(RuntimeError, match="no such pool"):
+        graph.capture_begin("bad")
+    assert look().collectives_reason != "a CUDA graph is being captured"
+    assert torch.requests() == 1
+
+
+@pytest.mark.parametrize("missing", ["variable", "pipe", "reader", "recorder"])
+def test_what_cannot_be_read_says_why(
+    torch: Torch, missing: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if missing == "variable":
+        monkeypatch.delenv(PIPE)
+    elif missing == "pipe":
+        (tmp_path / f"pipe{RANK}.pipe").unlink()
+    elif missing == "reader":
+        torch.close()
+        torch._pipe = os.open(os.devnull, os.O_RDONLY)
+    else:
+        del sys.modules["torch"]._C._distributed_c10d._dump_nccl_trace
+    record = look()
+    assert record.collectives == ()
+    assert record.collectives_reason
+
+
+def test_a_request_that_is_not_answered_is_made_again(
+    torch: Torch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look()
+    monkeypatch.setattr(debug_pipe, "LATE_S", -1.0)
+    look()
+    look()
+    assert torch.requests() == 2
+
+
+def test_gloo_is_read_at_once(torch: Torch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.distributed.distributed_c10d", SimpleNamespace())
+    read = FlightRecord(collectives=(), groups={})
+    monkeypatch.setattr(hang_capture.flight_recorder, "dump", lambda: read)
+    assert look().collectives_reason == "the Flight Recorder is empty"
+    assert torch.requests() == 0
+
+
+def test_the_pipe_is_set_for_torch_and_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (PIPE, *FILES):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    close = open_pipe(tmp_path / "run")
+    assert close is not None
+    stem = Path(os.environ[PIPE])
+    assert stem.parent.stat().st_mode & 0o777 == 0o700
+    assert Path(os.environ[FILES[0]]).parent == tmp_path / "run"
+    assert open_pipe(tmp_path) is None, "what is set stays"
+    os.mkfifo(f"{stem}0.pipe")
+    close()
+    assert not {PIPE, *FILES} & {*os.environ}
+    # torch would abort a process that has inherited the variable and finds no folder.
+    assert list(stem.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("planted", ["link", "open to all"])
+def test_a_folder_that_others_can_write_into_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planted: str
+) -> None:
+    monkeypatch.delenv(PIPE, raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    private = tmp_path / f"stepscope-nccl-{os.getuid()}"
+    if planted == "link":
+        private.symlink_to(tmp_path)
+    else:
+        private.mkdir()
+        private.chmod(0o777)
+    assert open_pipe(tmp_path) is None
+    assert PIPE not in os.environ
+
+
+def test_what_the_user_has_set_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PIPE, "/mine/pipe")
+    monkeypatch.delenv(FILES[0], raising=False)
+    assert open_pipe(tmp_path) is None
+    assert os.environ[PIPE] == "/mine/pipe"
+    assert FILES[0] not in os.environ
+    monkeypatch.delenv(PIPE)
+    monkeypatch.setenv(FILES[1], "/mine/trace")
+    close = open_pipe(tmp_path)
+    assert close is not None
+    assert FILES[0] not in os.environ
+    close()
+    assert PIPE not in os.environ
+
+
+def test_no_pipe_where_there_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError("no FIFOs here")
+
+    monkeypatch.delenv(PIPE, raising=False)
+    monkeypatch.setattr(os, "mkfifo", refuse)
+    assert open_pipe(tmp_path) is None
+    assert PIPE not in os.environ

@@ -1,0 +1,255 @@
+"""Files of an untrusted folder: only regular ones are opened, and replacing one follows no link."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import math
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from stepscope.common import files
+from stepscope.common.files import (
+    atomic_replace,
+    atomic_write,
+    is_network_filesystem,
+    is_own_folder,
+    open_for_append,
+    open_regular_file,
+    read_json,
+    read_regular_file,
+    try_lock,
+)
+
+
+def test_a_regular_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"12345")
+    (tmp_path / "link").symlink_to(path)
+    assert read_regular_file(path, 5) == b"12345"
+    assert read_regular_file(tmp_path / "link", 5, follow_links=True) == b"12345"
+    with pytest.raises(ValueError, match="at most 4"):
+        read_regular_file(path, 4)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "link", "folder", "device"])
+def test_special_files_are_refused_without_waiting(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "file"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "link":
+        path.symlink_to("/etc/passwd")
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path = Path("/dev/zero")
+    with pytest.raises(OSError):  # noqa: PT011 - each kind has its own errno
+        open_regular_file(path)
+
+
+def test_a_link_to_a_device_is_refused_where_links_are_followed(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.symlink_to("/dev/zero")
+    with pytest.raises(OSError, match="not a regular file"):
+        read_regular_file(path, 10, follow_links=True)
+
+
+def test_a_replaced_file_is_complete_or_the_previous_one(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("former")
+
+    def fail() -> None:
+        with atomic_replace(path) as file:
+            file.write(b"ha")
+            raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="disk is full"):
+        fail()
+    assert path.read_text() == "former"
+    with atomic_replace(path) as file:
+        file.write(b"new")
+        assert path.read_text() == "former"
+    assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("file", "new")]
+
+
+def test_a_link_in_the_folder_receives_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once the name was `.run.json.PID.part`: a copied folder could hold a link of each PID."""
+    victim, folder = tmp_path / "victim", tmp_path / "run"
+    victim.write_text("keep me")
+    folder.mkdir()
+    (folder / f".run.json.{os.getpid()}.part").symlink_to(victim)
+    (folder / "run.json").symlink_to(victim)
+    atomic_write(folder / "run.json", "{}")
+    assert victim.read_text() == "keep me"
+    assert (folder / "run.json").read_text() == "{}"
+
+    # Even a name that was guessed is created, never opened.
+    monkeypatch.setattr("secrets.token_hex", lambda _: "guess")
+    (folder / ".run.json.guess.part").symlink_to(victim)
+    with pytest.raises(FileExistsError):
+        atomic_write(folder / "run.json", "x")
+    assert victim.read_text() == "keep me"
+
+
+def test_two_threads_replace_a_file_without_mixing(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    first_has_written, second_is_done = threading.Event(), threading.Event()
+
+    def write_slowly() -> None:
+        with atomic_replace(path) as file:
+            file.write(b"a" * 10)
+            file.flush()
+            first_has_written.set()
+            second_is_done.wait(10)
+            file.write(b"a" * 10)
+
+    thread = threading.Thread(target=write_slowly)
+    thread.start()
+    first_has_written.wait(10)
+    atomic_write(path, b"b" * 5)
+    assert path.read_bytes() == b"b" * 5
+    second_is_done.set()
+    thread.join()
+    assert path.read_bytes() == b"a" * 20
+    assert [one.name for one in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"{",
+        b"[" * 100_000,
+        b"[" * 60 + b"]" * 60,
+        b"[" + b"0," * 1_000_000 + b"0]",
+        b'"\xed\xa0\x80"',
+        b" " * 5_000_000,
+    ],
+)
+def test_json_that_is_damaged_too_deep_or_too_large_is_refused(
+    tmp_path: Path, content: bytes
+) -> None:
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(ValueError):  # noqa: PT011 - json's own, or one that names the limit
+        read_json(tmp_path / "file", 4 * 2**20)
+
+
+def test_the_texts_of_a_json_file_can_be_encoded(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text(r'{"half \ud800": ["\udcff", "\ud83d\ude00"]}')
+    assert read_json(tmp_path / "file", 100) == {"half ?": ["?", "😀"]}
+
+
+def test_the_numbers_of_a_json_file_can_be_converted(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text(f"[{10**400}, {-(10**400)}, {2**63}, 1]")
+    assert read_json(tmp_path / "file", 1000) == [math.inf, -math.inf, 2**63, 1]
+
+
+def test_nothing_is_appended_to_the_target_of_a_link(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_text("kept")
+    (tmp_path / "link").symlink_to(target)
+    os.mkfifo(tmp_path / "fifo")
+    for name in ("link", "fifo"):
+        with pytest.raises(OSError):  # noqa: PT011 - each kind has its own errno
+            open_for_append(tmp_path / name, truncate=True)
+    assert target.read_text() == "kept"
+    for text in (b"one", b"two"):
+        with open(open_for_append(target), "wb") as file:
+            file.write(text)
+    assert target.read_text() == "keptonetwo"
+    os.close(open_for_append(target, truncate=True))
+    assert target.read_text() == ""
+
+
+def test_a_folder_of_another_user_is_not_our_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert is_own_folder(tmp_path)
+    assert not is_own_folder(tmp_path / "none")
+    monkeypatch.setattr(os, "geteuid", lambda: 4242)
+    assert not is_own_folder(tmp_path)
+
+
+# --- file systems ---------------------------------------------------------------------------------
+
+LOCAL = ("ext4", "ext3", "xfs", "btrfs", "zfs", "tmpfs", "overlay", "f2fs", "bcachefs", "jfs")
+LOCAL += ("vfat", "exfat", "ntfs3", "fuseblk")
+NETWORK = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "afs")
+NETWORK += ("wekafs", "9p", "virtiofs", "fuse")
+NETWORK += tuple(f"fuse.{kind}" for kind in ("sshfs", "juicefs", "glusterfs", "fuse-overlayfs"))
+
+
+def mount_table(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *mounts: tuple[int, int, str, str]
+) -> None:
+    """Replace the kernel's table by mounts given as (number, parent, point, type)."""
+    lines = [
+        f"{number} {parent} 0:{number} / {point} rw,relatime shared:{number} - {kind} source rw"
+        for number, parent, point, kind in mounts
+    ]
+    table = tmp_path / "mountinfo"
+    table.write_text("".join(f"{line}\n" for line in lines))
+    monkeypatch.setattr(files, "MOUNTS", table)
+
+
+def test_a_file_system_not_known_as_local_is_a_networks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged = {}
+    for kind in (*LOCAL, *NETWORK):
+        other = "nfs4" if kind in LOCAL else "ext4"
+        mount_table(monkeypatch, tmp_path, (1, 0, "/", other), (2, 1, r"/mnt/my\040disk", kind))
+        inside, beside = Path("/mnt/my disk/runs/new"), Path("/mnt/my")
+        judged[kind] = is_network_filesystem(inside), is_network_filesystem(beside)
+    expected = dict.fromkeys(LOCAL, (False, True)) | dict.fromkeys(NETWORK, (True, False))
+    assert judged == expected
+
+
+def test_the_mount_that_is_seen_counts_whatever_the_order_of_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mount_table(
+        monkeypatch,
+        tmp_path,
+        (2, 9, "/data", "ext4"),
+        (3, 2, "/data", "nfs4"),  # on top of the one before
+        (4, 9, "/mnt/disk", "nfs4"),  # covered by the next
+        (5, 9, "/mnt", "xfs"),
+        (6, 5, "/mnt/disk/inner", "lustre"),
+        (9, 1, "/", "btrfs"),
+    )
+    found = {
+        path: is_network_filesystem(Path(path))
+        for path in ("/data/run", "/mnt/disk/run", "/mnt/disk/inner/run", "/home", "/database")
+    }
+    assert list(found.values()) == [True, False, True, False, False], found
+
+
+def test_without_a_mount_table_a_file_system_counts_as_local(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "MOUNTS", tmp_path / "missing")
+    assert not is_network_filesystem(tmp_path)
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_lock_is_taken_once_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    (tmp_path / "lock").touch()
+    first, second = (open_regular_file(tmp_path / "lock", writable=True) for _ in range(2))
+    try:
+        assert (try_lock(first), try_lock(second)) == (True, False)
+
+        def no_locks(_file: int, _operation: int) -> None:
+            raise OSError(code, os.strerror(code))
+
+        monkeypatch.setattr(fcntl, "flock", no_locks)
+        assert try_lock(second) is None
+    finally:
+        os.close(first)
+        os.close(second)

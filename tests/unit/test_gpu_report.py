@@ -1,0 +1,195 @@
+"""What the report of a GPU runs next, for how long, what it keeps, and the document of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import gpu_parts
+from benchmarks import gpu_report as report
+from benchmarks.gpu_report import FAILED, FINISHED, NOT_STARTED, OUT_OF_TIME, Step
+
+RUN = {
+    "date": "2026-01-02T03:04:05+00:00",
+    "commit": "abc",
+    "simulated": False,
+    "gpus": ["NVIDIA X"],
+    "driver": "1.2",
+    "torch": "2.11.0",
+    "cuda": "13.0",
+    "python": "3.12.3",
+    "cores": 16,
+}
+PLAN = {"one": [Step("a", 10, []), Step("b", 10, [])], "two": [Step("c", 10, [])]}
+
+
+def ran(status: str, **more: Any) -> dict[str, Any]:
+    return {"status": status, "reason": None, "seconds": 1.0, "result": {}, "run": RUN} | more
+
+
+def left(records: dict[str, dict[str, Any]]) -> list[str]:
+    return [step.name for _, step in report.todo(PLAN, records)]
+
+
+def test_what_was_never_run_comes_before_what_failed_and_what_finished_never() -> None:
+    assert left({}) == ["a", "b", "c"]
+    one = report.add({}, "a", ran(FAILED))
+    assert left({"one": one}) == ["b", "c", "a"]
+    assert left({"one": report.add(one, "a", ran(FINISHED))}) == ["b", "c"]
+    assert left({"one": report.add(one, "b", ran(OUT_OF_TIME))}) == ["c", "a", "b"]
+
+
+def test_a_step_has_twice_its_time_or_what_is_left_and_is_else_not_started() -> None:
+    step = Step("a", 10, [])
+    assert report.limit_s(step, 100) == 20
+    assert report.limit_s(step, 15 + report.GRACE_S) == 15
+    assert report.limit_s(step, 9 + report.GRACE_S) is None
+
+
+def test_a_step_that_was_not_started_keeps_what_an_earlier_run_left() -> None:
+    record = report.add({}, "a", ran(FAILED, reason="exit code 1", tail="the end"))
+    record = report.add(record, "a", ran(NOT_STARTED))
+    assert record["steps"]["a"] | {"run": None} == ran(
+        FAILED, reason="exit code 1", tail="the end", run=None, runs=1
+    )
+    assert report.add({}, "b", ran(NOT_STARTED))["steps"]["b"]["runs"] == 0
+
+
+def test_a_part_is_finished_when_all_its_steps_are() -> None:
+    record = report.add({}, "a", ran(FINISHED))
+    assert report.part_status(record, PLAN["one"]) == NOT_STARTED
+    assert report.part_status(report.add(record, "b", ran(FAILED)), PLAN["one"]) == FAILED
+    assert report.part_status(report.add(record, "b", ran(FINISHED)), PLAN["one"]) == FINISHED
+
+
+def run_all(
+    monkeypatch: pytest.MonkeyPatch, out: Path, minutes: float, statuses: dict[str, str]
+) -> list[str]:
+    """Run PLAN with fake steps of their whole `takes_s` each; return those that were started."""
+    clock, started = [0.0], []
+
+    def run_step(step: Step, _: Path, limit: float) -> dict[str, Any]:
+        if step.name == "facts":
+            return ran(FINISHED, result={**RUN})
+        started.append(step.name)
+        clock[0] += min(step.takes_s, limit)
+        return ran(statuses.get(step.name, FINISHED))
+
+    monkeypatch.setattr(report, "parts", lambda short: PLAN)
+    monkeypatch.setattr(report, "run_step", run_step)
+    monkeypatch.setattr(report.time, "monotonic", lambda: clock[0])
+    report.measure(out, minutes, "abc")
+    return started
+
+
+def test_a_second_call_runs_what_the_first_left(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    budget = (25 + report.GRACE_S) / 60
+    assert run_all(monkeypatch, tmp_path, budget, {"a": FAILED}) == ["a", "b"]
+    first = json.loads((tmp_path / "two.json").read_text())
+    assert first["status"] == NOT_STARTED
+    assert first["steps"]["c"]["reason"]
+    assert run_all(monkeypatch, tmp_path, budget, {}) == ["c", "a"]
+    assert run_all(monkeypatch, tmp_path, budget, {}) == []
+    found = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
+    assert {part: one["status"] for part, one in found.items()} == {
+        "one": FINISHED,
+        "two": FINISHED,
+    }
+    assert found["one"]["steps"]["a"]["runs"] == 2
+
+
+def test_the_tests_that_ended_are_kept_when_their_time_is_over(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    one = {"test": "t::a", "outcome": "passed"}
+    (tmp_path / report.TESTS_FILE).write_text(json.dumps(one) + "\n")
+    monkeypatch.setitem(PLAN, "tests", [Step("all", 5, [])])
+    run_all(monkeypatch, tmp_path, 1, {"all": OUT_OF_TIME})
+    found = json.loads((tmp_path / "tests.json").read_text())
+    assert (found["status"], found["tests"]) == (OUT_OF_TIME, [one])
+    assert "| all | 1 |" in report.document({"tests": found})
+
+
+def test_the_most_valuable_parts_come_first_and_one_fits_into_each_call() -> None:
+    plan = report.parts(short=False)
+    assert list(plan)[:2] == ["tests", "overhead"]
+    assert set(plan) == {"tests", *report.TABLES}
+    assert all(report.limit_s(step, 9 * 60) for steps in plan.values() for step in steps)
+
+
+def test_a_child_that_fails_or_takes_too_long_says_so(tmp_path: Path) -> None:
+    failed = report.run_step(Step("a", 1, ["benchmarks.gpu_parts", "no such part"]), tmp_path, 60)
+    assert (failed["status"], failed["reason"]) == (FAILED, "exit code 1")
+    assert "no such part" in failed["tail"]
+    late = report.run_step(Step("a", 1, ["benchmarks.gpu_parts", "facts"]), tmp_path, 0.001)
+    assert late["status"] == OUT_OF_TIME
+    assert late["result"] is None
+
+
+def test_the_result_is_the_last_object_of_the_output() -> None:
+    assert report.last_json('{"a": 1}\n{"b": 2}\nwarning\n{broken\n') == {"b": 2}
+    assert report.last_json("nothing\n") is None
+
+
+def test_modules_that_need_a_missing_package_are_found_through_other_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_parts, "ROOT", tmp_path)
+    (tmp_path / "pages").mkdir()
+    (tmp_path / "pages/__init__.py").write_text("")
+    (tmp_path / "pages/shown.py").write_text("def show():\n    import streamlit.web\n")
+    (tmp_path / "a.py").write_text("import json\nfrom pages import shown\n")
+    (tmp_path / "b.py").write_text("from plotly.graph_objects import Figure\nimport a\n")
+    packages = ["streamlit", "plotly"]
+    assert gpu_parts.needed(tmp_path / "a.py", packages) == ["streamlit"]
+    assert gpu_parts.needed(tmp_path / "b.py", packages) == ["plotly", "streamlit"]
+    assert gpu_parts.needed(tmp_path / "b.py", ["numpy"]) == []
+
+
+def test_a_failed_test_runs_once_more_unless_gpus_are_missing(tmp_path: Path) -> None:
+    path = tmp_path / "tests.jsonl"
+    lines = [
+        {"test": "t::a", "outcome": "failed", "reason": "assert 1 == 2"},
+        {"test": "t::b", "outcome": "failed", "reason": "Failed: needs two GPUs"},
+        {"test": "t::a", "outcome": "failed", "reason": "assert 1 == 2", "again": True},
+        {"test": "t::c", "outcome": "failed", "reason": "out of memory"},
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)) + '\n{"test": "t::d", "outc')
+    done = gpu_parts.read_results(path)
+    ids = ["t::a", "t::b", "t::c", "t::d"]
+    assert [one for one in ids if gpu_parts.is_left(done.get(one), again=False)] == ["t::d"]
+    assert [one for one in ids if gpu_parts.is_left(done.get(one), again=True)] == ["t::c"]
+
+
+def test_the_document_has_the_machine_each_steps_state_and_the_figures() -> None:
+    tests = [
+        {"test": "tests/gpu/test_x.py::a", "outcome": "passed"},
+        {"test": "tests/gpu/test_x.py::b", "outcome": "passed", "again": True},
+        {"test": "tests/gpu/test_x.py::c", "outcome": "failed", "reason": "1 | 2\n3"},
+        {"test": "tests/gpu/test_y.py::d", "outcome": "failed", "reason": "only one GPU here"},
+    ]
+    way = {"median": 1.004, "interval_95": [1.001, 1.007], "pairs": 32}
+    free = {"valid": False, "step_ms": {"init": 1.1}, "seconds_to_bare": {"init": way}}
+    records = {
+        "tests": report.add({"tests": tests}, "all", ran(OUT_OF_TIME, result=None)),
+        "overhead": report.add({}, "1 ms", ran(FINISHED, result={"free": free})),
+        "loop": report.add({}, "digits_cnn", ran(FAILED, reason="exit code 1", result=None)),
+    }
+    text = report.document(records)
+    assert "Commit `abc`, NVIDIA X, driver 1.2, torch 2.11.0 (CUDA 13.0)" in text
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    assert ["loop", "digits_cnn", "failed", "exit code 1", "1", "abc"] in rows
+    assert ["File", "passed", "passed alone", "failed", "needs more GPUs"] in rows
+    assert ["all", "1", "1", "1", "1"] in rows
+    assert "1 \\| 2 3" in text
+    (overhead,) = (row for row in rows if row[:2] == ["1 ms", "init"])
+    assert overhead[2:7] == ["1.1", "1.004", "1.001", "1.007", "32"]
+    assert overhead[7].startswith("void")
+    assert "## Loop" not in text
+    with pytest.raises(ValueError, match="no result"):
+        report.document({})

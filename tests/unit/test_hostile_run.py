@@ -1,0 +1,447 @@
+"""A run folder made by somebody else: special files, false values, other owners and links."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import io
+import json
+import os
+import pickle
+import shutil
+import tempfile
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from dashboard import crash_watch
+from dashboard.charts import series
+from dashboard.charts.content import run_content
+from dashboard.charts.layout import layout
+from dashboard.crash_watch import CrashWatch
+from dashboard.run_files import (
+    Profile,
+    profile_summary,
+    profile_trace,
+    snapshot_content,
+    tail,
+)
+from dashboard.run_index import RunIndex
+from dashboard.run_summary import summarize
+from dashboard.sweeps import Sweeps
+from dashboard.views.run_rows import row
+from stepscope.alerts.config import Settings
+from stepscope.alerts.crash import MARKER, YOUNG_S, tell_crash
+from stepscope.cli import main
+from stepscope.reading import Run
+from stepscope.recording.agreement_files import AgreementFiles
+from stepscope.recording.recovery import note_end, recover_ended
+from stepscope.recording.ring import Ring
+from stepscope.run import (
+    RunError,
+    RunStatus,
+    process_identity,
+    read_only_reason,
+    read_run,
+    run_folder,
+    run_folders,
+    write_run_json,
+)
+from stepscope.run.clocks import read_clocks
+from stepscope.sampling.arrivals import Arrivals
+from stepscope.snapshots.opening import _place
+from stepscope.store import RunWriter, store_name
+from trainer.collectives.results import ResultError, read_result
+from trainer.config import checkpoints
+from trainer.fit.history import FIT_JSON, keep
+from trainer.lab.folder import SweepError, only_one, read_plan, read_sweep, sweep_folders
+from trainer.lab.samples import read_samples
+from trainer.runners.job_end import log_text
+from trainer.training.checkpoint import CheckpointError, read_checkpoint, weights_bytes
+from trainer.training.parts_list import NAME, read_list
+
+KINDS = ("fifo", "device", "link", "folder", "sparse")
+NOBODY = 65534
+
+
+def make_run(folder: Path, **run_json: Any) -> Path:
+    folder.mkdir(parents=True)
+    known = {"created": 1e9, "status": "finished", "heartbeat": time.time(), "reason": None}
+    write_run_json(folder, known | process_identity() | run_json)
+    return folder
+
+
+def make_special(path: Path, kind: str) -> Path:
+    """Put something else than a small file there; what it holds begins with "secret"."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "link":
+        secret = path.parent / "secret"
+        secret.write_text("secret")
+        path.symlink_to(secret)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        with path.open("wb") as file:
+            file.truncate(30 * 2**30)
+    return path
+
+
+@pytest.fixture
+def readable() -> Iterator[Path]:
+    """Return a folder that every user can reach, which those of pytest are not."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    yield folder
+    for path in folder.rglob("*"):
+        if path.is_dir():
+            path.chmod(0o755)
+    shutil.rmtree(folder)
+
+
+@contextlib.contextmanager
+def not_root() -> Iterator[None]:
+    """Lose the right to read everything, which only root has."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+# --- special files --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_reader_waits_for_a_special_file_or_reads_all_of_a_large_one(
+    tmp_path: Path, kind: str
+) -> None:
+    run = make_run(tmp_path / "run")
+    make_special(run / "clock-a.json", kind)
+    assert read_clocks(run) == {}
+    make_special(run / "agreement" / "notices.json", kind)
+    assert AgreementFiles(run, 1).notices() == []
+    make_special(tmp_path / "collectives" / "one.json", kind)
+    with pytest.raises(ResultError):
+        read_result(tmp_path, "one")
+    assert "secret" not in log_text(make_special(run / "worker.log", kind))
+    assert "secret" not in (tail(run / "worker.log") or "")
+    for read, name in ((read_sweep, "sweep.json"), (read_plan, "plan.json")):
+        make_special(tmp_path / "sweep" / name, kind)
+        with pytest.raises(SweepError):
+            read(tmp_path / "sweep")
+    make_special(tmp_path / "sweep" / "samples.jsonl", kind)
+    with pytest.raises(SweepError):
+        read_samples(tmp_path / "sweep")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_download_waits_or_gives_out_more_than_its_limit(tmp_path: Path, kind: str) -> None:
+    profile = Profile(1, 2, None)
+    make_special(tmp_path / profile.summary, kind)
+    make_special(tmp_path / profile.trace, kind)
+    make_special(tmp_path / "snapshot-1.pickle", kind)
+    for read in (
+        lambda: profile_summary(tmp_path, profile),
+        lambda: profile_trace(tmp_path, profile),
+        lambda: snapshot_content(tmp_path / "snapshot-1.pickle"),
+    ):
+        with pytest.raises((OSError, ValueError)):
+            read()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_checkpoint_that_is_a_special_file_is_refused(tmp_path: Path, kind: str) -> None:
+    with pytest.raises(CheckpointError):
+        read_checkpoint(make_special(tmp_path / "run" / "last.pt", kind))
+    make_special(tmp_path / "last.1.parts" / NAME, kind)
+    with pytest.raises((OSError, ValueError)):
+        read_list(tmp_path / "last.1.parts")
+
+
+class Maker:
+    def __init__(self, *call: Any) -> None:
+        self.call = call
+
+    def __reduce__(self) -> Any:
+        return self.call[0], self.call[1:]
+
+
+def compressed(saved: bytes) -> bytes:
+    packed, source = io.BytesIO(), zipfile.ZipFile(io.BytesIO(saved))
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as target:
+        for entry in source.infolist():
+            target.writestr(entry.filename, source.read(entry))
+    return packed.getvalue()
+
+
+def saved(**values: Any) -> bytes:
+    file = io.BytesIO()
+    torch.save({"format": "stepscope-checkpoint-1", **values}, file)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("bomb", ["deflated", "bytearray", "codecs", "cut off", "no archive"])
+def test_a_checkpoint_that_inflates_is_refused(tmp_path: Path, bomb: str) -> None:
+    path = tmp_path / "last.pt"
+    whole = saved(model={"weight": torch.zeros(1_000_000)})
+    path.write_bytes(whole)
+    assert read_checkpoint(path)["model"]["weight"].shape == (1_000_000,)
+    path.write_bytes(
+        {
+            "deflated": lambda: compressed(whole),
+            "bytearray": lambda: saved(model=Maker(bytearray, 10**8)),
+            "codecs": lambda: saved(model=Maker(codecs.encode, b"x", "hex")),
+            "cut off": lambda: whole[:-40],
+            "no archive": lambda: pickle.dumps({"format": "stepscope-checkpoint-1"}),
+        }[bomb]()
+    )
+    with pytest.raises(CheckpointError):
+        read_checkpoint(path)
+
+
+def test_a_checkpoint_larger_than_the_free_memory_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "last.pt"
+    path.write_bytes(saved(model={"weight": torch.zeros(1)}))
+    with zipfile.ZipFile(path) as archive:
+        assert archive.testzip() is None
+    content = path.read_bytes()
+    with path.open("wb") as file:  # an archive may have anything in front of it
+        file.truncate(2**40)
+        file.seek(2**40)
+        file.write(content)
+    with pytest.raises(CheckpointError):
+        weights_bytes(path)
+
+
+def test_the_samples_of_a_sweep_are_not_cut_off_in_the_target_of_a_link(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_text("no end of a line")
+    (tmp_path / "samples.jsonl").symlink_to(target)
+    with pytest.raises(SweepError):
+        read_samples(tmp_path)
+    assert target.read_text() == "no end of a line"
+
+
+def test_a_ring_that_is_a_special_file_costs_its_last_rows_alone(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    RunWriter(run / store_name(0)).close()
+    os.mkfifo(run / "rank0.ring")
+    assert recover_ended(read_run(run)) == 0
+    assert Run(run).metrics == ()
+
+
+# --- values ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "false",
+    [
+        {"created": 1e308},
+        {"created": float("nan")},
+        {"created": -1e18},
+        {"created": True},
+        {"created": 10**400},
+        {"heartbeat": float("nan")},
+        {"heartbeat": 1e400},
+        {"heartbeat": "now"},
+        {"status": []},
+        {"status": "asleep"},
+    ],
+)
+def test_a_run_without_its_times_or_status_costs_itself_only(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    false: dict[str, Any],
+) -> None:
+    monkeypatch.setenv("STEPSCOPE_RUNS", str(tmp_path))
+    make_run(tmp_path / "bad", **false)
+    make_run(tmp_path / "good")
+    with pytest.raises(RunError):
+        read_run(tmp_path / "bad")
+    assert [run.id for run in RunIndex(tmp_path).fresh().runs] == ["good"]
+    assert main(["runs", "--json"]) == 0
+    assert [run["id"] for run in json.loads(capsys.readouterr().out)] == ["good"]
+
+
+HOSTILE: tuple[Any, ...] = (
+    *(True, -1, 10**400, 1e308, float("nan"), float("inf"), "", "x" * 10_000, "\ud800"),
+    *({"x": [float("nan")], "y": [1], "slope": 1e400, "intercept": 0},),
+    *([], [[]], [None], {}, {"a": {}}, {"x": [10**400]}, {"number": 10**30, "step": 10**400}),
+)
+
+
+def test_a_row_of_the_runs_page_holds_whatever_run_json_says(tmp_path: Path) -> None:
+    written = json.loads(Path("examples/h100/run.json").read_text()) | {"ended": 1e9}
+    written |= {"status": "finished", "created": 1e9, "heartbeat": 1e9, "world_size": 2}
+    folder = make_run(tmp_path / "run")
+    for name in written.keys() - {"created", "heartbeat", "status"}:
+        for value in HOSTILE:
+            (folder / "run.json").write_text(json.dumps(written | {name: value}))
+            run = read_run(folder)
+            assert type(row(run, summarize(run))["Steps"]) in (int, type(None))
+            json.dumps([series.state(run), layout(run_content(run))], allow_nan=False).encode()
+
+
+def test_nested_brackets_are_no_run(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    for content in (b"[" * 10**6, b'{"a":' * 500 + b"1" + b"}" * 500):
+        (folder / "run.json").write_bytes(content)
+        with pytest.raises(RunError):
+            read_run(folder)
+
+
+# --- folders that cannot be read ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o444, 0o111])
+def test_a_folder_that_cannot_be_read_costs_itself_only(
+    readable: Path,
+    mode: int,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("STEPSCOPE_RUNS", str(readable))
+    for name in ("bad", "good"):
+        folder = make_run(readable / name)
+        (folder / "last.pt").write_bytes(b"")
+        shutil.copytree(folder, readable / "lab" / name)
+        (readable / "lab" / name / "plan.json").write_text("{}")
+    for folder in (readable / "bad", readable / "lab" / "bad"):
+        folder.chmod(mode)
+    with not_root():
+        shown = {folder.name for folder in run_folders(readable)}
+        assert "good" in shown
+        assert "good" in {folder.name for folder in sweep_folders(readable)}
+        assert "good" in {run.id for run in RunIndex(readable).fresh().runs}
+        assert "good/last.pt" in checkpoints(readable)
+        assert Sweeps(readable, readable / "none").list_sweeps() == []
+        assert main(["runs"]) == 0
+        assert "good" in capsys.readouterr().out
+        if "bad" not in shown:
+            with pytest.raises(RunError):
+                run_folder(readable, "bad")
+            assert main(["diagnose", "bad"]) != 0
+            assert "Traceback" not in capsys.readouterr().err
+
+
+def test_runs_that_cannot_be_listed_are_none(readable: Path) -> None:
+    make_run(readable / "runs" / "one")
+    (readable / "runs").chmod(0)
+    with not_root():
+        assert list(run_folders(readable / "runs")) == []
+        assert checkpoints(readable / "runs") == []
+
+
+def test_a_link_in_a_circle_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / "run").symlink_to(tmp_path / "run")
+    with pytest.raises(RunError):
+        run_folder(tmp_path, "run")
+
+
+# --- owners ---------------------------------------------------------------------------------------
+
+
+def crashed(folder: Path, **run_json: Any) -> Path:
+    run = make_run(folder, status="running", pid=2**22 + 1, **run_json)
+    RunWriter(run / store_name(0)).close()
+    Ring(run / "rank0.ring").leave()
+    return run
+
+
+def content_of(folder: Path) -> dict[str, tuple[int, int]]:
+    return {path.name: (path.stat().st_mtime_ns, path.stat().st_size) for path in folder.iterdir()}
+
+
+def test_nothing_is_written_into_a_folder_of_another_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = crashed(tmp_path / "run")
+    snapshot = folder / "snapshot-1.pickle"
+    snapshot.write_bytes(b"")
+    before = content_of(folder)
+    run = read_run(folder)
+    assert run.status is RunStatus.CRASHED
+    assert read_only_reason(run) is None
+    monkeypatch.setattr(os, "geteuid", lambda: NOBODY)
+    assert read_only_reason(run) is not None
+    assert recover_ended(run) == 0
+    note_end(folder, RunStatus.STOPPED, "No.")
+    assert tell_crash(run, Settings()) is None
+    keep(folder, 5)
+    with pytest.raises(SweepError), only_one(folder):
+        pytest.fail("a sweep of another user was opened")
+    assert _place(snapshot, tmp_path / "spare").parent == tmp_path / "spare"
+    assert content_of(folder) == before
+    monkeypatch.undo()
+    keep(folder, 5)
+    assert (folder / FIT_JSON).exists()
+
+
+def test_a_heartbeat_in_the_future_is_no_news(tmp_path: Path) -> None:
+    future, past = time.time() + 10 * YOUNG_S, time.time() - 2 * YOUNG_S
+    folder = crashed(tmp_path / "run", heartbeat=future)
+    for touched in (future, past):
+        os.utime(folder / "run.json", (touched, touched))
+        assert read_run(folder).heartbeat_age_s > YOUNG_S
+    run = read_run(folder)
+    assert tell_crash(run, Settings()) is None
+    assert not (folder / MARKER).exists()
+    near = crashed(tmp_path / "near", heartbeat=time.time() + 5)
+    assert read_run(near).heartbeat_age_s == 0
+
+
+def test_a_run_of_another_host_does_not_live_by_a_heartbeat_in_the_future(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", status="running", host="far", heartbeat=4e9)
+    os.utime(folder / "run.json", (1e9, 1e9))
+    assert read_run(folder).status is RunStatus.CRASHED
+
+
+def test_a_host_whose_clock_is_hours_ahead_lives_by_the_time_of_its_file(tmp_path: Path) -> None:
+    ahead = time.time() + 7200
+    folder = make_run(tmp_path / "run", status="running", host="far", heartbeat=ahead)
+    assert read_run(folder).status is RunStatus.RUNNING
+
+
+def test_a_crash_that_cannot_be_told_leaves_those_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "two", "three"):
+        crashed(tmp_path / name)
+
+    def tell(run: Any, settings: Settings) -> Any:
+        if run.id == "two":
+            raise RuntimeError("a folder that nobody thought of")
+        return SimpleNamespace(close=lambda: None)
+
+    monkeypatch.setattr(crash_watch, "tell_crash", tell)
+    assert sorted(CrashWatch(RunIndex(tmp_path)).look()) == ["one", "three"]
+
+
+# --- links where something is written -------------------------------------------------------------
+
+
+def test_arrivals_go_through_no_link(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (tmp_path / "arrivals.part").symlink_to(victim)
+    (tmp_path / "arrivals.json").symlink_to(victim)
+    arrivals = Arrivals(tmp_path / "arrivals.json")
+    arrivals._found.append((1, 2.0))
+    arrivals._is_new = True
+    arrivals.write()
+    assert victim.read_text() == "mine"
+    assert json.loads((tmp_path / "arrivals.json").read_text()) == {"sequence": [1], "s": [2.0]}

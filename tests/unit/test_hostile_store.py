@@ -1,0 +1,340 @@
+"""A store that somebody else made: it costs little, changes nothing, and shows what is whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+import struct
+import tracemalloc
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stepscope.recording.recovery import recover
+from stepscope.store import STORE_NAME, Block, RunReader, RunWriter, StoreError, schema
+from stepscope.store.reader import EVERY, send_command
+from tests.support.run_folders import make_run
+
+ROWS = 1536
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A run folder with three full frames of steps, three events, and no other file."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    writer = RunWriter(folder / STORE_NAME)
+    steps = np.arange(ROWS, dtype=float)
+    with writer.transaction():
+        writer.append("steps", "", Block.raw(("a",), 1000.0 + steps, steps, steps[None]))
+        for number in range(3):
+            writer.add_event(float(number), number, 0, "mark", f"event {number}", {})
+    writer.close()
+    return folder
+
+
+def change(folder: Path, *statements: str) -> None:
+    """Change a store behind the back of Stepscope."""
+    with sqlite3.connect(folder / STORE_NAME, isolation_level=None) as connection:
+        for statement in statements:
+            connection.execute(statement)
+    connection.close()
+
+
+def half_written(folder: Path, vfs: str = "unix") -> sqlite3.Connection:
+    """Begin a transaction on a network disk; half of its change is in the file already."""
+    uri = f"{(folder / STORE_NAME).as_uri()}?vfs={vfs}"
+    connection = sqlite3.connect(uri, isolation_level=None, uri=True)
+    connection.execute("PRAGMA cache_size = 1")
+    connection.execute("BEGIN")
+    connection.execute("UPDATE frames SET data = zeroblob(5000)")
+    return connection
+
+
+def read(folder: Path) -> None:
+    with RunReader(folder):
+        pass
+
+
+OPENERS: dict[str, Callable[[Path], object]] = {
+    "read": read,
+    "send": lambda folder: send_command(folder, "stop", {}),
+    "recover": lambda folder: RunWriter(folder / STORE_NAME, reopen=True),
+}
+
+
+def fails_everywhere(folder: Path, *openers: str) -> None:
+    """Have everything that opens a store refuse this one, without a change to its files."""
+    path = folder / STORE_NAME
+    before = path.read_bytes() if path.is_file() else None
+    for opener in openers or OPENERS:
+        with pytest.raises(StoreError):
+            OPENERS[opener](folder)
+    assert (path.read_bytes() if path.is_file() else None) == before
+
+
+@pytest.mark.parametrize("suffix", ["", "-wal", "-shm", "-journal"])
+def test_special_files_are_not_opened(folder: Path, tmp_path: Path, suffix: str) -> None:
+    path, outside = folder / f"{STORE_NAME}{suffix}", tmp_path / "outside"
+    outside.write_bytes(b"untouched")
+    if not suffix:
+        path.rename(folder / "kept")
+    kinds: list[Callable[[], object]] = [
+        lambda: os.mkfifo(path),
+        lambda: path.symlink_to(outside if suffix else "/dev/zero"),
+        path.mkdir,
+    ]
+    for make in kinds:
+        make()
+        fails_everywhere(folder)
+        if path.is_dir() and not path.is_symlink():
+            path.rmdir()
+        else:
+            path.unlink()
+    assert outside.read_bytes() == b"untouched"
+
+
+def test_a_link_to_a_store_is_read_and_not_written(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / STORE_NAME).symlink_to(folder / STORE_NAME)
+    read(tmp_path / "linked")
+    fails_everywhere(tmp_path / "linked", "send", "recover")
+
+
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n"
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        ("ALTER TABLE frames RENAME TO kept", f"CREATE VIEW frames AS {ENDLESS}"),
+        ("CREATE TRIGGER t AFTER INSERT ON commands BEGIN DELETE FROM frames; END",),
+        (f"CREATE VIEW other AS {ENDLESS}",),
+        ("DROP TABLE events", "CREATE VIRTUAL TABLE events USING fts5(text)"),
+        ("ALTER TABLE events ADD COLUMN more GENERATED ALWAYS AS (zeroblob(1 << 30))",),
+        ("CREATE INDEX more ON commands (length(args))",),
+        ("DROP TABLE ring",),
+        ("PRAGMA user_version = 1",),
+    ],
+)
+def test_another_schema_is_refused_before_anything_is_read_or_written(
+    folder: Path, statements: tuple[str, ...]
+) -> None:
+    change(folder, *statements)
+    fails_everywhere(folder)
+
+
+def test_a_schema_that_only_the_log_has_is_refused(folder: Path, tmp_path: Path) -> None:
+    """Without the log, as a reader of a folder that it may not write sees it, all is in order."""
+    connection = sqlite3.connect(folder / STORE_NAME, isolation_level=None)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("CREATE TRIGGER t AFTER INSERT ON commands BEGIN DELETE FROM frames; END")
+    shutil.copytree(folder, tmp_path / "copy")
+    connection.close()
+    (tmp_path / "copy" / f"{STORE_NAME}-shm").unlink()
+    for open_store in OPENERS.values():
+        with pytest.raises(StoreError, match="tables"):
+            open_store(tmp_path / "copy")
+
+
+def test_a_journal_cannot_have_a_file_deleted(folder: Path, tmp_path: Path) -> None:
+    """SQLite deletes the file that a journal names as that of a transaction of several stores."""
+    canary = tmp_path / "canary"
+    canary.write_text("precious")
+    pages = (folder / STORE_NAME).stat().st_size // 4096
+    header = schema.JOURNAL_MAGIC + struct.pack(">IIIII", 0, 1234, pages, 512, 4096)
+    name = os.fsencode(canary)
+    record = struct.pack(">I", (1 << 30) // 4096 + 1) + name
+    record += struct.pack(">II", len(name), sum(name)) + schema.JOURNAL_MAGIC
+    (folder / f"{STORE_NAME}-journal").write_bytes(header.ljust(512, b"\0") + record)
+    fails_everywhere(folder, "send", "recover")
+    assert canary.read_text() == "precious"
+    read(folder)
+
+
+def test_the_transaction_of_a_killed_process_is_rolled_back_by_recovery(
+    folder: Path, tmp_path: Path
+) -> None:
+    """On a network disk there is no log, but a journal; readers may not write and leave it."""
+    copy = make_run(tmp_path / "copy", pid=2**22 + 1)
+    connection = half_written(folder)
+    shutil.copytree(folder, copy, dirs_exist_ok=True)
+    connection.close()
+    assert (copy / f"{STORE_NAME}-journal").stat().st_size > 0
+    recover(copy)
+    assert not (copy / f"{STORE_NAME}-journal").exists()
+    (copy / f"{STORE_NAME}-journal").write_bytes(bytes(512))  # killed before it had an effect
+    recover(copy)
+    assert not (copy / f"{STORE_NAME}-journal").exists()
+    with RunReader(copy) as reader:
+        assert reader.read(1, 0, ROWS, 1).mean[0].tolist() == list(range(ROWS))
+
+
+@pytest.mark.parametrize("host", [{}, {"host": "far", "old": True}], ids=["this host", "another"])
+def test_the_transaction_of_a_process_that_may_live_is_not_rolled_back(
+    folder: Path, tmp_path: Path, host: dict[str, Any]
+) -> None:
+    """Rank 0 has ended, this one has not; many network disks have no locks between hosts."""
+    run = make_run(tmp_path / "live", **host)
+    shutil.copytree(folder, run, dirs_exist_ok=True)
+    connection = half_written(run, vfs="unix-none")
+    recover(run)
+    connection.execute("COMMIT")
+    assert connection.execute("SELECT DISTINCT length(data) FROM frames").fetchall() == [(5000,)]
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "data = x'00ff00'",
+        "data = zeroblob(70000000)",
+        "data = 'text'",
+        "layout = 77",
+        "layout = 2",
+        "layout = 3",
+        "layout = 4",
+    ],
+)
+def test_a_damaged_frame_costs_its_values_alone(
+    folder: Path, caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
+    bomb = zlib.compress(bytes(100_000_000), 1)
+    deep = "[" * 100_000
+    many = json.dumps([f"key {number}" for number in range(60_000)])
+    change(
+        folder,
+        f"INSERT INTO layouts VALUES (2, '{deep}'), (3, '{many}'), (4, '[1, null]')",
+        f"UPDATE frames SET data = x'{bomb.hex()}' WHERE level = 1",
+        f"UPDATE frames SET {damage} WHERE level = 0 AND first = 512",
+    )
+    tracemalloc.start()
+    for _ in range(2):
+        with RunReader(folder) as reader:
+            (info,) = reader.series()
+            rows, buckets = reader.read(1, 0, info.rows, 1), reader.read(1, 0, info.rows, 16)
+            assert reader.keys(1) == ("a",)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 50e6
+    assert rows.step.tolist() == [*range(512), *[1023] * 512, *range(1024, ROWS)]
+    (values,) = rows.mean[[key == "a" for key in rows.keys]]
+    assert np.flatnonzero(np.isnan(values)).tolist() == list(range(512, 1024))
+    assert values[-1] == ROWS - 1
+    assert (len(buckets), buckets.count.sum()) == (96, 0)
+    assert caplog.text.count("left out") == 1
+
+
+def test_a_layout_that_is_damaged_in_the_last_frame_hides_no_metric(folder: Path) -> None:
+    change(folder, "UPDATE frames SET layout = 9 WHERE first = 1024 AND level = 0")
+    with RunReader(folder) as reader:
+        assert reader.keys(1) == ("a",)
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("text", "CAST(zeroblob(70000000) AS TEXT)"),
+        ("text", "CAST(zeroblob(2000000) AS TEXT)"),
+        ("text", "x'ff'"),
+        ("ts", "9e999"),
+        ("ts", "1e300"),
+        ("ts", "'now'"),
+        ("step", "1.5"),
+        ("epoch", "'first'"),
+        ("data", "'[]'"),
+        ("data", "'{'"),
+        ("data", f"'{'[' * 100_000}'"),
+        ("data", f"""'{{"a": {"[" * 100}{"]" * 100}}}'"""),
+    ],
+)
+def test_a_damaged_event_costs_itself(
+    folder: Path, caplog: pytest.LogCaptureFixture, column: str, value: str
+) -> None:
+    change(folder, f"UPDATE events SET {column} = {value} WHERE id = 2")
+    for _ in range(2):
+        with RunReader(folder) as reader:
+            assert [event.id for event in reader.events()] == [1, 3]
+            assert [event.id for event in reader.events(limit=2)] == [3]
+            assert [event.id for event in reader.events(limit=-1)] == [1, 3]
+    assert caplog.text.count("left out") == 1
+
+
+def test_text_that_is_not_utf_8_is_shown_as_far_as_it_is(folder: Path) -> None:
+    change(folder, "UPDATE events SET text = CAST(x'41ff42' AS TEXT) WHERE id = 2")
+    with RunReader(folder) as reader:
+        assert [event.text for event in reader.events()] == ["event 0", "A\ufffdB", "event 2"]
+
+
+def test_events_that_take_too_long_are_the_newest(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time of a query also counts what each event costs: there is no limit of their number."""
+    writer = RunWriter(folder / STORE_NAME, reopen=True)
+    with writer.transaction():
+        for number in range(3, 5000):
+            writer.add_event(float(number), number, 0, "mark", "", {})
+    writer.close()
+    monkeypatch.setattr(schema, "MAX_QUERY_S", -1.0)
+    with RunReader(folder) as reader:
+        found = [event.id for event in reader.events(limit=EVERY)]
+    assert 0 < len(found) < 5000
+    assert found == list(range(5001 - len(found), 5001))
+
+
+def test_more_events_than_fit_are_the_newest(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepscope.store.reader.MAX_EVENTS_LENGTH", 20)
+    with RunReader(folder) as reader:
+        assert [event.id for event in reader.events()] == [2, 3]
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        ("UPDATE frames SET first = 'x' WHERE first = 512",),
+        ("UPDATE frames SET first = 1 << 60 WHERE first = 1024",),
+        ("UPDATE frames SET rows = -5 WHERE first = 512",),
+        ("UPDATE frames SET rows = 1 << 40",),
+        ("UPDATE frames SET ts_end = 'x', data = ''",),
+        ("UPDATE series SET source = x'00'",),
+        ("DELETE FROM layouts",),
+        ("DELETE FROM ring",),
+        ("UPDATE ring SET stored = 'x'",),
+    ],
+)
+def test_no_value_of_a_store_raises_anything_but_store_error(
+    folder: Path, statements: tuple[str, ...]
+) -> None:
+    change(folder, *statements)
+    calls: list[Callable[[RunReader], object]] = [
+        lambda reader: reader.series(),
+        lambda reader: reader.keys(1),
+        lambda reader: reader.read(1, 0, ROWS, 1),
+        lambda reader: reader.read(1, 0, ROWS, 64),
+        lambda reader: reader.rows_between(1, "step", 600, 700),
+        lambda reader: reader.rows_between(1, "time", 1600, 1700),
+        lambda reader: reader.stored_slots(),
+        lambda reader: RunWriter(folder / STORE_NAME, reopen=True).close(),
+    ]
+    failed = 0
+    for call in calls:
+        try:
+            with RunReader(folder) as reader:
+                call(reader)
+        except StoreError:
+            failed += 1
+    assert failed < len(calls)
+
+
+def test_a_query_is_interrupted_when_its_time_is_up(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schema, "MAX_QUERY_S", 0.05)
+    with RunReader(folder) as reader, pytest.raises(StoreError), reader._reading():
+        reader._connection.execute(f"SELECT count(*) FROM ({ENDLESS})").fetchall()

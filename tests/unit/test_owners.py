@@ -1,0 +1,56 @@
+"""Optimizers and models are found by a search that leaves other threads alone."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+import torch
+
+from stepscope.sampling import owners
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(2, 2)
+
+
+def test_finds_made_optimizers_and_outermost_models() -> None:
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    unmade = torch.optim.SGD.__new__(torch.optim.SGD)
+    optimizers, models = owners.search()
+    assert any(one is optimizer for one in optimizers)
+    assert not any(one is unmade for one in optimizers)
+    assert any(one is model for one in models)
+    assert not any(one is model.inner for one in models)
+
+
+def test_a_tuple_that_another_thread_builds_is_not_held() -> None:
+    """CPython raises SystemError where a tuple under construction has a second reference."""
+    model = Model()
+    errors: list[SystemError] = []
+    done = threading.Event()
+
+    def build() -> None:
+        while not done.is_set():
+            try:
+                tuple(number for number in range(200))
+            except SystemError as error:
+                errors.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    threads = [threading.Thread(target=build) for _ in range(2)]
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in range(10):
+            assert any(one is model for one in owners.search()[1])
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+        sys.setswitchinterval(interval)
+    assert not errors

@@ -1,0 +1,111 @@
+"""FSDP2: who holds which weights, and what is sent when."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from tests.support.train_devices import CPU_DEVICE
+from trainer.config import Parallel, RunConfig, Runner, Workload
+from trainer.training import sharding
+from trainer.training.parallel import Shared, placed
+from trainer.training.ranks import Ranks
+from trainer.training.sharding import weights_on_first_rank
+from trainer.workloads.gpt import Gpt
+
+FSDP = RunConfig(
+    workload=Workload.GPT,
+    runner=Runner.TORCHRUN,
+    parallel=Parallel.FSDP,
+    ranks=2,
+    width=16,
+    layers=2,
+    tied_head=True,
+)
+SECOND = Ranks(rank=1, local_rank=1, world_size=2, local_size=2)
+
+
+class Masked(nn.Module):
+    """A weight beside a buffer that no checkpoint holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.ones(2, 2))
+        self.register_buffer("mask", torch.ones(2, 2).tril(), persistent=False)
+
+
+def test_ranks_after_the_first_build_a_model_without_the_memory_of_its_weights() -> None:
+    with weights_on_first_rank(FSDP, SECOND):
+        model, masked = Gpt(FSDP, 7), Masked()
+    assert all(weights.is_meta for weights in model.parameters())
+    assert model.head.weight is model.embedding.weight
+    assert masked.weights.is_meta
+    assert masked.mask.tolist() == [[1, 0], [1, 1]]
+    assert not nn.Linear(1, 1).weight.is_meta
+
+
+@pytest.mark.parametrize(
+    ("changes", "ranks"),
+    [
+        ({}, replace(SECOND, rank=0)),
+        ({"workload": Workload.USER}, SECOND),
+        ({"parallel": Parallel.DDP}, SECOND),
+    ],
+)
+def test_rank_0_ddp_and_workloads_of_the_user_build_whole_models(
+    changes: dict[str, Any], ranks: Ranks
+) -> None:
+    with weights_on_first_rank(replace(FSDP, **changes), ranks):
+        assert not nn.Linear(1, 1).weight.is_meta
+
+
+@pytest.mark.parametrize("reshard", [True, False])
+def test_each_block_gets_memory_alone_and_the_root_keeps_its_weights(
+    reshard: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A block has given its memory back when the next one gets its own."""
+    calls: list[tuple[nn.Module, bool | None]] = []
+    given: list[nn.Parameter] = []
+
+    def spread(module: nn.Module, *, reshard_after_forward: bool | None, **_: object) -> None:
+        calls.append((module, reshard_after_forward))
+        given.extend(part for part in module.parameters() if all(part is not one for one in given))
+        have = {id(part) for part in model.parameters() if not part.is_meta}
+        assert have == {id(part) for part in given}
+
+    monkeypatch.setattr(sharding, "init_device_mesh", lambda *_: None)
+    monkeypatch.setattr(sharding, "_send_from_first", lambda *_: None)
+    monkeypatch.setattr(sharding, "fully_shard", spread)
+    config = replace(FSDP, reshard=reshard)
+    with weights_on_first_rank(config, SECOND):
+        model = Gpt(config, 7)
+    assert placed(model, config, SECOND, torch.device("cpu")) is model
+    assert model.head.weight is model.embedding.weight
+    root = None if reshard else False
+    assert calls == [*((block, reshard) for block in model.blocks), (model, root)]
+
+
+class Spread(nn.Linear, FSDPModule):
+    """What fully_shard makes of a module, as far as it is asked when to reduce gradients."""
+
+    def __init__(self) -> None:
+        nn.Linear.__init__(self, 1, 1)
+        self.reduces: list[bool] = []
+
+    def set_requires_gradient_sync(self, requires: bool, *, recurse: bool = True) -> None:
+        self.reduces.append(requires)
+
+
+@pytest.mark.parametrize("no_sync", [True, False])
+def test_gradients_are_sent_once_a_step(no_sync: bool) -> None:
+    model = object.__new__(Spread)  # FSDPModule.__new__ is for modules that are spread already
+    Spread.__init__(model)
+    shared = Shared.of(model, replace(FSDP, no_sync=no_sync), [CPU_DEVICE])
+    with shared.apart():
+        assert model.reduces == [False] * no_sync
+    assert model.reduces == [False, True][: 2 * no_sync]

@@ -1,0 +1,190 @@
+"""Which process is sent a signal: one that has a file of this very folder open for writing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from dashboard.sweeps import Sweeps
+from stepscope.run import STALE_S, RunStatus, process_identity, read_run, write_run_json
+from stepscope.run.process import recorder_of, send_signal
+from stepscope.session import force
+from stepscope.session.force import end_job
+from stepscope.session.stopping import kill_unheard
+from tests.support.child_process import holding
+from tests.support.fake_sweep import sweep
+from trainer.lab.folder import LOCK, PLAN_JSON, SWEEP_JSON, SweepError
+
+SWEEP = "20261122-061500-digits-mlp-ab12"
+
+
+@pytest.fixture
+def innocent() -> Iterator[subprocess.Popen[bytes]]:
+    """A process of ours that records nothing, but has a file of its own open for writing."""
+    with holding("/dev/null", "wb") as process:
+        yield process
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that records into the folder of `run_that_names`."""
+    (tmp_path / "run").mkdir()
+    with holding(tmp_path / "run" / "rank0.sqlite") as process:
+        yield process
+
+
+def facts_of(process: subprocess.Popen[bytes]) -> dict[str, Any]:
+    started = psutil.Process(process.pid).create_time()
+    return {**process_identity(), "pid": process.pid, "pid_started": started, "kind": "watch"}
+
+
+def run_that_names(root: Path, *, old: bool = True, **facts: Any) -> Path:
+    folder = root / "run"
+    folder.mkdir(exist_ok=True)
+    beat = time.time() - 2 * STALE_S if old else time.time()
+    write_run_json(folder, {"created": 1.0, "status": "running", "heartbeat": beat, **facts})
+    if old:
+        os.utime(folder / "run.json", (beat, beat))
+    return folder
+
+
+def make_sweep(root: Path, process: subprocess.Popen[bytes]) -> Path:
+    folder = root / "lab" / SWEEP
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / PLAN_JSON).write_text("{}")
+    facts = {**facts_of(process), "status": "running", "id": SWEEP}
+    (folder / SWEEP_JSON).write_text(json.dumps(sweep(**facts)))
+    return folder
+
+
+def test_a_silent_script_is_killed(tmp_path: Path, script: subprocess.Popen[bytes]) -> None:
+    folder = run_that_names(tmp_path, **facts_of(script))
+    said = kill_unheard(read_run(folder))
+    assert script.wait(10) == -signal.SIGKILL
+    found = read_run(folder)
+    assert (found.status, found.reason) == (RunStatus.STOPPED, said)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"old": False},
+        {"kind": "trainer"},
+        {"kind": None},
+        {"pid_started": 5.0},
+        {"user": "eve"},
+        {"host": "elsewhere"},
+        {"pid_namespace": "elsewhere"},
+        {"status": "finished"},
+    ],
+    ids=str,
+)
+def test_no_process_is_killed_that_may_be_another_or_alive(
+    tmp_path: Path, script: subprocess.Popen[bytes], other: dict[str, Any]
+) -> None:
+    folder = run_that_names(tmp_path, **(facts_of(script) | other))
+    before = read_run(folder).run_json
+    assert kill_unheard(read_run(folder)) is None
+    assert script.poll() is None
+    assert read_run(folder).run_json == before
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_copied_folder_that_names_another_process_signals_nothing(
+    tmp_path: Path, innocent: subprocess.Popen[bytes], ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(force, "TERM_S", 0.1)
+    folder = run_that_names(tmp_path, **facts_of(innocent), world_size=ranks)
+    (folder / "rank0.sqlite").write_bytes(b"")
+    before = read_run(folder).run_json
+    for said in (kill_unheard(read_run(folder)), end_job(read_run(folder))):
+        assert said is not None
+        assert f"kill -9 {innocent.pid}" in said  # what the user can do
+    assert innocent.poll() is None
+    assert read_run(folder).run_json == before
+
+
+def test_a_job_ends_by_force_but_for_a_process_that_is_not_its_own(
+    tmp_path: Path, script: subprocess.Popen[bytes], innocent: subprocess.Popen[bytes]
+) -> None:
+    folder = run_that_names(tmp_path, **facts_of(script), world_size=2, rank=0)
+    second = {"status": "running", "heartbeat": time.time(), **facts_of(innocent), "rank": 1}
+    write_run_json(folder, second, "rank1.json")
+    said = end_job(read_run(folder))
+    assert not psutil.pid_exists(script.pid)
+    assert innocent.poll() is None
+    assert f"kill -9 {innocent.pid}" in said
+    assert read_run(folder).status is RunStatus.STOPPED
+
+
+def test_the_lab_stops_the_process_that_holds_the_lock(tmp_path: Path) -> None:
+    (tmp_path / "lab" / SWEEP).mkdir(parents=True)
+    with holding(tmp_path / "lab" / SWEEP / LOCK) as process:
+        make_sweep(tmp_path, process)
+        Sweeps(tmp_path, tmp_path / "examples").stop(SWEEP)
+        assert not psutil.pid_exists(process.pid)
+
+
+def test_the_lab_stops_no_other_process(tmp_path: Path, innocent: subprocess.Popen[bytes]) -> None:
+    folder = make_sweep(tmp_path, innocent)
+    (folder / LOCK).write_bytes(b"")
+    with pytest.raises(SweepError, match=f"kill -9 {innocent.pid}"):
+        Sweeps(tmp_path, tmp_path / "examples").stop(SWEEP, timeout_s=0.1)
+    assert innocent.poll() is None
+
+
+@pytest.mark.parametrize("made", ["missing", "link", "second name", "FIFO", "only read"])
+def test_what_proves_nothing(tmp_path: Path, made: str) -> None:
+    file, log = tmp_path / "rank0.sqlite", tmp_path / "log"
+    log.write_bytes(b"")
+    if made == "link":
+        file.symlink_to(log)
+    elif made == "second name":
+        file.hardlink_to(log)
+    elif made == "FIFO":
+        os.mkfifo(file)
+    elif made == "only read":
+        file.write_bytes(b"")
+    modes = {"FIFO": "r+b", "only read": "rb"}
+    with holding(file if made in modes else log, modes.get(made, "ab")) as process:
+        assert recorder_of(facts_of(process), file) is None
+
+
+def test_a_process_of_another_user_is_none_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "rank0.sqlite"
+    with holding(file) as process:
+        assert recorder_of(facts_of(process), file) == psutil.Process(process.pid)
+        monkeypatch.setattr(os, "getuid", lambda: 12345)
+        assert recorder_of(facts_of(process), file) is None
+
+
+def test_a_signal_reaches_no_later_process_of_the_same_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with holding("/dev/null", "wb") as process:
+        monkeypatch.setattr(psutil.Process, "is_running", lambda _: False)
+        with pytest.raises(psutil.NoSuchProcess):
+            send_signal(psutil.Process(process.pid), signal.SIGKILL)
+        assert process.poll() is None
+
+
+@pytest.mark.parametrize("pidfd", [True, False])
+def test_a_signal_is_sent_with_and_without_a_descriptor_of_the_process(
+    monkeypatch: pytest.MonkeyPatch, pidfd: bool
+) -> None:
+    if not pidfd:  # Linux before 5.3, or a Python that was built for it
+        monkeypatch.delattr(os, "pidfd_open")
+    with holding("/dev/null", "wb") as process:
+        send_signal(psutil.Process(process.pid), signal.SIGKILL)
+        assert process.wait(10) == -signal.SIGKILL
