@@ -10,11 +10,12 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,13 +23,15 @@ import torch
 from torch import nn
 
 from stepscope.recording.scalars import Row, RowSink
-from stepscope.run import RunStatus
+from stepscope.run import RUN_JSON, RunStatus
+from stepscope.run.rank_files import read_run_json
 from stepscope.session import session
 from stepscope.store import RunReader
 from tests.support.run_values import events, metric, run_json
 from tests.support.training_runs import background, fails_at, small
 from tests.support.waiting import wait_for
-from trainer.config import NanPolicy, RunConfig, Workload
+from trainer.config import NanPolicy, Parallel, RunConfig, Workload
+from trainer.failures import RunFailed
 from trainer.training import placement
 from trainer.training import run as training_run
 from trainer.training.compute import CpuCompute
@@ -319,3 +322,28 @@ def test_stop_ends_the_workers(tmp_path: Path) -> None:
         stop.set()
         wait_for(lambda: run_json(tmp_path)["status"] == "stopped")
     wait_for(lambda: multiprocessing.active_children() == [])
+
+
+def test_a_refused_rank_waits_for_the_file_that_its_outcome_is_found_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, number in (("RANK", "1"), ("LOCAL_RANK", "1"), ("WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, number)
+    waits: list[float] = []
+
+    def refuse(*_: object) -> None:
+        raise RunFailed("the driver says no")
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        assert read_run_json(tmp_path, 1)["status"] == "failed"
+        if len(waits) == 2:  # rank 0 begins
+            (tmp_path / RUN_JSON).write_text("{}")
+
+    monkeypatch.setattr(training_run, "devices_of", refuse)
+    monkeypatch.setattr(
+        training_run, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep)
+    )
+    config = small(Workload.DIGITS_MLP, parallel=Parallel.DDP, ranks=2)
+    assert training_run.run(config, tmp_path) is RunStatus.FAILED
+    assert len(waits) == 2

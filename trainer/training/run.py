@@ -9,6 +9,7 @@ import gc
 import logging
 import os
 import threading
+import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from stepscope.formatting import format_bytes
 from stepscope.profiling.ranges import DATA
 from stepscope.recording.recorder import Recorder
 from stepscope.recording.scalars import keep_for_good
-from stepscope.run import RunKind, RunStatus
+from stepscope.run import RUN_JSON, RunKind, RunStatus
 from stepscope.session.session import Session, traceback_text
 from trainer.config import RunConfig
 from trainer.failures import RunFailed, explain
@@ -57,6 +58,11 @@ log = logging.getLogger(__name__)
 
 DATA_FILES = {f"trainer/training/{name}.py": DATA for name in ("data", "copies", "workers")}
 """Where a failed allocation is one of loading or copying a batch."""
+
+
+FIRST_RANK_S = 30.0
+"""How long the ranks of a job may lie apart at their start: importing torch takes seconds."""
+POLL_S = 0.05
 
 
 def run(
@@ -96,9 +102,20 @@ def run(
             outcome = _run(config, session, stop or threading.Event(), ranks)
     finally:
         session.close(outcome.status, outcome.reason)
+    _wait_for_first_rank(folder, ranks)
     if outcome.status is RunStatus.FINISHED:
         leave()
     return outcome.status
+
+
+def _wait_for_first_rank(folder: Path, ranks: Ranks) -> None:
+    """Wait until rank 0 has written run.json, without which nobody finds this rank's outcome.
+
+    torchrun ends the other ranks as soon as one ends, at times before rank 0 has begun.
+    """
+    deadline = time.monotonic() + FIRST_RANK_S
+    while ranks.rank and not (folder / RUN_JSON).exists() and time.monotonic() < deadline:
+        time.sleep(POLL_S)
 
 
 def _run(config: RunConfig, session: Session, stop: threading.Event, ranks: Ranks) -> Outcome:
