@@ -5,7 +5,8 @@
 
 The same script (training_child.py) runs bare, with `stepscope.init` and `rec.step`, unchanged under
 `stepscope watch`, with trackio and with TensorBoard, each in a process of its own; a second bare
-process shows the noise. The processes train in turn, in blocks of 0.15 s. Those that wait are moved
+process shows the noise. `floor` and `floor_hooks` do the least that Python can do in the same places
+as `init` and `watch`, and keep nothing on disk. The processes train in turn, in blocks of 0.15 s. Those that wait are moved
 to the other cores, so that their threads (sampler, writer) go on at their own pace but not in
 somebody else's block. A block is compared to the bare ones before and after it: 200 such pairs, in
 four sets of fresh processes. Ratios are of seconds: 1.01 is one percent slower. Beside them those
@@ -28,7 +29,7 @@ from typing import Any
 
 from benchmarks import report
 from benchmarks.pairs import AGAIN, BARE, interval, order, ratios
-from benchmarks.peers.adapters import OURS
+from benchmarks.peers.adapters import FLOOR, FLOOR_HOOKS, OURS
 from benchmarks.peers.environment import Peers, prepare, without
 from benchmarks.report import at_most, say
 from benchmarks.trainees import WATCH, Cores, Trainee, take_turns, trainees
@@ -76,7 +77,7 @@ def measure_sets(
     peers: Peers, plan: Plan, cores: Cores, width: int, device: str, failed: dict[str, str]
 ) -> dict[str, Any]:
     """Measure all ways in sets of fresh processes; return what they took, alone and to bare."""
-    ways = [OURS, WATCH, *(name for name in PEERS if name in peers.versions)]
+    ways = [OURS, FLOOR, WATCH, FLOOR_HOOKS, *(name for name in PEERS if name in peers.versions)]
     sets = []
     for number in range(plan.sets):
         with trainees(peers.python, [BARE, AGAIN, *ways], width, device, failed) as running:

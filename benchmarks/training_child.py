@@ -2,7 +2,7 @@
 
     python benchmarks/training_child.py WAY FOLDER WIDTH RESULTS [DEVICE]
 
-WAY is `bare`, or the recorder that each step is logged to. For each line `STEPS` on stdin it trains
+WAY is `bare`, or the recorder that each step is logged to (`floor_hooks`: see peers/adapters.py). For each line `STEPS` on stdin it trains
 that many steps and writes to the named pipe RESULTS the seconds and the CPU seconds of the whole
 process; the first line there is its process number. `calibrate` as WAY writes the width that fits
 instead, where WIDTH is the time of a step in µs. The script knows nothing of `stepscope watch`,
@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from benchmarks.peers.adapters import OURS, START, Log
+from benchmarks.peers.adapters import FLOOR, FLOOR_HOOKS, OURS, START, Log, start_floor_hooks
 
 BATCH = {"cpu": 32, "cuda": 1024}
 INPUTS, CLASSES = 64, 10
@@ -115,9 +115,11 @@ def main() -> None:
         return
     step, optimizer = training_step(int(width), device)
     finish: Callable[[], None] = lambda: None  # noqa: E731
-    if way != "bare":
+    if way == FLOOR_HOOKS:
+        start_floor_hooks()
+    elif way != "bare":
         log, finish = START[way](Path(folder))
-        step = logged(step, optimizer, log, tensors=way == OURS)
+        step = logged(step, optimizer, log, tensors=way in (OURS, FLOOR))
     train(WARM_STEPS, step)
     answer(os.getpid())
     for line in sys.stdin:

@@ -221,16 +221,12 @@ class _Answer:
 
         A metric without one there has stopped, or is logged less often than every RECENT rows.
         """
-        rows = RATE_ROWS if info.stream == "steps" else RECENT
-        newest = self.reader.read(info.id, max(0, info.rows - rows), info.rows, 1)
-        block = newest.slice(max(0, len(newest) - RECENT), len(newest))
+        block = self.reader.read(info.id, max(0, info.rows - RECENT), info.rows, 1)
         last: dict[str, float | int | str | None] = {}
         since: dict[str, int] = {}
-        for row, key in enumerate(block.keys):
-            present = np.flatnonzero(block.count[row] + block.odd[row])
-            if not len(present) or key not in self.keys.last:
+        for key, value in _newest_values(block).items():
+            if key not in self.keys.last:
                 continue
-            value = float(block.mean[row][present[-1]])
             if math.isfinite(value):
                 last[key] = _number(value)
             else:
@@ -239,7 +235,10 @@ class _Answer:
         if info.stream == "steps" and len(block):
             last["step"] = int(block.step[-1])
             if RATE in last and RATE not in since:
-                last.update(_last_second(newest))
+                rows = _rows_of_last_second(block)
+                start = max(0, info.rows - rows)
+                recent = self.reader.read(info.id, start, info.rows, 1) if rows > RECENT else block
+                last.update(_last_second(recent))
         return {"last": last, "since": since}
 
     def _odd_since(self, info: SeriesInfo, key: str) -> int:
@@ -277,10 +276,11 @@ class _Answer:
     def rows(self, info: SeriesInfo, start: int, stop: int, bucket: int) -> dict[str, Any]:
         """Return the rows from start to stop in buckets."""
         block = self.reader.read(info.id, start, stop, bucket)
+        has_values = (block.count + block.odd).any(axis=1).tolist()
         values = {
             key: _values(block, row, bucket)
             for row, key in enumerate(block.keys)
-            if key in self.keys.drawn and np.any(block.count[row] + block.odd[row])
+            if key in self.keys.drawn and has_values[row]
         }
         return {
             "end": stop,
@@ -291,6 +291,25 @@ class _Answer:
             "s": [int(step) for step in block.step.tolist()],
             "v": values,
         }
+
+
+def _newest_values(block: Block) -> dict[str, float]:
+    """Return the newest value of each metric that has one in the block."""
+    if not len(block):
+        return {}
+    present = (block.count + block.odd) > 0
+    rows = np.flatnonzero(present.any(axis=1))
+    newest = present.shape[1] - 1 - np.argmax(present[rows, ::-1], axis=1)
+    values = block.mean[rows, newest].tolist()
+    return {block.keys[row]: value for row, value in zip(rows.tolist(), values, strict=True)}
+
+
+def _rows_of_last_second(block: Block) -> int:
+    """Return how many rows the last RATE_S seconds have at the pace of these rows."""
+    seconds = float(block.ts[-1] - block.ts[0])
+    return (
+        RATE_ROWS if seconds <= 0 else min(RATE_ROWS, 1 + math.ceil(len(block) * RATE_S / seconds))
+    )
 
 
 def _last_second(block: Block) -> dict[str, float | int]:

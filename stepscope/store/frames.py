@@ -10,6 +10,7 @@ so the store keeps the two apart in the same 8 bytes.
 
 from __future__ import annotations
 
+import functools
 import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,6 +35,7 @@ MAX_KEYS, MAX_KEYS_LENGTH = 4096, 2**20
 MAX_TIME_S = 253_402_300_799.0
 """The last second of the year 9999: no library formats a later one."""
 MAX_STEP = 2.0**63
+_AXIS_LIMITS = np.array([[MAX_TIME_S], [MAX_STEP]])
 
 _NAN_BITS = 0x7FF8_0000_0000_0001
 RECORDED_NAN = float(np.array(_NAN_BITS, dtype=np.uint64).view(np.float64))
@@ -98,6 +100,8 @@ class Block:
 
     def slice(self, start: int, stop: int) -> Block:
         """Return buckets start to stop."""
+        if start == 0 and stop >= len(self):
+            return self
         return Block(self.keys, *(part[..., start:stop] for part in self.arrays()))
 
     def with_keys(self, keys: Sequence[str]) -> Block:
@@ -180,7 +184,7 @@ def decode(data: object, keys: Sequence[str], rows: int, level: int) -> Block:
     planes = inflated.reshape(8, height * rows)
     matrix = np.ascontiguousarray(planes.T).view(np.float64).reshape(height, rows)
     ts, step = matrix[0], matrix[1]
-    if not (np.abs(matrix[:AXES]) <= [[MAX_TIME_S], [MAX_STEP]]).all():
+    if not (np.abs(matrix[:AXES]) <= _AXIS_LIMITS).all():
         raise ValueError("a time or a step is out of range")
     if level == 0:
         return Block.raw(keys, ts, step, matrix[AXES:])
@@ -190,6 +194,7 @@ def decode(data: object, keys: Sequence[str], rows: int, level: int) -> Block:
     return Block(tuple(keys), ts, step, *statistics)
 
 
+@functools.lru_cache(maxsize=32)
 def decode_keys(text: object) -> tuple[str, ...]:
     """Return the metrics of a layout. Raises ValueError for what is no list of names."""
     try:

@@ -129,15 +129,16 @@ class RunReader:
         level = (bucket.bit_length() - 1) // 4
         parts: list[Block] = []
         buckets: list[NDArray[np.intp]] = []
+        rows = width = 0
         with self._reading():
             for number in range(level, -1, -1):
                 size = FACTOR**number
                 for block, first in self._blocks(series, number, start // size, stop // size):
-                    rows = sum(map(len, parts), len(block))
-                    width = max(len(part.keys) for part in (*parts, block))
+                    rows, width = rows + len(block), max(width, len(block.keys))
                     if size < bucket and parts and rows * width > MAX_HELD_VALUES:
                         merged, numbers = _grouped(parts, buckets)
                         parts, buckets = [merged], [numbers]
+                        rows = len(merged) + len(block)
                     parts.append(block)
                     buckets.append((first + np.arange(len(block))) * size // bucket)
                     start = (first + len(block)) * size
@@ -246,8 +247,9 @@ class RunReader:
             "CASE WHEN typeof(f.data) = 'blob' AND length(f.data) <= ? THEN f.data END "
             "FROM frames f LEFT JOIN layouts l ON l.id = f.layout "
             "WHERE f.series = ? AND f.level = ? AND f.first > ? AND f.first < ? "
+            "AND f.first + f.rows > ? "
             f"AND f.rows BETWEEN 1 AND {FRAME_ROWS} ORDER BY f.first",
-            (schema.MAX_VALUE_BYTES, series, level, start - FRAME_ROWS, stop),
+            (schema.MAX_VALUE_BYTES, series, level, start - FRAME_ROWS, stop, start),
         )
         end = 0
         for first, count, ts, step, keys, data in rows:
@@ -326,7 +328,9 @@ def _grouped(parts: list[Block], buckets: list[NDArray[np.intp]]) -> tuple[Block
     if not parts:
         return join([]), np.empty(0, np.intp)
     numbers = np.concatenate(buckets)
-    starts = np.flatnonzero(np.diff(numbers, prepend=-1)).astype(np.intp)
+    is_start = np.ones(len(numbers), dtype=bool)
+    np.not_equal(numbers[1:], numbers[:-1], out=is_start[1:])
+    starts = np.flatnonzero(is_start)
     return merge(join(parts), starts), numbers[starts]
 
 

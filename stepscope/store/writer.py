@@ -6,7 +6,7 @@ import json
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ from stepscope.store.frames import (
 from stepscope.store.schema import StoreError
 
 CHECKPOINT_COMMITS = 20
+PART_ROWS = 64
+"""Rows from which a small frame is not extended: a reader decodes few frames, a commit few rows."""
 LEVELS = 12  # FACTOR**12 rows: more than 2**47
 CLOSE_BUSY_MS = 500
 """Longest wait for a reader when closing; the file is complete without the wait."""
@@ -33,9 +35,13 @@ CLOSE_BUSY_MS = 500
 
 @dataclass(slots=True)
 class _Level:
-    """The unfinished frame of one level of a series; its rows begin at row `first`."""
+    """The unfinished frame of one level of a series; its rows begin at row `first`.
+
+    `part` is the row in `tail` at which the newest small frame begins.
+    """
 
     first: int = 0
+    part: int = 0
     tail: Block = field(default_factory=lambda: join([]))
 
 
@@ -182,7 +188,7 @@ class RunWriter:
                 tail = join(decode(data, keys_of[i], count, level) for count, i, data in rows)
                 if len(tail) != end - first:
                     raise ValueError(f"row {end - 1} of {stream!s:.100} is not the last")
-                series.levels.append(_Level(first, tail.with_keys(series.keys)))
+                series.levels.append(_Level(first, len(tail), tail.with_keys(series.keys)))
 
     def _append_level(self, series: _Series, number: int, rows: Block) -> None:
         if number == len(series.levels):
@@ -198,11 +204,15 @@ class RunWriter:
             self._append_level(series, number + 1, merge(fresh, starts))
 
     def _store_tail(self, series: _Series, number: int, held: Block, before: int) -> None:
-        """Write the new rows as a small frame; once FRAME_ROWS are there, all as full frames."""
+        """Write the new rows as a small frame, together with those of the newest small frame if
+        that has fewer than PART_ROWS; once FRAME_ROWS are there, all as full frames."""
         level = series.levels[number]
         full = len(held) - len(held) % FRAME_ROWS
         if full == 0:
-            self._insert(series, number, level.first + before, held.slice(before, len(held)))
+            if before - level.part >= PART_ROWS:
+                level.part = before
+            rows = held.slice(level.part, len(held))
+            self._insert(series, number, level.first + level.part, rows)
             return
         self._add(
             "DELETE FROM frames WHERE series = ? AND level = ? AND first >= ?",
@@ -211,13 +221,13 @@ class RunWriter:
         for start in range(0, len(held), FRAME_ROWS):
             self._insert(series, number, level.first + start, held.slice(start, start + FRAME_ROWS))
         level.first += full
-        level.tail = held.slice(full, len(held))
+        level.tail, level.part = held.slice(full, len(held)), 0
 
     def _insert(self, series: _Series, number: int, first: int, rows: Block) -> None:
         layout, ts_end, step_end = self._layout(rows.keys), float(rows.ts[-1]), float(rows.step[-1])
         data = encode(rows, number)
         self._add(
-            "INSERT INTO frames VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT OR REPLACE INTO frames VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             (series.id, number, first, len(rows), layout, ts_end, step_end, data),
         )
 
@@ -238,8 +248,6 @@ class RunWriter:
 
     def _copy_series(self) -> dict[tuple[str, str], _Series]:
         return {
-            name: _Series(
-                series.id, series.keys, [_Level(level.first, level.tail) for level in series.levels]
-            )
+            name: _Series(series.id, series.keys, [replace(level) for level in series.levels])
             for name, series in self._series.items()
         }

@@ -13,6 +13,7 @@ import pytest
 
 from stepscope.store import STORE_NAME, Block, RunReader, RunWriter, StoreError, schema
 from stepscope.store.reader import send_command
+from stepscope.store.writer import PART_ROWS
 
 
 def make_rows(start: int, stop: int, keys: Sequence[str] = ("a",)) -> Block:
@@ -73,6 +74,40 @@ def test_a_long_run_reads_few_frames_at_any_length(tmp_path: Path, writer: RunWr
             read.append(len(seen))
         assert len(block) <= 500
     assert max(read) <= 5  # one query a level
+
+
+def frames(tmp_path: Path, level: int) -> list[tuple[int, int]]:
+    """First row and number of rows of each frame of a level."""
+    with sqlite3.connect(tmp_path / STORE_NAME) as connection:
+        query = "SELECT first, rows FROM frames WHERE level = ? ORDER BY first"
+        return connection.execute(query, (level,)).fetchall()
+
+
+def test_a_run_of_small_commits_is_read_from_few_frames(tmp_path: Path, writer: RunWriter) -> None:
+    write(writer, 500, batch=5)
+    rows = [count for _, count in frames(tmp_path, 0)]
+    assert sum(rows) == 500
+    assert max(rows[:-1]) < PART_ROWS + 5
+    assert min(rows[:-1]) >= PART_ROWS
+    assert frames(tmp_path, 1) == [(0, 500 // 16)]
+    write_more = make_rows(500, 512)
+    with writer.transaction():
+        writer.append("steps", "", write_more)
+    assert frames(tmp_path, 0) == [(0, 512)]
+    with RunReader(tmp_path) as reader:
+        assert reader.read(1, 0, 512, 1).mean[0].tolist() == list(range(512))
+
+
+def test_a_failed_commit_does_not_move_the_small_frame(tmp_path: Path, writer: RunWriter) -> None:
+    write(writer, PART_ROWS)
+    with pytest.raises(ZeroDivisionError), writer.transaction():
+        writer.append("steps", "", make_rows(PART_ROWS, PART_ROWS + 3))
+        raise ZeroDivisionError
+    before = frames(tmp_path, 0)
+    for start in (PART_ROWS, PART_ROWS + 3):
+        with writer.transaction():
+            writer.append("steps", "", make_rows(start, start + 3))
+    assert frames(tmp_path, 0) == [*before, (PART_ROWS, 6)]
 
 
 def test_a_metric_may_appear_at_any_row(tmp_path: Path, writer: RunWriter) -> None:
