@@ -44,11 +44,11 @@ lint: install-test
 	$(BIN)/lint-imports
 	PATH=$(CURDIR)/$(BIN):$$PATH npx --yes prettier@$(PRETTIER) --check 'dashboard/**/*.{js,css}'
 
-# All tiers but the jobs of several processes, and CUDA.
+# All tiers but the slow files and CUDA: about 12 minutes on two cores.
 test: $(LINT) install-test
 	$(BIN)/python $(PYTEST) $(QUICK) $(TESTS)
 
-# Real jobs: how they are started, hang, are commanded, compared and measured, and their pages.
+# The slow files: jobs of several processes, sweeps, frameworks, lessons, all pages at once.
 test-slow: install-test
 	$(BIN)/python $(PYTEST) -m "slow and not cuda" $(TESTS)
 

@@ -29,7 +29,7 @@ from benchmarks.clicks import ACKNOWLEDGED_MS, ANSWERED_P95_MS, measure_clicks
 from benchmarks.report import at_most, quantile, say
 from benchmarks.serving import ROOT, VIEWPORT, Server, cpu_seconds
 
-SERVER_CPU_MS = 10
+SERVER_CPU_MS = 5
 POLL_BYTES = 5000
 CLIENT_SHARE = 0.25
 LONG_TASK_MS = 50

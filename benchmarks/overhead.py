@@ -5,12 +5,16 @@
 
 The same script (training_child.py) runs bare, with `stepscope.init` and `rec.step`, unchanged under
 `stepscope watch`, with trackio and with TensorBoard, each in a process of its own; a second bare
-process shows the noise. `floor` and `floor_hooks` do the least that Python can do in the same places
-as `init` and `watch`, and keep nothing on disk. The processes train in turn, in blocks of 0.15 s. Those that wait are moved
-to the other cores, so that their threads (sampler, writer) go on at their own pace but not in
-somebody else's block. A block is compared to the bare ones before and after it: 200 such pairs, in
-four sets of fresh processes. Ratios are of seconds: 1.01 is one percent slower. Beside them those
-of CPU seconds, all threads of the process together, which other work on the machine hardly moves.
+process shows the noise. `floor` and `floor_hooks` do the least that Python can do in the same
+places as `init` and `watch`, and keep nothing on disk. The processes train in turn, in blocks of
+0.15 s. Those that wait are moved to the other cores, so that their threads (sampler, writer) run at
+their own pace but not in somebody else's block. A block is compared to the bare ones before and
+after it: 200 such pairs, in four sets of fresh processes (two processes of one program differ by
+some percent). Ratios are of seconds: 1.01 is one percent slower. Beside them those of CPU seconds,
+all threads of the process together, which other work on the machine hardly moves.
+
+Within a process the noise is smaller: `calls_to_own_bare` compares a block of `init` to one of the
+same process in which `rec.step` is not called. It leaves out the sampler, which runs in both.
 
 `pinned`: who trains has one core for all its threads, so that whatever a recorder does in the
 background counts in full. `free`: who trains may use every core, as most trainings do.
@@ -32,7 +36,7 @@ from benchmarks.pairs import AGAIN, BARE, interval, order, ratios
 from benchmarks.peers.adapters import FLOOR, FLOOR_HOOKS, OURS
 from benchmarks.peers.environment import Peers, prepare, without
 from benchmarks.report import at_most, say
-from benchmarks.trainees import WATCH, Cores, Trainee, take_turns, trainees
+from benchmarks.trainees import INLINE, WATCH, Cores, Trainee, take_turns, trainees
 
 TARGETS = {OURS: 1.01, WATCH: 1.02}
 PEERS = ("trackio", "tensorboard")
@@ -148,6 +152,18 @@ def summary(sets: Sequence[Set]) -> dict[str, Any]:
         "steps_per_s": {way: 1 / median(times) for way, times in step_s.items()},
         "seconds_to_bare": to_bare,
         "cpu_to_bare": compared([ratios(one.cpu) for one in sets]),
+        "calls_to_own_bare": compared([own_ratios(one.seconds) for one in sets]),
+    }
+
+
+def own_ratios(blocks: Sequence[tuple[str, float]]) -> dict[str, list[float]]:
+    """Return each logged block's seconds over those of its process's next block, not logged."""
+    return {
+        way: [
+            seconds / blocks[at + 1][1] for at, (name, seconds) in enumerate(blocks) if name == way
+        ]
+        for way in INLINE
+        if way in dict(blocks)
     }
 
 
@@ -169,10 +185,11 @@ def main() -> None:
     parser.add_argument("--placement", choices=["pinned", "free", "both"], default="pinned")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--rounds", type=int, default=Plan().rounds)
+    parser.add_argument("--sets", type=int, default=Plan().sets, help="of fresh processes")
     parser.add_argument("--step-ms", type=float, default=STEP_MS)
     parser.add_argument("--wait-quiet", type=float, default=0, metavar="SECONDS")
     args = parser.parse_args()
-    plan = Plan(rounds=24, sets=1) if args.quick else Plan(rounds=args.rounds)
+    plan = Plan(rounds=24, sets=1) if args.quick else Plan(rounds=args.rounds, sets=args.sets)
     peers = without("left out (--no-peers)") if args.no_peers else prepare()
     report.wait_for_quiet(args.wait_quiet)
     load = os.getloadavg()[0]
@@ -183,6 +200,7 @@ def main() -> None:
         "device": args.device,
         "peers": not args.no_peers,
         "rounds": plan.rounds,
+        "sets": plan.sets,
         "step_ms": args.step_ms,
     }
     found = measure(peers, plan, placements, args.device, args.step_ms)

@@ -15,13 +15,16 @@ from pathlib import Path
 import psutil
 
 from benchmarks.pairs import AGAIN, BARE
-from benchmarks.peers.adapters import OURS
+from benchmarks.peers.adapters import FLOOR, OURS
 from benchmarks.peers.environment import ROOT, environment, last_line
 from benchmarks.report import say
 from stepscope.metrics import Stream
 from stepscope.store import RunReader
 
 WATCH = "watch"
+INLINE = (OURS, FLOOR)
+"""Ways whose calls can be left out: a second block of the same process does so."""
+NOT_LOGGED = {way: f"{way}, not logged" for way in INLINE}
 SCRIPT = ROOT / "benchmarks" / "training_child.py"
 ANSWER_TIMEOUT_S = 90.0
 
@@ -72,9 +75,9 @@ class Trainee:
         self._training = int(self.answer()[0])
 
     def train(self, steps: int) -> list[float]:
-        """Let it train; return seconds and CPU seconds that the steps took."""
+        """Let it train; return seconds and CPU seconds. Negative `steps` are not logged."""
         assert self._process.stdin is not None
-        self.trained += steps
+        self.trained += max(0, steps)
         try:
             print(steps, file=self._process.stdin, flush=True)
         except BrokenPipeError as error:
@@ -158,6 +161,9 @@ def take_turns(
     taken = []
     for way in blocks:
         running[way].place(cores.training)
+        running[way].train(-steps // 4)  # its memory is no longer in the caches
         taken.append((way, running[way].train(steps)))
+        if way in INLINE:
+            taken.append((NOT_LOGGED[way], running[way].train(-steps)))
         running[way].place(cores.waiting)
     return taken

@@ -2,11 +2,12 @@
 
     python benchmarks/training_child.py WAY FOLDER WIDTH RESULTS [DEVICE]
 
-WAY is `bare`, or the recorder that each step is logged to (`floor_hooks`: see peers/adapters.py). For each line `STEPS` on stdin it trains
-that many steps and writes to the named pipe RESULTS the seconds and the CPU seconds of the whole
-process; the first line there is its process number. `calibrate` as WAY writes the width that fits
-instead, where WIDTH is the time of a step in µs. The script knows nothing of `stepscope watch`,
-which runs it as it would any other.
+WAY is `bare`, or the recorder that each step is logged to (`floor_hooks`: see peers/adapters.py).
+For each line `STEPS` on stdin it trains that many steps and writes to the named pipe RESULTS the
+seconds and the CPU seconds of the whole process; the first line there is its process number. With a
+minus sign the steps are not logged. `calibrate` as WAY writes the width that fits instead, where
+WIDTH is the time of a step in µs. The script knows nothing of `stepscope watch`, which runs it as
+it would any other.
 """
 
 from __future__ import annotations
@@ -114,6 +115,7 @@ def main() -> None:
         answer(fitting_width(float(width) * 1e-6, device))
         return
     step, optimizer = training_step(int(width), device)
+    bare = step
     finish: Callable[[], None] = lambda: None  # noqa: E731
     if way == FLOOR_HOOKS:
         start_floor_hooks()
@@ -123,7 +125,7 @@ def main() -> None:
     train(WARM_STEPS, step)
     answer(os.getpid())
     for line in sys.stdin:
-        answer(*train(int(line), step))
+        answer(*train(abs(int(line)), step if int(line) > 0 else bare))
     finish()
 
 

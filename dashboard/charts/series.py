@@ -276,7 +276,7 @@ class _Answer:
     def rows(self, info: SeriesInfo, start: int, stop: int, bucket: int) -> dict[str, Any]:
         """Return the rows from start to stop in buckets."""
         block = self.reader.read(info.id, start, stop, bucket)
-        has_values = (block.count + block.odd).any(axis=1).tolist()
+        has_values: list[bool] = np.any(block.count + block.odd, axis=1).tolist()
         values = {
             key: _values(block, row, bucket)
             for row, key in enumerate(block.keys)

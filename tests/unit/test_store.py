@@ -100,9 +100,14 @@ def test_a_run_of_small_commits_is_read_from_few_frames(tmp_path: Path, writer: 
 
 def test_a_failed_commit_does_not_move_the_small_frame(tmp_path: Path, writer: RunWriter) -> None:
     write(writer, PART_ROWS)
-    with pytest.raises(ZeroDivisionError), writer.transaction():
-        writer.append("steps", "", make_rows(PART_ROWS, PART_ROWS + 3))
-        raise ZeroDivisionError
+
+    def fail() -> None:
+        with writer.transaction():
+            writer.append("steps", "", make_rows(PART_ROWS, PART_ROWS + 3))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
     before = frames(tmp_path, 0)
     for start in (PART_ROWS, PART_ROWS + 3):
         with writer.transaction():
