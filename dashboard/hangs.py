@@ -100,4 +100,4 @@ def as_verdict(hang: Hang | None) -> dict[str, Any] | None:
     """Return the line above the tiles; None without a hang."""
     if hang is None:
         return None
-    return {"kind": "hang", "text": hang.text, "words": " ".join([hang.next, *hang.evidence])}
+    return {"kind": "hang", "text": hang.text, "words": hang.next}

@@ -251,7 +251,7 @@ def hangs(recorded: Recorded) -> Iterator[Finding]:
             phase=found.phase,
             share=None,
             text=found.text,
-            next=" ".join([found.next, *found.evidence]),
+            next=found.next,
         )
 
 

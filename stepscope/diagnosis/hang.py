@@ -11,19 +11,18 @@ the chain is named. Where a record is missing that the answer depends on, nothin
 | `hang_job.py`         | all ranks together, and words                                         |
 | `hang_lost.py`        | processes that are gone, stopped, silent, ended or never came         |
 | `hang_collectives.py` | who has not entered which collective, or has entered another one      |
-| `hang_others.py`      | messages between two ranks, NCCL's RAS, Python stacks                 |
+| `hang_others.py`      | messages between two ranks, Python stacks                             |
 | `hang_reading.py`     | reads the run folder                                                  |
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from stepscope.diagnosis.hang_collectives import all_entered, collectives
 from stepscope.diagnosis.hang_job import Condition, Hang, Job, JobRank
 from stepscope.diagnosis.hang_lost import lost
-from stepscope.diagnosis.hang_others import messages, ras, ras_evidence, stacks
+from stepscope.diagnosis.hang_others import messages, stacks
 
 COMPILING = "compiling"
 """Word of a record for what is slow and no hang."""
@@ -43,11 +42,8 @@ def judge(
         return None
     if not ended and _makes_steps(job):
         return None
-    for look in (lost, collectives, messages, all_entered, ras, stacks):
-        found = look(job)
-        if found is not None:
-            return replace(found, evidence=ras_evidence(job))
-    return None
+    looks = (lost, collectives, messages, all_entered, stacks)
+    return next((found for look in looks if (found := look(job)) is not None), None)
 
 
 def _makes_steps(job: Job) -> bool:

@@ -81,8 +81,6 @@ class Hang:
     group: str | None = None
     sequence: int | None = None
     operation: str | None = None
-    evidence: tuple[str, ...] = ()
-    """What NCCL's RAS says of it, in sentences."""
 
     @property
     def rank(self) -> int:
@@ -105,7 +103,6 @@ class Hang:
             "group": self.group,
             "sequence": self.sequence,
             "operation": self.operation,
-            "evidence": list(self.evidence),
         }
 
 

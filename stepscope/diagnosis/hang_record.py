@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stepscope.diagnosis.from_json import parsed
-from stepscope.diagnosis.ras import RasReport
 
 SCHEMA = 1
 BYTES_LIMIT = 2**20
@@ -88,8 +87,6 @@ class HangRecord:
     frames: tuple[Frame, ...] = ()
     phase: str | None = None
     doing: str | None = None
-    ras: RasReport | None = None
-    ras_reason: str | None = None
     named: Named | None = None
 
     @property

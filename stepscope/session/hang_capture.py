@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,8 +10,7 @@ from stepscope.common.clock import clock
 from stepscope.diagnosis.hang import COMPILING
 from stepscope.diagnosis.hang_job import Blocked, collective_words
 from stepscope.diagnosis.hang_record import KEPT, Entered, HangRecord
-from stepscope.diagnosis.ras import parse
-from stepscope.sampling import flight_recorder, nccl_ras, process_groups
+from stepscope.sampling import flight_recorder, process_groups
 from stepscope.sampling.debug_pipe import NcclRecord
 from stepscope.sampling.flight_recorder import Collective, FlightRecord
 from stepscope.session.hang_stack import doing_of, frames_of, kept, phase_of
@@ -92,18 +90,6 @@ def newest(told: FlightRecord) -> Sequence[Collective]:
             counts[one.group] += 1
             chosen.add(id(one))
     return [one for one in told.collectives if id(one) in chosen]
-
-
-def with_ras(record: HangRecord) -> HangRecord:
-    """Return the record with what NCCL's RAS says: asked by one rank a host, where NCCL is used."""
-    first_here = os.environ.get("LOCAL_RANK", str(record.number)) == "0"
-    where = nccl_ras.address()
-    if not first_here or where is None or not process_groups.uses_nccl():
-        return record
-    try:
-        return replace(record, ras=parse(nccl_ras.ask(where)), ras_reason=None)
-    except (nccl_ras.RasError, ValueError) as error:
-        return replace(record, ras_reason=f"NCCL RAS: {error}"[:200])
 
 
 def _entered(one: Collective) -> Entered:

@@ -1,8 +1,8 @@
 """Writes `hang-rankK.json` while a rank of a job makes no step, so that a hang can be named.
 
 The writer thread looks once a second whether a step is overdue, which takes microseconds. Only then
-a thread `stepscope-hang` begins: it reads torch's Flight Recorder, where the training thread is,
-and once NCCL's RAS. It may have to wait for a lock of torch or for RAS; nobody waits for it.
+a thread `stepscope-hang` begins: it reads torch's Flight Recorder and where the training thread is.
+It may have to wait for a lock of torch; nobody waits for it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from stepscope.recording.to_json import first_line
 from stepscope.run import RunError, RunStatus, read_run
 from stepscope.run.rank_files import torch_rank
 from stepscope.sampling.debug_pipe import note_captures
-from stepscope.session.hang_capture import capture, with_ras
+from stepscope.session.hang_capture import capture
 from stepscope.session.hang_pace import Pace
 
 log = logging.getLogger(__name__)
@@ -209,8 +209,6 @@ class _Hung:
                 if self._over.wait(wait_s):
                     return
                 self._name()
-                if wait_s == SOON_S:
-                    record = with_ras(record)
                 record = replace(record, named=self.named, seen=clock.now())
                 self._write(record)
                 if self._over.wait(REFRESH_S - wait_s):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.diagnosis import from_json, ras
+from stepscope.diagnosis import from_json
 from stepscope.diagnosis.hang import judge
 from stepscope.diagnosis.hang_collectives import PATIENCE_S
 from stepscope.diagnosis.hang_job import Cause, Condition, Hang, JobRank
@@ -187,9 +187,6 @@ def test_work_of_its_own_after_the_end_of_others_is_no_hang() -> None:
     over = state(1, None, Condition.ENDED)
     alone = works(0, members=2)
     assert judge([state(0, alone), over], 9.0, 2) is None
-    counts = (ras.RasRank(rank=0, pid=100), ras.RasRank(rank=1, pid=101, missing=True))
-    report = ras.RasReport(communicators=(ras.RasCommunicator(name="a", ranks=counts),))
-    assert judge([state(0, replace(alone, ras=report)), over], 9.0, 2) is None
 
 
 def test_a_rank_that_has_ended_holds_up_only_those_of_its_groups() -> None:
@@ -272,19 +269,6 @@ def test_a_killed_rank_of_an_ended_job() -> None:
     assert judged(ranks, ended=True).ranks == (1,)
 
 
-def test_ras_names_the_rank_where_torch_has_no_record() -> None:
-    counts = [ras.RasRank(rank=0, pid=100, counts={"AllReduce": 7}),
-              ras.RasRank(rank=1, pid=101, counts={"AllReduce": 6})]  # fmt: skip
-    report = ras.RasReport(communicators=(ras.RasCommunicator(name="a", ranks=tuple(counts)),))
-    empty = {"collectives": (), "collectives_reason": "the Flight Recorder is empty"}
-    first = replace(waits(0, members=2), ras=report, **empty)  # type: ignore[arg-type]
-    second = replace(works(1, members=2), **empty)  # type: ignore[arg-type]
-    found = judged([state(0, first), state(1, second)])
-    assert (found.cause, found.ranks, found.phase) == (Cause.NOT_ENTERED, (1,), "input")
-    assert "rank 1 has launched 6 AllReduce, others 7" in found.text
-    assert found.evidence == ("NCCL RAS: rank 1 has launched 6 AllReduce, others 7.",)
-
-
 def test_the_types_of_a_class_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file holds a hundred objects, and the files of all ranks are read every few seconds."""
     text = (DATA / "sleep-gloo" / hang_name(1)).read_text()
@@ -345,5 +329,5 @@ def test_a_rank_that_never_came() -> None:
 
 
 def test_a_record_comes_back_as_it_was_written() -> None:
-    record = replace(works(1), ras=ras.RasReport(version="2.29.7"), ras_reason=None)
+    record = works(1)
     assert parse(json.dumps(record.to_json())) == record
