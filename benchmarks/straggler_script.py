@@ -20,7 +20,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
@@ -139,7 +138,6 @@ def main() -> None:
     parser.add_argument("--delay", type=float, default=0.0, help="share of the step, below 1")
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--width", type=int, default=64, help="2048: averaging takes longest")
-    parser.add_argument("--wrapper", choices=["ddp", "fsdp"], default="ddp")
     parser.add_argument("--traceml", action="store_true", help="with the lines TraceML asks for")
     options = parser.parse_args()
     around = traced() if options.traceml else nothing
@@ -147,9 +145,7 @@ def main() -> None:
     torch.manual_seed(0)
     waits = Waits(options, dist.get_rank())
     bare = Waiting(options.width, waits)
-    if options.wrapper == "fsdp":
-        fully_shard(bare)
-    model = DistributedDataParallel(bare) if options.wrapper == "ddp" else bare
+    model = DistributedDataParallel(bare)
     optimizer = WaitingSgd(model.parameters(), lr=0.001)
     optimizer.waits = waits
     samples = Samples(options.steps, options.width, waits)

@@ -341,7 +341,7 @@ def _read_rank(run: RunInfo, number: int) -> Rank:
                 figures=recent_figures(reader, own),
                 events=events,
                 growth=recorded_growth(reader, own),
-                times=recent_times(reader, run.folder, number, own) if in_job(own) else None,
+                times=recent_times(reader, number, own) if in_job(own) else None,
             )
     except StoreError:
         if number == 0:

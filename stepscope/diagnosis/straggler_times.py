@@ -54,32 +54,13 @@ OWN = (Phase.INPUT, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.OTHER)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RankRows:
-    """One rank's steps as recorded, and the collectives that it entered.
-
-    `steps` and `ts` (n,) are numbers and ends in epoch seconds, `columns` the metrics by key (n,).
-    `sequence` (m,) numbers the collectives, `created` (m,) is when it entered them, on the clock of
-    `host`.
-    """
-
-    rank: int
-    steps: Floats
-    ts: Floats
-    columns: Mapping[str, Floats]
-    sequence: Floats
-    created: Floats
-    host: str | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class RankTimes:
     """The steps of a rank whose waiting is known; seconds, NaN where a phase is not recorded.
 
     `steps` are their numbers (n,), rising: DDP's iterations where these are recorded, which are the
     same on all ranks. `wait` (n,) is the time in which the rank had nothing to do but wait for
     averaged gradients. `own` (5, n) has the phases of OWN. `timed` counts the steps with a step
-    time, whether their waiting is known or not. `arrived` is there where no waiting is known but
-    the times at which the rank entered its collectives are (`straggler_arrivals.py`).
+    time, whether their waiting is known or not.
 
     `per_step` says how often gradients are averaged in a step: `wait` is that of one of them so
     many times. `has_loader` says whether waiting for a batch is recorded. `models` are those in
@@ -93,7 +74,6 @@ class RankTimes:
     wait: Floats
     own: Floats
     timed: int = 0
-    arrived: RankRows | None = None
     per_step: int = 1
     has_loader: bool = True
     models: int = 1

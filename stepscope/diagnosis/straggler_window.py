@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from stepscope.common.files import read_regular_file
-from stepscope.diagnosis.straggler_arrivals import times_by_arrival
-from stepscope.diagnosis.straggler_times import KEYS, STEP_TIME, RankRows, RankTimes, rank_times
+from stepscope.diagnosis.straggler_times import KEYS, STEP_TIME, RankTimes, rank_times
 from stepscope.diagnosis.stragglers import BUSY_HOST, MIN_STEPS, StragglerVerdict, judge
 from stepscope.diagnosis.window import FIRST_STEPS, WINDOW_S, recent_figures, training_gpu
 from stepscope.metrics import Stream
-from stepscope.run import RunInfo, rank_file, run_json_of
-from stepscope.run.folder import ARRIVALS
+from stepscope.run import RunInfo, run_json_of
 from stepscope.run.rank_files import rank_numbers, torch_rank
-from stepscope.store import Block, RunReader, SeriesInfo, StoreError, store_name
+from stepscope.store import Block, RunReader, StoreError, store_name
 from stepscope.store.frames import Floats
 
 log = logging.getLogger(__name__)
@@ -29,8 +24,6 @@ ROWS = 512
 """Newest steps that are looked at first: enough where every step or every fourth is sampled."""
 MOST_ROWS = 8192
 """And at most, where samples are rare: 16 frames, read in some 10 ms."""
-ARRIVALS_BYTES = 2**20
-"""Size up to which a file of arrivals is read; ours have 100 kB."""
 
 
 def in_job(run_json: Mapping[str, Any]) -> bool:
@@ -51,7 +44,7 @@ def judged_run(run: RunInfo) -> StragglerVerdict | None:
             continue
         try:
             with RunReader(run.folder, number) as reader:
-                times.append(recent_times(reader, run.folder, number, own))
+                times.append(recent_times(reader, number, own))
                 if number == 0:
                     host_cpu = recent_figures(reader, own).host_cpu
         except StoreError as error:
@@ -69,16 +62,10 @@ def judged_ranks(
     if not in_job(run_json):
         return None
     busy = (host_cpu or 0.0) >= BUSY_HOST
-    arrived = [one.arrived for one in times if one.arrived is not None]
-    # Without DDP's log, and with one clock for all.
-    if len(arrived) == len(times) > 1 and len({one.host for one in arrived}) == 1:
-        times = times_by_arrival(arrived)
     return judge(times, world_size=run_json["world_size"], busy_host=busy)
 
 
-def recent_times(
-    reader: RunReader, folder: Path, number: int, run_json: Mapping[str, Any]
-) -> RankTimes:
+def recent_times(reader: RunReader, number: int, run_json: Mapping[str, Any]) -> RankTimes:
     """Return the phases of a rank's newest steps, of the last 30 s if these are enough.
 
     `number` is that of the process in the folder. Raises StoreError.
@@ -96,47 +83,7 @@ def recent_times(
         if len(times.steps) >= 2 * MIN_STEPS or first == FIRST_STEPS or rows >= MOST_ROWS:
             break
         rows *= 4
-    if len(times.steps) or not times.timed:
-        return young(times)
-    return replace(times, arrived=_arrived(reader, info, folder, number, run_json))
-
-
-def _arrived(
-    reader: RunReader, info: SeriesInfo, folder: Path, number: int, run_json: Mapping[str, Any]
-) -> RankRows | None:
-    """Return the steps during which it is known when the rank entered its collectives."""
-    host = run_json.get("host")
-    told = _told_arrivals(folder / rank_file(ARRIVALS, number))
-    if told is None or not isinstance(host, str):
-        return None
-    sequence, created = told
-    first, stop = reader.rows_between(info.id, "time", float(created[0]), float(created[-1]))
-    first = max(FIRST_STEPS, first, stop - MOST_ROWS)
-    block = reader.read(info.id, min(first, stop), stop, 1)
-    return RankRows(
-        rank=torch_rank(run_json, number),
-        steps=block.step,
-        ts=block.ts,
-        columns=_columns(block),
-        sequence=sequence,
-        created=created,
-        host=host,
-    )
-
-
-def _told_arrivals(path: Path) -> tuple[Floats, Floats] | None:
-    """Return the numbers of the collectives and when each was entered; both rise."""
-    try:
-        told = json.loads(read_regular_file(path, ARRIVALS_BYTES))
-        sequence, created = (np.array(told[key], dtype=float) for key in ("sequence", "s"))
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        return None
-    if sequence.ndim != 1 or sequence.shape != created.shape or len(sequence) < 2:
-        return None
-    if not (np.isfinite(sequence).all() and np.isfinite(created).all()):
-        return None
-    rises = (np.diff(sequence) > 0).all() and (np.diff(created) >= 0).all()
-    return (sequence, created) if rises else None
+    return young(times)
 
 
 def young(times: RankTimes) -> RankTimes:

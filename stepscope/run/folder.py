@@ -16,8 +16,6 @@ from typing import Any
 from stepscope.common.files import atomic_write
 
 RUN_JSON = "run.json"
-ARRIVALS = "arrivals.json"
-"""When a rank entered its newest collectives (`sampling/arrivals.py`)."""
 NAME_TRIES = 100
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 

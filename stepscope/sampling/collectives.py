@@ -81,8 +81,6 @@ class Collectives:
         cpu: Callable[[], float] = time.thread_time,
     ) -> None:
         self.step: Callable[[], int] = lambda: 0
-        self.listeners: list[Callable[[FlightRecord], None]] = []
-        """Told, in the training thread, of what each reading has found."""
         self._clock = clock
         self._wall = wall
         self._cpu = cpu
@@ -141,10 +139,7 @@ class Collectives:
         found = dumps()
         for name, content in found.items():
             cursor = self._cursors.setdefault(name, _Cursor())
-            record = parsed(content, after=cursor.ended)
-            _add(sums, cursor, record)
-            for listener in self.listeners:
-                listener(record)
+            _add(sums, cursor, parsed(content, after=cursor.ended))
         if before is None:
             self._reasons = _nothing(found, NOTHING_YET)
             return

@@ -32,9 +32,7 @@ from stepscope.recording.recorder import Command, CommandName, Recorder
 from stepscope.run import RunKind, RunStatus, rank_file
 from stepscope.run.fatal_signal import TRACEBACK_FILE, fatal_signals_recorded
 from stepscope.run.first_cause import RankEnd
-from stepscope.run.folder import ARRIVALS
 from stepscope.run.kernel_kills import first_count
-from stepscope.sampling.arrivals import Arrivals
 from stepscope.sampling.debug_pipe import open_pipe
 from stepscope.sampling.nvml import DeviceInfo, DeviceSource
 from stepscope.sampling.sampler import Sampler
@@ -140,9 +138,6 @@ class Session:
         )
         self.oom.mode_at_steps = self.sampler.readings.parts.mode_at_steps
         self.sampler.observers.append(GrowthWatch(self.recorder).observe)
-        arrivals = Arrivals(self.recorder.folder / rank_file(ARRIVALS, self._rank))
-        self.sampler.readings.collectives.listeners.append(arrivals.note)
-        self.sampler.observers.append(arrivals.write)
         self.recorder.describe(devices=gpus)
         self.describe_environment(trains_on)
         self._at_close.callback(self.sampler.stop)

@@ -44,7 +44,7 @@ def make_runs(root: Path) -> None:
     shutil.copytree(ROOT / "tests/data/hangs/sleep-gloo", killed, dirs_exist_ok=True)
     for name in ("output.log", "traceback.txt", "output.rank1.log", "worker.log"):
         (killed / name).write_text("line\n" * 50)
-    for name in ("oom.json", "arrivals.json", "clock-host.json", "fit.json"):
+    for name in ("oom.json", "clock-host.json", "fit.json"):
         (killed / name).write_text("{}")
     (killed / "profile-step-5-6.summary.json").write_text("{}")
     (killed / "profile-step-5-6.json.gz").write_bytes(gzip.compress(b"{}"))
@@ -95,7 +95,6 @@ FILES = (
             "worker.log",
             "traceback.txt",
             "oom.json",
-            "arrivals.json",
             "clock-host.json",
             "fit.json",
             "hang-rank0.json",
@@ -285,7 +284,7 @@ def _owner(path: Path, _canary: Path, _number: int) -> None:
 
 
 def _temporary_links(path: Path, canary: Path, _number: int) -> None:
-    for name in ("run.json", "rank1.json", "sweep.json", "fit.json", "arrivals.json"):
+    for name in ("run.json", "rank1.json", "sweep.json", "fit.json"):
         (path / f".{name}.part").symlink_to(canary)
         (path / name).with_suffix(".part").symlink_to(canary)
         for pid in {os.getpid(), os.getppid(), *range(max(1, os.getpid()), os.getpid() + 50)}:

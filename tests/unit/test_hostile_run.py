@@ -54,7 +54,6 @@ from stepscope.run import (
     write_run_json,
 )
 from stepscope.run.clocks import read_clocks
-from stepscope.sampling.arrivals import Arrivals
 from stepscope.snapshots.opening import _place
 from stepscope.store import RunWriter, store_name
 from trainer.collectives.results import ResultError, read_result
@@ -429,19 +428,3 @@ def test_a_crash_that_cannot_be_told_leaves_those_of_others(
 
     monkeypatch.setattr(crash_watch, "tell_crash", tell)
     assert sorted(CrashWatch(RunIndex(tmp_path)).look()) == ["one", "three"]
-
-
-# --- links where something is written -------------------------------------------------------------
-
-
-def test_arrivals_go_through_no_link(tmp_path: Path) -> None:
-    victim = tmp_path / "victim"
-    victim.write_text("mine")
-    (tmp_path / "arrivals.part").symlink_to(victim)
-    (tmp_path / "arrivals.json").symlink_to(victim)
-    arrivals = Arrivals(tmp_path / "arrivals.json")
-    arrivals._found.append((1, 2.0))
-    arrivals._is_new = True
-    arrivals.write()
-    assert victim.read_text() == "mine"
-    assert json.loads((tmp_path / "arrivals.json").read_text()) == {"sequence": [1], "s": [2.0]}

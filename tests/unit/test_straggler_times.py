@@ -137,7 +137,7 @@ def test_two_models_in_ddp_are_said(tmp_path: Path) -> None:
         rows += [(0.1 * step, step, without | {"perf/ddp_models": 2.0}) for step in range(70, 200)]
         folder = write_run(tmp_path / str(rank), {"world_size": 2}, steps=rows)
         with RunReader(folder) as reader:
-            ranks.append(recent_times(reader, folder, 0, {"device": "cpu", "rank": rank}))
+            ranks.append(recent_times(reader, 0, {"device": "cpu", "rank": rank}))
     assert [one.models for one in ranks] == [2, 2]
     found = judge(ranks)
     assert found.kind is Kind.NONE
