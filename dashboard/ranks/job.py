@@ -8,12 +8,11 @@ seconds. Of a long run the first reading takes the store's rollups, later ones o
 from __future__ import annotations
 
 import logging
-import math
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +20,8 @@ import numpy as np
 from dashboard.ranks.columns import COLUMNS, FIRST_WIDTHS, Columns, Strip
 from dashboard.ranks.members import MOST, Member, read_member, unreadable
 from stepscope.metrics import Stream
-from stepscope.run import RunInfo, RunStatus
-from stepscope.run.clocks import ClockOffset, offset_of
-from stepscope.run.rank_files import UNREADABLE, rank_numbers, read_run_json
+from stepscope.run import RunInfo
+from stepscope.run.rank_files import rank_numbers
 from stepscope.store import Block, RunReader, SeriesInfo, StoreError, store_name
 from stepscope.store.frames import FACTOR, Floats
 
@@ -41,8 +39,6 @@ TAIL = 128
 """Newest rows that the table's figures are of."""
 MOST_ROWS = 2048
 """New rows that are read one by one; more are read as an overview of the whole run."""
-NEAR_S = FIRST_WIDTHS["time"]
-"""Clocks that differ by no more count as equal: a column is no shorter."""
 UTIL = "gpu/util"
 STRIPS = (
     Strip("perf/step_time"),
@@ -117,8 +113,6 @@ class Job:
         self._clock = clock
         self._created = run.created
         self._ranks: dict[int, _Rank] = {}
-        self._ahead_s: dict[int, float] = {}
-        """By a rank's number: its host's clock less that of number 0's, by which rows are moved."""
         self.left_out = 0
         """Ranks that have files here and are not shown."""
 
@@ -186,7 +180,6 @@ class Job:
         if now - rank.member_at >= MEMBER_S:
             rank.member_at = now
             self._meet(number)
-            rank = self._ranks[number]  # another one where all is read again
         rank.visited = now
         changed = _changed(self.folder / store_name(number))
         if changed == rank.changed and rank.complete:
@@ -206,23 +199,10 @@ class Job:
         if member is None:
             self.members[number] = before or unreadable(number)
             return
-        if number and member.host != self.members[0].host:
-            self._compare_clock(number)
-        self.members[number] = _by_first_clock(member, self._ahead_s.get(number, 0.0))
+        self.members[number] = member
         if before is None or before.device != member.device:
             for rank in self._ranks.values():  # which may sample its GPU
                 rank.changed = ()
-
-    def _compare_clock(self, number: int) -> None:
-        """Have all read again where the clock of a rank's host is not what it was taken for.
-
-        On a slow disk hosts learn their offsets little by little; without one, clocks are equal.
-        """
-        clock = _clock(self.folder, number)
-        near_s = max(NEAR_S, clock.uncertainty_s)
-        if abs(clock.offset_s - self._ahead_s.get(number, 0.0)) > near_s:
-            self._ahead_s[number] = clock.offset_s
-            self._begin_anew(self.numbers)
 
     def _read(self, reader: RunReader, number: int, is_over: Callable[[], bool]) -> bool:
         """Read what is new in the series of a store; return False where time was up before all."""
@@ -244,7 +224,6 @@ class Job:
             else:
                 block = reader.read(info.id, 0, info.rows, overview_bucket(info.rows))
                 newest = reader.read(info.id, max(0, info.rows - TAIL), info.rows, 1)
-            block = replace(block, ts=block.ts - self._ahead_s.get(number, 0.0))
             for target in targets:
                 self._take(target, block, newest, afresh=seen == 0)
             if is_over() and info is not found[-1]:
@@ -275,25 +254,6 @@ class Job:
 
 def _columns(ranks: int) -> dict[str, Columns]:
     return {axis: Columns(STRIPS, ranks, width) for axis, width in FIRST_WIDTHS.items()}
-
-
-def _clock(folder: Path, number: int) -> ClockOffset:
-    """Return what the clock of a rank's host is ahead of that of number 0's, as its file tells."""
-    try:
-        found = offset_of(read_run_json(folder, number))
-    except UNREADABLE:
-        found = None
-    return found if found and math.isfinite(found.offset_s) else ClockOffset(0.0, math.inf)
-
-
-def _by_first_clock(member: Member, ahead_s: float) -> Member:
-    """Return a rank that has ended with the time of that by the clock of number 0's host.
-
-    When one that died was last heard of is by that clock already.
-    """
-    if member.ended is None or member.status is RunStatus.CRASHED:
-        return member
-    return replace(member, ended=member.ended - ahead_s)
 
 
 def overview_bucket(rows: int) -> int:

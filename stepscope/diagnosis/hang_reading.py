@@ -17,11 +17,10 @@ from stepscope.diagnosis.hang_record import (
     REFRESH_S,
     HangRecord,
     hang_name,
-    on_clock,
     parse,
 )
 from stepscope.run import STALE_S, RunInfo, RunStatus, pid_namespace, process_of
-from stepscope.run.clocks import ahead_of, now_of, wall_offset_of
+from stepscope.run.clocks import now_of, wall_offset_of
 from stepscope.run.rank_states import RankStanding, RankState, rank_states
 
 FRESH_S = 4 * REFRESH_S
@@ -75,12 +74,9 @@ def _job_rank(run: RunInfo, standing: RankStanding, now: float, *, ended: bool) 
     if condition is None:
         return None
     number, told = standing.number, standing.run_json or {}
-    ahead_s = ahead_of(told)
     record = None if number is None else read_record(run.folder, number)
-    if record is not None:
-        record = on_clock(record, ahead_s)
-        if not ended and not _is_fresh(run, record, now, ahead_s):
-            record = None
+    if record is not None and not ended and not _is_fresh(run, record, now):
+        record = None
     age_s = None if standing.beat is None else max(0.0, now - standing.beat)
     if condition is Condition.ALIVE:
         condition = _of_process(told, age_s)
@@ -99,16 +95,13 @@ def _job_rank(run: RunInfo, standing: RankStanding, now: float, *, ended: bool) 
     )
 
 
-def _is_fresh(run: RunInfo, record: HangRecord, now: float, ahead_s: float) -> bool:
-    """Say whether a rank still hangs: it writes its file again and again.
-
-    The file's time may be by the clock of the rank's host, which is ahead so much, or by another.
-    """
+def _is_fresh(run: RunInfo, record: HangRecord, now: float) -> bool:
+    """Say whether a rank still hangs: it writes its file again and again."""
     try:
         written = (run.folder / hang_name(record.number)).stat().st_mtime
     except OSError:
         return False
-    written -= max(0.0, ahead_s) + wall_offset_of(run.run_json)
+    written -= wall_offset_of(run.run_json)
     return now - max(written, record.seen) < FRESH_S
 
 

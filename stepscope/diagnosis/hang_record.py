@@ -119,18 +119,6 @@ class HangRecord:
         return {"schema": SCHEMA, **dataclasses.asdict(self)}
 
 
-def on_clock(record: HangRecord, ahead_s: float) -> HangRecord:
-    """Return the record with its times by a clock that its own is ahead of by so much."""
-    if not ahead_s:
-        return record
-    collectives = tuple(
-        dataclasses.replace(one, created_s=one.created_s - ahead_s) if one.created_s else one
-        for one in record.collectives
-    )
-    since, seen = record.since - ahead_s, record.seen - ahead_s
-    return dataclasses.replace(record, since=since, seen=seen, collectives=collectives)
-
-
 def hang_name(number: int) -> str:
     """Return the name of a rank's file in the run folder."""
     return f"hang-rank{number}.json"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.common.files import read_json
-from stepscope.run.clocks import ahead_of, offset_of, wall_offset_of
+from stepscope.run.clocks import wall_offset_of
 from stepscope.run.first_cause import RankEnd
 from stepscope.run.folder import rank_json
 from stepscope.run.process import own_start, pid_namespace, process_of
@@ -43,8 +43,6 @@ _FIELDS: dict[type, tuple[str, ...]] = {
         *_TIMES,
         "pid_started",
         "paused_s",
-        "clock_offset_s",
-        "clock_uncertainty_s",
         "wall_offset_s",
     )
     + ("flops_per_step", "peak_flops"),
@@ -151,20 +149,16 @@ class RankFile:
 
     def _said(self, ts: Any, reason: Any) -> RankEnd:
         told = moment(ts)
-        when = self.beat if told is None else told - ahead_of(self.run_json)
+        when = self.beat if told is None else told
         return RankEnd(self.number, when, when, str(reason or "It gives no reason."))
 
 
 def read_rank_file(folder: Path, number: int) -> RankFile:
     """Read the file of one rank and judge its status. Raises UNREADABLE."""
     run_json = read_run_json(folder, number)
-    # Heartbeats and times of files are by the wall clocks, all else by the clocks of the processes.
-    first_offset_s = _offset_of_first(folder, number, run_json)
-    ahead_s = ahead_of(run_json) + wall_offset_of(run_json) - first_offset_s
-    # A full disk keeps the old text, but the writer still touches the file. Its time may be by the
-    # clock of the rank's host or by another one: the earlier of both is no later than the touch.
-    touched = os.stat(folder / rank_json(number)).st_mtime - max(0.0, ahead_s)
-    signs, now = [required_time(run_json, "heartbeat") - ahead_s, touched], time.time()
+    # A full disk keeps the old text, but the writer still touches the file.
+    touched = os.stat(folder / rank_json(number)).st_mtime
+    signs, now = [required_time(run_json, "heartbeat"), touched], time.time()
     # One far in the future is no sign of life: it would be one for ever. Of a host whose clock is
     # wrong by hours, the disk may still stamp the files with the right time.
     beat = max([sign for sign in signs if sign < now + _AHEAD_S] or signs)
@@ -173,17 +167,8 @@ def read_rank_file(folder: Path, number: int) -> RankFile:
         age_s = 0.0 if age_s > -_AHEAD_S else -age_s
     if status.live and not _alive(run_json, age_s):
         status = RunStatus.CRASHED
-    return RankFile(number, run_json, status, beat - first_offset_s, age_s)
-
-
-def _offset_of_first(folder: Path, number: int, run_json: dict[str, Any]) -> float:
-    """Return by how much the wall clock of number 0's host was set."""
-    if number != 0 and offset_of(run_json) is not None:
-        try:
-            run_json = read_run_json(folder, 0)
-        except UNREADABLE:  # it has not begun yet
-            return 0.0
-    return wall_offset_of(run_json)
+    # Heartbeats and times of files are by the wall clock, all else by that of the process.
+    return RankFile(number, run_json, status, beat - wall_offset_of(run_json), age_s)
 
 
 def moment(told: Any) -> float | None:

@@ -18,7 +18,6 @@ from stepscope.recording.recorder import Command, CommandName
 from stepscope.run import RunInfo, RunKind, RunStatus, rank_json
 from stepscope.run.ranks import Place
 from stepscope.sampling.nvml import DeviceInfo, DeviceSource, NullSource, nvml_uuid, open_source
-from stepscope.session.clock_exchange import ClockExchange
 from stepscope.session.force import keep_stopped
 from stepscope.session.session import Gpu, Session, listed, traceback_text
 from stepscope.session.stopping import GRACE_S, JOB_GRACE_S, REASON, Stopper
@@ -64,7 +63,6 @@ class ScriptSession(Session):
         self._see_commands()
         self.oom.attach()
         self.recorder.describe(**place.described())
-        self._compare_clocks(place)
         try:
             self._set_up(sample, first_here=place.local_rank == 0)
         except BaseException:
@@ -88,12 +86,6 @@ class ScriptSession(Session):
         if self.recorder.job is not None:
             self.recorder.job.on_withdrawn = self._withdrawn
         self._waiting = self.recorder.command_waiting
-
-    def _compare_clocks(self, place: Place) -> None:
-        if place.folder_of == "job" and place.local_world_size not in (None, place.world_size):
-            exchange = ClockExchange(self.recorder, writes=place.local_rank == 0)
-            exchange.start()
-            self._at_close.callback(exchange.close)
 
     def _set_up(self, sample: bool, *, first_here: bool) -> None:
         source = _source(sample, first_here)

@@ -44,7 +44,7 @@ def make_runs(root: Path) -> None:
     shutil.copytree(ROOT / "tests/data/hangs/sleep-gloo", killed, dirs_exist_ok=True)
     for name in ("output.log", "traceback.txt", "output.rank1.log", "worker.log"):
         (killed / name).write_text("line\n" * 50)
-    for name in ("oom.json", "clock-host.json", "fit.json"):
+    for name in ("oom.json", "fit.json"):
         (killed / name).write_text("{}")
     (killed / "profile-step-5-6.summary.json").write_text("{}")
     (killed / "profile-step-5-6.json.gz").write_bytes(gzip.compress(b"{}"))
@@ -95,7 +95,6 @@ FILES = (
             "worker.log",
             "traceback.txt",
             "oom.json",
-            "clock-host.json",
             "fit.json",
             "hang-rank0.json",
             "hang-rank1.json",

@@ -15,7 +15,6 @@ from stepscope.recording.recorder import Recorder
 from stepscope.run import RunStatus, process_identity, process_of, read_run, write_run_json
 from stepscope.run.clocks import now_of
 from stepscope.run.folder import folder_name
-from stepscope.run.rank_files import read_rank_file
 from stepscope.sampling import collectives
 from stepscope.sampling.collectives import Collectives
 from stepscope.store import RunReader
@@ -104,28 +103,6 @@ def test_a_live_run_stays_alive_for_other_processes(
     assert run.status is RunStatus.RUNNING
     assert run.heartbeat_age_s < 60.0
     assert now_of(run.run_json) - run.created < 60.0
-
-
-@pytest.mark.parametrize("first_set_by_s", [0.0, HOUR_S, -HOUR_S])
-@pytest.mark.parametrize("set_by_s", [0.0, HOUR_S, -HOUR_S])
-def test_the_heartbeat_of_another_host_whose_clock_was_set(
-    tmp_path: Path, set_clock: SetClock, set_by_s: float, first_set_by_s: float
-) -> None:
-    """Its clock was 12 s ahead at the start; a page on the host of number 0 looks."""
-    begun = time.time()
-    first = {"created": begun, "status": "running", "host": "node1", "heartbeat": begun}
-    write_run_json(tmp_path, first | {"wall_offset_s": first_set_by_s})
-    for age_s, status in ((0.0, RunStatus.RUNNING), (100.0, RunStatus.CRASHED)):
-        beat = begun + 12.0 + set_by_s - age_s
-        other = {"rank": 1, "host": "node2", "heartbeat": beat, "wall_offset_s": set_by_s}
-        other |= {"clock_offset_s": 12.0, "clock_uncertainty_s": 0.01}
-        write_run_json(tmp_path, first | other, "rank1.json")
-        os.utime(tmp_path / "rank1.json", (beat,) * 2)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(time, "time", lambda: begun + first_set_by_s)
-            rank = read_rank_file(tmp_path, 1)
-        assert rank.status is status
-        assert rank.beat == pytest.approx(begun - age_s, abs=0.01)
 
 
 def test_collectives_are_read_after_the_clock_was_set_back(

@@ -15,63 +15,56 @@ from stepscope.diagnosis.hang_record import Entered, HangRecord, hang_name
 from stepscope.run import STALE_S, process_identity, rank_json, read_run, write_run_json
 
 
-def write(folder: Path, number: int, now: float, ahead_s: float = 0.0, **facts: object) -> None:
-    """Write a rank's files as its host does, whose clock is ahead; the disk takes its times."""
-    theirs = now + ahead_s
-    told = {"created": theirs - 100, "status": "running", "heartbeat": theirs, "kind": "watch"}
+def write(folder: Path, number: int, now: float, **facts: object) -> None:
+    """Write a rank's files as its host does."""
+    told = {"created": now - 100, "status": "running", "heartbeat": now, "kind": "watch"}
     told |= {"rank": number, "world_size": 3} | process_identity()
-    if ahead_s:
-        told |= {"clock_offset_s": ahead_s, "clock_uncertainty_s": 0.01, "host": "node2"}
     write_run_json(folder, told | facts, rank_json(number), durable=False)
-    os.utime(folder / rank_json(number), (theirs, theirs))
+    os.utime(folder / rank_json(number), (now, now))
 
 
-def hangs(folder: Path, number: int, now: float, ahead_s: float = 0.0, *, waits: bool) -> None:
+def hangs(folder: Path, number: int, now: float, *, waits: bool) -> None:
     """Write the record of a rank that has waited for 8 s in all_reduce 9, or has left 8."""
-    theirs = now + ahead_s
     last = Entered(
         group="0",
         operation="all_reduce",
         sequence=9 if waits else 8,
-        created_s=theirs - (8 if waits else 10),
+        created_s=now - (8 if waits else 10),
         done=not waits,
     )
     record = HangRecord(
-        number=number, rank=number, step=50, since=theirs - 9, seen=theirs, collectives=(last,)
+        number=number, rank=number, step=50, since=now - 9, seen=now, collectives=(last,)
     )
     path = folder / hang_name(number)
     path.write_text(json.dumps(record.to_json()))
-    os.utime(path, (theirs, theirs))
+    os.utime(path, (now, now))
 
 
-def job(folder: Path, ahead_s: float, now: float, age_s: float = 0.0) -> Hang | None:
-    """Let ranks 0 and 2 wait for 1, of which 2 is on a host with another clock."""
-    for number, ahead in ((0, 0.0), (1, 0.0), (2, ahead_s)):
-        write(folder, number, now, ahead)
-        hangs(folder, number, now - age_s, ahead, waits=number != 1)
+def job(folder: Path, now: float, age_s: float = 0.0) -> Hang | None:
+    """Let ranks 0 and 2 wait for 1."""
+    for number in range(3):
+        write(folder, number, now)
+        hangs(folder, number, now - age_s, waits=number != 1)
     return hang_of(read_run(folder), now)
 
 
-@pytest.mark.parametrize("ahead_s", [0.0, -12.0, -300.0, 15.0, 300.0])
-def test_a_host_with_another_clock_is_not_silent(tmp_path: Path, ahead_s: float) -> None:
+def test_the_rank_that_others_wait_for_is_named(tmp_path: Path) -> None:
     now = time.time()
-    found = job(tmp_path, ahead_s, now)
+    found = job(tmp_path, now)
     assert found is not None
     assert (found.cause, found.ranks, found.waiting) == (Cause.NOT_ENTERED, (1,), (0, 2))
     assert found.since == pytest.approx(now - 9, abs=0.01)
     assert found.silent_s == pytest.approx(9, abs=0.01)
 
 
-@pytest.mark.parametrize("ahead_s", [0.0, 300.0])
-def test_a_record_that_is_left_over_is_of_no_hang(tmp_path: Path, ahead_s: float) -> None:
-    assert job(tmp_path, ahead_s, time.time(), FRESH_S + 1) is None
+def test_a_record_that_is_left_over_is_of_no_hang(tmp_path: Path) -> None:
+    assert job(tmp_path, time.time(), FRESH_S + 1) is None
 
 
-@pytest.mark.parametrize("ahead_s", [-300.0, 300.0])
-def test_a_rank_whose_heartbeat_has_stopped_is_gone(tmp_path: Path, ahead_s: float) -> None:
+def test_a_rank_whose_heartbeat_has_stopped_is_gone(tmp_path: Path) -> None:
     now = time.time()
-    job(tmp_path, ahead_s, now)
-    write(tmp_path, 2, now - 2 * STALE_S, ahead_s)
+    job(tmp_path, now)
+    write(tmp_path, 2, now - 2 * STALE_S, host="node2")
     (tmp_path / hang_name(2)).unlink()
     found = hang_of(read_run(tmp_path), now)
     assert found is not None

@@ -53,7 +53,6 @@ from stepscope.run import (
     run_folders,
     write_run_json,
 )
-from stepscope.run.clocks import read_clocks
 from stepscope.snapshots.opening import _place
 from stepscope.store import RunWriter, store_name
 from trainer.collectives.results import ResultError, read_result
@@ -128,8 +127,6 @@ def test_no_reader_waits_for_a_special_file_or_reads_all_of_a_large_one(
     tmp_path: Path, kind: str
 ) -> None:
     run = make_run(tmp_path / "run")
-    make_special(run / "clock-a.json", kind)
-    assert read_clocks(run) == {}
     make_special(run / "agreement" / "notices.json", kind)
     assert AgreementFiles(run, 1).notices() == []
     make_special(tmp_path / "collectives" / "one.json", kind)

@@ -49,13 +49,10 @@ class JobFolder:
         with self._store(number):
             pass
 
-    def steps(
-        self, number: int, start: int, stop: int, *, ahead_s: float = 0.0, **values: float
-    ) -> None:
+    def steps(self, number: int, start: int, stop: int, **values: float) -> None:
         keys = {"time": TIME, "wait": WAIT, "loss": "train/loss", "allocated": "memory/allocated"}
         named = {keys[name]: value for name, value in values.items()}
-        begun = CREATED + ahead_s  # by the clock of the rank's host
-        rows = [(begun + 0.1 * step, step, named) for step in range(start, stop)]
+        rows = [(CREATED + 0.1 * step, step, named) for step in range(start, stop)]
         with self._store(number) as store:
             stream = "samples" if "allocated" in values else "steps"
             store.append(stream, "", Block.from_rows(rows))
@@ -165,80 +162,6 @@ def test_the_strips_can_be_over_steps_each_rank_by_its_own(job: JobFolder) -> No
     assert tab.ask()["strip"]["at"] == []
     tab.question = replace(tab.question, axis="time")
     assert tab.ask()["strip"]["at"] != []
-
-
-CLOCK = {"host": "node1", "status": "finished", "clock_uncertainty_s": 0.01}
-
-
-def two_hosts(folder: Path, ahead_s: float) -> JobFolder:
-    """Two ranks that make the same steps at the same times, on hosts whose clocks differ."""
-    made = JobFolder(folder, 2)
-    made.add(0, host="node0", status="finished", ended=CREATED + 4.1)
-    made.add(1, **CLOCK, ended=CREATED + 4.1 + ahead_s)
-    for rank, host_s in enumerate((0.0, ahead_s)):
-        made.steps(rank, 1, 41, time=0.1, ahead_s=host_s)
-    return made
-
-
-def drawn(job: Job) -> list[list[int]]:
-    """Return the columns of time that have a value, of each rank."""
-    job.look(budget_s=10.0)
-    while job.unread:  # all is read again
-        job.look(budget_s=10.0)
-    values = job.columns["time"].values(TIME, np.arange(COLUMNS)).T
-    return [np.flatnonzero(np.isfinite(row)).tolist() for row in values]
-
-
-@pytest.mark.parametrize("ahead_s", [-40.0, 3600.0])
-def test_times_are_by_the_clock_of_rank_0s_host(tmp_path: Path, ahead_s: float) -> None:
-    made = two_hosts(tmp_path, ahead_s)
-    made.add(1, **CLOCK, ended=CREATED + 4.1 + ahead_s, clock_offset_s=ahead_s)
-    tab = Tab(tmp_path)
-    tab.settle()
-    assert [end[:2] for end in tab.shown["ends"]] == [[0, 4.1], [1, 4.1]]
-    first, second = drawn(tab.jobs._jobs[(tmp_path, CREATED)])
-    assert first == second == list(range(17))
-
-
-def test_an_offset_that_is_found_later_moves_what_was_drawn(tmp_path: Path) -> None:
-    made = two_hosts(tmp_path, 10.0)
-    now = [0.0]
-    job = Job(read_run(tmp_path), lambda: now[0])
-    assert drawn(job) == [list(range(17)), list(range(40, 57))]  # nobody knows better
-    made.add(1, **CLOCK, ended=CREATED + 14.1, clock_offset_s=10.0)
-    now[0] += 10.0
-    assert drawn(job) == [list(range(17))] * 2
-    (tmp_path / "rank1.json").write_text("")  # it cannot be read for a moment
-    made.steps(1, 41, 61, time=0.1, ahead_s=10.0)
-    now[0] += 10.0
-    assert drawn(job)[1] == list(range(25))
-    assert job.listed()[1].ended == CREATED + 4.1
-
-
-def test_a_rank_that_died_was_last_heard_of_by_the_same_clock(tmp_path: Path) -> None:
-    beat = time.time() - 60.0
-    made = two_hosts(tmp_path, 40.0)
-    made.add(1, host="node1", clock_offset_s=40.0, clock_uncertainty_s=0.01, heartbeat=beat + 40.0)
-    os.utime(tmp_path / "rank1.json", (beat, beat))
-    tab = Tab(tmp_path)
-    tab.settle()
-    ends = {row: seconds for row, seconds, _reason in tab.shown["ends"]}
-    assert ends[1] == pytest.approx(beat - CREATED, abs=0.1)
-
-
-def test_clocks_that_may_be_equal_count_as_equal(tmp_path: Path) -> None:
-    """A disk that shows files late tells little, and most hosts have their time from a server."""
-    made = two_hosts(tmp_path, 0.0)
-    unsure = CLOCK | {"clock_uncertainty_s": 3.0}
-    made.add(1, **unsure, ended=CREATED + 4.1, clock_offset_s=2.0)
-    assert drawn(Job(read_run(tmp_path))) == [list(range(17))] * 2
-
-
-@pytest.mark.parametrize("offset", ["x", None, float("nan"), float("inf"), 10**400, [1.0]])
-def test_an_offset_that_is_none_counts_as_no_difference(tmp_path: Path, offset: Any) -> None:
-    made = two_hosts(tmp_path, 0.0)
-    made.add(1, **CLOCK, ended=CREATED + 4.1, clock_offset_s=offset)
-    assert drawn(Job(read_run(tmp_path))) == [list(range(17))] * 2
 
 
 def test_only_new_rows_are_read_and_only_changed_columns_sent(
