@@ -6,6 +6,7 @@ import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -78,7 +79,7 @@ def test_a_long_run_reads_few_frames_at_any_length(tmp_path: Path, writer: RunWr
 
 def frames(tmp_path: Path, level: int) -> list[tuple[int, int]]:
     """First row and number of rows of each frame of a level."""
-    with sqlite3.connect(tmp_path / STORE_NAME) as connection:
+    with closing(sqlite3.connect(tmp_path / STORE_NAME)) as connection:
         query = "SELECT first, rows FROM frames WHERE level = ? ORDER BY first"
         return connection.execute(query, (level,)).fetchall()
 
