@@ -77,7 +77,7 @@ def _job_rank(run: RunInfo, standing: RankStanding, now: float, *, ended: bool) 
     record = None if number is None else read_record(run.folder, number)
     if record is not None and not ended and not _is_fresh(run, record, now):
         record = None
-    age_s = None if standing.beat is None else max(0.0, now - standing.beat)
+    age_s = standing.age_s
     if condition is Condition.ALIVE:
         condition = _of_process(told, age_s)
     pid, step = told.get("pid"), told.get("step")

@@ -83,10 +83,10 @@ def recent_times(reader: RunReader, number: int, run_json: Mapping[str, Any]) ->
         if len(times.steps) >= 2 * MIN_STEPS or first == FIRST_STEPS or rows >= MOST_ROWS:
             break
         rows *= 4
-    return young(times)
+    return _newest(times)
 
 
-def young(times: RankTimes) -> RankTimes:
+def _newest(times: RankTimes) -> RankTimes:
     """Return the steps of the last WINDOW_S, or more where they are fewer than twice MIN_STEPS."""
     if not len(times.steps):
         return times

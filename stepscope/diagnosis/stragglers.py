@@ -364,7 +364,7 @@ def _missing(ranks: Sequence[RankTimes]) -> str | None:
             return "The ranks have recorded too few steps to tell who waits for whom."
         return (
             "Who waits for whom is not known: no rank trains with torch's DistributedDataParallel, "
-            "whose log tells waiting from computing, or meets the others over gloo."
+            "whose log tells waiting from computing."
         )
     if silent:
         which = ", ".join(map(str, sorted(silent)))

@@ -39,13 +39,7 @@ _FIELDS: dict[type, tuple[str, ...]] = {
     int: ("pid", "step", "epoch", "epochs", "total_steps", "steps_per_epoch", "first_step")
     + ("world_size", "rank", "local_rank", "local_world_size", "dropped", "dropped_values")
     + ("batch_size", "parameters", "device_memory"),
-    float: (
-        *_TIMES,
-        "pid_started",
-        "paused_s",
-        "wall_offset_s",
-    )
-    + ("flops_per_step", "peak_flops"),
+    float: (*_TIMES, "pid_started", "paused_s", "wall_offset_s", "flops_per_step", "peak_flops"),
     dict: ("config", "environment", "capabilities", "script", "failure", "job_end", "torchrun")
     + ("restart", "resumed", "fit", "link", "oom_kills", "gpu_processes"),
     list: ("devices", "commands", "custom", "optimizers", "compute_capability"),
@@ -109,9 +103,10 @@ def torch_rank(run_json: Mapping[str, Any], number: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RankFile:
-    """One rank's run_json with its status judged now; `beat` is its last sign of life.
+    """One rank's run_json with its status judged now.
 
-    Times are by the clock of number 0's host, where the hosts' clocks have been compared.
+    `beat` is its last sign of life, by the clock of its process as are its rows, and `age_s` the
+    age of that by the wall clock.
     """
 
     number: int

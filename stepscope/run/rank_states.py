@@ -45,7 +45,7 @@ class RankStanding:
 
     `rank` is torch's number of it, `number` the one of its files in the folder (None without any).
     `since` is when it ended or showed its last sign of life, in epoch seconds of its host.
-    `beat` is its last sign of life by number 0's clock. `text` is a sentence for the page.
+    `age_s` is the age of its last sign of life. `text` is a sentence for the page.
     """
 
     rank: int
@@ -54,7 +54,7 @@ class RankStanding:
     text: str
     host: str | None = None
     since: float | None = None
-    beat: float | None = None
+    age_s: float | None = None
     run_json: dict[str, Any] | None = None
     """What the rank says of itself; None without a file."""
 
@@ -146,7 +146,7 @@ def _standing(rank: RankFile) -> RankStanding:
         text=text,
         host=host if isinstance(host, str) else None,
         since=since,
-        beat=rank.beat,
+        age_s=rank.age_s,
         run_json=rank.run_json,
     )
 

@@ -15,10 +15,8 @@ from stepscope.run.rank_states import rank_states
 from tests.support.run_values import steps_of
 from tests.support.watched_scripts import SCRIPTS
 
-"""What the second host's clock is ahead of the first one's."""
 
-
-def node(number: int, root: Path, port: int, **environ: str) -> subprocess.Popen[bytes]:
+def node(number: int, root: Path, port: int) -> subprocess.Popen[bytes]:
     """Start the agent of one node, of one process, on its own made-up host."""
     agent = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2"]
     rendezvous = ["--rdzv-backend", "c10d", "--rdzv-id", "sweep", "--local-addr", "127.0.0.1"]
@@ -36,7 +34,6 @@ def node(number: int, root: Path, port: int, **environ: str) -> subprocess.Popen
             "OMP_NUM_THREADS": "1",
             "STEPSCOPE_RUNS": str(root),
             "STAND_IN_HOST": f"node{number}",
-            **environ,
         },
     )
 
@@ -47,8 +44,8 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def two_nodes(roots: list[Path], port: int, **second: str) -> None:
-    agents = [node(0, roots[0], port), node(1, roots[1], port, **second)]
+def two_nodes(roots: list[Path], port: int) -> None:
+    agents = [node(0, roots[0], port), node(1, roots[1], port)]
     try:
         for agent in agents:
             output, _ = agent.communicate(timeout=100)

@@ -15,6 +15,7 @@ from stepscope.recording.recorder import Recorder
 from stepscope.run import RunStatus, process_identity, process_of, read_run, write_run_json
 from stepscope.run.clocks import now_of
 from stepscope.run.folder import folder_name
+from stepscope.run.rank_files import read_rank_file
 from stepscope.sampling import collectives
 from stepscope.sampling.collectives import Collectives
 from stepscope.store import RunReader
@@ -103,6 +104,22 @@ def test_a_live_run_stays_alive_for_other_processes(
     assert run.status is RunStatus.RUNNING
     assert run.heartbeat_age_s < 60.0
     assert now_of(run.run_json) - run.created < 60.0
+
+
+@pytest.mark.parametrize("set_by_s", [0.0, HOUR_S, -HOUR_S])
+@pytest.mark.parametrize(("age_s", "status"), [(0.0, "running"), (100.0, "crashed")])
+def test_the_heartbeat_of_another_host_is_by_its_wall_clock(
+    tmp_path: Path, set_by_s: float, age_s: float, status: str
+) -> None:
+    """Its clock was wrong at the rank's start, and has been set since."""
+    beat = time.time() - age_s
+    told = {"created": beat - set_by_s, "status": "running", "host": "node2", "heartbeat": beat}
+    write_run_json(tmp_path, told | {"rank": 1, "wall_offset_s": set_by_s}, "rank1.json")
+    os.utime(tmp_path / "rank1.json", (beat,) * 2)
+    rank = read_rank_file(tmp_path, 1)
+    assert rank.status == status
+    assert rank.age_s == pytest.approx(age_s, abs=5.0)
+    assert rank.beat == pytest.approx(beat - set_by_s, abs=0.01)
 
 
 def test_collectives_are_read_after_the_clock_was_set_back(

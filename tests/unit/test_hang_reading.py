@@ -1,4 +1,4 @@
-"""The hang of a job by the files of its ranks, whose hosts may have other clocks."""
+"""The hang of a job by the files of its ranks."""
 
 from __future__ import annotations
 
@@ -55,6 +55,16 @@ def test_the_rank_that_others_wait_for_is_named(tmp_path: Path) -> None:
     assert (found.cause, found.ranks, found.waiting) == (Cause.NOT_ENTERED, (1,), (0, 2))
     assert found.since == pytest.approx(now - 9, abs=0.01)
     assert found.silent_s == pytest.approx(9, abs=0.01)
+
+
+def test_a_host_whose_clock_was_set_right_is_not_silent(tmp_path: Path) -> None:
+    """Its own times stay as they began; its heartbeat is right."""
+    now = time.time()
+    job(tmp_path, now)
+    write(tmp_path, 2, now, host="node2", wall_offset_s=60.0)
+    found = hang_of(read_run(tmp_path), now)
+    assert found is not None
+    assert (found.cause, found.ranks) == (Cause.NOT_ENTERED, (1,))
 
 
 def test_a_record_that_is_left_over_is_of_no_hang(tmp_path: Path) -> None:
