@@ -14,7 +14,8 @@ some percent). Ratios are of seconds: 1.01 is one percent slower. Beside them th
 all threads of the process together, which other work on the machine hardly moves.
 
 Within a process the noise is smaller: `calls_to_own_bare` compares a block of `init` to one of the
-same process in which `rec.step` is not called. It leaves out the sampler, which runs in both.
+same process in which `rec.step` is not called. It leaves out the sampler, which runs in both, and
+at times the writer, which commits in either.
 
 `pinned`: who trains has one core for all its threads, so that whatever a recorder does in the
 background counts in full. `free`: who trains may use every core, as most trainings do.
@@ -23,6 +24,7 @@ background counts in full. `free`: who trains may use every core, as most traini
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import tempfile
 from collections.abc import Sequence
@@ -36,7 +38,7 @@ from benchmarks.pairs import AGAIN, BARE, interval, order, ratios
 from benchmarks.peers.adapters import FLOOR, FLOOR_HOOKS, OURS
 from benchmarks.peers.environment import Peers, prepare, without
 from benchmarks.report import at_most, say
-from benchmarks.trainees import INLINE, WATCH, Cores, Trainee, take_turns, trainees
+from benchmarks.trainees import INLINE, NOT_LOGGED, WATCH, Cores, Trainee, take_turns, trainees
 
 TARGETS = {OURS: 1.01, WATCH: 1.02}
 PEERS = ("trackio", "tensorboard")
@@ -81,7 +83,9 @@ def measure_sets(
     peers: Peers, plan: Plan, cores: Cores, width: int, device: str, failed: dict[str, str]
 ) -> dict[str, Any]:
     """Measure all ways in sets of fresh processes; return what they took, alone and to bare."""
-    ways = [OURS, FLOOR, WATCH, FLOOR_HOOKS, *(name for name in PEERS if name in peers.versions)]
+    # On a GPU the floors would wait for it at each step, which ours do not.
+    floors = [FLOOR, FLOOR_HOOKS] if device == "cpu" else []
+    ways = [OURS, WATCH, *floors, *(name for name in PEERS if name in peers.versions)]
     sets = []
     for number in range(plan.sets):
         with trainees(peers.python, [BARE, AGAIN, *ways], width, device, failed) as running:
@@ -157,14 +161,14 @@ def summary(sets: Sequence[Set]) -> dict[str, Any]:
 
 
 def own_ratios(blocks: Sequence[tuple[str, float]]) -> dict[str, list[float]]:
-    """Return each logged block's seconds over those of its process's next block, not logged."""
-    return {
-        way: [
-            seconds / blocks[at + 1][1] for at, (name, seconds) in enumerate(blocks) if name == way
-        ]
-        for way in INLINE
-        if way in dict(blocks)
-    }
+    """Return each logged block's seconds over those of the block beside it, not logged."""
+    found: dict[str, list[float]] = {}
+    for first, second in itertools.pairwise(blocks):
+        for way in INLINE:
+            if {first[0], second[0]} == {way, NOT_LOGGED[way]}:
+                took = dict([first, second])
+                found.setdefault(way, []).append(took[way] / took[NOT_LOGGED[way]])
+    return found
 
 
 def compared(sets: Sequence[dict[str, list[float]]]) -> dict[str, Any]:
@@ -189,6 +193,8 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=STEP_MS)
     parser.add_argument("--wait-quiet", type=float, default=0, metavar="SECONDS")
     args = parser.parse_args()
+    if not 1 <= args.sets <= args.rounds:
+        parser.error(f"--sets: must be between 1 and --rounds, got {args.sets}.")
     plan = Plan(rounds=24, sets=1) if args.quick else Plan(rounds=args.rounds, sets=args.sets)
     peers = without("left out (--no-peers)") if args.no_peers else prepare()
     report.wait_for_quiet(args.wait_quiet)

@@ -48,6 +48,7 @@ class Trainee:
         self, python: Path, way: str, folder: Path, width: int = 0, device: str = "cpu"
     ) -> None:
         self.trained = 0
+        self._way = way
         self._folder = folder
         (folder / "data").mkdir(parents=True)
         results = folder / "results"
@@ -77,7 +78,7 @@ class Trainee:
     def train(self, steps: int) -> list[float]:
         """Let it train; return seconds and CPU seconds. Negative `steps` are not logged."""
         assert self._process.stdin is not None
-        self.trained += max(0, steps)
+        self.trained += abs(steps) if self._way == WATCH else max(0, steps)
         try:
             print(steps, file=self._process.stdin, flush=True)
         except BrokenPipeError as error:
@@ -162,8 +163,8 @@ def take_turns(
     for way in blocks:
         running[way].place(cores.training)
         running[way].train(-steps // 4)  # its memory is no longer in the caches
-        taken.append((way, running[way].train(steps)))
-        if way in INLINE:
-            taken.append((NOT_LOGGED[way], running[way].train(-steps)))
+        pair = [(way, steps), (NOT_LOGGED[way], -steps)] if way in INLINE else [(way, steps)]
+        for name, count in pair if len(taken) % 2 else reversed(pair):
+            taken.append((name, running[way].train(count)))
         running[way].place(cores.waiting)
     return taken

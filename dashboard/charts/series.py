@@ -235,11 +235,19 @@ class _Answer:
         if info.stream == "steps" and len(block):
             last["step"] = int(block.step[-1])
             if RATE in last and RATE not in since:
-                rows = _rows_of_last_second(block)
-                start = max(0, info.rows - rows)
-                recent = self.reader.read(info.id, start, info.rows, 1) if rows > RECENT else block
-                last.update(_last_second(recent))
+                last.update(_last_second(self._until_last_second(info, block)))
         return {"last": last, "since": since}
+
+    def _until_last_second(self, info: SeriesInfo, block: Block) -> Block:
+        """Return the newest rows back to RATE_S before the last timed one, at most RATE_ROWS."""
+        rows = len(block)
+        while rows < min(RATE_ROWS, info.rows):
+            timed = np.flatnonzero(np.isfinite(block.mean[block.keys.index(RATE)]))
+            if len(timed) and block.ts[0] <= block.ts[timed[-1]] - RATE_S:
+                break
+            rows = min(4 * rows, RATE_ROWS)
+            block = self.reader.read(info.id, max(0, info.rows - rows), info.rows, 1)
+        return block
 
     def _odd_since(self, info: SeriesInfo, key: str) -> int:
         """Return the step of the first value that is not finite after the last that was."""
@@ -302,14 +310,6 @@ def _newest_values(block: Block) -> dict[str, float]:
     newest = present.shape[1] - 1 - np.argmax(present[rows, ::-1], axis=1)
     values = block.mean[rows, newest].tolist()
     return {block.keys[row]: value for row, value in zip(rows.tolist(), values, strict=True)}
-
-
-def _rows_of_last_second(block: Block) -> int:
-    """Return how many rows the last RATE_S seconds have at the pace of these rows."""
-    seconds = float(block.ts[-1] - block.ts[0])
-    return (
-        RATE_ROWS if seconds <= 0 else min(RATE_ROWS, 1 + math.ceil(len(block) * RATE_S / seconds))
-    )
 
 
 def _last_second(block: Block) -> dict[str, float | int]:

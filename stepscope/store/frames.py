@@ -32,6 +32,8 @@ AXES = 2
 
 MAX_KEYS, MAX_KEYS_LENGTH = 4096, 2**20
 """Metrics of a frame that is decoded, and characters of their list; a ring has names for fewer."""
+MAX_KNOWN_LENGTH = 2**14
+"""Characters up to which a list of metrics is kept once parsed."""
 MAX_TIME_S = 253_402_300_799.0
 """The last second of the year 9999: no library formats a later one."""
 MAX_STEP = 2.0**63
@@ -194,11 +196,17 @@ def decode(data: object, keys: Sequence[str], rows: int, level: int) -> Block:
     return Block(tuple(keys), ts, step, *statistics)
 
 
-@functools.lru_cache(maxsize=32)
 def decode_keys(text: object) -> tuple[str, ...]:
     """Return the metrics of a layout. Raises ValueError for what is no list of names."""
+    if not isinstance(text, str) or len(text) > MAX_KEYS_LENGTH:
+        raise ValueError("the metrics of a layout must be a list of names")
+    # A poll decodes dozens of frames with the same few layouts; long texts are of no run of ours.
+    return _known_keys(text) if len(text) <= MAX_KNOWN_LENGTH else _parsed_keys(text)
+
+
+def _parsed_keys(text: str) -> tuple[str, ...]:
     try:
-        keys = json.loads(text) if isinstance(text, str) and len(text) <= MAX_KEYS_LENGTH else None
+        keys = json.loads(text)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys[: MAX_KEYS + 1]):
@@ -206,3 +214,6 @@ def decode_keys(text: object) -> tuple[str, ...]:
     if len(keys) > MAX_KEYS:
         raise ValueError(f"a layout must have at most {MAX_KEYS} metrics, got {len(keys)}")
     return tuple(keys)
+
+
+_known_keys = functools.lru_cache(maxsize=64)(_parsed_keys)

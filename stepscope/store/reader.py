@@ -138,7 +138,7 @@ class RunReader:
                     if size < bucket and parts and rows * width > MAX_HELD_VALUES:
                         merged, numbers = _grouped(parts, buckets)
                         parts, buckets = [merged], [numbers]
-                        rows = len(merged) + len(block)
+                        rows, width = len(merged) + len(block), max(width, len(merged.keys))
                     parts.append(block)
                     buckets.append((first + np.arange(len(block))) * size // bucket)
                     start = (first + len(block)) * size

@@ -38,6 +38,7 @@ from trainer.training.compute import CpuCompute
 from trainer.training.data import Loader, make_loader
 from trainer.training.loop import Loop
 from trainer.training.loss_reader import HostReader
+from trainer.training.ranks import Ranks
 from trainer.training.step import TrainStep
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -347,3 +348,12 @@ def test_a_refused_rank_waits_for_the_file_that_its_outcome_is_found_by(
     config = small(Workload.DIGITS_MLP, parallel=Parallel.DDP, ranks=2)
     assert training_run.run(config, tmp_path) is RunStatus.FAILED
     assert len(waits) == 2
+
+
+def test_a_rank_that_has_met_the_others_does_not_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 has begun then; without a shared disk its file is on another host."""
+    monkeypatch.setattr(training_run.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(training_run, "time", SimpleNamespace())
+    training_run._wait_for_first_rank(tmp_path, Ranks(1, 1, 2, 2))

@@ -94,6 +94,20 @@ def test_the_newest_rate_is_that_of_the_last_second_not_of_an_epochs_short_last_
     assert found == pytest.approx((10 * 128 + 16) / 1.05, rel=1e-5)
 
 
+def test_the_last_second_is_read_whole_after_a_stall(tmp_path: Path) -> None:
+    before = [timed(60.0 + n / 1000, n, 32, 0.001) for n in range(500)]
+    after = [timed(61.0 + n / 1000, 501 + n, 32, 0.001) for n in range(10)]
+    found = rates(tmp_path, [*before, timed(60.999, 500, 32, 0.5), *after])
+    inside = 500 - 10  # those before the stall and within a second of the last row
+    assert found == pytest.approx(32 * (inside + 11) / (0.001 * (inside + 10) + 0.5), rel=0.01)
+
+
+def test_the_last_second_ends_with_the_last_timed_step(tmp_path: Path) -> None:
+    steps = [timed(60.0 + n / 100, n, 100 if n < 50 else 10, 0.01) for n in range(100)]
+    validated: tuple[float, int, Any] = (66.0, 99, {"val/loss": 1.0})
+    assert rates(tmp_path, [*steps, validated]) == pytest.approx(5500)
+
+
 def test_a_step_longer_than_a_second_counts_as_a_whole(tmp_path: Path) -> None:
     rows = [timed(60.0, 1, 40, 4.0), timed(63.0, 2, 30, 3.0), timed(68.0, 3, 20, 5.0)]
     assert rates(tmp_path, rows) == 4

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from stepscope.diagnosis.outcome import Outcome
 from stepscope.formatting import format_bytes
@@ -113,8 +114,10 @@ def _wait_for_first_rank(folder: Path, ranks: Ranks) -> None:
 
     torchrun ends the other ranks as soon as one ends, at times before rank 0 has begun.
     """
+    if not ranks.rank or dist.is_initialized():  # the ranks have met, so rank 0 has begun
+        return
     deadline = time.monotonic() + FIRST_RANK_S
-    while ranks.rank and not (folder / RUN_JSON).exists() and time.monotonic() < deadline:
+    while not os.path.exists(folder / RUN_JSON) and time.monotonic() < deadline:
         time.sleep(POLL_S)
 
 
