@@ -103,13 +103,14 @@ class LedgerView {
 
   takeMoments(answer) {
     const { store } = this;
-    const [before, { afresh }] = [store.extent(), store];
+    const [before, { axis, afresh }] = [store.extent(), store];
     const fresh = store.take(answer);
     this.polls += 1;
     setAttribute(this.root, "data-polls", this.polls);
     this.showTable();
     this.detail.follow();
-    if (afresh || before === null) this.redraw();
+    // With the first step of a run the axis may turn to steps.
+    if (afresh || before === null || store.axis !== axis) this.redraw();
     else this.painter.markStale(before, fresh.length > 0, new Set(Object.keys(answer.series)));
   }
 

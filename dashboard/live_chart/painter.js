@@ -72,7 +72,7 @@ export class Painter {
   markStale(before, marked, changed) {
     const after = this.store.extent();
     const grown =
-      before === null ? Infinity : ((after[1] - before[1]) / (after[1] - after[0] || 1)) * 500;
+      before && after ? ((after[1] - before[1]) / (after[1] - after[0] || 1)) * 500 : Infinity;
     this.grown += grown;
     const now = performance.now();
     const zoomed = this.store.zoom !== null;
