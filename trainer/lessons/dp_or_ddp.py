@@ -37,4 +37,5 @@ if rank == 0:  # one process for all GPUs: in every pass it copies the model to 
     same = torch.allclose(model.weight.grad.cpu(), ddp.module.weight.grad.cpu(), atol=1e-6)
     print(f"rank 0: DataParallel, {torch.cuda.device_count()} GPUs, {took:.2f} ms a pass")
     print(f"rank 0: the same gradients: {same}", flush=True)
+dist.barrier()  # neither leaves while the other one still works
 dist.destroy_process_group()
