@@ -30,7 +30,6 @@ model, x = torch.nn.Linear(256, 256).to(device), torch.randn(64, 256, device=dev
 ddp = torch.nn.parallel.DistributedDataParallel(copy.deepcopy(model))
 took = milliseconds(ddp, x.chunk(ranks)[rank])
 print(f"rank {rank}: DDP, 1 of {ranks} processes, {took:.2f} ms a pass", flush=True)
-dist.barrier()
 if rank == 0:  # one process for all GPUs: in every pass it copies the model to each of them
     took = milliseconds(torch.nn.DataParallel(model), x)
     # With one GPU DataParallel takes it, and DDP stays on the CPU.
