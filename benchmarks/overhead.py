@@ -161,7 +161,7 @@ def summary(sets: Sequence[Set]) -> dict[str, Any]:
 
 
 def own_ratios(blocks: Sequence[tuple[str, float]]) -> dict[str, list[float]]:
-    """Return each logged block's seconds over those of the block beside it, not logged."""
+    """Return the ratio of each logged block to the adjacent block that is not logged."""
     found: dict[str, list[float]] = {}
     for first, second in itertools.pairwise(blocks):
         for way in INLINE:

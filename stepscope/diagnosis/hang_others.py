@@ -1,4 +1,4 @@
-"""What messages between two ranks, and Python stacks, tell of a hang; pure."""
+"""Finds the cause of a hang in messages between two ranks and in Python stacks; pure."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 The writer thread looks once a second whether a step is overdue, which takes microseconds. Only then
 a thread `stepscope-hang` begins: it reads torch's Flight Recorder and where the training thread is.
-It may have to wait for a lock of torch; nobody waits for it.
+It may have to wait for a lock of torch; no other thread waits for it.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ def run(
 
 
 def _wait_for_first_rank(folder: Path, ranks: Ranks) -> None:
-    """Wait until rank 0 has written run.json, without which nobody finds this rank's outcome.
+    """Wait until rank 0 has written run.json: no reader finds this rank's outcome without it.
 
     torchrun ends the other ranks as soon as one ends, at times before rank 0 has begun.
     """
