@@ -14,9 +14,9 @@ import numpy as np
 
 from benchmarks import report
 from stepscope.alerts.config import Settings
-from stepscope.alerts.watch import Watch
-from stepscope.recording.items import Sample
+from stepscope.alerts.monitor import Watch
 from stepscope.store import Block
+from stepscope.store.items import Sample
 
 SECONDS = 300
 TICKS = 10

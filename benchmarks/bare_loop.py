@@ -16,8 +16,8 @@ from dataclasses import replace
 import torch
 
 from trainer.config import RunConfig, Workload, defaults
-from trainer.training.compute import CpuCompute
-from trainer.training.data import MemoryLoader
+from trainer.training.accelerator import CpuCompute
+from trainer.training.loaders import MemoryLoader
 from trainer.training.precision import autocast
 from trainer.training.state import Training
 from trainer.training.step import TrainStep

@@ -19,10 +19,10 @@ from collections.abc import Callable
 
 from benchmarks import report
 from dashboard.machine.content import machine_content
-from stepscope.diagnosis.throttle_time import REASONS
-from stepscope.machine import Machine
-from stepscope.machine.history import DRAWN, KEPT_READINGS, History
-from stepscope.sampling.nvml import open_source
+from stepscope.gpu.history import DRAWN, KEPT_READINGS, History
+from stepscope.gpu.machine_monitor import Machine
+from stepscope.gpu.source import open_source
+from stepscope.gpu.throttle_time import REASONS
 
 LOOKS = 200
 TARGET = 0.005

@@ -2,7 +2,7 @@
 
     python -m benchmarks.fit_accuracy [--device cpu|cuda] [--only NAME]
 
-The prediction is what `python -m trainer.fit --json` prints. The truth is a run of the same
+The prediction is what `python -m trainer.memory_estimate --json` prints. The truth is a run of the same
 settings in a process of its own: three steps, then the validation. On a CPU it is the
 highest sum of what torch's allocator reports to the profiler, without the data set; on CUDA it is
 `max_memory_allocated`.
@@ -106,7 +106,16 @@ def predicted(config: RunConfig) -> dict[str, Any]:
     """Return what the command prints for a configuration."""
     with tempfile.TemporaryDirectory() as runs:
         done = subprocess.run(
-            [sys.executable, "-m", "trainer.fit", "--config", "-", "--json", "--runs", runs],
+            [
+                sys.executable,
+                "-m",
+                "trainer.memory_estimate",
+                "--config",
+                "-",
+                "--json",
+                "--runs",
+                runs,
+            ],
             input=json.dumps(config.to_dict()),
             capture_output=True,
             text=True,
@@ -132,7 +141,7 @@ def true_peak(config: RunConfig) -> dict[str, Any]:
 
 def measure(config: RunConfig) -> dict[str, int]:
     """Train here and measure; the process should end then."""
-    train = importlib.import_module("trainer.training.run").run
+    train = importlib.import_module("trainer.training.train").run
     torch = importlib.import_module("torch")
     with tempfile.TemporaryDirectory() as folder:
         if config.device != "cpu":

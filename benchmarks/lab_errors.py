@@ -24,9 +24,9 @@ from scipy.stats import binomtest
 
 from benchmarks.report import at_most, report, say
 from trainer.config import RunConfig
-from trainer.lab.course import rules_of
 from trainer.lab.plan import LOOKS, Plan
 from trainer.lab.statistics import Finding, Rules, Side, judge, judge_loss
+from trainer.lab.sweep_state import rules_of
 
 RULES = rules_of(Plan(config=RunConfig(), arms=()))
 STRICT = replace(RULES, margin=0.0, same=0.0)

@@ -22,12 +22,12 @@ from typing import Any
 from benchmarks.lab_truth_workload import DELAY, DRIFT_FOLDER
 from benchmarks.report import at_least, at_most, report, say, wait_for_quiet
 from trainer.config import Workload, defaults
+from trainer.custom_workload import choose
 from trainer.devices import list_devices
-from trainer.lab.arms import Arm
 from trainer.lab.plan import Plan
-from trainer.lab.process import SampleProcess
 from trainer.lab.sweep import Sweep
-from trainer.user_workload import choose
+from trainer.lab.trial_process import SampleProcess
+from trainer.lab.variants import Arm
 
 TRUTH = 1 / (1 + DELAY) - 1
 FOUND_AT_LEAST, DIFFERENT_AT_MOST = 18 / 20, 1 / 20

@@ -32,12 +32,12 @@ import torch
 from torch.utils.data import TensorDataset
 
 from benchmarks.plain_loops import by_hand, images_plainly, train_plainly
+from stepscope.host.environment import cpu_name
 from stepscope.run import RunStatus
-from stepscope.session.environment import cpu_name
 from trainer.config import Precision, RunConfig, Workload, defaults
-from trainer.data_sets import VARIABLE
+from trainer.datasets import VARIABLE
 from trainer.devices import list_devices
-from trainer.training.run import run
+from trainer.training.train import run
 from trainer.workloads import WORKLOADS
 from trainer.workloads.digit_images import write
 from trainer.workloads.task import TensorSplit

@@ -27,8 +27,8 @@ from typing import Any
 
 from benchmarks.oom_scripts import NAMES, PLANTED
 from benchmarks.report import at_least, at_most, report, say
-from stepscope.diagnosis.oom_record import parse
-from stepscope.diagnosis.out_of_memory import Case, judge
+from stepscope.memory.oom.classify import Case, judge
+from stepscope.memory.oom.record import parse
 from stepscope.run import run_folders
 
 MIB = 2**20

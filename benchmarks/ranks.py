@@ -35,7 +35,7 @@ from benchmarks.serving import ROOT
 from dashboard.api.ranks import Jobs, ranks_answer
 from dashboard.charts import series
 from dashboard.charts.rank_events import RankEvents
-from dashboard.ranks.answer import Question
+from dashboard.ranks.ranks_response import Question
 from stepscope.run import read_run
 from stepscope.store import RunReader
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from benchmarks import report
 from benchmarks.pairs import BARE, interval, order, ratios
 from benchmarks.report import at_most, say
-from stepscope.recording.scalars import SLOTS, DeviceScalars, Row
+from stepscope.recorder.cuda_readback import SLOTS, DeviceScalars, Row
 
 OURS, EACH = "device_copy", "copy_each_step"
 BLOCK_S = 0.1

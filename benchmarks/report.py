@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from stepscope.session.environment import cpu_name
+from stepscope.host.environment import cpu_name
 
 QUIET_LOAD = 0.7
 """One-minute load average above which the numbers are marked as taken on a busy machine."""

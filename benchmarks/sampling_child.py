@@ -24,8 +24,8 @@ WARM_S = 1.0
 
 def ours(seconds: float) -> dict[str, float]:
     """Run the sampler's thread over a recorder that writes; count its thread alone, and all."""
-    recorder_module = importlib.import_module("stepscope.recording.recorder")
-    sampler_module = importlib.import_module("stepscope.sampling.sampler")
+    recorder_module = importlib.import_module("stepscope.recorder.recorder")
+    sampler_module = importlib.import_module("stepscope.session.sampler")
     status = importlib.import_module("stepscope.run").RunStatus.FINISHED
 
     class Recorder(recorder_module.Recorder):  # type: ignore[misc, name-defined]

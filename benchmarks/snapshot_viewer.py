@@ -25,7 +25,7 @@ from benchmarks import report
 from benchmarks.report import at_most, quantile, say
 from benchmarks.serving import Server, chromium, serve
 from benchmarks.snapshot_file import write_snapshot
-from stepscope.formatting import format_bytes
+from stepscope.common.formatting import format_bytes
 
 SIZE, QUICK_SIZE = 10**9, 10**8
 OPEN_S, MEMORY_GB, ANSWER_MS = 20.0, 4.0, 100.0
@@ -33,7 +33,7 @@ PATIENCE_S = 300.0
 ASK_S = 0.1
 SPARE_BYTES = 2 * 10**9
 """Left on the disk beside the file."""
-ENDING = "-m stepscope.snapshots.write"
+ENDING = "-m stepscope.memory.snapshots.write"
 
 
 class Watch:

@@ -6,8 +6,8 @@ import argparse
 import os
 from collections.abc import Sequence
 
-from trainer import data_sets
-from trainer.user_workload import OPTION, UserWorkloadError, choose
+from trainer import datasets
+from trainer.custom_workload import OPTION, UserWorkloadError, choose
 
 APP = "app.py"
 
@@ -20,7 +20,7 @@ def take_arguments(argv: Sequence[str]) -> None:
     arguments of its own, which are left alone. Ends the program with a sentence for arguments that
     cannot be used.
     """
-    os.environ[data_sets.VARIABLE] = str(data_sets.data_root())
+    os.environ[datasets.VARIABLE] = str(datasets.data_root())
     if os.path.basename(argv[0]) != APP:
         return
     parser = argparse.ArgumentParser(prog=f"streamlit run {APP} --", allow_abbrev=False)

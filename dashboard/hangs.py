@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stepscope.diagnosis.hang_job import Hang
-from stepscope.diagnosis.hang_reading import hang_of
+from stepscope.distributed.hangs.hang_reading import hang_of
+from stepscope.distributed.hangs.job_state import Hang
 from stepscope.run import RunInfo
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stepscope.common.files import open_regular_file, read_regular_file
-from stepscope.formatting import format_bytes, terminal_text
+from stepscope.common.formatting import format_bytes, terminal_text
 from stepscope.profiling.summary import BYTES_LIMIT, Summary, parse
 from stepscope.profiling.write import summary_name, trace_name
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dashboard.charts.content import world_size_of
+from dashboard.charts.run_view import world_size_of
 from stepscope.metrics import Stream
-from stepscope.recording.rows import RATE, STEP_TIME
+from stepscope.recorder.rows import RATE, STEP_TIME
 from stepscope.run import RunInfo
 from stepscope.store import Block, RunReader, StoreError
 

@@ -27,18 +27,19 @@ import streamlit as st
 
 from dashboard.collective_runs import CollectiveRuns
 from dashboard.crash_watch import CrashWatch
-from dashboard.fit_runs import FitRuns
+from dashboard.estimate_runs import FitRuns
 from dashboard.hangs import Hangs
 from dashboard.lesson_runs import LessonRuns
+from dashboard.machine.machine_poller import MachineWatch
 from dashboard.machine.run_energy import RunEnergies
-from dashboard.machine.watch import MachineWatch
 from dashboard.run_index import RunIndex
 from dashboard.run_summary import RunSummary, summarize
 from dashboard.snapshot_files import Snapshots
 from dashboard.stragglers import Stragglers
 from dashboard.sweeps import Sweeps
 from dashboard.verdicts import Verdicts
-from stepscope.machine import Machine
+from stepscope.gpu.machine_monitor import Machine
+from stepscope.gpu.source import open_source
 from stepscope.run import (
     RunError,
     RunInfo,
@@ -48,14 +49,13 @@ from stepscope.run import (
     run_folders,
     runs_root,
 )
-from stepscope.sampling.nvml import open_source
 from stepscope.session import force
 from trainer.collectives.plan import Plan as CollectivePlan
 from trainer.config import RunConfig
+from trainer.config_validation import TrainDevice
 from trainer.lab.folder import SweepError
 from trainer.lab.plan import Plan
 from trainer.lessons import Lesson
-from trainer.problems import TrainDevice
 from trainer.runners import ActiveRun, start
 from trainer.runners.torchrun import TorchrunRun
 from trainer.runners.weights import read_weights

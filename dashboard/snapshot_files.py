@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from dashboard.run_files import natural, snapshots
-from stepscope.formatting import format_bytes
-from stepscope.snapshots.load import SIZE_LIMIT
-from stepscope.snapshots.opening import Opening, kept_summary
+from stepscope.common.formatting import format_bytes
+from stepscope.memory.snapshots.load import SIZE_LIMIT
+from stepscope.memory.snapshots.open_snapshot import Opening, kept_summary
 
 FOLDER = "snapshots"
 """Below the folder of all runs: what was uploaded, and what anybody puts there."""

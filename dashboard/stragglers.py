@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from stepscope.diagnosis.communication_reading import communication_text
-from stepscope.diagnosis.straggler_window import in_job, judged_run
-from stepscope.diagnosis.stragglers import StragglerVerdict
+from stepscope.distributed.communication_reading import communication_text
+from stepscope.distributed.stragglers.detect import StragglerVerdict
+from stepscope.distributed.stragglers.reader import in_job, judged_run
 from stepscope.run import RunInfo
 from stepscope.store import StoreError
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from stepscope.formatting import printable
+from stepscope.common.formatting import printable
 
 Json = Mapping[str, Any]
 LONGEST_TEXT = 400

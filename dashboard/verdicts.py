@@ -15,10 +15,10 @@ from typing import Any
 
 from dashboard.places import PLACES
 from dashboard.stragglers import Stragglers
-from stepscope.diagnosis.bottleneck import Allowed, Kind, Verdict, verdict
-from stepscope.diagnosis.remedies import Next, setting_text
-from stepscope.diagnosis.stragglers import StragglerVerdict
-from stepscope.diagnosis.window import recent_figures, setup_of
+from stepscope.bottleneck.classify import Allowed, Kind, Verdict, verdict
+from stepscope.bottleneck.recommendations import Next, setting_text
+from stepscope.bottleneck.step_window import recent_figures, setup_of
+from stepscope.distributed.stragglers.detect import StragglerVerdict
 from stepscope.run import RunInfo, RunKind
 from stepscope.store import RunReader
 

@@ -29,7 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from stepscope.recording.recorder import CommandName
+from stepscope.recorder.recorder import CommandName
 from stepscope.run import RUN_JSON, RunStatus, read_run, write_run_json
 from stepscope.store import STORE_NAME, RunReader
 from stepscope.store.reader import send_command

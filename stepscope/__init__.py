@@ -22,8 +22,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stepscope.reading import Run
-    from stepscope.reading import open_run as open  # noqa: F401 - not in __all__, see there
+    from stepscope.recorded_run import Run
+    from stepscope.recorded_run import open_run as open  # noqa: F401 - not in __all__, see there
     from stepscope.run import RunError
     from stepscope.tracker import Tracker, init
 
@@ -34,8 +34,8 @@ __all__ = ["Run", "RunError", "Tracker", "__version__", "init", "log"]
 _PLACES = {
     "init": ("stepscope.tracker", "init"),
     "Tracker": ("stepscope.tracker", "Tracker"),
-    "open": ("stepscope.reading", "open_run"),
-    "Run": ("stepscope.reading", "Run"),
+    "open": ("stepscope.recorded_run", "open_run"),
+    "Run": ("stepscope.recorded_run", "Run"),
     "RunError": ("stepscope.run", "RunError"),
 }
 """Imported when they are first used: numpy and sqlite take 0.2 s, and commands need neither."""

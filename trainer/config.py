@@ -1,7 +1,7 @@
 """What a run is asked to do: one frozen, checked value that crosses threads, URLs and JSON.
 
 This module does not import torch: the page reads it before torch is loaded. What a *device*
-can do with a configuration is judged in `trainer/problems.py`.
+can do with a configuration is judged in `trainer/config_validation.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from trainer.limits import CHECKPOINT, LIMITS, TEXTS
+from trainer.config_limits import CHECKPOINT, LIMITS, TEXTS
 
 
 class Precision(StrEnum):
@@ -172,7 +172,7 @@ class RunConfig:
     cpu_offload: bool = False  # fsdp: weights, gradients and optimizer state lie on the host
     collective_timing: bool = False  # times every collective; it may lessen overlap
     nan_policy: NanPolicy = NanPolicy.STOP
-    # Which workloads read the next ones: trainer/traits.py.
+    # Which workloads read the next ones: trainer/workload_traits.py.
     width: int = 32  # channels of the first stage or of each token; side of a matrix
     image_size: int = 32  # pixels a side
     layers: int = 2

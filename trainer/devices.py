@@ -14,9 +14,9 @@ import warnings
 import psutil
 import torch
 
-from stepscope.sampling.nvml import nvml_uuid
-from stepscope.session.environment import cpu_name
-from trainer.problems import TrainDevice
+from stepscope.gpu.source import nvml_uuid
+from stepscope.host.environment import cpu_name
+from trainer.config_validation import TrainDevice
 
 _TRITON_SINCE = (7, 0)
 """Least compute capability of torch.compile: `has_triton` of torch/utils/_triton.py."""

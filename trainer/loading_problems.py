@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainer.config import Problem, RunConfig
-from trainer.traits import TRAITS
+from trainer.workload_traits import TRAITS
 
 
 def loading_problems(config: RunConfig, *, on_gpu: bool) -> list[Problem]:

@@ -12,10 +12,11 @@ from starlette.requests import Request
 from dashboard import services
 from dashboard.api.origin import NotAllowed
 from dashboard.controls.actions import END_NOW, can_end_now, refusal
-from stepscope.recording.recorder import CommandName
+from stepscope.memory.snapshots import recording
+from stepscope.profiling import profile_command
+from stepscope.recorder.recorder import CommandName
 from stepscope.run import RunInfo, read_run
-from stepscope.session import profiling, snapshot
-from stepscope.session.stopping import SIGNALS, kill_unheard
+from stepscope.session.stop import SIGNALS, kill_unheard
 from stepscope.store.reader import send_command
 
 MAX_BYTES = 4000
@@ -23,8 +24,8 @@ BODY_S = 10.0
 """Time in which the body of a request has to arrive."""
 MARK_LENGTH = 200
 STEPS_LIMITS = {
-    CommandName.PROFILE: profiling.STEPS_LIMIT,
-    CommandName.MEMORY_SNAPSHOT: snapshot.STEPS_LIMIT,
+    CommandName.PROFILE: profile_command.STEPS_LIMIT,
+    CommandName.MEMORY_SNAPSHOT: recording.STEPS_LIMIT,
 }
 _MAX_ID = 2**53
 """Above it a number in the browser is not exact."""

@@ -12,7 +12,7 @@ from dashboard.machine.charts import history
 from dashboard.machine.content import machine_content
 from dashboard.machine.details import details
 from dashboard.services import Services
-from stepscope.machine import DeviceView, MachineView
+from stepscope.gpu.machine_state import DeviceView, MachineView
 from stepscope.run import RunError
 
 Answer = dict[str, Any]

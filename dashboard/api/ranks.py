@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dashboard.ranks.answer import Question, answer
-from dashboard.ranks.job import Job
+from dashboard.ranks.rank_cache import Job
+from dashboard.ranks.ranks_response import Question, answer
 from stepscope.run import RunInfo, read_run
-from stepscope.run.rank_files import UNREADABLE, read_rank_file
+from stepscope.run.rank_info import UNREADABLE, read_rank_file
 
 KEPT = 4
 """Runs whose ranks are kept: some hundred kB each."""

@@ -27,17 +27,17 @@ from dashboard.api.devices import devices_answer
 from dashboard.api.origin import NotAllowed, check_sender
 from dashboard.api.page_token import page_token
 from dashboard.api.ranks import Jobs, ranks_answer
-from dashboard.charts import ledger, series
+from dashboard.charts import memory_breakdown, series
 from dashboard.charts.profile import shown
 from dashboard.charts.rank_events import RankEvents
-from dashboard.controls.proposal import is_possible
+from dashboard.controls.suggestion import is_possible
 from dashboard.hangs import as_verdict as hang_verdict
-from dashboard.ranks.answer import parse_question
+from dashboard.out_of_memory import as_verdict
+from dashboard.ranks.ranks_response import parse_question
 from dashboard.ranks.verdict import rank_verdict
 from dashboard.run_files import profile_of, profile_summary
-from dashboard.shortages import as_verdict
 from dashboard.verdicts import as_json
-from stepscope.recording.recovery import recover_ended
+from stepscope.recorder.recovery import recover_ended
 from stepscope.run import RunError, RunInfo, RunStatus, read_run
 from stepscope.store import STORE_NAME, RunReader, StoreError
 from stepscope.store.reader import Axis
@@ -106,14 +106,14 @@ def get_series(request: Request) -> Answer:
     include_folded = bool(query.get("include_folded"))
     try:
         with RunReader(folder) as reader:
-            if query.get("only") == ledger.SERIES:
-                return ledger.update(reader, run, cursors, int(after)) | token
+            if query.get("only") == memory_breakdown.SERIES:
+                return memory_breakdown.update(reader, run, cursors, int(after)) | token
             answer = series.update(reader, run, cursors, int(after), include_folded)
             told, seen = _RANK_EVENTS.of(run, query.get("rank_events", "")[:40])
             answer["rank_events"] = series.rank_events(told, run)
             answer["rank_events_seen"] = seen
             if query.get("include_ledger"):
-                part = ledger.live_part(reader, run, cursors)
+                part = memory_breakdown.live_part(reader, run, cursors)
                 answer["series"] |= part["series"]
                 answer["ledger"] = part["ledger"]
             return answer | token | {"verdict": _verdict(server, reader, run)}
@@ -157,11 +157,11 @@ def get_window(request: Request) -> Answer:
     run = read_run(folder)
     found: Answer = {}
     with RunReader(folder) as reader:
-        if query.get("only") != ledger.SERIES:
+        if query.get("only") != memory_breakdown.SERIES:
             include_folded = bool(query.get("include_folded"))
             found = series.window(reader, run, axis, low, high, include_folded)["series"]
-        if query.get("only") == ledger.SERIES or query.get("include_ledger"):
-            found |= ledger.window_part(reader, run, axis, low, high)
+        if query.get("only") == memory_breakdown.SERIES or query.get("include_ledger"):
+            found |= memory_breakdown.window_part(reader, run, axis, low, high)
     return {"run": run.id, "series": found}
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from stepscope.diagnosis.communication import rate_text
-from stepscope.formatting import format_bytes, format_short_time
+from stepscope.common.formatting import format_bytes, format_short_time
+from stepscope.distributed.communication import rate_text
 from trainer.collectives.table import spread_of
 
 # After Okabe and Ito, as charts/lab.py: told apart with any color vision, on light and dark.

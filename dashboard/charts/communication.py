@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dashboard.charts.content import RunContent
-from dashboard.charts.parts import Json, chart, trace, y_axis
+from dashboard.charts.chart_spec import Json, chart, trace, y_axis
+from dashboard.charts.run_view import RunContent
 from stepscope.metrics import Unit
 
 EMPTY = "Nothing yet: collectives are read at the end of a step, every 1 to 64 seconds."

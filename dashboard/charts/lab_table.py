@@ -12,7 +12,7 @@ from html import escape
 
 from dashboard.charts.lab import WORDS, by_effect, interval, percent
 from dashboard.sweep_content import Arm, SweepContent, Verdict
-from stepscope.formatting import format_bytes
+from stepscope.common.formatting import format_bytes
 
 NOTHING = "–"
 _NO_FIGURES = (Verdict.FAILED, Verdict.IMPOSSIBLE)

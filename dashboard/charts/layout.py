@@ -8,10 +8,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from dashboard.charts.communication import communication
-from dashboard.charts.content import Fit, RunContent, loss_keys, norm_keys, rate_keys
-from dashboard.charts.ledger import ledger_traces, metric_words, place_of
-from dashboard.charts.parts import (
+from dashboard.charts.chart_spec import (
     LINES,
     Json,
     chart,
@@ -21,6 +18,9 @@ from dashboard.charts.parts import (
     training_gpu,
     y_axis,
 )
+from dashboard.charts.communication import communication
+from dashboard.charts.memory_breakdown import ledger_traces, metric_words, place_of
+from dashboard.charts.run_view import Fit, RunContent, loss_keys, norm_keys, rate_keys
 from dashboard.charts.tiles import NO_EPOCH, NO_SAMPLES, tiles
 from stepscope.metrics import METRICS, Stream, Unit
 from stepscope.run import RunKind

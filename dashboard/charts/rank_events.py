@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from dashboard.charts.content import world_size_of
+from dashboard.charts.run_view import world_size_of
 from stepscope.alerts.rules import NO_STEP
 from stepscope.run import RunInfo
-from stepscope.run.rank_files import find_rank, numbers_with
+from stepscope.run.rank_info import find_rank, numbers_with
 from stepscope.store import EventRow, RunReader, StoreError
 
 ALERT = "alert"

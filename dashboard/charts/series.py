@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from dashboard.charts.content import run_kind
-from dashboard.charts.keys import Keys, keys_of
+from dashboard.charts.metric_selection import Keys, keys_of
+from dashboard.charts.run_view import run_kind
 from dashboard.charts.waiting import command_wait
-from stepscope.formatting import number_name
-from stepscope.recording.rows import RATE, STEP_TIME
-from stepscope.recording.scalars import SLOTS
+from stepscope.common.formatting import number_name
+from stepscope.recorder.cuda_readback import SLOTS
+from stepscope.recorder.rows import RATE, STEP_TIME
 from stepscope.run import RunInfo, RunKind, RunStatus
 from stepscope.run.clocks import now_of
 from stepscope.store import Block, EventRow, RunReader, SeriesInfo

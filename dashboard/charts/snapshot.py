@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 from dashboard.charts.lab import plain
-from stepscope.formatting import format_bytes
-from stepscope.snapshots.difference import Difference
-from stepscope.snapshots.frames import own_frame, short
-from stepscope.snapshots.history import History
-from stepscope.snapshots.modules import by_module
-from stepscope.snapshots.segments import ACTIVE, AWAITING, FREE, DeviceMemory, Row
-from stepscope.snapshots.summary import Summary
+from stepscope.common.formatting import format_bytes
+from stepscope.memory.snapshots.difference import Difference
+from stepscope.memory.snapshots.modules import by_module
+from stepscope.memory.snapshots.stacks import own_frame, short
+from stepscope.memory.snapshots.summary import Summary
+from stepscope.memory.snapshots.timeline import History
+from stepscope.memory.snapshots.z_segments import ACTIVE, AWAITING, FREE, DeviceMemory, Row
 
 Json = dict[str, Any]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dashboard.charts.content import Gpu, RunContent
-from dashboard.charts.parts import COLORS, Json, series_of, training_gpu
+from dashboard.charts.chart_spec import COLORS, Json, series_of, training_gpu
+from dashboard.charts.run_view import Gpu, RunContent
 from stepscope.metrics import BY_KEY, Stream
 from stepscope.run import RunKind
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dashboard.charts.content import run_kind
-from stepscope.recording.recorder import CommandName
+from dashboard.charts.run_view import run_kind
+from stepscope.recorder.recorder import CommandName
 from stepscope.run import RunInfo, RunKind, RunStatus, read_only_reason
 from stepscope.run.clocks import now_of
 from trainer.config import Problem

@@ -12,7 +12,7 @@ import streamlit as st
 
 from dashboard.controls.run_picker import RUN, choose
 from dashboard.format import escape_markdown
-from stepscope.formatting import printable
+from stepscope.common.formatting import printable
 from stepscope.run import RunInfo, is_run_id, restart_expected
 
 WATCHED = "watched_live"

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import PurePath
 
-from dashboard.charts.content import run_kind
-from stepscope.formatting import format_duration, printable
+from dashboard.charts.run_view import run_kind
+from stepscope.common.formatting import format_duration, printable
 from stepscope.run import RunInfo, RunKind, read_only_reason
 
 KINDS = {

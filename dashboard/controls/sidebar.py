@@ -13,12 +13,19 @@ from typing import Any
 
 import streamlit as st
 
-from dashboard.controls.fields import Choice, number, reason, select, switch_number, switch_select
-from dashboard.controls.techniques import groups
+from dashboard.controls.config_widgets import (
+    Choice,
+    number,
+    reason,
+    select,
+    switch_number,
+    switch_select,
+)
+from dashboard.controls.sidebar_groups import groups
 from dashboard.controls.workload_fields import absent, offered, workload_fields
 from dashboard.format import escape_markdown
 from dashboard.services import Devices
-from stepscope.formatting import format_bytes
+from stepscope.common.formatting import format_bytes
 from trainer.config import (
     FIELDS,
     ConfigError,
@@ -31,8 +38,8 @@ from trainer.config import (
     Workload,
     defaults,
 )
-from trainer.problems import TrainDevice, problems
-from trainer.switches import PARALLEL_SWITCHES, SWITCHES
+from trainer.config_validation import TrainDevice, problems
+from trainer.techniques import PARALLEL_SWITCHES, SWITCHES
 
 WORKLOADS = {
     Workload.LINEAR: "Linear regression (1 → 1)",

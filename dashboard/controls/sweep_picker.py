@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from dashboard.controls.lab_words import workload_and_device
+from dashboard.controls.lab_labels import workload_and_device
 from dashboard.format import escape_markdown
 from dashboard.services import Services
 from dashboard.sweeps import EXAMPLE, Sweep

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import streamlit as st
 
-from dashboard.controls.fields import number, reason
+from dashboard.controls.config_widgets import number, reason
 from trainer.config import Problem, RunConfig, Workload
-from trainer.data_sets import data_problem, data_root, data_sets
-from trainer.limits import LIMITS
-from trainer.traits import TRAITS
-from trainer.user_workload import (
+from trainer.config_limits import LIMITS
+from trainer.custom_workload import (
     UserWorkloadError,
     user_problem,
     user_workload,
     user_workload_settings,
 )
+from trainer.datasets import data_problem, data_root, data_sets
+from trainer.workload_traits import TRAITS
 
 CAPTIONS = {
     Workload.IMAGES: "Images from a CSV file or from class folders, decoded anew each epoch.",

@@ -108,7 +108,7 @@ def memory_ledger(
 ) -> ComponentResult:
     """Mount the stack and the table of where a run's memory goes; without a run it waits for one.
 
-    `layout` comes from `dashboard.charts.ledger`; `page_token` is as for `live_chart`.
+    `layout` comes from `dashboard.charts.memory_breakdown`; `page_token` is as for `live_chart`.
     """
     data = {"run": run_id, "page_token": page_token, "plotly": PLOTLY_URL, "layout": layout}
     return _mount_ledger(key=key, data=data, on_stale_change=_rerun)

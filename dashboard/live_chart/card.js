@@ -7,7 +7,7 @@ import { changesOf, wordOf } from "./events.js";
 import { MISSING, change, clock, isNumber, scaleFor, timeTicks, withUnit } from "./format.js";
 import { bandPoints, bisect, ema, linePoints, oddSpans, visibleSpan, xsOf } from "./lines.js";
 import { MarkLayer } from "./marks.js";
-import { holds, oddNow, oddWord, recorded } from "./odd.js";
+import { holds, oddNow, oddWord, recorded } from "./nonfinite.js";
 import { coarsen, latest, latestEver } from "./series.js";
 import { withAlpha } from "./theme.js";
 

@@ -1,8 +1,8 @@
 // The memory ledger of a run on the page Memory: the stack over the whole run, and its table.
 
 import { AxisBar } from "./axisbar.js";
-import { Board } from "./board.js";
-import { Detail } from "./detail.js";
+import { Board } from "./chart_grid.js";
+import { Detail } from "./zoom_detail.js";
 import { el, setAttribute, setText } from "./dom.js";
 import { clock } from "./format.js";
 import { LedgerTable, momentAt } from "./ledger_table.js";

@@ -1,6 +1,6 @@
 // From a series to the points that are drawn. Pure: no DOM.
 
-import { oddWord } from "./odd.js";
+import { oddWord } from "./nonfinite.js";
 
 // First index with xs[i] >= x; xs is non-decreasing.
 export function bisect(xs, x) {

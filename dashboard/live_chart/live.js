@@ -1,9 +1,9 @@
 // The view: one per mounted component, from mount to unmount. It puts the parts together.
 
 import { AxisBar } from "./axisbar.js";
-import { Board } from "./board.js";
+import { Board } from "./chart_grid.js";
 import { ButtonGroup, newCommandId, sendCommand } from "./commands.js";
-import { Detail } from "./detail.js";
+import { Detail } from "./zoom_detail.js";
 import { el, setAttribute } from "./dom.js";
 import { EventTable, ackText, commandOf } from "./events.js";
 import { Header } from "./header.js";

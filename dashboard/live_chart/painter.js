@@ -1,7 +1,7 @@
 // When charts are drawn: one a frame, the longest waiting first. It holds what all cards share: the
 // store, the theme, Plotly, the marks of the range and the crosshair.
 
-import { FitCard } from "./fit.js";
+import { FitCard } from "./linear_fit.js";
 import { marksIn } from "./marks.js";
 
 const REDRAW_MAX_MS = 2_000; // long runs: redraw at least this often, else when a pixel came

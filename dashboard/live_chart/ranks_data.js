@@ -1,5 +1,5 @@
 // What is known of the ranks of a job, and what is drawn of it. Pure: no DOM. The other end of
-// dashboard/ranks/answer.py.
+// dashboard/ranks/ranks_response.py.
 
 import { clock, isNumber, stepTicks, timeTicks } from "./format.js";
 

@@ -6,7 +6,7 @@
 
 import { isNumber } from "./format.js";
 import { bisect } from "./lines.js";
-import { oddNow, oddWord } from "./odd.js";
+import { oddNow, oddWord } from "./nonfinite.js";
 
 const MAX_BUCKETS = 500;
 const STATS = ["mean", "min", "max", "odd"];

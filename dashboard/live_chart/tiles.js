@@ -3,7 +3,7 @@
 import { el, setAttribute, setText, svg } from "./dom.js";
 import { MISSING, bytesOf, isNumber, percent, precise, withUnit } from "./format.js";
 import { linePoints } from "./lines.js";
-import { oddNow, oddText } from "./odd.js";
+import { oddNow, oddText } from "./nonfinite.js";
 import { latest, latestEver, latestOf, valueAt } from "./series.js";
 
 const SPARK_POINTS = 60;

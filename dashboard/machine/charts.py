@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from dashboard.charts.parts import COLORS
+from dashboard.charts.chart_spec import COLORS
 from dashboard.machine.content import Json
-from stepscope.machine import DeviceView
-from stepscope.machine.history import DRAWN, Reading
+from stepscope.gpu.history import DRAWN, Reading
+from stepscope.gpu.machine_state import DeviceView
 
 ACTIVITY = {
     "gpu/util": "utilization",

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stepscope.formatting import format_bytes
-from stepscope.machine import DeviceView, HostView, MachineView
-from stepscope.sampling.asking import NOT_BY_DRIVER, NOT_BY_GPU
-from stepscope.sampling.processes import GpuProcess
+from stepscope.common.formatting import format_bytes
+from stepscope.gpu.asking import NOT_BY_DRIVER, NOT_BY_GPU
+from stepscope.gpu.machine_state import DeviceView, HostView, MachineView
+from stepscope.gpu.processes import GpuProcess
 
 Json = dict[str, Any]
 

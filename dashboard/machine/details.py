@@ -8,12 +8,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dashboard.machine.charts import LINKS, charts
 from dashboard.machine.content import Json, absent, of_total, owner, short_uuid
 from dashboard.machine.run_energy import RunEnergy
-from stepscope.diagnosis.device_health import link
-from stepscope.diagnosis.throttle_time import throttle_text
-from stepscope.formatting import format_bytes, format_duration, format_energy
-from stepscope.machine import DeviceView
+from stepscope.common.formatting import format_bytes, format_duration, format_energy
+from stepscope.gpu.health import link
+from stepscope.gpu.machine_state import DeviceView
+from stepscope.gpu.processes import GpuProcess
+from stepscope.gpu.throttle_time import throttle_text
 from stepscope.metrics import BY_KEY, Unit
-from stepscope.sampling.processes import GpuProcess
 
 NOBODY = "Nobody is on this GPU."
 DIFFERENCE = (

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from dashboard.run_summary import samples_of_a_step
-from stepscope.diagnosis.window import training_gpu
-from stepscope.formatting import format_duration, format_energy
+from stepscope.bottleneck.step_window import training_gpu
+from stepscope.common.formatting import format_duration, format_energy
 from stepscope.metrics import Stream
-from stepscope.recording.rows import RATE
+from stepscope.recorder.rows import RATE
 from stepscope.run import RunInfo, read_only_reason
 from stepscope.store import Block, RunReader, SeriesInfo, StoreError
-from stepscope.store.frames import Floats
+from stepscope.store.blocks import Floats
 
 MAX_BUCKETS = 512
 SHORTEST_S = 2.0

@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dashboard.charts.content import MOST_RANKS, run_content, training_device
-from stepscope.formatting import printable
+from dashboard.charts.run_view import MOST_RANKS, run_content, training_device
+from stepscope.common.formatting import printable
 from stepscope.run import RunInfo, RunStatus
-from stepscope.run.rank_files import RankFile, find_rank, moment
+from stepscope.run.rank_info import RankFile, find_rank, moment
 
 MOST = 64
 """Ranks of a job that are shown; the others are counted."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepscope.diagnosis.hang_job import Hang
-from stepscope.diagnosis.stragglers import StragglerVerdict
+from stepscope.distributed.hangs.job_state import Hang
+from stepscope.distributed.stragglers.detect import StragglerVerdict
 
 TEXT_LENGTH = 400
 NEXT_LENGTH = 300

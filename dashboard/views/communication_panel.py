@@ -10,7 +10,7 @@ import streamlit as st
 from dashboard.charts.collectives import SHOWN, figure, table_html
 from dashboard.format import escape_markdown
 from dashboard.services import Services
-from stepscope.formatting import format_bytes
+from stepscope.common.formatting import format_bytes
 from stepscope.run import RunError
 from trainer.collectives.plan import (
     GLOO,
@@ -25,7 +25,7 @@ from trainer.collectives.plan import (
 )
 from trainer.collectives.results import ResultError, result_label
 from trainer.collectives.table import closing
-from trainer.runners.child import ChildState
+from trainer.runners.child_process import ChildState
 
 LOOK_S, AGAIN_S = 0.5, 5.0
 """How often the results are read: while a measurement is at work, and while none is."""

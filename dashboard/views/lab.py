@@ -6,7 +6,7 @@ import streamlit as st
 
 from dashboard import services
 from dashboard.controls import sidebar as controls
-from dashboard.controls.lab_choice import settings_of_sidebar, wanted
+from dashboard.controls.lab_form import settings_of_sidebar, wanted
 from dashboard.controls.run_picker import newest_live
 from dashboard.controls.sweep_picker import picked_sweep, show_sweep
 from dashboard.format import escape_markdown

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import streamlit as st
 
 from dashboard.controls import sidebar as controls
-from dashboard.controls.lab_words import workload_and_device
+from dashboard.controls.lab_labels import workload_and_device
 from dashboard.controls.sweep_picker import show_sweep
 from dashboard.format import escape_markdown
 from dashboard.services import Services

@@ -8,7 +8,7 @@ import streamlit as st
 
 from dashboard.charts.lab import effects_figure
 from dashboard.charts.lab_table import absent_sentence, table_html
-from dashboard.controls.lab_words import clock_rows, throttle_words
+from dashboard.controls.lab_labels import clock_rows, throttle_words
 from dashboard.format import escape_markdown
 from dashboard.sweep_content import Arm, SweepContent, SweepStatus, Verdict
 

@@ -12,7 +12,7 @@ import streamlit as st
 from dashboard.services import PROJECT, Services
 from stepscope.run import folder_name
 from trainer.config import RunConfig
-from trainer.launch import (
+from trainer.launch_commands import (
     PORT,
     PORTS,
     Launch,

@@ -9,7 +9,7 @@ import streamlit as st
 from dashboard.services import Services
 from stepscope.run import RunError
 from trainer.lessons import LESSONS, Lesson
-from trainer.runners.child import ChildState
+from trainer.runners.child_process import ChildState
 from trainer.runners.lesson import LessonOutput
 
 READING_WIDTH = 820

@@ -5,21 +5,21 @@ from dataclasses import replace
 import streamlit as st
 
 from dashboard import services
-from dashboard.charts.content import run_kind
+from dashboard.charts.run_view import run_kind
 from dashboard.controls import sidebar as controls
 from dashboard.controls.actions import start_button
 from dashboard.controls.attempts import attempts, next_attempt
 from dashboard.controls.run_labels import run_name
 from dashboard.controls.run_picker import picked_run
 from dashboard.format import escape_markdown
-from dashboard.views.fit_panel import fit_buttons, fit_panel
+from dashboard.views.empty_state import empty_page
+from dashboard.views.estimate_panel import fit_buttons, fit_panel
 from dashboard.views.launch_panel import launch_panel
 from dashboard.views.live_panel import TAKEN_OVER, live_panel, start_if_pressed
-from dashboard.views.panels import empty_page
 from dashboard.views.run_details import details
 from stepscope.run import RunError, RunKind, read_run
 from trainer.config import checkpoints
-from trainer.parallel_problems import start_problem
+from trainer.strategy_validation import start_problem
 
 server = services.get()
 if not server.devices_known:

@@ -10,16 +10,16 @@ from typing import Any
 import streamlit as st
 
 from dashboard.api.page_token import page_token
-from dashboard.charts.content import run_content, run_kind
 from dashboard.charts.layout import layout
+from dashboard.charts.run_view import run_content, run_kind
 from dashboard.controls.actions import Json, buttons, start_button
-from dashboard.controls.proposal import describes, take_proposal
 from dashboard.controls.run_picker import RUN, choices, choose
 from dashboard.controls.sidebar import load
+from dashboard.controls.suggestion import describes, take_proposal
 from dashboard.live_chart import live_chart
+from dashboard.out_of_memory import Retry, retry
 from dashboard.run_index import Listing
 from dashboard.services import Services
-from dashboard.shortages import Retry, retry
 from stepscope.run import RunError, RunInfo, RunKind, read_only_reason
 from trainer.config import Problem, RunConfig
 

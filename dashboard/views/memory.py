@@ -8,7 +8,7 @@ from dashboard import services
 from dashboard.api.page_token import page_token
 from dashboard.controls.run_picker import choices, choose, picked_run
 from dashboard.controls.sidebar import keep_settings
-from dashboard.views.memory_ledger import empty_memory, ledger_section, wait_for_run
+from dashboard.views.memory_breakdown import empty_memory, ledger_section, wait_for_run
 from dashboard.views.memory_oom import oom_section
 from dashboard.views.memory_snapshots import snapshot_section
 from stepscope.run import RunError, read_run

@@ -10,13 +10,13 @@ import streamlit as st
 
 from dashboard import services
 from dashboard.format import escape_markdown
+from dashboard.out_of_memory import Retry, retry, shortage
 from dashboard.services import Services
-from dashboard.shortages import Retry, retry, shortage
 from dashboard.views.live_panel import busy, start_with
-from stepscope.diagnosis.oom_next import Step
-from stepscope.diagnosis.oom_reading import Judged
-from stepscope.diagnosis.oom_record import Block, OomRecord
-from stepscope.diagnosis.out_of_memory import Evidence
+from stepscope.memory.oom.classify import Evidence
+from stepscope.memory.oom.reader import Judged
+from stepscope.memory.oom.recommendations import Step
+from stepscope.memory.oom.record import Block, OomRecord
 from stepscope.run import RunInfo
 
 FRAMES = 12

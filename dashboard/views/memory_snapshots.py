@@ -13,12 +13,12 @@ from dashboard.live_chart import snapshot_upload
 from dashboard.run_files import snapshot_content, too_large_to_download
 from dashboard.snapshot_files import SnapshotFile
 from dashboard.views.snapshot_parts import difference_parts, summary_parts
-from stepscope.formatting import format_bytes, printable
-from stepscope.recording.recorder import CommandName
+from stepscope.common.formatting import format_bytes, printable
+from stepscope.memory.snapshots.load import SIZE_LIMIT
+from stepscope.memory.snapshots.open_snapshot import Opening
+from stepscope.memory.snapshots.summary import Summary
+from stepscope.recorder.recorder import CommandName
 from stepscope.run import RunInfo, read_only_reason
-from stepscope.snapshots.load import SIZE_LIMIT
-from stepscope.snapshots.opening import Opening
-from stepscope.snapshots.summary import Summary
 
 CHOSEN, OTHER, UPLOADED = "snapshot_chosen", "snapshot_other", "snapshot_uploaded"
 WAITS = "snapshot_waits"

@@ -10,7 +10,7 @@ from typing import Any
 
 import streamlit as st
 
-from dashboard.charts.content import run_kind
+from dashboard.charts.run_view import run_kind
 from dashboard.controls import sidebar as controls
 from dashboard.controls.run_labels import KINDS
 from dashboard.format import escape_markdown
@@ -19,7 +19,7 @@ from dashboard.services import Services
 from dashboard.views.live_panel import ERROR
 from dashboard.views.run_profile import profile_section
 from dashboard.views.run_ranks import ranks_section
-from stepscope.formatting import format_bytes, printable
+from stepscope.common.formatting import format_bytes, printable
 from stepscope.run import RunInfo, RunKind, rank_file
 from trainer.config import ConfigError, RunConfig
 

@@ -6,8 +6,8 @@ import functools
 
 import streamlit as st
 
-from dashboard.charts.content import run_content, world_size_of
 from dashboard.charts.profile import rows
+from dashboard.charts.run_view import run_content, world_size_of
 from dashboard.controls.actions import supported_commands
 from dashboard.format import escape_markdown
 from dashboard.live_chart import flame_graph
@@ -19,9 +19,9 @@ from dashboard.run_files import (
     too_large_to_download,
 )
 from dashboard.views.run_ranks import rank_label
-from stepscope.formatting import format_bytes, printable
+from stepscope.common.formatting import format_bytes, printable
 from stepscope.profiling.summary import Summary
-from stepscope.recording.recorder import CommandName
+from stepscope.recorder.recorder import CommandName
 from stepscope.run import RunInfo, read_only_reason
 
 TABLE_HEIGHT = 320  # px

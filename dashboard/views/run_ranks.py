@@ -8,11 +8,11 @@ from typing import Any
 
 import streamlit as st
 
-from dashboard.charts.content import run_kind, world_size_of
+from dashboard.charts.run_view import run_kind, world_size_of
 from dashboard.ranks.members import read_member
 from dashboard.run_files import tail
 from stepscope.run import RunInfo, RunKind, rank_file, rank_json
-from stepscope.run.rank_files import rank_numbers
+from stepscope.run.rank_info import rank_numbers
 
 LISTED = 256
 """Ranks that can be picked at most."""

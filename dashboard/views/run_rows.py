@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
-from dashboard.charts.content import run_content, run_kind, training_device, world_size_of
+from dashboard.charts.run_view import run_content, run_kind, training_device, world_size_of
 from dashboard.controls.run_labels import KINDS, run_name
 from dashboard.run_summary import RunSummary
 from stepscope.run import RunInfo

@@ -4,7 +4,7 @@ import streamlit as st
 
 from dashboard import services
 from dashboard.controls.sidebar import keep_settings
-from dashboard.views.panels import examples, open_run
+from dashboard.views.empty_state import examples, open_run
 from dashboard.views.run_rows import row
 
 AGAIN = "5s"  # the rows are read again while the page is open: some milliseconds

@@ -15,12 +15,12 @@ from dashboard.charts.snapshot import (
     place_rows,
 )
 from dashboard.format import escape_markdown
-from stepscope.formatting import format_bytes
-from stepscope.snapshots.blocks import Fragmentation
-from stepscope.snapshots.difference import difference
-from stepscope.snapshots.history import History, lasting
-from stepscope.snapshots.segments import DeviceMemory
-from stepscope.snapshots.summary import Summary
+from stepscope.common.formatting import format_bytes
+from stepscope.memory.snapshots.difference import difference
+from stepscope.memory.snapshots.segments import Fragmentation
+from stepscope.memory.snapshots.summary import Summary
+from stepscope.memory.snapshots.timeline import History, lasting
+from stepscope.memory.snapshots.z_segments import DeviceMemory
 
 TABLE_HEIGHT = 320  # px
 number = st.column_config.NumberColumn

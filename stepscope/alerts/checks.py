@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from stepscope.alerts.evaluator import FIELDS, FIELDS_OF_ENDINGS, is_of_devices
 from stepscope.alerts.fields import Wrong, flag, got, level_of, number, only, table_of, text_of
-from stepscope.alerts.judge import FIELDS, FIELDS_OF_ENDINGS, is_of_devices
 from stepscope.alerts.rules import (
     DEFAULTS,
     ENDINGS,

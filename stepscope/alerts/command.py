@@ -11,8 +11,8 @@ import tempfile
 import time
 from typing import IO
 
-from stepscope.alerts.ways import Command
-from stepscope.formatting import terminal_text
+from stepscope.alerts.channels import Command
+from stepscope.common.formatting import terminal_text
 
 OUTPUT_KEPT = 4096
 """Bytes of its output that are kept: the beginning."""

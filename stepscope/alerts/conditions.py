@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stepscope.alerts.rules import Condition, Rule, Span
-from stepscope.metrics import throttle_words
+from stepscope.gpu.throttling import throttle_words
 
 RETRIED_S = 60.0
 """How long a retry of an allocation counts."""

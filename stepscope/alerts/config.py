@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stepscope.alerts import checks, ways
+from stepscope.alerts import channels, checks
+from stepscope.alerts.channels import Command, Webhook
 from stepscope.alerts.fields import Wrong
 from stepscope.alerts.rules import DEFAULTS, Rule
-from stepscope.alerts.ways import Command, Webhook
 
 VARIABLE = "STEPSCOPE_ALERTS"
 """Names the file, or is "off" for no alerts at all."""
@@ -142,8 +142,8 @@ def _checked(path: Path, given: Mapping[str, Any]) -> Settings:
         )
     return Settings(
         rules=tuple(rules.values()),
-        command=tried(ways.command, given["command"]) if "command" in given else None,
-        webhook=tried(ways.webhook, given["webhook"]) if "webhook" in given else None,
+        command=tried(channels.command, given["command"]) if "command" in given else None,
+        webhook=tried(channels.webhook, given["webhook"]) if "webhook" in given else None,
         path=path,
         found=True,
         problems=tuple(problems),

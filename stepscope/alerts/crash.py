@@ -10,12 +10,12 @@ import os
 import sqlite3
 import time
 
-from stepscope.alerts.actions import Actions, Alert
 from stepscope.alerts.config import Settings
-from stepscope.alerts.judge import ending
+from stepscope.alerts.evaluator import ending
+from stepscope.alerts.monitor import KIND
+from stepscope.alerts.notifier import Actions, Alert
 from stepscope.alerts.rules import RUN_FAILED, Rule, State
-from stepscope.alerts.watch import KIND
-from stepscope.recording.recovery import recover_ended
+from stepscope.recorder.recovery import recover_ended
 from stepscope.run import RunError, RunInfo, RunStatus, read_only_reason, read_run
 from stepscope.run.clocks import now_of
 from stepscope.store import RunWriter, StoreError, store_name

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from stepscope.alerts.judge import LOSSES, is_of_devices
+from stepscope.alerts.evaluator import LOSSES, is_of_devices
 from stepscope.alerts.rules import Rule, Span
-from stepscope.recording.items import Event, Sample
 from stepscope.store import Block
+from stepscope.store.items import Event, Sample
 
 STALE_S = 30.0
 """Age from which a sampled value no longer says anything; the slowest tier is read every 10 s."""

@@ -14,7 +14,7 @@ import urllib.request
 from typing import Any
 
 from stepscope import __version__
-from stepscope.alerts.ways import Webhook
+from stepscope.alerts.channels import Webhook
 
 PAUSES_S = (1.0, 4.0)
 """Pauses before the second and third try."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 
-from stepscope.diagnosis.device_health import Level, link
-from stepscope.diagnosis.throttle_time import throttle_text, throttle_total
-from stepscope.formatting import format_bytes, printable
-from stepscope.machine.views import DeviceView, HostView, MachineView
-from stepscope.sampling.processes import GpuProcess
+from stepscope.common.formatting import format_bytes, printable
+from stepscope.gpu.health import Level, link
+from stepscope.gpu.machine_state import DeviceView, HostView, MachineView
+from stepscope.gpu.processes import GpuProcess
+from stepscope.gpu.throttle_time import throttle_text, throttle_total
 
 NARROWEST, WIDEST_BAR = 40, 24
 WATCHED_S = 5.0

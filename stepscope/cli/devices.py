@@ -13,9 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stepscope.cli.device_table import brief, table
-from stepscope.machine import Machine, MachineView
-from stepscope.machine.as_json import machine_json
-from stepscope.sampling.nvml import open_source
+from stepscope.gpu.as_json import machine_json
+from stepscope.gpu.machine_monitor import Machine
+from stepscope.gpu.machine_state import MachineView
+from stepscope.gpu.source import open_source
 
 EXAMPLES = (
     "stepscope devices",

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from stepscope.cli.stacks import show
-from stepscope.diagnosis.communication_reading import communication_text
+from stepscope.common.formatting import printable
 from stepscope.diagnosis.findings import (
     Finding,
     Recorded,
@@ -18,10 +18,10 @@ from stepscope.diagnosis.findings import (
     nothing_to_say,
     read_recorded,
 )
-from stepscope.formatting import printable
-from stepscope.reading import open_run
-from stepscope.recording.recovery import recover_ended
-from stepscope.run.rank_files import torch_rank
+from stepscope.distributed.communication_reading import communication_text
+from stepscope.recorded_run import open_run
+from stepscope.recorder.recovery import recover_ended
+from stepscope.run.rank_info import torch_rank
 from stepscope.store import StoreError
 
 EXAMPLES = (

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.cli.survey import AlertsFile, Gpu, Machine, survey
-from stepscope.formatting import format_bytes
+from stepscope.common.formatting import format_bytes
 
 TORCH_TESTED = ((2, 11), (2, 15))
 """Oldest and newest version of torch that `watch`, `init` and the hooks are tested with."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stepscope.export.tables import Wanted, export
 from stepscope.metrics import Stream
-from stepscope.recording.recovery import recover_ended
+from stepscope.recorder.recovery import recover_ended
 from stepscope.run import read_run, run_folder
 from stepscope.store import StoreError
 

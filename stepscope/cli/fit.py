@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
-from stepscope.diagnosis.first_steps import FitReport, report
-from stepscope.formatting import format_bytes, printable
-from stepscope.watch.first_steps import Enough, FirstSteps
+from stepscope.common.formatting import format_bytes, printable
+from stepscope.memory.batch_headroom import FitReport, report
+from stepscope.watch.memory_probe import Enough, FirstSteps
 from stepscope.watch.script import NoScript, Script, from_file, from_module
 
 DONE, FAILED, USAGE = 0, 1, 2

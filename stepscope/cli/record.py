@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from stepscope.diagnosis.outcome import Outcome
-from stepscope.recording.recorder import Command, CommandName
+from stepscope.gpu.source import DeviceSource, open_source
+from stepscope.recorder.recorder import Command, CommandName
 from stepscope.run import RunKind, RunStatus, new_run_folder
-from stepscope.sampling.nvml import DeviceSource, open_source
-from stepscope.session.commands import CommandServer
+from stepscope.run.outcome import Outcome
+from stepscope.session.command_server import CommandServer
 from stepscope.session.session import Session, listed
 from stepscope.store import StoreError
 

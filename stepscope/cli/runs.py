@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from stepscope.formatting import format_duration, printable
+from stepscope.common.formatting import format_duration, printable
 from stepscope.run import RunError, RunInfo, RunKind, read_only_reason, read_run, run_folders
 from stepscope.run.clocks import now_of, wall_offset_of
 

@@ -12,15 +12,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from stepscope.formatting import format_bytes, printable
-from stepscope.snapshots.blocks import Fragmentation
-from stepscope.snapshots.difference import Difference, difference
-from stepscope.snapshots.frames import own_frame, short
-from stepscope.snapshots.history import lasting
-from stepscope.snapshots.load import SnapshotError
-from stepscope.snapshots.modules import by_module
-from stepscope.snapshots.opening import open_snapshot
-from stepscope.snapshots.summary import Summary
+from stepscope.common.formatting import format_bytes, printable
+from stepscope.memory.snapshots.difference import Difference, difference
+from stepscope.memory.snapshots.load import SnapshotError
+from stepscope.memory.snapshots.modules import by_module
+from stepscope.memory.snapshots.open_snapshot import open_snapshot
+from stepscope.memory.snapshots.segments import Fragmentation
+from stepscope.memory.snapshots.stacks import own_frame, short
+from stepscope.memory.snapshots.summary import Summary
+from stepscope.memory.snapshots.timeline import lasting
 
 EXAMPLES = (
     "stepscope snapshot runs/RUN/snapshot-step-120.pickle",

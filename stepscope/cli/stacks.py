@@ -7,10 +7,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from stepscope.diagnosis.hang_reading import hang_of
-from stepscope.formatting import printable
+from stepscope.common.formatting import printable
+from stepscope.distributed.hangs.hang_reading import hang_of
 from stepscope.run import RunInfo, process_of, read_only_reason
-from stepscope.run.rank_states import RankStanding, rank_states
+from stepscope.run.rank_status import RankStanding, rank_states
 
 RANKS = 4
 """Ranks that are looked at: the first ones to look at."""

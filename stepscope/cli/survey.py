@@ -28,11 +28,11 @@ import psutil
 from stepscope import __version__
 from stepscope.alerts.config import load
 from stepscope.cli.ui import page_missing
-from stepscope.recording.recorder import Recorder
+from stepscope.gpu.nvml_queries import Tier
+from stepscope.gpu.source import DeviceInfo, DeviceSource, NullSource, open_source
+from stepscope.host.usage import HostSource
+from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunKind, RunStatus
-from stepscope.sampling.host import HostSource
-from stepscope.sampling.nvml import DeviceInfo, DeviceSource, NullSource, open_source
-from stepscope.sampling.nvml_fields import Tier
 from stepscope.store import RunReader, StoreError
 
 NVML_TIMEOUT_S = 15.0
@@ -178,7 +178,7 @@ def ask_nvml(source: DeviceSource | None = None) -> dict[str, Any]:
     def ask() -> None:
         found = source or open_source()
         infos = found.devices()
-        gpus = tuple(_gpu(found, info) for info in infos)
+        gpus = tuple(_survey_gpu(found, info) for info in infos)
         broken = isinstance(found, NullSource) and math.isinf(found.retry_at)
         driver = infos[0].driver_version if infos else None
         answer.update(nvml_reason=found.reason, nvml_broken=broken, driver=driver, gpus=gpus)
@@ -190,7 +190,7 @@ def ask_nvml(source: DeviceSource | None = None) -> dict[str, Any]:
     return dict(answer)
 
 
-def _gpu(source: DeviceSource, info: DeviceInfo) -> Gpu:
+def _survey_gpu(source: DeviceSource, info: DeviceInfo) -> Gpu:
     source.arm_gpm(True)
     source.read(info.uuid, *Tier)
     time.sleep(BETWEEN_S)

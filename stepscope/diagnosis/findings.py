@@ -7,21 +7,21 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from stepscope.diagnosis.bottleneck import Figures, Verdict, verdict
-from stepscope.diagnosis.growth import Growth
-from stepscope.diagnosis.growth_recorded import recorded_growth, told_growth
-from stepscope.diagnosis.hang_job import Hang
-from stepscope.diagnosis.hang_reading import hang_of
-from stepscope.diagnosis.oom_reading import Judged, judged
-from stepscope.diagnosis.remedies import setting_text
-from stepscope.diagnosis.straggler_times import Phase, RankTimes
-from stepscope.diagnosis.straggler_window import in_job, judged_ranks, recent_times
-from stepscope.diagnosis.stragglers import Kind, StragglerVerdict
-from stepscope.diagnosis.window import recent_figures, setup_of
+from stepscope.bottleneck.classify import Figures, Verdict, verdict
+from stepscope.bottleneck.recommendations import setting_text
+from stepscope.bottleneck.step_window import recent_figures, setup_of
+from stepscope.distributed.hangs.hang_reading import hang_of
+from stepscope.distributed.hangs.job_state import Hang
+from stepscope.distributed.stragglers.detect import Kind, StragglerVerdict
+from stepscope.distributed.stragglers.reader import in_job, judged_ranks, recent_times
+from stepscope.distributed.stragglers.step_phases import Phase, RankTimes
+from stepscope.memory.growth import Growth
+from stepscope.memory.growth_recorded import recorded_growth, told_growth
+from stepscope.memory.oom.reader import Judged, judged
 from stepscope.run import RunInfo, RunKind, RunStatus, run_json_of
 from stepscope.run.fatal_signal import fatal_signal
-from stepscope.run.rank_files import rank_numbers, torch_rank
-from stepscope.run.rank_states import RankState, absence, rank_states
+from stepscope.run.rank_info import rank_numbers, torch_rank
+from stepscope.run.rank_status import RankState, absence, rank_states
 from stepscope.store import EventRow, RunReader, StoreError, store_name
 from stepscope.store.reader import EVERY
 

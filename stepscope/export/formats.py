@@ -20,8 +20,8 @@ from typing import IO, Any, Literal, TypeVar
 import numpy as np
 
 from stepscope.common.files import atomic_replace
-from stepscope.formatting import number_name
-from stepscope.store.frames import Floats, missing
+from stepscope.common.formatting import number_name
+from stepscope.store.blocks import Floats, missing
 
 T = TypeVar("T")
 Kind = Literal["float", "int", "text", "json"]

@@ -23,7 +23,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from stepscope.store import Block
-from stepscope.store.frames import missing
+from stepscope.store.blocks import missing
 from stepscope.store.rows import Rows
 
 SUFFIX = ".stepscope"

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from stepscope import tracker
-from stepscope.diagnosis.outcome import outcome
 from stepscope.run import RunStatus
+from stepscope.run.outcome import outcome
 from stepscope.session.signal_handlers import handlers_wait
 
 _HOOKED = ("train/loss", "train/lr", "train/grad_norm")

@@ -3,13 +3,12 @@
 `docs/metrics.md` is written from these tables; a test compares them.
 """
 
-from stepscope.metrics.devices import DEVICES
+from stepscope.metrics.device_metrics import DEVICES
 from stepscope.metrics.metric import Metric, Stream, Unit
-from stepscope.metrics.samples import SAMPLES
-from stepscope.metrics.steps import STEPS
-from stepscope.metrics.throttling import throttle_words
+from stepscope.metrics.process_metrics import SAMPLES
+from stepscope.metrics.step_metrics import STEPS
 
 METRICS: tuple[Metric, ...] = (*STEPS, *SAMPLES, *DEVICES)
 BY_KEY: dict[str, Metric] = {metric.key: metric for metric in METRICS}
 
-__all__ = ["BY_KEY", "METRICS", "Metric", "Stream", "Unit", "throttle_words"]
+__all__ = ["BY_KEY", "METRICS", "Metric", "Stream", "Unit"]

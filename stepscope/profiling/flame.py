@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from stepscope.profiling.trace import Span, Trace
+from stepscope.profiling.chrome_trace import Span, Trace
 
 NODES_LIMIT = 20_000
 DEPTH_LIMIT = 400

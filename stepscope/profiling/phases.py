@@ -12,10 +12,8 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from stepscope.profiling.trace import Span, Trace, extent_us
-
-DATA, FORWARD, BACKWARD, OPTIMIZER = PHASES = ("data", "forward", "backward", "optimizer")
-OTHER = "other"
+from stepscope.profiling.chrome_trace import Span, Trace, extent_us
+from stepscope.profiling.z_phase_names import BACKWARD, DATA, FORWARD, OPTIMIZER, OTHER, PHASES
 
 _Part = tuple[str, float, float]
 """A phase, and its start and end in microseconds."""

@@ -10,10 +10,11 @@ import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from stepscope.profiling.chrome_trace import Trace, leave_out_own, main_thread
 from stepscope.profiling.flame import NAME_LIMIT, NODES_LIMIT, Flame, fold
-from stepscope.profiling.operators import Operator, operators
-from stepscope.profiling.phases import OTHER, PHASES, Phases, phases
-from stepscope.profiling.trace import Trace, leave_out_own, main_thread
+from stepscope.profiling.phases import Phases, phases
+from stepscope.profiling.trace_stats import Operator, operators
+from stepscope.profiling.z_phase_names import OTHER, PHASES
 
 SCHEMA = 1
 OPERATORS_LIMIT = 300

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stepscope.common.files import atomic_replace, atomic_write
-from stepscope.formatting import format_bytes
+from stepscope.common.formatting import format_bytes
+from stepscope.profiling.chrome_trace import read_trace
 from stepscope.profiling.summary import summarize, to_text
-from stepscope.profiling.trace import read_trace
 
 RAW_LIMIT = 512 * 2**20
 """A larger trace is thrown away: some two million events, for which Perfetto needs gigabytes."""

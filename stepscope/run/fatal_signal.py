@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from stepscope.common.files import open_regular_file
-from stepscope.formatting import printable
+from stepscope.common.formatting import printable
 from stepscope.run.folder import rank_file
 
 log = logging.getLogger(__name__)

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.common.files import is_own_folder
-from stepscope.formatting import format_short_time
+from stepscope.common.formatting import format_short_time
 from stepscope.run.fatal_signal import fatal_signal
 from stepscope.run.first_cause import first_cause, left_early, names
 from stepscope.run.folder import RunError
 from stepscope.run.hang_reason import hung_in
 from stepscope.run.process import process_of, user_name
-from stepscope.run.rank_files import (
+from stepscope.run.rank_info import (
     UNREADABLE,
     RankFile,
     moment,
@@ -24,7 +24,7 @@ from stepscope.run.rank_files import (
     read_run_json,
     required_time,
 )
-from stepscope.run.rank_states import absence, absences
+from stepscope.run.rank_status import absence, absences
 from stepscope.run.status import HEARTBEAT_S, RunStatus
 
 _KEPT = "What was recorded is shown; resume from the last checkpoint."

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 
+from stepscope.distributed.rendezvous import RESTARTS
 from stepscope.run import (
     RunInfo,
     RunStatus,
@@ -26,9 +27,8 @@ from stepscope.run import (
     write_run_json,
 )
 from stepscope.run.clocks import now_of
-from stepscope.run.launch import RESTARTS
 from stepscope.run.process import not_signaled, recorder_of, send_signal
-from stepscope.run.rank_files import UNREADABLE, RankFile, find_rank, rank_numbers, read_run_json
+from stepscope.run.rank_info import UNREADABLE, RankFile, find_rank, rank_numbers, read_run_json
 from stepscope.store import store_name
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ LAUNCHERS = frozenset(
 MAX_RESTARTS = "TORCHELASTIC_MAX_RESTARTS"
 OTHERS_S = 5.0
 """Time that the other ranks are given to write their end."""
-REASON = "Ended by force from the page: {}."
+FORCED_REASON = "Ended by force from the page: {}."
 
 
 def end_job(run: RunInfo) -> str:
@@ -75,7 +75,7 @@ def end_job(run: RunInfo) -> str:
     _, stay = psutil.wait_procs(left, KILL_S)
     signals = "SIGTERM" if not left else f"SIGTERM, then SIGKILL to {len(left)} of {len(ranks)}"
     for number in ranks:
-        _note(run.folder, number, REASON.format(signals))
+        _note(run.folder, number, FORCED_REASON.format(signals))
     if stay:
         still = "it waits" if len(stay) == 1 else "they wait"
         return f"End now: SIGKILL sent; {len(stay)} still there: {still} in a driver or for a disk."

@@ -17,32 +17,32 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.alerts import config as alerts_config
-from stepscope.alerts.watch import Watch
+from stepscope.alerts.monitor import Watch
+from stepscope.bottleneck.step_window import setup_of
+from stepscope.commands.command_results import combined
 from stepscope.common.files import atomic_write
-from stepscope.diagnosis.command_results import combined
-from stepscope.diagnosis.growth_watch import GrowthWatch
-from stepscope.diagnosis.oom_next import Allowed
-from stepscope.diagnosis.oom_reading import growth_told
-from stepscope.diagnosis.out_of_memory import Case, judge
-from stepscope.diagnosis.outcome import Outcome, with_case
-from stepscope.diagnosis.window import setup_of
-from stepscope.formatting import terminal_text
-from stepscope.recording.items import Item
-from stepscope.recording.recorder import Command, CommandName, Recorder
+from stepscope.common.formatting import terminal_text
+from stepscope.distributed.debug_pipe import open_pipe
+from stepscope.distributed.hangs.capture import failed_in
+from stepscope.distributed.hangs.watchdog import HangWatch
+from stepscope.gpu.source import DeviceInfo, DeviceSource
+from stepscope.host.environment import environment
+from stepscope.host.kernel_kills import first_count
+from stepscope.memory.growth_detector import GrowthWatch
+from stepscope.memory.oom.classify import Case, judge
+from stepscope.memory.oom.observer import OomWatch
+from stepscope.memory.oom.reader import growth_told
+from stepscope.memory.oom.recommendations import Allowed
+from stepscope.recorder.recorder import Command, CommandName, Recorder
 from stepscope.run import RunKind, RunStatus, rank_file
 from stepscope.run.fatal_signal import TRACEBACK_FILE, fatal_signals_recorded
 from stepscope.run.first_cause import RankEnd
-from stepscope.run.kernel_kills import first_count
-from stepscope.sampling.debug_pipe import open_pipe
-from stepscope.sampling.nvml import DeviceInfo, DeviceSource
-from stepscope.sampling.sampler import Sampler
-from stepscope.session.commands import CommandServer, Handler
-from stepscope.session.environment import environment
-from stepscope.session.hang_capture import failed_in
-from stepscope.session.hang_watch import HangWatch
-from stepscope.session.oom_watch import OomWatch
+from stepscope.run.outcome import Outcome, with_case
+from stepscope.session.command_server import CommandServer, Handler
+from stepscope.session.sampler import Sampler
 from stepscope.session.signal_handlers import handlers_wait
 from stepscope.store import Block
+from stepscope.store.items import Item
 
 log = logging.getLogger(__name__)
 

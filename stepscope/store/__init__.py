@@ -4,7 +4,7 @@ Reading order: `frames` (what a block of a series is and how it becomes bytes), 
 tables and how to open them), `writer`, `reader`. `docs/storage.md` describes the file.
 """
 
-from stepscope.store.frames import Block
+from stepscope.store.blocks import Block
 from stepscope.store.reader import EventRow, RunReader, SeriesInfo
 from stepscope.store.schema import STORE_NAME, StoreError, store_name
 from stepscope.store.writer import RunWriter

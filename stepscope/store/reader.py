@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.store import schema
-from stepscope.store.frames import (
+from stepscope.store.blocks import (
     FACTOR,
     FRAME_ROWS,
     MAX_STEP,

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from stepscope.store.frames import FRAME_ROWS, Block
+from stepscope.store.blocks import FRAME_ROWS, Block
 from stepscope.store.reader import RunReader, SeriesInfo
 from stepscope.store.schema import StoreError
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from stepscope.store import schema
-from stepscope.store.frames import (
+from stepscope.store.blocks import (
     FACTOR,
     FRAME_ROWS,
     Block,

@@ -16,9 +16,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from stepscope.distributed.ranks import Place
 from stepscope.run import RunStatus
-from stepscope.run.ranks import Place
-from stepscope.session.script import ScriptSession
+from stepscope.session.script_session import ScriptSession
 from stepscope.session.signal_handlers import handlers_wait
 from stepscope.store import store_name
 from stepscope.watch.hooks.after_import import AfterImport

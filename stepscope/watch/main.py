@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from stepscope.run.launch import launch
-from stepscope.run.ranks import Place
+from stepscope.distributed.ranks import Place
+from stepscope.distributed.rendezvous import launch
 from stepscope.session.signal_handlers import handlers_wait
 from stepscope.watch.children import follow
 from stepscope.watch.script import NoScript, from_file, from_module

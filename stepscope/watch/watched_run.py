@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from stepscope import tracker
-from stepscope.diagnosis.outcome import Outcome, outcome
+from stepscope.distributed.ranks import Place, RankError, announce, find_place, say
 from stepscope.run import RunKind, RunStatus, runs_root
-from stepscope.run.ranks import Place, RankError, announce, find_place, say
-from stepscope.session.script import ScriptSession
+from stepscope.run.outcome import Outcome, outcome
+from stepscope.session.script_session import ScriptSession
 from stepscope.store import StoreError
 from stepscope.watch import hooks
 from stepscope.watch.hooks import Hooks
-from stepscope.watch.output import keep_output
+from stepscope.watch.output_log import keep_output
 
 log = logging.getLogger(__name__)
 

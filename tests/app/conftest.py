@@ -12,7 +12,7 @@ from streamlit.testing.v1 import AppTest
 
 from dashboard import services
 from tests.support.app_page import NO_GPU, Learn, Machine
-from trainer.problems import TrainDevice
+from trainer.config_validation import TrainDevice
 
 MAIN = Path(__file__).resolve().parents[2] / "dashboard" / "main.py"
 

@@ -11,9 +11,9 @@ from streamlit.testing.v1 import AppTest
 
 from dashboard import services
 from dashboard.api.devices import devices_answer
-from dashboard.machine.watch import MachineWatch
+from dashboard.machine.machine_poller import MachineWatch
+from stepscope.gpu.source import NullSource
 from stepscope.run import RunError
-from stepscope.sampling.nvml import NullSource
 from tests.support.app_page import component, text_of
 from tests.support.fake_machine import FakeErrors, FakeSource, divided, gpus, info, machine, process
 

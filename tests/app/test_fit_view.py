@@ -12,14 +12,14 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from dashboard import services
-from dashboard.charts.fit import batch_figure
-from dashboard.views.fit_panel import rows
+from dashboard.charts.batch_size_curve import batch_figure
+from dashboard.views.estimate_panel import rows
 from stepscope.run import RunError
 from tests.support.app_page import label
 from trainer.config import RunConfig, Workload, defaults
 from trainer.lessons import LESSONS
-from trainer.runners.child import ChildState
-from trainer.runners.prediction import PredictionOutput
+from trainer.runners.child_process import ChildState
+from trainer.runners.estimate_process import PredictionOutput
 
 OpenPage = Callable[..., AppTest]
 GIB = 2**30

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from trainer.data_sets import MAKE_DIGITS, VARIABLE
+from trainer.datasets import MAKE_DIGITS, VARIABLE
 
 OpenPage = Callable[..., AppTest]
 

@@ -19,13 +19,13 @@ from dashboard import services
 from dashboard.format import escape_markdown
 from dashboard.sweep_content import to_content
 from dashboard.views import lab_panel
-from stepscope.recording.recorder import Recorder
+from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus, process_identity, user_name
 from tests.support.app_page import GPU, Machine, header, label, text_of, trigger
 from tests.support.fake_sweep import BEST, sweep
 from trainer.config import Precision
 from trainer.lab.plan import Plan
-from trainer.lab.words import of_best
+from trainer.lab.verdict_text import of_best
 
 OpenPage = Callable[..., AppTest]
 ID = "20261122-061500-digits-mlp-ab12"

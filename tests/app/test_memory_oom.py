@@ -11,7 +11,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from dashboard import services
-from stepscope.diagnosis.oom_record import Block, OomRecord, OomReport
+from stepscope.memory.oom.record import Block, OomRecord, OomReport
 from stepscope.run import RunStatus
 from tests.support.app_page import GPU, Machine, OpenPage, header, record, text_of, trigger
 from tests.support.oom_records import FULL, MIB, PIECES

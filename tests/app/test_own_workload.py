@@ -10,7 +10,7 @@ from streamlit.testing.v1 import AppTest
 
 from dashboard.controls.sidebar import WORKLOADS
 from trainer.config import Workload
-from trainer.user_workload import VARIABLE, choose
+from trainer.custom_workload import VARIABLE, choose
 
 OpenPage = Callable[..., AppTest]
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "own_workload.py"

@@ -13,7 +13,7 @@ from streamlit.testing.v1 import AppTest
 from dashboard import services
 from dashboard.run_summary import RunSummary, summarize
 from dashboard.views.run_rows import row
-from stepscope.recording.recorder import Recorder
+from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus, read_run
 from tests.support.app_page import component, record, text_of
 from trainer.config import RunConfig

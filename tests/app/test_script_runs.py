@@ -12,7 +12,7 @@ from streamlit.testing.v1 import AppTest
 
 from dashboard import services
 from dashboard.controls import run_picker
-from stepscope.recording.recorder import CommandName, Recorder
+from stepscope.recorder.recorder import CommandName, Recorder
 from stepscope.run import RunKind, RunStatus, read_run
 from tests.support.app_page import component, header, label, shown_run, text_of, trigger
 

@@ -15,7 +15,7 @@ from streamlit.testing.v1 import AppTest
 from dashboard import services
 from stepscope.run import RUN_JSON, RunStatus
 from tests.support.app_page import GPU, KINDS, Machine, header, record, text_of, trigger, widget
-from trainer.switches import PARALLEL_SWITCHES
+from trainer.techniques import PARALLEL_SWITCHES
 
 OpenPage = Callable[..., AppTest]
 OTHER_GPU = replace(GPU, id="GPU-1", cuda_index=1)

@@ -8,11 +8,11 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from dashboard import services
-from dashboard.controls import fields, sidebar
+from dashboard.controls import config_widgets, sidebar
 from tests.support.app_page import GPU, Machine, label, text_of, trigger, widget
 from trainer.config import Problem, RunConfig
-from trainer.problems import TrainDevice
-from trainer.switches import SWITCHES
+from trainer.config_validation import TrainDevice
+from trainer.techniques import SWITCHES
 
 OpenPage = Callable[..., AppTest]
 NO = Problem("any", "this machine cannot", "Leave it")
@@ -26,7 +26,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch, *refused: tuple[str, object]) -> Non
     ) -> Problem | None:
         return NO if (field, value) in refused else None
 
-    monkeypatch.setattr(fields, "choice_problem", problem)
+    monkeypatch.setattr(config_widgets, "choice_problem", problem)
 
 
 def test_each_switch_is_drawn_with_its_two_sentences(page: OpenPage) -> None:

@@ -9,7 +9,7 @@ from streamlit.testing.v1 import AppTest
 
 from dashboard.controls.workload_fields import FIELDS
 from trainer.config import Workload
-from trainer.traits import TRAITS
+from trainer.workload_traits import TRAITS
 
 OpenPage = Callable[..., AppTest]
 WITH_FIELDS = [workload for workload in Workload if TRAITS[workload].fields]

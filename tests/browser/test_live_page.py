@@ -11,7 +11,7 @@ import time
 import pytest
 from playwright.sync_api import Route, expect
 
-from stepscope.recording.recorder import Recorder
+from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus, read_run
 from stepscope.store import EventRow, RunReader
 from tests.support.browser_page import (

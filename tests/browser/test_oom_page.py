@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from playwright.sync_api import Page, expect
 
-from stepscope.diagnosis.oom_record import Block, OomReport
+from stepscope.memory.oom.record import Block, OomReport
 from stepscope.run import RunStatus, read_run, run_folders
 from tests.support.oom_records import MIB, PIECES
 from tests.support.recorded_runs import rows, write_run

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from stepscope.recording.recorder import Recorder
+from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus, read_run
-from stepscope.run.rank_files import rank_numbers, read_rank_file
+from stepscope.run.rank_info import rank_numbers, read_rank_file
 from stepscope.store import RunReader
 from tests.support.browser_page import OpenPage, button, run_folder, violations, wait_until
 from tests.support.server import ARTIFACTS, ROOT, Server

@@ -17,9 +17,9 @@ from tests.cudasim.nvml_library import ROOT, TIMEOUT_S, build, no_header
 
 HEAD = """
 import functools, json, os, pathlib, time
-from stepscope.machine import Machine
-from stepscope.machine.as_json import machine_json
-from stepscope.sampling.nvml import open_source
+from stepscope.gpu import Machine
+from stepscope.gpu.as_json import machine_json
+from stepscope.gpu.source import open_source
 
 machine = Machine(functools.partial(open_source, reader="page"))
 machine.arm(True)
@@ -174,7 +174,7 @@ tell([device["mig"], device["facts"]["uuid"], device["missing"].get("gpu/util"),
 
 def test_an_xid_is_told_in_words(ask: Ask) -> None:
     program = """
-from stepscope.sampling.xid import XidWatch
+from stepscope.gpu.xid import XidWatch
 look()
 watch = XidWatch(machine.source, machine.note_xid)
 time.sleep(0.3)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.recording.recorder import CommandName
+from stepscope.recorder.recorder import CommandName
 from stepscope.run import read_run
 from stepscope.session.force import end_job
 from tests.support.jobs import PATIENCE_S, job, until

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from stepscope import tracker
+from stepscope.distributed.ranks import find_place
 from stepscope.run import RunKind, RunStatus
-from stepscope.run.ranks import find_place
-from stepscope.session.script import ScriptSession
+from stepscope.session.script_session import ScriptSession
 from stepscope.tracker import Tracker
 from stepscope.watch import hooks
 from tests.gpu.conftest import waiting_raises

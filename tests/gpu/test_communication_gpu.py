@@ -17,12 +17,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from stepscope.diagnosis.communication import link_of
-from stepscope.diagnosis.communication_reading import communication_text
+from stepscope.distributed import collective_metrics
+from stepscope.distributed.collective_metrics import Collectives
+from stepscope.distributed.communication import link_of
+from stepscope.distributed.communication_reading import communication_text
+from stepscope.gpu.source import open_source
 from stepscope.run import read_run, run_folders
-from stepscope.sampling import collectives
-from stepscope.sampling.collectives import Collectives
-from stepscope.sampling.nvml import open_source
 from stepscope.session.session import LINK_FACTS
 from tests.conftest import Need
 from tests.gpu.conftest import SIMULATED, waiting_raises
@@ -121,7 +121,7 @@ def alone() -> Iterator[None]:
 
 
 def test_a_reading_waits_for_nothing(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collectives, "_of_a_job", lambda: True)
+    monkeypatch.setattr(collective_metrics, "_of_a_job", lambda: True)
     step, now = 0, 0.0
     found = Collectives(wall=lambda: now)
     found.step = lambda: step
@@ -142,7 +142,7 @@ def test_a_reading_waits_for_nothing(alone: None, monkeypatch: pytest.MonkeyPatc
 def test_nothing_is_read_while_a_graph_is_captured(
     alone: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collectives, "_of_a_job", lambda: True)
+    monkeypatch.setattr(collective_metrics, "_of_a_job", lambda: True)
     found = Collectives()
     found.step = lambda: 1
     x = torch.ones(1000, device="cuda")

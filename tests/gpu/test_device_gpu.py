@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 import torch
 
+from stepscope.gpu.source import open_source
 from stepscope.run import RunStatus
-from stepscope.sampling.nvml import open_source
 from tests.conftest import Need
 from tests.support.run_values import events, metric, run_json
 from trainer.config import Optimizer, Precision, RunConfig, Workload, defaults
+from trainer.config_validation import TrainDevice, choice_problem
 from trainer.devices import list_devices
-from trainer.problems import TrainDevice, choice_problem
-from trainer.training.compute import CudaCompute
-from trainer.training.data import MemoryLoader
+from trainer.training.accelerator import CudaCompute
+from trainer.training.loaders import MemoryLoader
 from trainer.training.precision import precision_flags
-from trainer.training.run import run as train
+from trainer.training.train import run as train
 from trainer.workloads.task import TensorSplit
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -141,7 +141,7 @@ import os, sys
 from dataclasses import replace
 from pathlib import Path
 import torch
-from trainer.training.run import run as train
+from trainer.training.train import run as train
 from trainer.config import Workload, defaults
 from trainer.workloads import WORKLOADS
 workload = Workload.DIGITS_CNN

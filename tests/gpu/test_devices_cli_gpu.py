@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from stepscope.sampling.nvml import open_source
+from stepscope.gpu.source import open_source
 from trainer.devices import gpu_uuid
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import torch
 
+from stepscope.gpu.gpm import NOT_ARMED, SHARES
+from stepscope.gpu.nvml_queries import Tier
+from stepscope.gpu.process_memory import HIDDEN, OTHERS, OWN, shares
+from stepscope.gpu.source import DeviceSource, open_source
 from stepscope.metrics import Stream
 from stepscope.run import RunKind, RunStatus, read_run, run_folders
-from stepscope.sampling.gpm import NOT_ARMED, SHARES
-from stepscope.sampling.nvml import DeviceSource, open_source
-from stepscope.sampling.nvml_fields import Tier
-from stepscope.sampling.sharing import HIDDEN, OTHERS, OWN, shares
 from stepscope.session.session import Session
 from stepscope.store.reader import RunReader
 from tests.cudasim.nvml_library import INCLUDE, build

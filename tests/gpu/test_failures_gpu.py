@@ -17,10 +17,10 @@ from stepscope.run import RunStatus
 from tests.support.run_values import events, metric, run_json
 from tests.support.training_runs import fails_at
 from trainer.config import Optimizer, Precision, RunConfig, Workload, defaults
+from trainer.config_validation import TrainDevice
 from trainer.devices import list_devices
-from trainer.problems import TrainDevice
-from trainer.training import run as training_run
-from trainer.training.compute import CudaCompute
+from trainer.training import train as training_run
+from trainer.training.accelerator import CudaCompute
 from trainer.training.precision import autocast
 from trainer.training.state import Training
 from trainer.training.step import TrainStep

@@ -21,7 +21,7 @@ import json, sys
 from pathlib import Path
 import torch
 from trainer.config import RunConfig
-from trainer.training.run import run
+from trainer.training.train import run
 status = run(RunConfig.from_dict(json.loads(sys.argv[1])), Path(sys.argv[2]))
 assert status == "finished", (Path(sys.argv[2]) / "run.json").read_text()
 print(json.dumps([torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()]))
@@ -47,7 +47,7 @@ def test_the_predicted_peak_is_the_true_one(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     base = defaults(Workload(case["workload"]), device.id).to_dict()
     config = RunConfig.from_dict({**base, **case, "max_steps": 2, "epochs": 1}).to_dict()
-    command = [sys.executable, "-m", "trainer.fit", "--config", "-", "--json"]
+    command = [sys.executable, "-m", "trainer.memory_estimate", "--config", "-", "--json"]
     command += ["--runs", str(tmp_path)]
     before = torch.cuda.memory_allocated(0)
     found = subprocess.run(command, input=json.dumps(config), capture_output=True, text=True)

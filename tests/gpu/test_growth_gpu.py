@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from stepscope.diagnosis.findings import findings, read_recorded
-from stepscope.diagnosis.growth_watch import GrowthWatch
-from stepscope.recording.recorder import Recorder
+from stepscope.gpu.source import NullSource
+from stepscope.memory.growth_detector import GrowthWatch
+from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus, read_run
-from stepscope.sampling.nvml import NullSource
-from stepscope.sampling.sampler import Sampler
+from stepscope.session.sampler import Sampler
 from tests.support.run_values import events
 
 KEPT = 256 * 1024

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import torch
 
-from stepscope.diagnosis.hang_job import Cause
-from stepscope.diagnosis.hang_record import HangRecord
+from stepscope.distributed import debug_pipe, process_groups
+from stepscope.distributed.debug_pipe import note_captures
+from stepscope.distributed.hangs.capture import capture
+from stepscope.distributed.hangs.job_state import Cause
+from stepscope.distributed.hangs.record import HangRecord
 from stepscope.run import RunStatus
-from stepscope.sampling import debug_pipe, process_groups
-from stepscope.sampling.debug_pipe import note_captures
-from stepscope.session.hang_capture import capture
 from tests.conftest import Need
 from tests.gpu.conftest import SIMULATED
 from tests.support.hanging_job import Job, hanging

@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import Need
 from trainer.config import Workload, defaults
 from trainer.devices import cuda_reason, list_devices
-from trainer.lab.process import SampleProcess
+from trainer.lab.trial_process import SampleProcess
 
 
 @pytest.fixture

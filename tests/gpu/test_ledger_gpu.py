@@ -15,24 +15,24 @@ from pathlib import Path
 import pytest
 import torch
 
-from dashboard.charts.ledger import missing_reasons
-from stepscope.diagnosis.ledger_moments import (
+from dashboard.charts.memory_breakdown import missing_reasons
+from stepscope.bottleneck.step_window import training_gpu
+from stepscope.distributed.ranks import find_place
+from stepscope.memory.breakdown_series import (
     Moment,
     ledger_source,
     newest_moment,
     peak_moment,
     read_moments,
 )
-from stepscope.diagnosis.window import training_gpu
 from stepscope.run import RunKind, RunStatus, read_run
-from stepscope.run.ranks import find_place
-from stepscope.session.script import ScriptSession
+from stepscope.session.script_session import ScriptSession
 from stepscope.store import RunReader
 from tests.support.ledger_rows import CUDA
 from tests.support.run_values import metric, run_json
 from trainer.config import Workload, defaults
 from trainer.devices import list_devices
-from trainer.training.run import run as train
+from trainer.training.train import run as train
 
 MIB = 2**20
 BLOCK = 256 * MIB

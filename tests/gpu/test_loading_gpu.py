@@ -23,12 +23,12 @@ from tests.support.run_values import metric, run_json
 from tests.support.training_runs import background
 from tests.support.waiting import wait_for
 from trainer.config import RunConfig, Workload, defaults
+from trainer.config_validation import TrainDevice
 from trainer.devices import list_devices
-from trainer.failures import RunFailed
-from trainer.problems import TrainDevice
-from trainer.training.compute import CudaCompute
-from trainer.training.data import DeviceLoader, MemoryLoader, WorkerLoader, make_loader
-from trainer.training.run import run as train
+from trainer.error_messages import RunFailed
+from trainer.training.accelerator import CudaCompute
+from trainer.training.loaders import DeviceLoader, MemoryLoader, WorkerLoader, make_loader
+from trainer.training.train import run as train
 from trainer.workloads.task import Batch, TensorSplit
 
 LATE_CYCLES = 20_000_000  # some 10 ms at 2 GHz
@@ -173,7 +173,7 @@ def test_pin_memory_copies_from_page_locked_memory(
 
     monkeypatch.setattr(Tensor, "pin_memory", pin_memory)
     monkeypatch.setattr(
-        "trainer.training.copies._to",
+        "trainer.training.h2d_copy._to",
         lambda batch, device, non_blocking: sent.append([x.is_pinned() for x in batch]) or batch,
     )
     config = small(

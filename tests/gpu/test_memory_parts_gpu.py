@@ -14,17 +14,17 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from stepscope.distributed.ranks import find_place
+from stepscope.memory.model_states import Parts
 from stepscope.run import RunKind, RunStatus
-from stepscope.run.ranks import find_place
-from stepscope.sampling.parts import Parts
-from stepscope.session.script import ScriptSession
+from stepscope.session.script_session import ScriptSession
 from stepscope.store import RunReader
 from stepscope.watch import hooks
 from tests.gpu.conftest import simulator_only, waiting_raises
 from tests.support.run_values import run_json
 from trainer.config import Workload, defaults
 from trainer.devices import list_devices
-from trainer.training.run import run as train
+from trainer.training.train import run as train
 
 KEYS = ("memory/parameters", "memory/gradients", "memory/optimizer_state")
 EVERY = (*KEYS, "memory/allocated")

@@ -16,17 +16,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from stepscope.recording.recorder import Recorder
+from stepscope.distributed.ranks import find_place
+from stepscope.memory import allocator
+from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunKind, RunStatus
-from stepscope.run.ranks import find_place
-from stepscope.sampling import allocator
-from stepscope.sampling.allocator import Readings
-from stepscope.sampling.sampler import Sampler
-from stepscope.session.script import ScriptSession
+from stepscope.session.sampler import Sampler
+from stepscope.session.script_session import ScriptSession
+from stepscope.session.z_readings import Readings
 from tests.support.run_values import metric, run_json
 from trainer.config import Workload, defaults
 from trainer.devices import list_devices
-from trainer.training.run import run as train
+from trainer.training.train import run as train
 
 SHORT_STEPS = 50
 CYCLES_A_SECOND = 2_000_000_000

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from stepscope.diagnosis.oom_record import Memory, OomReport, parse
-from stepscope.diagnosis.out_of_memory import Case, judge
+from stepscope.memory.oom.classify import Case, judge
+from stepscope.memory.oom.record import Memory, OomReport, parse
 from stepscope.run import run_folders
 from tests.gpu.conftest import simulator_only
 from tests.support.run_values import events, run_json

@@ -15,18 +15,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from stepscope.bottleneck.step_window import setup_of
 from stepscope.diagnosis.findings import findings, read_recorded
-from stepscope.diagnosis.oom_record import Memory, OomReport, parse
-from stepscope.diagnosis.out_of_memory import Case, OomVerdict, judge
-from stepscope.diagnosis.window import setup_of
+from stepscope.memory.oom.classify import Case, OomVerdict, judge
+from stepscope.memory.oom.record import Memory, OomReport, parse
 from stepscope.run import RunStatus, read_run
 from tests.support.run_values import events, run_json
 from trainer.config import Optimizer, Problem, RunConfig, Workload, defaults
+from trainer.config_validation import TrainDevice
 from trainer.devices import list_devices
-from trainer.problems import TrainDevice
-from trainer.retry import half_batch
-from trainer.training.run import run as train
+from trainer.oom_retry import half_batch
 from trainer.training.step import TrainStep
+from trainer.training.train import run as train
 
 MIB = 2**20
 HOLDER = """

@@ -14,12 +14,11 @@ import pytest
 import torch
 from torch import nn
 
-from stepscope.profiling import ranges
+from stepscope.distributed.ranks import find_place
+from stepscope.profiling import phase_ranges, profile_command
 from stepscope.profiling.summary import parse
 from stepscope.run import RunKind, RunStatus
-from stepscope.run.ranks import find_place
-from stepscope.session import profiling
-from stepscope.session.script import ScriptSession
+from stepscope.session.script_session import ScriptSession
 from stepscope.store import EventRow, RunReader
 from tests.gpu.conftest import SIMULATED
 
@@ -37,11 +36,11 @@ class Script:
 
     def train(self, steps: int) -> None:
         for _ in range(steps):
-            with ranges.span(ranges.FORWARD):
+            with phase_ranges.span(phase_ranges.FORWARD):
                 loss = self.model(torch.ones(8, 64, device="cuda")).sum()
-            with ranges.span(ranges.BACKWARD):
+            with phase_ranges.span(phase_ranges.BACKWARD):
                 loss.backward()
-            with ranges.span(ranges.OPTIMIZER):
+            with phase_ranges.span(phase_ranges.OPTIMIZER):
                 self.optimizer.step()
                 self.optimizer.zero_grad()
             self.live.recorder.log_step({"train/loss": 1.0})
@@ -49,7 +48,7 @@ class Script:
 
     def profile(self, steps: int) -> None:
         self.live.recorder._offer(1, "profile", json.dumps({"steps": steps}))
-        self.train(profiling.BEFORE_STEPS + steps + 2)
+        self.train(profile_command.BEFORE_STEPS + steps + 2)
 
     def close(self) -> EventRow:
         self.live.close(RunStatus.FINISHED)
@@ -103,8 +102,8 @@ def test_under_nsight_all_steps_have_ranges_and_kernels_are_left_to_it(
     seen: list[str] = []
     monkeypatch.setattr(torch.cuda.nvtx, "range_push", seen.append)
     monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: None)
-    monkeypatch.setenv(ranges.NSIGHT, "1")
-    ranges.end()
+    monkeypatch.setenv(phase_ranges.NSIGHT, "1")
+    phase_ranges.end()
     try:
         script = Script(tmp_path)
         try:
@@ -115,10 +114,10 @@ def test_under_nsight_all_steps_have_ranges_and_kernels_are_left_to_it(
             event = script.close()
         summary = (script.live.recorder.folder / event.data["summary"]).read_text()
         assert not parse(summary).cuda
-        assert len(seen) == 3 * (2 + profiling.BEFORE_STEPS + 1 + 2)
+        assert len(seen) == 3 * (2 + profile_command.BEFORE_STEPS + 1 + 2)
     finally:
-        monkeypatch.delenv(ranges.NSIGHT)
-        ranges.end()
+        monkeypatch.delenv(phase_ranges.NSIGHT)
+        phase_ranges.end()
 
 
 def test_the_real_calls_of_nvtx_do_no_harm(tmp_path: Path) -> None:

@@ -18,10 +18,10 @@ import pynvml
 import pytest
 import torch
 
-from stepscope.sampling import allocator
-from stepscope.sampling.gpm import SHARES
-from stepscope.sampling.nvml import DeviceSource, open_source
-from stepscope.sampling.nvml_fields import FIELDS, FieldValue, Reader, Tier
+from stepscope.gpu.gpm import SHARES
+from stepscope.gpu.nvml_queries import FIELDS, FieldValue, Reader, Tier
+from stepscope.gpu.source import DeviceSource, open_source
+from stepscope.memory import allocator
 from trainer.devices import gpu_uuid
 
 MIB = 2**20

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
+from stepscope.distributed.ranks import find_place
 from stepscope.run import RunKind, RunStatus, read_run
-from stepscope.run.ranks import find_place
-from stepscope.session.script import ScriptSession
+from stepscope.session.script_session import ScriptSession
 from stepscope.store import RunReader
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from stepscope.recording.recorder import CommandName
-from stepscope.snapshots.blocks import fragmentation, largest_blocks
-from stepscope.snapshots.opening import open_snapshot
+from stepscope.memory.snapshots.open_snapshot import open_snapshot
+from stepscope.memory.snapshots.segments import fragmentation, largest_blocks
+from stepscope.recorder.recorder import CommandName
 from stepscope.store import RunReader, StoreError
 from stepscope.store.reader import send_command
 from trainer.config import RunConfig

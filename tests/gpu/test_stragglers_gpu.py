@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from stepscope.diagnosis.findings import findings, read_recorded
-from stepscope.diagnosis.straggler_times import Phase
+from stepscope.distributed.ddp_timing import LEAST_CUDA
+from stepscope.distributed.stragglers.step_phases import Phase
 from stepscope.run import read_run, run_folders
-from stepscope.sampling.ddp_times import LEAST_CUDA
 from tests.gpu.conftest import simulator_only
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -27,19 +27,19 @@ from tests.integration.conftest import save_at_step
 from tests.support.decoded import Decoded
 from tests.support.run_values import events, metric, run_json
 from trainer.config import Precision, RunConfig, Workload, defaults
+from trainer.config_validation import TrainDevice, problems
 from trainer.devices import list_devices
-from trainer.problems import TrainDevice, problems
-from trainer.training import device_times, flags
+from trainer.training import backend_flags, cuda_timing
+from trainer.training.accelerator import CudaCompute
 from trainer.training.checkpoint import read_checkpoint
-from trainer.training.compute import CudaCompute
-from trainer.training.data import MemoryLoader
-from trainer.training.graphs import graphed
+from trainer.training.cuda_graph_step import graphed
+from trainer.training.loaders import MemoryLoader
 from trainer.training.loop import Loop
 from trainer.training.model import InputForm, prepare
 from trainer.training.precision import autocast
-from trainer.training.run import run
 from trainer.training.state import Training
 from trainer.training.step import TrainStep
+from trainer.training.train import run
 from trainer.workloads import WORKLOADS
 from trainer.workloads.task import Task
 
@@ -314,7 +314,7 @@ def test_replaying_never_waits_for_the_gpu(
         gpu, precision=precision, cuda_graphs=True, accumulation=accumulation, clip_norm=1.0
     )
     compute = CudaCompute(gpu.cuda_index)
-    with flags.run_flags(config):
+    with backend_flags.run_flags(config):
         task = WORKLOADS[config.workload](config)
         training = Training(config, prepare(task.model, config, compute.device), compute)
         step = TrainStep(
@@ -397,7 +397,7 @@ def test_cudnn_benchmark_and_deterministic_hold_while_it_trains(
         return forward(self, *batch)
 
     monkeypatch.setattr(TrainStep, "forward", look)
-    monkeypatch.setenv(flags.WORKSPACES, ":4096:8")
+    monkeypatch.setenv(backend_flags.WORKSPACES, ":4096:8")
     for name, changes in (("a", {"cudnn_benchmark": True}), ("b", {"deterministic": True})):
         train(tmp_path, name, cnn(gpu, max_steps=2, **changes))
     assert seen == [(True, False)] * 2 + [(False, True)] * 2
@@ -407,7 +407,7 @@ def test_deterministic_comes_too_late_in_a_process_that_has_used_the_gpu(
     gpu: TrainDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.zeros(1, device=f"cuda:{gpu.cuda_index}")
-    monkeypatch.delenv(flags.WORKSPACES, raising=False)
+    monkeypatch.delenv(backend_flags.WORKSPACES, raising=False)
     assert run(cnn(gpu, deterministic=True), tmp_path) is RunStatus.FAILED
     reason = run_json(tmp_path)["reason"]
     assert reason.startswith("deterministic: cuBLAS needs CUBLAS_WORKSPACE_CONFIG=:4096:8")
@@ -417,7 +417,7 @@ def test_deterministic_comes_too_late_in_a_process_that_has_used_the_gpu(
 def test_deterministic_in_a_process_of_its_own_gives_the_same_losses_twice(
     gpu: TrainDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(flags.WORKSPACES, raising=False)
+    monkeypatch.delenv(backend_flags.WORKSPACES, raising=False)
     config = json.dumps(cnn(gpu, deterministic=True, max_steps=10, threads=1).to_dict())
     losses = []
     for name in ("first", "second"):
@@ -443,7 +443,7 @@ def test_a_run_that_ends_at_a_loss_of_nan_gives_its_events_back(
         **{"batch_size": 1, "accumulation": 20, "learning_rate": 100.0, "optimizer": "sgd"},
     )
     assert gpu.cuda_index is not None
-    pairs = device_times._pairs_of(torch.device("cuda", gpu.cuda_index))
+    pairs = cuda_timing._pairs_of(torch.device("cuda", gpu.cuda_index))
 
     def available() -> int:
         return len(pairs._free) + pairs._left

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from stepscope.recording.scalars import Row
+from stepscope.recorder.cuda_readback import Row
 from stepscope.run import RunStatus
 from stepscope.store.reader import send_command
 from tests.gpu.conftest import waiting_raises
@@ -20,14 +20,14 @@ from tests.support.run_values import event_of, events, metric, run_json
 from tests.support.training_runs import background
 from tests.support.waiting import wait_for
 from trainer.config import Precision, RunConfig, Workload, defaults
+from trainer.config_validation import TrainDevice, choice_problem
 from trainer.devices import list_devices
-from trainer.problems import TrainDevice, choice_problem
-from trainer.training.compute import CudaCompute
-from trainer.training.data import MemoryLoader
+from trainer.training.accelerator import CudaCompute
+from trainer.training.loaders import MemoryLoader
 from trainer.training.precision import autocast, precision_flags
-from trainer.training.run import run as train
 from trainer.training.state import Training
 from trainer.training.step import TrainStep
+from trainer.training.train import run as train
 from trainer.workloads import WORKLOADS
 
 MIB = 2**20

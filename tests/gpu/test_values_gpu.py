@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from stepscope.recording import scalars
-from stepscope.recording.recorder import Recorder
-from stepscope.recording.scalars import CELLS, SLOTS, DeviceScalars, Row
+from stepscope.recorder import cuda_readback
+from stepscope.recorder.cuda_readback import CELLS, SLOTS, DeviceScalars, Row
+from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus
 from tests.cudasim.programs import ranks
 from tests.gpu.conftest import simulator_only
@@ -34,7 +34,9 @@ LATE_CYCLES = 200_000_000  # some 100 ms at 2 GHz
 
 @pytest.fixture
 def recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
-    monkeypatch.setattr(scalars, "_free", None)  # as in a process that has recorded nothing yet
+    monkeypatch.setattr(
+        cuda_readback, "_free", None
+    )  # as in a process that has recorded nothing yet
     recorder = Recorder(tmp_path, name="values")
     yield recorder
     recorder.close(RunStatus.FINISHED)
@@ -88,7 +90,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock(1e3)
-    monkeypatch.setattr(scalars, "time", SimpleNamespace(monotonic=clock.monotonic))
+    monkeypatch.setattr(cuda_readback, "time", SimpleNamespace(monotonic=clock.monotonic))
     return clock
 
 
@@ -194,7 +196,7 @@ def test_what_changes_a_tensor_after_its_step_does_not_change_its_value(
 
 REDUCED = """
 from torch.distributed.tensor import Replicate, distribute_tensor, init_device_mesh
-from stepscope.recording.scalars import DeviceScalars
+from stepscope.recorder.cuda_readback import DeviceScalars
 dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
 found = []
 reader = DeviceScalars(lambda step, ts, row: found.append(row))
@@ -264,7 +266,7 @@ def test_the_last_rows_of_a_loop_that_pauses_come_with_the_next_poll(clock: Cloc
     torch.cuda.synchronize()
     reader.poll()
     assert [step for step, _ in reader.rows] == [0], "the first is not held back"
-    clock.now += scalars.PERIOD_S
+    clock.now += cuda_readback.PERIOD_S
     reader.poll()
     torch.cuda.synchronize()
     reader.poll()
@@ -275,7 +277,7 @@ def test_nothing_that_is_gathered_enters_a_graph(clock: Clock) -> None:
     reader, losses = Reader(), numbers(4)
     reader.log(0, losses[0])
     reader.log(1, losses[1])  # not due
-    clock.now += scalars.PERIOD_S
+    clock.now += cuda_readback.PERIOD_S
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         reader.log(2, losses[2] + 1)
@@ -296,9 +298,9 @@ def test_a_copy_to_the_host_that_fails_costs_values_and_no_row(
     reader, losses = Reader(), numbers(4)
     reader.log(0, losses[0])
     reader.log(1, losses[1])
-    clock.now += scalars.PERIOD_S
+    clock.now += cuda_readback.PERIOD_S
     with monkeypatch.context() as patch:
-        patch.setattr(scalars._Slot, "record", refuse)
+        patch.setattr(cuda_readback._Slot, "record", refuse)
         reader.log(2, losses[2])
     reader.log(3, losses[3])
     reader.flush()
@@ -312,27 +314,27 @@ def test_a_copy_on_the_device_that_fails_gives_its_slot_back(
     def refuse(*_args: object) -> None:
         raise RuntimeError("CUDA out of memory")
 
-    monkeypatch.setattr(scalars, "_free", None)
+    monkeypatch.setattr(cuda_readback, "_free", None)
     reader, losses = Reader(), numbers(4)
     with monkeypatch.context() as patch:
         patch.setattr(torch, "_foreach_copy_", refuse)
         for step in range(2):
             reader.log(step, losses[step])
-            clock.now += scalars.PERIOD_S
+            clock.now += cuda_readback.PERIOD_S
     for step in range(2, 4):
         reader.log(step, losses[step])
     reader.flush()
     wanted = [{}, {}, {"train/loss": 2.0}, {"train/loss": 3.0}]
     assert [row for _, row in reader.rows] == wanted
     assert reader.dropped == 2
-    assert scalars._free is not None
-    assert len(set(map(id, scalars._free))) == len(scalars._free) == SLOTS
+    assert cuda_readback._free is not None
+    assert len(set(map(id, cuda_readback._free))) == len(cuda_readback._free) == SLOTS
 
 
 def test_a_signal_handler_may_flush_in_the_middle(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scalars, "_free", None)
+    monkeypatch.setattr(cuda_readback, "_free", None)
     reader, losses = Reader(), numbers(4)
     reader.log(0, losses[0])
     reader.log(1, losses[1])
@@ -350,8 +352,8 @@ def test_a_signal_handler_may_flush_in_the_middle(
     wanted = [{"train/loss": 0.0}, {"train/loss": 1.0}, {}, {"train/loss": 3.0}]
     assert [row for _, row in reader.rows] == wanted
     assert reader.dropped == 1
-    assert scalars._free is not None
-    assert len(set(map(id, scalars._free))) == len(scalars._free) == SLOTS
+    assert cuda_readback._free is not None
+    assert len(set(map(id, cuda_readback._free))) == len(cuda_readback._free) == SLOTS
 
 
 def test_values_of_a_side_stream_are_waited_for_from_another(clock: Clock) -> None:

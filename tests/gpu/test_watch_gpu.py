@@ -20,10 +20,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from stepscope.recording.recorder import CommandName
+from stepscope.distributed.ranks import find_place
+from stepscope.recorder.recorder import CommandName
 from stepscope.run import RunKind, RunStatus, read_run, run_folders
-from stepscope.run.ranks import find_place
-from stepscope.session.script import ScriptSession
+from stepscope.session.script_session import ScriptSession
 from stepscope.store.reader import send_command
 from stepscope.watch import hooks
 from tests.gpu.conftest import waiting_raises

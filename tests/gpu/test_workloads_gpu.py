@@ -14,11 +14,11 @@ import pytest
 from stepscope.run import RunStatus
 from tests.support.run_values import metric, run_json
 from tests.support.sizes import SMALL
-from trainer import data_sets, user_workload
+from trainer import custom_workload, datasets
 from trainer.config import Precision, RunConfig, Workload, defaults
+from trainer.config_validation import TrainDevice, problems
 from trainer.devices import list_devices
-from trainer.problems import TrainDevice, problems
-from trainer.training.run import run as train
+from trainer.training.train import run as train
 from trainer.workloads.digit_images import write
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "own_workload.py"
@@ -39,8 +39,8 @@ def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def given(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Image data and a workload of the user's own, as at the start of the page."""
-    monkeypatch.setenv(data_sets.VARIABLE, str(data_folder))
-    monkeypatch.setenv(user_workload.VARIABLE, f"{EXAMPLE}:build")
+    monkeypatch.setenv(datasets.VARIABLE, str(data_folder))
+    monkeypatch.setenv(custom_workload.VARIABLE, f"{EXAMPLE}:build")
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield
     sys.modules.pop("user_workload_own_workload", None)

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from trainer.training.checkpoint import write_checkpoint
-from trainer.training.commands import OwnCommands
+from trainer.training.trainer_commands import OwnCommands
 
 SaveAtStep = Callable[[int], None]
 

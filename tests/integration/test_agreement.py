@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.recording.recorder import CommandName
+from stepscope.recorder.recorder import CommandName
 from stepscope.run import RunStatus, read_run, run_folders
 from stepscope.session.force import end_job
 from tests.support.jobs import PATIENCE_S, job, training, until

@@ -20,14 +20,14 @@ import pytest
 from dashboard import crash_watch
 from dashboard.crash_watch import CrashWatch
 from dashboard.run_index import RunIndex
-from stepscope.alerts import actions, webhook
-from stepscope.alerts.actions import Actions, Alert
+from stepscope.alerts import notifier, webhook
+from stepscope.alerts.channels import Command, Webhook
 from stepscope.alerts.config import Settings
 from stepscope.alerts.crash import MARKER
+from stepscope.alerts.notifier import Actions, Alert
 from stepscope.alerts.rules import Level, State
-from stepscope.alerts.ways import Command, Webhook
-from stepscope.recording.recorder import CommandName
-from stepscope.recording.to_json import to_json
+from stepscope.common.json_values import to_json
+from stepscope.recorder.recorder import CommandName
 from stepscope.run import RunKind, RunStatus, read_run, run_folders
 from stepscope.session.session import Session
 from stepscope.store import RunReader
@@ -36,7 +36,7 @@ from tests.support.killed_runs import killed
 from tests.support.run_values import alerts
 from tests.support.waiting import wait_until
 from trainer.config import NanPolicy, Optimizer, Workload, defaults
-from trainer.training.run import run
+from trainer.training.train import run
 
 ROOT = Path(__file__).resolve().parents[2]
 ALERT = Alert(
@@ -392,8 +392,8 @@ AT_EXIT = """
 import atexit, sys, threading
 from pathlib import Path
 from stepscope.alerts.config import Settings
-from stepscope.alerts.watch import Watch
-from stepscope.alerts.ways import Command
+from stepscope.alerts.monitor import Watch
+from stepscope.alerts.channels import Command
 from stepscope.run import RunStatus
 
 def refused(thread):
@@ -457,7 +457,7 @@ def test_a_command_that_outlives_the_process_may_print(tmp_path: Path, file: Fil
 def test_too_many_alerts_are_left_out_and_the_last_words_are_bounded(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(actions, "QUEUE_LIMIT", 2)
+    monkeypatch.setattr(notifier, "QUEUE_LIMIT", 2)
     words = (sys.executable, "-c", "import time; time.sleep(0.5)")
     with told(command(*words)) as found:
         for _ in range(9):

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from stepscope.cli.record import record
+from stepscope.gpu.source import NullSource, open_source
 from stepscope.run import RunStatus, read_run, run_folders
-from stepscope.sampling.nvml import NullSource, open_source
 from stepscope.store import Block, RunReader
 from stepscope.store.reader import send_command
 from tests.support.fake_nvml import FakeGpu, FakeNvml, install

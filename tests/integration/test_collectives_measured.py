@@ -12,11 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from stepscope.metrics.bandwidth import bus_factor
+from stepscope.distributed.bandwidth import bus_factor
 from trainer.collectives.plan import KIB, MIB, OPERATIONS, Plan
 from trainer.collectives.process import Measurement
 from trainer.collectives.results import read_result, result_names
-from trainer.runners.child import ChildState
+from trainer.runners.child_process import ChildState
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 60.0

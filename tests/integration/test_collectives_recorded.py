@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.diagnosis.communication_reading import communication_text
+from stepscope.distributed.collective_metrics import NOT_BY_GLOO
+from stepscope.distributed.communication_reading import communication_text
 from stepscope.run import read_run, run_folders
-from stepscope.sampling.collectives import NOT_BY_GLOO
 from tests.support.run_values import recorded
 from tests.support.watched_scripts import run
 

@@ -18,11 +18,11 @@ from stepscope.run import RunStatus
 from tests.support.run_values import events, metric, run_json
 from tests.support.training_runs import small, train
 from trainer.config import Compile, Workload
+from trainer.config_validation import choice_problem
 from trainer.devices import list_devices
-from trainer.problems import choice_problem
 from trainer.training.checkpoint import read_checkpoint
 from trainer.training.loop import Loop
-from trainer.training.run import run
+from trainer.training.train import run
 
 # Torch's own, as it imports its compiler.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

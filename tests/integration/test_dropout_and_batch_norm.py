@@ -16,7 +16,7 @@ from tests.support.run_values import metric
 from tests.support.training_runs import small, train
 from trainer.config import RunConfig, Workload
 from trainer.training.checkpoint import read_checkpoint
-from trainer.training.run import run
+from trainer.training.train import run
 from trainer.workloads import WORKLOADS
 from trainer.workloads.task import Task, TensorSplit
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from stepscope.session.environment import environment
+from stepscope.host.environment import environment
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""`python -m trainer.fit` and `stepscope fit` as processes, and what earlier runs teach."""
+"""`python -m trainer.memory_estimate` and `stepscope fit` as processes, and what earlier runs teach."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from typing import Any
 
 import pytest
 
-from stepscope.recording.recorder import Recorder
+from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunKind, RunStatus
 from trainer.config import RunConfig, Workload, defaults
 from trainer.devices import list_devices
-from trainer.fit import history
-from trainer.fit.__main__ import main
-from trainer.fit.answer import Say, answer
-from trainer.fit.history import FIT_JSON, margin_for, measured_rate, throughputs
-from trainer.fit.margin import DEFAULT_FACTOR
-from trainer.fit.probe import LOCK, measure, remove_left
+from trainer.memory_estimate import past_runs
+from trainer.memory_estimate.__main__ import main
+from trainer.memory_estimate.estimate import Say, answer
+from trainer.memory_estimate.past_runs import FIT_JSON, margin_for, measured_rate, throughputs
+from trainer.memory_estimate.probe import LOCK, measure, remove_left
+from trainer.memory_estimate.safety_margin import DEFAULT_FACTOR
 
-FIT = [sys.executable, "-m", "trainer.fit"]
+FIT = [sys.executable, "-m", "trainer.memory_estimate"]
 SCRIPT_FIT = [sys.executable, "-m", "stepscope.cli", "fit"]
 SCRIPT = """
 import sys, torch
@@ -78,7 +78,7 @@ def fit(*options: str, **more: Any) -> subprocess.CompletedProcess[str]:
     return run([*FIT, "--device", "cpu", *options], **more)
 
 
-# --- python -m trainer.fit ------------------------------------------------------------------------
+# --- python -m trainer.memory_estimate ------------------------------------------------------------------------
 
 
 def test_the_command_prints_the_peak_and_its_parts(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_the_line_of_progress_is_gone_before_anything_else_is_said(
             raise error
         return {"fits": True}
 
-    monkeypatch.setattr("trainer.fit.answer.answer", answer)
+    monkeypatch.setattr("trainer.memory_estimate.estimate.answer", answer)
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     code = main(["--workload", "linear", "--device", "cpu", "--json"])
     shown = terminal.getvalue()
@@ -214,7 +214,7 @@ def test_the_share_of_progress_only_grows(tmp_path: Path, monkeypatch: pytest.Mo
             say("Measuring", share)
         return {}, []
 
-    monkeypatch.setattr("trainer.fit.answer.measure", measured)
+    monkeypatch.setattr("trainer.memory_estimate.estimate.measure", measured)
     shares: list[float] = []
     config = defaults(Workload.LINEAR)
     device = next(one for one in list_devices() if one.id == "cpu")
@@ -373,7 +373,7 @@ def test_throughput_is_that_of_runs_which_differ_in_the_batch_alone(tmp_path: Pa
         recorded(tmp_path, name, RunConfig.from_dict({**base.to_dict(), **changes}), 1.0, rate)
     assert throughputs(tmp_path, base) == {8: 80.0, 16: 160.0}
     assert measured_rate(tmp_path / "nowhere") is None
-    assert history.LEAST_STEPS <= 30
+    assert past_runs.LEAST_STEPS <= 30
 
 
 # --- stepscope fit --------------------------------------------------------------------------------

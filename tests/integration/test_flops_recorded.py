@@ -12,7 +12,7 @@ import pytest
 import stepscope
 from stepscope.run import RunStatus
 from trainer.config import Precision, Workload, defaults
-from trainer.training.run import run as train
+from trainer.training.train import run as train
 
 
 def trained(folder: Path, **changes: Any) -> stepscope.Run:

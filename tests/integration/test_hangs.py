@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from stepscope.diagnosis.findings import findings, read_recorded
-from stepscope.diagnosis.hang_job import Cause
-from stepscope.diagnosis.hang_reading import hang_of
+from stepscope.distributed.hangs.hang_reading import hang_of
+from stepscope.distributed.hangs.job_state import Cause
 from stepscope.run import RunStatus, read_run
 from stepscope.store import RunReader
 from tests.support.hanging_job import NAMED_S, STARTS_S, hanging

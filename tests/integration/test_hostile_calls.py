@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from stepscope import tracker
-from stepscope.recording.recorder import Recorder
+from stepscope.distributed.ranks import find_place
+from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunKind, RunStatus
-from stepscope.run.ranks import find_place
-from stepscope.session.script import ScriptSession
+from stepscope.session.script_session import ScriptSession
 from stepscope.store import RunReader
 from stepscope.tracker import Tracker
 

@@ -19,9 +19,9 @@ from stepscope.run import RunStatus
 from stepscope.store import EventRow, RunReader
 from tests.integration.conftest import SaveAtStep
 from trainer.config import RunConfig, Workload, defaults
-from trainer.data_sets import VARIABLE
-from trainer.training.run import run as train
-from trainer.workloads import images, pictures
+from trainer.datasets import VARIABLE
+from trainer.training.train import run as train
+from trainer.workloads import image_decoding, images
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -112,7 +112,7 @@ def test_images_that_are_kept_are_decoded_once_and_give_the_same_run(
 
     def counted(path: Path, size: int) -> Any:
         asked.append(path.name)
-        return pictures.picture(path, size)
+        return image_decoding.picture(path, size)
 
     monkeypatch.setattr(images, "picture", counted)
     runs = {kept: new_run(tmp_path, f"run-{kept}") for kept in (False, True)}

@@ -18,9 +18,9 @@ import pytest
 
 from tests.support.run_values import metric
 from trainer.config import Workload, defaults
-from trainer.lab import sample_run
+from trainer.lab import trial_run
 from trainer.lab.folder import SAMPLES, read_sweep
-from trainer.lab.process import LOG, RUN, SampleProcess
+from trainer.lab.trial_process import LOG, RUN, SampleProcess
 
 LONG = 10**8
 SWEEP = ["--workload", "linear", "--device", "cpu", "--steps", "30", "--warmup", "5"]
@@ -76,7 +76,7 @@ def test_a_sample_is_a_recorded_run_with_equal_losses_for_equal_seeds(tmp_path: 
 
 def test_a_sample_trains_with_a_constant_learning_rate(tmp_path: Path) -> None:
     asked = {"schedule": "cosine", "lr_warmup_steps": 4, "learning_rate": 0.01}
-    assert "metrics" in sample_run.take({**job(changes=asked), "folder": str(tmp_path)})
+    assert "metrics" in trial_run.take({**job(changes=asked), "folder": str(tmp_path)})
     assert set(metric(tmp_path, "train/lr")) == {0.01}
 
 
@@ -165,7 +165,7 @@ def test_a_folder_that_cannot_be_written_is_no_fault_of_the_sample(tmp_path: Pat
     code = (
         "import json, resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)); "
-        "from pathlib import Path; from trainer.lab.sample_run import take; "
+        "from pathlib import Path; from trainer.lab.trial_run import take; "
         f"print(json.dumps(take({{**{job()!r}, 'folder': {str(tmp_path)!r}}})))"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -203,7 +203,7 @@ def samples_of(pid: int) -> list[psutil.Process]:
     found = []
     for child in psutil.Process(pid).children(recursive=True):
         try:
-            if "trainer.lab.sample" in child.cmdline():
+            if "trainer.lab.trial" in child.cmdline():
                 found.append(child)
         except psutil.Error:
             continue
@@ -278,7 +278,7 @@ def test_kill_9_leaves_no_sample_and_a_sweep_that_goes_on(tmp_path: Path) -> Non
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills a child with its parent")
 def test_kill_9_ends_also_a_sample_whose_native_code_keeps_all_threads_waiting() -> None:
     busy = (
-        "import ctypes; from trainer.parent import killed_with_parent; killed_with_parent(); "
+        "import ctypes; from trainer.parent_death_signal import killed_with_parent; killed_with_parent(); "
         "print('ready', flush=True); ctypes.PyDLL(None).sleep(60)"
     )
     parent_code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {busy!r}])"

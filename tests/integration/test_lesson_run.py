@@ -14,7 +14,7 @@ from dashboard import services
 from dashboard.lesson_runs import LessonRuns
 from stepscope.run import RunError
 from tests.support.lesson_programs import SLEEP, Write, write
-from trainer.runners.child import ChildState
+from trainer.runners.child_process import ChildState
 from trainer.runners.lesson import OUTPUT_LIMIT, LessonOutput, LessonRun
 
 __all__ = ["write"]

@@ -26,10 +26,10 @@ from tests.support.run_values import metric, run_json
 from tests.support.training_runs import background, small
 from tests.support.waiting import wait_for, wait_until
 from trainer.config import RunConfig, Workload
-from trainer.failures import RunFailed
-from trainer.training.compute import CpuCompute
-from trainer.training.data import Loader, WorkerLoader, make_loader, make_validation_loader
-from trainer.training.run import run
+from trainer.error_messages import RunFailed
+from trainer.training.accelerator import CpuCompute
+from trainer.training.loaders import Loader, WorkerLoader, make_loader, make_validation_loader
+from trainer.training.train import run
 from trainer.workloads import WORKLOADS
 from trainer.workloads.task import Split, Task, TensorSplit
 
@@ -297,8 +297,8 @@ def kill_workers() -> None:
 LOADING = """
 import signal, sys, torch
 from trainer.config import RunConfig
-from trainer.training.compute import CpuCompute
-from trainer.training.data import WorkerLoader
+from trainer.training.accelerator import CpuCompute
+from trainer.training.loaders import WorkerLoader
 from trainer.workloads.task import TensorSplit
 
 signal.signal(signal.SIGTERM, lambda *_: None)

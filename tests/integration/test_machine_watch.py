@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from dashboard.machine.watch import MachineWatch
-from stepscope.sampling.nvml import NullSource
+from dashboard.machine.machine_poller import MachineWatch
+from stepscope.gpu.source import NullSource
 from tests.support.fake_machine import FakeErrors, FakeSource, gpus, info, machine
 
 NAME = "stepscope-machine"

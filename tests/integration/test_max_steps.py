@@ -12,7 +12,7 @@ from stepscope.run import RunStatus
 from tests.support.run_values import events, metric, run_json
 from tests.support.training_runs import small, train
 from trainer.config import Schedule, Workload
-from trainer.training.run import run
+from trainer.training.train import run
 
 CONFIG = small(Workload.DIGITS_MLP, batch_size=512, epochs=3)  # 26 steps an epoch
 

@@ -12,16 +12,17 @@ from pathlib import Path
 import pytest
 
 from stepscope.diagnosis.findings import findings, read_recorded
-from stepscope.diagnosis.oom_reading import judged, read_report
-from stepscope.diagnosis.oom_record import Memory
-from stepscope.diagnosis.out_of_memory import Case
-from stepscope.run import RunStatus, kernel_kills, read_run, run_folders
-from stepscope.session import oom_watch
+from stepscope.host import kernel_kills
+from stepscope.memory.oom import observer
+from stepscope.memory.oom.classify import Case
+from stepscope.memory.oom.reader import judged, read_report
+from stepscope.memory.oom.record import Memory
+from stepscope.run import RunStatus, read_run, run_folders
 from tests.support.recorded_runs import write_run
 from tests.support.run_values import run_json
 from tests.support.training_runs import small
 from trainer.config import Workload
-from trainer.training import run as training_run
+from trainer.training import train as training_run
 from trainer.training.step import TrainStep
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -148,8 +149,8 @@ def test_a_handler_that_raises_during_the_ending_does_not_lose_it(tmp_path: Path
 def test_a_worker_that_the_kernel_killed_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(oom_watch, "kills_since", lambda first: 1)
-    monkeypatch.setattr("stepscope.session.host_memory.kills_since", lambda first: 1)
+    monkeypatch.setattr(observer, "kills_since", lambda first: 1)
+    monkeypatch.setattr("stepscope.memory.oom.host_memory.kills_since", lambda first: 1)
 
     def fail(*_: object) -> None:
         raise RuntimeError("DataLoader worker (pid 12) is killed by signal: Killed. ")

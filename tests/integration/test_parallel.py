@@ -19,7 +19,7 @@ from tests.integration.conftest import save_at_step
 from tests.support.training_jobs import job, launch, mean_loss, recorded
 from trainer.config import Optimizer, Parallel, Precision, RunConfig, Schedule, Workload, defaults
 from trainer.training.checkpoint import read_checkpoint, weights_bytes
-from trainer.training.run import run
+from trainer.training.train import run
 
 pytestmark = pytest.mark.timeout(400)  # the first test waits for all jobs of so many ranks
 RELATIVE = 1e-5

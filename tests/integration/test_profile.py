@@ -18,15 +18,15 @@ from typing import Any
 
 import pytest
 
-from stepscope.profiling.capture import Capture
-from stepscope.profiling.phases import PHASES
+from stepscope.profiling import profile_command
 from stepscope.profiling.summary import Summary, parse
+from stepscope.profiling.torch_profiler import Capture
+from stepscope.profiling.z_phase_names import PHASES
 from stepscope.run import RunError, RunStatus, read_run, run_folders
-from stepscope.session import profiling
 from stepscope.store import EventRow, RunReader, StoreError
 from stepscope.store.reader import send_command
 from trainer.config import Workload, defaults
-from trainer.training.run import run as train
+from trainer.training.train import run as train
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 
@@ -148,7 +148,7 @@ def test_the_end_of_a_run_of_ours_writes_what_was_recorded(
                 super().__init__(**options)
                 stop.set()
 
-        monkeypatch.setattr(profiling, "Capture", StopsTheRun)
+        monkeypatch.setattr(profile_command, "Capture", StopsTheRun)
         command_id = send_command(tmp_path, "profile", {"steps": 50})
         wait_for(lambda: read_run(tmp_path).status is RunStatus.STOPPED)
     with RunReader(tmp_path) as reader:

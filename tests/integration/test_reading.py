@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 import stepscope
-from stepscope.recording.recovery import recover
-from stepscope.recording.ring import abandoned
+from stepscope.recorder.recovery import recover
+from stepscope.recorder.ring import abandoned
 from stepscope.run import RunError, RunStatus
 from tests.support.killed_runs import killed_run
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.recording import writer_thread
-from stepscope.recording.recorder import CommandName, Recorder
-from stepscope.recording.writer_thread import BALLAST
+from stepscope.recorder import writer_thread
+from stepscope.recorder.recorder import CommandName, Recorder
+from stepscope.recorder.writer_thread import BALLAST
 from stepscope.run import RunStatus, read_run
 from stepscope.store import STORE_NAME, RunReader
 from stepscope.store.reader import send_command
@@ -112,7 +112,7 @@ def test_a_foreign_command_is_refused_and_harms_nothing(tmp_path: Path) -> None:
 WRITER = """
 import sys, time
 from pathlib import Path
-from stepscope.recording.recorder import Recorder
+from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus
 recorder = Recorder(Path(sys.argv[1]), name="victim")
 recorder.set_status(RunStatus.RUNNING)

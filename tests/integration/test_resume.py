@@ -16,7 +16,7 @@ from tests.support.run_values import events, metric, run_json
 from tests.support.training_runs import small, train
 from trainer.config import Optimizer, RunConfig, Schedule, Workload
 from trainer.training.checkpoint import read_checkpoint
-from trainer.training.run import run
+from trainer.training.train import run
 
 DATA = Path(__file__).parents[1] / "data"
 

@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stepscope.recording.recorder import Recorder
-from stepscope.recording.recovery import recover, recover_ended
-from stepscope.recording.ring import Ring, RingError
+from stepscope.recorder.recorder import Recorder
+from stepscope.recorder.recovery import recover, recover_ended
+from stepscope.recorder.ring import Ring, RingError
 from stepscope.run import RunStatus, read_run, write_run_json
 from stepscope.store import STORE_NAME, Block, RunReader, RunWriter
 from tests.support.killed_runs import killed_run
@@ -55,7 +55,7 @@ TIMED_VICTIM = """
 import os, sys, time
 from pathlib import Path
 from stepscope.common import files
-from stepscope.recording.recorder import Recorder
+from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus
 if len(sys.argv) > 2:
     files.MOUNTS = Path(sys.argv[2])
@@ -220,7 +220,7 @@ def test_rows_of_many_threads_all_arrive(tmp_path: Path) -> None:
 FORKING = """
 import os, sys
 from pathlib import Path
-from stepscope.recording.recorder import Recorder
+from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus
 recorder = Recorder(Path(sys.argv[1]), name="parent")
 recorder.set_status(RunStatus.RUNNING)

@@ -21,7 +21,7 @@ from starlette.testclient import TestClient
 
 from app import app
 from dashboard import live_chart, services
-from stepscope.recording.recorder import Recorder
+from stepscope.recorder.recorder import Recorder
 from stepscope.run import STALE_S, RunKind, RunStatus, read_run
 from stepscope.store import STORE_NAME
 from tests.support.child_process import holding

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.recording.recovery import recover_ended
+from stepscope.recorder.recovery import recover_ended
 from stepscope.run import RunStatus, read_run
 from stepscope.store import RunReader, StoreError
 from tests.support.run_values import metric

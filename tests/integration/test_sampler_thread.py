@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.gpu.nvml_queries import Tier
+from stepscope.gpu.source import NullSource
 from stepscope.metrics import Stream
-from stepscope.recording.recorder import Recorder
+from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus
-from stepscope.sampling.nvml import NullSource
-from stepscope.sampling.nvml_fields import Tier
-from stepscope.sampling.sampler import Sampler
+from stepscope.session.sampler import Sampler
 from stepscope.store.reader import RunReader
 
 PATIENCE_S = 10.0
@@ -136,7 +136,7 @@ def test_a_sampler_that_never_started_stops(recorder: Recorder) -> None:
 
 FOREIGN = """
 from stepscope.sampling import gpm, process_list, sampler, xid
-from stepscope.sampling.nvml import open_source
+from stepscope.gpu.source import open_source
 print(open_source().reason)
 """
 

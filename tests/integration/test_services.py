@@ -14,12 +14,12 @@ import pytest
 
 from dashboard import services
 from dashboard.services import Services
-from stepscope.diagnosis.outcome import Outcome
 from stepscope.run import RunError, RunStatus, process_identity, read_run, write_run_json
+from stepscope.run.outcome import Outcome
 from stepscope.session.session import Session
 from tests.support.waiting import wait_until
 from trainer.config import RunConfig, Workload, defaults
-from trainer.training import run as training_run
+from trainer.training import train as training_run
 
 CONFIG = replace(defaults(Workload.LINEAR), epochs=1)
 

@@ -16,10 +16,10 @@ import pytest
 
 from stepscope.cli import main
 from stepscope.cli import snapshot as command
-from stepscope.snapshots import opening
-from stepscope.snapshots.load import SnapshotError
-from stepscope.snapshots.opening import Opening, kept_summary, open_snapshot
-from stepscope.snapshots.summary_file import summary_path
+from stepscope.memory.snapshots import open_snapshot as opening
+from stepscope.memory.snapshots.load import SnapshotError
+from stepscope.memory.snapshots.open_snapshot import Opening, kept_summary, open_snapshot
+from stepscope.memory.snapshots.summary_file import summary_path
 from tests.support.snapshots import REAL, action, live_block, snapshot
 from tests.support.waiting import wait_for
 

@@ -18,7 +18,7 @@ from dashboard import services
 from dashboard import stragglers as stragglers_module
 from dashboard.stragglers import Stragglers
 from dashboard.verdicts import Verdicts
-from stepscope.diagnosis.straggler_window import ROWS, recent_times
+from stepscope.distributed.stragglers.reader import ROWS, recent_times
 from stepscope.run import RunInfo, RunStatus, read_run, run_folders
 from stepscope.store import RunReader
 from tests.support.polls import poll, server

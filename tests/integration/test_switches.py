@@ -19,9 +19,9 @@ from tests.support.training_runs import small, train
 from trainer.config import RunConfig, Workload
 from trainer.training.checkpoint import read_checkpoint
 from trainer.training.loop import Loop
-from trainer.training.run import run
 from trainer.training.state import Training
 from trainer.training.step import TrainStep
+from trainer.training.train import run
 from trainer.workloads import WORKLOADS
 from trainer.workloads.task import Task
 

@@ -17,8 +17,8 @@ from typing import Any
 import psutil
 import pytest
 
-from stepscope.recording.recorder import CommandName
-from stepscope.recording.recovery import recover_ended
+from stepscope.recorder.recorder import CommandName
+from stepscope.recorder.recovery import recover_ended
 from stepscope.run import RunInfo, RunStatus, read_run, write_run_json
 from stepscope.store import RunReader
 from stepscope.store.reader import EVERY, send_command
@@ -26,7 +26,7 @@ from tests.support.recorded_runs import write_run
 from tests.support.waiting import wait_until
 from trainer import runners
 from trainer.config import Optimizer, Parallel, RunConfig, Runner, Workload, defaults
-from trainer.launch import Launch, machine_command, rank_variables, slurm_script
+from trainer.launch_commands import Launch, machine_command, rank_variables, slurm_script
 from trainer.runners.torchrun import TorchrunRun
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,7 +14,7 @@ import pytest
 
 from stepscope.run import RunInfo, RunKind, RunStatus, read_run, run_folders
 from stepscope.store import RunReader
-from stepscope.store.frames import Block
+from stepscope.store.blocks import Block
 from stepscope.store.reader import send_command
 from tests.support.waiting import wait_until
 
@@ -417,7 +417,7 @@ for i in range(5):
 def test_ctrl_c_while_a_run_is_closed_ends_it_all_the_same(tmp_path: Path) -> None:
     code = """
 import stepscope
-from stepscope.sampling.sampler import Sampler
+from stepscope.session.sampler import Sampler
 def interrupted(self, timeout_s=2.0):
     raise KeyboardInterrupt
 rec = stepscope.init("closing")

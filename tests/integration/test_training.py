@@ -20,10 +20,10 @@ from tests.support.sizes import SMALL
 from tests.support.training_runs import background, small
 from tests.support.waiting import wait_for
 from trainer.config import Optimizer, Precision, Schedule, Workload
-from trainer.training import run as training_run
-from trainer.training.compute import Compute
-from trainer.training.run import run as train
+from trainer.training import train as training_run
+from trainer.training.accelerator import Compute
 from trainer.training.state import Training
+from trainer.training.train import run as train
 
 
 @pytest.mark.parametrize("workload", list(SMALL))

@@ -22,23 +22,23 @@ import pytest
 import torch
 from torch import nn
 
-from stepscope.recording.scalars import Row, RowSink
+from stepscope.recorder.cuda_readback import Row, RowSink
 from stepscope.run import RUN_JSON, RunStatus
-from stepscope.run.rank_files import read_run_json
+from stepscope.run.rank_info import read_run_json
 from stepscope.session import session
 from stepscope.store import RunReader
 from tests.support.run_values import events, metric, run_json
 from tests.support.training_runs import background, fails_at, small
 from tests.support.waiting import wait_for
 from trainer.config import NanPolicy, Parallel, RunConfig, Workload
-from trainer.failures import RunFailed
-from trainer.training import placement
-from trainer.training import run as training_run
-from trainer.training.compute import CpuCompute
-from trainer.training.data import Loader, make_loader
+from trainer.error_messages import RunFailed
+from trainer.training import device_assignment
+from trainer.training import train as training_run
+from trainer.training.accelerator import CpuCompute
+from trainer.training.loaders import Loader, make_loader
 from trainer.training.loop import Loop
-from trainer.training.loss_reader import HostReader
-from trainer.training.ranks import Ranks
+from trainer.training.rank_info import Ranks
+from trainer.training.scalar_readback import HostReader
 from trainer.training.step import TrainStep
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -164,7 +164,7 @@ def test_the_steps_before_the_servers_end_are_recorded(
 
 @pytest.mark.parametrize(
     ("module", "name"),
-    [(session, "environment"), (placement, "open_source"), (session, "Sampler")],
+    [(session, "environment"), (device_assignment, "open_source"), (session, "Sampler")],
 )
 def test_what_fails_before_training_is_told_like_any_failure(
     module: ModuleType, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -282,7 +282,7 @@ if __name__ == "__main__":  # as in dashboard/main.py: multiprocessing imports t
     page.__file__ = __file__
     sys.modules["__main__"] = page
     from dataclasses import replace
-    from trainer.training.run import run
+    from trainer.training.train import run
     from trainer.config import RunConfig, Workload, defaults
     config = replace(defaults(Workload.DIGITS_MLP), epochs=1, num_workers=2, threads=1)
     statuses = []

@@ -14,9 +14,9 @@ import pytest
 
 from stepscope.run import RunStatus
 from trainer.config import RunConfig, Runner, Workload, defaults
+from trainer.custom_workload import VARIABLE, choose
 from trainer.runners import start
-from trainer.training.run import run as train
-from trainer.user_workload import VARIABLE, choose
+from trainer.training.train import run as train
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "own_workload.py"
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from dashboard import services
 from dashboard.hangs import Hangs
-from stepscope.diagnosis.hang_record import hang_name, parse
-from stepscope.diagnosis.oom_record import OomReport
+from stepscope.distributed.hangs.record import hang_name, parse
+from stepscope.memory.oom.record import OomReport
 from stepscope.run import process_identity, rank_json, write_run_json
 from tests.support.oom_records import PIECES
 from tests.support.polls import poll, server

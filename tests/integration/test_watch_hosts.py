@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.run import RunStatus, read_run, run_folders
-from stepscope.run.rank_states import rank_states
+from stepscope.run.rank_status import rank_states
 from tests.support.run_values import steps_of
 from tests.support.watched_scripts import SCRIPTS
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from stepscope.run import RunStatus, read_run, run_folders
-from stepscope.run.rank_files import RankFile, read_rank_file
-from stepscope.run.rank_states import rank_states
+from stepscope.run.rank_info import RankFile, read_rank_file
+from stepscope.run.rank_status import rank_states
 from stepscope.store import RunReader
 from stepscope.store.reader import send_command
 from tests.support.watched_scripts import SCRIPTS

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.run import RunStatus, read_run, run_folders
-from stepscope.session import stopping
+from stepscope.session import stop
 from stepscope.store import EventRow, RunReader, StoreError
 from stepscope.store.reader import send_command
 from tests.support.run_values import steps_of
@@ -346,17 +346,17 @@ def test_a_script_that_hears_nothing_is_ended_from_the_page(
 ) -> None:
     script = Endless(tmp_path, "--hold-gil")
     send_command(script.folder, "stop", {})
-    assert stopping.kill_unheard(read_run(script.folder)) is None  # it may only be slow
-    monkeypatch.setattr(stopping, "STALE_S", 2.0)
+    assert stop.kill_unheard(read_run(script.folder)) is None  # it may only be slow
+    monkeypatch.setattr(stop, "STALE_S", 2.0)
     script.wait(lambda: read_run(script.folder).heartbeat_age_s > 2.0)
     assert script.process.poll() is None  # no thread of its own heard the Stop
-    said = stopping.kill_unheard(read_run(script.folder))
+    said = stop.kill_unheard(read_run(script.folder))
     assert said is not None
     assert said.startswith("Stopped from the page (SIGKILL): it had not answered")
     assert script.end()[0] == -9
     found = read_run(script.folder)
     assert (found.status, found.reason) == (RunStatus.STOPPED, said)
-    assert stopping.kill_unheard(found) is None
+    assert stop.kill_unheard(found) is None
 
 
 def test_an_impatient_stop_reaches_a_script_that_never_steps(tmp_path: Path) -> None:

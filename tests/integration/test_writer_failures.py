@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepscope.recording import ring, writer_thread
-from stepscope.recording.items import Sample
-from stepscope.recording.recorder import CommandName, Recorder
-from stepscope.recording.rows import StepRows
-from stepscope.recording.writer_thread import WriterThread
+from stepscope.recorder import ring, writer_thread
+from stepscope.recorder.recorder import CommandName, Recorder
+from stepscope.recorder.rows import StepRows
+from stepscope.recorder.writer_thread import WriterThread
 from stepscope.run import RunStatus
 from stepscope.store import Block, RunReader, RunWriter, StoreError
+from stepscope.store.items import Sample
 from stepscope.store.reader import send_command
 from tests.support.waiting import wait_until
 

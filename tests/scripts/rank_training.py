@@ -6,7 +6,7 @@ from pathlib import Path
 
 from stepscope.run import RunStatus
 from trainer.config import Parallel, RunConfig, Runner
-from trainer.training.run import run
+from trainer.training.train import run
 
 folder, parallel, device = Path(sys.argv[1]), Parallel(sys.argv[2]), sys.argv[3]
 config = RunConfig(

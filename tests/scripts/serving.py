@@ -11,7 +11,7 @@ from streamlit.web import cli
 
 from dashboard import services
 from trainer.config import RunConfig
-from trainer.training.commands import OwnCommands
+from trainer.training.trainer_commands import OwnCommands
 
 NATIVE = {
     "": lambda: None,

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-import trainer.training.run as training
+import trainer.training.train as training
 from stepscope.run import RunStatus
 from trainer.config import RunConfig
-from trainer.training.commands import OwnCommands
-from trainer.training.saving import save
+from trainer.training.checkpoint_state import save
+from trainer.training.trainer_commands import OwnCommands
 
 SCALER = torch.amp.GradScaler
 RANK = int(os.environ.get("RANK", "0"))

@@ -11,10 +11,10 @@ from typing import Any
 from streamlit.testing.v1 import AppTest
 
 from dashboard import services
-from stepscope.recording.recorder import Recorder
+from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus
 from trainer.config import RunConfig
-from trainer.problems import TrainDevice
+from trainer.config_validation import TrainDevice
 
 OpenPage = Callable[..., AppTest]
 Learn = Callable[..., AppTest]

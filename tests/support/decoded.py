@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.failures import RunFailed
+from trainer.error_messages import RunFailed
 from trainer.workloads.task import Batch
 
 

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from stepscope.sampling.allocator import Readings
-from stepscope.sampling.parts import Parts
+from stepscope.memory.model_states import Parts
+from stepscope.session.z_readings import Readings
 from stepscope.watch import hooks
 from tests.support.fake_recorder import FakeRecorder
 

@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from stepscope.machine import Machine
-from stepscope.sampling.device_facts import DeviceFacts, DeviceInfo
-from stepscope.sampling.nvml import DeviceSource
-from stepscope.sampling.nvml_fields import Tier
-from stepscope.sampling.processes import GpuProcess
-from stepscope.sampling.xid import NO_INSTANCE, XidEvent, xid_event
+from stepscope.gpu.device_info import DeviceFacts, DeviceInfo
+from stepscope.gpu.machine_monitor import Machine
+from stepscope.gpu.nvml_queries import Tier
+from stepscope.gpu.processes import GpuProcess
+from stepscope.gpu.source import DeviceSource
+from stepscope.gpu.xid import NO_INSTANCE, XidEvent, xid_event
 
 GIB = 2**30
 

@@ -17,7 +17,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from stepscope.sampling import nvml
+from stepscope.gpu import source
 
 GIB = 2**30
 NS = 10**9
@@ -392,5 +392,5 @@ def install(monkeypatch: pytest.MonkeyPatch, library: FakeNvml) -> FakeNvml:
     """Put the library under pynvml and forget the functions and sources of an earlier one."""
     monkeypatch.setattr(pynvml, "nvmlLib", library)
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
-    monkeypatch.setattr(nvml, "_opened", {})
+    monkeypatch.setattr(source, "_opened", {})
     return library

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stepscope.recording.recorder import Command, CommandName
+from stepscope.recorder.recorder import Command, CommandName
 from stepscope.run import RunStatus
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stepscope.recording.recorder import Recorder
+from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus, process_identity
 
 ROOT = Path(__file__).resolve().parents[2]

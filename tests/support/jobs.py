@@ -13,9 +13,9 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from stepscope.recording.recorder import CommandName
+from stepscope.recorder.recorder import CommandName
 from stepscope.run import run_folders
-from stepscope.run.rank_files import find_rank
+from stepscope.run.rank_info import find_rank
 from stepscope.store import EventRow, RunReader, StoreError
 from stepscope.store.reader import send_command
 from trainer.config import Parallel

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from stepscope.diagnosis.oom_record import (
-    Holder,
-    OomRecord,
-    Segments,
-)
+from stepscope.memory.oom.record import Holder, OomRecord, Segments
 
 MIB = 2**20
 GIB = 2**30

@@ -34,14 +34,14 @@ from dashboard.run_summary import summarize
 from dashboard.sweeps import Sweeps
 from stepscope.cli import main
 from stepscope.diagnosis.findings import findings, read_recorded
-from stepscope.recording.recovery import note_end, recover_ended
+from stepscope.memory.snapshots.load import SnapshotError
+from stepscope.memory.snapshots.open_snapshot import kept_summary
+from stepscope.recorder.recovery import note_end, recover_ended
 from stepscope.run import RunError, RunStatus, read_run
-from stepscope.snapshots.load import SnapshotError
-from stepscope.snapshots.opening import kept_summary
 from stepscope.store import StoreError
 from tests.support.hostile_folders import COLLECTIVES, OTHER, RUN, SWEEP
 from trainer.collectives.results import ResultError, read_result
-from trainer.failures import RunFailed
+from trainer.error_messages import RunFailed
 from trainer.lab.folder import SweepError, read_plan, read_sweep, sweep_folder
 from trainer.training.checkpoint import read_checkpoint
 

@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from stepscope.profiling.chrome_trace import read_trace
 from stepscope.profiling.summary import (
     Summary,
     summarize,
     to_text,
 )
-from stepscope.profiling.trace import read_trace
 from stepscope.profiling.write import summary_name
 
 MAIN, AUTOGRAD = 7, 8

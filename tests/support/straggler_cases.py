@@ -6,8 +6,8 @@ import json
 
 import numpy as np
 
-from stepscope.diagnosis.straggler_times import OWN
-from stepscope.store.frames import Floats
+from stepscope.distributed.stragglers.step_phases import OWN
+from stepscope.store.blocks import Floats
 from tests.support.recorded_runs import RECORDED
 
 CASES = json.loads((RECORDED / "stragglers.json").read_text())

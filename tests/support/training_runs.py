@@ -22,11 +22,11 @@ from stepscope.run import RunStatus
 from tests.support.run_values import metric, run_json
 from tests.support.sizes import SMALL
 from trainer.config import RunConfig, Workload, defaults
-from trainer.training.compute import CpuCompute
+from trainer.training.accelerator import CpuCompute
 from trainer.training.precision import autocast
-from trainer.training.run import run
 from trainer.training.state import Training
 from trainer.training.step import TrainStep
+from trainer.training.train import run
 from trainer.workloads.task import Task
 
 ROOT = Path(__file__).resolve().parents[2]

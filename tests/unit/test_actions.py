@@ -18,7 +18,7 @@ from dashboard.controls.actions import (
     start_button,
     supported_commands,
 )
-from stepscope.recording.recorder import CommandName
+from stepscope.recorder.recorder import CommandName
 from stepscope.run import RunInfo, RunStatus, user_name
 from trainer.config import Problem
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepscope.recording.agreement import ANSWER_S, HOLDS, KEPT, Leader, Member, Notice, State
-from stepscope.recording.command import Command, CommandName
+from stepscope.commands.command import Command, CommandName
+from stepscope.commands.consensus import ANSWER_S, HOLDS, KEPT, Leader, Member, Notice, State
 
 LOOK_AFTER, LOOK_BEFORE = 1, 2
 

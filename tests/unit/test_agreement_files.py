@@ -3,9 +3,9 @@
 import os
 from pathlib import Path
 
-from stepscope.recording.agreement import Notice, State
-from stepscope.recording.agreement_files import FOLDER, NOTICES, AgreementFiles
-from stepscope.recording.command import Command, CommandName
+from stepscope.commands.agreement_files import FOLDER, NOTICES, AgreementFiles
+from stepscope.commands.command import Command, CommandName
+from stepscope.commands.consensus import Notice, State
 
 
 def test_a_file_of_the_same_inode_and_time_is_read_again(tmp_path: Path) -> None:

@@ -15,10 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.alerts import checks, ways
-from stepscope.alerts.actions import Alert
+from stepscope.alerts import channels, checks
+from stepscope.alerts.channels import Command, Webhook
 from stepscope.alerts.config import SIZE_LIMIT, Settings, load, path_of
 from stepscope.alerts.fields import Wrong
+from stepscope.alerts.notifier import Alert
 from stepscope.alerts.rules import (
     DEFAULTS,
     GPU_IDLE,
@@ -32,7 +33,6 @@ from stepscope.alerts.rules import (
     Rule,
     State,
 )
-from stepscope.alerts.ways import Command, Webhook
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "alerts.md"
 SECRET = "T0KEN"
@@ -310,8 +310,8 @@ def test_whatever_stands_there_is_taken_or_refused_by_its_name() -> None:
     def check(name: str, table: Any) -> None:
         for where, checked in (
             (f"rules.{name}", lambda: checks.rule(name, table)),
-            ("command", lambda: ways.command(table)),
-            ("webhook", lambda: ways.webhook(table)),
+            ("command", lambda: channels.command(table)),
+            ("webhook", lambda: channels.webhook(table)),
         ):
             found = outcome(checked)
             if isinstance(found, Wrong):

@@ -16,7 +16,7 @@ from stepscope.alerts.conditions import (
     memory_condition,
     throttling_condition,
 )
-from stepscope.alerts.judge import Change, Facts, Judge, title
+from stepscope.alerts.evaluator import Change, Facts, Judge, title
 from stepscope.alerts.rules import (
     DEFAULTS,
     GPU_IDLE,

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from stepscope.memory import allocator
 from stepscope.metrics import METRICS
-from stepscope.sampling import allocator
 
 # The layout of torch 2.13's memory_stats_as_nested_dict, cut to what is read and its neighbors.
 STATS: dict[str, Any] = {

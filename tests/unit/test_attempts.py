@@ -16,7 +16,8 @@ from stepscope.run import RunStatus, process_identity, read_run, restart_expecte
 from stepscope.store import RunWriter, store_name
 from tests.support.recorded_runs import write_run
 from trainer.config import Parallel, RunConfig, Runner
-from trainer.runners.attempts import (
+from trainer.runners.job_outcome import JobEnd, end_of, note_job_end, was_told_to_end
+from trainer.runners.restart_attempts import (
     attempt,
     attempt_folder,
     begin,
@@ -25,7 +26,6 @@ from trainer.runners.attempts import (
     free_number,
     newest_number,
 )
-from trainer.runners.job_end import JobEnd, end_of, note_job_end, was_told_to_end
 
 CONFIG = RunConfig(parallel=Parallel.DDP, runner=Runner.TORCHRUN, ranks=2)
 GONE = {"pid": 2**22 + 7, "pid_started": 1.0}
@@ -95,7 +95,7 @@ def test_another_version_of_torchrun_may_print_something_else(tmp_path: Path) ->
 
 def test_a_kill_for_lack_of_memory_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "trainer.runners.job_end.kills_since", lambda first: first and first["count"]
+        "trainer.runners.job_outcome.kills_since", lambda first: first and first["count"]
     )
     folder = job(tmp_path, rank1={"oom_kills": {"count": 1}})
     assert "no memory left" in end_of(folder, printed(tmp_path, -9, 1)).short

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.diagnosis.bottleneck import (
+from stepscope.bottleneck.classify import (
     EXPLAINED,
     MIN_STEPS,
     STANDS_STILL,
@@ -21,7 +21,7 @@ from stepscope.diagnosis.bottleneck import (
     parts_of,
     verdict,
 )
-from stepscope.diagnosis.remedies import Setup
+from stepscope.bottleneck.recommendations import Setup
 from trainer.config import RunConfig
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from dashboard.charts.content import NO_ALLOCATOR, Fit, Gpu, RunContent
+from dashboard.charts.chart_spec import COLORS, GPU_COLORS, series_of
 from dashboard.charts.layout import layout
-from dashboard.charts.ledger import SERIES, TOTAL
-from dashboard.charts.parts import COLORS, GPU_COLORS, series_of
+from dashboard.charts.memory_breakdown import SERIES, TOTAL
+from dashboard.charts.run_view import NO_ALLOCATOR, Fit, Gpu, RunContent
 from stepscope.metrics import BY_KEY, Stream
 from stepscope.run import RunKind
 

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from trainer.config import RunConfig, Workload
+from trainer.training.accelerator import CpuCompute
 from trainer.training.checkpoint import (
     CheckpointError,
     read_checkpoint,
     weights_bytes,
     write_checkpoint,
 )
-from trainer.training.compute import CpuCompute
 from trainer.training.state import Training
 
 

@@ -14,8 +14,8 @@ import pytest
 from stepscope.cli import doctor, main, survey
 from stepscope.cli.doctor import Finding, Mark, findings
 from stepscope.cli.survey import Gpu, Machine, ask_nvml, ask_torch, try_recording
-from stepscope.sampling.gpm import METRICS
-from stepscope.sampling.nvml import NullSource, open_source
+from stepscope.gpu.gpm import METRICS
+from stepscope.gpu.source import NullSource, open_source
 from tests.support.fake_nvml import FakeClock, FakeGpu, FakeNvml, install
 
 GIB = 2**30
@@ -167,7 +167,7 @@ def test_the_limit_of_memory_is_that_of_the_process_as_the_sampler_reads_it(
 ) -> None:
     (tmp_path / "memory.max").write_text(f"{GIB}")
     (tmp_path / "memory.current").write_text(f"{GIB // 2}")
-    monkeypatch.setattr("stepscope.sampling.host._own_folder", lambda: tmp_path)
+    monkeypatch.setattr("stepscope.host.usage._own_folder", lambda: tmp_path)
     assert survey._memory_limit() == GIB
     (tmp_path / "memory.max").write_text("max")
     assert survey._memory_limit() is None

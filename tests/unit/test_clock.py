@@ -11,13 +11,13 @@ import psutil
 import pytest
 
 from stepscope.common.clock import Clock, clock
-from stepscope.recording.recorder import Recorder
+from stepscope.distributed import collective_metrics
+from stepscope.distributed.collective_metrics import Collectives
+from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus, process_identity, process_of, read_run, write_run_json
 from stepscope.run.clocks import now_of
 from stepscope.run.folder import folder_name
-from stepscope.run.rank_files import read_rank_file
-from stepscope.sampling import collectives
-from stepscope.sampling.collectives import Collectives
+from stepscope.run.rank_info import read_rank_file
 from stepscope.store import RunReader
 
 HOUR_S = 3600.0
@@ -125,13 +125,13 @@ def test_the_heartbeat_of_another_host_is_by_its_wall_clock(
 def test_collectives_are_read_after_the_clock_was_set_back(
     monkeypatch: pytest.MonkeyPatch, set_clock: SetClock
 ) -> None:
-    monkeypatch.setattr(collectives, "_of_a_job", lambda: True)
-    monkeypatch.setattr(collectives, "dumps", dict)
+    monkeypatch.setattr(collective_metrics, "_of_a_job", lambda: True)
+    monkeypatch.setattr(collective_metrics, "dumps", dict)
     found = Collectives()
     found.read()
     assert not found.is_due()
     set_clock(-HOUR_S)
-    monkeypatch.setattr(clock, "offset", clock.offset + collectives.MOST_S)
+    monkeypatch.setattr(clock, "offset", clock.offset + collective_metrics.MOST_S)
     assert found.is_due()
 
 

@@ -7,9 +7,15 @@ from typing import Any
 
 import pytest
 
+from stepscope.distributed import collective_metrics
+from stepscope.distributed.collective_metrics import (
+    KEYS,
+    LARGE_BYTES,
+    NONE_LARGE,
+    NOT_BY_GLOO,
+    Collectives,
+)
 from stepscope.metrics import BY_KEY
-from stepscope.sampling import collectives
-from stepscope.sampling.collectives import KEYS, LARGE_BYTES, NONE_LARGE, NOT_BY_GLOO, Collectives
 from tests.support.fake_nvml import FakeClock
 from tests.support.flight_recorder import content, entry
 
@@ -29,9 +35,9 @@ class Job:
         self.kept = 2000
         self.collectives = Collectives(clock=self.clock, wall=self.clock, cpu=self.clock)
         self.collectives.step = lambda: self.steps
-        monkeypatch.setattr(collectives, "dumps", self._dumps)
-        monkeypatch.setattr(collectives, "_of_a_job", lambda: True)
-        monkeypatch.setattr(collectives, "_captures", lambda: False)
+        monkeypatch.setattr(collective_metrics, "dumps", self._dumps)
+        monkeypatch.setattr(collective_metrics, "_of_a_job", lambda: True)
+        monkeypatch.setattr(collective_metrics, "_captures", lambda: False)
 
     def _dumps(self) -> dict[str, Any]:
         self.reads += 1
@@ -93,7 +99,7 @@ def test_a_job_that_records_nothing_has_a_gap(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(os.environ, "TORCH_FR_BUFFER_SIZE", "0")
     later(job, 10, count=0)
     job.take()
-    assert job.collectives.reasons()["comm/bytes"] == collectives.SWITCHED_OFF
+    assert job.collectives.reasons()["comm/bytes"] == collective_metrics.SWITCHED_OFF
 
 
 def test_nothing_is_read_in_a_pause_and_before_it_is_due(job: Job) -> None:
@@ -180,7 +186,7 @@ def test_an_error_of_torch_ends_it_with_the_reason(
     def fail() -> dict[str, Any]:
         raise RuntimeError("no such buffer")
 
-    monkeypatch.setattr(collectives, "dumps", fail)
+    monkeypatch.setattr(collective_metrics, "dumps", fail)
     later(job, 10)
     assert job.take() == {}
     assert job.collectives.reasons()["comm/bytes"] == "RuntimeError: no such buffer"

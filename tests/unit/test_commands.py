@@ -11,17 +11,17 @@ import pytest
 import torch
 from torch import nn
 
-from stepscope.diagnosis import command_results as results
-from stepscope.recording.recorder import CommandName, Recorder
+from stepscope.commands import command_results as results
+from stepscope.recorder.recorder import CommandName, Recorder
 from stepscope.run import RunStatus
-from stepscope.sampling.sampler import Sampler
-from stepscope.session.commands import CommandServer, Memory
+from stepscope.session.command_server import CommandServer, Memory
+from stepscope.session.sampler import Sampler
 from tests.support.fake_recorder import FakeRecorder, command
 from trainer.config import RunConfig
+from trainer.training.accelerator import CpuCompute
 from trainer.training.checkpoint import read_checkpoint
-from trainer.training.commands import OwnCommands, RunStopped
-from trainer.training.compute import CpuCompute
 from trainer.training.state import Training
+from trainer.training.trainer_commands import OwnCommands, RunStopped
 
 
 @dataclass

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from stepscope.diagnosis.communication import (
+from stepscope.distributed.communication import (
     Figures,
     Link,
     link_of,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from dashboard.charts.communication import communication
-from dashboard.charts.content import LOST, RunContent, _collectives
-from dashboard.charts.keys import FOLDED
 from dashboard.charts.layout import layout
-from stepscope.sampling.collectives import KEYS, NONE_LARGE, NOT_BY_GLOO, SWITCHED_OFF
+from dashboard.charts.metric_selection import FOLDED
+from dashboard.charts.run_view import LOST, RunContent, _collectives
+from stepscope.distributed.collective_metrics import KEYS, NONE_LARGE, NOT_BY_GLOO, SWITCHED_OFF
 
 
 def job(**reasons: str) -> RunContent:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from trainer.training.compute import RUN_AHEAD, CudaCompute
+from trainer.training.accelerator import RUN_AHEAD, CudaCompute
 
 
 @dataclass

@@ -22,7 +22,7 @@ from trainer.config import (
     checkpoints,
     defaults,
 )
-from trainer.problems import TrainDevice, choice_problem, problems
+from trainer.config_validation import TrainDevice, choice_problem, problems
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from trainer.config import Parallel, RunConfig
-from trainer.failures import RunFailed
-from trainer.training.compute import CpuCompute
-from trainer.training.data import MemoryLoader, make_loader
-from trainer.training.workers import Workers, _BatchOrder, _SplitDataset
+from trainer.error_messages import RunFailed
+from trainer.training.accelerator import CpuCompute
+from trainer.training.loaders import MemoryLoader, make_loader
+from trainer.training.worker_pool import Workers, _BatchOrder, _SplitDataset
 from trainer.workloads.task import TensorSplit
 
 ROOT = Path(__file__).resolve().parents[2]

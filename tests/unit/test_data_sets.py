@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from trainer import data_sets as sets
+from trainer import datasets as sets
 from trainer.config import ConfigError, RunConfig, Workload, defaults
-from trainer.data_sets import MAKE_DIGITS, Form, data_path, data_problem, data_root, form_of
+from trainer.datasets import MAKE_DIGITS, Form, data_path, data_problem, data_root, form_of
 
 
 def files(root: Path, *names: str) -> None:

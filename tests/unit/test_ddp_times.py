@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from stepscope.sampling.ddp_times import (
+from stepscope.distributed.ddp_timing import (
     FIRST,
     JUDGE_EVERY,
     LEAST_CUDA,

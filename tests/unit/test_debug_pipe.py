@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from stepscope.diagnosis.hang_record import HangRecord
-from stepscope.sampling import debug_pipe
-from stepscope.sampling.debug_pipe import FILES, PIPE, NcclRecord, note_captures, open_pipe
-from stepscope.sampling.flight_recorder import FlightRecord
-from stepscope.session import hang_capture
-from stepscope.session.hang_capture import capture
+from stepscope.distributed import debug_pipe
+from stepscope.distributed.debug_pipe import FILES, PIPE, NcclRecord, note_captures, open_pipe
+from stepscope.distributed.flight_recorder import FlightRecord
+from stepscope.distributed.hangs import capture as hang_capture
+from stepscope.distributed.hangs.capture import capture
+from stepscope.distributed.hangs.record import HangRecord
 
 RANK = 3
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.diagnosis.device_health import (
+from stepscope.gpu.health import (
     LINK_LOOKS,
     TELLTALES,
     XID_NEW_S,

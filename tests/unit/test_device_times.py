@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from stepscope.recording import scalars
-from stepscope.recording.event_pairs import EventPairs
-from stepscope.recording.scalars import Row
-from trainer.training import device_times
-from trainer.training.device_times import DeviceTimes, TimedScalars
+from stepscope.recorder import cuda_readback
+from stepscope.recorder.cuda_readback import Row
+from stepscope.recorder.event_pairs import EventPairs
+from trainer.training import cuda_timing
+from trainer.training.cuda_timing import DeviceTimes, TimedScalars
 
 
 @dataclass
@@ -61,12 +61,12 @@ class FakeEvent:
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     made = Device()
     pinned: Callable[[int, int], torch.Tensor] = torch.zeros
-    monkeypatch.setattr(scalars, "_free", None)
-    monkeypatch.setattr(scalars, "_pinned", pinned)
-    monkeypatch.setattr(scalars, "_is_capturing", lambda: False)
-    monkeypatch.setattr(scalars, "_event", made.event)
-    monkeypatch.setattr(device_times, "_event", made.event)
-    monkeypatch.setattr(device_times, "_pairs", {})
+    monkeypatch.setattr(cuda_readback, "_free", None)
+    monkeypatch.setattr(cuda_readback, "_pinned", pinned)
+    monkeypatch.setattr(cuda_readback, "_is_capturing", lambda: False)
+    monkeypatch.setattr(cuda_readback, "_event", made.event)
+    monkeypatch.setattr(cuda_timing, "_event", made.event)
+    monkeypatch.setattr(cuda_timing, "_pairs", {})
     return made
 
 
@@ -120,7 +120,7 @@ def test_the_batches_of_an_accumulated_step_are_added_up(device: Device) -> None
 
 
 def test_events_are_used_again(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scalars, "SLOTS", 1)
+    monkeypatch.setattr(cuda_readback, "SLOTS", 1)
     steps = Steps(device)
     for step in range(1, 101):
         steps.batch()
@@ -143,14 +143,14 @@ def test_rows_and_a_step_that_a_failure_cut_off_give_their_events_back(device: D
         steps = Steps(device)  # the next run of this process
     assert steps.rows == []
     assert made == 11  # five pairs and that of a slot, used by both runs
-    assert scalars._free is not None
-    assert len(scalars._free) == scalars.SLOTS
+    assert cuda_readback._free is not None
+    assert len(cuda_readback._free) == cuda_readback.SLOTS
 
 
 def test_more_than_the_limit_is_missing_and_not_less(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device_times, "PAIRS_LIMIT", 3)
+    monkeypatch.setattr(cuda_timing, "PAIRS_LIMIT", 3)
     steps = Steps(device)
     steps.batch()
     steps.batch()
@@ -175,11 +175,11 @@ def test_a_device_that_fails_gives_rows_without_times(device: Device) -> None:
 def test_a_row_that_goes_on_early_has_no_times_and_its_pairs_come_back(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scalars, "_is_capturing", lambda: True)  # the loss is not copied
+    monkeypatch.setattr(cuda_readback, "_is_capturing", lambda: True)  # the loss is not copied
     steps = Steps(device)
     steps.batch()
     steps.close(1)
-    monkeypatch.setattr(scalars, "_is_capturing", lambda: False)
+    monkeypatch.setattr(cuda_readback, "_is_capturing", lambda: False)
     steps.reader.poll()
     assert steps.rows == [(1, {})]
     steps.batch()

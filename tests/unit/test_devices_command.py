@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from stepscope.cli import INTERRUPTED, devices, main
-from stepscope.machine import Machine
-from stepscope.sampling.nvml import NullSource
+from stepscope.gpu.machine_monitor import Machine
+from stepscope.gpu.source import NullSource
 from tests.support.fake_machine import GIB, FakeSource, gpus, machine
 
 NO_DRIVER = NullSource("The NVIDIA driver is not loaded.")

@@ -10,10 +10,10 @@ from dashboard.machine.charts import history
 from dashboard.machine.content import Json, machine_content
 from dashboard.machine.details import DIFFERENCE, details
 from dashboard.machine.run_energy import RunEnergy
-from stepscope.machine import MachineView
-from stepscope.machine.history import DRAWN, Reading
-from stepscope.sampling.nvml import NullSource
-from stepscope.sampling.xid import NO_INSTANCE, xid_event
+from stepscope.gpu.history import DRAWN, Reading
+from stepscope.gpu.machine_state import MachineView
+from stepscope.gpu.source import NullSource
+from stepscope.gpu.xid import NO_INSTANCE, xid_event
 from tests.support.fake_machine import (
     GIB,
     FakeClock,

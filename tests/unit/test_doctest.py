@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import stepscope
-from stepscope import formatting
+from stepscope.common import formatting
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "python.md"
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE

@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from trainer.runners.ending import EXIT_CODE, SERVER_ENDED, TOLD, TOLD_OR_PEER
+from trainer.runners.rank_shutdown import EXIT_CODE, SERVER_ENDED, TOLD, TOLD_OR_PEER
 
 CHILD = """
 import select, signal, threading
-from trainer.runners.ending import Ending
+from trainer.runners.rank_shutdown import Ending
 
 ending = Ending(0, local_rank=0, local_size=1, world_size=1, by_page=True)
 signal.signal(signal.SIGCHLD, lambda *_: None)  # as torch's DataLoader with workers does

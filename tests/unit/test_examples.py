@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.recording.recovery import recover_ended
+from stepscope.recorder.recovery import recover_ended
 from stepscope.run import RunKind, RunStatus, read_only_reason, read_run
 from stepscope.store import STORE_NAME, RunReader
 

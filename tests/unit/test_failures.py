@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from stepscope.diagnosis.outcome import killed_worker, outcome
-from stepscope.recording.recorder import Recorder
+from stepscope.memory.oom import observer
+from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus
-from stepscope.session import oom_watch
+from stepscope.run.outcome import killed_worker, outcome
 from tests.support.train_devices import CPU_DEVICE, gpu
 from trainer.config import Precision, RunConfig, Runner, Workload, defaults
-from trainer.failures import NanLoss, explain, nan_remedy
-from trainer.problems import TrainDevice
+from trainer.config_validation import TrainDevice
+from trainer.error_messages import NanLoss, explain, nan_remedy
 
 ON_GPU = defaults(Workload.DIGITS_CNN, gpu().id)
 
@@ -216,11 +216,11 @@ def test_a_lost_worker_is_known_by_its_connection_too(
 def test_a_killed_worker_is_connected_with_the_hosts_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: int | None, failure: str, words: str
 ) -> None:
-    monkeypatch.setattr(oom_watch, "kills_since", lambda first: kills)
+    monkeypatch.setattr(observer, "kills_since", lambda first: kills)
     error = RuntimeError("DataLoader worker (pid 9) is killed by signal: Killed. ")
     recorder = Recorder(tmp_path, name="killed")
     try:
-        ended = oom_watch.OomWatch(recorder).with_lost_worker(error, outcome(error))
+        ended = observer.OomWatch(recorder).with_lost_worker(error, outcome(error))
     finally:
         recorder.close(RunStatus.FAILED)
     assert ended.failure == failure

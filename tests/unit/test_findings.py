@@ -13,7 +13,7 @@ import pytest
 from stepscope.cli.diagnose import line
 from stepscope.diagnosis import findings as findings_module
 from stepscope.diagnosis.findings import Finding, findings, nothing_to_say, read_recorded
-from stepscope.recording.recorder import Recorder
+from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus, read_run
 from tests.support.command_line import diagnose
 from tests.support.recorded_runs import Row, recorded_run, write_run

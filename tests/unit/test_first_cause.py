@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from stepscope.recording.recorder import Recorder
+from stepscope.recorder.recorder import Recorder
 from stepscope.run import (
     RunInfo,
     RunStatus,

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.diagnosis.first_steps import Device, StepMemory, report
-from stepscope.run.kernel_kills import Container
-from stepscope.watch import first_steps
-from stepscope.watch.first_steps import FirstSteps, process_peak
-from trainer.fit import free
+from stepscope.host.kernel_kills import Container
+from stepscope.memory.batch_headroom import Device, StepMemory, report
+from stepscope.watch import memory_probe
+from stepscope.watch.memory_probe import FirstSteps, process_peak
+from trainer.memory_estimate import free
 
 GIB = 2**30
 GPU = Device("cuda", "a GPU", 9 * GIB)
@@ -105,7 +105,7 @@ def test_the_hosts_memory_ends_at_the_limit_of_the_container(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     held = Container(limit=GIB, used=GIB - 4096)
-    monkeypatch.setattr(first_steps, "container", lambda: held)
+    monkeypatch.setattr(memory_probe, "container", lambda: held)
     monkeypatch.setattr(free, "container", lambda: held)
     assert FirstSteps(3, lambda: None)._device(None).free == 4096
     assert (free.host_memory().bytes, free.host_memory().total) == (4096, GIB)

@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 from torch import nn
 
 from trainer.config import Optimizer, Parallel, RunConfig, Runner, Workload, defaults
-from trainer.failures import RunFailed
-from trainer.fit.allocator import CachingAllocator, rounded, segment_size
-from trainer.fit.free import Free
-from trainer.fit.largest import Point, curve, explore, with_rates
-from trainer.fit.margin import ABOVE, DEFAULT, DEFAULT_FACTOR, Margin, learned
-from trainer.fit.peak import EMPTY_CACHE, WAITING, Peak, device_peak, host_peak
-from trainer.fit.play import play
-from trainer.fit.predict import Prediction, judge, predict, to_json
-from trainer.fit.probe import sizes_to_measure
-from trainer.fit.scratch import backward_reorders, cublas_workspace, forward_reorders
-from trainer.fit.tracker import Event, Part
-from trainer.problems import TrainDevice
+from trainer.config_validation import TrainDevice
+from trainer.error_messages import RunFailed
+from trainer.memory_estimate.allocation_tracker import Event, Part
+from trainer.memory_estimate.allocator import CachingAllocator, rounded, segment_size
+from trainer.memory_estimate.batch_size_finder import Point, curve, explore, with_rates
+from trainer.memory_estimate.free import Free
+from trainer.memory_estimate.peak import EMPTY_CACHE, WAITING, Peak, device_peak, host_peak
+from trainer.memory_estimate.predict import Prediction, judge, predict, to_json
+from trainer.memory_estimate.probe import sizes_to_measure
+from trainer.memory_estimate.safety_margin import ABOVE, DEFAULT, DEFAULT_FACTOR, Margin, learned
+from trainer.memory_estimate.simulate import play
+from trainer.memory_estimate.workspaces import backward_reorders, cublas_workspace, forward_reorders
 from trainer.workloads import WORKLOADS
 from trainer.workloads.task import Task, TensorSplit
 

@@ -10,7 +10,7 @@ import torch
 from torch.backends import cudnn
 
 from trainer.config import RunConfig
-from trainer.training.flags import run_flags
+from trainer.training.backend_flags import run_flags
 
 
 def flags() -> tuple[bool, bool, bool, bool]:

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.sampling import flight_recorder
-from stepscope.sampling.flight_recorder import dump, parsed
+from stepscope.distributed import flight_recorder
+from stepscope.distributed.flight_recorder import dump, parsed
 from tests.support.flight_recorder import content, entry
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from trainer.config import Parallel, Precision, RunConfig, Workload, defaults
-from trainer.peaks import PEAKS, Peak, peak_of
-from trainer.problems import TrainDevice
+from trainer.config_validation import TrainDevice
+from trainer.peak_flops import PEAKS, Peak, peak_of
 from trainer.training.flops import Speed, count
 from trainer.workloads import WORKLOADS
 from trainer.workloads.task import Task, TensorSplit

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from dashboard.charts.content import RunContent, run_content
 from dashboard.charts.layout import layout
+from dashboard.charts.run_view import RunContent, run_content
 from stepscope.run import RunInfo, RunKind, RunStatus
 from tests.support.javascript import Script
 from tests.support.javascript import js as js

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from stepscope.formatting import format_bytes, format_duration
+from stepscope.common.formatting import format_bytes, format_duration
 
 
 @pytest.mark.parametrize(

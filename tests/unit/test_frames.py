@@ -7,7 +7,7 @@ import zlib
 import numpy as np
 import pytest
 
-from stepscope.store.frames import Block, decode, encode, join, merge
+from stepscope.store.blocks import Block, decode, encode, join, merge
 
 
 def rows(*values: float | None, key: str = "train/loss") -> Block:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.diagnosis.growth import (
+from stepscope.memory.growth import (
     LEAST_READINGS,
     LEAST_STEPS,
     STRETCHES,
@@ -21,7 +21,7 @@ from stepscope.diagnosis.growth import (
     is_material,
     may_rise,
 )
-from stepscope.store.frames import Floats
+from stepscope.store.blocks import Floats
 
 MIB = 2.0**20
 N = 128

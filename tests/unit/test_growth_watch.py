@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stepscope.diagnosis.findings import findings, read_recorded
-from stepscope.diagnosis.growth_watch import GROUPS, Floors, GrowthWatch, Reading
+from stepscope.memory.growth_detector import GROUPS, Floors, GrowthWatch, Reading
 from stepscope.run import read_run
 from tests.support.fake_nvml import FakeClock
 from tests.support.recorded_runs import Row, write_run

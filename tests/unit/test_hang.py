@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from stepscope.diagnosis import from_json
-from stepscope.diagnosis.hang import judge
-from stepscope.diagnosis.hang_collectives import PATIENCE_S
-from stepscope.diagnosis.hang_job import Cause, Condition, Hang, JobRank
-from stepscope.diagnosis.hang_record import Entered, Frame, HangRecord, hang_name, parse
+from stepscope.common import from_json
+from stepscope.distributed.hangs.diagnose import judge
+from stepscope.distributed.hangs.hang_collectives import PATIENCE_S
+from stepscope.distributed.hangs.job_state import Cause, Condition, Hang, JobRank
+from stepscope.distributed.hangs.record import Entered, Frame, HangRecord, hang_name, parse
 
 DATA = Path(__file__).parents[1] / "data" / "hangs"
 

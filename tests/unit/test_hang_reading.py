@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.diagnosis.hang_job import Cause, Hang
-from stepscope.diagnosis.hang_reading import FRESH_S, hang_of
-from stepscope.diagnosis.hang_record import Entered, HangRecord, hang_name
+from stepscope.distributed.hangs.hang_reading import FRESH_S, hang_of
+from stepscope.distributed.hangs.job_state import Cause, Hang
+from stepscope.distributed.hangs.record import Entered, HangRecord, hang_name
 from stepscope.run import STALE_S, process_identity, rank_json, read_run, write_run_json
 
 

@@ -14,17 +14,17 @@ import pytest
 
 from dashboard import hangs as hangs_module
 from dashboard.hangs import LOOK_S, REST, Hangs, as_verdict
-from stepscope.diagnosis.hang import judge
-from stepscope.diagnosis.hang_job import Hang, JobRank
-from stepscope.diagnosis.hang_record import KEPT, Entered, HangRecord, hang_name, parse
-from stepscope.recording.recorder import Recorder
+from stepscope.distributed.flight_recorder import Collective, FlightRecord
+from stepscope.distributed.hangs import watchdog
+from stepscope.distributed.hangs.capture import PENDING, newest
+from stepscope.distributed.hangs.diagnose import judge
+from stepscope.distributed.hangs.hang_stack import doing_of, frames_of, kept, phase_of
+from stepscope.distributed.hangs.job_state import Hang, JobRank
+from stepscope.distributed.hangs.record import KEPT, Entered, HangRecord, hang_name, parse
+from stepscope.distributed.hangs.watchdog import HangWatch, Told
+from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunInfo, RunStatus
 from stepscope.run.hang_reason import hung_in
-from stepscope.sampling.flight_recorder import Collective, FlightRecord
-from stepscope.session import hang_watch
-from stepscope.session.hang_capture import PENDING, newest
-from stepscope.session.hang_stack import doing_of, frames_of, kept, phase_of
-from stepscope.session.hang_watch import HangWatch, Told
 
 JOB = {"world_size": 2, "status": RunStatus.RUNNING, "rank": 0, "host": "node1", "pid": 100}
 
@@ -114,7 +114,7 @@ def test_a_dump_that_never_returns_holds_up_nobody(
         lock.wait(30)
         return first
 
-    monkeypatch.setattr(hang_watch, "capture", stuck)
+    monkeypatch.setattr(watchdog, "capture", stuck)
     clock = Clock()
     watch = HangWatch(recorder, 0, clock=clock)
     hung(watch, clock)
@@ -133,7 +133,7 @@ def test_an_error_in_the_capture_is_said_once(
     def broken(*_: object) -> HangRecord:
         raise RuntimeError("no such entry")
 
-    monkeypatch.setattr(hang_watch, "capture", broken)
+    monkeypatch.setattr(watchdog, "capture", broken)
     clock = Clock()
     watch = HangWatch(recorder, 0, clock=clock)
     hung(watch, clock)
@@ -163,7 +163,7 @@ def test_no_record_while_collectives_go_on(
 ) -> None:
     """As in a validation without a DataLoader, or within `Join`."""
     newest = time.time()
-    monkeypatch.setattr(hang_watch, "capture", entered(newest))
+    monkeypatch.setattr(watchdog, "capture", entered(newest))
     clock = Clock()
     watch = HangWatch(recorder, 0, clock=clock)
     hung(watch, clock)
@@ -183,10 +183,10 @@ def test_a_hang_is_over_once_collectives_go_on(
 ) -> None:
     found = judge([JobRank(rank=rank, record=stuck_in(rank)) for rank in range(2)], 9.0, 2)
     assert found is not None
-    monkeypatch.setattr(hang_watch, "hang_of", lambda _run: found)
-    monkeypatch.setattr(hang_watch, "SOON_S", 0.0)
-    monkeypatch.setattr(hang_watch, "REFRESH_S", 0.0)
-    monkeypatch.setattr(hang_watch, "capture", entered(1.0, time.time()))
+    monkeypatch.setattr(watchdog, "hang_of", lambda _run: found)
+    monkeypatch.setattr(watchdog, "SOON_S", 0.0)
+    monkeypatch.setattr(watchdog, "REFRESH_S", 0.0)
+    monkeypatch.setattr(watchdog, "capture", entered(1.0, time.time()))
     clock = Clock()
     watch = HangWatch(recorder, 0, clock=clock)
     told = hung(watch, clock)

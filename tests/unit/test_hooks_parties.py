@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stepscope.watch.hooks import parties
+from stepscope.watch.hooks import attribution
 from tests.support.fake_live import FakeLive, hooked
 
 
@@ -197,8 +197,8 @@ def test_thousands_of_optimizers_are_met_in_linear_time(
 ) -> None:
     """One a parameter: each that is made looks at a few of the others, not at all."""
     number, looked_at = 100, []
-    monkeypatch.setattr(parties, "key", lambda optimizer: looked_at.append(1) or id(optimizer))
+    monkeypatch.setattr(attribution, "key", lambda optimizer: looked_at.append(1) or id(optimizer))
     made = [torch.optim.SGD([nn.Parameter(torch.ones(()))]) for _ in range(number)]
-    assert len(looked_at) <= number * (parties.LIMIT + 1)
+    assert len(looked_at) <= number * (attribution.LIMIT + 1)
     assert len(made) == number
     assert live.rows == []

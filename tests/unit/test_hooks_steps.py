@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from stepscope.sampling import allocator
+from stepscope.memory import allocator
 from stepscope.watch.hooks.optimizer import GROUPS_LIMIT, OPTIMIZERS_LIMIT
 from tests.support.fake_live import FakeClock, FakeLive, hooked
 

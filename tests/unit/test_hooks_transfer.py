@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from stepscope.watch.hooks import transfer
-from stepscope.watch.hooks.patches import Patches
+from stepscope.watch.hooks import h2d_copies
+from stepscope.watch.hooks.patching import Patches
 from stepscope.watch.hooks.state import State
 from tests.support.fake_live import FakeLive
 
@@ -55,7 +55,7 @@ class Copies:
             cuda=cuda, compiler=torch.compiler, device=torch.device, Tensor=_Tensor, _C=torch._C
         )
         self.patches = Patches()
-        self.transfers = transfer.attach(fake, self.state, self.patches)
+        self.transfers = h2d_copies.attach(fake, self.state, self.patches)
 
 
 class _Tensor:
@@ -79,7 +79,7 @@ _TO = _Tensor.to
 
 @pytest.fixture
 def copies(monkeypatch: pytest.MonkeyPatch) -> Iterator[Copies]:
-    monkeypatch.setattr(transfer, "LEAST_S", 0.0)
+    monkeypatch.setattr(h2d_copies, "LEAST_S", 0.0)
     FakeEvent.now_ms, FakeEvent.passed = 0.0, True
     copies = Copies()
     yield copies
@@ -149,7 +149,7 @@ def test_a_step_is_told_when_all_of_its_copies_have_ended(copies: Copies) -> Non
 def test_of_short_steps_only_some_are_measured(
     copies: Copies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transfer, "LEAST_S", 60.0)
+    monkeypatch.setattr(h2d_copies, "LEAST_S", 60.0)
     found = []
     for _ in range(5):
         _Tensor().to("cuda")
@@ -159,7 +159,7 @@ def test_of_short_steps_only_some_are_measured(
 
 def test_more_copies_than_events_give_no_figure(copies: Copies) -> None:
     FakeEvent.passed = False
-    for _ in range(transfer.PAIRS + 1):
+    for _ in range(h2d_copies.PAIRS + 1):
         assert _Tensor().to("cuda") == "copied"
     FakeEvent.passed = True
     assert copies.transfers.harvest() is None
@@ -186,7 +186,7 @@ def test_a_cuda_tensor_and_another_thread_are_left_alone(copies: Copies) -> None
 class Wrapped:
     """The methods of torch's tensors, wrapped as on a machine with CUDA."""
 
-    transfers: transfer.Transfers
+    transfers: h2d_copies.Transfers
     patches: Patches
 
 
@@ -206,7 +206,7 @@ def wrapped() -> Iterator[Wrapped]:
         Tensor=Tensor,
         _C=torch._C,
     )
-    yield Wrapped(transfer.attach(fake, state, patches), patches)
+    yield Wrapped(h2d_copies.attach(fake, state, patches), patches)
     patches.undo()
     assert not {"to", "cuda"} & vars(Tensor).keys()
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from stepscope.run.kernel_kills import Container
-from stepscope.sampling.host import HostSource
+from stepscope.host.kernel_kills import Container
+from stepscope.host.usage import HostSource
 from tests.support.fake_nvml import FakeClock
 
 GIB = 2**30

@@ -22,8 +22,8 @@ import torch
 
 from dashboard import crash_watch
 from dashboard.charts import series
-from dashboard.charts.content import run_content
 from dashboard.charts.layout import layout
+from dashboard.charts.run_view import run_content
 from dashboard.crash_watch import CrashWatch
 from dashboard.run_files import (
     Profile,
@@ -39,10 +39,11 @@ from dashboard.views.run_rows import row
 from stepscope.alerts.config import Settings
 from stepscope.alerts.crash import MARKER, YOUNG_S, tell_crash
 from stepscope.cli import main
-from stepscope.reading import Run
-from stepscope.recording.agreement_files import AgreementFiles
-from stepscope.recording.recovery import note_end, recover_ended
-from stepscope.recording.ring import Ring
+from stepscope.commands.agreement_files import AgreementFiles
+from stepscope.memory.snapshots.open_snapshot import _place
+from stepscope.recorded_run import Run
+from stepscope.recorder.recovery import note_end, recover_ended
+from stepscope.recorder.ring import Ring
 from stepscope.run import (
     RunError,
     RunStatus,
@@ -53,16 +54,15 @@ from stepscope.run import (
     run_folders,
     write_run_json,
 )
-from stepscope.snapshots.opening import _place
 from stepscope.store import RunWriter, store_name
 from trainer.collectives.results import ResultError, read_result
 from trainer.config import checkpoints
-from trainer.fit.history import FIT_JSON, keep
 from trainer.lab.folder import SweepError, only_one, read_plan, read_sweep, sweep_folders
-from trainer.lab.samples import read_samples
-from trainer.runners.job_end import log_text
+from trainer.lab.trial_log import read_samples
+from trainer.memory_estimate.past_runs import FIT_JSON, keep
+from trainer.runners.job_outcome import log_text
 from trainer.training.checkpoint import CheckpointError, read_checkpoint, weights_bytes
-from trainer.training.parts_list import NAME, read_list
+from trainer.training.dcp_metadata import NAME, read_list
 
 KINDS = ("fifo", "device", "link", "folder", "sparse")
 NOBODY = 65534

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepscope.recording.recovery import recover
+from stepscope.recorder.recovery import recover
 from stepscope.store import STORE_NAME, Block, RunReader, RunWriter, StoreError, schema
 from stepscope.store.reader import EVERY, send_command
 from tests.support.run_folders import make_run

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from trainer.workloads import image_list as lists
-from trainer.workloads import image_sources as sources
-from trainer.workloads.image_list import Broken, ImageError, ImageList
-from trainer.workloads.image_sources import read_images
+from trainer.workloads import image_index as sources
+from trainer.workloads import image_manifest as lists
+from trainer.workloads.image_index import read_images
+from trainer.workloads.image_manifest import Broken, ImageError, ImageList
 
 NAMES = [f"{name}.png" for name in "abcdefghij"]
 

@@ -16,10 +16,10 @@ from sklearn.datasets import load_digits
 
 from tests.support.training_runs import losses_on_one_batch
 from trainer.config import RunConfig, Workload, defaults
-from trainer.data_sets import VARIABLE
+from trainer.datasets import VARIABLE
 from trainer.workloads import WORKLOADS, digit_images
 from trainer.workloads.digit_images import NotOurs, write
-from trainer.workloads.image_list import ImageError
+from trainer.workloads.image_manifest import ImageError
 from trainer.workloads.images import ImageCnn, ImageSplit
 from trainer.workloads.task import Task
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from stepscope.recording.agreement_files import FOLDER, NOTICES
-from stepscope.recording.command import Command, CommandName
-from stepscope.recording.job_commands import JobCommands, Results
+from stepscope.commands.agreement_files import FOLDER, NOTICES
+from stepscope.commands.command import Command, CommandName
+from stepscope.commands.job_queue import JobCommands, Results
 
 ALIVE = json.dumps({"status": "running", "heartbeat": time.time()})
 PATIENCE_S = 20.0

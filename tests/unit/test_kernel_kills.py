@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.run import kernel_kills
-from stepscope.run.kernel_kills import Container, container, kills_since, own_folder
+from stepscope.host import kernel_kills
+from stepscope.host.kernel_kills import Container, container, kills_since, own_folder
 
 
 def write(folder: Path, **files: str) -> Path:

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from trainer.config import Workload, defaults
+from trainer.config_validation import TrainDevice
 from trainer.lab.__main__ import FAILED, FINISHED, STOPPED, USAGE, main
-from trainer.lab.arms import Arm
 from trainer.lab.folder import PLAN_JSON, SWEEP_JSON, only_one, read_sweep, write_plan
 from trainer.lab.plan import Plan
-from trainer.problems import TrainDevice
+from trainer.lab.variants import Arm
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from trainer.config import FIELDS, ConfigError, RunConfig, Workload, defaults
-from trainer.lab.arms import FIXED, NOT_TIMED, arms, changed, make_arm
-from trainer.lab.course import merged
+from trainer.config_validation import TrainDevice, problems
 from trainer.lab.folder import (
     SweepError,
     new_sweep_folder,
@@ -24,8 +23,9 @@ from trainer.lab.folder import (
 )
 from trainer.lab.options import UsageError, parser, plan_of
 from trainer.lab.plan import PRESETS, Plan, estimate
-from trainer.problems import TrainDevice, problems
-from trainer.switches import SWITCHES
+from trainer.lab.sweep_state import merged
+from trainer.lab.variants import FIXED, NOT_TIMED, arms, changed, make_arm
+from trainer.techniques import SWITCHES
 
 CPU = TrainDevice(id="cpu", name="a CPU", memory_total=2**33)
 GPU = TrainDevice(

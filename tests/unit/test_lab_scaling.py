@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from trainer.config import Parallel, Runner, Workload, defaults
-from trainer.lab.arms import Arm, changed, make_arm
+from trainer.config_validation import TrainDevice
+from trainer.lab.distributed_trial import _together
 from trainer.lab.presets import PRESETS
-from trainer.lab.rank_sample import _together
 from trainer.lab.scaling import scaled
-from trainer.problems import TrainDevice
+from trainer.lab.variants import Arm, changed, make_arm
 
 CPU = TrainDevice(id="cpu", name="a CPU", memory_total=2**33)
 CONFIG = defaults(Workload.DIGITS_CNN)

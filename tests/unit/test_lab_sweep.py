@@ -15,18 +15,18 @@ from typing import Any
 import pytest
 
 from trainer.config import ConfigError, Problem, RunConfig, Workload
-from trainer.lab.arms import Arm, make_arm
-from trainer.lab.content import METRICS
-from trainer.lab.contest import Contest, Next, Sample, stand
-from trainer.lab.course import confirming_rules, rules_of
+from trainer.config_validation import TrainDevice
+from trainer.lab.comparison import Contest, Next, Sample, stand
 from trainer.lab.folder import SAMPLES, SWEEP_JSON, SweepError, read_sweep, write_plan
 from trainer.lab.plan import Plan
 from trainer.lab.report import to_csv, to_html
-from trainer.lab.samples import read_samples
+from trainer.lab.result_json import METRICS
 from trainer.lab.statistics import judge
 from trainer.lab.sweep import Sweep, seed_of, with_steps
+from trainer.lab.sweep_state import confirming_rules, rules_of
 from trainer.lab.terminal import Terminal, closing, progress_line, table
-from trainer.problems import TrainDevice
+from trainer.lab.trial_log import read_samples
+from trainer.lab.variants import Arm, make_arm
 
 CPU = TrainDevice(id="cpu", name="a CPU", memory_total=2**33)
 CONFIG = RunConfig(workload=Workload.DIGITS_CNN, channels_last=False, fused=False)

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from stepscope.profiling import ranges
-from stepscope.profiling.labels import Labels
-from stepscope.profiling.ranges import BACKWARD, DATA, FORWARD, OPTIMIZER, span
+from stepscope.memory.snapshots.labels import Labels
+from stepscope.profiling import phase_ranges
+from stepscope.profiling.phase_ranges import BACKWARD, DATA, FORWARD, OPTIMIZER, span
 
 
 class Memory:
@@ -81,5 +81,5 @@ def test_an_older_torch_has_no_place_for_labels(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "torch", older)
     labels = Labels()
     labels.begin_step()
-    assert ranges._emit is None or ranges.under_nsight()
+    assert phase_ranges._emit is None or phase_ranges.under_nsight()
     labels.end()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.run.launch import Launch, launch
+from stepscope.distributed.rendezvous import Launch, launch
 
 TORCHRUN = {
     "RANK": "5",

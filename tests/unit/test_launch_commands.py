@@ -16,7 +16,7 @@ from torch.distributed.run import config_from_args, parse_args
 from trainer.collectives.plan import Plan
 from trainer.collectives.process import measuring_arguments
 from trainer.config import Parallel, RunConfig, Runner, Workload, defaults
-from trainer.launch import (
+from trainer.launch_commands import (
     Launch,
     inherited,
     machine_command,

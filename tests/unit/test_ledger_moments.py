@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepscope.diagnosis.ledger_moments import (
+from stepscope.memory.breakdown_series import (
     LedgerSource,
     Moment,
     highest_row,
@@ -17,9 +17,9 @@ from stepscope.diagnosis.ledger_moments import (
     peak_moment,
     read_moments,
 )
-from stepscope.diagnosis.ledger_words import Place
+from stepscope.memory.ledger_words import Place
 from stepscope.store import Block, RunReader, RunWriter
-from stepscope.store.frames import Floats
+from stepscope.store.blocks import Floats
 from tests.support.ledger_rows import GPU, TICK_S, device, process, sample
 from tests.support.recorded_runs import CREATED, write_run
 

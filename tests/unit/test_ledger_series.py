@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from dashboard.charts import ledger, series
-from dashboard.charts.ledger import SERIES, TOTAL
+from dashboard.charts import memory_breakdown, series
+from dashboard.charts.memory_breakdown import SERIES, TOTAL
 from dashboard.charts.series import Cursor
-from dashboard.views.memory_ledger import process_rows
+from dashboard.views.memory_breakdown import process_rows
+from stepscope.memory.allocator_settings import NO_SPLIT
 from stepscope.run import RunInfo, RunKind, read_run
-from stepscope.sampling.allocator_settings import NO_SPLIT
 from stepscope.store import RunReader
 from tests.support.ledger_rows import GPU, ON_GPU, PROCESSES, cuda_run, device, process, sample
 from tests.support.recorded_runs import write_run
@@ -23,7 +23,7 @@ MIB = 2**20
 
 def answer(run: RunInfo, cursors: dict[str, Cursor] | None = None) -> dict[str, Any]:
     with RunReader(run.folder) as reader:
-        found = ledger.update(reader, run, cursors or {}, 0)
+        found = memory_breakdown.update(reader, run, cursors or {}, 0)
     json.dumps(found, allow_nan=False)
     return found
 
@@ -37,7 +37,7 @@ def test_the_first_answer_has_all_moments_and_sums_to_the_total(tmp_path: Path) 
         total = sum(column[row] for key, column in columns.items() if key != TOTAL)
         assert total == pytest.approx(columns[TOTAL][row], rel=1e-5)
         assert columns[TOTAL][row] == pytest.approx(10240 * MIB, rel=1e-5)
-    [chart] = ledger.ledger_layout(read_run(tmp_path))["charts"]
+    [chart] = memory_breakdown.ledger_layout(read_run(tmp_path))["charts"]
     assert {trace["metric"] for trace in chart["traces"]} >= set(columns)
 
 
@@ -97,7 +97,7 @@ def test_a_split_that_torch_does_not_count_is_missing_and_not_zero(tmp_path: Pat
 @pytest.mark.parametrize("capabilities", [None, [], {"missing": []}, {"missing": {GPU: {"x": 1}}}])
 def test_capabilities_in_another_form_give_no_reason(tmp_path: Path, capabilities: Any) -> None:
     run = cuda_run(tmp_path, capabilities=capabilities)
-    assert ledger.missing_reasons(run) == {}
+    assert memory_breakdown.missing_reasons(run) == {}
     assert answer(run)["ledger"]["notes"]
 
 
@@ -105,8 +105,8 @@ def test_on_the_live_page_the_parts_are_one_more_series(tmp_path: Path) -> None:
     run = cuda_run(tmp_path)
     with RunReader(tmp_path) as reader:
         live = series.update(reader, run, {}, 0)
-        part = ledger.live_part(reader, run, {})
-        window = ledger.window_part(reader, run, "time", 2.0, 3.0)[SERIES]
+        part = memory_breakdown.live_part(reader, run, {})
+        window = memory_breakdown.window_part(reader, run, "time", 2.0, 3.0)[SERIES]
     assert SERIES not in live["series"]
     assert len(part["ledger"]["notes"]) == 3
     assert part["series"][SERIES]["last"]["ledger/free"] == (10240 - 2000) * MIB
@@ -135,7 +135,7 @@ def test_a_recording_of_the_machine_shows_its_first_gpu(tmp_path: Path) -> None:
 def test_the_sums_of_the_table_are_of_parts_that_exist(tmp_path: Path) -> None:
     for run_json in (ON_GPU, {"device": "cpu"}):
         write_run(tmp_path / run_json["device"], run_json, samples=[process(0)])
-        layout = ledger.ledger_layout(read_run(tmp_path / run_json["device"]))
+        layout = memory_breakdown.ledger_layout(read_run(tmp_path / run_json["device"]))
         [chart] = layout["charts"]
         known = {trace["metric"] for trace in chart["traces"]}
         for line in layout["sums"]:

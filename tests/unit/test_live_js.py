@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dashboard.charts.parts import COLORS, GPU_COLORS
-from stepscope.diagnosis.ledger_words import CATEGORIES
+from dashboard.charts.chart_spec import COLORS, GPU_COLORS
+from stepscope.memory.ledger_words import CATEGORIES
 from tests.support.javascript import Script, js
 
 __all__ = ["js"]

@@ -10,8 +10,8 @@ import pytest
 from trainer import loading_problems as rules
 from trainer.config import RunConfig, Workload
 from trainer.loading_problems import loading_problems
-from trainer.switches import SWITCHES
-from trainer.traits import TRAITS, Traits
+from trainer.techniques import SWITCHES
+from trainer.workload_traits import TRAITS, Traits
 
 PINNED = {"pin_memory": True, "non_blocking": True}
 

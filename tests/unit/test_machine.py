@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from stepscope.diagnosis.device_health import Level
-from stepscope.machine import DeviceView, Machine, MachineView
-from stepscope.machine.as_json import machine_json
-from stepscope.machine.energy import EnergyMeter
-from stepscope.machine.history import DRAWN, KEPT_READINGS, History
-from stepscope.machine.machine import RATE_S
-from stepscope.machine.xids import KEPT, Xids
-from stepscope.sampling.nvml import NullSource
-from stepscope.sampling.nvml_fields import Tier
-from stepscope.sampling.xid import NO_INSTANCE, xid_event
+from stepscope.gpu.as_json import machine_json
+from stepscope.gpu.energy import EnergyMeter
+from stepscope.gpu.health import Level
+from stepscope.gpu.history import DRAWN, KEPT_READINGS, History
+from stepscope.gpu.machine_monitor import RATE_S, Machine
+from stepscope.gpu.machine_state import DeviceView, MachineView
+from stepscope.gpu.nvml_queries import Tier
+from stepscope.gpu.source import NullSource
+from stepscope.gpu.xid import NO_INSTANCE, xid_event
+from stepscope.gpu.xids import KEPT, Xids
 from tests.support.fake_machine import (
     BUSY,
     GIB,

@@ -15,10 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from stepscope.run import meeting, ranks
-from stepscope.run.meeting import LINKS, ROUNDED_S, is_shared, meet
+from stepscope.distributed import meeting, ranks
+from stepscope.distributed.meeting import LINKS, ROUNDED_S, is_shared, meet
+from stepscope.distributed.ranks import Place, find_place
 from stepscope.run.process import own_start, start_above
-from stepscope.run.ranks import Place, find_place
 
 JOB = ("sweep", "node1", "29500", "4", "0")
 

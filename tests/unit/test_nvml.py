@@ -5,13 +5,13 @@ from __future__ import annotations
 import pynvml
 import pytest
 
+from stepscope.gpu.asking import MEASURED_CALLS
+from stepscope.gpu.gpm import NOT_ARMED, SHARES
+from stepscope.gpu.nvml_queries import COUNTERS, FIELDS, PLAUSIBLE, FieldValue, Tier
+from stepscope.gpu.process_memory import OTHERS
+from stepscope.gpu.rates import ONE_READING
+from stepscope.gpu.source import NvmlSource
 from stepscope.metrics import METRICS, Stream
-from stepscope.sampling.asking import MEASURED_CALLS
-from stepscope.sampling.gpm import NOT_ARMED, SHARES
-from stepscope.sampling.nvml import NvmlSource
-from stepscope.sampling.nvml_fields import COUNTERS, FIELDS, PLAUSIBLE, FieldValue, Tier
-from stepscope.sampling.rates import ONE_READING
-from stepscope.sampling.sharing import OTHERS
 from tests.support.fake_nvml import GIB, FakeClock, FakeGpu, FakeNvml, install
 
 A, B = "GPU-aaaa", "GPU-bbbb"

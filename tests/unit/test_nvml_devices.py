@@ -8,14 +8,14 @@ import os
 import pynvml
 import pytest
 
-from stepscope.machine import Machine
-from stepscope.sampling.asking import SELDOM_S, SLOW_CALLS, SLOW_S, Asking
-from stepscope.sampling.field_values import FieldValues
-from stepscope.sampling.gpm import BEFORE_HOPPER, NOT_ARMED, ONLY_ROOT, SHARES
-from stepscope.sampling.nvml import NvmlSource
-from stepscope.sampling.nvml_fields import Tier
-from stepscope.sampling.process_list import NOT_LISTED
-from stepscope.sampling.rates import MAY_HAVE_WRAPPED, ONE_READING
+from stepscope.gpu.asking import SELDOM_S, SLOW_CALLS, SLOW_S, Asking
+from stepscope.gpu.field_values import FieldValues
+from stepscope.gpu.gpm import BEFORE_HOPPER, NOT_ARMED, ONLY_ROOT, SHARES
+from stepscope.gpu.machine_monitor import Machine
+from stepscope.gpu.nvml_queries import Tier
+from stepscope.gpu.process_list import NOT_LISTED
+from stepscope.gpu.rates import MAY_HAVE_WRAPPED, ONE_READING
+from stepscope.gpu.source import NvmlSource
 from tests.support.fake_nvml import GIB, NS, FakeClock, FakeGpu, FakeNvml, FakeProcess, install
 
 A, B, SLICE = "GPU-aaaa", "GPU-bbbb", "MIG-1111"

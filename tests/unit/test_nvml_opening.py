@@ -10,10 +10,11 @@ import types
 import pynvml
 import pytest
 
-from stepscope.metrics import throttle_words
-from stepscope.sampling import nvml, nvml_fields
-from stepscope.sampling.nvml import NullSource, NvmlSource, open_source
-from stepscope.sampling.nvml_fields import Tier
+from stepscope.gpu import nvml_queries
+from stepscope.gpu import source as nvml
+from stepscope.gpu.nvml_queries import Tier
+from stepscope.gpu.source import NullSource, NvmlSource, open_source
+from stepscope.gpu.throttling import throttle_words
 from tests.support.fake_nvml import FakeClock, FakeGpu, FakeNvml, install
 
 
@@ -87,7 +88,7 @@ def test_a_foreign_pynvml_package_without_any_of_the_names_can_be_imported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", types.ModuleType("pynvml"))
-    runpy.run_path(nvml_fields.__file__)
+    runpy.run_path(nvml_queries.__file__)
     assert "nvidia-ml-py" in runpy.run_path(nvml.__file__)["open_source"]().reason
 
 

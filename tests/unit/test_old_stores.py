@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stepscope.recording.recovery import recover
-from stepscope.recording.ring import Ring
+from stepscope.recorder.recovery import recover
+from stepscope.recorder.ring import Ring
 from stepscope.store import STORE_NAME, RunReader, StoreError, schema
 from stepscope.store.reader import send_command
 

@@ -17,14 +17,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from stepscope.diagnosis.oom_message import bytes_in, figures_in
-from stepscope.diagnosis.oom_reading import read_report
-from stepscope.diagnosis.oom_record import Holder, Memory, OomReport, Segments
-from stepscope.diagnosis.outcome import Outcome, failed, outcome, with_case
+from stepscope.memory.oom import call_stack, capture, device_state
+from stepscope.memory.oom import observer as oom_watch
+from stepscope.memory.oom.observer import OomWatch
+from stepscope.memory.oom.oom_holders import NO_MEMORY, NOT_LISTED, shared_out
+from stepscope.memory.oom.oom_message import bytes_in, figures_in
+from stepscope.memory.oom.reader import read_report
+from stepscope.memory.oom.record import Holder, Memory, OomReport, Segments
 from stepscope.run import RunStatus
-from stepscope.session import oom_capture, oom_device, oom_stack, oom_watch
-from stepscope.session.oom_holders import NO_MEMORY, NOT_LISTED, shared_out
-from stepscope.session.oom_watch import OomWatch
+from stepscope.run.outcome import Outcome, failed, outcome, with_case
 from tests.support.fake_recorder import FakeRecorder
 from tests.support.oom_records import FULL, OTHER
 
@@ -76,7 +77,7 @@ class Probe(nn.Module):
 
 
 def test_a_forward_pass_is_known_with_its_inputs_and_mode() -> None:
-    model = nn.Sequential(Probe(oom_stack.here))
+    model = nn.Sequential(Probe(call_stack.here))
     model(torch.zeros(8, 3))
     place = model[0].found
     assert (place.phase, place.training, place.inputs) == ("forward", True, ("8 × 3",))
@@ -88,7 +89,7 @@ def test_a_forward_pass_is_known_with_its_inputs_and_mode() -> None:
 
 def test_a_model_in_evaluation_is_validation_by_the_outermost_mode() -> None:
     known: dict[Any, bool | None] = {}
-    model = nn.Sequential(Probe(lambda: oom_stack.here(mode_at_steps=known.get))).eval()
+    model = nn.Sequential(Probe(lambda: call_stack.here(mode_at_steps=known.get))).eval()
     for at_steps in (None, False):  # not known, or trained in this very mode
         known[model] = at_steps
         model(torch.zeros(1))
@@ -104,11 +105,11 @@ def test_a_model_in_evaluation_is_validation_by_the_outermost_mode() -> None:
 
 
 def test_a_function_that_evaluates_is_named_but_is_no_proof() -> None:
-    model = nn.Sequential(Probe(lambda: oom_stack.here(mode_at_steps=lambda _: True)))
+    model = nn.Sequential(Probe(lambda: call_stack.here(mode_at_steps=lambda _: True)))
 
-    def evaluate_loss() -> oom_stack.Place:
+    def evaluate_loss() -> call_stack.Place:
         model(torch.zeros(1))
-        found: oom_stack.Place = model[0].found
+        found: call_stack.Place = model[0].found
         return found
 
     place = evaluate_loss()  # as the loss function of a training may be called
@@ -119,7 +120,7 @@ def test_a_function_that_evaluates_is_named_but_is_no_proof() -> None:
 
 
 def test_the_optimizer_is_known_with_its_state() -> None:
-    found: list[oom_stack.Place] = []
+    found: list[call_stack.Place] = []
     weights = nn.Parameter(torch.ones(100))
     other = nn.Parameter(torch.ones(10))  # without a gradient: it gets no state
 
@@ -129,7 +130,7 @@ def test_the_optimizer_is_known_with_its_state() -> None:
 
     optimizer = Probing([weights, other])
     weights.grad = torch.ones(100)
-    for hook in (lambda *_: found.append(oom_stack.here()),):
+    for hook in (lambda *_: found.append(call_stack.here()),):
         optimizer.register_step_post_hook(hook)
     optimizer.step()
     (place,) = found
@@ -155,13 +156,13 @@ def test_the_whole_state_is_foretold_for_optimizers_that_are_known(
 ) -> None:
     weights = nn.Parameter(torch.ones(100))
     weights.grad = torch.ones(100)
-    state = oom_stack.optimizer_state(make([weights]))
+    state = call_stack.optimizer_state(make([weights]))
     assert state is not None
     assert state.expected == (None if factor is None else factor * 400)
 
 
 def test_a_backward_pass_is_known_also_where_it_computes_forward_again() -> None:
-    found: list[oom_stack.Place] = []
+    found: list[call_stack.Place] = []
 
     class Twice(torch.autograd.Function):
         @staticmethod
@@ -170,7 +171,7 @@ def test_a_backward_pass_is_known_also_where_it_computes_forward_again() -> None
 
         @staticmethod
         def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-            probe = Probe(oom_stack.here)
+            probe = Probe(call_stack.here)
             probe(gradient)
             found.append(probe.found)
             return gradient
@@ -182,23 +183,23 @@ def test_a_backward_pass_is_known_also_where_it_computes_forward_again() -> None
 def test_a_thread_that_python_did_not_begin_shows_the_stack_that_waits_in_backward(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(oom_stack, "_is_script", lambda: False)
-    place = oom_stack.here()
+    monkeypatch.setattr(call_stack, "_is_script", lambda: False)
+    place = call_stack.here()
     assert (place.phase, place.is_script) == ("backward", False)
 
 
 def test_loading_is_known_by_torchs_files_and_by_ours() -> None:
     class Data(torch.utils.data.Dataset[Any]):
         def __getitem__(self, index: int) -> Any:
-            return oom_stack.here().phase
+            return call_stack.here().phase
 
         def __len__(self) -> int:
             return 1
 
     loader: Any = torch.utils.data.DataLoader(Data(), collate_fn=lambda parts: parts)
     assert next(iter(loader)) == ["data"]
-    assert oom_stack.here({"tests/unit/test_oom_capture.py": "data"}).phase == "data"
-    assert oom_stack.here().phase is None
+    assert call_stack.here({"tests/unit/test_oom_capture.py": "data"}).phase == "data"
+    assert call_stack.here().phase is None
 
 
 def test_the_place_of_an_exception_is_where_it_was_raised() -> None:
@@ -208,11 +209,11 @@ def test_the_place_of_an_exception_is_where_it_was_raised() -> None:
     try:
         nn.Sequential(Probe(fail))(torch.zeros(2))
     except MemoryError as error:
-        place = oom_stack.of_traceback(error.__traceback__)
+        place = call_stack.of_traceback(error.__traceback__)
     assert place.phase == "forward"
     assert place.inputs == ("2",)
     assert place.stack[0].endswith(" fail")
-    assert oom_stack.of_traceback(None) == oom_stack.Place()
+    assert call_stack.of_traceback(None) == call_stack.Place()
 
 
 # --- the allocator --------------------------------------------------------------------------------
@@ -228,15 +229,15 @@ def test_free_blocks_are_told_apart_by_stream_and_pool() -> None:
         {"stream": 7, "blocks": [block(8), block(16, "inactive")]},
         {"stream": 0, "segment_pool_id": (0, 3), "blocks": [block(1), block(32, "inactive")]},
     ]
-    assert oom_device.free_blocks(found, 0) == Segments(
+    assert device_state.free_blocks(found, 0) == Segments(
         count=3, largest_free=4, elsewhere=32, private=32
     )
-    assert oom_device.free_blocks(found, 7).largest_free == 16
+    assert device_state.free_blocks(found, 7).largest_free == 16
 
 
 def test_live_blocks_without_stacks_are_listed_by_size() -> None:
     found = [{"blocks": [block(8), block(8), block(30), block(99, "inactive")]}]
-    blocks, why = oom_device.live_blocks(found)
+    blocks, why = device_state.live_blocks(found)
     assert [(one.size, one.count) for one in blocks] == [(30, 1), (16, 2)]
     assert "history" in str(why)
 
@@ -358,7 +359,7 @@ def test_the_observer_raises_nothing_and_says_what_is_missing(
     def broken(*_: object) -> None:
         raise RuntimeError
 
-    monkeypatch.setattr(oom_capture, "at_allocation", broken)
+    monkeypatch.setattr(capture, "at_allocation", broken)
     fake.observers[0](0, 300, 2048, 10)  # and the next one is taken again
     monkeypatch.undo()
 
@@ -505,7 +506,7 @@ def test_a_report_in_a_link_or_too_large_is_refused(tmp_path: Path) -> None:
 
 def test_a_light_record_keeps_what_is_slow_of_the_one_before() -> None:
     light = replace(FULL, requested=1)
-    joined = oom_capture.with_former(light, OTHER)
+    joined = capture.with_former(light, OTHER)
     assert (joined.requested, joined.others, joined.processes) == (
         1,
         OTHER.others,

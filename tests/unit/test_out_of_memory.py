@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.diagnosis.oom_record import (
+from stepscope.bottleneck.recommendations import Setup
+from stepscope.memory.oom.classify import Case, OomVerdict, judge, oom_name
+from stepscope.memory.oom.record import (
     Holder,
     Host,
     Memory,
@@ -23,8 +25,6 @@ from stepscope.diagnosis.oom_record import (
     parse,
     record_of,
 )
-from stepscope.diagnosis.out_of_memory import Case, OomVerdict, judge, oom_name
-from stepscope.diagnosis.remedies import Setup
 from tests.support.oom_records import FULL, OTHER, PIECES
 
 MIB = 2**20

@@ -7,7 +7,7 @@ import threading
 
 import torch
 
-from stepscope.sampling import owners
+from stepscope.memory import owners
 
 
 class Model(torch.nn.Module):

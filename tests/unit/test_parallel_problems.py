@@ -17,8 +17,8 @@ from trainer.config import (
     Workload,
     defaults,
 )
-from trainer.parallel_problems import parallel_notes, start_problem, step_sentence
-from trainer.problems import TrainDevice, choice_problem, problems
+from trainer.config_validation import TrainDevice, choice_problem, problems
+from trainer.strategy_validation import parallel_notes, start_problem, step_sentence
 
 CPU = TrainDevice(id="cpu", name="CPU", memory_total=2**30)
 GPUS = [

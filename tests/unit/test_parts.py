@@ -13,7 +13,7 @@ import torch
 from torch.distributed.checkpoint import metadata
 
 from trainer.training.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
-from trainer.training.parts import read_parts, write_parts
+from trainer.training.distributed_checkpoint import read_parts, write_parts
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 TENSORS = {

@@ -13,8 +13,8 @@ import pytest
 import sklearn.datasets
 from PIL import Image
 
-from trainer.workloads import pictures
-from trainer.workloads.pictures import BrokenImage, picture
+from trainer.workloads import image_decoding
+from trainer.workloads.image_decoding import BrokenImage, picture
 
 SHADES = np.linspace(0, 255, 64).astype(np.uint8).reshape(8, 8)
 RED_LEFT = np.zeros((8, 16, 3), np.uint8)
@@ -213,7 +213,7 @@ def test_too_little_memory_is_no_broken_image(
     def full(image: Image.Image) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(pictures, "_check_size", full)
+    monkeypatch.setattr(image_decoding, "_check_size", full)
     with pytest.raises(MemoryError):
         picture(saved(tmp_path, Image.new("L", (8, 8)), "a.png"), 8)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.sampling.processes import (
+from stepscope.gpu.processes import (
     COMMAND_LIMIT,
     LOOK_AGAIN_S,
     REMEMBERED,

@@ -14,14 +14,13 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from stepscope.diagnosis import command_results as results
-from stepscope.profiling import ranges
-from stepscope.profiling.capture import Capture
+from stepscope.commands import command_results as results
+from stepscope.profiling import phase_ranges, profile_command
+from stepscope.profiling.torch_profiler import Capture
 from stepscope.profiling.write import trace_name
-from stepscope.recording.recorder import Command, CommandName, Recorder
-from stepscope.sampling.sampler import Sampler
-from stepscope.session import profiling
-from stepscope.session.commands import CommandServer
+from stepscope.recorder.recorder import Command, CommandName, Recorder
+from stepscope.session.command_server import CommandServer
+from stepscope.session.sampler import Sampler
 from tests.support.fake_recorder import FakeRecorder, command
 
 Event = tuple[str, str, dict[str, Any]]
@@ -49,7 +48,7 @@ class Writer:
 
     def wait(self, timeout: float) -> int:
         if self.code is None:
-            raise profiling.subprocess.TimeoutExpired("writer", timeout)
+            raise profile_command.subprocess.TimeoutExpired("writer", timeout)
         return self.code
 
 
@@ -59,7 +58,7 @@ class Bench:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.recorder = FakeRecorder(folder)
         self.writer = Writer(folder)
-        monkeypatch.setattr(profiling, "_writer", self.writer.start)
+        monkeypatch.setattr(profile_command, "_writer", self.writer.start)
         recorder = cast("Recorder", self.recorder)
         sampler = Sampler(recorder, allocator_index=None)
         self.server = CommandServer(recorder, sampler, {}, closed_here=True)
@@ -73,7 +72,7 @@ class Bench:
 
     def train(self, steps: int) -> None:
         for _ in range(steps):
-            with ranges.span(ranges.FORWARD):
+            with phase_ranges.span(phase_ranges.FORWARD):
                 torch.ones(3) + 1
             self.recorder.step += 1
             self.serve()
@@ -96,7 +95,7 @@ def test_so_many_steps_are_profiled(bench: Bench) -> None:
     bench.train(10)
     bench.ask(steps=3)
     assert bench.server.profiling.active
-    bench.train(profiling.BEFORE_STEPS)
+    bench.train(profile_command.BEFORE_STEPS)
     assert profiled()
     assert bench.answers == []
     bench.train(3)
@@ -111,13 +110,13 @@ def test_so_many_steps_are_profiled(bench: Bench) -> None:
     assert type(data["slower"]) is float
     assert not bench.server.profiling.active
     bench.ask(steps=1)
-    bench.train(profiling.BEFORE_STEPS + 2)
+    bench.train(profile_command.BEFORE_STEPS + 2)
     assert bench.answers[1][2]["first"] == bench.answers[1][2]["last"] == 25
 
 
 def test_slow_steps_are_not_waited_for(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profiling, "BEFORE_S", 0.0)
-    monkeypatch.setattr(profiling, "PROFILE_S", 0.0)
+    monkeypatch.setattr(profile_command, "BEFORE_S", 0.0)
+    monkeypatch.setattr(profile_command, "PROFILE_S", 0.0)
     bench.ask()
     bench.train(3)
     [(_, text, data)] = bench.answers
@@ -130,7 +129,7 @@ def test_only_steps_count(bench: Bench) -> None:
     for _ in range(20):
         bench.serve()  # validation has boundaries without a step
     assert not profiled()
-    bench.train(profiling.BEFORE_STEPS)
+    bench.train(profile_command.BEFORE_STEPS)
     for _ in range(20):
         bench.serve()
     assert profiled()
@@ -168,7 +167,7 @@ def test_a_profiler_of_the_scripts_own_is_left_alone(bench: Bench) -> None:
 def test_a_profiler_that_the_script_starts_later_ends_ours(bench: Bench) -> None:
     starters = torch.autograd.profiler._prepare_profiler, torch.autograd.profiler._enable_profiler
     bench.ask(steps=50)
-    bench.train(profiling.BEFORE_STEPS + 2)
+    bench.train(profile_command.BEFORE_STEPS + 2)
     with profile(activities=[ProfilerActivity.CPU]) as own:
         torch.ones(4) * 3
         bench.train(2)
@@ -200,7 +199,7 @@ def test_a_profiler_of_another_thread_waits_for_ours_to_end(
         made.extend(row.count for row in own.key_averages() if row.key == "aten::mul")
 
     bench.ask(steps=50)
-    bench.train(profiling.BEFORE_STEPS + 1)
+    bench.train(profile_command.BEFORE_STEPS + 1)
     thread = threading.Thread(target=other)
     thread.start()
     assert begins.wait(20)
@@ -212,7 +211,7 @@ def test_a_profiler_of_another_thread_waits_for_ours_to_end(
 
 def test_a_fork_ends_it(bench: Bench) -> None:
     bench.ask(steps=50)
-    bench.train(profiling.BEFORE_STEPS + 1)
+    bench.train(profile_command.BEFORE_STEPS + 1)
     assert profiled()
     child = os.fork()
     if child == 0:
@@ -226,7 +225,7 @@ def test_a_fork_ends_it(bench: Bench) -> None:
 
 def test_a_pause_ends_it(bench: Bench) -> None:
     bench.ask(steps=50)
-    bench.train(profiling.BEFORE_STEPS + 2)
+    bench.train(profile_command.BEFORE_STEPS + 2)
     bench.recorder.while_paused = [command(CommandName.MARK), command(CommandName.RESUME)]
     bench.serve(command(CommandName.PAUSE))
     bench.train(1)
@@ -241,13 +240,13 @@ def test_asked_of_a_paused_run_it_begins_after_the_pause(bench: Bench) -> None:
         command(CommandName.RESUME),
     ]
     bench.serve(command(CommandName.PAUSE))
-    bench.train(profiling.BEFORE_STEPS + 2)
+    bench.train(profile_command.BEFORE_STEPS + 2)
     assert bench.answers[0][2]["ok"]
 
 
 def test_the_end_of_the_run_ends_it(bench: Bench) -> None:
     bench.ask(steps=50)
-    bench.train(profiling.BEFORE_STEPS + 3)
+    bench.train(profile_command.BEFORE_STEPS + 3)
     bench.server.close()
     assert not profiled()
     [(_, text, data)] = bench.answers
@@ -268,7 +267,7 @@ def test_the_end_of_the_run_before_it_began(bench: Bench) -> None:
 def test_files_that_take_long_are_not_waited_for(bench: Bench) -> None:
     bench.writer.code = None
     bench.ask(steps=1)
-    bench.train(profiling.BEFORE_STEPS + 10)
+    bench.train(profile_command.BEFORE_STEPS + 10)
     assert bench.answers == []
     bench.server.close()
     [(_, text, data)] = bench.answers
@@ -279,7 +278,7 @@ def test_files_that_take_long_are_not_waited_for(bench: Bench) -> None:
 def test_files_that_could_not_be_written(bench: Bench) -> None:
     bench.writer.code, bench.writer.said = 1, b"a warning\nthe trace has 2.00 GiB; too much\n"
     bench.ask(steps=1)
-    bench.train(profiling.BEFORE_STEPS + 2)
+    bench.train(profile_command.BEFORE_STEPS + 2)
     [(_, text, data)] = bench.answers
     assert data["ok"] is False
     assert text.endswith("; but the trace has 2.00 GiB; too much")
@@ -295,10 +294,10 @@ def test_a_profiler_that_fails_is_answered(
     with monkeypatch.context() as patch:
         patch.setattr(profile, broken, fail)
         bench.ask(steps=2)
-        bench.train(profiling.BEFORE_STEPS + 5)
+        bench.train(profile_command.BEFORE_STEPS + 5)
     [(_, text, data)] = bench.answers
     assert (text, data["ok"]) == ("Profile: failed (RuntimeError: CUPTI error)", False)
-    assert ranges.span("data") is ranges._OFF
+    assert phase_ranges.span("data") is phase_ranges._OFF
     if profiled():
         torch._C._autograd._disable_profiler()
         torch.autograd.profiler._is_profiler_enabled = False
@@ -319,7 +318,7 @@ def test_a_profiler_of_python_keeps_its_place(bench: Bench) -> None:
     sys.setprofile(lambda frame, kind, arg: seen.append(kind))
     try:
         bench.ask(steps=1)
-        bench.train(profiling.BEFORE_STEPS + 2)
+        bench.train(profile_command.BEFORE_STEPS + 2)
         kept = sys.getprofile()
     finally:
         sys.setprofile(None)
@@ -328,21 +327,21 @@ def test_a_profiler_of_python_keeps_its_place(bench: Bench) -> None:
 
 
 def test_ranges_cost_nothing_without_a_profile() -> None:
-    assert ranges.span("data") is ranges.span("forward")
+    assert phase_ranges.span("data") is phase_ranges.span("forward")
 
 
 def test_of_ranges_within_each_other_the_outer_one_counts() -> None:
     with profile(activities=[ProfilerActivity.CPU]) as made:
-        ranges.begin(nvtx=False)
+        phase_ranges.begin(nvtx=False)
         try:
-            with ranges.span("optimizer"), ranges.span("forward"):
+            with phase_ranges.span("optimizer"), phase_ranges.span("forward"):
                 torch.ones(2) + 1
-            with pytest.raises(KeyError), ranges.span("data"):
+            with pytest.raises(KeyError), phase_ranges.span("data"):
                 raise KeyError
-            with ranges.span("backward"):
+            with phase_ranges.span("backward"):
                 torch.ones(2) + 1
         finally:
-            ranges.end()
+            phase_ranges.end()
     names = {row.key for row in made.key_averages()}
     assert names >= {"optimizer", "data", "backward"}
     assert "forward" not in names
@@ -362,14 +361,14 @@ def test_in_a_job_the_next_profile_waits_for_the_files_of_the_one_before(bench: 
     bench.recorder.job = object()
     bench.writer.code = None  # still writing
     bench.ask(steps=1)
-    bench.train(profiling.BEFORE_STEPS + 1)
+    bench.train(profile_command.BEFORE_STEPS + 1)
     for _ in range(2):
         bench.ask(steps=2)
     bench.ask(steps=0)
     bench.train(3)
     assert bench.answers == []
     bench.writer.code = 0
-    bench.train(2 * profiling.BEFORE_STEPS + 8)
+    bench.train(2 * profile_command.BEFORE_STEPS + 8)
     lengths = [data["last"] - data["first"] + 1 for _, _, data in bench.answers[:3]]
     assert lengths == [1, 2, 2]
     assert "steps must be" in bench.answers[3][1]

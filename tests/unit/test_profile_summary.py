@@ -13,11 +13,11 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
+from stepscope.profiling.chrome_trace import read_trace
 from stepscope.profiling.flame import fold
-from stepscope.profiling.operators import operators
 from stepscope.profiling.phases import phases
 from stepscope.profiling.summary import BYTES_LIMIT, OPERATORS_LIMIT, parse, summarize, to_text
-from stepscope.profiling.trace import read_trace
+from stepscope.profiling.trace_stats import operators
 from stepscope.profiling.write import TooLarge, summary_name, trace_name, write_profile
 from tests.support.profiles import MAIN, STEP, event, frame, kernel, op, trace_of
 
@@ -73,8 +73,8 @@ def test_a_closure_of_the_optimizer_counts_as_what_it_is() -> None:
 def test_what_stepscope_does_between_two_steps_is_left_out() -> None:
     own = [
         *STEP,
-        frame("stepscope/session/commands.py(128): serve", 85, 15),
-        frame("stepscope/profiling/capture.py(100): stop", 86, 10),
+        frame("stepscope/session/command_server.py(128): serve", 85, 15),
+        frame("stepscope/profiling/torch_profiler.py(100): stop", 86, 10),
         op("aten::own", 87, 1, 9),
     ]
     summary = summarize(trace_of(own), first=1, last=1, cuda=True, thread=MAIN)

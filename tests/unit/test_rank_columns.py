@@ -7,7 +7,7 @@ import base64
 import numpy as np
 import pytest
 
-from dashboard.ranks.columns import COLUMNS, FIRST_WIDTHS, Columns, Strip, packed
+from dashboard.ranks.time_grid import COLUMNS, FIRST_WIDTHS, Columns, Strip, packed
 
 TIME, PEAK = "perf/step_time", "memory/allocated"
 FIRST_WIDTH_S = FIRST_WIDTHS["time"]

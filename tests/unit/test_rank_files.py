@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.run import rank_files as files
+from stepscope.run import rank_info as files
 from stepscope.run import rank_json, write_run_json
-from stepscope.run.rank_files import find_rank, numbers_with, other_ranks, rank_numbers
+from stepscope.run.rank_info import find_rank, numbers_with, other_ranks, rank_numbers
 
 NOT_OURS = ("rank0", "rank007", "rank-1", "rank", "rank1\n", "x/rank9", "rank\u0663", "rank1234567")
 

@@ -20,8 +20,8 @@ from stepscope.run import (
     write_run_json,
 )
 from stepscope.run.first_cause import NAMED
-from stepscope.run.rank_files import RANKS_LIMIT, read_rank_file
-from stepscope.run.rank_states import GRACE_S, RankState, absences, rank_states
+from stepscope.run.rank_info import RANKS_LIMIT, read_rank_file
+from stepscope.run.rank_status import GRACE_S, RankState, absences, rank_states
 from stepscope.store import RunWriter
 
 GONE_PID = 2**22 + 1

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DistributedSampler, TensorDataset
 
 from trainer.config import Parallel, RunConfig, Runner
-from trainer.training.ranks import ALONE, Ranks
+from trainer.training.rank_info import ALONE, Ranks
 
 DDP = replace(RunConfig(), parallel=Parallel.DDP, runner=Runner.TORCHRUN, ranks=2)
 

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from dashboard.api.ranks import Jobs, ranks_answer
-from dashboard.ranks.answer import LIMIT, Question, parse_question
-from dashboard.ranks.columns import COLUMNS
-from dashboard.ranks.job import Job, overview_bucket
 from dashboard.ranks.members import MOST, read_member
+from dashboard.ranks.rank_cache import Job, overview_bucket
+from dashboard.ranks.ranks_response import LIMIT, Question, parse_question
+from dashboard.ranks.time_grid import COLUMNS
 from dashboard.ranks.verdict import NAMED, NEXT_LENGTH, TEXT_LENGTH
 from stepscope.run import RunError, process_identity, rank_json, read_run, write_run_json
 from stepscope.store import Block, RunWriter, store_name
@@ -194,8 +194,8 @@ def test_only_new_rows_are_read_and_only_changed_columns_sent(
 def test_what_did_not_fit_into_the_time_is_read_by_the_next_questions(
     job: JobFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dashboard.ranks.job.BUDGET_S", 0.0)
-    monkeypatch.setattr("dashboard.ranks.job.FIRST_BUDGET_S", 0.0)
+    monkeypatch.setattr("dashboard.ranks.rank_cache.BUDGET_S", 0.0)
+    monkeypatch.setattr("dashboard.ranks.rank_cache.FIRST_BUDGET_S", 0.0)
     for rank in range(2):
         job.steps(rank, 1, 41, allocated=2.0**30)
     tab = Tab(job.folder)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dashboard.ranks.columns import packed
-from dashboard.ranks.job import STRIPS
+from dashboard.ranks.rank_cache import STRIPS
+from dashboard.ranks.time_grid import packed
 from tests.support.javascript import Script, js
 
 __all__ = ["js"]

@@ -12,7 +12,7 @@ import pytest
 
 import stepscope
 from stepscope import RunError
-from stepscope.recording.recorder import Recorder
+from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus, read_run
 from stepscope.store import RunReader, StoreError
 from stepscope.store import rows as store_rows

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from stepscope.sampling import allocator
-from stepscope.sampling.allocator import REPEATED_S, Readings
+from stepscope.memory import allocator
+from stepscope.memory.allocator import REPEATED_S
+from stepscope.session.z_readings import Readings
 from tests.support.fake_nvml import FakeClock
 
 TICK_S = 0.1

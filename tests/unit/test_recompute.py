@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.config import RunConfig, Workload
-from trainer.training.recompute import recompute_blocks
+from trainer.training.activation_checkpointing import recompute_blocks
 from trainer.workloads import WORKLOADS
 
 IMAGES = torch.rand(4, 3, 8, 8)

@@ -11,22 +11,22 @@ import pytest
 import torch
 from torch import nn
 
-from stepscope.recording.recorder import Recorder
+from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus
 from trainer.config import Optimizer, RunConfig
-from trainer.failures import RunFailed
-from trainer.training.compute import CpuCompute
-from trainer.training.phases import Phases
+from trainer.error_messages import RunFailed
+from trainer.training.accelerator import CpuCompute
+from trainer.training.phase_timer import Phases
 from trainer.training.precision import autocast
-from trainer.training.rehearsal import (
+from trainer.training.state import Training
+from trainer.training.step import TrainStep
+from trainer.training.warmup import (
     changing_nothing,
     first_batch,
     full_batch_size,
     rehearse,
     whole_step,
 )
-from trainer.training.state import Training
-from trainer.training.step import TrainStep
 from trainer.workloads.task import Batch, Task, TensorSplit
 
 KERNELS = [{"fused": True}, {"fused": False, "foreach": True}, {"fused": False}]

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.recording import ring as ring_module
-from stepscope.recording.ring import (
+from stepscope.recorder import ring as ring_module
+from stepscope.recorder.ring import (
     CROWDED,
     HEADER_BYTES,
     MAGIC,

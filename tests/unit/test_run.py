@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.recording.recovery import note_end
+from stepscope.recorder.recovery import note_end
 from stepscope.run import (
     RunError,
     RunStatus,

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from dashboard.charts.content import (
+from dashboard.charts.layout import layout
+from dashboard.charts.run_view import (
     CUSTOM_CHARTS,
     NOT_BEGUN,
     NOT_SUPPORTED,
@@ -15,9 +16,8 @@ from dashboard.charts.content import (
     custom_metrics,
     run_content,
 )
-from dashboard.charts.layout import layout
+from stepscope.gpu import asking
 from stepscope.run import RunInfo, RunKind, RunStatus
-from stepscope.sampling import asking
 
 GPU = {"uuid": "GPU-1", "name": "NVIDIA H100", "memory_total": 80 * 2**30}
 

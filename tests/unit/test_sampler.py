@@ -10,15 +10,16 @@ from typing import Any, cast
 
 import pytest
 
+from stepscope.gpu.device_events import BACK_S, CALM_S, SampledDevice
+from stepscope.gpu.nvml_queries import Tier
+from stepscope.gpu.processes import GpuProcess
+from stepscope.gpu.source import DeviceInfo, NullSource
+from stepscope.gpu.xid import NO_INSTANCE, XidEvent, xid_event
+from stepscope.memory import allocator
 from stepscope.metrics import BY_KEY
-from stepscope.recording.recorder import Recorder
-from stepscope.sampling import allocator, sampler
-from stepscope.sampling.device_events import BACK_S, CALM_S, SampledDevice
-from stepscope.sampling.nvml import DeviceInfo, NullSource
-from stepscope.sampling.nvml_fields import Tier
-from stepscope.sampling.processes import GpuProcess
-from stepscope.sampling.sampler import COST_WINDOW, Sampler, next_deadline
-from stepscope.sampling.xid import NO_INSTANCE, XidEvent, xid_event
+from stepscope.recorder.recorder import Recorder
+from stepscope.session import sampler
+from stepscope.session.sampler import COST_WINDOW, Sampler, next_deadline
 from tests.support.fake_nvml import FakeClock
 
 A, B = "GPU-aaaa", "GPU-bbbb"

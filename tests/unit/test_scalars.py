@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stepscope.recording import scalars
-from stepscope.recording.recorder import Recorder
-from stepscope.recording.scalars import DeviceScalars, Row
+from stepscope.recorder import cuda_readback
+from stepscope.recorder.cuda_readback import DeviceScalars, Row
+from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus
 from tests.support.run_values import metric
-from trainer.training.loss_reader import HostReader
+from trainer.training.scalar_readback import HostReader
 
 
 @dataclass
@@ -65,16 +65,16 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[FakeEvent]:
         return made[-1]
 
     pinned: Callable[[int, int], torch.Tensor] = torch.zeros
-    monkeypatch.setattr(scalars, "_free", None)
-    monkeypatch.setattr(scalars, "_event", make)
-    monkeypatch.setattr(scalars, "_pinned", pinned)
-    monkeypatch.setattr(scalars, "_is_capturing", lambda: False)
+    monkeypatch.setattr(cuda_readback, "_free", None)
+    monkeypatch.setattr(cuda_readback, "_event", make)
+    monkeypatch.setattr(cuda_readback, "_pinned", pinned)
+    monkeypatch.setattr(cuda_readback, "_is_capturing", lambda: False)
     return made
 
 
 def put(reader: DeviceScalars | HostReader, step: int) -> None:
-    scalars = {"train/loss": torch.tensor(float(step)), "train/grad_norm": torch.tensor(0.5)}
-    reader.put(step, 0.0, {"train/lr": 0.1}, scalars)
+    cuda_readback = {"train/loss": torch.tensor(float(step)), "train/grad_norm": torch.tensor(0.5)}
+    reader.put(step, 0.0, {"train/lr": 0.1}, cuda_readback)
 
 
 def row(step: int) -> tuple[int, Row]:
@@ -122,7 +122,7 @@ def test_a_restart_of_the_clock_does_not_overtake_a_row_under_way(
 def test_a_full_ring_drops_the_value_and_not_the_row(
     events: list[FakeEvent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scalars, "SLOTS", 2)
+    monkeypatch.setattr(cuda_readback, "SLOTS", 2)
     rows = Rows()
     reader = DeviceScalars(rows)
     for step in (1, 2, 3):
@@ -138,7 +138,7 @@ def test_a_full_ring_drops_the_value_and_not_the_row(
 def test_slots_and_their_events_are_used_again_in_a_long_run(
     events: list[FakeEvent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scalars, "SLOTS", 3)
+    monkeypatch.setattr(cuda_readback, "SLOTS", 3)
     rows = Rows()
     reader = DeviceScalars(rows)
     for step in range(1, 101):
@@ -156,11 +156,11 @@ def test_two_runs_of_a_process_share_their_slots(events: list[FakeEvent]) -> Non
     for _ in range(2):
         rows = Rows()
         reader = DeviceScalars(rows)
-        for step in range(1, scalars.SLOTS + 1):
+        for step in range(1, cuda_readback.SLOTS + 1):
             put(reader, step)
         reader.flush()
-        assert rows.seen == [row(step) for step in range(1, scalars.SLOTS + 1)]
-    assert len(events) == scalars.SLOTS
+        assert rows.seen == [row(step) for step in range(1, cuda_readback.SLOTS + 1)]
+    assert len(events) == cuda_readback.SLOTS
 
 
 def test_a_failing_device_costs_values_and_no_row(
@@ -208,7 +208,7 @@ def test_no_memory_for_the_values_costs_no_row(
     rows = Rows()
     reader = DeviceScalars(rows)
     with monkeypatch.context() as patch:
-        patch.setattr(scalars, "_pinned", refuse)
+        patch.setattr(cuda_readback, "_pinned", refuse)
         put(reader, 1)
     put(reader, 2)
     reader.flush()
@@ -254,7 +254,7 @@ def test_nothing_is_asked_of_the_device_while_a_graph_is_captured(
     put(reader, 1)
     events[0].landed = True
     with monkeypatch.context() as patch:
-        patch.setattr(scalars, "_is_capturing", lambda: True)
+        patch.setattr(cuda_readback, "_is_capturing", lambda: True)
         reader.poll()
         reader.flush()
         assert rows.seen == []
@@ -265,7 +265,7 @@ def test_nothing_is_asked_of_the_device_while_a_graph_is_captured(
 def test_a_copy_that_fails_gives_its_slot_back(
     events: list[FakeEvent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scalars, "SLOTS", 1)
+    monkeypatch.setattr(cuda_readback, "SLOTS", 1)
     rows = Rows()
     reader = DeviceScalars(rows)
 
@@ -273,7 +273,7 @@ def test_a_copy_that_fails_gives_its_slot_back(
         raise RuntimeError("CUDA out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(scalars, "_copy", full)
+        patch.setattr(cuda_readback, "_copy", full)
         put(reader, 1)
         put(reader, 2)
     put(reader, 3)

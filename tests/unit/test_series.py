@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from dashboard.charts import series
-from dashboard.charts.keys import keys_of
+from dashboard.charts.metric_selection import keys_of
 from dashboard.charts.series import Cursor
 from stepscope.run import RunInfo, RunStatus
 from stepscope.store import STORE_NAME, Block, RunReader, RunWriter
-from stepscope.store.frames import RECORDED_NAN
+from stepscope.store.blocks import RECORDED_NAN
 
 NAN, INF = float("nan"), float("inf")
 

@@ -12,10 +12,10 @@ from torch.distributed.fsdp import FSDPModule
 
 from tests.support.train_devices import CPU_DEVICE
 from trainer.config import Parallel, RunConfig, Runner, Workload
-from trainer.training import sharding
-from trainer.training.parallel import Shared, placed
-from trainer.training.ranks import Ranks
-from trainer.training.sharding import weights_on_first_rank
+from trainer.training import fsdp
+from trainer.training.fsdp import weights_on_first_rank
+from trainer.training.rank_info import Ranks
+from trainer.training.strategy import Shared, placed
 from trainer.workloads.gpt import Gpt
 
 FSDP = RunConfig(
@@ -78,9 +78,9 @@ def test_each_block_gets_memory_alone_and_the_root_keeps_its_weights(
         have = {id(part) for part in model.parameters() if not part.is_meta}
         assert have == {id(part) for part in given}
 
-    monkeypatch.setattr(sharding, "init_device_mesh", lambda *_: None)
-    monkeypatch.setattr(sharding, "_send_from_first", lambda *_: None)
-    monkeypatch.setattr(sharding, "fully_shard", spread)
+    monkeypatch.setattr(fsdp, "init_device_mesh", lambda *_: None)
+    monkeypatch.setattr(fsdp, "_send_from_first", lambda *_: None)
+    monkeypatch.setattr(fsdp, "fully_shard", spread)
     config = replace(FSDP, reshard=reshard)
     with weights_on_first_rank(config, SECOND):
         model = Gpt(config, 7)

@@ -8,9 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from stepscope.sampling.nvml import DeviceSource
-from stepscope.sampling.processes import GpuProcess
-from stepscope.sampling.sharing import (
+from stepscope.gpu.process_memory import (
     DESCRIBED_S,
     HIDDEN,
     NO_MEMORY,
@@ -21,6 +19,8 @@ from stepscope.sampling.sharing import (
     same,
     shares,
 )
+from stepscope.gpu.processes import GpuProcess
+from stepscope.gpu.source import DeviceSource
 from tests.support.fake_nvml import FakeClock
 
 A, B = "GPU-aaaa", "GPU-bbbb"

@@ -19,7 +19,7 @@ from stepscope.run import STALE_S, RunStatus, process_identity, read_run, write_
 from stepscope.run.process import recorder_of, send_signal
 from stepscope.session import force
 from stepscope.session.force import end_job
-from stepscope.session.stopping import kill_unheard
+from stepscope.session.stop import kill_unheard
 from tests.support.child_process import holding
 from tests.support.fake_sweep import sweep
 from trainer.lab.folder import LOCK, PLAN_JSON, SWEEP_JSON, SweepError

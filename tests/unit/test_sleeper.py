@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.recording import sleeper as sleeper_module
-from stepscope.recording.sleeper import Sleeper
+from stepscope.common import sleeper as sleeper_module
+from stepscope.common.sleeper import Sleeper
 
 LONG_S = 20.0
 """Longer than a test may take."""

@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.snapshots.blocks import Fragmentation, fragmentation, largest_blocks
-from stepscope.snapshots.frames import module_of, stack_texts
+from stepscope.memory.snapshots.segments import Fragmentation, fragmentation, largest_blocks
+from stepscope.memory.snapshots.stacks import module_of, stack_texts
 
 MIB = 2**20
 Json = dict[str, Any]

@@ -20,9 +20,9 @@ from dashboard.charts.snapshot import (
     where,
 )
 from dashboard.snapshot_files import Snapshots, upload_name
-from stepscope.snapshots.difference import difference
-from stepscope.snapshots.load import load
-from stepscope.snapshots.summary import Summary, summarize
+from stepscope.memory.snapshots.difference import difference
+from stepscope.memory.snapshots.load import load
+from stepscope.memory.snapshots.summary import Summary, summarize
 from tests.support.snapshots import REAL, action, live_block, snapshot
 
 

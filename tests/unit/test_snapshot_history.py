@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepscope.snapshots import history as histories
-from stepscope.snapshots.history import History
-from stepscope.snapshots.load import load
-from stepscope.snapshots.summary import Summary, summarize
+from stepscope.memory.snapshots import timeline as histories
+from stepscope.memory.snapshots.load import load
+from stepscope.memory.snapshots.summary import Summary, summarize
+from stepscope.memory.snapshots.timeline import History
 from tests.support.snapshots import ADDRESS, Json, action, live_block, segment, snapshot
 
 

@@ -17,10 +17,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepscope.snapshots import load as loading
-from stepscope.snapshots.load import Snapshot, SnapshotError, load
-from stepscope.snapshots.summary import Summary, summarize
-from stepscope.snapshots.traces import ALLOC, FREE_COMPLETED, MISSING
+from stepscope.memory.snapshots import load as loading
+from stepscope.memory.snapshots.load import Snapshot, SnapshotError, load
+from stepscope.memory.snapshots.summary import Summary, summarize
+from stepscope.memory.snapshots.trace import ALLOC, FREE_COMPLETED, MISSING
 from tests.support.snapshots import (
     REAL,
     action,

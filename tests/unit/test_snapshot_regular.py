@@ -13,12 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.snapshot_file import write_snapshot
-from stepscope.snapshots import load as loading
-from stepscope.snapshots import regular, unpickling
-from stepscope.snapshots.load import Snapshot, SnapshotError, load
-from stepscope.snapshots.regular import Regular
-from stepscope.snapshots.stacks import NO_STACK
-from stepscope.snapshots.summary import summarize
+from stepscope.memory.snapshots import load as loading
+from stepscope.memory.snapshots import pickle_loader, unpickling
+from stepscope.memory.snapshots.load import Snapshot, SnapshotError, load
+from stepscope.memory.snapshots.pickle_loader import Regular
+from stepscope.memory.snapshots.summary import summarize
+from stepscope.memory.snapshots.z_stacks import NO_STACK
 from tests.support.snapshots import REAL, Json, action, frame, live_block, snapshot
 
 COLUMNS = ("action", "address", "size", "time_us")
@@ -140,7 +140,7 @@ def test_any_history_is_read_as_python_reads_it(
 def test_too_many_stacks_are_left_to_python(
     path: Path, cut: list[Regular], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(regular, "STACKS_LIMIT", 20)
+    monkeypatch.setattr(pickle_loader, "STACKS_LIMIT", 20)
     path.write_bytes(pickle.dumps(snapshot([], entries(300, 1))))
     held_equal(path)
     assert len(cut[0].stacks) == 20

@@ -14,15 +14,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepscope.snapshots import segments as segment_rows
-from stepscope.snapshots import summary_file, write
-from stepscope.snapshots.blocks import LARGEST_SIZE
-from stepscope.snapshots.difference import difference
-from stepscope.snapshots.load import SnapshotError, load
-from stepscope.snapshots.modules import by_module
-from stepscope.snapshots.segments import ACTIVE, FREE
-from stepscope.snapshots.summary import Summary, summarize
-from stepscope.snapshots.summary_file import read_summary, write_summary
+from stepscope.memory.snapshots import summary_file, write
+from stepscope.memory.snapshots import z_segments as segment_rows
+from stepscope.memory.snapshots.difference import difference
+from stepscope.memory.snapshots.load import SnapshotError, load
+from stepscope.memory.snapshots.modules import by_module
+from stepscope.memory.snapshots.segments import LARGEST_SIZE
+from stepscope.memory.snapshots.summary import Summary, summarize
+from stepscope.memory.snapshots.summary_file import read_summary, write_summary
+from stepscope.memory.snapshots.z_segments import ACTIVE, FREE
 from tests.support.snapshots import (
     ADDRESS,
     REAL,

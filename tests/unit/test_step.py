@@ -11,7 +11,7 @@ from torch import nn
 
 from trainer.config import Precision, RunConfig
 from trainer.training.model import InputForm, prepare
-from trainer.training.phases import Phases
+from trainer.training.phase_timer import Phases
 from trainer.training.precision import autocast, grad_scaler
 from trainer.training.step import TrainStep
 

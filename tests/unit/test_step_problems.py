@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from trainer.config import RunConfig, Workload, defaults
-from trainer.problems import TrainDevice, choice_problem, problems
-from trainer.step_problems import epoch_problem
+from trainer.config_validation import TrainDevice, choice_problem, problems
+from trainer.step_validation import epoch_problem
 
 CPU = TrainDevice(id="cpu", name="CPU", memory_total=2**30)
 GPU = TrainDevice(

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepscope.recording.ring import Ring
-from stepscope.recording.rows import RESTART, StepRows
+from stepscope.recorder.ring import Ring
+from stepscope.recorder.rows import RESTART, StepRows
 from stepscope.store import Block
 
 NAN = math.nan

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stepscope.diagnosis.straggler_times import OWN, Phase, RankTimes, rank_times
-from stepscope.diagnosis.straggler_window import recent_times
-from stepscope.diagnosis.straggler_words import text_of
-from stepscope.diagnosis.stragglers import Kind, judge
+from stepscope.distributed.stragglers.detect import Kind, judge
+from stepscope.distributed.stragglers.messages import text_of
+from stepscope.distributed.stragglers.reader import recent_times
+from stepscope.distributed.stragglers.step_phases import OWN, Phase, RankTimes, rank_times
 from stepscope.store import RunReader
-from stepscope.store.frames import Floats
+from stepscope.store.blocks import Floats
 from tests.support.recorded_runs import Row, write_run
 
 COUNT = 60

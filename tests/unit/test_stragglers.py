@@ -15,15 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.diagnosis.straggler_statistics import explained, others
-from stepscope.diagnosis.straggler_times import OWN, Phase, RankTimes, rank_times
-from stepscope.diagnosis.stragglers import (
-    MIN_STEPS,
-    NAMED,
-    Kind,
-    judge,
-)
-from stepscope.store.frames import Floats
+from stepscope.distributed.stragglers.detect import MIN_STEPS, NAMED, Kind, judge
+from stepscope.distributed.stragglers.step_phases import OWN, Phase, RankTimes, rank_times
+from stepscope.distributed.stragglers.straggler_statistics import explained, others
+from stepscope.store.blocks import Floats
 from tests.support.straggler_cases import CASES, noise
 
 

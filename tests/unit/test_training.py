@@ -15,10 +15,10 @@ import torch
 from torch import nn
 
 from trainer.config import Optimizer, Parallel, Precision, RunConfig, Runner, Schedule
-from trainer.training import run as training_run
+from trainer.training import train as training_run
+from trainer.training.accelerator import CpuCompute
 from trainer.training.checkpoint import read_checkpoint
-from trainer.training.compute import CpuCompute
-from trainer.training.saving import save
+from trainer.training.checkpoint_state import save
 from trainer.training.state import Training
 
 OLD = Path(__file__).parents[1] / "data" / "checkpoints" / "cosine-per-epoch.pt"

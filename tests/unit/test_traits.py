@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainer.config import FIELDS, Workload
-from trainer.traits import SOME_HAVE, TRAITS, reads
+from trainer.workload_traits import SOME_HAVE, TRAITS, reads
 
 
 def test_each_workload_has_traits_of_known_fields() -> None:

@@ -15,10 +15,9 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 from dashboard.arguments import take_arguments
-from trainer import data_sets
+from trainer import datasets
 from trainer.config import RunConfig, Workload, defaults
-from trainer.failures import explain
-from trainer.user_workload import (
+from trainer.custom_workload import (
     VARIABLE,
     UserWorkloadError,
     choose,
@@ -26,10 +25,11 @@ from trainer.user_workload import (
     user_workload,
     user_workload_settings,
 )
+from trainer.error_messages import explain
 from trainer.workloads import WORKLOADS
+from trainer.workloads.custom_file import UserCodeError, UserFile
 from trainer.workloads.dataset_split import DatasetSplit
 from trainer.workloads.task import Task, TensorSplit
-from trainer.workloads.user_file import UserCodeError, UserFile
 
 PROJECT = Path(__file__).resolve().parents[2]
 EXAMPLE = PROJECT / "examples" / "own_workload.py"
@@ -118,7 +118,7 @@ def test_its_settings_are_known_without_running_it_and_reach_build() -> None:
 
 def test_reading_settings_loads_no_torch() -> None:
     code = (
-        "import sys; from trainer.user_workload import choose, user_workload_settings;"
+        "import sys; from trainer.custom_workload import choose, user_workload_settings;"
         f"choose({str(EXAMPLE) + ':build'!r}); print(list(user_workload_settings()));"
         "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
     )
@@ -326,7 +326,7 @@ def test_a_subset_of_a_dataset_is_one_too() -> None:
 def test_the_page_takes_it_from_its_command_line_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv(data_sets.VARIABLE, "some/where")
+    monkeypatch.setenv(datasets.VARIABLE, "some/where")
     monkeypatch.chdir(tmp_path)
     take_arguments(["/usr/bin/pytest", "--workload", "nothing"])
     assert user_workload() is None
@@ -334,7 +334,7 @@ def test_the_page_takes_it_from_its_command_line_only(
     found = user_workload()
     assert found is not None
     assert found.path == EXAMPLE
-    assert data_sets.data_root() == tmp_path / "some" / "where"
+    assert datasets.data_root() == tmp_path / "some" / "where"
     for arguments in (["--workload", "x.py"], ["--unknown"], ["--work", "x.py:build"]):
         with pytest.raises(SystemExit) as ended:
             take_arguments(["app.py", *arguments])

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from trainer.config import RunConfig
-from trainer.failures import RunFailed
-from trainer.training.compute import CpuCompute
-from trainer.training.data import MemoryLoader
+from trainer.error_messages import RunFailed
+from trainer.training.accelerator import CpuCompute
+from trainer.training.loaders import MemoryLoader
 from trainer.training.loop import Loop
-from trainer.training.ranks import Ranks
+from trainer.training.rank_info import Ranks
 from trainer.workloads.task import Batch, TensorSplit
 
 

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from dashboard.controls.proposal import is_possible
+from dashboard.controls.suggestion import is_possible
 from dashboard.verdicts import EVERY_S, HOLD_S, KEPT, Shown, Verdicts, as_json
-from stepscope.diagnosis.bottleneck import Figures, Kind, Verdict, verdict
-from stepscope.diagnosis.remedies import Next, Setup
+from stepscope.bottleneck.classify import Figures, Kind, Verdict, verdict
+from stepscope.bottleneck.recommendations import Next, Setup
 from stepscope.run import RunInfo, RunStatus, read_run
 from stepscope.store import RunReader
 from tests.support.javascript import Script, js
 from tests.support.recorded_runs import rows, write_run
 from trainer.config import RunConfig
-from trainer.problems import TrainDevice
+from trainer.config_validation import TrainDevice
 
 __all__ = ["js"]
 

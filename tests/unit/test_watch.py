@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.diagnosis.outcome import outcome
-from stepscope.formatting import terminal_text
+from stepscope.common.formatting import terminal_text
+from stepscope.distributed.ranks import RankError, find_place
+from stepscope.gpu.source import DeviceInfo
 from stepscope.run import RunStatus
-from stepscope.run.ranks import RankError, find_place
-from stepscope.sampling.nvml import DeviceInfo
-from stepscope.session.script import visible_gpus
-from stepscope.watch import output
+from stepscope.run.outcome import outcome
+from stepscope.session.script_session import visible_gpus
+from stepscope.watch import output_log
 from stepscope.watch.main import _parse, main
-from stepscope.watch.output import OutputLog
+from stepscope.watch.output_log import OutputLog
 from stepscope.watch.script import NoScript, from_file
 
 
@@ -75,7 +75,7 @@ def test_a_line_in_two_parts_is_kept_in_one_write(
         writes.append(bytes(data))
         return to_log(file, data)
 
-    monkeypatch.setattr(output, "BEGUN_S", 3600.0)  # so that only what is tested writes
+    monkeypatch.setattr(output_log, "BEGUN_S", 3600.0)  # so that only what is tested writes
     monkeypatch.setattr(os, "write", note)
     with io.TextIOWrapper(raw, write_through=True) as unbuffered:  # type: ignore[arg-type]
         log.keep(unbuffered)

@@ -15,12 +15,12 @@ from typing import Any, cast
 
 import pytest
 
-from stepscope.diagnosis.outcome import outcome
-from stepscope.recording.recorder import Command, CommandName, Recorder
+from stepscope.distributed.ranks import find_place
+from stepscope.recorder.recorder import Command, CommandName, Recorder
 from stepscope.run import RunKind, RunStatus, read_run, run_folders
-from stepscope.run.ranks import find_place
-from stepscope.session.script import ScriptSession
-from stepscope.session.stopping import Stopper
+from stepscope.run.outcome import outcome
+from stepscope.session.script_session import ScriptSession
+from stepscope.session.stop import Stopper
 from stepscope.store import RunReader
 from tests.support.fake_nvml import GIB, FakeGpu, FakeNvml, install
 from tests.support.fake_recorder import FakeRecorder

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.diagnosis.bottleneck import MIN_STEPS, Figures, Kind, verdict
-from stepscope.diagnosis.window import (
+from stepscope.bottleneck.classify import MIN_STEPS, Figures, Kind, verdict
+from stepscope.bottleneck.step_window import (
     FIRST_STEPS,
     WINDOW_S,
     recent_figures,

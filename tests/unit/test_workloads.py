@@ -11,7 +11,7 @@ import torch
 from tests.support.sizes import SMALL
 from tests.support.training_runs import losses_on_one_batch
 from trainer.config import Workload, defaults
-from trainer.workloads import WORKLOADS, digits, fill, linear
+from trainer.workloads import WORKLOADS, digits, linear, memory_stress
 from trainer.workloads.task import Task
 
 
@@ -56,9 +56,9 @@ def test_the_line_is_drawn_against_the_truth() -> None:
 @pytest.mark.parametrize("size", [8, 32, 224, 1024])
 def test_the_fill_pool_stays_small_at_any_size(size: int) -> None:
     task = make(Workload.FILL, image_size=size)
-    assert task.train.inputs.nbytes <= fill.POOL_BYTES
+    assert task.train.inputs.nbytes <= memory_stress.POOL_BYTES
     assert task.run_info["synthetic"] is True
-    assert task.train.length >= fill.EPOCH_SAMPLES
+    assert task.train.length >= memory_stress.EPOCH_SAMPLES
 
 
 def test_fill_makes_an_epoch_of_large_batches() -> None:

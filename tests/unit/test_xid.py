@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import pynvml
 import pytest
 
-from stepscope.sampling import xid
-from stepscope.sampling.nvml import NvmlSource
-from stepscope.sampling.xid import XidEvent, XidWatch, xid_event
-from stepscope.sampling.xid_catalog import RESTART_APP, VENDOR, meaning
+from stepscope.gpu import xid
+from stepscope.gpu.source import NvmlSource
+from stepscope.gpu.xid import XidEvent, XidWatch, xid_event
+from stepscope.gpu.xid_catalog import RESTART_APP, VENDOR, meaning
 from tests.support.fake_nvml import FakeClock, FakeGpu, FakeNvml, install
 
 A, B = "GPU-aaaa", "GPU-bbbb"

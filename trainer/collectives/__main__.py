@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from stepscope.formatting import printable
+from stepscope.common.formatting import printable
 from stepscope.run import runs_root
 from trainer.collectives.plan import (
     BACKENDS,
@@ -24,7 +24,7 @@ from trainer.collectives.plan import (
 )
 from trainer.collectives.process import Measurement
 from trainer.collectives.table import closing, heading, line
-from trainer.runners.child import ChildState
+from trainer.runners.child_process import ChildState
 
 FINISHED, FAILED, USAGE, STOPPED = 0, 1, 2, 130
 

@@ -6,7 +6,7 @@ import json
 import re
 from dataclasses import asdict, dataclass
 
-from stepscope.metrics.bandwidth import (
+from stepscope.distributed.bandwidth import (
     ALL_GATHER,
     ALL_REDUCE,
     ALL_TO_ALL,

@@ -15,8 +15,8 @@ import psutil
 
 from trainer.collectives.plan import NCCL, Plan
 from trainer.collectives.results import SCHEMA, new_result_path, write_result
-from trainer.launch import ONE_MACHINE
-from trainer.runners.child import Child, ChildState
+from trainer.launch_commands import ONE_MACHINE
+from trainer.runners.child_process import Child, ChildState
 
 LIMIT_S = 900.0
 LEAVE_S = 3.0

@@ -22,8 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from stepscope.diagnosis.communication import link_of
-from stepscope.metrics.bandwidth import (
+from stepscope.distributed.bandwidth import (
     ALL_GATHER,
     ALL_REDUCE,
     ALL_TO_ALL,
@@ -31,8 +30,9 @@ from stepscope.metrics.bandwidth import (
     REDUCE_SCATTER,
     bus_factor,
 )
-from stepscope.sampling.nvml import nvml_uuid, open_source
-from stepscope.session.environment import cpu_name
+from stepscope.distributed.communication import link_of
+from stepscope.gpu.source import nvml_uuid, open_source
+from stepscope.host.environment import cpu_name
 from trainer.collectives.plan import NCCL, Plan
 
 WARM_UP = 3

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stepscope.diagnosis.communication import rate_text
-from stepscope.formatting import format_bytes, format_short_time
+from stepscope.common.formatting import format_bytes, format_short_time
+from stepscope.distributed.communication import rate_text
 
 DISTURBED = 3
 """Slowest over fastest part of a result from which other work on the machine is the cause."""

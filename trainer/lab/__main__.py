@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.common.files import atomic_write
-from stepscope.formatting import format_duration, printable
+from stepscope.common.formatting import format_duration, printable
 from stepscope.run import process_identity, runs_root
 from trainer.config import ConfigError, Workload
-from trainer.data_sets import data_problem
-from trainer.lab.arms import arms
+from trainer.config_validation import TrainDevice, problems
+from trainer.custom_workload import UserWorkloadError, choose, user_problem, user_workload
+from trainer.datasets import data_problem
 from trainer.lab.folder import (
     PLAN_JSON,
     SWEEP_JSON,
@@ -33,12 +34,11 @@ from trainer.lab.folder import (
 )
 from trainer.lab.options import PLANNING, UsageError, is_file, parser, plan_of
 from trainer.lab.plan import Plan, estimate, with_problems
-from trainer.lab.process import SampleProcess
 from trainer.lab.report import to_csv, to_html
 from trainer.lab.sweep import Sweep
 from trainer.lab.terminal import Terminal, closing, table
-from trainer.problems import TrainDevice, problems
-from trainer.user_workload import UserWorkloadError, choose, user_problem, user_workload
+from trainer.lab.trial_process import SampleProcess
+from trainer.lab.variants import arms
 
 FINISHED, FAILED, USAGE, STOPPED = 0, 1, 2, 130
 Show = Callable[[dict[str, Any]], None]

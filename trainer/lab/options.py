@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from trainer.config import FIELDS, ConfigError, RunConfig, Workload, defaults
-from trainer.lab.arms import FIXED, Arm, arms, make_arm, own_settings, own_with, suggested
+from trainer.config_validation import TrainDevice, problems
 from trainer.lab.plan import PRESETS, Plan
-from trainer.problems import TrainDevice, problems
+from trainer.lab.variants import FIXED, Arm, arms, make_arm, own_settings, own_with, suggested
 
 EXAMPLES = """\
 examples:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainer.config import Compile, ConfigError, Problem, RunConfig
-from trainer.lab.arms import Arm, arms, make_arm
 from trainer.lab.folder import new_sweep_folder, read_sweep, write_plan
 from trainer.lab.presets import PRESETS, Preset
+from trainer.lab.variants import Arm, arms, make_arm
 
 __all__ = [
     "PRESETS",

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainer.config import Compile, Parallel, Precision, Problem, RunConfig, Runner
-from trainer.lab.arms import Arm, make_arm, suggested
-from trainer.limits import LIMITS
-from trainer.problems import TrainDevice
+from trainer.config_limits import LIMITS
+from trainer.config_validation import TrainDevice
+from trainer.lab.variants import Arm, make_arm, suggested
 
 Devices = Sequence[TrainDevice]
 

@@ -14,7 +14,7 @@ from html import escape
 from typing import Any
 
 from trainer.lab.table import HEADINGS, NUMBERS, ordered, rows
-from trainer.lab.words import of_best
+from trainer.lab.verdict_text import of_best
 
 COLUMNS = ("name", "label", "verdict", "effect", "low", "high", "resolution", "rounds", "reason")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainer.config import Parallel, RunConfig
-from trainer.lab.arms import changed
+from trainer.lab.variants import changed
 
 
 def scaled(

@@ -20,9 +20,8 @@ from typing import Any, Protocol
 from stepscope.common.files import open_for_append
 from stepscope.run import process_identity
 from trainer.config import Compile
-from trainer.lab.content import CALIBRATE, content, finite
-from trainer.lab.contest import TRIES, Contest, Next, Sample, Standing, of_contest
-from trainer.lab.course import BASELINE, Course, Phase, course
+from trainer.config_validation import TrainDevice
+from trainer.lab.comparison import TRIES, Contest, Next, Sample, Standing, of_contest
 from trainer.lab.folder import (
     SAMPLES,
     SCHEMA,
@@ -33,8 +32,9 @@ from trainer.lab.folder import (
     write_json,
 )
 from trainer.lab.plan import Plan
-from trainer.lab.samples import no_rate, read_samples
-from trainer.problems import TrainDevice
+from trainer.lab.result_json import CALIBRATE, content, finite
+from trainer.lab.sweep_state import BASELINE, Course, Phase, course
+from trainer.lab.trial_log import no_rate, read_samples
 
 FEWEST_STEPS = 30
 FEWEST_WARM_STEPS = 10

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stepscope.formatting import format_bytes
-from trainer.lab.words import Verdict, percent
+from stepscope.common.formatting import format_bytes
+from trainer.lab.verdict_text import Verdict, percent
 
 HEADINGS = (
     *("setting", "verdict", "resolution", "samples/s", "step", "data wait", "peak"),

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from stepscope.formatting import format_duration, printable
+from stepscope.common.formatting import format_duration, printable
 from trainer.lab.table import HEADINGS, NUMBERS, rows
-from trainer.lab.words import of_best, summary
+from trainer.lab.verdict_text import of_best, summary
 
 
 class Terminal:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.launch import ONE_MACHINE
+from trainer.launch_commands import ONE_MACHINE
 
 FOLDER = Path(__file__).resolve().parent
 

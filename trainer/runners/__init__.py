@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from stepscope.recording.recovery import note_end
+from stepscope.recorder.recovery import note_end
 from stepscope.run import RunStatus, new_run_folder, process_identity, write_run_json
 from trainer.config import RunConfig, Runner
 from trainer.runners.process import ProcessRun

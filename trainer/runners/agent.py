@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 
-from trainer.runners.ending import SERVER_SIGNAL
+from trainer.runners.rank_shutdown import SERVER_SIGNAL
 
 
 def main() -> None:

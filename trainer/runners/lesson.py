@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import psutil
 
 from trainer.lessons import Lesson
-from trainer.runners.child import ChildState
+from trainer.runners.child_process import ChildState
 
 OUTPUT_LIMIT = 64 * 2**10
 """Bytes of output that are kept; a lesson that prints more is ended."""

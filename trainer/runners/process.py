@@ -13,11 +13,11 @@ import threading
 from pathlib import Path
 
 from stepscope.common.files import open_for_append
-from stepscope.recording.recovery import note_end
+from stepscope.recorder.recovery import note_end
 from stepscope.run import RunError, RunStatus, read_run
 from trainer.config import RunConfig
-from trainer.runners.job_end import log_text
-from trainer.runners.unrecorded import WORKER_LOG, cut_off, not_started
+from trainer.runners.job_outcome import log_text
+from trainer.runners.unstarted_run import WORKER_LOG, cut_off, not_started
 
 log = logging.getLogger(__name__)
 

@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.common.files import open_for_append
-from stepscope.recording.recorder import Recorder
+from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus, process_identity, rank_file
 from stepscope.run.process import start_ticks
 from trainer.config import RunConfig
-from trainer.runners.attempts import (
+from trainer.runners.rank_shutdown import Ending
+from trainer.runners.restart_attempts import (
     Attempt,
     Restart,
     attempt,
@@ -33,8 +34,7 @@ from trainer.runners.attempts import (
     free_number,
     settings_of,
 )
-from trainer.runners.ending import Ending
-from trainer.runners.unrecorded import WORKER_LOG
+from trainer.runners.unstarted_run import WORKER_LOG
 
 COMPLETE = "complete"
 """What rank 0 tells in place of a number where nothing is left to do."""
@@ -98,7 +98,7 @@ def main() -> None:
 
 
 def _train(this: Attempt, place: Place, ending: Ending, restart: Restart | None) -> RunStatus:
-    training = importlib.import_module("trainer.training.run")  # imports torch, some seconds
+    training = importlib.import_module("trainer.training.train")  # imports torch, some seconds
 
     def opened(recorder: Recorder) -> None:
         ending.opened(recorder)
@@ -133,7 +133,7 @@ def _agreed_number(first: Path, place: Place) -> tuple[int | None, Any]:
 
     Each machine's torchrun counts only the failures that it has seen itself, and a job that Slurm
     starts again counts from 0: the folders tell which attempts there were. The store is a new one
-    for each attempt (TORCH_DISABLE_SHARE_RDZV_TCP_STORE, `trainer/launch.py`).
+    for each attempt (TORCH_DISABLE_SHARE_RDZV_TCP_STORE, `trainer/launch_commands.py`).
     """
     store_of = importlib.import_module("torch.distributed").rendezvous
     store, rank, size = next(store_of("env://"))

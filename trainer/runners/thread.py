@@ -7,10 +7,10 @@ import logging
 import threading
 from pathlib import Path
 
-from stepscope.recording.recorder import Recorder
+from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus
 from trainer.config import RunConfig
-from trainer.runners.unrecorded import cut_off, not_started
+from trainer.runners.unstarted_run import cut_off, not_started
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class ThreadRun:
 
     def _train(self) -> None:
         try:
-            training = importlib.import_module("trainer.training.run")  # imports torch
+            training = importlib.import_module("trainer.training.train")  # imports torch
             if self._stop.is_set():
                 not_started(self.folder)
             else:

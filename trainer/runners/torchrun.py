@@ -22,11 +22,11 @@ from stepscope.run import RunError, RunStatus, rank_pids, read_run
 from stepscope.run.process import send_signal
 from stepscope.session.force import rank_processes
 from trainer.config import RunConfig
-from trainer.launch import ONE_MACHINE, rank_variables
-from trainer.runners.attempts import attempt_folder, ended_badly, newest_number
-from trainer.runners.ending import SERVER_SIGNAL
-from trainer.runners.job_end import JobEnd, end_of, note_job_end, was_told_to_end
-from trainer.runners.unrecorded import WORKER_LOG, cut_off, not_started
+from trainer.launch_commands import ONE_MACHINE, rank_variables
+from trainer.runners.job_outcome import JobEnd, end_of, note_job_end, was_told_to_end
+from trainer.runners.rank_shutdown import SERVER_SIGNAL
+from trainer.runners.restart_attempts import attempt_folder, ended_badly, newest_number
+from trainer.runners.unstarted_run import WORKER_LOG, cut_off, not_started
 
 log = logging.getLogger(__name__)
 

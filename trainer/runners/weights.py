@@ -15,10 +15,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from stepscope.common.formatting import printable
 from stepscope.common.limited_process import limit_process
-from stepscope.formatting import printable
 from stepscope.run import RunError
-from trainer.parent import killed_with_parent
+from trainer.parent_death_signal import killed_with_parent
 
 TIME_LIMIT_S = 300.0
 CPU_LIMIT_S = 120

@@ -21,7 +21,7 @@ from trainer.config import RunConfig
 def main() -> None:
     """Run one training to its end."""
     # Not at the head: each data-loading worker imports this file, and takes a second for that.
-    training = importlib.import_module("trainer.training.run")
+    training = importlib.import_module("trainer.training.train")
     config = RunConfig.from_dict(json.loads(sys.stdin.readline()))
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from stepscope.common.files import atomic_replace, open_regular_file
-from stepscope.formatting import format_bytes
-from stepscope.run.kernel_kills import container
-from trainer.failures import RunFailed
-from trainer.training.parts import NAME, check_archive, read_parts
+from stepscope.common.formatting import format_bytes
+from stepscope.host.kernel_kills import container
+from trainer.error_messages import RunFailed
+from trainer.training.distributed_checkpoint import NAME, check_archive, read_parts
 
 FORMAT = "stepscope-checkpoint-1"
 MODEL, OPTIMIZER, PARTS = "model", "optimizer", "parts"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.config import Compile, RunConfig
-from trainer.failures import RunFailed
+from trainer.error_messages import RunFailed
 
 _THREADS_SINCE = (2, 13)
 """Before, CUDA graphs of torch.compile failed in threads that Python made (pytorch#123177)."""

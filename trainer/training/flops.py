@@ -22,10 +22,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from stepscope.recording.scalars import Row
+from stepscope.recorder.cuda_readback import Row
 from trainer.config import Parallel, RunConfig
-from trainer.peaks import Peak, peak_of
-from trainer.problems import TrainDevice
+from trainer.config_validation import TrainDevice
+from trainer.peak_flops import Peak, peak_of
 from trainer.workloads.task import Task
 
 log = logging.getLogger(__name__)

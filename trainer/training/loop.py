@@ -1,6 +1,6 @@
 """The training loop: epochs of steps, a validation after each, a row for every step.
 
-Nothing in it waits for a GPU: losses come back later (`stepscope/recording/scalars.py`). The only
+Nothing in it waits for a GPU: losses come back later (`stepscope/recorder/cuda_readback.py`). The only
 waits are the end of an epoch, a served command and `Compute.pace`, which keeps the host two steps
 ahead.
 """
@@ -18,25 +18,25 @@ import torch
 from torch import Tensor
 
 from stepscope.common.clock import clock
-from stepscope.formatting import format_bytes
-from stepscope.profiling.ranges import DATA, span
-from stepscope.recording.recorder import Recorder
-from stepscope.recording.scalars import Row
+from stepscope.common.formatting import format_bytes
+from stepscope.profiling.phase_ranges import DATA, span
+from stepscope.recorder.cuda_readback import Row
+from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus
-from stepscope.session.commands import CommandServer
+from stepscope.session.command_server import CommandServer
 from trainer.config import NanPolicy, Parallel, RunConfig
-from trainer.failures import NanLoss, RunFailed, nan_remedy
-from trainer.training.commands import RunStopped
-from trainer.training.data import Loader
+from trainer.error_messages import NanLoss, RunFailed, nan_remedy
+from trainer.training.checkpoint_state import save
+from trainer.training.cuda_graph_step import GraphedStep
 from trainer.training.flops import Speed
-from trainer.training.graphs import GraphedStep
-from trainer.training.loss_reader import Reader
-from trainer.training.phases import Phases
-from trainer.training.saving import save
-from trainer.training.sharding import all_finite, reshard
+from trainer.training.fsdp import all_finite, reshard
+from trainer.training.loaders import Loader
+from trainer.training.phase_timer import Phases
+from trainer.training.scalar_readback import Reader
 from trainer.training.state import Training
 from trainer.training.step import TrainStep
-from trainer.training.workers import in_batches
+from trainer.training.trainer_commands import RunStopped
+from trainer.training.worker_pool import in_batches
 from trainer.workloads.task import Batch, Task
 
 log = logging.getLogger(__name__)

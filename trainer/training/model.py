@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from trainer.config import RunConfig
+from trainer.training.activation_checkpointing import recompute_blocks
 from trainer.training.precision import weight_type
-from trainer.training.recompute import recompute_blocks
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 from trainer.config import RunConfig
-from trainer.failures import RunFailed
-from trainer.training.ranks import Ranks
+from trainer.error_messages import RunFailed
+from trainer.training.rank_info import Ranks
 
 log = logging.getLogger(__name__)
 

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from trainer.config import Optimizer, Parallel, Precision, RunConfig, Schedule
+from trainer.training.accelerator import Compute
 from trainer.training.checkpoint import CheckpointError
-from trainer.training.compute import Compute
+from trainer.training.fsdp import spread_like
 from trainer.training.precision import grad_scaler
-from trainer.training.ranks import ALONE, Ranks
-from trainer.training.sharding import spread_like
-from trainer.traits import TRAITS, reads
+from trainer.training.rank_info import ALONE, Ranks
+from trainer.workload_traits import TRAITS, reads
 
 MOMENTUM = 0.9
 PLATEAU_FACTOR, PLATEAU_PATIENCE = 0.5, 3

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from stepscope.profiling.ranges import BACKWARD, FORWARD, OPTIMIZER, span
+from stepscope.profiling.phase_ranges import BACKWARD, FORWARD, OPTIMIZER, span
+from trainer.training.fsdp import casts_weights, whole
 from trainer.training.model import AS_LOADED, InputForm
-from trainer.training.phases import Phases
+from trainer.training.phase_timer import Phases
 from trainer.training.precision import autocast
-from trainer.training.sharding import casts_weights, whole
 from trainer.training.state import Training
 from trainer.workloads.task import LossFunction, Task
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from trainer.config import RunConfig, Workload
-from trainer.workloads import digits, fill, gpt, images, linear, matmul, resnet, user
+from trainer.workloads import custom, digits, gpt, images, linear, matmul, memory_stress, resnet
 from trainer.workloads.task import Task
 
 WORKLOADS: dict[Workload, Callable[[RunConfig], Task]] = {
@@ -16,6 +16,6 @@ WORKLOADS: dict[Workload, Callable[[RunConfig], Task]] = {
     Workload.GPT: gpt.task,
     Workload.RESNET: resnet.task,
     Workload.MATMUL: matmul.task,
-    Workload.FILL: fill.task,
-    Workload.USER: user.task,
+    Workload.FILL: memory_stress.task,
+    Workload.USER: custom.task,
 }

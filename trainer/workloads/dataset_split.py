@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
+from trainer.workloads.custom_file import UserCodeError, UserFile, told
 from trainer.workloads.task import Batch
-from trainer.workloads.user_file import UserCodeError, UserFile, told
 
 LIKE = {torch.float64: torch.float32}
 """Types that collation gives and models do not take: Python's numbers have 64 bits."""

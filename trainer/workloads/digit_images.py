@@ -21,7 +21,7 @@ from sklearn.datasets import load_digits
 
 from stepscope.common.files import atomic_write, read_regular_file
 from trainer.config import Workload
-from trainer.data_sets import VARIABLE, data_root
+from trainer.datasets import VARIABLE, data_root
 from trainer.workloads.digits import parted
 
 IMAGES = "images"

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from trainer.config import ConfigError, RunConfig
-from trainer.data_sets import data_path, data_root
-from trainer.workloads.image_list import Broken, Entry, ImageError, ImageList, shown
-from trainer.workloads.image_sources import read_images
-from trainer.workloads.pictures import BrokenImage, Pixels, picture
+from trainer.datasets import data_path, data_root
+from trainer.workloads.image_decoding import BrokenImage, Pixels, picture
+from trainer.workloads.image_index import read_images
+from trainer.workloads.image_manifest import Broken, Entry, ImageError, ImageList, shown
 from trainer.workloads.task import Batch, Task
 
 CHANNELS = (32, 64)

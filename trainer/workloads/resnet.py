@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from trainer.config import RunConfig
-from trainer.workloads.fill import ResidualCnn, synthetic_task
+from trainer.workloads.memory_stress import ResidualCnn, synthetic_task
 from trainer.workloads.task import Task
 
 STAGES = 4

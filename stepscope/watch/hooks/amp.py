@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from stepscope.watch.hooks.loss import UNSCALED
-from stepscope.watch.hooks.patches import Function, Guard, Patches, opaque
+from stepscope.watch.hooks.patching import Function, Guard, Patches, opaque
 from stepscope.watch.hooks.state import State
 
 
@@ -91,7 +91,7 @@ class Scaling:
             )
 
 
-def attach(torch: ModuleType, state: State, patches: Patches) -> None:
+def attach_grad_scaler(torch: ModuleType, state: State, patches: Patches) -> None:
     """Wrap torch.amp.GradScaler."""
     scaling = Scaling(torch, state)
     patches.replace(torch.amp.GradScaler, "scale", scaling.around_scale, traced=True)

@@ -12,14 +12,14 @@ from threading import get_ident
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from stepscope.watch.hooks.parties import Parties, Reading, members, reading
-from stepscope.watch.hooks.patches import Function, Guard, Patches, opaque
+from stepscope.watch.hooks.attribution import Parties, Reading, members, reading
+from stepscope.watch.hooks.patching import Function, Guard, Patches, opaque
 
 if TYPE_CHECKING:
     from stepscope.watch.hooks.state import State
 
 NAME = "clip_grad_norm_"
-LIMIT = 1024
+MAX_CALLS = 1024
 """Calls before a step that are remembered."""
 
 Call = tuple[Reading, float, frozenset[int]]
@@ -44,7 +44,7 @@ class Clips:
                 self._keep([call for call in self.calls if now.isdisjoint(call[2])])
             self._seen |= now
         self.calls.append((norm, kind, now))
-        del self.calls[:-LIMIT]
+        del self.calls[:-MAX_CALLS]
 
     def take(self, optimizer: Any, parties: Parties) -> Reading:
         """Return the total norm of what was clipped for this optimizer's step.

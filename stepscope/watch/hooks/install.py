@@ -9,14 +9,14 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from stepscope.sampling.ddp_times import DDP_METRICS
-from stepscope.watch.hooks import amp, data, gradient, loss, optimizer, phases
+from stepscope.distributed.ddp_timing import DDP_METRICS
+from stepscope.watch.hooks import amp, dataloader, gradient, loss, optimizer, phases
 from stepscope.watch.hooks.after_import import AfterImport
-from stepscope.watch.hooks.patches import Guard, Patches
+from stepscope.watch.hooks.patching import Guard, Patches
 from stepscope.watch.hooks.state import State
 
 if TYPE_CHECKING:
-    from stepscope.session.script import ScriptSession
+    from stepscope.session.script_session import ScriptSession
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ CAPTURES: tuple[tuple[str, Attach], ...] = (
     ("train/loss", loss.attach),
     ("train/grad_norm", gradient.attach),
     ("train/amp_scale and train/amp_skipped", amp.attach),
-    ("perf/data_wait, perf/samples_per_sec and train/epoch", data.attach),
+    ("perf/data_wait, perf/samples_per_sec and train/epoch", dataloader.attach),
     (DDP_METRICS, phases.attach),
     ("what there is to know of a failed allocation", _failed_allocations),
 )

@@ -14,9 +14,9 @@ from threading import get_ident
 from types import ModuleType
 from typing import Any
 
-from stepscope.profiling.ranges import BACKWARD, span
-from stepscope.watch.hooks.parties import Grads, reading
-from stepscope.watch.hooks.patches import Function, Guard, Patches, opaque
+from stepscope.profiling.phase_ranges import BACKWARD, span
+from stepscope.watch.hooks.attribution import Grads, reading
+from stepscope.watch.hooks.patching import Function, Guard, Patches, opaque
 from stepscope.watch.hooks.state import State
 
 LATE_STEPS = 10

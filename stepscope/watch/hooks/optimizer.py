@@ -11,8 +11,8 @@ from threading import get_ident
 from types import FrameType, ModuleType
 from typing import Any
 
-from stepscope.watch.hooks import transfer
-from stepscope.watch.hooks.patches import Guard, Patches, opaque
+from stepscope.watch.hooks import h2d_copies
+from stepscope.watch.hooks.patching import Guard, Patches, opaque
 from stepscope.watch.hooks.state import State
 
 log = logging.getLogger(__name__)
@@ -173,7 +173,9 @@ def attach(torch: ModuleType, state: State, patches: Patches) -> None:
     # A frame that torch.compile traces calls the hook as it is, between two graphs.
     OptimizerSteps.after_step._torchdynamo_disable = True  # type: ignore[attr-defined]
     opaque(steps.after_step, with_callees=True)
-    state.times.time_copies = lambda: Guard("perf/h2d").call(transfer.attach, torch, state, patches)
+    state.times.time_copies = lambda: Guard("perf/h2d").call(
+        h2d_copies.attach, torch, state, patches
+    )
     module = import_module("torch.optim.optimizer")
     patches.on_undo(module.register_optimizer_step_post_hook(steps.after_step).remove)
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from stepscope.sampling.ddp_times import DDP_METRICS, DdpTimes
-from stepscope.watch.hooks.patches import Function, Guard, Patches
+from stepscope.distributed.ddp_timing import DDP_METRICS, DdpTimes
+from stepscope.watch.hooks.patching import Function, Guard, Patches
 
 if TYPE_CHECKING:
     from stepscope.watch.hooks.state import State

@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
+from stepscope.watch.hooks.attribution import Parties, Reading, summed
 from stepscope.watch.hooks.by_hand import ByHand
+from stepscope.watch.hooks.epochs import Feed
 from stepscope.watch.hooks.gradient import Clips
-from stepscope.watch.hooks.parties import Parties, Reading, summed
-from stepscope.watch.hooks.passes import Feed
-from stepscope.watch.hooks.times import Times
+from stepscope.watch.hooks.step_timing import Times
 
 if TYPE_CHECKING:
-    from stepscope.session.script import ScriptSession
+    from stepscope.session.script_session import ScriptSession
     from stepscope.watch.hooks.phases import Phases
 
 

@@ -13,7 +13,7 @@ import math
 import sys
 from pathlib import Path
 
-from stepscope.recording.recorder import Command, CommandName, Recorder
+from stepscope.recorder.recorder import Command, CommandName, Recorder
 from stepscope.run import RunKind, RunStatus
 
 COMMANDS = [

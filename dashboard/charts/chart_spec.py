@@ -1,0 +1,159 @@
+"""The JSON parts that charts and number tiles are made of; pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dashboard.charts.run_view import Gpu, RunContent
+from stepscope.metrics import BY_KEY, Metric, Stream, Unit
+
+Json = dict[str, Any]
+
+# One color a metric, the same in every chart and tile; the component maps the names to a
+# color-blind-safe palette for light and dark.
+COLORS: dict[str, str] = {
+    "train/loss": "blue",
+    "val/loss": "orange",
+    "train/lr": "blue",
+    "train/grad_norm": "blue",
+    "train/amp_scale": "blue",
+    "memory/allocated": "blue",
+    "memory/reserved": "orange",
+    "memory/peak_allocated": "pink",
+    "gpu/mem_used": "green",
+    "gpu/mem_total": "gray",
+    "process/rss": "blue",
+    "process/peak_rss": "pink",
+    "host/mem_used": "green",
+    "host/mem_total": "gray",
+    "process/cpu": "blue",
+    "host/cpu": "green",
+    "gpu/util": "green",
+    "gpu/mem_util": "amber",
+    "gpu/power": "amber",
+    "gpu/power_limit": "gray",
+    "gpu/temp": "orange",
+    "perf/samples_per_sec": "blue",
+    "perf/tokens_per_sec": "orange",
+    "perf/tflops": "blue",
+    "perf/mfu": "orange",
+    "perf/step_time": "blue",
+    "perf/data_wait": "orange",
+    "perf/h2d": "green",
+    "perf/gpu_time": "pink",
+    "comm/rate": "blue",
+    "comm/share": "orange",
+    "comm/bytes": "blue",
+    "comm/time": "orange",
+    "comm/bus_bandwidth": "green",
+}
+LINES = ("blue", "green", "orange", "pink", "amber", "gray")
+"""Colors of lines that share a metric, such as the losses of several optimizers."""
+GPU_COLORS = tuple(f"gpu{place}" for place in range(8))
+"""Of a GPU among several; none is a color of allocated, reserved, peak, used or total."""
+HEAT_FROM = 4
+"""Number of GPUs from which a strip of heat takes the place of lines that would overlap."""
+
+
+def series_of(metric: Metric, gpu: Gpu | None = None) -> str:
+    """Return the protocol's series name of a metric, e.g. `devices/GPU-…` for a GPU's."""
+    if metric.stream is not Stream.DEVICES:
+        return metric.stream.value
+    if gpu is None:
+        raise ValueError(f"gpu: is needed for {metric.key}, got None. Pass the GPU to draw.")
+    return f"{Stream.DEVICES.value}/{gpu.uuid}"
+
+
+def trace(
+    key: str,
+    style: str = "mean",
+    *,
+    gpu: Gpu | None = None,
+    label: str | None = None,
+    color: str | None = None,
+    axis: str = "y",
+    dash: str = "solid",
+    optional: bool = False,
+) -> Json:
+    """One line. Styles: mean (over a faint band from minimum to maximum), ema (smoothed, over the
+    same band), peak (the maximum over the band: a short peak of memory must stay visible), points,
+    context (dashed; it counts for the axis only at full scale). A key that the metric table lacks
+    is of the steps; an `optional` line, or one of a metric that its GPU does not give, has no
+    legend entry until it has values."""
+    metric = BY_KEY.get(key)
+    return {
+        "series": series_of(metric, gpu) if metric else Stream.STEPS.value,
+        "metric": key,
+        "label": label or (metric.label if metric else key),
+        "style": style,
+        "color": color or COLORS.get(key, "blue"),
+        "axis": axis,
+        "dash": "dash" if style == "context" else dash,
+        "optional": optional or (gpu is not None and key in gpu.missing),
+        "gpu": None if gpu is None else gpu.index,
+    }
+
+
+def gpu_traces(content: RunContent, key: str, label: str, **options: Any) -> list[Json]:
+    """A line for each GPU: among several they are numbered and have colors of their own."""
+    if len(content.gpus) == 1:
+        return [trace(key, gpu=content.gpus[0], label=label, **options)]
+    return [
+        trace(key, gpu=gpu, label=f"{label} {gpu.index}", color=gpu_color(gpu), **options)
+        for gpu in content.gpus
+    ]
+
+
+def gpu_color(gpu: Gpu) -> str:
+    """Return the color of a GPU among several."""
+    return GPU_COLORS[gpu.index % len(GPU_COLORS)]
+
+
+def gpu_kind(content: RunContent) -> str:
+    """Return the kind of a chart with a line for each GPU: of many it is a strip of heat."""
+    return "heat" if len(content.gpus) >= HEAT_FROM else "lines"
+
+
+def y_axis(unit: Unit, *, fixed: tuple[float, float] | None = None, zero: bool = True) -> Json:
+    """The vertical axis: its unit, a fixed range or one that follows, from zero or not."""
+    return {"unit": unit.value, "range": list(fixed) if fixed else None, "zero": zero}
+
+
+def chart(
+    chart_id: str,
+    title: str,
+    traces: list[Json],
+    *,
+    kind: str = "lines",
+    group: str = "main",
+    y: Json | None = None,
+    y2: Json | None = None,
+    note: str | None = None,
+    empty: str | None = None,
+    loss: bool = False,
+    warm_up: int = 0,
+) -> Json:
+    """One chart. Kinds: lines, heat (a row of heat a GPU; the lines of one GPU where the reader
+    has chosen it), ledger (parts on top of each other; lines where it has some, until the reader
+    switches), fit. Groups: main, custom (small), more (folded away). `empty` is what stands
+    in its place while no line has a value."""
+    return {
+        "id": chart_id,
+        "title": title,
+        "kind": kind,
+        "group": group,
+        "y": y or y_axis(Unit.NONE, zero=False),
+        "y2": y2,
+        "traces": traces,
+        "note": note,
+        "empty": empty,
+        "loss": loss,
+        "warm_up": warm_up,
+        "heat": COLORS[traces[0]["metric"]] if kind == "heat" else None,
+    }
+
+
+def training_gpu(content: RunContent) -> Gpu | None:
+    """Return the GPU that the run trains on, else the first that is sampled."""
+    named = (gpu for gpu in content.gpus if gpu.uuid == content.training_gpu)
+    return next(named, content.gpus[0] if content.gpus else None)

@@ -1,0 +1,246 @@
+"""The memory ledger for the page: its chart, its rows over time, and its table.
+
+The parts are worked out here, from the run's store, so that chart and table agree with
+`stepscope.memory.breakdown`; the browser only stacks them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dashboard.charts.chart_spec import Json, chart, training_gpu, y_axis
+from dashboard.charts.run_view import RunContent, run_content
+from dashboard.charts.series import Cursor, events, fitting_bucket, rounded, span, state
+from stepscope.memory.breakdown import Amounts
+from stepscope.memory.breakdown_series import (
+    LedgerSource,
+    Moment,
+    ledger_source,
+    newest_moment,
+    peak_moment,
+    read_moments,
+)
+from stepscope.memory.ledger_words import CATEGORIES, Category, Place, notes
+from stepscope.metrics import METRICS, Unit
+from stepscope.run import RunInfo, RunKind
+from stepscope.store import RunReader
+from stepscope.store.reader import Axis
+
+SERIES = "ledger"
+"""Name of the series in the protocol; its metric `ledger/X` is the part X in bytes."""
+TOTAL = f"{SERIES}/total"
+SPLIT = "memory/inactive_split"
+CHART_HEIGHT = 380  # px, on the page Memory
+TENSORS = ("activations", "optimizer_state", "gradients", "parameters")
+SUMS: Mapping[Place, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
+    Place.DEVICE: (
+        ("reserved by PyTorch", "orange", ("split", "cached", "cache", *TENSORS, "allocated")),
+        ("allocated", "blue", TENSORS),
+    ),
+    Place.HOST: (("this process", "blue", ("rest", *TENSORS[1:])),),
+}
+"""Lines of the table that sum the parts below them: label, color, parts."""
+
+
+def place_of(content: RunContent) -> Place:
+    """Return whose memory a run's ledger divides: a recording's is that of its first GPU."""
+    return Place.HOST if gpu_of(content) is None else Place.DEVICE
+
+
+def gpu_of(content: RunContent) -> str | None:
+    """Return the UUID of the GPU of the ledger, None where it is the host's."""
+    if content.kind is RunKind.RECORD:
+        gpu = training_gpu(content)
+        return None if gpu is None else gpu.uuid
+    return content.training_gpu
+
+
+def ledger_traces(place: Place) -> list[Json]:
+    """Return the parts of the stack, top to bottom, and the line of the total."""
+    return [*map(_part, CATEGORIES[place]), _trace(TOTAL, "total", "context", "gray", "")]
+
+
+def metric_words() -> dict[str, Json]:
+    """Return unit and label of every metric, and of every part of the ledger, for a layout."""
+    known = {metric.key: (metric.unit, metric.label) for metric in METRICS}
+    parts = {part.key: part.label for listed in CATEGORIES.values() for part in listed}
+    known |= {f"{SERIES}/{key}": (Unit.BYTES, label) for key, label in parts.items()}
+    known[TOTAL] = (Unit.BYTES, "total")
+    return {key: {"unit": unit.value, "label": label} for key, (unit, label) in known.items()}
+
+
+def ledger_layout(run: RunInfo) -> Json:
+    """Return the component's layout of the page Memory: one chart, and the sums of its table."""
+    content = run_content(run)
+    place = place_of(content)
+    drawn = chart(
+        "ledger",
+        "Memory over time",
+        ledger_traces(place),
+        kind="ledger",
+        y=y_axis(Unit.BYTES),
+        empty="Nothing was sampled yet.",
+    )
+    return {
+        "charts": [drawn | {"height": CHART_HEIGHT}],
+        "metrics": metric_words(),
+        "sums": [
+            {"label": label, "color": color, "of": [f"{SERIES}/{key}" for key in keys]}
+            for label, color, keys in SUMS[place]
+        ],
+        "axis": "time",
+        "fit": None,
+    }
+
+
+PEAKS = {
+    "gpu/mem_used": "when most of the device was in use",
+    "memory/reserved": "when PyTorch had reserved most",
+    "process/rss": "when this process had most",
+}
+"""What the column of the peak is about, by the metric that is highest then."""
+
+
+def update(
+    reader: RunReader, run: RunInfo, cursors: Mapping[str, Cursor], after_event: int
+) -> Json:
+    """Return a poll's answer for the page Memory: the new rows, the moments now and of the peak."""
+    answer = {**state(run), "events": events(reader, run, after_event)}
+    source = _source(reader, run)
+    if source is None:
+        return answer
+    now, peak = newest_moment(reader, source), peak_moment(reader, source)
+    answer["series"] = {SERIES: _delta(reader, run, source, cursors.get(SERIES), now)}
+    answer["ledger"] = {
+        "now": _moment(now, run),
+        "peak": _moment(peak, run),
+        "notes": _notes(now, run, source.place),
+    }
+    return answer
+
+
+def live_part(reader: RunReader, run: RunInfo, cursors: Mapping[str, Cursor]) -> Json:
+    """Return what a poll of the page Live is answered besides: the ledger's new rows, and notes."""
+    source = _source(reader, run)
+    if source is None:
+        return {"series": {}, "ledger": {"notes": []}}
+    now = newest_moment(reader, source)
+    rows = _delta(reader, run, source, cursors.get(SERIES), now)
+    return {"series": {SERIES: rows}, "ledger": {"notes": _notes(now, run, source.place)}}
+
+
+def window_part(reader: RunReader, run: RunInfo, axis: Axis, low: float, high: float) -> Json:
+    """Return the ledger between two steps, or two times in seconds since the run's start."""
+    source = _source(reader, run)
+    if source is None:
+        return {}
+    if axis == "time":
+        low, high = low + run.created, high + run.created
+    start, stop = reader.rows_between(source.samples.id, axis, low, high)
+    start, stop = max(0, start - 1), min(source.samples.rows, stop + 1)
+    return {SERIES: _rows(reader, run, source, start, stop, fitting_bucket(stop - start))}
+
+
+def _source(reader: RunReader, run: RunInfo) -> LedgerSource | None:
+    """Return where the run's ledger comes from; a count of the split that is none is left out."""
+    split = _dict(run.run_json.get("capabilities")).get("split")
+    left_out = frozenset({SPLIT} if isinstance(split, str) else ())
+    return ledger_source(reader.series(), gpu_of(run_content(run)), left_out)
+
+
+def missing_reasons(run: RunInfo) -> dict[str, str]:
+    """Return why metrics of the ledger are missing, by metric, as the run's process said."""
+    content, capabilities = run_content(run), _dict(run.run_json.get("capabilities"))
+    of_gpus = _dict(capabilities.get("missing"))
+    found = _dict(of_gpus.get(gpu_of(content) or ""))
+    reasons = {key: why for key, why in found.items() if isinstance(why, str)}
+    for key, why in (
+        ("memory/process_used", found.get("processes")),
+        ("gpu/mem_others", found.get("processes")),
+        ("memory/reserved", capabilities.get("allocator")),
+        ("gpu/mem_used", capabilities.get("nvml")),
+        ("memory/parameters", capabilities.get("parts")),
+        (SPLIT, capabilities.get("split")),
+    ):
+        if isinstance(why, str):
+            reasons.setdefault(key, why)
+    return reasons
+
+
+def _notes(now: Moment | None, run: RunInfo, place: Place) -> list[str]:
+    """Return what cannot be told apart now, and why; nothing where nothing is known."""
+    if now is None or now.parts is None:
+        return []
+    return list(notes(now.parts, place, missing_reasons(run)))
+
+
+def _part(category: Category) -> Json:
+    key = f"{SERIES}/{category.key}"
+    trace = _trace(key, category.label, "part", category.color, category.help)
+    return trace | {"short": category.short or category.label}
+
+
+def _trace(key: str, label: str, style: str, color: str, words: str) -> Json:
+    return {
+        "series": SERIES,
+        "metric": key,
+        "label": label,
+        "style": style,
+        "color": color,
+        "axis": "y",
+        "dash": "dash" if style == "context" else "solid",
+        "optional": True,
+        "gpu": None,
+        "help": words,
+    }
+
+
+def _delta(
+    reader: RunReader,
+    run: RunInfo,
+    source: LedgerSource,
+    cursor: Cursor | None,
+    now: Moment | None,
+) -> Json:
+    start, stop, bucket, reset = span(source.samples.rows, cursor)
+    part = _rows(reader, run, source, start, stop, bucket) | {"reset": reset}
+    values = {} if now is None else _values(now.parts or {})
+    return part | {"last": values, "since": {}}
+
+
+def _rows(
+    reader: RunReader, run: RunInfo, source: LedgerSource, start: int, stop: int, bucket: int
+) -> Json:
+    found = read_moments(reader, source, start, stop, bucket) if start < stop else []
+    rows = [_values(moment.parts or {}) for moment in found]
+    keys = dict.fromkeys(key for row in rows for key in row)
+    return {
+        "end": stop,
+        "bucket": bucket,
+        "first": start - start % bucket,
+        "reset": False,
+        "stack": True,
+        "t": [round(moment.ts - run.created, 3) for moment in found],
+        "s": [moment.step for moment in found],
+        "v": {key: {"mean": rounded(row.get(key) for row in rows)} for key in keys},
+    }
+
+
+def _values(parts: Amounts) -> dict[str, int]:
+    """Return the parts as metrics of the series; the total only where it is the whole."""
+    found = {f"{SERIES}/{key}": size for key, size in parts.items()}
+    return found | {TOTAL: sum(parts.values())} if "free" in parts else found
+
+
+def _moment(moment: Moment | None, run: RunInfo) -> Json | None:
+    if moment is None or moment.parts is None:
+        return None
+    values = _values(moment.parts)
+    values.setdefault(TOTAL, sum(moment.parts.values()))
+    of = PEAKS.get(moment.highest or "", "")
+    return {"t": round(moment.ts - run.created, 3), "s": moment.step, "v": values, "of": of}
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

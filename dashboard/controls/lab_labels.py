@@ -1,0 +1,172 @@
+"""Words of the lab's choice: groups of settings, the baseline in a line, times as a range; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dashboard.controls.sidebar import OPTIMIZERS, PRECISIONS, WORKLOADS
+from dashboard.sweep_content import SweepContent
+from stepscope.common.formatting import format_duration
+from trainer.config import RunConfig
+from trainer.lab.plan import Arm
+from trainer.lab.presets import PLAIN
+from trainer.techniques import BY_FIELD
+
+BASELINES = {"plain": "Plain", "sidebar": "The sidebar's settings"}
+GROUPS: dict[str, tuple[str, ...]] = {
+    "Precision": ("precision",),
+    "Data loading": (
+        *("pin_memory", "non_blocking", "copy_stream", "data_on_device"),
+        *("num_workers", "prefetch_factor", "persistent_workers"),
+    ),
+    "Optimizer": ("accumulation", "clip_norm", "fused", "foreach", "set_to_none"),
+    "Kernels and graphs": (
+        *("compile", "cuda_graphs", "channels_last", "cudnn_benchmark", "deterministic"),
+        "warmup",
+    ),
+    "Memory": ("activation_checkpointing", "memory_warmup"),
+    "Device and size": ("device", "batch_size", "threads"),
+    "Of this workload": (),
+}
+"""The sidebar's groups, each with its fields; the last one takes every other field."""
+HELP = {
+    "device": "Trains on this device instead. The batch size stays, so a small one leaves a large "
+    "GPU idle.",
+    "batch_size": "Samples in a batch. A larger one keeps the device busier and changes what a "
+    "step learns.",
+    "threads": "Threads of one CPU operation. More than the cores make it slower.",
+}
+
+
+def group_of(arm: Arm) -> str:
+    """Return the group that an arm's first setting belongs to."""
+    field = next(iter(arm.changes), "device")
+    return next((group for group, fields in GROUPS.items() if field in fields), "Of this workload")
+
+
+def arm_words(arm: Arm, devices: Mapping[str, str]) -> str:
+    """Return an arm's short label beside its box; the group and the help say the rest.
+
+    "bf16 AMP" for a precision, "channels_last" for one switched on, "fused off" for one off.
+    """
+    if not arm.changes:
+        return arm.label
+    field, value = next(iter(arm.changes.items()))
+    if field == "own":
+        return arm.name.replace("=false", " off")
+    label = BY_FIELD[field].label if field in BY_FIELD else field.replace("_", " ")
+    if field == "compile":
+        return f"compile {value}"
+    if field == "precision":
+        return PRECISIONS.get(value, str(value))
+    if field == "device":
+        return devices.get(value, str(value))
+    if len(arm.changes) > 1 and "+" in arm.name:
+        return arm.label
+    if isinstance(value, bool):
+        return label if value else f"{label} off"
+    return f"{label} {value}"
+
+
+def arm_help(arm: Arm, own_settings: Mapping[str, str]) -> str:
+    """Return what the technique does, and what an arm changes besides it.
+
+    `own_settings` has the help of what a workload of the user's own declares.
+    """
+    field = next(iter(arm.changes), "device")
+    if field == "own":
+        return own_settings.get(arm.name.removesuffix("=false"), arm.label)
+    text = BY_FIELD[field].help if field in BY_FIELD else HELP.get(field, arm.label)
+    others = [f"{name} = {value}" for name, value in arm.changes.items() if name != field]
+    return f"{text} Changes along with it: {', '.join(others)}." if others else text
+
+
+def baseline_words(config: RunConfig) -> str:
+    """Return the baseline in a line: what it trains and which techniques it has on."""
+    parts = [
+        WORKLOADS.get(config.workload, str(config.workload)),
+        "CPU" if config.device == "cpu" else "GPU",
+        PRECISIONS.get(config.precision, str(config.precision)),
+        OPTIMIZERS[config.optimizer],
+        f"batch {config.batch_size}",
+    ]
+    used = [_said(name, getattr(config, name)) for name in PLAIN if _differs(config, name)]
+    return " · ".join([*parts, *(used or [_ALL_OFF])])
+
+
+_ALL_OFF = "every technique off but set_to_none, which zero_grad() does by itself"
+
+
+def seconds(low: float, high: float) -> str:
+    """Return a range of seconds in words.
+
+    >>> seconds(40, 50), seconds(100, 400), seconds(300, 310)
+    ('about 1 minute', '2 to 7 minutes', 'about 5 minutes')
+    """
+    if high >= 7200:
+        return f"{format_duration(low)} to {format_duration(high)}"
+    first, last = (max(1, round(value / 60)) for value in (low, high))
+    if first == last:
+        return f"about {last} minute{'s' if last > 1 else ''}"
+    return f"{first} to {last} minutes"
+
+
+def _differs(config: RunConfig, name: str) -> bool:
+    return name != "precision" and getattr(config, name) != PLAIN[name]
+
+
+def _said(name: str, value: Any) -> str:
+    label = BY_FIELD[name].label if name in BY_FIELD else name
+    if isinstance(value, bool):
+        return label if value else f"{label} off"
+    return f"{label} {value}"
+
+
+def workload_and_device(workload: str, config: Mapping[str, Any]) -> str:
+    """Return what a sweep trains and where, as its title says it."""
+    name = next((label for kind, label in WORKLOADS.items() if kind == workload), workload)
+    return f"{name} on {'CPU' if config.get('device') == 'cpu' else 'GPU'}"
+
+
+def throttle_words(sweep: SweepContent) -> str | None:
+    """Say in which rounds the device was throttled and why; None where it never was."""
+    found: dict[str, int] = {}
+    for one in sweep.rounds:
+        for reason in {sample.throttle for sample in one.samples.values() if sample.throttle}:
+            found[reason] = found.get(reason, 0) + 1
+    if not found:
+        return None
+    of = f"{len(sweep.rounds)} round{'s' if len(sweep.rounds) > 1 else ''}"
+    said = [f"{reason} in {count} of {of}" for reason, count in sorted(found.items())]
+    return f"The device was throttled: {'; '.join(said)}."
+
+
+def clock_rows(sweep: SweepContent) -> list[dict[str, Any]]:
+    """Return a row a round with clocks and power, none where no sample has any.
+
+    Clocks are in MHz, power in W, each the range over the round's samples.
+    """
+    rows = []
+    for one in sweep.rounds:
+        samples = one.samples.values()
+        clocks = [sample.sm_clock for sample in samples if sample.sm_clock is not None]
+        power = [sample.power for sample in samples if sample.power is not None]
+        throttled = sorted({sample.throttle for sample in samples if sample.throttle})
+        if clocks or power or throttled:
+            rows.append(
+                {
+                    "Round": f"{one.phase} {one.number}",
+                    "SM clock, MHz": _range(clocks),
+                    "Power, W": _range(power),
+                    "Throttled": ", ".join(throttled) or "no",
+                }
+            )
+    return rows
+
+
+def _range(values: list[float]) -> str:
+    if not values:
+        return "–"
+    low, high = f"{min(values):,.0f}", f"{max(values):,.0f}"
+    return low if low == high else f"{low}–{high}"

@@ -1,0 +1,150 @@
+"""One look a second at this machine for all tabs together, as long as a page looks.
+
+The thread begins with the first question and ends once nobody has asked for IDLE_S. What it saw in
+the last ten minutes stays in memory, with a gap for the time in between.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from stepscope.gpu.history import History
+from stepscope.gpu.machine_monitor import Machine
+from stepscope.gpu.machine_state import MachineView
+from stepscope.gpu.source import DeviceSource
+from stepscope.gpu.xid import XidEvent, XidWatch
+from stepscope.session.sampler import next_deadline
+
+log = logging.getLogger(__name__)
+
+WatchErrors = Callable[[DeviceSource, Callable[[XidEvent], None]], XidWatch]
+
+PERIOD_S = 1.0
+IDLE_S = 10.0
+SILENT_S = 5.0
+"""Age of the newest look from which it is said to be old."""
+FIRST_S = 3.0
+"""Longest wait for the first look: opening NVML takes some 10 ms, with a broken GPU for ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The newest view, None before the first; `trouble` says what keeps a new one from coming."""
+
+    view: MachineView | None
+    trouble: str | None
+
+
+class MachineWatch:
+    """Every method may be called from any thread."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        *,
+        watch_errors: WatchErrors = XidWatch,
+        clock: Callable[[], float] = time.monotonic,
+        period_s: float = PERIOD_S,
+        idle_s: float = IDLE_S,
+    ) -> None:
+        self._machine = machine
+        self._watch_errors = watch_errors
+        self._clock = clock
+        self._period_s = period_s
+        self._idle_s = idle_s
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._ending = False
+        self._view: MachineView | None = None
+        self._looked = False  # since the thread began
+        self._waited = False  # for that look, in vain
+        self._error: str | None = None
+        self._asked_at = self._seen_at = 0.0
+
+    def look(self, wait_s: float = FIRST_S) -> Seen:
+        """Return what was seen last, and keep the thread alive; waits for its first look."""
+        with self._changed:
+            self._asked_at = self._clock()
+            if self._thread is None and not self._ending:
+                self._looked = self._waited = False
+                self._thread = threading.Thread(
+                    target=self._run, name="stepscope-machine", daemon=True
+                )
+                self._thread.start()
+            if not self._waited:
+                done = self._changed.wait_for(lambda: self._looked or self._ending, wait_s)
+                self._waited = not done
+            return Seen(self._view, self._error or self._silence())
+
+    def history(self, uuid: str) -> History | None:
+        """Return the last ten minutes of a GPU; None for one that is not known."""
+        return self._machine.history(uuid)
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """End the thread; one that is stuck in a call of the driver is left behind."""
+        with self._changed:
+            self._ending = True
+            thread = self._thread
+            self._changed.notify_all()
+        if thread is not None:
+            thread.join(timeout_s)
+
+    def _silence(self) -> str | None:
+        """Say that the driver does not answer, if the thread is stuck in one of its calls."""
+        if not self._looked:
+            return "The NVIDIA driver does not answer: a GPU may be broken. Look into dmesg."
+        silent_s = self._clock() - self._seen_at
+        if silent_s < SILENT_S:
+            return None
+        return (
+            f"The NVIDIA driver has not answered for {silent_s:.0f} s; this is what it said last."
+        )
+
+    def _run(self) -> None:
+        while True:
+            self._look_while_wanted()
+            with self._changed:
+                if not self._wanted():  # a question may have come meanwhile
+                    self._thread = None
+                    return
+
+    def _look_while_wanted(self) -> None:
+        self._machine.arm(True)
+        deadline, errors = self._clock(), None
+        while self._wait_until(deadline):
+            self._look_once()
+            if errors is None and self._view is not None and self._view.devices:
+                errors = self._watch_errors(self._machine.source, self._machine.note_xid)
+            self._machine.xid_reason = "no GPU" if errors is None else errors.reason
+            self._machine.xid_refused = {} if errors is None else errors.refused
+            deadline = next_deadline(deadline, self._period_s, self._clock())
+        if errors is not None:
+            errors.stop()
+        self._machine.xid_reason = "they were not watched for a while"
+        self._machine.arm(False)
+
+    def _wanted(self) -> bool:
+        return not self._ending and self._clock() - self._asked_at <= self._idle_s
+
+    def _wait_until(self, deadline: float) -> bool:
+        """Wait until the next look is due; False when it is not wanted any more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ending, max(0.0, deadline - self._clock()))
+            return self._wanted()
+
+    def _look_once(self) -> None:
+        view, error = self._view, None
+        try:
+            view = self._machine.look()
+        except Exception as failure:  # the page says it; the next look may succeed
+            error = f"The GPUs could not be read: {type(failure).__name__}: {failure}"
+            if self._error is None:
+                log.warning("stepscope-machine: a look failed", exc_info=True)
+        with self._changed:
+            self._view, self._error, self._looked = view, error, True
+            self._seen_at = self._clock()
+            self._changed.notify_all()

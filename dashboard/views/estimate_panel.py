@@ -1,0 +1,178 @@
+"""The button "Will it fit?" of the sidebar, and what the prediction said above the run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import streamlit as st
+
+from dashboard.charts.batch_size_curve import batch_figure
+from dashboard.controls.suggestion import take_proposal
+from dashboard.format import escape_markdown
+from dashboard.services import Services
+from stepscope.common.formatting import format_bytes
+from stepscope.run import RunError
+from trainer.config import Problem, RunConfig
+from trainer.runners.child_process import ChildState
+from trainer.runners.estimate_process import PredictionOutput, PredictionRun
+
+ERROR = "fit_error"
+"""In the session's state: a sentence that the panel shows once."""
+LOOK = "500ms"
+NAMES = {
+    "parameters": "Parameters",
+    "gradients": "Gradients",
+    "optimizer_state": "Optimizer state",
+    "activations": "Activations",
+    "inputs": "Batches and data",
+    "temporary": "Temporary (backward, optimizer)",
+    "workspace": "Workspaces of libraries",
+    "rounding": "Rounded up by the allocator",
+    "context": "CUDA context (a guess)",
+    "data_set": "Data set in memory",
+    "prefetched_batches": "Batches loaded ahead",
+    "process": "The process itself",
+    "gradient_buckets": "Buckets of gradients (DDP)",
+    "other_ranks": "The other ranks",
+}
+
+
+def fit_buttons(server: Services, config: RunConfig, problems: Sequence[Problem]) -> None:
+    """Draw the two buttons; not where the settings cannot start."""
+    if problems:
+        return
+    refused = server.fit_refusal(largest=False)
+    with st.container(horizontal=True, key="fit_buttons"):
+        for label, largest, help_text in (
+            (
+                "Will it fit?",
+                False,
+                "Predict the peak memory of these settings in a process of its own. "
+                "Nothing is trained.",
+            ),
+            (
+                "Largest batch",
+                True,
+                "Predict other batch sizes too, and measure throughput in short runs of sizes "
+                "that are predicted to fit.",
+            ),
+        ):
+            st.button(
+                label,
+                key=f"fit_{'largest' if largest else 'now'}",
+                disabled=refused is not None,
+                help=refused or help_text,
+                on_click=_start,
+                args=(server, config, largest),
+            )
+
+
+def _start(server: Services, config: RunConfig, largest: bool) -> None:
+    try:
+        server.start_fit(config, largest=largest)
+    except (RunError, OSError) as error:
+        st.session_state[ERROR] = f"The prediction could not start. {error}"
+
+
+def fit_panel(server: Services, config: RunConfig) -> None:
+    """Draw the last prediction, if there is one; it moves on while it works."""
+    error = st.session_state.pop(ERROR, None)
+    if error is not None:
+        st.error(error, icon=":material/error:")
+    last = server.fits.last()
+    if last is None:
+        return
+    with st.container(border=True, key="fit_panel"):
+        if last.running():
+            st.fragment(_progress, run_every=LOOK)(server, last)
+        else:
+            _result(server, last, config)
+
+
+def _progress(server: Services, run: PredictionRun) -> None:
+    output = run.output()
+    if output.state is not ChildState.RUNNING:
+        st.rerun()
+    st.progress(output.share, text=f"{escape_markdown(output.text)}… {output.seconds:.0f} s")
+    if st.button("Stop", key="fit_stop", icon=":material/stop:"):
+        run.stop()
+        st.rerun()
+
+
+def _result(server: Services, run: PredictionRun, config: RunConfig) -> None:
+    output = run.output()
+    if output.state is ChildState.FINISHED:
+        _answer(output, run, config)
+    elif output.state is ChildState.STOPPED:
+        st.caption(":material/stop: The prediction was stopped.")
+    else:
+        st.error(f"Nothing was predicted. {escape_markdown(output.reason or '')}")
+    st.button("Close", key="fit_close", icon=":material/close:", on_click=server.fits.drop)
+
+
+def _answer(output: PredictionOutput, run: PredictionRun, config: RunConfig) -> None:
+    answer = output.answer
+    said = f"**{VERDICTS[answer['fits']]}** {escape_markdown(answer['reason'])}"
+    draw = {True: st.success, False: st.error, None: st.warning}[answer["fits"]]
+    draw(said, icon=":material/memory:")
+    if run.config != config:
+        st.caption(":material/info: The settings were changed since: predict again.")
+    st.dataframe(rows(answer), hide_index=True, width="content", key="fit_parts")
+    margin = answer["margin"]
+    learned = (
+        f"learned from {margin['runs']} earlier runs"
+        if margin["source"] == "learned"
+        else f"the default; {margin['runs']} earlier runs tell too little"
+    )
+    st.caption(
+        f"{escape_markdown(answer['device_name'])} · batch {run.config.batch_size:,} · margin "
+        f"{100 * (margin['factor'] - 1):.0f} % ({learned}) · {output.seconds:.0f} s"
+    )
+    for note in answer["notes"]:
+        st.caption(f":material/info: {escape_markdown(note)}")
+    if isinstance(answer.get("largest"), dict):
+        _largest(answer["largest"], config)
+
+
+def rows(answer: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Return the table: each part, their sum, what is outside of it, and what is free."""
+    peak = answer["predicted_peak_bytes"]
+    found = [
+        _row(NAMES.get(name, name), size, peak) for name, size in answer["parts"].items() if size
+    ]
+    found.append(_row("Predicted peak", peak, peak))
+    reserved = answer["predicted_reserved_bytes"]
+    if reserved is not None:
+        found.append(_row("Reserved by torch", reserved))
+    found += [_row(NAMES.get(name, name), size) for name, size in answer["outside"].items() if size]
+    found.append(_row("Needed, with margin", answer["needed_bytes"]))
+    if answer["free_bytes"] is not None:
+        found.append(_row("Free now", answer["free_bytes"]))
+    return found
+
+
+def _row(name: str, size: int, of: int | None = None) -> dict[str, str]:
+    share = "" if not of else f"{100 * size / of:.0f} %"
+    return {"Memory": name, "Size": format_bytes(size), "Of the peak": share}
+
+
+def _largest(curve: Mapping[str, Any], config: RunConfig) -> None:
+    figure = batch_figure(curve)
+    if figure is not None:
+        st.plotly_chart(figure, key="fit_curve", config={"displaylogo": False})
+    st.markdown(escape_markdown(curve["why"]))
+    for sentence in curve["not_measured"]:
+        st.caption(f":material/info: {escape_markdown(sentence)}")
+    recommended = curve["recommended"]
+    if recommended is not None and recommended != config.batch_size:
+        st.button(
+            f"Use batches of {recommended:,}",
+            key="fit_use",
+            icon=":material/tune:",
+            on_click=take_proposal,
+            args=({"field": "batch_size", "value": recommended},),
+        )
+
+
+VERDICTS = {True: "It fits.", False: "It does not fit.", None: "It cannot be said."}

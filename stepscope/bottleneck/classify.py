@@ -1,0 +1,304 @@
+"""What holds the steps of a run up, in one verdict. Pure: figures in, words out.
+
+A step of a training on a GPU has four parts: the device computes, it stands still while the host
+waits for data, it copies a batch, or it stands still because the host does not launch fast enough.
+On a CPU the host is the device, so there are no copies and no launches.
+
+The *visible wait* is what a verdict has to explain:
+
+- where the device stands still or copies for more than a fifth of a step, that time;
+- where it computes for the rest, four fifths and more, the step itself.
+
+A verdict's `share` is the part of the visible wait that its cause explains, 0 to 1. Under EXPLAINED
+no cause is named. How the parts follow from the figures is said at `parts_of`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from stepscope.bottleneck.recommendations import Next, Setup, next_to_try
+
+MIN_STEPS = 20
+"""Steady steps below which nothing is said, as TraceML waits before it warns."""
+EXPLAINED = 0.8
+"""Least share of the visible wait that a named cause explains: below it several causes are at work,
+and a change about one of them may show nothing."""
+STANDS_STILL = 1 - EXPLAINED
+"""Share of a step from which waiting for data or copies is worth a verdict: from there on computing
+does not explain the step any more. TraceML calls a share of 20 % critical; the profiler plugin of
+TensorBoard warned of a DataLoader above 5 %, which is less than runs differ among themselves."""
+GAPS = 0.25
+"""Share of a step from which gaps between launches are: launches are never free, and a driver's
+utilization is sampled, so small gaps mean nothing."""
+AHEAD = 0.02
+"""Share of a step that a host which is ahead of the GPU waits for it, at least."""
+BUSY_HOST = 0.9
+"""Use of all cores above which a process that does not run waits for a core, and not for a disk."""
+
+Allowed = Callable[[str, Any], bool]
+
+
+class Kind(StrEnum):
+    """What a step waits for. The last two name no cause."""
+
+    INPUT = "input-bound"
+    TRANSFER = "transfer-bound"
+    LAUNCH = "launch-bound"
+    COMPUTE = "compute-bound"
+    THROTTLED = "throttled"
+    STRAGGLER = "straggler"
+    """Told by `stragglers.py`, from the steps of all ranks; never by `verdict`."""
+    UNCLEAR = "no single cause"
+    TOO_YOUNG = "not enough data yet"
+
+    @property
+    def names_a_cause(self) -> bool:
+        """False for a verdict that abstains."""
+        return self not in (Kind.UNCLEAR, Kind.TOO_YOUNG)
+
+
+PHASES = {Kind.INPUT: "data", Kind.TRANSFER: "copy", Kind.LAUNCH: "launch"}
+"""The part of a step that a kind is about; all others are about "compute"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """Means over a window of steady steps; None where the run does not record it.
+
+    Times are seconds a step. `utilization`, `throttled` and `host_cpu` are shares from 0 to 1:
+    of time, of the driver's readings with a reason to lower the clocks that is not normal, and of
+    all cores. `process_cpu` is in cores. Clocks are in MHz, `sm_clock_max` is the run's highest.
+    """
+
+    steps: int
+    step_time: float = 0.0
+    data_wait: float | None = None
+    copies: float | None = None
+    device_time: float | None = None
+    gpu_wait: float | None = None
+    utilization: float | None = None
+    process_cpu: float | None = None
+    host_cpu: float | None = None
+    throttled: float | None = None
+    throttle_words: tuple[str, ...] = ()
+    sm_clock: float | None = None
+    sm_clock_max: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """The parts of a step as shares of its wall time; they sum to 1.
+
+    `other` is waiting that has no name: gaps between launches on a GPU; on a CPU, time in which
+    the process neither ran nor waited for data.
+    """
+
+    compute: float
+    data: float
+    copies: float
+    other: float
+
+    @property
+    def idle(self) -> float:
+        """The share in which the device does not compute."""
+        return self.data + self.copies + self.other
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """One sentence on a run's steps, and what to try next.
+
+    `share` is None where no cause is named. `missing_steps` is 0 except while the run is too young.
+    `figures` has what the verdict was made of, `parts` is None where it cannot be worked out.
+    """
+
+    kind: Kind
+    text: str
+    share: float | None = None
+    next: Next | None = None
+    parts: Parts | None = None
+    missing_steps: int = 0
+    figures: Figures = field(default_factory=lambda: Figures(steps=0))
+
+    @property
+    def phase(self) -> str:
+        """The part of a step that it is about."""
+        return PHASES.get(self.kind, "compute")
+
+
+def verdict(figures: Figures, setup: Setup, allowed: Allowed = lambda name, value: True) -> Verdict:
+    """Judge a window of steps.
+
+    `allowed(field, value)` says whether a setting is possible on this machine, beside what `setup`
+    itself knows; only such a setting is proposed.
+    """
+    missing = MIN_STEPS - figures.steps
+    if missing > 0 or figures.step_time <= 0:
+        return Verdict(
+            kind=Kind.TOO_YOUNG,
+            text=_too_young(max(1, missing)),
+            missing_steps=max(1, missing),
+            figures=figures,
+        )
+    parts = parts_of(figures, setup)
+    if isinstance(parts, str):
+        return Verdict(kind=Kind.UNCLEAR, text=parts, figures=figures)
+    kind, share = _cause(parts, figures, setup)
+    if kind is Kind.UNCLEAR or share is None:
+        text = _unclear(parts, figures, setup)
+        return Verdict(kind=kind, text=text, parts=parts, figures=figures)
+    return Verdict(
+        kind=kind,
+        text=_text(kind, parts, figures, setup),
+        share=share,
+        next=next_to_try(kind.value, setup, allowed),
+        parts=parts,
+        figures=figures,
+    )
+
+
+def parts_of(figures: Figures, setup: Setup) -> Parts | str:
+    """Return the parts of a step, or a sentence that says which figure is missing.
+
+    On a GPU, with T the step time:
+
+    - computing is the smaller of the time between the step's two events and utilization × T. The
+      events also span gaps inside a step, in which the utilization falls; the utilization also
+      counts other processes, which the events do not. Without a utilization the events are only
+      believed where the host waits for the GPU: then it is ahead, and there are no gaps.
+    - What is left, the device stands still or copies. Copies come first: on the stream that
+      computes, they cannot hide. With a stream of their own they can, and data come first.
+    - Waiting for data counts as far as the device stands still meanwhile; a wait behind steps that
+      are still queued holds nothing up. A copy that blocks the host is part of the data wait as
+      the loop measures it, and is taken out of it.
+    - The rest are gaps: the host neither waits for data nor copies, it is late with launching.
+
+    On a CPU, computing is what is not data wait, at most the CPU time that the process had. The
+    rest is waiting: for a core where all cores of the host are in use, else for something else.
+    Without that CPU time, nobody can say that a step which hardly waits for data computes.
+    """
+    if figures.data_wait is None and (setup.on_gpu or figures.process_cpu is None):
+        return (
+            "Not told: the time that this run waits for data is not known; it is measured where "
+            "batches come from a torch DataLoader or rec.batches()."
+        )
+    wait = min(1.0, (figures.data_wait or 0.0) / figures.step_time)
+    if not setup.on_gpu:
+        return _cpu_parts(figures, wait)
+    busy = _busy(figures)
+    if busy is None:
+        return (
+            "Not told: the GPU's utilization is not known here, and without it nothing tells "
+            "whether the GPU computes or stands still."
+        )
+    idle = 1.0 - busy
+    copied = min(1.0, (figures.copies or 0.0) / figures.step_time)
+    if setup.copies_block:
+        wait = max(0.0, wait - copied)
+    if setup.copy_stream:
+        data = min(wait, idle)
+        copies = min(copied, idle - data)
+    else:
+        copies = min(copied, idle)
+        data = min(wait, idle - copies)
+    return Parts(compute=busy, data=data, copies=copies, other=max(0.0, idle - data - copies))
+
+
+def _cpu_parts(figures: Figures, wait: float) -> Parts | str:
+    if figures.process_cpu is None and wait <= STANDS_STILL:
+        return (
+            "Not told: whether the process computes or waits is not known; that takes a second of "
+            "steps at least."
+        )
+    other = 0.0
+    if figures.process_cpu is not None:
+        other = max(0.0, 1.0 - wait - figures.process_cpu)
+    return Parts(compute=1.0 - wait - other, data=wait, copies=0.0, other=other)
+
+
+def _busy(figures: Figures) -> float | None:
+    """Return the share of a step in which the GPU computes; None where it cannot be told."""
+    between = figures.device_time
+    if figures.utilization is None:
+        unsure = figures.gpu_wait is None or figures.gpu_wait < AHEAD * figures.step_time
+        return None if between is None or unsure else min(1.0, between / figures.step_time)
+    return min(1.0, figures.utilization, 1.0 if between is None else between / figures.step_time)
+
+
+def _cause(parts: Parts, figures: Figures, setup: Setup) -> tuple[Kind, float | None]:
+    """Return the kind and the share of the visible wait that it explains."""
+    idle = parts.idle
+    if idle > STANDS_STILL:
+        if parts.data >= EXPLAINED * idle:
+            return Kind.INPUT, parts.data / idle
+        if parts.copies >= EXPLAINED * idle:
+            return Kind.TRANSFER, parts.copies / idle
+    # Gaps that may be copies nobody measured are not called launches.
+    launches = setup.on_gpu and figures.copies is not None
+    if launches and idle >= GAPS and parts.other >= EXPLAINED * idle:
+        return Kind.LAUNCH, parts.other / idle
+    if parts.compute >= EXPLAINED:
+        throttled = parts.compute * (figures.throttled or 0.0)
+        if throttled >= EXPLAINED:
+            return Kind.THROTTLED, throttled
+        return Kind.COMPUTE, parts.compute
+    return Kind.UNCLEAR, None
+
+
+def percent(share: float) -> str:
+    """Return a share from 0 to 1 as whole percent.
+
+    >>> percent(0.634)
+    '63 %'
+    """
+    return f"{100 * share:.0f} %"
+
+
+def _too_young(missing: int) -> str:
+    steps = "1 more step is" if missing == 1 else f"{missing} more steps are"
+    return f"Not enough data yet: {steps} needed; the first ones, slow by nature, do not count."
+
+
+def _text(kind: Kind, parts: Parts, figures: Figures, setup: Setup) -> str:
+    if kind is Kind.INPUT:
+        return f"Input-bound: {percent(parts.data)} of a step waits for data."
+    if kind is Kind.TRANSFER:
+        return f"Transfer-bound: {percent(parts.copies)} of a step copies data to the GPU."
+    if kind is Kind.LAUNCH:
+        return (
+            f"Launch-bound: the GPU stands still for {percent(parts.other)} of a step, "
+            "because the host does not launch its work fast enough."
+        )
+    who = "the GPU computes" if setup.on_gpu else "the CPU computes"
+    if kind is Kind.COMPUTE:
+        text = f"Compute-bound: {who} for {percent(parts.compute)} of a step."
+        if figures.throttled:
+            text += f" For {percent(figures.throttled)} of the time {_lowered(figures)}."
+        return text
+    return f"Throttled: for {percent(figures.throttled or 0)} of the time {_lowered(figures)}."
+
+
+def _lowered(figures: Figures) -> str:
+    reasons = " and ".join(figures.throttle_words) or "a reason that the driver does not name"
+    text = f"the GPU lowers its clock ({reasons})"
+    now, highest = figures.sm_clock, figures.sm_clock_max
+    if now is not None and highest is not None and now < highest:
+        text += f", {now:.0f} MHz where this run had {highest:.0f}"
+    return text
+
+
+def _unclear(parts: Parts, figures: Figures, setup: Setup) -> str:
+    crowded = (figures.host_cpu or 0.0) >= BUSY_HOST
+    unnamed = "waiting for a core that others have" if crowded else "waiting for something else"
+    shares: Mapping[str, float] = {
+        "computing": parts.compute,
+        "waiting for data": parts.data,
+        "copies to the GPU": parts.copies,
+        "gaps between launches" if setup.on_gpu else unnamed: parts.other,
+    }
+    said = [f"{percent(share)} {name}" for name, share in shares.items() if share >= 0.005]
+    return f"No single cause: a step is {', '.join(said)}."

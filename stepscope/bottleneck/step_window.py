@@ -1,0 +1,180 @@
+"""The figures of a run's newest steady steps, read from a few frames of its store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.bottleneck.classify import MIN_STEPS, Figures
+from stepscope.bottleneck.recommendations import Setup
+from stepscope.gpu.throttling import throttle_words
+from stepscope.metrics import Stream
+from stepscope.recorder.rows import STEP_TIME
+from stepscope.run import RunKind
+from stepscope.store import Block, RunReader, SeriesInfo
+from stepscope.store.blocks import Floats
+
+FIRST_STEPS = 5
+"""Steps at a run's start that are left out: kernels load, caches and the allocator fill."""
+WINDOW_STEPS = 512
+"""Newest steps that are looked at: one or two frames of the store."""
+LEAST_S = 3.0
+"""Time that short steps are looked at for, so that the sampler has enough readings of it."""
+MOST_STEPS = 16384
+"""Steps that are looked at for that, at most: 3 s of steps of 0.2 ms, read in some 10 ms."""
+WINDOW_S = 30.0
+"""Age of the steps that count, as far as MIN_STEPS of them are that young."""
+READINGS = 4096
+"""Newest rows of the sampler that are looked at, at most: seven minutes at 10 Hz."""
+MIN_READINGS = 10
+"""Readings below which a mean of the sampler's says nothing: one second at 10 Hz."""
+
+
+def recent_figures(reader: RunReader, run_json: Mapping[str, Any]) -> Figures:
+    """Return the figures of the newest steady steps; raises StoreError.
+
+    Step times leave out pauses and validations, and so do the sampler's values here: those
+    between two steps do not count.
+    """
+    series = {(info.stream, info.source): info for info in reader.series()}
+    steps = _steady(reader, series.get((Stream.STEPS.value, "")))
+    times = _column(steps, STEP_TIME)
+    if not len(times):
+        return Figures(steps=0)
+    samples = _during(steps, times, reader, series.get((Stream.SAMPLES.value, "")))
+    gpu = series.get((Stream.DEVICES.value, training_gpu(run_json) or ""))
+    devices = _during(steps, times, reader, gpu)
+    masks = _column(devices, "gpu/throttle_reasons")
+    masks = masks[np.isfinite(masks)]
+    words = [throttle_words(int(mask)) for mask in masks]
+    enough = len(masks) >= MIN_READINGS
+    return Figures(
+        steps=len(times),
+        step_time=float(times.mean()),
+        data_wait=_mean(_column(steps, "perf/data_wait")),
+        copies=_measured(_column(steps, "perf/h2d")),
+        device_time=_mean(_column(steps, "perf/gpu_time")),
+        gpu_wait=_mean(_column(steps, "perf/gpu_wait")),
+        utilization=_share(_column(devices, "gpu/util")),
+        process_cpu=_share(_column(samples, "process/cpu")),
+        host_cpu=_share(_column(samples, "host/cpu"), least=1),  # read once a second
+        throttled=sum(map(bool, words)) / len(words) if enough else None,
+        throttle_words=tuple(dict.fromkeys(word for said in words for word in said)),
+        sm_clock=_mean(_column(devices, "gpu/sm_clock")),
+        sm_clock_max=_highest(reader, gpu, "gpu/sm_clock"),
+    )
+
+
+def setup_of(run_json: Mapping[str, Any], step_time: float = 0.0) -> Setup:
+    """Return what a proposal depends on, from a run.json, which may be foreign."""
+    environment, config = (_dict(run_json.get(name)) for name in ("environment", "config"))
+    capability, cores = run_json.get("compute_capability"), environment.get("cores")
+    known = (
+        isinstance(capability, list)
+        and len(capability) == 2
+        and all(type(part) is int for part in capability)
+    )
+    return Setup(
+        on_gpu=training_gpu(run_json) is not None,
+        own=run_json.get("kind", RunKind.TRAINER) == RunKind.TRAINER,
+        config=config,
+        cores=cores if type(cores) is int and cores > 0 else 1,
+        capability=(capability[0], capability[1]) if known and capability else None,
+        step_time=step_time,
+        in_memory=run_json.get("data_in_memory") is True,
+    )
+
+
+def training_gpu(run_json: Mapping[str, Any]) -> str | None:
+    """Return the UUID of the GPU that the run trains on; None for a CPU or if nobody knows."""
+    device = run_json.get("device")
+    if device is None and run_json.get("kind", RunKind.TRAINER) == RunKind.TRAINER:
+        device = _dict(run_json.get("config")).get("device")
+    return device if isinstance(device, str) and device != "cpu" else None
+
+
+def _steady(reader: RunReader, info: SeriesInfo | None) -> Block:
+    """Return the steps of the window that have a step time."""
+    if info is None:
+        return Block.from_rows([])
+    block = _newest(reader, info)
+    times = _column(block, STEP_TIME)
+    timed = np.flatnonzero(times > 0)
+    if not len(timed):
+        return block.slice(0, 0)
+    young = np.count_nonzero(block.ts[timed] > block.ts[timed[-1]] - WINDOW_S)
+    return _rows(block, timed[-max(MIN_STEPS, int(young)) :])
+
+
+def _newest(reader: RunReader, info: SeriesInfo) -> Block:
+    """Return the newest WINDOW_STEPS rows of steps, or LEAST_S of them where that is more."""
+    first = max(FIRST_STEPS, info.rows - WINDOW_STEPS)
+    block = reader.read(info.id, first, info.rows, 1)
+    if first == FIRST_STEPS or block.ts[-1] - block.ts[0] >= LEAST_S:
+        return block
+    last = float(block.ts[-1])
+    start, _ = reader.rows_between(info.id, "time", last - LEAST_S, last)
+    first = max(FIRST_STEPS, info.rows - MOST_STEPS, min(first, start))
+    return reader.read(info.id, first, info.rows, 1)
+
+
+def _during(steps: Block, times: Floats, reader: RunReader, info: SeriesInfo | None) -> Block:
+    """Return the rows of the sampler that were taken inside of the steps, not between them."""
+    if info is None:
+        return Block.from_rows([])
+    begin, end = float(steps.ts[0] - times[0]), float(steps.ts[-1])
+    start, stop = reader.rows_between(info.id, "time", begin, end)
+    block = reader.read(info.id, max(start, stop - READINGS), stop, 1)
+    after = np.searchsorted(steps.ts, block.ts)
+    known = np.minimum(after, len(times) - 1)
+    inside = (after < len(times)) & (block.ts >= steps.ts[known] - times[known])
+    return _rows(block, np.flatnonzero(inside))
+
+
+def _rows(block: Block, chosen: NDArray[np.intp]) -> Block:
+    return Block(block.keys, *(part[..., chosen] for part in block.arrays()))
+
+
+def _column(block: Block, key: str) -> Floats:
+    """Return a metric's values, NaN where there is none."""
+    if key not in block.keys:
+        return np.full(len(block), np.nan)
+    values: Floats = block.mean[block.keys.index(key)]
+    return values
+
+
+def _mean(values: Floats) -> float | None:
+    """Return the mean of the finite values; None where fewer than half are."""
+    finite = values[np.isfinite(values)]
+    return float(finite.mean()) if len(finite) and 2 * len(finite) >= len(values) else None
+
+
+def _measured(values: Floats) -> float | None:
+    """Return the mean over the steps that were measured, where there are enough of them."""
+    finite = values[np.isfinite(values)]
+    return float(finite.mean()) if len(finite) >= MIN_READINGS else _mean(values)
+
+
+def _share(percent: Floats, least: int = MIN_READINGS) -> float | None:
+    """Return the mean of a percentage as a share, from at least so many readings."""
+    finite = percent[np.isfinite(percent)]
+    return float(finite.mean() / 100) if len(finite) >= least else None
+
+
+def _highest(reader: RunReader, info: SeriesInfo | None, key: str) -> float | None:
+    """Return the highest value of the run: one bucket is read."""
+    if info is None:
+        return None
+    whole = reader.read(info.id, 0, info.rows, 1 << info.rows.bit_length())
+    if key not in whole.keys:
+        return None
+    highs = whole.high[whole.keys.index(key)]
+    highs = highs[np.isfinite(highs)]
+    return float(highs.max()) if len(highs) else None
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

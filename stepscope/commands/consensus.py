@@ -1,0 +1,308 @@
+"""How the ranks of a job agree on the step at which all of them serve a command; pure.
+
+Number 0 *proposes* a command. Each rank answers with a step that its training thread has still to
+reach, and number 0 *decides*: the highest of the answers. Every rank serves the command at the
+first boundary whose step is at least that one. Nobody has passed it, because nobody leaves the
+boundary of its own answer before the decision is there. What is asked behind a Pause is served
+where all stand paused: no other step comes before Resume.
+
+Why no rank is left waiting for ever: answers and decisions are made by threads of their own, never
+by a training thread, so a training that sits in a collective does not hold them up. A training
+thread that waits at its answer's boundary waits for these threads alone, and not for ever. All
+collectives of the steps before lie behind it, so no other rank waits for it to get as far as its
+own answer. Once decided, nobody stops before the decided step, and there everybody does.
+
+A rank that does not answer within `answer_s`, or is gone, has the command withdrawn for all. After
+HOLDS times as long a rank goes on without number 0. What that leaves open: number 0's process is
+suspended for the time between the two, within the microseconds between its look at the clock and
+the writing of its decision. A rank that had gone on refuses the command then, and says so.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from stepscope.commands.command import Command, CommandName
+
+ANSWER_S = 5.0
+"""Longest wait for the answer of a rank; a healthy one needs some milliseconds."""
+HOLDS = 4.0
+"""Longest wait of a training thread for a decision, in times of the longest wait for an answer: it
+comes to that only where number 0 is suspended."""
+KEPT = 64
+"""Notices of number 0 that stay to be read, and results of a rank: a reader may be slow."""
+
+
+class State(StrEnum):
+    """How far the agreement on a command is."""
+
+    PROPOSED = "proposed"
+    DECIDED = "decided"
+    WITHDRAWN = "withdrawn"
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """What number 0 says of one command: once decided its step, once withdrawn the reason."""
+
+    command: Command
+    state: State = State.PROPOSED
+    step: int | None = None
+    why: str | None = None
+
+
+Answers = Mapping[int, int]
+"""What a rank has answered: by the id of a command, the first step it may serve it at."""
+
+
+class Leader:
+    """Number 0's part; all but `ask` belongs to one thread.
+
+    Commands are proposed as they come and decided in this order, so that all ranks serve them in
+    the same order: Resume after Pause.
+    """
+
+    def __init__(
+        self,
+        *,
+        answer_s: float = ANSWER_S,
+        silent: Callable[[int], str] = "rank {} has not answered".format,
+    ) -> None:
+        self.notices: tuple[Notice, ...] = ()
+        self._answer_s = answer_s
+        self._silent = silent
+        self._asked: deque[Command] = deque()
+        self._since: dict[int, float] = {}
+        self.paused_at: int | None = None
+        """The step of the last Pause, until Resume or Stop."""
+
+    def ask(self, command: Command) -> None:
+        """Propose a command at the next look; from any thread."""
+        self._asked.append(command)
+
+    @property
+    def open(self) -> list[Notice]:
+        """The commands that are proposed and not decided."""
+        return [notice for notice in self.notices if notice.state is State.PROPOSED]
+
+    def propose(self, now_s: float) -> bool:
+        """Propose what was asked; return whether there is a new notice."""
+        found = False
+        while self._asked:
+            command = self._asked.popleft()
+            self._since[command.id] = now_s
+            self._keep([*self.notices, Notice(command)])
+            found = True
+        return found
+
+    def decide(self, now_s: float, answers: Mapping[int, Answers], gone: Mapping[int, str]) -> bool:
+        """Decide or withdraw the oldest proposals; return whether a notice has changed.
+
+        `answers` has the ranks that take part, by number; an empty one has not answered. `gone`
+        tells of those that never will.
+        """
+        changed = False
+        for notice in self.open:
+            steps = [of_rank.get(notice.command.id) for of_rank in answers.values()]
+            # The time first: what was suspended over it must not decide on old answers.
+            if gone or now_s - self._since[notice.command.id] >= self._answer_s:
+                why = "; ".join(gone.values()) or self._why(notice, answers)
+                self._replace(replace(notice, state=State.WITHDRAWN, why=why))
+            elif None in steps:
+                return changed  # those behind it have to wait: they are served in order
+            else:
+                step = self._step(notice, max(step for step in steps if step is not None))
+                self._replace(replace(notice, state=State.DECIDED, step=step))
+            changed = True
+        return changed
+
+    def take_back(self, before: Sequence[Notice], paused_at: int | None) -> None:
+        """Undo decisions that could not be made known."""
+        self.notices, self.paused_at = tuple(before), paused_at
+
+    def withdraw(self, why: str) -> None:
+        """Withdraw every proposal."""
+        for notice in self.open:
+            self._replace(replace(notice, state=State.WITHDRAWN, why=why))
+
+    def _step(self, notice: Notice, answered: int) -> int:
+        """Return the step to serve it at: behind a pause that of the pause, as no other comes."""
+        name = notice.command.name
+        step = answered if self.paused_at is None else self.paused_at
+        if name is CommandName.PAUSE:
+            self.paused_at = step
+        elif name in (CommandName.RESUME, CommandName.STOP):
+            self.paused_at = None
+        return step
+
+    def _why(self, notice: Notice, answers: Mapping[int, Answers]) -> str:
+        late = [number for number, given in answers.items() if notice.command.id not in given]
+        # Where all have answered, number 0 itself was suspended.
+        said = ", ".join(map(self._silent, late)) or "rank 0 has not decided"
+        return f"{said} for {self._answer_s:g} s"
+
+    def _replace(self, notice: Notice) -> None:
+        self._since.pop(notice.command.id, None)
+        same = notice.command.id
+        self._keep([notice if old.command.id == same else old for old in self.notices])
+
+    def _keep(self, notices: Sequence[Notice]) -> None:
+        closed = [notice for notice in notices if notice.state is not State.PROPOSED]
+        over = {notice.command.id for notice in closed[: max(0, len(closed) - KEPT)]}
+        self.notices = tuple(notice for notice in notices if notice.command.id not in over)
+
+
+class Member:
+    """The part that every rank has, number 0 too.
+
+    `hear` belongs to the agreement's thread; `take`, `put_back`, `may_leave` and `leave` to the
+    training thread. `step` returns the step that the training has counted last. `lead` is how many
+    steps later it surely looks at `waiting` again: 1 where it looks after counting a step, 2 where
+    it looks before. `flag` is called when `waiting` is not empty.
+    """
+
+    def __init__(
+        self,
+        step: Callable[[], int],
+        *,
+        lead: int,
+        flag: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+        answer_s: float = ANSWER_S,
+    ) -> None:
+        self.step = step
+        self.lead = lead
+        self.answers: dict[int, int] = {}
+        """What to tell number 0, of the commands that are neither decided nor withdrawn."""
+        self.late: list[Notice] = []
+        """Decisions that came after this rank had gone on without."""
+        self._waiting: deque[object] = deque()
+        self.waiting: Collection[object] = self._waiting
+        self._flag = flag
+        self._clock = clock
+        self._hold_s = HOLDS * answer_s
+        self._lock = threading.RLock()  # a signal handler may come in the middle
+        self._closed: set[int] = set()
+        self._given_up: set[int] = set()
+        self._decided: deque[tuple[int, Command]] = deque()
+        self._kept: deque[Command] = deque()
+        self._stands = False
+        """The training is at the first boundary of its step, and asks before it leaves."""
+        self._passed = -1
+        """The highest step of which a boundary may have been passed."""
+        self._held_since: dict[int, float] = {}
+
+    def hear(self, notices: Sequence[Notice]) -> list[Notice]:
+        """Take in what number 0 says; return the notices that are news."""
+        news = [notice for notice in notices if self._is_news(notice)]
+        for notice in news:
+            if notice.state is State.PROPOSED:
+                self._answer(notice.command)
+            else:
+                self._close(notice)
+        gone = self._closed - {notice.command.id for notice in notices}
+        self._closed -= gone
+        self._given_up -= gone
+        return news
+
+    def unserved(self) -> list[tuple[int, Command]]:
+        """Return the commands that are decided and not yet taken, with their steps."""
+        with self._lock:
+            return list(self._decided)
+
+    def take(self) -> list[Command]:
+        """Return what is due at this boundary, where the training now stands."""
+        with self._lock:
+            step = self.step()
+            # A step may have several boundaries (validation, a second optimizer), and another rank
+            # may be at another one of them: only the first is the same place on all ranks.
+            self._stands = self._stands or step > self._passed
+            self._passed = max(self._passed, step)
+            due = list(self._kept)
+            self._kept.clear()
+            while self._decided and self._decided[0][0] <= step:
+                due.append(self._decided.popleft()[1])
+            self._look()
+            return due
+
+    def put_back(self, commands: Sequence[Command]) -> None:
+        """Keep commands for the next boundary."""
+        with self._lock:
+            self._kept.extendleft(reversed(commands))
+            self._look()
+
+    def may_leave(self) -> bool:
+        """Say whether the training may leave this boundary, and take it as gone if so.
+
+        It may not while a command is due here, or is proposed with this step as the answer.
+        """
+        with self._lock:
+            step = self.step()
+            if self._decided and self._decided[0][0] <= step:
+                return False
+            held = [id_ for id_, answer in self.answers.items() if answer <= step]
+            if any([not self._tired(id_) for id_ in held]):
+                return False
+            for id_ in held:
+                self._given_up.add(id_)
+                del self.answers[id_]
+            self.leave()
+            return True
+
+    def leave(self) -> None:
+        """The training is between two boundaries again."""
+        with self._lock:
+            self._stands = False
+            self._held_since.clear()
+            self._look()
+
+    def _is_news(self, notice: Notice) -> bool:
+        id_ = notice.command.id
+        if id_ in self._closed:
+            return False
+        return notice.state is not State.PROPOSED or not (
+            id_ in self.answers or id_ in self._given_up
+        )
+
+    def _answer(self, command: Command) -> None:
+        with self._lock:
+            # The flag first, then the step: whatever the training thread counts after this reading,
+            # it looks at the flag after counting. So it cannot pass the step that is answered.
+            fresh = not self._waiting
+            self._raise()
+            step = self.step()
+            if fresh:  # boundaries up to here may not have looked
+                self._passed = max(self._passed, step)
+            self.answers[command.id] = step if self._stands else step + self.lead
+
+    def _close(self, notice: Notice) -> None:
+        with self._lock:
+            self._closed.add(notice.command.id)
+            answered = self.answers.pop(notice.command.id, None)
+            if notice.state is State.DECIDED and notice.step is not None:
+                if answered is not None:
+                    self._decided.append((notice.step, notice.command))
+                elif notice.command.id in self._given_up:
+                    self.late.append(notice)
+            self._look()
+
+    def _tired(self, id_: int) -> bool:
+        now_s = self._clock()
+        return now_s - self._held_since.setdefault(id_, now_s) >= self._hold_s
+
+    def _look(self) -> None:
+        """Raise the flag, or take it down."""
+        if self.answers or self._decided or self._kept:
+            self._raise()
+        else:
+            self._waiting.clear()
+
+    def _raise(self) -> None:
+        if not self._waiting:
+            self._waiting.append(self)
+        self._flag()

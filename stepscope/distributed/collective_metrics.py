@@ -1,0 +1,250 @@
+"""Bytes and time of this rank's collectives, from torch's Flight Recorder.
+
+The training thread reads at a step boundary where the sampler asks. There it captures no graph,
+which a reading would break (`flight_recorder`), and the steps that a reading covers are whole. A
+reading takes 1 to 20 ms and holds the GIL, so it is made every 1 to 64 s: 0.2 % of a core. The
+seconds are multiples of a power of two of the process's epoch seconds (`common/clock.py`). So ranks
+read in the same step, as long as their clocks agree, and do not hold each other up one by one.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from stepscope.common.clock import clock
+from stepscope.distributed.bandwidth import algorithm_bytes, bus_factor
+from stepscope.distributed.flight_recorder import Collective, FlightRecord, dumps, parsed
+
+log = logging.getLogger(__name__)
+
+REST = 500
+"""Time to the next reading in multiples of the CPU time that this one took: 0.2 % of a core."""
+LEAST_S, MOST_S = 1.0, 64.0
+EARLY_S = 0.05
+"""Half a tick of the sampler: ticks of several ranks come some milliseconds apart."""
+LARGE_BYTES = 2**20
+"""Least size of a collective whose bandwidth tells of the link: smaller ones mostly wait."""
+
+NO_RECORDER = "this torch has no Flight Recorder"
+SWITCHED_OFF = "the Flight Recorder is switched off: set TORCH_FR_BUFFER_SIZE to 2000"
+NOTHING_YET = "no collective of a whole step has been recorded yet"
+NOT_BY_GLOO = "only NCCL can time collectives, and this job has none"
+NOT_TIMED = (
+    "collectives are not timed: switch on Time collectives, or start a script with "
+    "stepscope watch --time-collectives"
+)
+NONE_LARGE = "no timed collective was as large as 1 MiB"
+
+
+@dataclass(slots=True)
+class _Cursor:
+    """How far one recorder has been read: what was counted, and what was found ended."""
+
+    counted: int = -1
+    ended: int = -1
+
+
+@dataclass(slots=True)
+class _Sums:
+    """What the recorders hold that is new since the last reading."""
+
+    seen: int = 0
+    passed: int = 0
+    """Those that were seen, and those overwritten before they were."""
+    input_bytes: int = 0
+    ended: int = 0
+    timed: int = 0
+    seconds: float = 0.0
+    bus_bytes: float = 0.0
+    bus_seconds: float = 0.0
+    backends: set[str] = field(default_factory=set)
+
+
+class Collectives:
+    """The collectives of one run; `read` in the training thread, the rest from any thread.
+
+    Nothing is read in a job of one process. `step` returns the number of the last step.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = clock.now,
+        cpu: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self.step: Callable[[], int] = lambda: 0
+        self._clock = clock
+        self._wall = wall
+        self._cpu = cpu
+        self._due = -math.inf
+        self._cursors: dict[str, _Cursor] = {}
+        self._before: tuple[float, int] | None = None
+        """Time and step of the last reading."""
+        self._values: dict[str, float] = {}
+        self._reasons: dict[str, str] = {}
+        self._lost = self._passed = 0
+        self._failed = False
+
+    def is_due(self) -> bool:
+        """Say whether `read` would do something."""
+        return not self._failed and self._wall() >= self._due - EARLY_S and _of_a_job()
+
+    def reasons(self) -> dict[str, str]:
+        """Return why metrics are missing, by key; under `lost` what was overwritten unread."""
+        reasons = dict(self._reasons)
+        if self._lost:
+            reasons["lost"] = (
+                f"{self._lost:,} of {self._passed:,} collectives were overwritten before they were "
+                "read; they are counted as large and as long as the others"
+            )
+        return reasons
+
+    def take(self) -> dict[str, float]:
+        """Return the values of the latest reading, once."""
+        values, self._values = self._values, {}
+        return values
+
+    def read(self) -> float:
+        """Read if it is time for it; return the seconds that took, 0.0 for none. Never raises."""
+        began, spent, first = self._clock(), self._cpu(), self._before is None
+        try:
+            step = self.step()
+            if not self.is_due() or self._stands_at(step) or _captures():
+                return 0.0
+            self._read(began, step)
+        except Exception as error:  # of torch's private functions, in whatever version
+            self._failed = True
+            self._reasons = dict.fromkeys(KEYS, f"{type(error).__name__}: {error}")
+            log.warning("stepscope: collectives are not read any more", exc_info=True)
+        wanted_s = 0.0 if first else REST * (self._cpu() - spent)  # the first loads the code
+        period_s = _power_of_two(min(MOST_S, max(LEAST_S, wanted_s)))
+        self._due = (self._wall() + EARLY_S) // period_s * period_s + period_s
+        return self._clock() - began
+
+    def _stands_at(self, step: int) -> bool:
+        """Say whether no step has ended since the last reading, as in a pause."""
+        return self._before is not None and step <= self._before[1]
+
+    def _read(self, now: float, step: int) -> None:
+        before, self._before = self._before, (now, step)
+        sums = _Sums()
+        found = dumps()
+        for name, content in found.items():
+            cursor = self._cursors.setdefault(name, _Cursor())
+            _add(sums, cursor, parsed(content, after=cursor.ended))
+        if before is None:
+            self._reasons = _nothing(found, NOTHING_YET)
+            return
+        if not any(cursor.counted >= 0 for cursor in self._cursors.values()):
+            self._reasons = _nothing(found, NOTHING_YET)
+            return
+        self._lost += sums.passed - sums.seen
+        self._passed += sums.passed
+        self._values, self._reasons = _values(sums, now - before[0], step - before[1])
+
+
+KEYS = ("comm/bytes", "comm/rate", "comm/time", "comm/share", "comm/bus_bandwidth")
+
+
+def _values(sums: _Sums, seconds: float, steps: int) -> tuple[dict[str, float], dict[str, str]]:
+    """Return the metrics of what was recorded in `seconds` and `steps`, and why some are missing.
+
+    Lost collectives count as large and as long as those that were seen.
+    """
+    mean_bytes = sums.input_bytes / sums.seen if sums.seen else 0.0
+    values = {
+        "comm/bytes": mean_bytes * sums.passed / steps,
+        "comm/rate": mean_bytes * sums.passed / seconds,
+    }
+    if not sums.timed:
+        times = ("comm/time", "comm/share", "comm/bus_bandwidth")
+        return values, dict.fromkeys(times, _why_untimed(sums))
+    # Those that end after this reading are in the next one: a mean leaves none out for good.
+    busy_s = sums.seconds / sums.ended * sums.passed
+    values |= {"comm/time": busy_s / steps, "comm/share": 100 * busy_s / seconds}
+    if not sums.bus_seconds:
+        return values, {"comm/bus_bandwidth": NONE_LARGE}
+    return values | {"comm/bus_bandwidth": sums.bus_bytes / sums.bus_seconds}, {}
+
+
+def _why_untimed(sums: _Sums) -> str:
+    return NOT_TIMED if "nccl" in sums.backends else NOT_BY_GLOO
+
+
+def _add(sums: _Sums, cursor: _Cursor, record: FlightRecord) -> None:
+    """Count what is new in one recorder, and move its cursor."""
+    new = [one for one in record.collectives if one.record > cursor.counted]
+    if new:
+        newest = max(one.record for one in new)
+        sums.passed += newest - cursor.counted
+        cursor.counted = newest
+    sums.seen += len(new)
+    # A message counts where it is sent: the other side has the same bytes once more.
+    sums.input_bytes += sum(one.input_bytes for one in new if not one.operation.startswith("recv"))
+    sums.backends |= {one.backend for one in new}
+    for one in _ended(record.collectives):
+        cursor.ended = one.record
+        sums.ended += 1
+        if one.duration_s is not None:
+            sums.timed += 1
+            sums.seconds += one.duration_s
+            _add_bus(sums, one, record)
+
+
+def _ended(collectives: Sequence[Collective]) -> Iterable[Collective]:
+    """Return those before the first that has not ended: each is timed once, in order."""
+    for one in collectives:
+        if not one.done:
+            return
+        yield one
+
+
+def _add_bus(sums: _Sums, one: Collective, record: FlightRecord) -> None:
+    size = algorithm_bytes(one.operation, one.input_bytes, one.output_bytes)
+    factor = bus_factor(one.operation, len(record.groups.get(one.group, ())))
+    if factor is not None and size >= LARGE_BYTES and one.duration_s:
+        sums.bus_bytes += factor * size
+        sums.bus_seconds += one.duration_s
+
+
+def _nothing(found: dict[str, Any], reason: str) -> dict[str, str]:
+    if not found:
+        reason = NO_RECORDER
+    elif "0" in (os.environ.get(name) for name in SIZE_VARIABLES):
+        reason = SWITCHED_OFF
+    return dict.fromkeys(KEYS, reason)
+
+
+SIZE_VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+
+
+def _power_of_two(seconds: float) -> float:
+    return float(2 ** math.ceil(math.log2(seconds)))
+
+
+def _of_a_job() -> bool:
+    """Say whether this process belongs to a job of several; without importing anything."""
+    distributed = sys.modules.get("torch.distributed")
+    try:
+        return (
+            distributed is not None
+            and distributed.is_available()
+            and distributed.is_initialized()
+            and distributed.get_world_size() > 1
+        )
+    except (AttributeError, RuntimeError, ValueError):  # half imported, or just being taken down
+        return False
+
+
+def _captures() -> bool:
+    """Say whether this thread captures a CUDA graph."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    return cuda is not None and cuda.is_initialized() and cuda.is_current_stream_capturing()

@@ -1,0 +1,154 @@
+"""What collectives cost a run: their share of a step, and what they reach of the link.
+
+Pure functions. What the figures mean, and where the formulas come from, is in
+docs/communication.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stepscope.common.formatting import format_bytes, format_short_time, three_digits
+
+LANE_BYTES_PER_S = {
+    1: 2.5e9 * 8 / 10 / 8,
+    2: 5e9 * 8 / 10 / 8,
+    3: 8e9 * 128 / 130 / 8,
+    4: 16e9 * 128 / 130 / 8,
+    5: 32e9 * 128 / 130 / 8,
+    6: 64e9 * 242 / 256 / 8,
+}
+"""Bytes/s of one PCIe lane each way by generation: transfers a second times the code's share of
+data, PCI-SIG's base specifications (https://pcisig.com/faq). Packet headers take some more."""
+FASTEST, MOST_LINKS = 1e15, 1024
+"""Bytes/s of one link, and links of a GPU, that are not believed beyond."""
+LITTLE_SHARE = 0.05
+"""Share of the time below which collectives are not worth a word of advice."""
+LOW_SHARE = 0.5
+"""Share of the link below which large collectives mostly wait, or do not use the link."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The fastest way from a GPU to others of its machine: its name, and bytes/s each way."""
+
+    name: str
+    bytes_per_s: float
+
+
+def link_of(facts: Mapping[str, Any]) -> Link | None:
+    """Return a GPU's link by its facts (`DeviceFacts` as a dict); None where it is not known.
+
+    NVLink where links are up and the driver tells their speed, else PCIe at its fastest: an idle
+    GPU lowers it. That every GPU is reached over NVLink is assumed, not known.
+
+    >>> link_of({"nvlinks": 18, "nvlink_speed": 25e9})
+    Link(name='18 NVLinks', bytes_per_s=450000000000.0)
+    """
+    if facts.get("nvlinks"):
+        links, speed = _count(facts.get("nvlinks")), _speed(facts.get("nvlink_speed"))
+        if links is None or speed is None:
+            return None
+        return Link("1 NVLink" if links == 1 else f"{links} NVLinks", links * speed)
+    generation, width = _count(facts.get("pcie_max_gen")), _count(facts.get("pcie_max_width"))
+    lane = None if generation is None else LANE_BYTES_PER_S.get(generation)
+    if lane is None or width is None:
+        return None
+    return Link(f"PCIe {generation} with {width} lanes", lane * width)
+
+
+def _count(told: Any) -> int | None:
+    """Return a number of links, or of lanes; None for what can be none: a file may be of others."""
+    return told if type(told) is int and 0 < told <= MOST_LINKS else None
+
+
+def _speed(told: Any) -> float | None:
+    """Return the bytes/s of a link; None for what can be none."""
+    return float(told) if isinstance(told, int | float) and 0 < told < FASTEST else None
+
+
+def reached(bus_bytes_per_s: float, link: Link | None) -> float | None:
+    """Return bus bandwidth as a share of the link; None where the link is not known."""
+    return None if link is None else bus_bytes_per_s / link.bytes_per_s
+
+
+def share_of_step(comm_s: float | None, step_s: float | None) -> float | None:
+    """Return time in collectives as a share of the step; above 1 where some run side by side."""
+    if comm_s is None or not step_s:
+        return None
+    return comm_s / step_s
+
+
+def overlap(comm_s: float | None, wait_s: float | None) -> float | None:
+    """Return the share of collectives' time that backward() hid, 0 to 1.
+
+    `comm_s` is the time in collectives of a step, `wait_s` how long backward() waited for averaged
+    gradients after its own computing (`perf/comm_wait`).
+
+    >>> overlap(0.010, 0.004), overlap(0.010, 0.020), overlap(None, 0.001)
+    (0.6, 0.0, None)
+    """
+    if not comm_s or wait_s is None:
+        return None
+    return min(1.0, max(0.0, 1 - wait_s / comm_s))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """Means of a run's newest readings; seconds and bytes of a step, bytes/s; None is unknown."""
+
+    bytes: float | None = None
+    rate: float | None = None
+    time_s: float | None = None
+    step_s: float | None = None
+    wait_s: float | None = None
+    bus_bandwidth: float | None = None
+    link: Link | None = None
+
+
+def sentences(figures: Figures) -> list[str]:
+    """Return what the figures say, a sentence each; none for what is not known."""
+    said = []
+    if figures.bytes is not None:
+        rate = "" if figures.rate is None else f", {format_bytes(figures.rate)} a second"
+        said.append(f"Each step gives {format_bytes(figures.bytes)} to collectives{rate}.")
+    share = share_of_step(figures.time_s, figures.step_s)
+    if share is not None and figures.time_s is not None:
+        time, whole = format_short_time(figures.time_s), format_short_time(figures.step_s or 0.0)
+        said.append(
+            f"The device spends {time} of a step in them, {_percent(share)} of its {whole}, "
+            "waiting for other ranks included."
+        )
+    hidden = overlap(figures.time_s, figures.wait_s)
+    if hidden is not None and share is not None and share >= LITTLE_SHARE:
+        said.append(f"{_percent(hidden)} of that is hidden behind the backward pass.")
+    if figures.bus_bandwidth is not None:
+        said.append(_bandwidth(figures.bus_bandwidth, figures.link))
+    return said
+
+
+def _bandwidth(bus: float, link: Link | None) -> str:
+    speed = f"Large collectives reach a bus bandwidth of {rate_text(bus)}"
+    share = reached(bus, link)
+    if link is None or share is None:
+        return f"{speed}; what the link can do is not known."
+    most = f"{link.name} can do ({rate_text(link.bytes_per_s)})"
+    why = " They wait for other ranks, or do not go over this link." if share < LOW_SHARE else ""
+    return f"{speed}, {_percent(share)} of what {most}.{why}"
+
+
+def rate_text(bytes_per_s: float) -> str:
+    """Return a bandwidth in GB/s of 1e9, as nccl-tests and data sheets give it, or in MB/s.
+
+    >>> rate_text(450e9), rate_text(31.51e9), rate_text(1.234e9), rate_text(2.5e6)
+    ('450 GB/s', '31.5 GB/s', '1.23 GB/s', '2.50 MB/s')
+    """
+    if 0 < bytes_per_s < 0.1e9:
+        return f"{three_digits(bytes_per_s / 1e6)} MB/s"
+    return f"{three_digits(bytes_per_s / 1e9)} GB/s"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"

@@ -1,0 +1,248 @@
+"""Writes `hang-rankK.json` while a rank of a job makes no step, so that a hang can be named.
+
+The writer thread looks once a second whether a step is overdue, which takes microseconds. Only then
+a thread `stepscope-hang` begins: it reads torch's Flight Recorder and where the training thread is.
+It may have to wait for a lock of torch; no other thread waits for it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from stepscope.common.clock import clock
+from stepscope.common.files import atomic_write
+from stepscope.common.formatting import format_duration
+from stepscope.common.json_values import first_line
+from stepscope.distributed.debug_pipe import note_captures
+from stepscope.distributed.hangs.capture import capture
+from stepscope.distributed.hangs.hang_pace import Pace
+from stepscope.distributed.hangs.hang_reading import FRESH_S, hang_of
+from stepscope.distributed.hangs.job_state import Hang
+from stepscope.distributed.hangs.record import REFRESH_S, HangRecord, Named, hang_name
+from stepscope.recorder.recorder import Recorder
+from stepscope.run import RunError, RunStatus, read_run
+from stepscope.run.rank_info import torch_rank
+
+log = logging.getLogger(__name__)
+
+NAMED, OVER = "hang", "hang_over"
+"""Kinds of the events: when a hang is named, and when steps or collectives go on after it."""
+SOON_S = 1.5
+"""Time until the second look: the other ranks write their files within a second."""
+
+Told = tuple[str, str, dict[str, Any]]
+"""Kind, text and data of an event."""
+
+
+class HangWatch:
+    """Watches the steps of one rank, whose training thread makes this.
+
+    `busy` says whether something of ours holds the training up. `look` is called by the writer
+    thread about once a second, `close` by who closes the run.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        number: int,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.busy: Callable[[], bool] = lambda: False
+        self._recorder = recorder
+        self._number = number
+        self._thread = threading.get_ident()
+        self._clock = clock
+        self._pace = Pace()
+        self._says: deque[Told] = deque()
+        self._hung: _Hung | None = None
+        self._entered_s = 0.0
+        """When the newest collective that counted as a sign of work was entered, epoch seconds."""
+        self._broken = False
+
+    @property
+    def text(self) -> str | None:
+        """The sentence on the hang that there is now; None for none, or none that is named."""
+        hung = self._hung
+        return None if hung is None or hung.named is None else hung.named.what
+
+    def look(self, run_json: Mapping[str, Any], step: int) -> list[Told]:
+        """Begin or end the record of a hang; return the events to write."""
+        try:
+            self._look(run_json, step)
+        except Exception as error:  # noqa: BLE001 - it must not end the writer thread
+            self._give_up(error)
+        says: list[Told] = []
+        while self._says:
+            says.append(self._says.popleft())
+        return says
+
+    def close(self, status: RunStatus) -> None:
+        """Write nothing more. The record stays, unless the run has ended well."""
+        hung, self._hung = self._hung, None
+        self._broken = True
+        if hung is not None:
+            hung.end(remove=status is RunStatus.FINISHED)
+
+    def _look(self, run_json: Mapping[str, Any], step: int) -> None:
+        world_size = run_json.get("world_size", 1)
+        if self._broken or not isinstance(world_size, int) or world_size < 2:
+            return
+        note_captures()
+        total = run_json.get("total_steps")
+        has_ended = type(total) is int and 0 < total <= step
+        due = run_json.get("status") == RunStatus.RUNNING and not has_ended and not self.busy()
+        now, sign = self._clock(), self._recorder.signs
+        self._look_for_collectives(now)
+        silent_s = self._pace.look(now, step, due=due, sign=sign)
+        if silent_s is not None and self._hung is None:
+            self._hung = self._begin(run_json, step, silent_s)
+        elif silent_s is None:
+            self._end("Steps")
+
+    def _look_for_collectives(self, now: float) -> None:
+        """Count collectives that the thread saw go on as a sign of work."""
+        hung = self._hung
+        if hung is None or hung.moved_s is None:
+            return
+        self._entered_s = hung.moved_s
+        self._pace.moved(now, clock.now() - hung.moved_s, waited=hung.has_record)
+        self._end("Collectives")
+
+    def _end(self, what: str) -> None:
+        """End the record of a hang, if there is one, since `what` go on."""
+        hung, self._hung = self._hung, None
+        if hung is None:
+            return
+        hung.end(remove=True)
+        if hung.named is not None:
+            lasted = format_duration(clock.now() - hung.first.since)
+            self._says.append((OVER, f"{what} go on after {lasted} without one", {}))
+
+    def _begin(self, run_json: Mapping[str, Any], step: int, silent_s: float) -> _Hung:
+        pid, now = run_json.get("pid"), clock.now()
+        first = HangRecord(
+            number=self._number,
+            rank=torch_rank(run_json, self._number),
+            step=step,
+            since=now - silent_s,
+            seen=now,
+            usual_s=self._pace.usual_s,
+            host=str(run_json.get("host", "")),
+            pid=pid if type(pid) is int else os.getpid(),
+        )
+        known_s = max(first.since, self._entered_s)
+        hung = _Hung(self._recorder, first, known_s, self._thread, self._named)
+        hung.start()
+        return hung
+
+    def _named(self, found: Hang) -> None:
+        """Keep the event of a hang that was named, in the thread that looks."""
+        self._says.append((NAMED, found.text, {**found.as_json(), "rank": found.rank}))
+
+    def _give_up(self, error: Exception) -> None:
+        self._broken = True
+        log.warning("stepscope: hangs are watched no more; recording goes on", exc_info=error)
+
+
+class _Hung:
+    """The record of one hang, kept by a thread of its own until `end`.
+
+    The thread ends by itself where this rank enters another collective than those until `known_s`:
+    `moved_s` is when, in epoch seconds.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        first: HangRecord,
+        known_s: float,
+        thread: int,
+        tell: Callable[[Hang], None],
+    ) -> None:
+        self.first = first
+        self.named: Named | None = None
+        self.moved_s: float | None = None
+        self.has_record = False
+        self._known_s = known_s
+        self._recorder = recorder
+        self._path = recorder.folder / hang_name(first.number)
+        self._training = thread
+        self._tell = tell
+        self._told: tuple[Any, ...] | None = None
+        self._over = threading.Event()
+        self._writing = threading.Lock()
+
+    def start(self) -> None:
+        """Begin to look; does nothing in a process that can start no thread."""
+        thread = threading.Thread(target=self._work, name="stepscope-hang", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            log.warning("stepscope: a hang cannot be looked into: %s", error)
+
+    def end(self, *, remove: bool) -> None:
+        """Write nothing more; with `remove` take the file away. Waits for no look."""
+        self._over.set()
+        if remove:
+            with self._writing:
+                self._path.unlink(missing_ok=True)
+
+    def _work(self) -> None:
+        record, wait_s = self.first, SOON_S
+        try:
+            while not self._over.is_set():
+                record = capture(record, self._training)
+                if record.entered_s > self._known_s:
+                    self.end(remove=True)
+                    self.moved_s = record.entered_s
+                    return
+                self._write(record)
+                if self._over.wait(wait_s):
+                    return
+                self._name()
+                record = replace(record, named=self.named, seen=clock.now())
+                self._write(record)
+                if self._over.wait(REFRESH_S - wait_s):
+                    return
+                wait_s = REFRESH_S / 2
+        except Exception as error:  # noqa: BLE001 - the training hangs, and must not fail for this
+            log.warning("stepscope: a hang could not be recorded: %s", first_line(error))
+
+    def _write(self, record: HangRecord) -> None:
+        with self._writing:
+            if self._over.is_set():
+                return
+            atomic_write(self._path, json.dumps(record.to_json()), durable=False)
+            self.has_record = True
+
+    def _name(self) -> None:
+        """Name the hang by the files of all ranks, once for all: the first rank that hangs does."""
+        if any(self._is_fresh(number) for number in range(self.first.number)):
+            return
+        try:
+            found = hang_of(read_run(self._recorder.folder))
+        except RunError:  # rank 0 is just being set up, or its file is broken
+            return
+        if found is None:
+            return
+        self.named = Named(what=found.what, rank=found.rank, phase=found.phase)
+        said = found.cause, found.ranks, found.group, found.sequence
+        if said != self._told:
+            self._told = said
+            self._tell(found)
+
+    def _is_fresh(self, number: int) -> bool:
+        try:
+            written = (self._recorder.folder / hang_name(number)).stat().st_mtime
+        except OSError:
+            return False
+        return time.time() - written < FRESH_S

@@ -1,0 +1,103 @@
+"""What is said of a straggler: the evidence in a sentence, and what to try, by phase. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stepscope.bottleneck.classify import percent
+from stepscope.common.formatting import format_short_time
+from stepscope.distributed.stragglers.step_phases import Phase
+
+_WHERE = {
+    Phase.INPUT: "to get a batch",
+    Phase.FORWARD: "in forward",
+    Phase.BACKWARD: "in the computing of backward",
+    Phase.OPTIMIZER: "in the optimizer's step",
+    Phase.OTHER: "between the optimizer's step and the next batch",
+}
+_NEXT = {
+    Phase.INPUT: "Look at this rank's loading: its shard of the data, its disk or network storage, "
+    "other programs on its cores; give its DataLoader more workers.",
+    Phase.FORWARD: "Compare this rank's forward with another's: larger or longer samples, code "
+    "that only this rank runs (prints, checks, metrics), lower clocks or another program on its "
+    "GPU or cores. A profile of both ranks shows the difference.",
+    Phase.BACKWARD: "Compare this rank's device with another's: clocks, temperature, another "
+    "program on it, and the size of its samples. Hooks on gradients run in backward too.",
+    Phase.OPTIMIZER: "Look at what this rank does between backward() and the end of "
+    "optimizer.step(): clipping, logging, reading values, or weights that only it updates.",
+    Phase.OTHER: "Look at what only this rank does between its steps, such as logging, saving or "
+    "validation; let all ranks share it, or do it less often.",
+    Phase.COMMUNICATION: "Average less often (no_sync over several batches), send fewer bytes "
+    "(a bf16 compression hook), try larger buckets, and check that the backend uses the fast link "
+    "(NCCL_DEBUG=INFO names it).",
+}
+_WITHOUT_LOADER = "before it calls its model"
+_NEXT_WITHOUT_LOADER = (
+    "Look at what only this rank does between optimizer.step() and the call of its model: making "
+    "its batch, logging, saving, validation. Without a DataLoader these are not told apart."
+)
+UNEVEN_NEXT = (
+    "Give all ranks the same amount of work each step: sort or bucket samples by length, pad to "
+    "the same size, or balance the batches by tokens."
+)
+
+
+def where(phases: Sequence[Phase], *, has_loader: bool) -> str:
+    """Return where the time is lost; without a DataLoader the input is all before the model."""
+    return " and ".join(
+        _WHERE[phase] if has_loader or phase is not Phase.INPUT else _WITHOUT_LOADER
+        for phase in phases
+    )
+
+
+def next_step(phase: Phase, *, has_loader: bool = True) -> str:
+    """Return what to try, in words."""
+    return _NEXT[phase] if has_loader or phase is not Phase.INPUT else _NEXT_WITHOUT_LOADER
+
+
+def several(ranks: Sequence[int]) -> str:
+    """Return the ranks by their numbers.
+
+    >>> several([2]), several([2, 0])
+    ('rank 2', 'ranks 0, 2')
+    """
+    first, *more = sorted(ranks)
+    return f"ranks {', '.join(map(str, (first, *more)))}" if more else f"rank {first}"
+
+
+def waits(waiting: int | None) -> str:
+    """Return who waits as the begin of a sentence: one rank, or several for None."""
+    return "The others wait" if waiting is None else f"Rank {waiting} waits"
+
+
+def text_of(
+    ranks: Sequence[int],
+    phases: Sequence[Phase],
+    share: float,
+    excess: Mapping[str, float],
+    facts: Mapping[str, Any],
+    *,
+    waiting: int | None = None,
+    has_loader: bool = True,
+) -> str:
+    """Return the evidence in one sentence: who, how much, where, over how many steps.
+
+    `phases` are those that explain it, the longest first, and `excess` is what each takes longer.
+    `waiting` is the rank that waits where it is only one.
+
+    >>> text_of([2], [Phase.FORWARD], 0.1, {"forward": 0.002}, {"steps": 100, "step_time": 0.02})
+    'The others wait for rank 2, 10 % of each step: it takes 2.00 ms longer in forward than \
+they do, of a step of 20.0 ms (100 steps).'
+    """
+    said = " and ".join(
+        f"{format_short_time(excess[phase.value])} longer {where([phase], has_loader=has_loader)}"
+        for phase in phases
+    )
+    who = f"rank {ranks[0]}" if len(ranks) > 1 else "it"
+    they = "they do" if waiting is None else f"rank {waiting} does"
+    return (
+        f"{waits(waiting)} for {several(ranks)}, {percent(share)} of each step: {who} takes {said} "
+        f"than {they}, of a step of {format_short_time(facts['step_time'])} "
+        f"({facts['steps']} steps)."
+    )

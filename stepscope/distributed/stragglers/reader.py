@@ -1,0 +1,112 @@
+"""Reads the newest steps of a job's ranks for `stragglers.py`: a few frames of each store."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from stepscope.bottleneck.step_window import FIRST_STEPS, WINDOW_S, recent_figures, training_gpu
+from stepscope.distributed.stragglers.detect import BUSY_HOST, MIN_STEPS, StragglerVerdict, judge
+from stepscope.distributed.stragglers.step_phases import KEYS, STEP_TIME, RankTimes, rank_times
+from stepscope.metrics import Stream
+from stepscope.run import RunInfo, run_json_of
+from stepscope.run.rank_info import rank_numbers, torch_rank
+from stepscope.store import Block, RunReader, StoreError, store_name
+from stepscope.store.blocks import Floats
+
+log = logging.getLogger(__name__)
+
+ROWS = 512
+"""Newest steps that are looked at first: enough where every step or every fourth is sampled."""
+MOST_ROWS = 8192
+"""And at most, where samples are rare: 16 frames, read in some 10 ms."""
+
+
+def in_job(run_json: Mapping[str, Any]) -> bool:
+    """Say whether a process is one of several that train together."""
+    size = run_json.get("world_size")
+    return type(size) is int and size > 1
+
+
+def judged_run(run: RunInfo) -> StragglerVerdict | None:
+    """Read and judge the ranks of a job; None for a process by itself.
+
+    A rank whose store cannot be read is left out. Takes 2 ms a rank.
+    """
+    times, host_cpu = [], None
+    for number in rank_numbers(run.folder):
+        own = run_json_of(run, number)
+        if not (run.folder / store_name(number)).is_file():
+            continue
+        try:
+            with RunReader(run.folder, number) as reader:
+                times.append(recent_times(reader, number, own))
+                if number == 0:
+                    host_cpu = recent_figures(reader, own).host_cpu
+        except StoreError as error:
+            log.warning("%s, rank %d is left out: %s", run.id, number, error)
+    return judged_ranks(times, run.run_json, host_cpu)
+
+
+def judged_ranks(
+    times: Sequence[RankTimes], run_json: Mapping[str, Any], host_cpu: float | None
+) -> StragglerVerdict | None:
+    """Judge the ranks of a job by what has been read of them; None for a process by itself.
+
+    `host_cpu` is the use of all cores, 0 to 1.
+    """
+    if not in_job(run_json):
+        return None
+    busy = (host_cpu or 0.0) >= BUSY_HOST
+    return judge(times, world_size=run_json["world_size"], busy_host=busy)
+
+
+def recent_times(reader: RunReader, number: int, run_json: Mapping[str, Any]) -> RankTimes:
+    """Return the phases of a rank's newest steps, of the last 30 s if these are enough.
+
+    `number` is that of the process in the folder. Raises StoreError.
+    """
+    rank = torch_rank(run_json, number)
+    found = {(info.stream, info.source): info for info in reader.series()}
+    info = found.get((Stream.STEPS.value, ""))
+    on_gpu = training_gpu(run_json) is not None
+    if info is None:
+        return _times(Block.from_rows([]), rank, on_gpu)
+    rows = ROWS
+    while True:
+        first = min(info.rows, max(FIRST_STEPS, info.rows - rows))
+        times = _times(reader.read(info.id, first, info.rows, 1), rank, on_gpu)
+        if len(times.steps) >= 2 * MIN_STEPS or first == FIRST_STEPS or rows >= MOST_ROWS:
+            break
+        rows *= 4
+    return _newest(times)
+
+
+def _newest(times: RankTimes) -> RankTimes:
+    """Return the steps of the last WINDOW_S, or more where they are fewer than twice MIN_STEPS."""
+    if not len(times.steps):
+        return times
+    count = int(np.count_nonzero(times.ts > times.ts[-1] - WINDOW_S))
+    kept = slice(max(0, len(times.steps) - max(2 * MIN_STEPS, count)), None)
+    return replace(
+        times,
+        steps=times.steps[kept],
+        ts=times.ts[kept],
+        step_time=times.step_time[kept],
+        wait=times.wait[kept],
+        own=times.own[:, kept],
+    )
+
+
+def _times(block: Block, rank: int, on_gpu: bool) -> RankTimes:
+    return rank_times(rank, block.step, block.ts, _columns(block), on_gpu=on_gpu)
+
+
+def _columns(block: Block) -> dict[str, Floats]:
+    columns = {key: block.mean[block.keys.index(key)] for key in KEYS if key in block.keys}
+    columns.setdefault(STEP_TIME, np.full(len(block), np.nan))
+    return columns

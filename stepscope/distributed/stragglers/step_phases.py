@@ -1,0 +1,179 @@
+"""The phases of one rank's newest steps, as `stragglers.py` compares them. Pure.
+
+A step is seen from one averaging of gradients to the next: there all ranks meet. What a rank does
+between two such points is, in order, its optimizer's step, what lies before the next batch, waiting
+for that batch, forward and the computing of backward. The rank that takes longest for these arrives
+last, and the others wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.store.blocks import Floats
+
+STEP_TIME = "perf/step_time"
+KEYS = (
+    STEP_TIME,
+    "perf/data_wait",
+    "perf/forward",
+    "perf/backward",
+    "perf/optimizer",
+    "perf/forward_compute",
+    "perf/backward_compute",
+    "perf/comm_wait",
+    "perf/ddp_iteration",
+    "perf/ddp_models",
+)
+"""What is read of a rank's steps."""
+LATER = ("perf/forward_compute", "perf/backward_compute", "perf/comm_wait", "perf/ddp_iteration")
+"""What DDP tells of a step in the row after it."""
+
+MOST_PER_STEP, MOST_MODELS = 4096, 64
+"""More was not written by us."""
+
+
+class Phase(StrEnum):
+    """A part of a step; `OTHER` lies between the optimizer's step and the next batch."""
+
+    INPUT = "input"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+    COMMUNICATION = "communication"
+    OTHER = "other"
+
+
+OWN = (Phase.INPUT, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.OTHER)
+"""The phases in which a rank is busy by itself, in the order of `RankTimes.own`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankTimes:
+    """The steps of a rank whose waiting is known; seconds, NaN where a phase is not recorded.
+
+    `steps` are their numbers (n,), rising: DDP's iterations where these are recorded, which are the
+    same on all ranks. `wait` (n,) is the time in which the rank had nothing to do but wait for
+    averaged gradients. `own` (5, n) has the phases of OWN. `timed` counts the steps with a step
+    time, whether their waiting is known or not.
+
+    `per_step` says how often gradients are averaged in a step: `wait` is that of one of them so
+    many times. `has_loader` says whether waiting for a batch is recorded. `models` are those in
+    DDP; of more than one no waiting is known.
+    """
+
+    rank: int
+    steps: Floats
+    ts: Floats
+    step_time: Floats
+    wait: Floats
+    own: Floats
+    timed: int = 0
+    per_step: int = 1
+    has_loader: bool = True
+    models: int = 1
+
+
+def rank_times(
+    rank: int, steps: Floats, ts: Floats, columns: Mapping[str, Floats], *, on_gpu: bool = False
+) -> RankTimes:
+    """Return the phases of consecutive steps (n,), from the rows that hold them.
+
+    The optimizer's step of the row before belongs to this step's wait, and what DDP knows of this
+    step stands in the row after it. On a GPU forward is what the device took, where DDP says it.
+    """
+    found = {key: columns.get(key, np.full(len(steps), np.nan)) for key in KEYS}
+    timed = np.flatnonzero((found[STEP_TIME] > 0) & np.isfinite(found[STEP_TIME]))
+    steps, ts = steps[timed], ts[timed]
+    found = {key: values[timed] for key, values in found.items()}
+    follows = np.diff(steps) == 1
+    before = np.where(np.append(False, follows), np.roll(found["perf/optimizer"], 1), np.nan)
+    after = {
+        key: np.where(np.append(follows, False), np.roll(found[key], -1), np.nan) for key in LATER
+    }
+    known, models = _known(after["perf/comm_wait"], found["perf/ddp_models"])
+    numbers = _numbers(steps, after["perf/ddp_iteration"], known)
+    known = known[_rising(numbers[known])]
+    per_step = _per_step(steps[known], numbers[known])
+    after |= {key: after[key] * per_step for key in ("perf/backward_compute", "perf/comm_wait")}
+    own = _own(found, before, after, per_step, on_gpu=on_gpu)
+    return RankTimes(
+        rank=rank,
+        steps=numbers[known],
+        ts=ts[known],
+        step_time=found[STEP_TIME][known],
+        wait=after["perf/comm_wait"][known],
+        own=own[:, known],
+        timed=len(timed),
+        per_step=per_step,
+        has_loader=bool(np.isfinite(found["perf/data_wait"]).any()),
+        models=models,
+    )
+
+
+def _known(wait: Floats, models: Floats) -> tuple[NDArray[np.intp], int]:
+    """Return the places of the steps whose waiting is known, and the models in DDP by now."""
+    known = np.flatnonzero(np.isfinite(wait) & (wait >= 0))
+    several = np.flatnonzero((models > 1) & (models <= MOST_MODELS))
+    if len(several) and (not len(known) or several[-1] > known[-1] + 1):
+        return known[:0], int(models[several[-1]])
+    return known, 1
+
+
+def _numbers(steps: Floats, iterations: Floats, known: NDArray[np.intp]) -> Floats:
+    """Return the numbers by which the steps of all ranks are aligned.
+
+    A rank may count a step more than the others, as of another model that it tried first.
+    """
+    return iterations if np.isfinite(iterations[known]).any() else steps
+
+
+def _rising(numbers: Floats) -> slice:
+    """Return where numbers rise up to the end: after the last model that was made, or resumed."""
+    falls = np.flatnonzero(~(np.diff(numbers) > 0))
+    return slice(int(falls[-1]) + 1 if len(falls) else 0, None)
+
+
+def _per_step(steps: Floats, numbers: Floats) -> int:
+    """Return how many of DDP's iterations a step has: the median over quarters of the steps.
+
+    A validation that goes through DDP with gradients counts in one place only.
+    """
+    apart = max(1, len(steps) // 4)
+    passed = steps[apart:] - steps[:-apart]
+    found = (numbers[apart:] - numbers[:-apart])[passed > 0] / passed[passed > 0]
+    usual = float(np.median(found)) if len(found) else 1.0
+    return round(usual) if 1 <= usual <= MOST_PER_STEP else 1
+
+
+def _own(
+    found: Mapping[str, Floats],
+    optimizer: Floats,
+    after: Mapping[str, Floats],
+    per_step: int,
+    *,
+    on_gpu: bool,
+) -> Floats:
+    """Return the phases of OWN (5, n)."""
+    wait, forward = found["perf/data_wait"], found["perf/forward"]
+    inside, backward = after["perf/forward_compute"], after["perf/backward_compute"]
+    # Without a DataLoader the script makes its batch before it calls the model.
+    made = np.where(np.isnan(wait), np.maximum(forward - inside, 0), wait)
+    computed = np.where(np.isnan(wait) | np.isnan(forward), inside, forward)
+    if on_gpu:
+        computed = np.where(np.isnan(inside), computed, inside)
+    elif per_step == 1:
+        # DDP knows the last batch of a step; without averaging, the others wait for nobody.
+        whole = np.maximum(found["perf/backward"] - after["perf/comm_wait"], 0)
+        backward = np.where(np.isnan(whole), backward, whole)
+    ours = np.nan_to_num(found["perf/backward"]) + np.nan_to_num(found["perf/optimizer"])
+    theirs = np.nan_to_num(after["perf/backward_compute"]) + np.nan_to_num(after["perf/comm_wait"])
+    is_seen = np.isfinite(forward)  # else the script only says when a step ends
+    busy = np.where(is_seen, np.nan_to_num(forward) + ours, np.nan_to_num(inside) + theirs)
+    other = np.maximum(found[STEP_TIME] - np.nan_to_num(wait) - busy, 0)
+    return np.array([made, computed, backward, optimizer, other])

@@ -1,0 +1,340 @@
+"""One line of health for a GPU, from its readings, its facts and what happened to it. Pure.
+
+Each function of RULES looks at one thing and returns at most one sign. The worst sign is the line;
+among equally bad ones, the first rule's. Where nothing is wrong the line says what the GPU does, or
+that the driver gives none of the sensors that would tell about trouble.
+
+A threshold is the GPU's own where the driver tells it: the temperature at which it slows down, its
+power limit, the most that its PCIe link can do. The others are named below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from stepscope.common.formatting import format_bytes, format_duration
+
+if TYPE_CHECKING:  # sampling is a neighbor of diagnosis, see docs/design.md
+    from stepscope.gpu.device_info import DeviceFacts
+    from stepscope.gpu.processes import GpuProcess
+
+HOT_MARGIN = 5.0
+"""°C below its slowdown from which a GPU counts as hot: fans and load move it by a few degrees."""
+LOADED = 50.0
+"""Utilization in % from which a PCIe link should run as fast as it can: idle ones save power."""
+LINK_LOOKS = 2
+"""Looks in a row, ten seconds apart, that have to find a link slow: it takes time to speed up."""
+FULL_LOAD = 90.0
+"""Utilization in % from which a power cap is what one expects."""
+MEMORY_FULL = 0.95
+"""Share of the memory from which the next allocation may fail."""
+IDLE = 1.0
+"""Utilization in % below which a GPU counts as idle."""
+XID_NEW_S = 600.0
+"""Age up to which an error that the driver reported counts as happening now."""
+
+POWER_CAP, SLOWDOWN, SW_THERMAL, HW_THERMAL, POWER_BRAKE = 0x04, 0x08, 0x20, 0x40, 0x80
+"""Bits of nvmlClocksEventReasons (nvml.h)."""
+TELLTALES = ("gpu/temp", "gpu/throttle_reasons", "gpu/ecc_uncorrected")
+"""Metrics without which a GPU may be in trouble and this line would not know."""
+
+
+class Level(StrEnum):
+    """How bad a sign is."""
+
+    OK = "ok"
+    NOTICE = "notice"
+    """Worth knowing; nothing has to be done."""
+    WARNING = "warning"
+    """It costs speed or memory, or may come to harm."""
+    CRITICAL = "critical"
+    """Results or the whole GPU are in danger."""
+
+    @property
+    def rank(self) -> int:
+        """Higher is worse."""
+        return list(Level).index(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """One thing that is to be said about a GPU."""
+
+    level: Level
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """The line of health: the worst sign; `signs` are all of them, the worst first."""
+
+    level: Level
+    text: str
+    signs: tuple[Sign, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Xid:
+    """An error that the driver reported: its number, meaning and advice in words, how bad it is,
+    and how many seconds ago it was."""
+
+    code: int
+    text: str
+    advice: str
+    level: Level
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What is known of a GPU. `values` are its newest readings, `first` those at the beginning.
+
+    `missing` has the reasons for metrics that the driver does not give. `lost` and `recovery` are
+    the driver's words, None where there is nothing to say. `slow_links` counts the looks in a row,
+    up to the last at the link, that found it slow under load.
+    """
+
+    values: Mapping[str, float] = field(default_factory=dict)
+    first: Mapping[str, float] = field(default_factory=dict)
+    missing: Mapping[str, str] = field(default_factory=dict)
+    facts: DeviceFacts | None = None
+    processes: tuple[GpuProcess, ...] = ()
+    lost: str | None = None
+    recovery: str | None = None
+    xids: tuple[Xid, ...] = ()
+    slow_links: int = 0
+
+    @property
+    def reasons(self) -> int:
+        """The bits for which its clocks are lowered now; 0 where they are not known."""
+        return int(self.values.get("gpu/throttle_reasons", 0))
+
+
+def health(evidence: Evidence) -> Health:
+    """Judge one GPU."""
+    if evidence.lost is not None:
+        text = (
+            f"{evidence.lost[:1].upper()}{evidence.lost[1:].rstrip('.')}. It is looked for again."
+        )
+        return Health(Level.CRITICAL, text, (Sign(Level.CRITICAL, text),))
+    found = [sign for rule in RULES for sign in [rule(evidence)] if sign is not None]
+    signs = tuple(sorted(found, key=lambda sign: -sign.level.rank))
+    if signs and signs[0].level is not Level.OK:
+        return Health(signs[0].level, signs[0].text, signs)
+    return Health(Level.OK, _well(evidence, signs), signs)
+
+
+def _well(evidence: Evidence, signs: tuple[Sign, ...]) -> str:
+    """Say what a GPU does that has no trouble, and what could not be looked at."""
+    load = evidence.values.get("gpu/util")
+    doing = "No trouble seen." if load is None else "Idle." if load < IDLE else "Working."
+    said = " ".join([doing, *(sign.text for sign in signs)])
+    unseen = [name for name in TELLTALES if name in evidence.missing]
+    if unseen and len(unseen) == len(TELLTALES):
+        return f"{said} Its sensors cannot be read here: {evidence.missing[unseen[0]]}."
+    return said
+
+
+# --- the rules ------------------------------------------------------------------------------------
+
+
+def _recovery(evidence: Evidence) -> Sign | None:
+    if evidence.recovery is None:
+        return None
+    return Sign(Level.CRITICAL, f"The driver says: {evidence.recovery}.")
+
+
+def _uncorrected(evidence: Evidence) -> Sign | None:
+    count = evidence.values.get("gpu/ecc_uncorrected", 0)
+    if count <= 0:
+        return None
+    new = count - evidence.first.get("gpu/ecc_uncorrected", count)
+    if new > 0:
+        errors = _number(new, "uncorrected memory error")
+        return Sign(
+            Level.CRITICAL,
+            f"{errors} while this was watched: results may be wrong. Start the program again.",
+        )
+    errors = _number(count, "uncorrected memory error")
+    return Sign(
+        Level.WARNING, f"{errors} since the driver was loaded, none while this was watched."
+    )
+
+
+def _xid(evidence: Evidence) -> Sign | None:
+    if not evidence.xids:
+        return None
+    new = [xid for xid in evidence.xids if xid.age_s < XID_NEW_S]
+    shown = min(new or evidence.xids, key=lambda xid: (-xid.level.rank, xid.age_s))
+    more = f" ({len(evidence.xids)} in all)" if len(evidence.xids) > 1 else ""
+    return Sign(
+        shown.level if new else Level.NOTICE,
+        f"{shown.text}, {format_duration(shown.age_s)} ago{more}. {shown.advice}",
+    )
+
+
+def _heat(evidence: Evidence) -> Sign | None:
+    mask, temperature = evidence.reasons, evidence.values.get("gpu/temp")
+    slowdown = evidence.facts.temp_slowdown if evidence.facts is not None else None
+    degrees = "" if temperature is None else f": {temperature:.0f} °C"
+    limit = "" if slowdown is None else f", slowdown at {slowdown:.0f} °C"
+    if mask & (SW_THERMAL | HW_THERMAL):
+        who = "hardware" if mask & HW_THERMAL else "driver"
+        return Sign(Level.WARNING, f"Slowed by heat now, by the {who}{degrees}{limit}.")
+    if mask & SLOWDOWN and not mask & POWER_BRAKE:
+        return Sign(
+            Level.WARNING, f"Slowed by the hardware now, for heat or power{degrees}{limit}."
+        )
+    margin = _margin(evidence, slowdown)
+    if margin is not None and margin <= HOT_MARGIN:
+        near = f"{margin:.0f} °C below its slowdown" if margin > 0 else "at its slowdown"
+        return Sign(Level.NOTICE, f"Hot{degrees}, {near}.")
+    return None
+
+
+def _margin(evidence: Evidence, slowdown: float | None) -> float | None:
+    """Return the degrees left until the slowdown: the driver's own figure where it has one."""
+    told = evidence.values.get("gpu/temp_margin")
+    temperature = evidence.values.get("gpu/temp")
+    if told is not None or temperature is None or slowdown is None:
+        return told
+    return slowdown - temperature
+
+
+def _brake(evidence: Evidence) -> Sign | None:
+    if not evidence.reasons & POWER_BRAKE:
+        return None
+    return Sign(
+        Level.WARNING,
+        "Slowed by the power brake now: the machine's power supply or cooling asks for it.",
+    )
+
+
+def _link(evidence: Evidence) -> Sign | None:
+    facts = evidence.facts
+    if facts is None or evidence.slow_links < LINK_LOOKS or not slow_link(facts, evidence.values):
+        return None
+    now, most = (
+        link(facts.pcie_gen, facts.pcie_width),
+        link(facts.pcie_max_gen, facts.pcie_max_width),
+    )
+    return Sign(
+        Level.WARNING, f"PCIe link at {now} under load, it can do {most}: copies take longer."
+    )
+
+
+def slow_link(facts: DeviceFacts, values: Mapping[str, float]) -> bool:
+    """Say whether a link is below its best under load; both have to be of the same moment."""
+    below = _below(facts.pcie_gen, facts.pcie_max_gen)
+    narrow = _below(facts.pcie_width, facts.pcie_max_width)
+    return values.get("gpu/util", 0) >= LOADED and (below or narrow)
+
+
+def link(generation: int | None, width: int | None) -> str:
+    """Return a PCIe link in words, "?" for what is not known.
+
+    >>> link(4, 16)
+    'gen 4 ×16'
+    """
+    return f"gen {generation or '?'} ×{width or '?'}"
+
+
+def _below(now: int | None, most: int | None) -> bool:
+    return now is not None and most is not None and now < most
+
+
+def _zombies(evidence: Evidence) -> Sign | None:
+    dead = [process for process in evidence.processes if process.state == "zombie"]
+    if not dead:
+        return None
+    who = "An ended process still holds" if len(dead) == 1 else f"{len(dead)} ended processes hold"
+    return Sign(Level.WARNING, f"{who} {_held(dead)} End what started it.")
+
+
+def _hidden(evidence: Evidence) -> Sign | None:
+    gone = [process for process in evidence.processes if process.state == "gone"]
+    if not gone:
+        return None
+    who = "A process" if len(gone) == 1 else f"{len(gone)} processes"
+    return Sign(
+        Level.NOTICE,
+        f"{who} that cannot be seen from here (ended, or in another container) "
+        f"hold{'s' if len(gone) == 1 else ''} {_held(gone)}",
+    )
+
+
+def _held(processes: list[GpuProcess]) -> str:
+    """Return the memory of some processes, and the first of their names."""
+    known = [process.memory for process in processes if process.memory is not None]
+    what = f"{format_bytes(sum(known))} of memory" if known else "memory"
+    names = ", ".join(f"{process.pid} ({process.name})" for process in processes[:3])
+    more = f" and {len(processes) - 3} more" if len(processes) > 3 else ""
+    return f"{what}: {names}{more}."
+
+
+def _memory(evidence: Evidence) -> Sign | None:
+    used, total = (evidence.values.get(key) for key in ("gpu/mem_used", "gpu/mem_total"))
+    if used is None or not total:
+        return None
+    usable = total - evidence.values.get("gpu/mem_reserved", 0)
+    if used < MEMORY_FULL * usable:
+        return None
+    free = format_bytes(max(0.0, usable - used))
+    return Sign(Level.NOTICE, f"Memory nearly full: {free} of {format_bytes(total)} are free.")
+
+
+def _remapped(evidence: Evidence) -> Sign | None:
+    if evidence.values.get("gpu/remap_failed", 0) > 0:
+        return Sign(
+            Level.CRITICAL,
+            "A bad row of the memory could not be replaced: ask the vendor of the GPU.",
+        )
+    if evidence.values.get("gpu/remap_pending", 0) > 0:
+        return Sign(
+            Level.WARNING,
+            "Bad rows of the memory are to be replaced: it takes effect after a GPU reset.",
+        )
+    rows = evidence.values.get("gpu/remapped_rows", 0)
+    if rows <= 0:
+        return None
+    are = "is" if rows == 1 else "are"
+    return Sign(Level.NOTICE, f"{_number(rows, 'row')} of the memory {are} replaced by spare ones.")
+
+
+def _capped(evidence: Evidence) -> Sign | None:
+    if not evidence.reasons & POWER_CAP:
+        return None
+    facts = evidence.facts
+    limit = evidence.values.get("gpu/power_limit") or (facts.power_limit if facts else None)
+    at = "" if limit is None else f" of {limit:.0f} W"
+    default = facts.power_limit_default if facts is not None else None
+    if limit is not None and default is not None and limit < default - 1:
+        return Sign(
+            Level.NOTICE, f"Held by a power limit{at}, which was set below its own {default:.0f} W."
+        )
+    if evidence.values.get("gpu/util", 100.0) < FULL_LOAD:
+        return Sign(Level.OK, f"Its clocks are held by the power limit{at}.")
+    return Sign(Level.OK, f"At its power limit{at}: normal at full load.")
+
+
+def _number(count: float, what: str) -> str:
+    return f"{count:.0f} {what}{'' if count == 1 else 's'}"
+
+
+Rule = Callable[[Evidence], Sign | None]
+RULES: tuple[Rule, ...] = (
+    _recovery,
+    _uncorrected,
+    _xid,
+    _heat,
+    _brake,
+    _link,
+    _zombies,
+    _hidden,
+    _memory,
+    _remapped,
+    _capped,
+)

@@ -1,0 +1,290 @@
+"""The GPUs of an initialized NVML: values, facts, processes and MIG instances, known by UUID.
+
+A value that the driver does not give is left out and explained by `reasons()`. Nothing here calls
+CUDA.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pynvml
+
+from stepscope.gpu.device_info import DeviceFacts, DeviceInfo, describe
+from stepscope.gpu.field_values import FieldValues, number_in
+from stepscope.gpu.gpm import Activity
+from stepscope.gpu.nvml_device import Gpu, Library, static
+from stepscope.gpu.nvml_queries import FIELDS, Tier, memory_total
+from stepscope.gpu.nvml_reader import GpuValues
+from stepscope.gpu.process_list import ProcessList
+from stepscope.gpu.processes import GpuProcess, Processes
+
+log = logging.getLogger(__name__)
+
+Clock = Callable[[], float]
+
+PCIE = {"gpu/pcie_tx", "gpu/pcie_rx"}
+"""What GPM gives for less: the byte counters take 0.5 ms, ten times a second (docs/gpu)."""
+RARE_S = 10.0
+"""How old the recovery action, the power limit and the link may be."""
+RECOVERY_FIELD = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
+RECOVERY_ACTIONS = {
+    1: "the GPU has to be reset",
+    2: "the machine has to be restarted",
+    3: "work that uses peer-to-peer copies has to end",
+    4: "all work on the GPU has to end, then it has to be reset",
+    5: "the IMEX domain has to be recovered",
+    6: "the GPU's bus has to be reset",
+    7: "the machine has to be restarted",
+}
+"""nvmlDeviceGpuRecoveryAction_t; 0 stands for none."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is remembered of one GPU as long as it is not lost."""
+
+    gpu: Gpu
+    values: GpuValues
+    activity: Activity
+    processes: ProcessList
+    facts: DeviceFacts | None = None
+    facts_at: float = -math.inf
+    recovery: str | None = None
+    recovery_at: float = -math.inf
+
+
+class NvmlSource:
+    """Reads GPUs through an initialized NVML; handles come by UUID, a MIG instance's included.
+
+    It holds no lock, so only one thread at a time may use it; give each thread one of its own
+    (`open_source`). It never shuts NVML down: some drivers fail after repeated inits, and a broken
+    GPU can hang the call.
+    """
+
+    reason: str | None = None
+
+    def __init__(self, clock: Clock = time.monotonic) -> None:
+        self._clock = clock
+        self._library = Library(clock)
+        self._infos = _list_devices(self._library)
+        self._names = Processes(clock=clock)
+        self._gpus: dict[str, Gpu] = {}
+        self._known: dict[str, _Known] = {}
+        self._armed = 0
+
+    def devices(self) -> list[DeviceInfo]:
+        """List the GPUs found at opening, in NVML's order (not CUDA's).
+
+        `mig` is as of when the GPU was last found.
+        """
+        return list(self._infos)
+
+    def read(self, uuid: str, *tiers: Tier) -> dict[str, float]:
+        """Read these tiers of one GPU now; missing values are left out. Never raises NVMLError."""
+        known = self._find(uuid)
+        if known is None:
+            return {}
+        values = known.values.read(tiers)
+        if self._armed and Tier.MEDIUM in tiers:
+            counted = known.values.counted()
+            active = known.activity.read()
+            values |= {key: active[key] for key in active if key not in counted}
+            known.values.leave_out(known.activity.given & PCIE)
+        elif not self._armed:
+            known.values.leave_out(frozenset())
+        return values
+
+    def begin_rates(self, uuid: str) -> None:
+        """Let the next rates be means from the latest reading on, for who looks now and then."""
+        known = self._known.get(uuid)
+        if known is not None:
+            known.values.begin_rates()
+
+    def reasons(self, uuid: str) -> dict[str, str]:
+        """Say why values are missing: those asked for so far, or all of them of a lost GPU.
+
+        Keys are metrics, and "processes" for what `processes` returns.
+        """
+        gpu, known = self._gpus.get(uuid), self._known.get(uuid)
+        if gpu is not None and gpu.lost is not None:
+            return dict.fromkeys((key for entry in FIELDS for key in entry.keys), gpu.lost)
+        if known is None:
+            return {}
+        found = known.values.reasons() | known.processes.reasons()
+        found |= known.activity.reasons(armed=self._armed > 0)
+        return {key: why for key, why in found.items() if key not in known.activity.given}
+
+    def lost(self, uuid: str) -> str | None:
+        """Say why this GPU cannot be reached; None while it can (or before the first read)."""
+        return self._gpus[uuid].lost if uuid in self._gpus else None
+
+    def facts(self, uuid: str) -> DeviceFacts | None:
+        """Describe a GPU or instance, limit and link at most 10 s old; None for an unknown one."""
+        known = self._find(uuid)
+        if known is None:
+            return self._known[uuid].facts if uuid in self._known else None
+        now = self._clock()
+        if known.facts is None:
+            info = self._info(uuid) or _instance_info(known.gpu, self._infos, self._library)
+            known.facts = describe(known.gpu.handle, info, static)
+        if now >= known.facts_at + RARE_S:
+            known.facts, known.facts_at = _refreshed(known.facts, known.gpu), now
+        return known.facts
+
+    def instances(self, uuid: str) -> list[DeviceInfo]:
+        """List the MIG instances of a GPU; they have `read`, `facts` and `processes` too."""
+        known = self._find(uuid)
+        parent = self._info(uuid)
+        if known is None or parent is None or not parent.mig:
+            return []
+        asking = known.gpu.asking("MIG instances")
+        count = known.gpu.ask(asking, (pynvml.nvmlDeviceGetMaxMigDeviceCount,)) or 0
+        found = (_instance(known.gpu.handle, index, parent) for index in range(count))
+        return [info for info in found if info is not None]
+
+    def processes(self, uuid: str) -> tuple[GpuProcess, ...] | None:
+        """List the processes on a GPU or an instance; None, with a reason, where they are hidden.
+
+        Ask once a second at most. Shares of the multiprocessors are there from the second call on.
+        """
+        known = self._find(uuid)
+        return None if known is None else known.processes.read()
+
+    def recovery_action(self, uuid: str) -> str | None:
+        """Say in words what the driver wants done about a GPU; None for nothing, or not known."""
+        known = self._find(uuid)
+        if known is None:
+            return None
+        now = self._clock()
+        if now >= known.recovery_at + RARE_S:
+            asking = known.gpu.asking("recovery action")
+            number = known.gpu.ask(asking, (_recovery_action,))
+            known.recovery_at = now
+            known.recovery = RECOVERY_ACTIONS.get(number, f"action {number}") if number else None
+        return known.recovery
+
+    def arm_gpm(self, on: bool) -> None:
+        """Read activity counters (Hopper and newer) from now on; each True wants a False."""
+        self._armed = max(0, self._armed + (1 if on else -1))
+        if not self._armed:
+            for known in self._known.values():
+                known.activity.rest()
+
+    def _find(self, uuid: str) -> _Known | None:
+        """Return what is known of a GPU that can be reached; anew each time it was found."""
+        gpu = self._gpus.get(uuid)
+        if gpu is None:
+            gpu = self._gpus[uuid] = Gpu(uuid, self._library)
+        found = gpu.found
+        if not gpu.find():
+            return None
+        known = self._known.get(uuid)
+        if known is None or gpu.found != found:
+            if known is not None:
+                known.activity.close()
+            self._look_at_mig(gpu)
+            known = self._known[uuid] = _Known(
+                gpu, GpuValues(gpu), Activity(gpu), ProcessList(gpu, self._names)
+            )
+        return known
+
+    def _look_at_mig(self, gpu: Gpu) -> None:
+        """Read the MIG mode of a GPU that was found: it changes when the GPU is reset."""
+        mig = None if self._info(gpu.uuid) is None else _is_divided(gpu.handle)
+        if mig is not None:
+            self._infos = [
+                replace(info, mig=mig) if info.uuid == gpu.uuid else info for info in self._infos
+            ]
+
+    def _info(self, uuid: str) -> DeviceInfo | None:
+        return next((info for info in self._infos if info.uuid == uuid), None)
+
+
+def _list_devices(library: Library) -> list[DeviceInfo]:
+    infos = (_listed(index, library) for index in range(pynvml.nvmlDeviceGetCount()))
+    return [info for info in infos if info is not None]
+
+
+def _listed(index: int, library: Library) -> DeviceInfo | None:
+    handle = static(pynvml.nvmlDeviceGetHandleByIndex, index)
+    uuid = None if handle is None else static(pynvml.nvmlDeviceGetUUID, handle)
+    if uuid is None:
+        log.warning("GPU %d of NVML cannot be reached and is left out", index)
+        return None
+    return DeviceInfo(
+        uuid=uuid,
+        name=static(pynvml.nvmlDeviceGetName, handle) or "unknown GPU",
+        nvml_index=index,
+        memory_total=static(memory_total, handle),
+        driver_version=library.driver,
+        mig=_is_divided(handle) or False,
+    )
+
+
+def _is_divided(handle: Any) -> bool | None:
+    """Say whether a GPU is in MIG mode; None where the driver does not tell."""
+    answer = static(pynvml.nvmlDeviceGetMigMode, handle)
+    return None if answer is None else bool(answer[0] == pynvml.NVML_DEVICE_MIG_ENABLE)
+
+
+def _instance(parent_handle: Any, index: int, parent: DeviceInfo) -> DeviceInfo | None:
+    """Describe one MIG instance; None for a number that no instance has."""
+    try:
+        handle = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(parent_handle, index)
+    except pynvml.NVMLError:  # not found: the numbers of instances have gaps
+        return None
+    uuid = static(pynvml.nvmlDeviceGetUUID, handle)
+    return None if uuid is None else _described(handle, uuid, parent)
+
+
+def _described(handle: Any, uuid: str, parent: DeviceInfo) -> DeviceInfo:
+    return DeviceInfo(
+        uuid=uuid,
+        name=static(pynvml.nvmlDeviceGetName, handle) or f"{parent.name} MIG",
+        nvml_index=parent.nvml_index,
+        memory_total=static(memory_total, handle),
+        driver_version=parent.driver_version,
+        mig=False,
+    )
+
+
+def _instance_info(gpu: Gpu, infos: list[DeviceInfo], library: Library) -> DeviceInfo:
+    """Describe what was found by its UUID alone: an instance, with its parent's number."""
+    parent_handle = static(pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, gpu.handle)
+    uuid = None if parent_handle is None else static(pynvml.nvmlDeviceGetUUID, parent_handle)
+    unknown = DeviceInfo(
+        uuid="",
+        name="unknown GPU",
+        nvml_index=-1,
+        memory_total=None,
+        driver_version=library.driver,
+        mig=True,
+    )
+    parent = next((info for info in infos if info.uuid == uuid), unknown)
+    return _described(gpu.handle, gpu.uuid, parent)
+
+
+def _refreshed(facts: DeviceFacts, gpu: Gpu) -> DeviceFacts:
+    """Return the facts with the power limit and the link of now."""
+    limit = gpu.ask(gpu.asking("power limit"), (pynvml.nvmlDeviceGetEnforcedPowerLimit,))
+    return replace(
+        facts,
+        power_limit=None if limit is None else limit / 1e3,
+        pcie_gen=gpu.ask(
+            gpu.asking("PCIe generation"), (pynvml.nvmlDeviceGetCurrPcieLinkGeneration,)
+        ),
+        pcie_width=gpu.ask(gpu.asking("PCIe width"), (pynvml.nvmlDeviceGetCurrPcieLinkWidth,)),
+    )
+
+
+def _recovery_action(handle: Any) -> int:
+    (answer,) = FieldValues([(RECOVERY_FIELD, 0)]).read(handle)
+    if answer.nvmlReturn != pynvml.NVML_SUCCESS:
+        raise pynvml.NVMLError(answer.nvmlReturn)
+    return int(number_in(answer) or 0)

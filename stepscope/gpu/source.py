@@ -1,0 +1,174 @@
+"""GPUs by NVML, the driver's own interface: opens it, or says why there is none.
+
+`open_source()` gives a working `NvmlSource`, or a `NullSource` with one sentence. Not covered: GPUs
+of other makers.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import pynvml
+
+from stepscope.gpu.device_info import DeviceFacts, DeviceInfo
+from stepscope.gpu.nvml_queries import Tier
+from stepscope.gpu.nvml_source import NvmlSource
+from stepscope.gpu.processes import GpuProcess
+
+__all__ = [
+    "DeviceFacts",
+    "DeviceInfo",
+    "DeviceSource",
+    "GpuProcess",
+    "NullSource",
+    "NvmlSource",
+    "Tier",
+    "nvml_uuid",
+    "open_source",
+]
+
+Clock = Callable[[], float]
+
+
+class DeviceSource(Protocol):
+    """A source of GPU values, for the sampler and the pages; one thread at a time may use it."""
+
+    @property
+    def reason(self) -> str | None:
+        """Say why there is no GPU to read; None when there is one."""
+
+    def devices(self) -> list[DeviceInfo]:
+        """List the GPUs in NVML's order."""
+
+    def instances(self, uuid: str) -> list[DeviceInfo]:
+        """List the MIG instances of a GPU."""
+
+    def facts(self, uuid: str) -> DeviceFacts | None:
+        """Describe a GPU or an instance; None if it cannot be reached."""
+
+    def read(self, uuid: str, *tiers: Tier) -> dict[str, float]:
+        """Read these tiers of one GPU now: metric key -> value, missing values left out."""
+
+    def begin_rates(self, uuid: str) -> None:
+        """Let the next rates be means from the latest reading on, for who looks now and then."""
+
+    def processes(self, uuid: str) -> tuple[GpuProcess, ...] | None:
+        """List the processes on a GPU; None where they are hidden, see `reasons`."""
+
+    def recovery_action(self, uuid: str) -> str | None:
+        """Say in words what the driver wants done about a GPU; None for nothing, or not known."""
+
+    def arm_gpm(self, on: bool) -> None:
+        """Read the activity counters of newer GPUs from now on; each True wants a False."""
+
+    def reasons(self, uuid: str) -> dict[str, str]:
+        """Say why metrics, or "processes", are missing from this GPU's readings."""
+
+    def lost(self, uuid: str) -> str | None:
+        """Say why this GPU cannot be reached; None while it can."""
+
+
+@dataclass(frozen=True, slots=True)
+class NullSource:
+    """No GPU to read: `reason` is a sentence that says why, `retry_at` when to look again."""
+
+    reason: str
+    retry_at: float = math.inf
+
+    def devices(self) -> list[DeviceInfo]:
+        return []
+
+    def instances(self, uuid: str) -> list[DeviceInfo]:
+        return []
+
+    def facts(self, uuid: str) -> DeviceFacts | None:
+        return None
+
+    def read(self, uuid: str, *tiers: Tier) -> dict[str, float]:
+        return {}
+
+    def begin_rates(self, uuid: str) -> None:
+        return None
+
+    def processes(self, uuid: str) -> tuple[GpuProcess, ...] | None:
+        return None
+
+    def recovery_action(self, uuid: str) -> str | None:
+        return None
+
+    def arm_gpm(self, on: bool) -> None:
+        return None
+
+    def reasons(self, uuid: str) -> dict[str, str]:
+        return {}
+
+    def lost(self, uuid: str) -> str | None:
+        return None
+
+
+def nvml_uuid(uuid: str, name: str) -> str:
+    """Return the UUID of a CUDA device as NVML prints it; torch leaves out the prefix.
+
+    CUDA names an instance after its GPU and profile: "NVIDIA H200 MIG 1g.18gb".
+    """
+    if uuid.startswith(("GPU-", "MIG-")):
+        return uuid
+    return f"MIG-{uuid}" if " MIG " in name else f"GPU-{uuid}"
+
+
+# --- opening --------------------------------------------------------------------------------------
+
+_NO_LIBRARY = (
+    "No NVIDIA driver library (libnvidia-ml.so.1) was found; in a container, "
+    "ask for the driver capability 'utility'."
+)
+_WRONG_PACKAGE = (
+    "The installed pynvml module is not NVIDIA's: run 'pip uninstall pynvml', "
+    "then 'pip install --force-reinstall nvidia-ml-py'."
+)
+_OPEN_AGAIN_S = 30.0
+# By process id, because a forked child has to open NVML again, and by reader.
+_opened: dict[tuple[int, str], DeviceSource] = {}
+
+
+def open_source(clock: Clock = time.monotonic, *, reader: str = "sampler") -> DeviceSource:
+    """Return this process's source, opened on the first call (tens of ms on a GPU machine).
+
+    Each `reader` has a source of its own: rates and shares are means since the same reader's last
+    look, and a source is for one thread at a time. Without a driver it returns a `NullSource`, and
+    a call 30 s later looks again. There is no lock, which a fork could leave locked: two threads
+    that open at once do no harm, NVML counts inits.
+    """
+    mine = os.getpid(), reader
+    source = _opened.get(mine)
+    if source is None or (isinstance(source, NullSource) and clock() >= source.retry_at):
+        source = _opened[mine] = _open(clock)
+    return source
+
+
+def _open(clock: Clock) -> DeviceSource:
+    if not hasattr(pynvml, "_nvmlGetFunctionPointer"):
+        return NullSource(_WRONG_PACKAGE)
+    retry_at = clock() + _OPEN_AGAIN_S
+    try:
+        pynvml.nvmlInit()
+        source = NvmlSource(clock)
+    except pynvml.NVMLError as error:
+        match error.value:
+            case pynvml.NVML_ERROR_DRIVER_NOT_LOADED:
+                return NullSource("The NVIDIA driver is not loaded.", retry_at)
+            case pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
+                return NullSource(_NO_LIBRARY, retry_at)
+            case pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
+                return NullSource(
+                    "The NVIDIA driver was updated while loaded: restart the machine."
+                )
+        return NullSource(f"NVML did not start: {error}.", retry_at)
+    if not source.devices():
+        return NullSource("The NVIDIA driver reports no GPU.", retry_at)
+    return source

@@ -1,0 +1,194 @@
+"""What the memory of a script's first steps says about its batch size. Pure.
+
+Weights, gradients and the optimizer's state do not depend on the batch. All else of the peak is
+taken to grow in proportion to it, also what stays after an update: a batch and its results may be
+among that. Of a batch that has to shrink that part is taken to stay. So a factor is rather too
+small than too large. Where activations are too small or too
+uneven to be told from the noise, and where several optimizers or devices take turns, nothing is
+said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stepscope.common.formatting import format_bytes
+
+HEADROOM = 0.10
+"""Share of the memory that the larger batch leaves."""
+LEAST_REST, LEAST_SHARE = 16 * 2**20, 0.02
+"""The rest must be this large, and this share of the peak, to be taken for the batch's."""
+UNEVEN = 0.25
+"""Difference between the steps' rests, as a share of the largest, that is no steady step."""
+MOST = 1000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Where a script trains: its kind, its name, its free bytes, and of a GPU its index."""
+
+    kind: str
+    name: str
+    free: int
+    index: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepMemory:
+    """Bytes of one step: peaks since the step before, and what stays after it."""
+
+    optimizer: int = 0
+    """The number of the optimizer that was stepped."""
+    waiting: int = 0
+    """Optimizers of other parameters that were not stepped yet."""
+    peak: int
+    reserved: int | None
+    reserved_now: int | None
+    """After the update; less than the peak where the allocator gave memory back."""
+    kept: int
+    """Right after the update: weights, gradients, state, data, and on a CPU the whole process."""
+    parameters: int
+    gradients: int
+    state: int
+    device: Device
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FitReport:
+    """What fits; `factor` is by how much the batch may grow, None for the reason in `text`."""
+
+    text: str
+    factor: float | None
+    parts: dict[str, int]
+    peak: int | None = None
+    reserved: int | None = None
+    free: int | None = None
+    room: int | None = None
+    """Bytes that this process could have in all: its own and the free ones."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON values."""
+        return {
+            "measured_peak_bytes": self.peak,
+            "measured_reserved_bytes": self.reserved,
+            "parts": self.parts,
+            "free_bytes": self.free,
+            "available_bytes": self.room,
+            "batch_factor": self.factor,
+            "headroom": HEADROOM,
+            "text": self.text,
+        }
+
+
+def report(steps: Sequence[StepMemory], why_none: str) -> FitReport:
+    """Judge the steps; `why_none` is the sentence for none."""
+    if not steps:
+        return FitReport(text=why_none, factor=None, parts={})
+    # The first step has no optimizer state before its update, and what is made once.
+    steady = steps[1:] or steps
+    largest = max(steady, key=lambda step: step.peak)
+    device = largest.device
+    parts = {
+        "trained_parameters": largest.parameters,
+        "gradients": largest.gradients,
+        "optimizer_state": largest.state,
+        "others_kept": max(0, largest.kept - _known(largest)),
+        "activations_and_the_rest": max(0, _freed(largest)),
+    }
+    own = largest.kept if largest.reserved_now is None else largest.reserved_now
+    room = device.free + own
+    factor, why = _factor(steps, room)
+    return FitReport(
+        text=why,
+        factor=factor,
+        parts=parts,
+        peak=largest.peak,
+        reserved=largest.reserved,
+        free=device.free,
+        room=room,
+    )
+
+
+def _known(step: StepMemory) -> int:
+    return step.parameters + step.gradients + step.state
+
+
+def _freed(step: StepMemory) -> int:
+    """What a step takes and gives back."""
+    return step.peak - step.kept
+
+
+def _growing(step: StepMemory) -> int:
+    """What may depend on the batch."""
+    return step.peak - _known(step)
+
+
+def _factor(steps: Sequence[StepMemory], room: int) -> tuple[float | None, str]:
+    steady = steps[1:] or steps
+    largest = max(steady, key=lambda step: step.peak)
+    why = _incomparable(steps) or _too_little(largest)
+    why = why or _uneven([_freed(step) for step in steady])
+    why = why or _uneven([_growing(step) for step in steady])
+    if why is not None:
+        return None, why
+    # The allocator keeps more than it hands out, in proportion.
+    overhead = 1.0 if largest.reserved is None else max(1.0, largest.reserved / largest.peak)
+    allowed = room * (1 - HEADROOM) / overhead
+    if allowed < largest.peak:  # here it is cautious to take little for the batch's
+        factor = max(0.0, (allowed - largest.kept) / _freed(largest))
+        return factor, (
+            f"The batch leaves less than {100 * HEADROOM:.0f} % free. About {factor:.2g} times the "
+            f"batch would, taken that only what an update frees again "
+            f"({format_bytes(_freed(largest))}) shrinks with it."
+        )
+    factor = min(MOST, (allowed - _known(largest)) / _growing(largest))
+    return factor, (
+        f"The batch can be about {_short(factor)} times as large and leave {100 * HEADROOM:.0f} % "
+        "free, taken that all of the peak besides trained parameters, gradients and optimizer "
+        f"state ({format_bytes(_growing(largest))}) grows in proportion to it."
+    )
+
+
+def _incomparable(steps: Sequence[StepMemory]) -> str | None:
+    if len(steps) < 2:
+        return "Only one step was measured, and the first is not like the others: no advice."
+    if len({step.optimizer for step in steps}) > 1:
+        return "Several optimizers take turns, so their steps cannot be compared: no advice."
+    if steps[-1].waiting:
+        return (
+            "Another optimizer was not stepped yet, so what it will take is not known: no advice. "
+            "Measure more steps with --steps."
+        )
+    before, last = steps[-2].state, steps[-1].state
+    if before < (1 - LEAST_SHARE) * last:
+        return (
+            f"The optimizer's state still grew at the last step ({format_bytes(before)} to "
+            f"{format_bytes(last)}): no advice. Measure more steps with --steps."
+        )
+    if len({(step.device.kind, step.device.index) for step in steps}) > 1:
+        return "The steps were on several devices, so they cannot be compared: no advice."
+    return None
+
+
+def _too_little(largest: StepMemory) -> str | None:
+    if _freed(largest) >= max(LEAST_REST, LEAST_SHARE * largest.peak):
+        return None
+    return (
+        f"Activations and the rest are {format_bytes(max(0, _freed(largest)))} of a peak of "
+        f"{format_bytes(largest.peak)}: too little to tell how they grow with the batch."
+    )
+
+
+def _uneven(amounts: Sequence[int]) -> str | None:
+    if min(amounts) >= (1 - UNEVEN) * max(amounts):
+        return None
+    return (
+        f"The steps differ ({format_bytes(max(0, min(amounts)))} to {format_bytes(max(amounts))} "
+        "besides the weights), as batches of uneven length do: no advice."
+    )
+
+
+def _short(factor: float) -> str:
+    return f"{factor:.1f}" if factor < 10 else f"{factor:.0f}"

@@ -1,0 +1,266 @@
+"""The ledger over time: what a process records and what its GPU records, on one time axis.
+
+The two are separate series of the store, and some values are read ten times a second, others once.
+A moment is a row of the process's series; to it belong the GPU's row that is nearest in time, and
+of what is read seldom the value before it, up to `HOLD_S` old, some `LONGER_S`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.memory.breakdown import Amounts, divide
+from stepscope.memory.ledger_words import TENSORS, Place
+from stepscope.metrics import Stream
+from stepscope.store import Block, RunReader, SeriesInfo
+from stepscope.store.blocks import Floats
+
+HOLD_S = 5.0
+"""Longest time that a value counts after it was read: most are read once a second, and a tick may
+be late where other threads hold the GIL."""
+LONGER_S = {"process/children_rss": 20.0} | dict.fromkeys(TENSORS, 60.0)
+"""The same of what is read less often: of workers where there are many, and of tensors between two
+steps, while a step or a validation may be long."""
+ROWS_BEFORE = 640
+"""Rows that are read before those asked for, for the values that they still hold: 64 s at 10 Hz."""
+BUCKETS_BEFORE = 4
+"""Buckets that are, at least."""
+PLACES = 64
+"""Parts of a range among which the highest value is looked for at a time."""
+NEWEST_ROWS = 8
+"""Newest rows among which there is one whose readings belong together."""
+
+_AT_ONCE = {
+    Place.DEVICE: ("memory/reserved", "memory/allocated", "memory/inactive_split"),
+    Place.HOST: ("process/rss",),
+}
+"""Read at every tick: they count in their own row only."""
+_HELD = {
+    Place.DEVICE: TENSORS,
+    Place.HOST: ("host/mem_total", "host/mem_used", "process/children_rss", *TENSORS),
+}
+_OF_THE_GPU = ("gpu/mem_total", "gpu/mem_used", "gpu/mem_reserved", "gpu/mem_others")
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The ledger at a time (epoch seconds) and step; `parts` is None where it is not known.
+
+    `highest` is the metric that is highest then, of a moment that was chosen for that.
+    """
+
+    ts: float
+    step: int
+    parts: Amounts | None
+    highest: str | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerSource:
+    """The series that a run's ledger is made of: of its process, and of the GPU it trains on.
+
+    Readings of the metrics `left_out` are not believed: they count as missing.
+    """
+
+    place: Place
+    samples: SeriesInfo
+    device: SeriesInfo | None
+    left_out: frozenset[str] = frozenset()
+
+
+def ledger_source(
+    series: Iterable[SeriesInfo], gpu: str | None, left_out: frozenset[str] = frozenset()
+) -> LedgerSource | None:
+    """Return where the ledger comes from; None before anything was sampled.
+
+    `gpu` is the UUID of the GPU that the run trains on, None for a run on the CPU.
+    """
+    found = {(info.stream, info.source): info for info in series}
+    samples = found.get((Stream.SAMPLES.value, ""))
+    if samples is None:
+        return None
+    if gpu is None:
+        return LedgerSource(Place.HOST, samples, None, left_out)
+    device = found.get((Stream.DEVICES.value, gpu))
+    return LedgerSource(Place.DEVICE, samples, device, left_out)
+
+
+def read_moments(
+    reader: RunReader, source: LedgerSource, start: int, stop: int, bucket: int
+) -> list[Moment]:
+    """Return the moments of the process's rows from start to stop, in buckets of `bucket` rows.
+
+    Raises StoreError.
+    """
+    start -= start % bucket
+    before = max(-(-ROWS_BEFORE // bucket), BUCKETS_BEFORE) * bucket
+    samples = reader.read(source.samples.id, max(0, start - before), stop, bucket)
+    first = (start - max(0, start - before)) // bucket
+    wanted = samples.slice(first, len(samples))
+    device = _beside(reader, source.device, wanted, bucket)
+    return moments(samples, device, source.place, first, source.left_out)
+
+
+def newest_moment(reader: RunReader, source: LedgerSource) -> Moment | None:
+    """Return the newest moment whose parts are known; None where the newest rows have none."""
+    rows = source.samples.rows
+    found = read_moments(reader, source, max(0, rows - NEWEST_ROWS), rows, 1)
+    known = [moment for moment in found if moment.parts is not None]
+    return known[-1] if known else None
+
+
+def peak_moment(reader: RunReader, source: LedgerSource) -> Moment | None:
+    """Return the moment of the run at which most was in use: of the device by all processes (by
+    PyTorch where only that is known), of the host by this process."""
+    wanted = [(source.samples, "process/rss")]
+    if source.place is Place.DEVICE:
+        wanted = [(source.samples, "memory/reserved")]
+        if source.device is not None:  # it may answer, and without a figure of its memory
+            wanted.insert(0, (source.device, "gpu/mem_used"))
+    for info, key in wanted:
+        row = highest_row(reader, info, key)
+        if row is not None:
+            break
+    else:
+        return None
+    time = float(reader.read(info.id, row, row + 1, 1).ts[0])
+    at, _ = reader.rows_between(source.samples.id, "time", time, time)
+    start = max(0, at - NEWEST_ROWS)
+    found = read_moments(reader, source, start, min(source.samples.rows, at + NEWEST_ROWS), 1)
+    known = [moment for moment in found if moment.parts is not None]
+    nearest = min(known, key=lambda moment: abs(moment.ts - time), default=None)
+    return None if nearest is None else replace(nearest, highest=key)
+
+
+def highest_row(reader: RunReader, info: SeriesInfo, key: str) -> int | None:
+    """Return the first row with the run's highest value of a metric: a few reads, however long."""
+    start, stop = 0, info.rows
+    while start < stop:
+        bucket = 1 << max(0, ((stop - start - 1) // PLACES).bit_length())
+        block = reader.read(info.id, start, stop, bucket)
+        high = _column(block, key, block.high)
+        if not np.isfinite(high).any():
+            return None
+        first = start - start % bucket + int(np.nanargmax(high)) * bucket
+        if bucket == 1:
+            return first
+        start, stop = max(start, first), min(stop, first + bucket)
+    return None
+
+
+def moments(
+    samples: Block,
+    device: Block | None,
+    place: Place,
+    first: int = 0,
+    left_out: frozenset[str] = frozenset(),
+) -> list[Moment]:
+    """Return the ledger at each row of `samples` from the row `first` on; those before only give
+    what still counts then. `device` has the rows of the GPU around them.
+
+    A row without a reading that rows shortly before it have is no moment of its own: lines go on
+    over it. Where the reading stays away, its parts are merged with others.
+    """
+    hold_s = max(HOLD_S, 3 * _spacing(samples.ts))
+    columns = {key: _column(samples, key, samples.mean) for key in _AT_ONCE[place]}
+    for key in _HELD[place]:
+        longest_s = max(hold_s, LONGER_S.get(key, 0.0))
+        columns[key] = _hold(_column(samples, key, samples.mean), samples.ts, longest_s)
+    columns |= {key: np.full(len(samples), np.nan) for key in left_out & columns.keys()}
+    waits = _between(columns[_AT_ONCE[place][0]], samples.ts, hold_s)
+    if place is Place.DEVICE:
+        reserved = columns["memory/reserved"]
+        own = columns["memory/process_used"] = _process_used(samples, reserved, hold_s)
+        own = np.where(np.isfinite(own), own, reserved)
+        columns |= _of_the_gpu(device, samples.ts, own, hold_s)
+    rows = zip(*(column[first:].tolist() for column in columns.values()), strict=True)
+    found = [
+        None if wait else divide(dict(zip(columns, row, strict=True)), place)
+        for row, wait in zip(rows, waits[first:].tolist(), strict=True)
+    ]
+    places = zip(samples.ts[first:].tolist(), samples.step[first:].tolist(), found, strict=True)
+    return [Moment(ts, int(step), parts) for ts, step, parts in places]
+
+
+def _beside(
+    reader: RunReader, info: SeriesInfo | None, samples: Block, bucket: int
+) -> Block | None:
+    """Return the rows of a GPU's series at the times of `samples`, and a few on either side."""
+    if info is None or not len(samples):
+        return None
+    hold_s = max(HOLD_S, 3 * _spacing(samples.ts))
+    begin, end = float(samples.ts[0]) - hold_s, float(samples.ts[-1]) + hold_s
+    first, last = reader.rows_between(info.id, "time", begin, end)
+    return reader.read(info.id, first, last, bucket)
+
+
+def _process_used(samples: Block, reserved: Floats, hold_s: float) -> Floats:
+    """Return what the driver counts for this process; between its readings, once a second, it
+    moves with the allocator's, which is read ten times a second."""
+    known = _column(samples, "memory/process_used", samples.mean)
+    at = _latest(known)
+    moved = reserved - reserved[at]
+    held = _hold(known, samples.ts, hold_s)
+    return np.maximum(np.where(np.isfinite(moved), held + moved, held), 0.0)
+
+
+def _of_the_gpu(device: Block | None, ts: Floats, own: Floats, hold_s: float) -> dict[str, Floats]:
+    """Return the GPU's readings at the times `ts`; `own` is what this process has of it then.
+
+    Between the readings of other processes, once a second, they move with what is in use beyond
+    this process.
+    """
+    if device is None or not len(device):
+        return {key: np.full(len(ts), np.nan) for key in _OF_THE_GPU}
+    at = _nearest(device.ts, ts)
+    far = np.abs(device.ts[at] - ts) > hold_s
+    raw = {key: _column(device, key, device.mean) for key in _OF_THE_GPU}
+    held = {key: _hold(values, device.ts, hold_s)[at] for key, values in raw.items()}
+    read = _latest(raw["gpu/mem_others"])[at]
+    used = raw["gpu/mem_used"]
+    moved = held["gpu/mem_used"] - used[read] - (own - own[_nearest(ts, device.ts[read])])
+    others = held["gpu/mem_others"]
+    held["gpu/mem_others"] = np.maximum(others + np.where(np.isfinite(moved), moved, 0.0), 0.0)
+    return {key: np.where(far, np.nan, values) for key, values in held.items()}
+
+
+def _nearest(ts: Floats, wanted: Floats) -> NDArray[np.intp]:
+    """Return for each wanted time the place in `ts`, which is not empty, that is nearest to it."""
+    after = np.minimum(np.searchsorted(ts, wanted), len(ts) - 1)
+    before = np.maximum(after - 1, 0)
+    return np.where(np.abs(ts[before] - wanted) < np.abs(ts[after] - wanted), before, after)
+
+
+def _column(block: Block, key: str, of: Floats) -> Floats:
+    """Return a statistic of a metric, NaN where there is none or it is no finite number."""
+    if key not in block.keys:
+        return np.full(len(block), np.nan)
+    values = of[block.keys.index(key)]
+    return np.where(np.isfinite(values), values, np.nan)
+
+
+def _latest(values: Floats) -> NDArray[np.intp]:
+    """Return for each place the last one up to it that has a value, 0 where none has."""
+    places = np.where(np.isfinite(values), np.arange(len(values)), 0)
+    return np.maximum.accumulate(places).astype(np.intp)
+
+
+def _hold(values: Floats, ts: Floats, hold_s: float) -> Floats:
+    """Return the values, each in force until the next one or until it is older than `hold_s`."""
+    at = _latest(values)
+    return np.where(ts - ts[at] <= hold_s, values[at], np.nan)
+
+
+def _between(values: Floats, ts: Floats, hold_s: float) -> NDArray[np.bool_]:
+    """Say of each place whether its value is missing, but was there shortly before."""
+    missing: NDArray[np.bool_] = np.isnan(values) & np.isfinite(_hold(values, ts, hold_s))
+    return missing
+
+
+def _spacing(ts: Sequence[float] | Floats) -> float:
+    """Return the mean time between two rows, 0 for fewer than two."""
+    return (float(ts[-1]) - float(ts[0])) / (len(ts) - 1) if len(ts) > 1 else 0.0

@@ -1,0 +1,256 @@
+"""Watches a run's memory for growth, from the values that the sampler has anyway.
+
+    reading ─> lowest of a group ─> the newest groups, at four scales of time ─> trend ─> news
+
+The scales let it see a fast leak within a minute and a slow one within hours, and forget what came
+before a leak that begins late. It costs some microseconds a reading.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from stepscope.memory.growth import (
+    LEAST_READINGS,
+    STRETCHES,
+    Growth,
+    Trend,
+    Where,
+    find_trend,
+    is_material,
+    may_rise,
+)
+from stepscope.memory.growth_batches import batches_grow
+
+EVENT = "memory_growth"
+"""Kind of the events that tell of growth."""
+SCALES_S = {"allocated": (0.5, 4.0, 32.0, 256.0), "process": (1.0, 8.0, 64.0, 512.0)}
+"""Time of a group, at least: windows of 16 s to 9 h, and of 32 s to 18 h."""
+GROUPS = 4 * LEAST_READINGS
+JUDGED_EVERY = 4
+"""Groups that come between two judgements of a scale."""
+WARM_UP_STEPS, WARM_UP_S = 20, 5.0
+"""Left out at the start: optimizer state, workspaces and thread pools are allocated then."""
+FASTER = 1.5
+"""Told again where the rate is higher by this factor, and the intervals differ."""
+EVEN = 0.5
+"""Evenness from which on a changed rate is believed: a window across the change has a mean rate."""
+AGAIN = 2.0
+"""Told again where there is so many times as much memory as when it was told."""
+
+
+class Reading(NamedTuple):
+    """One reading: epoch or monotonic seconds, the step, bytes, and what else is known then."""
+
+    at: float
+    step: int
+    value: float
+    children: float = 0.0
+    collections: int | None = None
+    peak: float = -math.inf
+    """Bytes of the highest allocation that is known by then."""
+    highest: float = -math.inf
+    """The highest reading of the group, in a reading that stands for one."""
+
+
+@dataclass(slots=True)
+class Floors:
+    """The lowest readings of the newest groups; each takes `span_s` and a new step at least."""
+
+    span_s: float
+    highest: float = -math.inf
+    """The highest of the groups that are not kept any more."""
+    groups: deque[Reading] = field(default_factory=deque)
+    closed: int = 0
+    _first: Reading | None = None
+    _lowest: Reading | None = None
+    _highest: float = -math.inf
+
+    def add(self, reading: Reading) -> bool:
+        """Add a reading; True if it begins a new group."""
+        first, lowest = self._first, self._lowest
+        if first is None or lowest is None:
+            self._first = self._lowest = reading
+            self._highest = reading.value
+            return False
+        if reading.at - first.at >= self.span_s and reading.step > first.step:
+            self._close(lowest._replace(highest=self._highest))
+            self._first = self._lowest = reading
+            self._highest = reading.value
+            return True
+        self._highest = max(self._highest, reading.value)
+        if reading.value < lowest.value:
+            self._lowest = reading
+        return False
+
+    def forget(self) -> None:
+        """Begin again, but for the highest."""
+        while self.groups:
+            self._drop()
+        self._first = self._lowest = None
+
+    def trend(self, newest: int) -> tuple[Trend, list[Reading]] | None:
+        """Return the trend of the newest groups, with them.
+
+        Memory that has been as high before comes and goes: that is no trend.
+        """
+        window = list(self.groups)[-newest:]
+        values = [reading.value for reading in window]
+        if len(window) < LEAST_READINGS or not may_rise(values):
+            return None
+        older = islice(self.groups, len(self.groups) - len(window))
+        highest = max((reading.value for reading in older), default=self.highest)
+        if min(values[-len(values) // STRETCHES :]) <= max(highest, self.highest):
+            return None
+        steps = np.array([reading.step for reading in window], float)
+        trend = find_trend(steps, np.array(values))
+        return None if trend is None else (trend, window)
+
+    def _close(self, lowest: Reading) -> None:
+        if len(self.groups) == GROUPS:
+            self._drop()
+        self.groups.append(lowest)
+        self.closed += 1
+
+    def _drop(self) -> None:
+        self.highest = max(self.highest, self.groups.popleft().value)
+
+
+class Series:
+    """One kind of memory, "allocated" or "process"."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._scales = [Floors(span_s) for span_s in SCALES_S[kind]]
+        self._begun: Reading | None = None
+        self._told: Trend | None = None
+        self._was_filling = False
+
+    def add(self, reading: Reading, *, filling: bool = False) -> Growth | None:
+        """Return growth that is news with this reading; `filling`: this is the first epoch."""
+        begun = self._begun = self._begun or reading
+        if self._was_filling and not filling:  # what came in the first epoch is no sign any more
+            self._forget()
+        self._was_filling = filling
+        if reading.step - begun.step < WARM_UP_STEPS or reading.at - begun.at < WARM_UP_S:
+            return None
+        for scale in self._scales:
+            if scale.add(reading) and scale.closed % JUDGED_EVERY == 0:
+                growth = self._judge(scale, filling)
+                if growth is not None and self._is_news(growth.trend):
+                    self._told = growth.trend
+                    self._forget()  # what comes next is judged by itself
+                    return growth
+        return None
+
+    def _forget(self) -> None:
+        for scale in self._scales:
+            scale.forget()
+
+    def _judge(self, scale: Floors, filling: bool) -> Growth | None:
+        for newest in (GROUPS, LEAST_READINGS):
+            found = scale.trend(newest)
+            if found is None:
+                continue
+            trend, window = found
+            if self._kind == Where.ALLOCATED and _of_batches(window):
+                continue
+            seconds, runs = window[-1].at - window[0].at, _collections(window)
+            if is_material(trend, self._kind, seconds, filling=filling, collected=runs != 0):
+                return self._growth(trend, window, runs)
+        return None
+
+    def _growth(self, trend: Trend, window: list[Reading], runs: int | None) -> Growth:
+        if self._kind == Where.ALLOCATED:
+            return Growth(where=Where.ALLOCATED, trend=trend, collections=runs)
+        part = len(window) // STRETCHES
+        children = [reading.children for reading in window]
+        grown = float(np.median(children[-part:]) - np.median(children[:part]))
+        where = Where.WORKERS if 2 * grown > trend.grown else Where.PROCESS
+        return Growth(
+            where=where,
+            trend=trend,
+            collections=runs,
+            workers=children[-1],
+            workers_grown=grown,
+        )
+
+    def _is_news(self, now: Trend) -> bool:
+        told = self._told
+        if told is None or now.level >= AGAIN * told.level:
+            return True
+        faster = now.low > told.high and now.bytes_per_step >= FASTER * told.bytes_per_step
+        return faster and now.evenness >= EVEN
+
+
+class Notes(Protocol):
+    """What is needed of a Recorder."""
+
+    step: int
+    epoch: int
+
+    def event(self, kind: str, text: str, /, **data: Any) -> None: ...
+
+
+class GrowthWatch:
+    """Looks at what the sampler has recorded, in its thread, and marks growth as an event.
+
+    Allocated memory is that of the GPU that trains. The process counts with its children.
+    """
+
+    def __init__(
+        self,
+        recorder: Notes,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        collections: Callable[[], int] = lambda: int(gc.get_stats()[-1]["collections"]),
+    ) -> None:
+        self._recorder = recorder
+        self._clock = clock
+        self._collections = collections
+        self._allocated, self._process = Series("allocated"), Series("process")
+        self._children = 0.0
+
+    def observe(self, values: Mapping[str, float]) -> None:
+        """Take the values of one tick by their metric keys."""
+        step = self._recorder.step
+        if step <= 0:
+            return
+        self._children = values.get("process/children_rss", self._children)
+        now, collections = self._clock(), self._collections()
+        allocated, rss = values.get("memory/allocated"), values.get("process/rss")
+        if allocated is not None:
+            peak = values.get("memory/peak_allocated", -math.inf)
+            reading = Reading(now, step, allocated, 0.0, collections, peak)
+            self._tell(self._allocated.add(reading))
+        if rss is not None:
+            whole = Reading(now, step, rss + self._children, self._children, collections)
+            self._tell(self._process.add(whole, filling=self._recorder.epoch == 1))
+
+    def _tell(self, growth: Growth | None) -> None:
+        if growth is not None:
+            self._recorder.event(EVENT, f"{growth.text} {growth.next}", **growth.data)
+
+
+def _of_batches(window: list[Reading]) -> bool:
+    """Say whether the floor rises with the batches, by torch's own peak or the highest readings."""
+    steps = np.array([reading.step for reading in window], float)
+    floors = np.array([reading.value for reading in window])
+    peaks = np.array([[reading.peak, reading.highest] for reading in window])
+    return any(
+        bool(np.isfinite(known).all()) and batches_grow(steps, floors, known) for known in peaks.T
+    )
+
+
+def _collections(window: list[Reading]) -> int | None:
+    first, last = window[0].collections, window[-1].collections
+    return None if first is None or last is None else last - first

@@ -1,0 +1,244 @@
+"""What fills the allocated memory at a step boundary: parameters, gradients, optimizer state.
+
+The training thread measures at a boundary where the sampler asks, together with the allocator's
+counters: only there the two fit each other. What is allocated between boundaries (activations, and
+gradients that come and go) is not split: inside a step these values are not recorded at all.
+Gradients are those that are held at that moment: all of them where the boundary is inside
+`optimizer.step()`, as in a watched script, and none after `zero_grad()`, as in the built-in loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from stepscope.memory import owners
+from stepscope.memory.tensors import (
+    Storages,
+    gradients,
+    model_parameters,
+    optimizer_parameters,
+    optimizer_state,
+)
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 1.0
+"""Least time between two readings."""
+REST = 500
+"""Time to the next reading in multiples of what this one took: 0.2 % for each of the parts."""
+UNCHANGED_S = 60.0
+"""Longest time for which a sum that did not change is taken as it was."""
+SEARCH_S, FIRST_SEARCH_S = 300.0, 2.0
+"""Time between two searches for optimizers and models, and while there are none."""
+
+
+class Parts:
+    """The optimizers and models of a run, and the bytes they take; for the training thread.
+
+    Both are known by weak references: what the script drops is not kept.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._optimizers: dict[int, weakref.ref[Any]] = {}
+        self._models: dict[int, weakref.ref[Any]] = {}
+        self._beside: list[weakref.ref[Any]] = []
+        """Parameters of models that no optimizer updates, and that take gradients all the same."""
+        self._modes: dict[int, bool] = {}
+        """By the id of a model, whether it was in training mode at a boundary, some 0.1 s ago."""
+        self._weights = _Kept(clock)
+        self._state = _Kept(clock)
+        self._due = -math.inf
+        self._search_due = math.inf
+        self._index: int | None = None
+        self._failed: str | None = None
+
+    @property
+    def reason(self) -> str | None:
+        """Why there are no values; None where there are."""
+        if self._failed is not None:
+            return self._failed
+        if not self._optimizers and not self._models:
+            return "no optimizer of torch was seen"
+        return None
+
+    def add_optimizer(self, optimizer: Any) -> None:
+        """Count the parameters, gradients and state of this optimizer from now on."""
+        _note(self._optimizers, optimizer)
+
+    def add_model(self, model: Any) -> None:
+        """Count the parameters of this torch.nn.Module, also those that no optimizer updates."""
+        _note(self._models, model)
+
+    def mode_at_steps(self, model: Any) -> bool | None:
+        """Say whether a model was in training mode at the last boundary that was read.
+
+        None where that is not known. From any thread.
+        """
+        known = self._models.get(id(model))
+        return self._modes.get(id(model)) if known is not None and known() is model else None
+
+    def search(self) -> None:
+        """Look for optimizers and models by itself: those of a script are not handed over."""
+        self._search_due = -math.inf
+
+    def is_due(self, now: float) -> bool:
+        """Say whether `read` would do something; from any thread."""
+        if self._failed is not None:
+            return False
+        known = self._optimizers or self._models
+        return now >= (self._due if known else self._search_due)
+
+    def find(self) -> float:
+        """Search if it is time for it, and return the seconds that took, 0.0 for none.
+
+        Call it at a boundary: the modes of the models are read there, some ten times a second.
+        """
+        took_s = self._find()
+        self._modes = {id(one): vars(one).get("training") is True for one in _alive(self._models)}
+        return took_s
+
+    def _find(self) -> float:
+        began = self._clock()
+        if began < self._search_due or self._failed is not None:
+            return 0.0
+        try:
+            found, models = owners.search()
+        except Exception:  # of the script's classes, which may raise anything
+            log.warning("stepscope: models are not searched for any more", exc_info=True)
+            self._search_due = math.inf
+            return 0.0
+        for optimizer in found:
+            self.add_optimizer(optimizer)
+        for model in models:
+            self.add_model(model)
+        took_s = self._clock() - began
+        wait_s = SEARCH_S if self._optimizers else FIRST_SEARCH_S
+        self._search_due = began + took_s + max(wait_s, REST * took_s)
+        return took_s
+
+    def read(self, cuda_index: int | None) -> dict[str, float]:
+        """Return the bytes on this device (None: the host) by metric key; {} where none are there.
+
+        Never raises: after an error nothing more is measured, and `reason` says why.
+        """
+        try:
+            return self._read(cuda_index)
+        except Exception as error:  # noqa: BLE001 - of the script's classes, which may raise anything
+            self._fail(error)
+            return {}
+
+    def _fail(self, error: Exception) -> None:
+        self._failed = f"{type(error).__name__}: {error}"
+        log.warning(
+            "stepscope: parameters, gradients and optimizer state are not measured any more",
+            exc_info=error,
+        )
+
+    def _read(self, cuda_index: int | None) -> dict[str, float]:
+        optimizers, models = list(_alive(self._optimizers)), list(_alive(self._models))
+        if cuda_index != self._index:
+            self._index = cuda_index
+            self._weights, self._state = _Kept(self._clock), _Kept(self._clock)
+
+        def measure_weights() -> Storages:
+            return self._measure_weights(optimizers, models)
+
+        def measure_state() -> Storages:
+            state = Storages(cuda_index, weights)
+            state.add(optimizer_state(optimizers))
+            return state
+
+        weights = self._weights.get(_signature(optimizers, models, cuda_index), measure_weights)
+        began = self._clock()
+        held = Storages(cuda_index, weights)
+        held.add(gradients(optimizer_parameters(optimizers)))
+        held.add(gradients(_resolved(self._beside)))
+        ended = self._clock()
+        self._due = ended + max(EVERY_S, REST * (ended - began))
+        state = self._state.get(tuple(len(one.state) for one in optimizers), measure_state)
+        if not weights.bytes:
+            return {}
+        return {
+            "memory/parameters": float(weights.bytes),
+            "memory/gradients": float(held.bytes),
+            "memory/optimizer_state": float(state.bytes),
+        }
+
+    def _measure_weights(self, optimizers: list[Any], models: list[Any]) -> Storages:
+        weights = Storages(self._index)
+        weights.add(optimizer_parameters(optimizers))
+        updated = {id(parameter) for parameter in optimizer_parameters(optimizers)}
+        others = [one for one in model_parameters(models) if id(one) not in updated]
+        weights.add(others)
+        self._beside = [weakref.ref(one) for one in others if one.requires_grad and one.is_leaf]
+        return weights
+
+
+class _Kept:
+    """A sum over many tensors that seldom changes.
+
+    It is taken again when its signature changes, and from time to time: twice as seldom after each
+    time that it was as before.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._signature: Any = None
+        self._sum: Storages | None = None
+        self._due = -math.inf
+        self._wait_s = EVERY_S
+
+    def get(self, signature: Any, measure: Callable[[], Storages]) -> Storages:
+        """Return the sum as it is, or as it was when it was taken last."""
+        began = self._clock()
+        if self._sum is not None and signature == self._signature and began < self._due:
+            return self._sum
+        fresh = measure()
+        ended = self._clock()
+        same = self._sum is not None and fresh.bytes == self._sum.bytes
+        self._wait_s = min(2 * self._wait_s, UNCHANGED_S) if same else EVERY_S
+        self._due = ended + max(self._wait_s, REST * (ended - began))
+        self._signature, self._sum = signature, fresh
+        return fresh
+
+
+def _note(known: dict[int, weakref.ref[Any]], one: Any) -> None:
+    key = id(one)
+    if key in known:
+        return
+
+    def forget(_: weakref.ref[Any]) -> None:
+        known.pop(key, None)
+
+    known[key] = weakref.ref(one, forget)
+
+
+def _alive(known: dict[int, weakref.ref[Any]]) -> Iterator[Any]:
+    return _resolved(list(known.values()))
+
+
+def _resolved(refs: Iterable[weakref.ref[Any]]) -> Iterator[Any]:
+    for ref in refs:
+        one = ref()
+        if one is not None:
+            yield one
+
+
+def _signature(optimizers: list[Any], models: list[Any], cuda_index: int | None) -> tuple[Any, ...]:
+    """Return what is likely to differ once the weights do: which they are, and where they lie."""
+    parts: list[Any] = [id(model) for model in models]
+    for optimizer in optimizers:
+        parts.append(id(optimizer))
+        for group in optimizer.param_groups:
+            weights = group["params"]
+            parts.append(len(weights))
+            ends = Storages(cuda_index)
+            ends.add([weights[0], weights[-1]] if weights else [])
+            parts += sorted(ends.seen)
+    return tuple(parts)

@@ -1,0 +1,325 @@
+"""What to do after memory ran out, the best first: settings of ours, or words and code. Pure.
+
+Nothing is proposed that is set already: neither in the run's settings nor in the allocator's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from stepscope.bottleneck.recommendations import BF16_FROM, FP16_FROM, Setup, setting_text
+from stepscope.common.formatting import format_bytes
+from stepscope.memory.oom.record import Host, OomRecord
+from stepscope.memory.oom_allocator import with_expandable
+
+MOST_STEPS = 5
+
+Allowed = Callable[[str, Any], bool]
+
+
+class Advice(StrEnum):
+    """Which advice a verdict calls for."""
+
+    SMALLER = "smaller"
+    PIECES = "pieces"
+    STREAMS = "streams"
+    OTHERS = "others"
+    GROWTH = "growth"
+    NO_GRAD = "no_grad"
+    LONG_BATCH = "long_batch"
+    OPTIMIZER = "optimizer"
+    HOST = "host"
+    PINNED = "pinned"
+    ANY = "any"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One thing to try, in a sentence; the setting (`name`, `value`) or the code, if it is one."""
+
+    text: str
+    name: str | None = None
+    value: Any = None
+    code: str | None = None
+
+
+def steps_to_take(
+    advice: Advice,
+    record: OomRecord,
+    setup: Setup | None = None,
+    allowed: Allowed | None = None,
+    *,
+    has_pieces: bool = False,
+) -> tuple[Step, ...]:
+    """Return what to try, the best first; `has_pieces` adds a step against fragmentation."""
+    setup = setup or Setup(on_gpu=True, own=False)
+    possible = allowed or (lambda name, value: True)
+    found = []
+    for step in _ORDER[advice](record, setup):
+        if step.name is not None and not possible(step.name, step.value):
+            continue
+        if step not in found:
+            found.append(step)
+    if has_pieces:
+        found[1:1] = _allocator(record)
+    return tuple(found[:MOST_STEPS])
+
+
+def _setting(name: str, value: Any, why: str = "") -> Step:
+    return Step(text=f"Try {setting_text(name, value)}{why}.", name=name, value=value)
+
+
+def _smaller(record: OomRecord, setup: Setup) -> Iterator[Step]:
+    if setup.own:
+        yield from _smaller_of_ours(setup)
+    else:
+        yield Step(
+            text="Halve the batch and accumulate the gradients of two batches for each step: the "
+            "activations of half the samples are alive at a time.",
+            code="(loss / 2).backward()\nif i % 2:\n"
+            "    optimizer.step()\n    optimizer.zero_grad()",
+        )
+        yield Step(
+            text="Put the forward pass under autocast: activations take half.",
+            code='with torch.autocast("cuda", torch.bfloat16):\n    loss = loss_of(model(inputs))',
+        )
+        yield Step(
+            text="Recompute the activations of the large blocks in the backward pass.",
+            code="hidden = torch.utils.checkpoint.checkpoint(block, hidden, use_reentrant=False)",
+        )
+    yield Step(text="Choose a smaller model or a device with more memory.")
+
+
+def _smaller_of_ours(setup: Setup) -> Iterator[Step]:
+    batch = setup.number("batch_size")
+    if batch > 1:
+        yield _setting("batch_size", batch // 2, " with twice the accumulation")
+    if setup.config.get("activation_checkpointing") is False:
+        yield _setting("activation_checkpointing", True)
+    yield from _precisions(setup)
+    if setup.is_on("data_on_device"):
+        yield _setting("data_on_device", False)
+
+
+def _precisions(setup: Setup) -> Iterator[Step]:
+    """Yield the 16 bits that the device has, where the run computes in 32."""
+    if setup.text("precision", "fp32") not in ("fp32", "tf32"):
+        return
+    if setup.capability is None or setup.capability >= BF16_FROM:
+        yield _setting("precision", "bf16")
+    elif setup.capability >= FP16_FROM:
+        yield _setting("precision", "fp16")
+
+
+def _pieces(record: OomRecord, setup: Setup) -> Iterator[Step]:
+    yield from _allocator(record)
+    if setup.own:
+        if setup.config.get("memory_warmup") is False:
+            yield _setting("memory_warmup", True, ": the largest step then takes its memory first")
+        yield from _smaller_of_ours(setup)
+    else:
+        yield Step(
+            text="Keep the shapes of batches alike, such as by padding to a few lengths: blocks of "
+            "one step then fit the next one."
+        )
+        yield Step(
+            text="Give the cache back where the shapes change, such as between training and "
+            "validation.",
+            code="torch.cuda.empty_cache()",
+        )
+
+
+def _allocator(record: OomRecord) -> Iterator[Step]:
+    """Yield the setting of torch's allocator that is not in force.
+
+    With expandable segments nothing is left to set: max_split_size_mb does not act on them.
+    """
+    settings = record.settings
+    if settings.backend != "native":
+        return
+    if settings.expandable_segments is not True:
+        yield Step(
+            text="Let the allocator map memory in pieces, before the process starts CUDA "
+            "(not on Windows, and not where tensors are shared between processes by CUDA IPC).",
+            code=f"export PYTORCH_ALLOC_CONF={with_expandable(settings.text)}",
+        )
+
+
+def _streams(record: OomRecord, setup: Setup) -> Iterator[Step]:
+    if setup.own:
+        for name in ("copy_stream", "cuda_graphs"):
+            if setup.is_on(name):
+                yield _setting(name, False)
+    else:
+        yield Step(
+            text="Free what the other stream or the graph has used before this allocation, or make "
+            "the tensors of both on one stream: a freed block stays with its stream.",
+            code="torch.cuda.empty_cache()",
+        )
+    yield from _smaller(record, setup)
+
+
+def _others(record: OomRecord, setup: Setup) -> Iterator[Step]:
+    yours = [one for one in record.processes if one.yours]
+    for one in sorted(yours, key=lambda each: -(each.memory or 0))[:1]:
+        held = f", which held {format_bytes(one.memory)}" if one.memory is not None else ""
+        name = f" ({one.name})" if one.name else ""
+        # No command: the record may be old, and its number that of another process by now.
+        yield Step(text=f"End process {one.pid}{name}{held}, if it still runs: it was yours.")
+    yield Step(
+        text="Wait until the other process has ended, or choose another device."
+        if not yours
+        else "Or choose another device.",
+        code=None if setup.own else "CUDA_VISIBLE_DEVICES=1 python train.py",
+    )
+    yield from _smaller(record, setup)
+
+
+def _growth(record: OomRecord, setup: Setup) -> Iterator[Step]:
+    yield Step(
+        text="Look for what keeps tensors of earlier steps: a list of losses keeps the graph of "
+        "every step, unless only their numbers are kept.",
+        code="losses.append(loss.item())  # not: losses.append(loss)",
+    )
+    yield Step(
+        text="Record two memory snapshots some steps apart: the stacks that have grown between "
+        "them are the ones that keep it."
+    )
+
+
+def _no_grad(record: OomRecord, setup: Setup) -> Iterator[Step]:
+    yield Step(
+        text="Switch gradients off while validating: without them no activation is kept.",
+        code="model.eval()\nwith torch.no_grad():\n    outputs = model(inputs)",
+    )
+    yield Step(text="Or give the validation a smaller batch than training has.")
+
+
+def _long_batch(record: OomRecord, setup: Setup) -> Iterator[Step]:
+    if not setup.own:
+        yield Step(
+            text="Limit the length of a sample, or fill batches up to a number of tokens instead "
+            "of samples: one long sample makes its whole batch long.",
+            code="tokens = tokens[:max_length]",
+        )
+    yield from _smaller(record, setup)
+
+
+def _optimizer(record: OomRecord, setup: Setup) -> Iterator[Step]:
+    """Yield what lowers the state: a smaller batch does not, its activations are freed by then."""
+    if setup.own:
+        if setup.text("optimizer", "") in ("adam", "adamw"):
+            yield _setting("optimizer", "sgd", ", which keeps half of the state")
+        if setup.text("precision", "fp32") not in ("pure_bf16", "pure_fp16"):
+            yield _setting("precision", "pure_bf16", ": weights and state take half")
+        if setup.is_on("data_on_device"):
+            yield _setting("data_on_device", False)
+        if setup.is_on("foreach"):
+            yield _setting("foreach", False, ", which needs copies of all gradients")
+    else:
+        yield Step(
+            text="Choose an optimizer with less state: AdamW in 8 bits keeps a quarter of it, SGD "
+            "with momentum half, Adafactor hardly any."
+        )
+        yield Step(
+            text="Share the state between several GPUs.",
+            code="optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW)",
+        )
+        yield Step(
+            text="Update the weights without copies of all gradients.",
+            code="torch.optim.AdamW(model.parameters(), fused=True)",
+        )
+    yield Step(
+        text="Choose a smaller model or a device with more memory. A smaller batch hardly helps: "
+        "its activations are freed before the optimizer's step."
+    )
+
+
+def is_beyond_host(record: OomRecord) -> bool:
+    """Return True if one allocation is more than the host has in all."""
+    total = None if record.host is None else record.host.limit or record.host.total
+    return total is not None and (record.requested or 0) > total
+
+
+def _held_by_workers(record: OomRecord) -> bool:
+    """Return True if child processes hold as much as their parent, or a worker is what failed."""
+    host = record.host or Host()
+    is_more = 0 < (host.children or 0) >= (host.process or 0)
+    return is_more or "DataLoader worker" in (record.message or "")
+
+
+def _host(record: OomRecord, setup: Setup) -> Iterator[Step]:
+    if is_beyond_host(record):
+        yield Step(text="Check the shape: no setting makes one allocation of this size fit.")
+        return
+    workers = setup.number("num_workers")
+    if setup.own:
+        if workers:
+            yield _setting("num_workers", workers // 2)
+        if workers and setup.number("prefetch_factor") > 1:
+            yield _setting("prefetch_factor", 1)
+        batch = setup.number("batch_size")
+        if batch > 1:
+            yield _setting("batch_size", batch // 2, " with twice the accumulation")
+    elif _held_by_workers(record):
+        yield Step(
+            text="Use fewer worker processes, and let each read ahead less.",
+            code="DataLoader(data, num_workers=2, prefetch_factor=1)",
+        )
+        yield Step(
+            text="Keep data in arrays or in files that are mapped: lists of Python objects are "
+            "copied into each worker, little by little."
+        )
+    else:
+        yield Step(
+            text="Map large files into memory or read them in parts instead of loading them whole.",
+            code='data = numpy.load(path, mmap_mode="r")',
+        )
+        if record.host is None or record.host.children is None:
+            yield Step(text="If a DataLoader has workers, use fewer of them.")
+    if record.host is not None and record.host.limit is not None:
+        yield Step(text="Give the container more memory.")
+    yield Step(text="Close other programs, or use a machine with more memory.")
+
+
+def _pinned(record: OomRecord, setup: Setup) -> Iterator[Step]:
+    if setup.own:
+        if setup.is_on("copy_stream"):
+            yield _setting("copy_stream", False)
+        for name in ("non_blocking", "pin_memory"):
+            if setup.is_on(name):
+                yield _setting(name, False)
+        batch = setup.number("batch_size")
+        if batch > 1:
+            yield _setting("batch_size", batch // 2, " with twice the accumulation")
+    else:
+        yield Step(
+            text="Page-lock fewer or smaller batches.",
+            code="DataLoader(data, pin_memory=True, num_workers=2, prefetch_factor=1)",
+        )
+    yield Step(text="Raise the limit of locked memory (ulimit -l), or the container's memory.")
+
+
+def _any(record: OomRecord, setup: Setup) -> Iterator[Step]:
+    yield from _smaller(record, setup)
+    yield Step(
+        text="Record a memory snapshot of a step before: it shows which lines hold the memory."
+    )
+
+
+_ORDER: dict[Advice, Callable[[OomRecord, Setup], Iterator[Step]]] = {
+    Advice.SMALLER: _smaller,
+    Advice.PIECES: _pieces,
+    Advice.STREAMS: _streams,
+    Advice.OTHERS: _others,
+    Advice.GROWTH: _growth,
+    Advice.NO_GRAD: _no_grad,
+    Advice.LONG_BATCH: _long_batch,
+    Advice.OPTIMIZER: _optimizer,
+    Advice.HOST: _host,
+    Advice.PINNED: _pinned,
+    Advice.ANY: _any,
+}

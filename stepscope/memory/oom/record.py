@@ -1,0 +1,220 @@
+"""What was captured when memory ran out, and its form in the run folder: `oom.json`.
+
+The file is written before the error unwinds (`stepscope/memory/oom/observer.py`), and may come from
+others: what has another form than ours is refused, with the field that is wrong.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from stepscope.common.from_json import object_of, parsed
+
+SCHEMA = 1
+FIRST_PID = 2
+"""Least number of a process that is listed: 1 is the system's or the container's own."""
+BYTES_LIMIT = 4 * 2**20
+"""Size up to which a file is read; ours have some 100 KB at most."""
+
+
+class Memory(StrEnum):
+    """Which memory was too small."""
+
+    GPU = "gpu"
+    HOST = "host"
+    PINNED = "pinned"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """Another process that holds memory of the device; `memory` in bytes, None where hidden."""
+
+    pid: int
+    name: str = ""
+    memory: int | None = None
+    yours: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Live allocations of one stack, added up: `size` is the bytes of all `count` of them."""
+
+    size: int
+    count: int = 1
+    frames: tuple[str, ...] = ()
+    module: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segments:
+    """What torch's segments say of the device; bytes.
+
+    `largest_free` is the largest free block that this allocation may use, `elsewhere` the largest
+    that belongs to another stream or to a private pool. `private` is what the private pools (those
+    of CUDA graphs) keep without using it.
+    """
+
+    count: int
+    largest_free: int
+    elsewhere: int = 0
+    private: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerState:
+    """The optimizer that was stepping; bytes. `expected` is its whole state once it is there."""
+
+    name: str
+    parameters: int
+    state: int
+    expected: int | None = None
+    has_gradients: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The allocator's settings in force.
+
+    `max_split_size` is in bytes, `fraction` the share of the device that this process may use; None
+    where it is not set, or not known. `text` is the environment variable as it was.
+    """
+
+    backend: str = "native"
+    text: str = ""
+    expandable_segments: bool | None = None
+    max_split_size: int | None = None
+    fraction: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """Memory of the host and of this process with its children; bytes.
+
+    `limit` and `limit_used` are those of the cgroup (a container's). `kills` is how many processes
+    of the cgroup the kernel has killed for lack of memory since the run began, None if not known.
+    """
+
+    total: int | None = None
+    available: int | None = None
+    process: int | None = None
+    children: int | None = None
+    limit: int | None = None
+    limit_used: int | None = None
+    kills: int | None = None
+    shared_free: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readings:
+    """The samples of the last seconds, a column a metric; a row was taken after `steps[i]`."""
+
+    ts: tuple[float, ...] = ()
+    steps: tuple[int, ...] = ()
+    columns: dict[str, tuple[float | None, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OomRecord:
+    """One failed allocation. None is what could not be read.
+
+    Bytes: `requested` as the allocator rounds it; `allowed` is what this process may use of the
+    device's `total`, `free` what the driver had left; then the allocator's counters; `own` is the
+    memory of this process by the driver, `others` that of all other processes.
+
+    `step` is the last optimizer step that ended and `steps_done` how many ended in this run.
+    `phase` is the part of the step, `training` the mode of the outermost model,
+    `training_at_steps` its mode when steps ended, `grad` whether gradients were on. `inputs` are
+    the shapes of what the model was called with. `stack` has the innermost frame first.
+    """
+
+    ts: float
+    memory: Memory = Memory.GPU
+    step: int = 0
+    epoch: int = 0
+    steps_done: int | None = None
+    phase: str | None = None
+    training: bool | None = None
+    training_at_steps: bool | None = None
+    grad: bool | None = None
+    device: int | None = None
+    uuid: str | None = None
+    requested: int | None = None
+    total: int | None = None
+    allowed: int | None = None
+    free: int | None = None
+    allocated: int | None = None
+    reserved: int | None = None
+    active: int | None = None
+    inactive_split: int | None = None
+    peak_allocated: int | None = None
+    peak_reserved: int | None = None
+    retries: int | None = None
+    ooms: int | None = None
+    own: int | None = None
+    others: int | None = None
+    others_reason: str | None = None
+    processes: tuple[Holder, ...] = ()
+    segments: Segments | None = None
+    blocks: tuple[Block, ...] = ()
+    blocks_reason: str | None = None
+    optimizer: OptimizerState | None = None
+    settings: Settings = field(default_factory=Settings)
+    host: Host | None = None
+    readings: Readings = field(default_factory=Readings)
+    inputs: tuple[str, ...] = ()
+    function: str | None = None
+    stack: tuple[str, ...] = ()
+    message: str | None = None
+    incomplete: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON values; `record_of` is the inverse."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OomReport:
+    """All that a process has seen: the first and the last failed allocation, and how many.
+
+    `ended` says that the last one ended the run; otherwise the script caught it and went on.
+    """
+
+    first: OomRecord
+    last: OomRecord
+    seen: int = 1
+    ended: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of the file."""
+        return {"schema": SCHEMA, **dataclasses.asdict(self)}
+
+
+def oom_name(rank: int = 0) -> str:
+    """Return the name of a rank's file in the run folder."""
+    return "oom.json" if rank == 0 else f"oom-rank{rank}.json"
+
+
+def parse(text: str | bytes) -> OomReport:
+    """Return what a file says. Raises ValueError for what is no report of ours."""
+    report: OomReport = parsed(OomReport, text, SCHEMA, "report")
+    _check_processes(report.first, "report.first")
+    _check_processes(report.last, "report.last")
+    return report
+
+
+def record_of(told: Any) -> OomRecord:
+    """Return the record that `OomRecord.to_json` gave. Raises ValueError."""
+    record: OomRecord = object_of(OomRecord, told, "record")
+    _check_processes(record, "record")
+    return record
+
+
+def _check_processes(record: OomRecord, where: str) -> None:
+    for holder in record.processes:
+        if holder.pid < FIRST_PID:
+            raise ValueError(
+                f"{where}.processes.pid: must be at least {FIRST_PID}, got {holder.pid}"
+            )

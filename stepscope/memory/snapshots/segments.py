@@ -1,0 +1,193 @@
+"""What the allocator's segments hold: the largest live blocks, and how its memory is split up.
+
+Pure functions over the list `segments` of `torch.cuda.memory_snapshot()` or of a snapshot file.
+Both may come from another version of torch or from a foreign file: a segment or block that has not
+the expected form is left out, a key that is missing counts as not given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from stepscope.memory.snapshots.stacks import module_of, stack_texts
+
+ALLOCATED = "active_allocated"
+AWAITING_FREE = ("active_awaiting_free", "active_pending_free")
+"""Freed by the program, and still in use by another stream; the second is torch's older word."""
+LARGEST_SIZE = 2**62
+"""No memory has more bytes: a larger figure is not one."""
+PAGE_BYTES = {"small": 2 * 2**20, "large": 20 * 2**20}
+"""Pages in which an expandable segment takes and gives back memory, by its type.
+
+torch 2.13, c10/cuda/CUDACachingAllocator.h: kSmallBuffer and kLargeBuffer."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveBlock:
+    """Live memory of one stream that one stack has allocated; sums over `count` equal blocks.
+
+    `size` is what the blocks take (rounded up by the allocator), `requested` what was asked for;
+    both in bytes. `frames` are the stack's lines, innermost first, () where none was recorded.
+    """
+
+    size: int
+    requested: int
+    stream: int
+    frames: tuple[str, ...]
+    module: str | None
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Fragmentation:
+    """How reserved memory is used, in bytes.
+
+    `reserved` = `allocated` + `awaiting_free` + `cached` + `split`. `cached` can be given back to
+    the driver, `split` cannot: it lies beside live blocks. `largest_free` is the largest free block
+    that an allocation can get. `private_pools` is what of `reserved` belongs to pools of CUDA
+    graphs and to other pools of their own.
+    """
+
+    reserved: int
+    allocated: int
+    cached: int
+    split: int
+    largest_free: int
+    private_pools: int
+    awaiting_free: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One block of a segment as far as it is told; `start` in bytes from the segment's begin."""
+
+    start: int
+    size: int
+    requested: int
+    state: str
+    frames: object
+    """As in the file: not yet looked at."""
+    address: int | None
+
+    @property
+    def allocated(self) -> bool:
+        """Say whether a tensor or a library holds it."""
+        return self.state == ALLOCATED
+
+    @property
+    def free(self) -> bool:
+        """Say whether an allocation can take it."""
+        return not self.allocated and self.state not in AWAITING_FREE
+
+
+def largest_blocks(segments: object, count: int = 20) -> tuple[LiveBlock, ...]:
+    """Return where the most live memory was allocated, the largest first, at most `count`.
+
+    Blocks of the same stack and stream are added up.
+    """
+    found: dict[tuple[int, tuple[str, ...]], list[int]] = {}
+    stacks: dict[int, tuple[str, ...]] = {}
+    for segment in segments_of(segments):
+        stream = whole(segment.get("stream")) or 0
+        for block in blocks_of(segment):
+            if not block.allocated:
+                continue
+            # torch shares one list among all blocks of a stack: it is read once.
+            frames = stacks.get(id(block.frames))
+            if frames is None:
+                frames = stacks[id(block.frames)] = stack_texts(block.frames)
+            sums = found.setdefault((stream, frames), [0, 0, 0])
+            sums[0] += block.size
+            sums[1] += block.requested
+            sums[2] += 1
+    largest = sorted(found.items(), key=lambda item: (-item[1][0], item[0]))[: max(0, count)]
+    return tuple(
+        LiveBlock(size, requested, stream, frames, module_of(frames), number)
+        for (stream, frames), (size, requested, number) in largest
+    )
+
+
+def fragmentation(segments: object) -> Fragmentation:
+    """Return how the allocator's reserved memory is used; all zero without segments."""
+    reserved = allocated = awaiting = cached = largest_free = private = 0
+    for segment in segments_of(segments):
+        blocks = list(blocks_of(segment))
+        total = segment_size(segment, blocks)
+        reserved += total
+        private += total if private_pool(segment) else 0
+        live = sum(block.size for block in blocks if block.allocated)
+        waiting = sum(block.size for block in blocks if not block.allocated and not block.free)
+        allocated, awaiting = allocated + live, awaiting + waiting
+        cached += _returnable(segment, blocks, total) if live + waiting else total
+        free = [block.size for block in blocks if block.free]
+        largest_free = max([largest_free, *free, *([] if blocks else [total])])
+    split = reserved - allocated - awaiting - cached
+    return Fragmentation(reserved, allocated, cached, split, largest_free, private, awaiting)
+
+
+def segments_of(segments: object) -> Iterator[dict[str, Any]]:
+    """Yield the segments of a list, one that is listed again, or shares its blocks, only once.
+
+    A small file can list the same million blocks a million times.
+    """
+    seen: set[int] = set()
+    for segment in dicts(segments):
+        blocks = segment.get("blocks")
+        once = {id(segment), id(blocks)} if isinstance(blocks, list) else {id(segment)}
+        if not once & seen:
+            seen |= once
+            yield segment
+
+
+def dicts(items: object) -> Iterator[dict[str, Any]]:
+    """Yield the dicts of a list; nothing where it is none."""
+    if isinstance(items, list | tuple):
+        yield from (item for item in items if type(item) is dict)
+
+
+def blocks_of(segment: dict[str, Any]) -> Iterator[Block]:
+    """Yield a segment's blocks in the order of their place, those whose size is told."""
+    start = 0
+    for block in dicts(segment.get("blocks")):
+        size, state = whole(block.get("size")), block.get("state")
+        if size is None or not isinstance(state, str):
+            continue
+        requested, frames = whole(block.get("requested_size")), block.get("frames")
+        if requested is None and block.get("history"):  # torch before 2.1
+            first = next(dicts(block["history"]), {})
+            requested, frames = whole(first.get("real_size")), first.get("frames")
+        address = whole(block.get("address"))
+        yield Block(start, size, min(size, requested or size), state, frames, address)
+        start += size
+
+
+def segment_size(segment: dict[str, Any], blocks: list[Block]) -> int:
+    """Return a segment's bytes, never less than its blocks have."""
+    return max(whole(segment.get("total_size")) or 0, sum(block.size for block in blocks))
+
+
+def private_pool(segment: dict[str, Any]) -> bool:
+    """Say whether a segment belongs to a pool of its own, such as that of a CUDA graph."""
+    pool = segment.get("segment_pool_id")
+    return isinstance(pool, list | tuple) and any(whole(part) != 0 for part in pool)
+
+
+def _returnable(segment: dict[str, Any], blocks: list[Block], total: int) -> int:
+    """Return the free bytes of a segment in use that can be given back: whole pages of expandable
+    segments only."""
+    if segment.get("is_expandable") is not True:
+        return 0
+    page = PAGE_BYTES.get(str(segment.get("segment_type")), PAGE_BYTES["large"])
+    found = 0
+    for block in blocks:
+        if block.free:
+            first = -(-block.start // page) * page
+            found += max(0, (block.start + block.size) // page * page - first)
+    return min(found, total)
+
+
+def whole(value: object) -> int | None:
+    """Return a number of bytes, an address or a stream; None for anything else."""
+    return value if type(value) is int and 0 <= value < LARGEST_SIZE else None

@@ -1,0 +1,320 @@
+"""PROFILE: the next steps of a training under torch's profiler, from the press to its files.
+
+    asked ─> a few steps as they are ─> the profiled steps ─> files written by a child ─> answered
+
+The steps before tell how much slower the profiled ones are.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import IO
+
+from stepscope.commands import command_results as results
+from stepscope.common.json_values import first_line
+from stepscope.profiling.torch_profiler import Capture, Refused, why_not
+from stepscope.profiling.write import summary_name, trace_name
+from stepscope.recorder.recorder import Command, Recorder
+
+log = logging.getLogger(__name__)
+
+STEPS, STEPS_LIMIT = 5, 50
+"""Profiled steps where nothing is said, and at most."""
+BEFORE_STEPS, BEFORE_S = 5, 1.0
+"""Steps to compare with: so many, or fewer where they have taken this long."""
+PROFILE_S = 10.0
+"""A profile ends at the first step boundary after this time: Python code makes up to 300,000 events
+a second, which are 80 MB of trace."""
+CLOSE_WAIT_S = 5.0
+"""How long the end of a run waits for the files, which are written without it as well."""
+_NOT_BEGUN = "Profile: the run ended before it began"
+_ROOT = Path(__file__).parents[2]
+
+
+@dataclass(slots=True)
+class _Profile:
+    """One command on its way."""
+
+    command: Command
+    wanted: int
+    step: int
+    before_s: list[float] = field(default_factory=list)
+    during_s: list[float] = field(default_factory=list)
+    capture: Capture | None = None
+    began_s: float = 0.0
+    first: int = 0
+    held_s: float = 0.0
+    """Time for which training stood still."""
+    writer: subprocess.Popen[bytes] | None = None
+
+    @property
+    def last(self) -> int:
+        """The last step in it, the first one where that did not come to its end."""
+        return self.first + max(0, len(self.during_s) - 1)
+
+
+class Profiling:
+    """Takes one profile at a time; all but `active` belongs to the training thread.
+
+    `step` returns the number of the last step. `on_gpu` says whether training is on CUDA. A profile
+    must be stopped by the thread that started it: `ended_here` says that this thread calls `close`
+    whatever happens; otherwise only the main thread can take one.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        *,
+        step: Callable[[], int],
+        on_gpu: Callable[[], bool],
+        ended_here: bool,
+    ) -> None:
+        self.active = False
+        """Looked at in every step; while it is True, `reach` and `leave` are called there."""
+        self._recorder = recorder
+        self._step = step
+        self._on_gpu = on_gpu
+        self._ended_here = ended_here
+        self._profile: _Profile | None = None
+        self._next: deque[Command] = deque()
+        self._left_s = 0.0
+
+    def ask(self, command: Command) -> None:
+        """Begin, or answer why not.
+
+        In a job it begins once the one before is written: one rank is ready with that sooner than
+        another, and a command has to become the same on all of them.
+        """
+        if self._profile is not None and self._recorder.job is not None:
+            self._next.append(command)
+            return
+        refused = self._refusal(command)
+        if refused is not None:
+            self._recorder.finish(command, f"Profile: {refused}", ok=False)
+            return
+        wanted = command.args.get("steps", STEPS)
+        self._profile = _Profile(command, wanted, self._step())
+        self.active = True
+        self.leave()
+
+    def reach(self) -> float:
+        """At a step boundary: do what is due; return the seconds that took, 0.0 for none."""
+        profile, now_s = self._profile, time.perf_counter()
+        if profile is None:
+            return 0.0
+        step = self._step()
+        if step > profile.step and profile.writer is None:
+            times = profile.before_s if profile.capture is None else profile.during_s
+            times.append((now_s - self._left_s) / (step - profile.step))
+            profile.step = step
+        if profile.writer is not None:
+            self.poll()
+        elif profile.capture is None:
+            if len(profile.before_s) < BEFORE_STEPS and sum(profile.before_s) < BEFORE_S:
+                return 0.0
+            self._tried(profile, lambda: self._start(profile))
+        elif not profile.capture.running or profile.capture.asked_to_end or _is_over(profile):
+            self._tried(profile, lambda: self._end(profile))
+        else:
+            return 0.0
+        return time.perf_counter() - now_s
+
+    def leave(self) -> None:
+        """The next step begins now."""
+        self._left_s = time.perf_counter()
+        self._recorder.want_boundary()
+
+    def interrupt(self, reason: str) -> None:
+        """End the recording, if one is under way: `reason` tells what interrupts it."""
+        profile = self._profile
+        if profile is not None and profile.capture is not None and profile.writer is None:
+            self._tried(profile, lambda: self._end(profile, reason))
+
+    def poll(self, timeout_s: float = 0.0) -> None:
+        """Answer the command once its files are written; wait for them so long."""
+        profile = self._profile
+        if profile is None or profile.writer is None:
+            return
+        try:
+            code = profile.writer.wait(timeout_s) if timeout_s else profile.writer.poll()
+        except subprocess.TimeoutExpired:
+            return
+        if code is not None:
+            self._tried(profile, lambda: self._answer(profile, code))
+
+    def close(self) -> None:
+        """End it at the end of the run, with what was recorded."""
+        waiting, self._next = self._next, deque()
+        self.interrupt("the run ended")
+        self.poll(CLOSE_WAIT_S)
+        profile = self._profile
+        if profile is not None and profile.writer is not None:
+            text = f"{self._text(profile)}; its files are still being written"
+            self._finish(profile, text, ok=True)
+        elif profile is not None:
+            self._finish(profile, _NOT_BEGUN, ok=False)
+        for command in waiting:
+            self._recorder.finish(command, _NOT_BEGUN, ok=False)
+
+    def _refusal(self, command: Command) -> str | None:
+        wanted = command.args.get("steps", STEPS)
+        if type(wanted) is not int or not 1 <= wanted <= STEPS_LIMIT:
+            got = repr(wanted)[:40]
+            return f"steps must be a whole number from 1 to {STEPS_LIMIT}, got {got}"
+        if self._profile is not None:
+            return "one is being taken already"
+        if not self._ended_here and threading.current_thread() is not threading.main_thread():
+            return (
+                "this script trains in a thread of its own, whose end during a profile would "
+                "crash it"
+            )
+        return why_not()
+
+    def _start(self, profile: _Profile) -> None:
+        began_s = time.perf_counter()
+        profile.capture = Capture(cuda=self._on_gpu())
+        profile.first = profile.step + 1
+        profile.began_s = time.perf_counter()
+        profile.held_s = profile.began_s - began_s
+
+    def _end(self, profile: _Profile, early: str | None = None) -> None:
+        """Stop recording, write the trace, and leave the rest to a process of its own."""
+        capture, began_s = profile.capture, time.perf_counter()
+        assert capture is not None
+        capture.stop(early)
+        if capture.running:  # this is not its thread
+            return
+        raw = self._recorder.folder / f".profile-{profile.first}.{secrets.token_hex(8)}.json.part"
+        try:
+            capture.save(raw)
+            profile.writer = _writer(self._recorder, raw, profile)
+        except BaseException:
+            raw.unlink(missing_ok=True)
+            raise
+        profile.held_s += time.perf_counter() - began_s
+
+    def _answer(self, profile: _Profile, code: int) -> None:
+        writer = profile.writer
+        assert writer is not None
+        said = _words(writer.stderr)
+        if code != 0:
+            why = said or f"the process that writes it ended with code {code}"
+            self._finish(profile, f"{self._text(profile)}; but {why}", ok=False)
+            return
+        rank = self._recorder.number
+        trace = self._recorder.folder / trace_name(profile.first, profile.last, rank)
+        size = trace.stat().st_size
+        self._finish(
+            profile,
+            self._text(profile, size),
+            ok=True,
+            path=trace.name,
+            summary=summary_name(profile.first, profile.last, rank),
+            bytes=size,
+        )
+
+    def _text(self, profile: _Profile, size: int | None = None) -> str:
+        return results.profile(
+            profile.first,
+            profile.last,
+            slower=_slower(profile),
+            held_s=profile.held_s,
+            early=_early(profile),
+            size=size,
+        )
+
+    def _finish(self, profile: _Profile, text: str, *, ok: bool, **data: str | int) -> None:
+        """Answer the command; this profile is over, and the next one may begin."""
+        self._profile, self.active = None, False
+        self._recorder.finish(
+            profile.command,
+            text,
+            ok=ok,
+            first=profile.first,
+            last=profile.last,
+            slower=_slower(profile),
+            held_s=round(profile.held_s, 3),
+            **data,
+        )
+        if self._next:
+            self.ask(self._next.popleft())
+
+    def _tried(self, profile: _Profile, do: Callable[[], None]) -> None:
+        """A profile that fails is answered with the reason; training goes on."""
+        try:
+            do()
+        except Exception as error:  # torch's own, the disk's
+            log.warning("stepscope: the profile failed", exc_info=not isinstance(error, Refused))
+            kind = "" if isinstance(error, Refused) else f"{type(error).__name__}: "
+            self._finish(profile, f"Profile: failed ({kind}{first_line(error)})", ok=False)
+            self._give_up(profile)
+
+    def _give_up(self, profile: _Profile) -> None:
+        if profile.capture is not None:
+            try:
+                profile.capture.stop()
+            except Exception:  # what failed once may fail again
+                log.warning("stepscope: the profiler could not be stopped", exc_info=True)
+
+
+def _is_over(profile: _Profile) -> bool:
+    recorded_s = time.perf_counter() - profile.began_s
+    return len(profile.during_s) >= profile.wanted or (
+        bool(profile.during_s) and recorded_s > PROFILE_S
+    )
+
+
+def _early(profile: _Profile) -> str | None:
+    """Return why it has fewer steps than were asked for."""
+    capture = profile.capture
+    if capture is not None and capture.ended_early is not None:
+        return capture.ended_early
+    if len(profile.during_s) < profile.wanted:
+        return f"a profile ends after {PROFILE_S:g} s"
+    return None
+
+
+def _slower(profile: _Profile) -> float | None:
+    """Return by which fraction a profiled step took longer than one before; None if unknown."""
+    if not profile.before_s or not profile.during_s:
+        return None
+    return round(median(profile.during_s) / median(profile.before_s) - 1, 3)
+
+
+def _writer(recorder: Recorder, raw: Path, profile: _Profile) -> subprocess.Popen[bytes]:
+    """Start the process that compresses and summarizes. Raises OSError."""
+    capture = profile.capture
+    assert capture is not None
+    steps = profile.first, profile.last
+    numbers = (*steps, int(capture.cuda), capture.native_thread, recorder.number)
+    path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
+    return subprocess.Popen(
+        # -P: a file of the script's folder must not take the place of a module.
+        [sys.executable, "-P", "-m", "stepscope.profiling.write"]
+        + [str(recorder.folder), str(raw)]
+        + list(map(str, numbers)),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": path},
+        start_new_session=True,  # Ctrl-C in the terminal is meant for the training
+    )
+
+
+def _words(stderr: IO[bytes] | None) -> str:
+    if stderr is None:
+        return ""
+    with stderr:
+        lines = stderr.read(10_000).decode(errors="replace").strip().splitlines()
+    return lines[-1][:300] if lines else ""

@@ -1,0 +1,161 @@
+"""A recorded run in Python, live or ended: `stepscope.open`. Nothing here writes."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.metrics import Stream
+from stepscope.recorder.ring import RingError, abandoned
+from stepscope.recorder.rows import StepRows
+from stepscope.run import RUN_JSON, RunError, RunInfo, RunStatus, read_run, run_folder, runs_root
+from stepscope.run.rank_info import numbers_with
+from stepscope.store import Block, EventRow, RunReader
+from stepscope.store.blocks import Floats, join
+from stepscope.store.reader import EVERY
+from stepscope.store.rows import Rows
+
+
+class Series(NamedTuple):
+    """One metric over a run, a value a row; NaN where a row has none, or has a NaN."""
+
+    time: Floats
+    """Epoch seconds."""
+    step: NDArray[np.int64]
+    value: Floats
+
+
+class Run:
+    """One rank of a recorded run. Each attribute and call reads what the folder has at that moment.
+
+    No file stays open, so there is nothing to close. A live run writes twice a second. The last
+    steps of a killed run that are still in its ring are read from there. Raises RunError where
+    there is no such run or metric, StoreError for a store that is missing or damaged.
+    """
+
+    def __init__(self, folder: Path, rank: int = 0) -> None:
+        self.folder = folder
+        self.rank = rank
+        self.info()  # raises where this is no run
+
+    def info(self) -> RunInfo:
+        """Return what `run.json` says, with the status judged now."""
+        return read_run(self.folder)
+
+    @property
+    def id(self) -> str:
+        """The folder's name."""
+        return self.folder.name
+
+    @property
+    def status(self) -> RunStatus:
+        """How the run stands; a status is also a text, such as "finished"."""
+        return self.info().status
+
+    @property
+    def run_json(self) -> dict[str, Any]:
+        """All that `run.json` has (docs/storage.md)."""
+        return self.info().run_json
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The settings of the run, as the script gave them."""
+        return dict(self.run_json.get("config") or {})
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Numbers of the processes that have a store here; `open` takes one as `rank`."""
+        return tuple(numbers_with(self.folder, "sqlite"))
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Every metric that the run has, those of the steps first."""
+        with self._in_ring() as left:
+            rows = [self._rows(stream).keys for stream in Stream]
+        return tuple(dict.fromkeys(key for keys in (*rows, left.keys) for key in keys))
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """UUIDs of the GPUs that were sampled."""
+        return self._rows(Stream.DEVICES).sources
+
+    def series(self, key: str, gpu: str | None = None) -> Series:
+        """Return a metric over the whole run (1 s per million rows).
+
+        Metrics of a stream share their rows, so the arrays of an ended run fit together. `gpu` is
+        the UUID of the GPU, for a metric of `gpu/`; it may be left out where there is only one.
+        """
+        with self._in_ring() as left:
+            for stream in Stream:
+                rows = self._rows(stream)
+                last = left if stream is Stream.STEPS else left.slice(0, 0)
+                if key not in (*rows.keys, *last.keys):
+                    continue
+                source = self._source(key, rows.sources, gpu) if stream is Stream.DEVICES else ""
+                blocks = [block for _, block in rows.slices((key,), source)]
+                found = join([*blocks, last.with_keys((key,))]).with_keys((key,))
+                return Series(found.ts, found.step.astype(np.int64), found.mean[0])
+        raise RunError(f"metric: {self.id} has no {key!r}. {_near(key, self.metrics)}")
+
+    def events(self) -> list[EventRow]:
+        """Return the markers of the run, oldest first."""
+        with RunReader(self.folder, self.rank) as reader:
+            return reader.events(limit=EVERY)
+
+    def __repr__(self) -> str:
+        try:
+            return repr(self.info()).replace("RunInfo", "Run", 1)
+        except RunError:
+            return f"Run({self.id!r}, cannot be read)"
+
+    def _rows(self, stream: Stream) -> Rows:
+        return Rows(self.folder, stream, self.rank)
+
+    def _source(self, key: str, gpus: tuple[str, ...], gpu: str | None) -> str:
+        if gpu in gpus:
+            return str(gpu)
+        if gpu is None and len(gpus) == 1:
+            return gpus[0]
+        raise RunError(f"gpu: {key} of {self.id} is of {', '.join(gpus)}, got {gpu}. Name one.")
+
+    @contextlib.contextmanager
+    def _in_ring(self) -> Iterator[Block]:
+        """Give the steps of a killed process that are in its ring and not in the store.
+
+        Until the end of the block no other reader can move them into the store.
+        """
+        path, left = self.folder / f"rank{self.rank}.ring", join([])
+        with contextlib.ExitStack() as stack:
+            if os.path.exists(path) and not self.status.live:
+                # Another reader may be moving them at this moment: the next call finds them stored.
+                with contextlib.suppress(RingError, OSError):
+                    remains = stack.enter_context(abandoned(path, look_only=True))
+                    with RunReader(self.folder, self.rank) as reader:
+                        unstored = remains(reader.stored_slots())
+                    left = StepRows().block(unstored.slots, unstored.layouts)
+            yield left
+
+
+def open_run(run: str | Path, *, runs: str | Path | None = None, rank: int = 0) -> Run:
+    """Open a recorded run by its folder, or by its id (the folder's name) below `runs`.
+
+    `runs` is the folder of all runs, by default STEPSCOPE_RUNS or ./runs; `rank` counts the
+    processes of a distributed run. Raises RunError where there is no such run.
+    """
+    if os.path.isfile(os.path.join(run, RUN_JSON)):
+        return Run(Path(run).resolve(), rank)
+    root = runs_root(Path(runs) if runs is not None else None)
+    return Run(run_folder(root, str(run)), rank)
+
+
+def _near(key: str, known: tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(key, known, n=3, cutoff=0.5)
+    names = ", ".join(map(repr, near or known[:10]))
+    return f"Did you mean {names}?" if near else f"It has {names or 'no metric yet'}."

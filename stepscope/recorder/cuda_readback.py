@@ -1,0 +1,353 @@
+"""Brings a step's scalars (loss, gradient norm, …) to the host without stopping the device.
+
+`.item()` on a CUDA tensor waits until the device has caught up. `DeviceScalars` copies scalars on
+their device at each step, and all copies since the last time into page-locked memory every
+PERIOD_S; rows go on at a later step, when they have landed there. Stream order protects a copied
+value from later in-place work, collectives and graph replays. Rows come out in order and whole;
+when all slots are in flight a row is recorded without its scalars.
+
+Torch is found in `sys.modules`: whoever has a tensor has imported it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+from stepscope.common.json_values import first_line
+from stepscope.recorder.ring import WIDTH
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.005
+SLOTS = 1024
+"""Copies under way at a time: as many launches as CUDA lets a loop run ahead of the device."""
+CELLS = 256
+"""Maximum number of scalars in one copy to the host."""
+PERIOD_S = 0.01
+"""Minimum time between two copies to the host that are not full."""
+
+Row = dict[str, float | None]
+RowSink = Callable[[int, float, Row], None]
+"""Takes (step, epoch seconds of the step boundary, values); called in order of the steps."""
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class _Slot:
+    """Page-locked memory for one copy of the scalars of some rows, and the events after it."""
+
+    host: Any
+    """A tensor of CELLS elements, float64."""
+    values: Any
+    """The same memory as an array."""
+    home: list[_Slot]
+    events: dict[int, Any] = field(default_factory=dict)
+    """By number of the device: an event belongs to the one where it was first recorded."""
+    landed: Any = None
+    """The event after the copy; None before the copy is queued."""
+    cells: int = 0
+    """Number of scalars in the copy; 0 after a copy that failed."""
+    rows: int = 0
+    """Number of rows that use the slot."""
+
+    def record(self, device: Any) -> None:
+        """Record the event after the copy on the current stream, which is one of `device`."""
+        event = self.events.get(device.index)
+        if event is None:
+            event = self.events[device.index] = _event()
+        event.record()
+        self.landed = event
+
+    def has_landed(self) -> bool:
+        """Return True if the copy has ended or failed."""
+        return not self.cells or (self.landed is not None and self.landed.query())
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    step: int
+    ts: float
+    row: Row
+    keys: tuple[str, ...]
+    slot: _Slot | None  # None: no slot was free, the scalars are dropped
+    first: int
+
+
+class DeviceScalars:
+    """The rows of one recorder whose scalars are under way.
+
+    Only `put`, `poll` and `flush` call CUDA: the last rows wait for the next of these calls.
+    Where the device fails, rows go on without their scalars: nothing here raises what CUDA raises.
+    """
+
+    def __init__(self, sink: RowSink) -> None:
+        self._sink = sink
+        self._waiting: deque[_Waiting] = deque()
+        self._told = False
+        self._pages: dict[tuple[int, int], tuple[Any, Any, Sequence[Any]]] = {}
+        """By device and stream: the stream, CELLS elements on the device, and these one by one."""
+        self._open: dict[tuple[int, int], _Slot] = {}
+        """By device and stream: the slot of the next copy to the host."""
+        self._due = 0.0
+        self.dropped = 0
+        """Rows that went on without some of their scalars."""
+
+    def __len__(self) -> int:
+        """Rows under way."""
+        return len(self._waiting)
+
+    def put(self, step: int, ts: float, row: Row, scalars: Mapping[str, Any]) -> None:
+        """Queue the copy of the scalars (CUDA tensors of one element); never waits."""
+        keys = tuple(scalars)[:WIDTH]
+        slot, first = self._start([scalars[key] for key in keys]) if keys else _NOTHING
+        if scalars and (slot is None or len(keys) < len(scalars)):
+            self.dropped += 1
+        self._waiting.append(_Waiting(step, ts, row, keys, slot, first))
+
+    def poll(self) -> None:
+        """Hand on the rows whose scalars have landed. What the sink raises is the caller's."""
+        for _ in range(self._landed()):
+            self._hand_on(self._waiting.popleft())
+
+    def _landed(self) -> int:
+        """Return how many rows may go on; none where the device fails, as all have gone then."""
+        count = 0
+        try:
+            if self._waiting and not _is_capturing():  # else the question would end the capture
+                if time.monotonic() >= self._due:
+                    self._send()
+                landed = None
+                for row in self._waiting:
+                    if row.slot is not landed and row.slot is not None:
+                        if not row.slot.has_landed():
+                            break
+                        landed = row.slot
+                    count += 1
+        except Exception as error:  # noqa: BLE001 - torch's own, whichever it raises
+            self._give_up(error)
+            return 0
+        return count
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Wait for all copies and hand on every row: at a command, an epoch's or the run's end.
+
+        After `timeout_s` the rest goes on without its scalars: a device may hang for ever. What
+        the sink raises is the caller's.
+        """
+        try:
+            if self._waiting and not _is_capturing():
+                self._send()
+                for slot in {row.slot for row in self._waiting} if timeout_s is None else ():
+                    if slot is not None and slot.landed is not None:
+                        slot.landed.synchronize()
+            elif timeout_s is None:
+                return
+        except Exception as error:  # noqa: BLE001 - torch's own, whichever it raises
+            self._give_up(error)
+        until = time.monotonic() + (timeout_s or 0.0)
+        self.poll()
+        while self._waiting and time.monotonic() < until:
+            time.sleep(POLL_S)
+            self.poll()
+        if self._waiting:
+            self._give_up(TimeoutError("the GPU does not answer"))
+
+    def _start(self, scalars: list[Any]) -> _Started:
+        """Begin the copies; return their slot and the first element there.
+
+        No slot where the device or torch refuses.
+        """
+        slot = None
+        try:
+            device = scalars[0].device
+            with _ordinary_mode(), _current(device):  # an event belongs to its copy's device
+                if _is_capturing():
+                    return _NOTHING
+                plain = sys.modules["torch"].Tensor
+                if device.type == "cuda" and all(
+                    type(scalar) is plain and scalar.device == device for scalar in scalars
+                ):
+                    return self._gather(scalars, device)
+                slot = _take_slot()
+                if slot is None:
+                    return _NOTHING
+                _copy(scalars, slot, device)
+                slot.record(device)
+                slot.cells, slot.rows = len(scalars), 1
+                return slot, 0
+        except Exception as error:  # noqa: BLE001 - torch's own, whichever it raises
+            self._tell(error)
+        if slot is not None:
+            slot.home.append(slot)
+        return _NOTHING
+
+    def _gather(self, scalars: list[Any], device: Any) -> _Started:
+        """Copy scalars on their device, for the next copy of the current stream to the host."""
+        torch, count = sys.modules["torch"], len(scalars)
+        key = device.index, torch._C._cuda_getCurrentRawStream(device.index)
+        if key not in self._pages:
+            memory = torch.empty(CELLS, dtype=torch.float64, device=device)
+            self._pages[key] = torch.cuda.current_stream(device), memory, memory.unbind()
+        if key in self._open and self._open[key].cells + count > CELLS:
+            self._send()
+        slot = self._open.get(key) or _take_slot()
+        if slot is None:
+            return _NOTHING
+        self._open[key] = slot
+        first, slot.cells = slot.cells, slot.cells + count
+        by_type: dict[Any, tuple[list[Any], list[Any]]] = {}
+        for cell, scalar in zip(self._pages[key][2][first : first + count], scalars, strict=True):
+            scalar = scalar.detach() if scalar.requires_grad else scalar
+            cells, sources = by_type.setdefault(scalar.dtype, ([], []))
+            cells.append(cell)
+            sources.append(scalar.reshape(()) if scalar.dim() else scalar)
+        for cells, sources in by_type.values():
+            torch._foreach_copy_(cells, sources)
+        if self._open.get(key) is not slot:  # a signal handler has flushed: these came too late
+            return _NOTHING
+        slot.rows += 1
+        if time.monotonic() >= self._due:
+            self._send()
+        return slot, first
+
+    def _send(self) -> None:
+        """Queue one copy to the host of what each stream has gathered, on that stream."""
+        for key, slot in list(self._open.items()):
+            stream, memory, _ = self._pages[key]
+            try:
+                with _ordinary_mode(), sys.modules["torch"].cuda.stream(stream):
+                    if _is_capturing() or self._open.pop(key, None) is not slot:
+                        continue
+                    if not slot.rows:  # the copies on the device have failed
+                        slot.home.append(slot)
+                        continue
+                    slot.host[: slot.cells].copy_(memory[: slot.cells], non_blocking=True)
+                    slot.record(stream.device)
+                    self._due = time.monotonic() + PERIOD_S
+            except Exception as error:  # noqa: BLE001 - torch's own, whichever it raises
+                self._open.pop(key, None)
+                self._tell(error)
+                slot.cells = 0
+
+    def _hand_on(self, waiting: _Waiting) -> None:
+        slot, last = waiting.slot, waiting.first + len(waiting.keys)
+        if slot is not None:
+            if last <= slot.cells:
+                values = slot.values[waiting.first : last].tolist()
+                waiting.row.update(zip(waiting.keys, values, strict=True))
+            else:
+                self.dropped += 1
+            slot.rows -= 1
+            if not slot.rows:
+                slot.home.append(slot)
+        self._sink(waiting.step, waiting.ts, waiting.row)
+
+    def _give_up(self, error: Exception) -> None:
+        """Hand on every row without its scalars; their slots may still be written to: not free."""
+        global _free
+        self._tell(error)
+        _free = None
+        while self._waiting:
+            row = self._waiting.popleft()
+            self.dropped += row.slot is not None
+            self._sink(row.step, row.ts, row.row)
+
+    def _tell(self, error: Exception) -> None:
+        if not self._told:
+            log.warning("stepscope: values on the GPU could not be read: %s", first_line(error))
+        self._told = True
+
+
+_Started = tuple[_Slot | None, int]
+_NOTHING: _Started = (None, 0)
+
+_free: list[_Slot] | None = None
+"""The slots of this process that no copy uses; None before the first, and after a failure."""
+
+
+def _take_slot() -> _Slot | None:
+    """Return the slot that was freed last: its event is there already."""
+    global _free
+    if _free is None:
+        _free = _new_slots(SLOTS)
+    try:
+        slot = _free.pop()
+    except IndexError:
+        return None
+    slot.landed, slot.cells = None, 0
+    return slot
+
+
+def _new_slots(count: int) -> list[_Slot]:
+    host = _pinned(count, CELLS)
+    free: list[_Slot] = []
+    slots = [_Slot(row, row.numpy(), free) for row in host.unbind()]
+    keep_for_good((host, slots))
+    free.extend(slots)
+    return free
+
+
+def keep_for_good(kept: object) -> None:
+    """Never free this, not even at the interpreter's end.
+
+    Torch's deleters of page-locked memory and of events call CUDA, and end the process where it
+    does not answer: in a forked child, and after an error that stays with the device.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+
+
+def _ordinary_mode() -> AbstractContextManager[Any]:
+    """Leave the modes that the script is in: what is made or changed there may not be plain memory,
+    and a script that counts operations must not find ours."""
+    torch = sys.modules["torch"]
+    dispatched, inference = torch._C._len_torch_dispatch_stack(), torch.is_inference_mode_enabled()
+    if not dispatched and not inference:
+        return _AS_IT_IS
+    modes = ExitStack()
+    if dispatched:
+        modes.enter_context(torch.utils._python_dispatch._disable_current_modes())
+    if inference:
+        modes.enter_context(torch.inference_mode(mode=False))
+    return modes
+
+
+_AS_IT_IS = nullcontext()
+
+
+def _current(device: Any) -> AbstractContextManager[Any]:
+    if device.type != "cuda":
+        return _AS_IT_IS
+    cuda = sys.modules["torch"].cuda
+    if cuda.current_device() == device.index:
+        return _AS_IT_IS
+    guard: AbstractContextManager[Any] = cuda.device(device)
+    return guard
+
+
+def _copy(scalars: list[Any], slot: _Slot, device: Any) -> None:
+    """Queue a conversion and a copy to the host of each scalar, whatever kind of tensor it is."""
+    for place, scalar in enumerate(scalars):
+        value = scalar.detach().reshape(()).to(device, slot.host.dtype, non_blocking=True)
+        slot.host[place].copy_(value, non_blocking=True)
+
+
+def _pinned(slots: int, width: int) -> Any:
+    """Return page-locked memory, whatever defaults the script has set."""
+    torch = sys.modules["torch"]
+    return torch.empty((slots, width), dtype=torch.float64, device="cpu", pin_memory=True)
+
+
+def _event() -> Any:
+    return sys.modules["torch"].cuda.Event()
+
+
+def _is_capturing() -> bool:
+    """A copy or an event inside a CUDA graph's capture would become part of the graph."""
+    return bool(sys.modules["torch"].cuda.is_current_stream_capturing())

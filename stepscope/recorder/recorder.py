@@ -1,0 +1,385 @@
+"""What a training loop calls: log a step, mark an event, take commands.
+
+A row of a step goes into a mapped ring and is safe there even if the process is killed; samples and
+events go into a queue. One writer thread moves both into the run folder twice a second, and
+at once for events. Only the constructor raises; only `close` waits for the disk.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import weakref
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from stepscope.commands.command import Command as Command
+from stepscope.commands.command import CommandName as CommandName
+from stepscope.commands.command import Commands, OwnCommands, parse_args
+from stepscope.commands.job_recorder import Job
+from stepscope.common.clock import clock, elapsed
+from stepscope.common.json_values import to_json, to_text
+from stepscope.metrics import Stream
+from stepscope.recorder.cuda_readback import Row, keep_for_good
+from stepscope.recorder.ring_writer import RingWriter, TimedRow
+from stepscope.recorder.rows import RESTART
+from stepscope.recorder.writer_thread import WriterThread
+from stepscope.run import RunKind, RunStatus, process_identity
+from stepscope.store.items import Ended, Event, Item, Observer, Sample, Values
+
+log = logging.getLogger(__name__)
+
+STEP_LIMIT = 2**53
+"""Steps beyond are no longer whole in the store, where they are 64-bit floats."""
+RECENT_S = 30.0
+"""Age up to which samples stay at hand, for what has to be told at once of a failure."""
+SETTLE_S = 2.0
+"""Longest wait for values on a GPU when a run is closed."""
+
+
+class Recorder:
+    """Records one rank of one run into `folder`; safe to call from several threads.
+
+    In a forked child it records nothing more; the parent goes on. `on_command` is told of each
+    command in a thread of ours, before the loop can take it. Where several `ranks` share the
+    folder, numbered from 0, all serve a command at the same step; `lead` is that of
+    `agreement.Member`. Raises StoreError or OSError if the folder cannot be set up; no later call
+    raises.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        name: str,
+        config: Mapping[str, Any] | None = None,
+        kind: RunKind = RunKind.TRAINER,
+        rank: int = 0,
+        on_command: Callable[[Command], None] = lambda _command: None,
+        ranks: int = 1,
+        lead: int = 1,
+    ) -> None:
+        if not _any_open():
+            clock.restart()  # in a server the wall clock may have been set since its last run
+        self.folder = folder
+        self.number = rank
+        """Of this process in the folder."""
+        self.step = 0
+        self.epoch = 0
+        run_json = _first_run_json(name, kind, config, rank)
+        if ranks > 1:  # of a rank that is killed soon the others' files tell why
+            run_json["world_size"] = ranks
+        self.signs = 0
+        """Rises with work of the training that need not be a step, such as a validation batch."""
+        self._on_command = on_command
+        self._commands: Commands = OwnCommands(self.want_boundary, self._open_gate)
+        # Looked at in every step of a script, where a property would cost as much as the rest.
+        self.command_waiting: Collection[object] = self._commands.waiting
+        """Not empty when a boundary has to look at the commands."""
+        self.recent: deque[Sample] = deque()
+        """The samples of the last RECENT_S seconds, oldest first; list it before looking."""
+        self.counts: dict[str, Any] = {}
+        """Samples and tokens of the step under way, by their keys; see `count`."""
+        self.also_dropped: Callable[[], int] = int
+        """Rows without some of their values that the owner brings from a GPU by itself."""
+        self._closed = False
+        self._rows = RingWriter(self._open_gate)
+        self._writer = WriterThread(
+            folder, rank, run_json, progress=self._progress, offer=self._offer
+        )
+        self.ring = self._rows.ring = self._writer.ring
+        self.job: Job | None = None
+        """The part in the commands of a job of several ranks."""
+        if ranks > 1:
+            self.join_job(rank, ranks, lead=lead)
+        _open_recorders.add(self)
+
+    def __repr__(self) -> str:
+        return f"Recorder({str(self.folder)!r}, step={self.step})"
+
+    def join_job(self, rank: int, ranks: int, *, lead: int) -> None:
+        """Serve commands with all `ranks` of a job from now on; before the first step only.
+
+        `command_waiting` is another object then. Raises OSError.
+        """
+        self.job = Job(self, self.folder, rank, ranks, lead=lead, on_command=self._on_command)
+        self._commands = self.job.commands
+        self.command_waiting = self._commands.waiting
+
+    @property
+    def dropped(self) -> int:
+        """Rows and events lost because too many waited, or their thread died writing them."""
+        return self._writer.dropped
+
+    @property
+    def dropped_values(self) -> int:
+        """Rows recorded without some of their values on a GPU."""
+        late = self._rows.late
+        own = late.dropped if late is not None else 0
+        return own + self.also_dropped()
+
+    def log(self, step: int, values: Mapping[str, Any], ts: float | None = None) -> None:
+        """Record a step's metrics; `step` must not fall.
+
+        Values are numbers, tensors of one element, or None for no value. A tensor on a GPU is not
+        waited for: its row is recorded some steps later.
+        """
+        try:
+            if type(step) is not int or not -STEP_LIMIT < step < STEP_LIMIT:
+                step = _whole(step)  # such as numpy's
+            now, ring = elapsed() + clock.offset, self.ring
+            if ts is not None and 0 < float(ts) < now:
+                now = float(ts)
+            self.step = step
+            if ring.last < ring.gate and values:
+                for value in values.values():
+                    if type(value) is not float:
+                        break
+                else:  # the common row, worth a shorter way: watched scripts log at every step
+                    layout = ring.layout(tuple(values), False)
+                    if layout is not None:
+                        ring.put(layout, now, step, values.values())
+                        return
+            if not self._closed:
+                self._rows.record(step, now, values, Row())
+        except Exception as error:  # noqa: BLE001 - of the script, which may raise anything
+            self._rows.refuse("step", error)
+
+    def log_step(self, values: Mapping[str, Any]) -> None:
+        """Count a step and record its metrics; its step time is worked out by the writer.
+
+        `perf/samples`, the samples of the step, becomes `perf/samples_per_sec`; tokens likewise.
+        """
+        self.step += 1
+        try:
+            if not self._closed:
+                self._rows.record(self.step, clock.now(), values, TimedRow())
+        except Exception as error:  # noqa: BLE001 - of the script, which may raise anything
+            self._rows.refuse("step", error)
+
+    def count(self, key: str, number: Any) -> None:
+        """Add to the samples or tokens of the step under way; `take_counts` returns them.
+
+        A tensor on a GPU is added there, and not waited for.
+        """
+        if number is None:
+            return
+        try:
+            on_gpu = getattr(number, "is_cuda", False) and number.numel() == 1
+            number = number.detach().double() if on_gpu else float(number)
+            self.counts[key] = self.counts.get(key, 0.0) + number
+        except Exception as error:  # noqa: BLE001 - of the script, which may raise anything
+            self._rows.refuse(key, error)
+
+    def take_counts(self) -> dict[str, Any]:
+        """Return what was counted for the step that ends now."""
+        taken, self.counts = self.counts, {}
+        return taken
+
+    def restart_clock(self) -> None:
+        """Do not count the time since the last `log_step` as step time: after a pause."""
+        self._rows.record(self.step, clock.now(), {RESTART: 0.0}, TimedRow())
+
+    def settle(self, timeout_s: float | None = None) -> None:
+        """Wait for the tensors under way and record their rows; after `timeout_s` without them."""
+        self._rows.settle(timeout_s)
+
+    def sample(self, values: Values) -> None:
+        """Record one sampler tick of process, host and allocator."""
+        self._put_sample(Stream.SAMPLES, "", values)
+
+    def device(self, uuid: str, values: Values) -> None:
+        """Record one sampler tick of a GPU."""
+        self._put_sample(Stream.DEVICES, to_text(uuid), values)
+
+    def event(self, kind: str, text: str, /, **data: Any) -> None:
+        """Mark an event now; of `data` what JSON can hold is kept."""
+        self._put(self._event(kind, text, data))
+        self._writer.wake()
+
+    def describe(self, **run_json: Any) -> None:
+        """Add entries to run.json, such as total_steps; does nothing once the run is closed."""
+        with self._writer.run_json_lock:
+            if not self._closed:
+                self._describe(run_json)
+        self._writer.wake()
+
+    def described(self) -> dict[str, Any]:
+        """Return what run.json says now."""
+        with self._writer.run_json_lock:
+            return dict(self._writer.run_json)
+
+    def take_commands(self) -> list[Command]:
+        """Return the commands to serve at this boundary; costs about 100 ns when there are none."""
+        return self._commands.take() if self.command_waiting else []
+
+    def want_boundary(self) -> None:
+        """Have the next step take the long way, which looks at what is asked of it; any thread."""
+        if self.ring.gate >= 0:
+            self.ring.gate = -1
+
+    def put_back(self, commands: Sequence[Command]) -> None:
+        """Keep commands for the next boundary: they need a whole step, or stand behind a stop."""
+        self._commands.put_back(commands)
+
+    def wait_command(self, timeout_s: float) -> list[Command]:
+        """Wait for a command, at most `timeout_s`; for a loop that stands at a boundary."""
+        return self._commands.wait(timeout_s)
+
+    def may_leave(self) -> bool:
+        """Say whether a loop that took commands may leave its boundary; if not, ask again."""
+        return self._commands.may_leave()
+
+    def left(self) -> None:
+        """Tell that an exception leaves the boundary."""
+        self._commands.leave()
+
+    def finish(self, command: Command, text: str, *, ok: bool = True, **data: Any) -> None:
+        """Acknowledge a command and mark what it did, such as before={...} and after={...}."""
+        ended = Ended(command.id, "done" if ok else "refused", clock.now(), text)
+        event = self._event(command.name, text, {"ok": ok, "command_id": command.id, **data})
+        if self.job is None:
+            self.put_ended(ended, event)
+        else:
+            self.job.ended(command, ok, ended, event)
+
+    def put_ended(self, ended: Ended, event: Event) -> None:
+        """Store how a command ended, and the event of it."""
+        self._put(ended)
+        self._put(event)
+        self._writer.wake()
+
+    def observe(self, observer: Observer) -> None:
+        """Have an observer hear, in the writer's thread, of all that is stored from now on."""
+        self._writer.observer = observer
+
+    @property
+    def run_json(self) -> Mapping[str, Any]:
+        """What run.json says as of now; others may change it meanwhile."""
+        return self._writer.run_json
+
+    def set_status(self, status: RunStatus, reason: str | None = None) -> None:
+        """Change the run's status; `reason` is one sentence for the page."""
+        self.describe(status=status, reason=reason)
+
+    def close(self, status: RunStatus, reason: str | None = None, timeout_s: float = 4.0) -> None:
+        """Write what is left and the final status; a second call does nothing."""
+        if self.job is not None and not self._closed:
+            self.job.close()
+        with self._writer.run_json_lock:  # what others describe comes before, or not at all
+            if self._closed:
+                return
+            self._closed = True
+        self.settle(SETTLE_S)  # a GPU that hangs must not hang the end too
+        with self._writer.run_json_lock:
+            self._describe({"status": status, "reason": reason, "ended": clock.now()})
+        self._writer.close(timeout_s)
+        self._writer.observer = None
+
+    def leave(self) -> None:
+        """In a forked child: record nothing more, and leave the parent's files alone."""
+        self._closed = True
+        keep_for_good(self._rows.late)  # its memory on a GPU belongs to the parent
+        self._rows.late = None
+        if self.job is not None:
+            self.job.commands.abandon()
+        self._writer.leave()
+
+    def _event(self, kind: str, text: str, data: Mapping[str, Any]) -> Event:
+        kept = {name: to_json(value) for name, value in data.items()}
+        return Event(clock.now(), self.step, self.epoch, to_text(kind), to_text(text), kept)
+
+    def _describe(self, run_json: Mapping[str, Any]) -> None:
+        self._writer.run_json.update({name: to_json(value) for name, value in run_json.items()})
+
+    def _open_gate(self) -> None:
+        if not self.command_waiting and not self._rows.late:
+            self.ring.gate = self.ring.limit
+            if self.command_waiting:  # one came since they were looked at
+                self.ring.gate = -1
+
+    def _put_sample(self, stream: str, source: str, values: Values) -> None:
+        row = Row()
+        try:
+            for key, value in values.items():
+                if type(value) is float or value is None:
+                    row[key if type(key) is str and key.isascii() else to_text(key)] = value
+                else:
+                    self._rows.read(to_text(key), value, row, {})
+        except Exception as error:  # noqa: BLE001 - of the caller, which may raise anything
+            self._rows.refuse("sample", error)
+        sample = Sample(stream, source, clock.now(), self.step, row)
+        self._put(sample)
+        recent = self.recent
+        recent.append(sample)
+        while recent[0].ts < sample.ts - RECENT_S:
+            recent.popleft()
+
+    def _put(self, item: Item) -> None:
+        if not self._closed:
+            self._writer.put(item)
+
+    def _progress(self) -> dict[str, Any]:
+        return {"step": self.step, "epoch": self.epoch, "dropped_values": self.dropped_values}
+
+    def _offer(self, command_id: int, name: str, args: str) -> None:
+        try:
+            command = Command(command_id, CommandName(name), parse_args(args))
+        except (ValueError, TypeError) as error:
+            self._put(Ended(command_id, "refused", clock.now(), f"not a command: {error}"))
+            return
+        if self.job is None:
+            try:
+                self._on_command(command)
+            except Exception:
+                log.exception("stepscope: a command could not be announced")
+        self._commands.offer(command)
+
+
+def _whole(step: Any) -> int:
+    """Return a step as the store can hold it. Raises ValueError, or what the value raises."""
+    whole = int(step)
+    if not -STEP_LIMIT < whole < STEP_LIMIT:
+        raise ValueError("no step that the store can hold")
+    return whole
+
+
+_open_recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()
+
+
+def _any_open() -> bool:
+    return any(not recorder._closed for recorder in list(_open_recorders))
+
+
+def _leave_all() -> None:
+    for recorder in list(_open_recorders):
+        recorder.leave()
+
+
+os.register_at_fork(after_in_child=_leave_all)
+
+
+def _first_run_json(
+    name: str, kind: RunKind, config: Mapping[str, Any] | None, rank: int
+) -> dict[str, Any]:
+    """Return the content of run.json before the first step."""
+    now = clock.now()
+    return {
+        "schema": 1,
+        "name": name,
+        "kind": kind,
+        "created": now,
+        "status": RunStatus.PENDING,
+        "reason": None,
+        "heartbeat": now,
+        "problem": None,
+        "config": to_json(config or {}),
+        "rank": rank,
+        "step": 0,
+        "epoch": 0,
+        "dropped": 0,
+        "dropped_values": 0,
+        **process_identity(),
+    }

@@ -1,0 +1,133 @@
+"""Writes what a killed process could not: its last rows, and how it ended.
+
+Nowhere else does a process write into a run folder that another one records into. Whoever shows or
+exports an ended run calls `recover_ended`; whoever killed or started its process, `note_end`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import sqlite3
+from collections.abc import Collection
+from pathlib import Path
+
+from stepscope.common.files import atomic_replace, is_own_folder
+from stepscope.metrics import Stream
+from stepscope.recorder.ring import RingError, abandoned
+from stepscope.recorder.rows import StepRows
+from stepscope.run import (
+    RunError,
+    RunInfo,
+    RunStatus,
+    process_of,
+    rank_json,
+    read_only_reason,
+    read_run,
+    write_run_json,
+)
+from stepscope.run.clocks import now_of
+from stepscope.run.rank_info import UNREADABLE, find_rank, numbers_with, read_run_json
+from stepscope.store import RunWriter, StoreError, store_name
+
+log = logging.getLogger(__name__)
+
+LIVE = tuple(status for status in RunStatus if status.live)
+
+_told: set[tuple[Path, int]] = set()
+
+
+def recover_ended(run: RunInfo) -> int:
+    """Move the last rows of an ended run from its rings into its stores; return how many.
+
+    There are such rows if its process was killed, or the disk was full. Does nothing to runs that
+    are live, or belong to another host or user. A ring that cannot be read is kept, and the log
+    says why.
+    """
+    if run.status.live or read_only_reason(run) is not None:
+        return 0
+    gained = 0
+    for number in dict.fromkeys(numbers_with(run.folder, "(?:ring|sqlite-journal)")):
+        try:
+            gained += recover(run.folder, number)
+        except (RingError, StoreError, OSError, sqlite3.Error) as error:
+            if (run.folder, number) not in _told:  # a page asks twice a second
+                log.warning("%s: the last rows could not be stored: %s", run.id, error)
+            _told.add((run.folder, number))
+    return gained
+
+
+def recover(folder: Path, rank: int = 0) -> int:
+    """Move the ring of a dead process into its store and delete it; return the rows gained.
+
+    A transaction that the process had not completed is rolled back, unless the process may run.
+    Raises RingError while its process or another reader holds it, StoreError or OSError where the
+    ring or the store cannot be written.
+    """
+    path = folder / f"rank{rank}.ring"
+    if not os.path.lexists(path):
+        # A journal lies on a network disk, where SQLite may not see the writer's locks.
+        if os.path.lexists(folder / f"{store_name(rank)}-journal") and not _may_run(folder, rank):
+            RunWriter(folder / store_name(rank), reopen=True).close()  # SQLite does it
+        return 0
+    with abandoned(path, alive=lambda: _may_run(folder, rank)) as remains:
+        writer = RunWriter(folder / store_name(rank), reopen=True)
+        try:
+            left = remains(writer.stored_slots())
+            steps = StepRows()
+            block = steps.block(left.slots, left.layouts)
+            with writer.transaction():
+                if len(block):
+                    writer.append(Stream.STEPS, "", block)
+                for broken in steps.broken:
+                    writer.add_event(broken.ts, broken.step, 0, "nan", broken.text, {})
+                writer.store_slots(left.end)
+            path.unlink()
+        finally:
+            writer.close()
+    if len(block):
+        _note_step(folder, rank, int(block.step[-1]))
+    return len(block)
+
+
+def note_end(
+    folder: Path, status: RunStatus, reason: str, instead_of: Collection[str] = LIVE
+) -> None:
+    """Write how a run ended that cannot say it itself; only over one of these statuses.
+
+    Does nothing in a folder of another user.
+    """
+    try:
+        run_json = read_run(folder).run_json
+        if run_json["status"] in instead_of and is_own_folder(folder):
+            ended = {"status": status, "reason": reason, "ended": now_of(run_json)}
+            write_run_json(folder, run_json | ended)
+    except (RunError, OSError) as error:
+        log.warning("stepscope: %s: its end could not be noted: %s", folder.name, error)
+
+
+def _may_run(folder: Path, rank: int) -> bool:
+    """Return False if the process of a rank was on this host and is gone."""
+    found = find_rank(folder, rank)
+    if found is None or found.status.live or found.run_json.get("host") != socket.gethostname():
+        return True
+    return process_of(found.run_json) is not None
+
+
+def _note_step(folder: Path, rank: int, step: int) -> None:
+    """Write into run.json the last step that the store has now.
+
+    The file keeps its time of change: it counts as a sign of life of the process.
+    """
+    path = folder / rank_json(rank)
+    try:
+        run_json, times = read_run_json(folder, rank), path.stat()
+        run_json["step"] = max(step, int(run_json.get("step", 0)))
+        with atomic_replace(path) as part:
+            part.write(json.dumps(run_json, indent=1).encode())
+            part.flush()
+            os.utime(part.fileno(), ns=(times.st_atime_ns, times.st_mtime_ns))
+    except UNREADABLE as error:
+        log.warning("%s: could not be completed: %s", path, error)

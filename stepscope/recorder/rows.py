@@ -1,0 +1,133 @@
+"""From slots of the ring to a block of the `steps` stream: columns, step time, broken losses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.recorder.ring import Slots
+from stepscope.store import Block
+from stepscope.store.blocks import Floats, missing, recorded
+
+STEP_TIME = "perf/step_time"
+SAMPLES = "perf/samples"
+RATE = "perf/samples_per_sec"
+RATES = {SAMPLES: RATE, "perf/tokens": "perf/tokens_per_sec"}
+"""Amounts of a step that are recorded as rates: divided here by its step time."""
+RESTART = "perf/restart"
+"""The one key of a row that only restarts the clock: time so far is no step time."""
+LOSS = "train/loss"
+
+Layouts = Sequence[tuple[tuple[str, ...], bool]]
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenLoss:
+    """The first step at which the loss was NaN or infinite."""
+
+    ts: float
+    step: int
+    key: str
+    loss: float
+
+    @property
+    def text(self) -> str:
+        """What the marker says."""
+        whose = self.key.removeprefix(LOSS)
+        return f"The loss {f'({self.key}) ' if whose else ''}is {self.loss} at step {self.step}"
+
+
+@dataclass(slots=True)
+class StepRows:
+    """Turns slots into blocks, batch after batch, for one store.
+
+    A timed row stands for one step and gets the time since the timed row before it, or since the
+    RESTART between them.
+    """
+
+    broken: list[BrokenLoss] = field(default_factory=list)
+    """Found since it was last cleared."""
+    _timed_before: float = np.nan
+    _ts: float = -np.inf
+    _step: float = -np.inf
+    _broken_now: frozenset[str] = frozenset()
+    """The losses that were not finite when they came last."""
+
+    def block(self, slots: Slots, layouts: Layouts) -> Block:
+        """Return the rows of these slots, in order."""
+        # The slots of one wide row follow each other with the same time and step.
+        fresh = np.ones(len(slots), dtype=bool)
+        fresh[1:] = (np.diff(slots["ts"]) != 0) | (np.diff(slots["step"]) != 0)
+        row_of, starts = np.cumsum(fresh) - 1, np.flatnonzero(fresh)
+        numbers = sorted(set(slots["layout"].tolist()))  # np.unique imports numpy.ma: 10 ms
+        used = [layouts[number] for number in numbers]
+        keys = tuple(dict.fromkeys(key for names, _ in used for key in names))
+        values = np.full((len(keys), len(starts)), np.nan)
+        timed, bare = np.zeros((2, len(starts)), dtype=bool)
+        for number in numbers:
+            names, is_timed = layouts[number]
+            chosen = np.flatnonzero(slots["layout"] == number)
+            lines = np.array([keys.index(name) for name in names], dtype=np.intp)
+            given = recorded(slots["values"][chosen, : len(names)].T)
+            values[np.ix_(lines, row_of[chosen])] = given
+            timed[row_of[chosen]] |= is_timed
+            bare[row_of[chosen]] |= RESTART in names
+        for key in keys:
+            if key == LOSS or key.startswith(f"{LOSS}."):
+                self._note_broken_loss(key, slots, layouts)
+        ts = slots["ts"][starts]
+        if timed.any():
+            keys, values = self._with_times(keys, values, ts, timed, bare)
+        ts, step = self._rising(ts[~bare], slots["step"][starts][~bare].astype(float))
+        return Block.raw(keys, ts, step, values[:, ~bare])
+
+    def _with_times(
+        self, keys: tuple[str, ...], values: Floats, ts: Floats, timed: Flags, bare: Flags
+    ) -> tuple[tuple[str, ...], Floats]:
+        """Add step time and, for rows that tell an amount, its rate."""
+        elapsed = np.full(len(ts), np.nan)
+        elapsed[timed] = np.diff(ts[timed], prepend=self._timed_before)
+        self._timed_before = float(ts[timed][-1])
+        elapsed[bare | (elapsed <= 0)] = np.nan  # a clock set back has no step time
+        columns = {
+            key: values[line]
+            for line, key in enumerate(keys)
+            if key not in RATES and key != RESTART
+        }
+        _fill(columns, STEP_TIME, elapsed)
+        for amount in RATES.keys() & set(keys):
+            rate = values[keys.index(amount)] / elapsed
+            _fill(columns, RATES[amount], np.where(np.isfinite(rate), rate, np.nan))
+        return tuple(columns), np.array(list(columns.values())).reshape(len(columns), len(ts))
+
+    def _rising(self, ts: Floats, step: Floats) -> tuple[Floats, Floats]:
+        """Let neither axis fall: two threads may have written in another order than they began."""
+        if len(ts):
+            ts = np.maximum.accumulate(np.maximum(ts, self._ts))
+            step = np.maximum.accumulate(np.maximum(step, self._step))
+            self._ts, self._step = float(ts[-1]), float(step[-1])
+        return ts, step
+
+    def _note_broken_loss(self, key: str, slots: Slots, layouts: Layouts) -> None:
+        """Note each time that a loss turned from a number to NaN or infinity."""
+        columns = [names.index(key) if key in names else -1 for names, _ in layouts]
+        column = np.array(columns, dtype=np.intp)[slots["layout"]]
+        have = np.flatnonzero(column >= 0)
+        losses = slots["values"][have, column[have]]
+        is_broken = ~np.isfinite(losses)
+        turned = is_broken & ~np.append(key in self._broken_now, is_broken[:-1])
+        self._broken_now = (self._broken_now | {key}) if is_broken[-1] else self._broken_now - {key}
+        for at in have[turned]:
+            row = slots[at]
+            loss = float(row["values"][column[at]])
+            self.broken.append(BrokenLoss(float(row["ts"]), int(row["step"]), key, loss))
+
+
+def _fill(columns: dict[str, Floats], key: str, values: Floats) -> None:
+    """Add a column; what a row has given of it by itself stays."""
+    given = columns.get(key)
+    columns[key] = values if given is None else np.where(missing(given), values, given)

@@ -1,0 +1,297 @@
+"""Serves the page's buttons at a step boundary: the only place where they touch a training.
+
+All kinds of runs share it. What differs between them comes in as handlers of their own, and as a
+check that may end the run.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+
+import psutil
+
+from stepscope.commands import command_results as results
+from stepscope.memory import allocator
+from stepscope.memory.snapshots.recording import SnapshotRecording, steps_refusal
+from stepscope.profiling.profile_command import Profiling
+from stepscope.recorder.recorder import Command, CommandName, Recorder
+from stepscope.run import RunStatus, rank_file
+from stepscope.session.sampler import Sampler
+from stepscope.session.z_readings import Readings
+
+log = logging.getLogger(__name__)
+
+PAUSED_POLL_S = 0.1  # how long a paused run may miss that it has to end
+MARK_LENGTH = 200  # characters of a mark's text that are kept
+
+Handler = Callable[[Command], None]
+
+
+class Memory:
+    """The memory that a training uses: torch's CUDA allocator, or on a CPU this process.
+
+    torch is found in `sys.modules`.
+    """
+
+    def __init__(self, readings: Readings) -> None:
+        self._readings = readings
+
+    @property
+    def on_gpu(self) -> bool:
+        """Say whether training has begun on a CUDA device."""
+        return self._readings.index is not None and allocator.reason() is None
+
+    def read(self) -> dict[str, float]:
+        """Return the bytes in use by metric key."""
+        if self.on_gpu:
+            return self._readings.read()
+        return {"process/rss": float(psutil.Process().memory_info().rss)}
+
+    def empty_cache(self) -> None:
+        """Give unused cached blocks back to the driver; waits for the device."""
+        if self.on_gpu:
+            sys.modules["torch"].cuda.empty_cache()
+
+    def reset_peaks(self) -> None:
+        """Start the allocator's peaks again from the current values."""
+        if self.on_gpu:
+            sys.modules["torch"].cuda.reset_peak_memory_stats(self._readings.index)
+
+
+class CommandServer:
+    """Answers the commands of one run; called by the training thread.
+
+    `own` holds the handlers that only this kind of run has, STOP among them. `check` is called at
+    each boundary, and again and again while the run is paused: it may raise to end the run. A run
+    that is no `training` answers MARK and `own` alone. `step` returns the number of the last step,
+    the recorder's if not given: a loop of ours is ahead of it. `closed_here` says that the training
+    thread itself calls `close`, however training ends.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        sampler: Sampler,
+        own: Mapping[CommandName, Handler],
+        *,
+        check: Callable[[], None] = lambda: None,
+        training: bool = True,
+        step: Callable[[], int] | None = None,
+        closed_here: bool = False,
+    ) -> None:
+        self.memory = Memory(sampler.readings)
+        self._recorder = recorder
+        self._readings = sampler.readings
+        self.look = self._readings.look
+        self._reset_process_peak = sampler.reset_process_peak
+        self._check = check
+        self._training = training
+        self._paused = False
+        self._serving = False
+        self._snapshot: SnapshotRecording | None = None
+        self.step = step or (lambda: recorder.step)
+        self._readings.collectives.step = self.step
+        self.profiling = Profiling(
+            recorder,
+            step=self.step,
+            on_gpu=lambda: self.memory.on_gpu,
+            ended_here=closed_here,
+        )
+        self._handlers: dict[CommandName, Handler] = {CommandName.MARK: self._mark, **own}
+        if training:
+            self._handlers |= {
+                CommandName.PAUSE: self._pause,
+                CommandName.RESUME: self._resume,
+                CommandName.EMPTY_CACHE: self._empty_cache,
+                CommandName.RESET_PEAKS: self._reset_peaks,
+                CommandName.COLLECT_GARBAGE: self._collect_garbage,
+                CommandName.MEMORY_SNAPSHOT: self._memory_snapshot,
+                CommandName.PROFILE: self.profiling.ask,
+            }
+
+    @property
+    def busy(self) -> bool:
+        """Say whether a command, a pause or a profile holds the training up; from any thread."""
+        return self._serving or self._paused or self.profiling.active
+
+    def supported_commands(self) -> list[CommandName]:
+        """Return the commands that have an effect here, for run.json."""
+        return [
+            name
+            for name in CommandName
+            if name in self._handlers
+            and (self.memory.on_gpu or name is not CommandName.MEMORY_SNAPSHOT)
+            and ("torch" in sys.modules or name is not CommandName.PROFILE)
+        ]
+
+    def serve(self, flush: Callable[[], None]) -> float:
+        """Serve what was asked since the last boundary; return the seconds the commands took.
+
+        `flush` records the steps still under way, so that a marker stands after them. Stays here
+        while the run is paused, and while the ranks of a job agree on this step. Raises only what
+        the handler of STOP and `check` raise.
+        """
+        self._recorder.signs += 1
+        profiling, took_s = self.profiling, 0.0
+        if self._snapshot is not None:
+            self._snapshot.labels.begin_step()
+        if self._readings.wanted:
+            took_s += self._readings.serve()
+        if profiling.active:
+            with self._readings.then_read():
+                took_s += profiling.reach()
+        waiting = bool(self._recorder.command_waiting)
+        asked = deque(self._recorder.take_commands() if waiting else ())
+        # Having looked, this rank may go on only where the others know that it does.
+        if asked or (waiting and not self._recorder.may_leave()):
+            took_s += self._serve(asked, flush)
+        else:
+            self._check()
+        if profiling.active:
+            profiling.leave()
+        return took_s
+
+    def _serve(self, asked: deque[Command], flush: Callable[[], None]) -> float:
+        began = time.perf_counter()
+        self._serving = True
+        flushed = False
+        try:
+            while True:
+                if asked and not flushed:
+                    flush()
+                    flushed = True
+                while asked:
+                    self._serve_one(asked.popleft())
+                self._check()
+                if not self._paused and self._recorder.may_leave():
+                    return time.perf_counter() - began
+                asked.extend(self._recorder.wait_command(PAUSED_POLL_S))
+                self.profiling.poll()
+                if self._readings.wanted:
+                    self._readings.serve()
+        except BaseException:  # a stop, or Ctrl-C; the script may go on all the same
+            self._leave_pause()
+            self._recorder.put_back(asked)
+            self._recorder.left()
+            raise
+        finally:
+            self._serving = False
+
+    def wait(self, timeout_s: float) -> None:
+        """Serve the commands that come within this time; for a run without steps."""
+        for command in self._recorder.wait_command(timeout_s):
+            self._serve_one(command)
+
+    def close(self) -> None:
+        """End what needs another step: none will come. A second call does nothing."""
+        if self._snapshot is not None:
+            self._guarded(self._end_snapshot, self._snapshot.command)
+        if self.profiling.active:
+            with self._readings.then_read():
+                self.profiling.close()
+
+    def _serve_one(self, command: Command) -> None:
+        handler = self._handlers.get(command.name)
+        if handler is None:
+            text = f"{command.label}: this run does not answer it"
+            self._recorder.finish(command, text, ok=False)
+        elif command.name is CommandName.STOP:
+            self._leave_pause()
+            handler(command)
+        else:
+            self._guarded(handler, command)
+
+    def _guarded(self, handler: Handler, command: Command) -> None:
+        try:
+            with self._readings.then_read():
+                handler(command)
+        except Exception as error:  # a button must not end a training
+            log.warning("stepscope: %s failed", command.name, exc_info=True)
+            text = f"{command.label}: failed ({type(error).__name__}: {error})"
+            self._recorder.finish(command, text, ok=False)
+
+    def _pause(self, command: Command) -> None:
+        if self._paused:
+            self._recorder.finish(command, "Pause: the run is paused already", ok=False)
+            return
+        self._paused = True
+        self.profiling.interrupt("the run was paused")
+        self._recorder.set_status(RunStatus.PAUSED)
+        self._recorder.finish(command, f"Pause: after step {self._recorder.step}")
+
+    def _resume(self, command: Command) -> None:
+        if not self._paused:
+            self._recorder.finish(command, "Resume: the run is not paused", ok=False)
+            return
+        self._leave_pause()
+        self._recorder.finish(command, "Resume")
+
+    def _leave_pause(self) -> None:
+        if self._paused:
+            self._paused = False
+            self._recorder.set_status(RunStatus.RUNNING)
+
+    def _mark(self, command: Command) -> None:
+        text = str(command.args.get("text", "")).strip()[:MARK_LENGTH] or "Mark"
+        if self._training:
+            self._recorder.finish(command, text, after=self.memory.read())
+        else:
+            self._recorder.finish(command, text)
+
+    def _empty_cache(self, command: Command) -> None:
+        before = self.memory.read()
+        self.memory.empty_cache()
+        after = self.memory.read()
+        text = results.empty_cache(before, after)
+        self._recorder.finish(command, text, before=before, after=after)
+
+    def _reset_peaks(self, command: Command) -> None:
+        before = self.memory.read()
+        self.memory.reset_peaks()
+        after = self.memory.read()
+        before["process/peak_rss"], after["process/peak_rss"] = self._reset_process_peak()
+        text = results.reset_peaks(before, after)
+        self._recorder.finish(command, text, before=before, after=after)
+
+    def _collect_garbage(self, command: Command) -> None:
+        before = self.memory.read()
+        objects = gc.collect()
+        after = self.memory.read()
+        text = results.collect_garbage(objects, before, after)
+        self._recorder.finish(command, text, before=before, after=after, objects=objects)
+
+    def _memory_snapshot(self, command: Command) -> None:
+        """Begin a history at this boundary, and end it at one where its steps have passed."""
+        refused = steps_refusal(command)
+        if refused is not None:
+            self._recorder.finish(command, f"Memory snapshot: {refused}", ok=False)
+        elif not self.memory.on_gpu:
+            text = "Memory snapshot: a CPU run has no CUDA allocator to take it of"
+            self._recorder.finish(command, text, ok=False)
+        elif self._snapshot is None:
+            self._snapshot = SnapshotRecording(command, self._recorder.step)
+            self._recorder.put_back([command])
+        elif self._snapshot.command is not command:
+            text = "Memory snapshot: one is being taken already"
+            self._recorder.finish(command, text, ok=False)
+        elif self._recorder.step >= self._snapshot.last_step:
+            self._end_snapshot(command)
+        else:
+            self._recorder.put_back([command])
+
+    def _end_snapshot(self, command: Command) -> None:
+        snapshot, self._snapshot = self._snapshot, None
+        if snapshot is None:
+            return
+        first, last = snapshot.after_step + 1, self._recorder.step
+        name = rank_file(f"snapshot-step-{max(first, last)}.pickle", self._recorder.number)
+        path = self._recorder.folder / name
+        snapshot.write(path)
+        size = path.stat().st_size
+        text = results.memory_snapshot(path.name, size, first, last)
+        self._recorder.finish(command, text, path=path.name, bytes=size, first=first, last=last)

@@ -1,0 +1,289 @@
+"""The 10 Hz thread that records memory, host and GPU values of a run.
+
+It makes no CUDA call. A source that fails loses only its own values and does not end the thread.
+The driver refreshes some values less often than they are read (utilization about 6 times a second),
+so these repeat. The training thread reads the allocator's counters at its step boundaries
+(`allocator.Readings`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from stepscope.gpu.device_events import SampledDevice
+from stepscope.gpu.nvml_queries import Tier
+from stepscope.gpu.process_memory import Sharing
+from stepscope.gpu.source import DeviceSource, open_source
+from stepscope.gpu.xid import XidEvent, XidWatch
+from stepscope.host.usage import HostSource
+from stepscope.memory import allocator, allocator_settings
+from stepscope.recorder.recorder import Recorder
+
+log = logging.getLogger(__name__)
+
+PERIODS_S = {Tier.MEDIUM: 0.5, Tier.SLOW: 1.0, Tier.RARE: 10.0}
+COST_BUDGET = 0.05  # share of the period that the fast GPU reads may take: 5 ms at 10 Hz
+COST_WINDOW = 50  # ticks over which it is judged
+SLOWEST_S = 1.0  # longest period that the budget may lead to
+
+T = TypeVar("T")
+
+
+class Sampler:
+    """Samples into `recorder` every `period_s` on one daemon thread, from `start()` to `stop()`.
+
+    `allocator_index` is the CUDA index whose allocator to read, None for a run without CUDA;
+    `readings.begin` sets it later. `gpu_uuids` None means every GPU of `source`; `source` None
+    means this process's NVML. Of several processes on a machine only one samples the `host`.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        *,
+        allocator_index: int | None,
+        gpu_uuids: Sequence[str] | None = None,
+        host: bool = True,
+        source: DeviceSource | None = None,
+        period_s: float = 0.1,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if not 0.01 <= period_s <= 60:
+            raise ValueError(f"period_s: 0.01 to 60 s, got {period_s}. 0.1 is the default.")
+        self._recorder = recorder
+        self._host = HostSource(clock=clock)
+        self.readings = allocator.Readings(
+            allocator_index, clock=clock, resident=self._host.resident
+        )
+        self.observers: list[Callable[[Mapping[str, float]], None]] = []
+        """Told of the process's values at each tick, in the sampler's thread."""
+        self._source = open_source() if source is None else source
+        self._period_s = period_s
+        self._clock = clock
+        self._samples_host = host
+        self._labels = {
+            info.uuid: f"GPU {info.nvml_index} ({info.name})" for info in self._source.devices()
+        }
+        wanted = self._labels if gpu_uuids is None else gpu_uuids
+        self._devices = {uuid: SampledDevice(self._labels.get(uuid, uuid)) for uuid in wanted}
+        self._sharing = Sharing(self._source, clock)
+        if allocator_index is not None and len(self._devices) == 1:
+            (self._sharing.training,) = self._devices
+        self._xid: XidWatch | None = None
+        self._due = dict.fromkeys(PERIODS_S, -math.inf)
+        self._failed: dict[tuple[Any, ...], str] = {}
+        self._told: set[str] = set()
+        self._capabilities: dict[str, Any] = {}
+        self._cost_s: float | None = None
+        self._fast_costs: list[float] | None = None  # None: the first tick wakes the driver
+        # Held while the thread runs: `acquire` with a timeout is a sleep that `release` ends, at
+        # half the cost of Event.wait (28 us against 59 beside a training).
+        self._ending = threading.Lock()
+        self._ending.acquire()
+        self._thread = threading.Thread(target=self._run, name="stepscope-sampler", daemon=True)
+
+    def start(self) -> None:
+        """Begin sampling with a tick at once. A sampler can be started only once."""
+        self._begin_watching()
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 2.0) -> bool:
+        """End sampling; False if the thread is stuck in a driver call after `timeout_s`."""
+        with contextlib.suppress(RuntimeError):  # released by an earlier stop
+            self._ending.release()
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        self._end_watching()
+        if self._thread.is_alive():
+            log.warning("stepscope-sampler did not end within %.1f s", timeout_s)
+        return not self._thread.is_alive()
+
+    def reset_process_peak(self) -> tuple[float, float]:
+        """Reset `process/peak_rss`, from any thread; return its bytes (before, after)."""
+        return self._host.reset_peak()
+
+    def sample_only(self, uuid: str, label: str) -> None:
+        """Sample only this GPU from now on, such as a MIG instance; from any thread."""
+        self._devices = {uuid: SampledDevice(label)}
+        if self._thread.is_alive():
+            self._begin_watching()
+
+    def train_on(self, uuid: str | None) -> None:
+        """Say which GPU this process trains on (None: a CPU); from any thread."""
+        self._sharing.training = uuid
+
+    def tick(self) -> None:
+        """Take one sample of everything that is due; `start()` calls this each period."""
+        begun = self._clock()
+        tiers = self._due_tiers(begun)
+        self._sample_process(slow=Tier.SLOW in tiers)
+        fast_s = sum(self._sample_gpu(*one, tiers) for one in self._devices.items())
+        if Tier.SLOW in tiers:
+            self._describe()
+        self._judge_cost(fast_s)
+        self._cost_s = self._clock() - begun
+
+    def _run(self) -> None:
+        # All processes of a machine tick together, so that the training threads of a job's ranks
+        # read for them in the same step, and wait for each other once.
+        deadline = self._clock() - time.time() % self._period_s
+        while not self._ending.acquire(timeout=max(0.0, deadline - self._clock())):
+            self._guarded("tick", self.tick)
+            deadline = next_deadline(deadline, self._period_s, self._clock())
+
+    def _due_tiers(self, now: float) -> list[Tier]:
+        """Return the tiers to read besides the fast one, at most half a period too early."""
+        due = [tier for tier, at in self._due.items() if now >= at - self._period_s / 2]
+        for tier in due:
+            self._due[tier] = now + PERIODS_S[tier]
+        return due
+
+    def _sample_process(self, *, slow: bool) -> None:
+        values = self._guarded("process", self._host.process) or {}
+        if slow:
+            values |= self._guarded("children", self._host.children) or {}
+            if self._samples_host:
+                values |= self._guarded("host", self._host.host) or {}
+        values |= self._guarded("allocator", self.readings.take) or {}
+        values |= self._sharing.take_own()
+        values |= self.readings.collectives.take()
+        if self.readings.wanted:
+            self._recorder.want_boundary()
+        if self._cost_s is not None:
+            values["sampler/cost"] = self._cost_s
+        self._recorder.sample(values)
+        for observer in self.observers:
+            self._guarded("observer", observer, values)
+
+    def _sample_gpu(self, uuid: str, device: SampledDevice, tiers: list[Tier]) -> float:
+        """Record one GPU and its events; return the seconds that reading its fast tier took."""
+        begun = self._clock()
+        values = self._guarded(uuid, self._source.read, uuid, Tier.FAST) or {}
+        now = self._clock()
+        if tiers:
+            values |= self._guarded(uuid, self._source.read, uuid, *tiers) or {}
+        if values and Tier.SLOW in tiers:
+            values |= self._guarded(uuid, self._sharing.look, uuid, values) or {}
+        if values:
+            self._recorder.device(uuid, values)
+        mask = values.get("gpu/throttle_reasons")
+        lost = self._guarded(uuid, self._source.lost, uuid)
+        events = device.events(now, mask, lost)
+        if Tier.RARE in tiers:
+            action = self._guarded(uuid, self._source.recovery_action, uuid)
+            events += device.health(values, action)
+        for kind, text, data in events:
+            self._recorder.event(kind, text, uuid=uuid, **data)
+        return now - begun
+
+    def _judge_cost(self, fast_s: float) -> None:
+        """Double the period when reading the GPUs takes too large a share of it, and say so."""
+        if self._fast_costs is None:
+            self._fast_costs = []
+            return
+        self._fast_costs.append(fast_s)
+        if len(self._fast_costs) < COST_WINDOW:
+            return
+        mean_s, self._fast_costs = sum(self._fast_costs) / COST_WINDOW, []
+        if mean_s > COST_BUDGET * self._period_s and 2 * self._period_s <= SLOWEST_S:
+            self._period_s *= 2
+            text = (
+                f"Reading the GPUs took {1e3 * mean_s:.1f} ms a tick (a slow driver, or a thread "
+                f"that holds the GIL): sampling every {self._period_s:g} s from here on."
+            )
+            log.warning(text)
+            self._recorder.event("sampler_slowed", text, mean_s=mean_s, period_s=self._period_s)
+
+    def _describe(self) -> None:
+        """Record why metrics are missing: on the first tick, then when it changes."""
+        missing = {
+            uuid: self._source.reasons(uuid) | self._sharing.reasons(uuid) for uuid in self._devices
+        }
+        no_cuda = "the run has used no CUDA device" if self.readings.index is None else None
+        capabilities = {
+            "nvml": self._source.reason,
+            "allocator": no_cuda or allocator.reason(),
+            "parts": self.readings.parts.reason,
+            "missing": missing,
+            "failed": {what: text for (what, *_), text in self._failed.items()},
+        }
+        collectives = self.readings.collectives.reasons()
+        if collectives:
+            capabilities["collectives"] = collectives
+        no_split = allocator_settings.split_reason() if capabilities["allocator"] is None else None
+        if no_split is not None:
+            capabilities["split"] = no_split
+        if self._xid is not None:
+            capabilities |= _unwatched(self._xid, missing)
+        if capabilities != self._capabilities:
+            self._capabilities = capabilities
+            self._recorder.describe(capabilities=capabilities)
+        lists = self._sharing.changed()
+        if lists is not None:
+            self._recorder.describe(gpu_processes=lists)
+
+    def _on_xid(self, event: XidEvent) -> None:
+        """Record an error of a GPU; called on the thread that waits for them."""
+        device = self._devices.get(event.uuid)
+        parent = self._labels.get(event.uuid, "GPU")  # of the instance that is sampled
+        label = parent if device is None else device.label
+        self._recorder.event(
+            "xid",
+            f"{label}: {event.text}. {event.advice}",
+            uuid=event.uuid,
+            code=event.code,
+            advice=event.advice,
+            gpu_instance=event.gpu_instance,
+        )
+
+    def _begin_watching(self) -> None:
+        """Have activity counters read, and errors of the GPUs waited for, if there are GPUs."""
+        if self._xid is None and self._source.reason is None and self._devices:
+            self._source.arm_gpm(True)
+            self._xid = XidWatch(self._source, self._on_xid, uuids=frozenset(self._devices))
+
+    def _end_watching(self) -> None:
+        """Undo `_begin_watching`; a wait for events ends by itself, in half a second."""
+        watch, self._xid = self._xid, None
+        if watch is not None:
+            self._source.arm_gpm(False)
+            watch.stop(timeout_s=0.0)
+
+    def _guarded(self, what: str, call: Callable[..., T], *args: Any) -> T | None:
+        try:
+            answer = call(*args)
+        except Exception as error:  # an error of one source must not stop the others
+            self._failed[_asked(what, call, args)] = f"{type(error).__name__}: {error}"
+            if what not in self._told:
+                self._told.add(what)
+                log.warning("sampling %s failed; its values may be missing", what, exc_info=True)
+            return None
+        if self._failed:
+            self._failed.pop(_asked(what, call, args), None)
+        return answer
+
+
+def _asked(what: str, call: Callable[..., Any], args: tuple[Any, ...]) -> tuple[str, ...]:
+    """Tell calls apart: two of one source fail separately, and clear only their own error."""
+    texts = [one for one in args if isinstance(one, str)]
+    return (what, getattr(call, "__name__", ""), *texts[:2])
+
+
+def next_deadline(deadline: float, period_s: float, now: float) -> float:
+    """Return the next time of a tick after `now`; ticks that were missed are skipped."""
+    missed = max(0, math.floor((now - deadline) / period_s))
+    return deadline + (missed + 1) * period_s
+
+
+def _unwatched(watch: XidWatch, missing: dict[str, dict[str, str]]) -> dict[str, str]:
+    """Note in `missing` why single GPUs are not watched for errors; return why none is."""
+    for uuid, why in watch.refused.items():
+        if uuid in missing:
+            missing[uuid]["xid"] = why
+    return {} if watch.reason is None else {"xid": watch.reason}

@@ -1,0 +1,233 @@
+"""The DataLoader: waiting for batches, samples, passes over the data, and what is evaluation.
+
+Batches fetched while gradients are off are evaluation. So is a whole pass in which no `backward()`
+was called, because many loops fetch outside and compute inside `torch.no_grad()`: that is known
+only at its end, or when it is left for the data of training, and then taken back. A pass of one
+batch is judged at the next batch of all, because a loader that reads one batch ahead (accelerate's)
+ends it before its `backward()`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import weakref
+from importlib import import_module
+from threading import get_ident
+from types import ModuleType
+from typing import Any
+
+from stepscope.profiling.phase_ranges import DATA, span
+from stepscope.tracker import batch_length
+from stepscope.watch.hooks.epochs import Feed, Pass
+from stepscope.watch.hooks.patching import Function, Guard, Patches, opaque
+from stepscope.watch.hooks.state import State
+
+PASS = "_stepscope_pass"
+LOADER = "_stepscope_loader"
+EVENTS_AT_ONCE, EVENT_EVERY_S = 50, 1.0
+"""Epochs that all get an event; after them at most one event in this time."""
+
+
+class Batches:
+    """Listens to the iterators of all DataLoaders."""
+
+    def __init__(self, torch: ModuleType, state: State) -> None:
+        self._state = state
+        self._guard = Guard("perf/data_wait, perf/samples_per_sec and train/epoch")
+        self._tensor: type[Any] = torch.Tensor
+        self._grad_enabled = torch.is_grad_enabled
+        self._fetching = False
+        self._last = 0
+        """Identity of the iterator that was asked last."""
+        self._pass: Pass | None = None
+        """The pass that it is in."""
+        self._undecided: Pass | None = None
+        """A pass that has read all batches and may be for training or evaluation."""
+        self._passes = 0
+        self._event_s = 0.0
+        for function in (self._fetched, self._ended):
+            opaque(function, with_callees=True)
+
+    def around_next(self, original: Function) -> Function:
+        """Wrap `__next__` of the iterators."""
+        state, guard, clock, fetched = self._state, self._guard, time.perf_counter, self._fetched
+
+        def __next__(iterator: Any) -> Any:
+            # While fetching, it is a dataset that reads from a loader of its own.
+            if self._fetching or (get_ident() != state.thread and not state.claim()):
+                return original(iterator)
+            began_s = clock()
+            self._fetching = True
+            try:
+                with span(DATA):
+                    batch = original(iterator)
+            except StopIteration:
+                guard.call(self._ended, iterator, began_s)
+                raise
+            finally:
+                self._fetching = False
+            if guard.works:
+                try:
+                    fetched(iterator, batch, began_s)
+                except Exception as error:  # noqa: BLE001 - a metric is never worth a training run
+                    guard.failed(error)
+            return batch
+
+        return __next__
+
+    def _fetched(self, iterator: Any, batch: Any, began_s: float) -> None:
+        state, number, current = self._state, iterator._num_yielded, self._pass
+        state.recorder.signs += 1
+        state.session.readings.look()
+        # The workers' iterator may serve the next pass after one that was left with `break`.
+        if current is None or id(iterator) != self._last or number == 1 or number > current.until:
+            current = self._turn_to(iterator, began_s)
+        now_s = time.perf_counter()
+        if not self._grad_enabled():
+            state.exclude(began_s, now_s)
+            return
+        if state.evaluation is not None:
+            state.end_evaluation(began_s)
+        current.batches += 1
+        if number == current.until:
+            current.ended_s = now_s
+            if self._undecided is None:  # the loader may never say that it has ended
+                self._undecided = current
+        state.data_wait_s += now_s - began_s
+        if state.phases is not None:
+            state.phases.mark_s = now_s
+        first: Any = batch[0] if type(batch) is list and batch else None
+        if type(first) is self._tensor and first.ndim:
+            state.feed.put(current, first.size(0))
+        else:
+            state.feed.put(current, batch_length(batch) or 0)
+
+    def _turn_to(self, iterator: Any, began_s: float) -> Pass:
+        """Another iterator than before, or a new pass of the same."""
+        state, waiting, number = self._state, self._undecided, iterator._num_yielded
+        left = self._pass
+        self._last = id(iterator)
+        current: Pass | None = iterator.__dict__.get(PASS)
+        if current is None or number == 1 or number > current.until:
+            dataset = id(iterator._dataset)
+            if waiting is not None and (waiting.ended or waiting.dataset == dataset):
+                self._judge(waiting)
+            length, is_finite = _length_of_pass(iterator)
+            self._passes += 1
+            current = Pass(
+                order=self._passes,
+                dataset=dataset,
+                began_s=began_s,
+                length=length,
+                is_finite=is_finite,
+            )
+            current.until = number - 1 + length
+            current.backwards, current.stepped = state.backwards, state.stepped
+            current.data_wait_s = state.data_wait_s
+            iterator.__dict__[PASS] = current
+        self._pass = current
+        if left is not None and left is not current and self._was_evaluation(left, current):
+            left.ended_s = began_s
+            self._judge(left)
+        return current
+
+    def _was_evaluation(self, left: Pass, current: Pass) -> bool:
+        """Say whether a pass was left before its end and training goes on, with other data.
+
+        One batch may be half of a pair from two loaders, and what is read ahead of the first steps
+        has had no `backward()` either.
+        """
+        trained = self._state.feed.trained
+        return (
+            left.batches > 1
+            and not left.is_whole
+            and left.backwards == self._state.backwards
+            and current.dataset in trained
+            and left.dataset not in trained
+        )
+
+    def _ended(self, iterator: Any, began_s: float) -> None:
+        state, now_s = self._state, time.perf_counter()
+        self._last = 0
+        current: Pass | None = iterator.__dict__.pop(PASS, None)
+        if current is None:  # an empty loader
+            return
+        if not self._grad_enabled():
+            state.exclude(began_s, now_s)
+            return
+        state.data_wait_s += now_s - began_s
+        current.ended, current.ended_s = True, now_s
+        waiting = self._undecided
+        if waiting is not None and waiting.ended and waiting is not current:
+            self._judge(waiting)
+        if current.batches > 1 or state.backwards > current.backwards:
+            self._judge(current)
+        else:
+            self._undecided = current
+
+    def _judge(self, whole: Pass) -> None:
+        """Say of a pass that read all batches whether it was for training or evaluation."""
+        state = self._state
+        if self._undecided is whole:
+            self._undecided = None
+        if whole.judged:
+            return
+        if state.backwards > whole.backwards:
+            state.feed.close(whole)
+        else:
+            state.exclude(whole.began_s, whole.ended_s)
+            state.feed.drop(whole)
+            if state.stepped == whole.stepped:
+                state.data_wait_s = whole.data_wait_s
+        whole.judged = True
+
+    def tell(self, ended: Pass, number: int, ended_s: float) -> None:
+        """Mark the end of an epoch; a set read in milliseconds does not fill the page with them."""
+        if number > EVENTS_AT_ONCE and ended_s < self._event_s + EVENT_EVERY_S:
+            return
+        self._event_s = ended_s
+        seconds = ended_s - ended.began_s
+        text = f"Epoch {number}: {ended.batches} batches, {seconds:.3g} s"
+        self._state.recorder.event("epoch", text, seconds=seconds, batches=ended.batches)
+
+
+def _length_of_pass(iterator: Any) -> tuple[float, bool]:
+    """Return the batches of a pass, infinite where nobody knows, and whether it will end.
+
+    A loader may take its batches from one iterator for ever (ultralytics, timm): its own length
+    then says where a pass ends. A stream must not be asked through its loader, which would warn.
+    """
+    loader = getattr(iterator, LOADER, _no_loader)()
+    for owner in (iterator._index_sampler, loader if iterator._auto_collation else None):
+        try:
+            return max(1, len(owner)), True  # type: ignore[arg-type]
+        except (TypeError, NotImplementedError, AttributeError):
+            continue
+    return math.inf, hasattr(type(iterator._dataset), "__len__")
+
+
+def _no_loader() -> None:
+    return None
+
+
+def _remember_loader(original: Function) -> Function:
+    """Wrap `DataLoader._get_iterator`: its iterators do not know their loader."""
+
+    def _get_iterator(loader: Any) -> Any:
+        iterator = original(loader)
+        if type(loader).__iter__ is not plain:
+            setattr(iterator, LOADER, weakref.ref(loader))
+        return iterator
+
+    plain = import_module("torch.utils.data").DataLoader.__iter__
+    return _get_iterator
+
+
+def attach(torch: ModuleType, state: State, patches: Patches) -> None:
+    """Wrap the iterators' common `__next__`."""
+    module = import_module("torch.utils.data.dataloader")
+    batches = Batches(torch, state)
+    state.feed = Feed(batches.tell)
+    patches.replace(module.DataLoader, "_get_iterator", _remember_loader, traced=False)
+    patches.replace(module._BaseDataLoaderIter, "__next__", batches.around_next, traced=False)

@@ -1,0 +1,140 @@
+"""Copies to the GPU: how long `.to()` and `.cuda()` of a CPU tensor take on the device.
+
+Two CUDA events on the current stream bracket a copy and are read once the device has passed them;
+nothing waits. A pair costs the host about 20 us, so of short steps only one in 10 ms is measured.
+The wrappers are put in place at the first optimizer step, and only where the parameters are on a
+CUDA device: a run on the CPU does not pay for them, and a model on its way to the GPU is not in the
+figure. Only calls through a tensor are wrapped: `torch.Tensor.to` stays the same object, because
+`__torch_function__` gets it as `func`, and scripts have tables of such functions.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from threading import get_ident
+from types import MethodType, ModuleType
+from typing import Any
+
+from stepscope.recorder.event_pairs import EventPairs, Pair
+from stepscope.watch.hooks.patching import Function, Guard, Patches, opaque
+from stepscope.watch.hooks.state import State
+
+PAIRS = 64
+"""Copies of a step whose duration is measured."""
+LEAST_S = 0.01
+"""Time from the begin of a step that is measured to the begin of the next one."""
+
+
+class Transfers:
+    """The copies of one step: measured while it is under way, told once the device has made them.
+
+    `measuring` says whether those of the step under way are.
+    """
+
+    def __init__(self, new_event: Callable[[], Any]) -> None:
+        self._pairs = EventPairs(new_event, PAIRS)
+        self._under_way: list[Pair] = []
+        self._missed = False
+        self.measuring = True
+        self._begun = time.perf_counter()
+
+    def begin(self) -> Pair | None:
+        """Record the first event of a pair; None when all are in use."""
+        pair = self._pairs.begin()
+        self._missed = self._missed or pair is None
+        return pair
+
+    def end(self, pair: Pair) -> None:
+        """Record the second event."""
+        self._pairs.end(pair)
+        self._under_way.append(pair)
+
+    def harvest(self) -> float | None:
+        """Return the seconds of a measured step's copies, once, when all of them have ended.
+
+        Called at each end of a step. None for the other steps, and where a copy could not be
+        measured: not known, not 0.
+        """
+        now, ended, self.measuring = time.perf_counter(), self.measuring, False
+        if (ended or self._under_way) and all(map(self._pairs.has_ended, self._under_way)):
+            pairs, self._under_way = self._under_way, []
+            total_s = sum(map(self._pairs.seconds, pairs))
+            found = None if self._missed else total_s
+            self._missed = False
+        else:
+            found = None
+        if not self._under_way and now - self._begun >= LEAST_S:
+            self.measuring, self._begun = True, now
+        return found
+
+
+class CopyTimes:
+    """Puts a pair around every copy from the CPU to the current CUDA device."""
+
+    def __init__(self, torch: ModuleType, state: State, transfers: Transfers) -> None:
+        self._state = state
+        self._transfers = transfers
+        self._is_compiling = torch.compiler.is_compiling
+        self._is_capturing = torch.cuda.is_current_stream_capturing
+        self._current = torch.cuda.current_device
+        self._device: type[Any] = torch.device
+        self._tensor: type[Any] = torch.Tensor
+        self._plainly = torch._C.DisableTorchFunction
+        """A mode, or a subclass, is not to see which properties are looked at here."""
+        self._is_copying = False
+
+    def around(self, original: Function, *, default: Any) -> Callable[[Any], Function | None]:
+        """Return what binds a method of Tensor; `default` is its target where the call has none."""
+        state, is_compiling, guard = self._state, self._is_compiling, Guard("perf/h2d")
+        transfers = self._transfers
+
+        @functools.wraps(original)
+        def copy(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            target = kwargs.get("device", args[0] if args else default)
+            pair = guard.call(self._begin, tensor, target)
+            if pair is None:
+                return original(tensor, *args, **kwargs)
+            self._is_copying = True
+            try:
+                return original(tensor, *args, **kwargs)
+            finally:
+                self._is_copying = False
+                guard.call(transfers.end, pair)
+
+        def bind(tensor: Any) -> Function | None:
+            # What a subclass does within a copy is a part of it.
+            if not transfers.measuring or self._is_copying or is_compiling():
+                return None
+            return MethodType(copy, tensor) if get_ident() == state.thread else None
+
+        opaque(copy)
+        opaque(self._begin, with_callees=True)
+        return bind
+
+    def _begin(self, tensor: Any, target: Any) -> Pair | None:
+        with self._plainly():
+            return self._begin_pair(target) if tensor.is_cpu else None
+
+    def _begin_pair(self, target: Any) -> Pair | None:
+        if isinstance(target, self._tensor):
+            target = target.device
+        elif isinstance(target, str):
+            target = self._device(target)
+        elif type(target) is int:
+            target = self._device("cuda", target)
+        if not isinstance(target, self._device) or target.type != "cuda":
+            return None
+        if target.index not in (None, self._current()) or self._is_capturing():
+            return None
+        return self._transfers.begin()
+
+
+def attach(torch: ModuleType, state: State, patches: Patches) -> Transfers:
+    """Wrap `to` and `cuda` of tensors; CUDA is in use already."""
+    transfers = Transfers(lambda: torch.cuda.Event(enable_timing=True))
+    times, owner = CopyTimes(torch, state, transfers), torch.Tensor
+    patches.replace_bound(owner, "to", times.around(owner.to, default=None))
+    patches.replace_bound(owner, "cuda", times.around(owner.cuda, default="cuda"))
+    return transfers

@@ -1,0 +1,73 @@
+"""What belongs to a whole step, not to one of its optimizers: its times, samples and epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from stepscope.recorder.rows import RATES, SAMPLES
+
+if TYPE_CHECKING:
+    from stepscope.watch.hooks.h2d_copies import Transfers
+    from stepscope.watch.hooks.state import State
+
+
+class Times:
+    """The clock between two steps."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self.on_cuda = self._has_begun = False
+        self.time_copies: Callable[[], Transfers | None] = lambda: None
+        """Starts the timing of copies to the GPU; set by `optimizer.attach`."""
+        self._last_s: float | None = None
+        self._backwards = 0
+        """Calls of `backward()` up to the last step."""
+        self._epoch: int | None = None
+        self._transfers: Transfers | None = None
+
+    def begin(self, device: Any) -> None:
+        """Tell the session, at the first step, on which device the script trains (None: the CPU).
+
+        May be called again where steps by hand came before those of an optimizer: a GPU, once
+        known, stays.
+        """
+        cuda_index = device.index if device is not None and device.type == "cuda" else None
+        if self.on_cuda or (self._has_begun and cuda_index is None):
+            return
+        self._has_begun = True
+        self._state.session.train_on(cuda_index)
+        if cuda_index is not None:
+            self.on_cuda = True
+            self._transfers = self.time_copies()
+
+    def forget(self) -> None:
+        """Let the next step have no step time: what was taken for a step was none."""
+        self._last_s = None
+
+    def add(self, row: dict[str, Any], now_s: float) -> None:
+        """Add the values of a step that ended now."""
+        state, feed = self._state, self._state.feed
+        if state.evaluation is not None:
+            state.close_evaluation()
+        samples = feed.take(state.backwards - self._backwards, now_s)
+        self._backwards = state.backwards
+        if feed.epoch != self._epoch:
+            self._epoch, state.recorder.epoch = feed.epoch, feed.epoch or 0
+        elapsed_s = now_s - self._last_s - state.idle_s if self._last_s is not None else 0.0
+        if elapsed_s > 0:
+            row["perf/step_time"] = elapsed_s
+            if feed.is_read:
+                row["perf/data_wait"] = state.data_wait_s
+            if samples:
+                row[RATES[SAMPLES]] = samples / elapsed_s
+        if state.recorder.counts:  # what the script counts itself replaces ours
+            for key, number in state.recorder.take_counts().items():
+                if elapsed_s > 0:
+                    row[RATES[key]] = number / elapsed_s
+        if state.phases is not None:
+            state.phases.add(row, now_s)
+        if self._transfers is not None:
+            row["perf/h2d"] = self._transfers.harvest()
+        self._last_s = now_s
+        state.idle_s = state.data_wait_s = 0.0

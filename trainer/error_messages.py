@@ -1,0 +1,138 @@
+"""Turns what ended a run into a sentence that says what happened and what to do. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import torch
+
+from stepscope.run.outcome import Outcome, Shortage, failed, out_of_memory, shortage
+from trainer.config import Precision, RunConfig, Runner, Workload
+from trainer.config_limits import LIMITS
+from trainer.config_validation import TrainDevice, choice_problem
+from trainer.custom_workload import place_in_user_code
+from trainer.workload_traits import reads
+
+
+class RunFailed(Exception):
+    """A failure that the loop foresaw; the message is its sentence, a traceback tells no more."""
+
+
+class NanLoss(RunFailed):
+    """The loss is no number any more."""
+
+
+SHARED_MEMORY_REASON = (
+    "A data-loading worker ran out of shared memory. "
+    "Set num_workers to 0 or give the machine a larger /dev/shm."
+)
+_NO_WORKSPACE = "unable to find an engine"
+"""cuDNN says so when no convolution's workspace fits; in a script it may mean other things."""
+_NOT_DETERMINISTIC = "does not have a deterministic implementation"
+_GPU_CALL = ("CUDA error", "cuDNN error", "CUDNN_STATUS", "CUBLAS_STATUS", "cuBLAS error")
+_SHARED_MEMORY = ("/torch_", "shared memory", "bus error")
+_TAKES = {
+    Shortage.GPU: ("batch_size", "image_size", "context", "layers", "width"),
+    Shortage.HOST: ("batch_size", "image_size", "context", "layers", "width", "num_workers"),
+    Shortage.PINNED: ("batch_size", "image_size"),
+}
+
+
+def explain(
+    error: BaseException,
+    config: RunConfig,
+    device: TrainDevice | None = None,
+    lost: str | None = None,
+) -> Outcome:
+    """Return what to tell the user about an exception of the training thread.
+
+    `lost` is what the GPU says when it is asked after the failure and can no longer be used: no
+    exception's own words tell that.
+    """
+    if lost is not None:
+        return replace(failed(f"The GPU failed: {lost}. {_after_loss(config)}."), fatal=True)
+    text = str(error)
+    if isinstance(error, RunFailed):
+        return failed(text)
+    first = text.strip().split("\n")[0].rstrip(".")
+    short = Shortage.GPU if _NO_WORKSPACE in text else shortage(error)
+    if isinstance(error, RuntimeError) and "DataLoader worker" in text:
+        if any(word in text for word in _SHARED_MEMORY):
+            return failed(SHARED_MEMORY_REASON)
+        if text.startswith("DataLoader worker"):
+            return failed(_worker_reason(text))
+    if short is not None:
+        return out_of_memory(short, error, f"{_less_memory(short, config, device)}.")
+    if isinstance(error, torch.AcceleratorError) or any(word in first for word in _GPU_CALL):
+        return failed(
+            f"A call to the GPU failed: {first[:300]}. The GPU still answers: start again, and see "
+            "the traceback if it fails again."
+        )
+    if config.deterministic and _NOT_DETERMINISTIC in first:
+        return failed(
+            f"deterministic: {first.split(_NOT_DETERMINISTIC)[0].strip()} has no algorithm that "
+            "gives the same result each time. Switch deterministic off."
+        )
+    place = place_in_user_code(error) if config.workload is Workload.USER else None
+    at = f" at {place}" if place else ""
+    return failed(f"Training raised {type(error).__name__}{at}: {first[:300]}. See the traceback.")
+
+
+def nan_remedy(config: RunConfig) -> str:
+    """Say which settings of this run may keep its loss finite."""
+    ways = ["lower learning_rate"]
+    if not config.clip_norm:
+        ways.append("switch on clip_norm")
+    if config.precision in (Precision.FP16, Precision.PURE_FP16):
+        ways.append(f"choose fp32 instead of {config.precision}")
+    return _either(ways).capitalize()
+
+
+def _after_loss(config: RunConfig) -> str:
+    if config.runner is not Runner.THREAD:
+        return "Start again: each run has a process of its own"
+    return "This process cannot use it any more: restart the server, or use the process runner"
+
+
+def _less_memory(short: Shortage, config: RunConfig, device: TrainDevice | None) -> str:
+    """Say which settings of this run would take less of the memory that was not enough."""
+    lower = [
+        name
+        for name in _TAKES[short]
+        if getattr(config, name) > LIMITS[name][0] and reads(config.workload, name)
+    ]
+    ways = [f"lower {_either(lower)}"] if lower else []
+    if short is Shortage.PINNED:
+        all_three = "pin_memory, non_blocking and copy_stream"
+        pinned = all_three if config.copy_stream else "pin_memory and non_blocking"
+        ways.append(f"switch off {pinned}")
+    elif short is Shortage.GPU or config.device == "cpu":
+        ways += _shorter_numbers(config, device)
+        if config.data_on_device:
+            ways.append("switch off data_on_device")
+    text = ", or ".join(ways) or "Choose a device with more memory"
+    return text[0].upper() + text[1:]
+
+
+def _shorter_numbers(config: RunConfig, device: TrainDevice | None) -> list[str]:
+    """The precision with 16 bits that the device can run, for a run that has 32."""
+    if device is None or config.precision not in (Precision.FP32, Precision.TF32):
+        return []
+    for precision in (Precision.BF16, Precision.FP16):
+        if choice_problem("precision", precision, config, [device]) is None:
+            return [f"choose {precision}"]
+    return []
+
+
+def _either(names: list[str]) -> str:
+    return " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def _worker_reason(text: str) -> str:
+    pids = ", ".join(re.findall(r"\d+", text.split("exited")[0].split("killed")[0]))
+    which = f" (process {pids})" if pids else ""
+    return (
+        f"A data-loading worker died{which}. Start again; if it dies again, "
+        "set num_workers to 0 and look at the host's memory."
+    )

@@ -1,0 +1,205 @@
+"""What sweep.json says, made from the plan and the samples; pure. Its form is in docs/lab.md."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from trainer.config import RunConfig
+from trainer.lab.comparison import Contest, Sample, of_contest
+from trainer.lab.plan import Plan
+from trainer.lab.scaling import scaled
+from trainer.lab.statistics import drift
+from trainer.lab.sweep_state import (
+    ARMS,
+    BASELINE,
+    COMBINE,
+    CONFIRM,
+    Course,
+    Phase,
+    confirming_rules,
+    rules_of,
+)
+from trainer.lab.verdict_text import impossible, judged, of_drift
+
+CALIBRATE = "calibrate"
+METRICS = (
+    "samples_per_sec",
+    "mean_samples_per_sec",
+    "step_time",
+    "data_wait",
+    "h2d",
+    "gpu_time",
+    "peak_allocated",
+    "peak_reserved",
+    "peak_process",
+    "energy_per_sample",
+    "loss",
+    "mfu",
+)
+OF_A_ROUND = (
+    "samples_per_sec",
+    "step_time",
+    "loss",
+    "sm_clock",
+    "power",
+    "throttle",
+    "energy_per_sample",
+)
+
+
+def content(plan: Plan, samples: Sequence[Sample], course: Course, *, over: bool) -> dict[str, Any]:
+    """Return the measured part of sweep.json. `over` is True unless the sweep is running."""
+    of_arms = of_contest(samples, ARMS)
+    return {
+        "workload": str(plan.config.workload),
+        "plan": plan.to_dict(),
+        "progress": progress(plan, samples, course),
+        "baseline": {
+            "name": BASELINE,
+            "label": label(plan.config),
+            # The keys of an arm, for who reads all rows alike.
+            **dict.fromkeys(("verdict", "effect", "low", "high", "resolution", "reason")),
+            "rounds": sum(one.ok for one in of_arms if one.name == BASELINE),
+            "metrics": medians(of_arms, *Contest(ARMS, BASELINE, (), plan.baselines).references),
+        },
+        "arms": [_arm(plan, index, of_arms, course, over=over) for index in range(len(plan.arms))],
+        "combining": [
+            {"tried": list(one.names), "kept": one.kept, "reason": one.reason}
+            for one in course.tried
+        ],
+        "best": _best(plan, samples, course, over=over),
+        "drift": _drift(of_arms),
+        "rounds": list(_rounds(samples)),
+    }
+
+
+def label(config: RunConfig) -> str:
+    """Return the baseline in a few words."""
+    device = "CPU" if config.device == "cpu" else "GPU"
+    return f"{config.workload} on {device}, {config.precision}, batch_size {config.batch_size}"
+
+
+def medians(samples: Iterable[Sample], *names: str) -> dict[str, float | None]:
+    """Return the median of each metric over the samples of these names; None without a value."""
+    taken = [one.metrics for one in samples if one.ok and one.name in names]
+    found: dict[str, float | None] = {}
+    for metric in METRICS:
+        values = [one[metric] for one in taken if one.get(metric) is not None]
+        found[metric] = statistics.median(values) if values else None
+    return found
+
+
+def progress(plan: Plan, samples: Sequence[Sample], course: Course) -> dict[str, Any]:
+    """Return how far the sweep is; the seconds left are the most that it may take."""
+    left = 0 if course.standing is None or course.next is None else course.standing.left
+    decides = plan.find_best and bool(rules_of(plan).judged_after)
+    if course.next is not None and decides and course.phase is not Phase.CONFIRMING:
+        left += 2 * plan.max_rounds  # the confirmation, at most; how long the search is shows later
+    each = [one.seconds for one in samples[-20:] if one.ok]
+    upcoming = course.next
+    return {
+        "done": len(samples),
+        "total": len(samples) + left,
+        "round": 0 if course.standing is None else course.standing.round,
+        "doing": "done" if upcoming is None else doing(plan, course),
+        "seconds_left": left * statistics.fmean(each) if each else None,
+        "phase": course.phase,
+    }
+
+
+def doing(plan: Plan, course: Course) -> str:
+    """Return the sample under way in words."""
+    assert course.next is not None
+    start = f"round {course.next.round} of {plan.max_rounds}"
+    if course.phase is Phase.CALIBRATING:
+        return "a first sample of the baseline, to choose the number of steps"
+    name = course.next.name
+    if course.phase is Phase.CONFIRMING:
+        return f"confirming the best combination, {start}: {name}"
+    return f"{'combining, ' if course.phase is Phase.COMBINING else ''}{start}: {name}"
+
+
+def _arm(
+    plan: Plan, index: int, samples: Sequence[Sample], course: Course, *, over: bool
+) -> dict[str, Any]:
+    arm = plan.arms[index]
+    if arm.problem is not None:
+        # Without the remedy, which speaks to one who wants the setting: "switch it off".
+        verdict = impossible(f"{arm.problem.field}: {arm.problem.reason}")
+    else:
+        ended = over or course.phase is not Phase.MEASURING or course.next is None
+        verdict = judged(course.arms, arm.name, rules_of(plan), over=ended)
+        verdict |= scaled(plan.config, arm.changes, verdict)
+    return {**arm.to_dict(), **verdict, "metrics": medians(samples, arm.name)}
+
+
+def _best(
+    plan: Plan, samples: Sequence[Sample], course: Course, *, over: bool
+) -> dict[str, Any] | None:
+    if course.confirmed is None or course.best is None:
+        return None
+    ended = over or course.next is None
+    assert course.contest is not None
+    name = " + ".join(course.winners)
+    verdict = judged(course.confirmed, name, confirming_rules(plan), over=ended)
+    if BASELINE in course.confirmed.failed:
+        verdict["reason"] = f"The baseline failed: {course.confirmed.failed[BASELINE]}"
+    return {
+        "arms": list(course.winners),
+        "changes": dict(course.best),
+        **verdict,
+        "metrics": medians(of_contest(samples, course.contest.key), name),
+    }
+
+
+def _drift(samples: Sequence[Sample]) -> dict[str, Any] | None:
+    rates = [one.metrics["samples_per_sec"] for one in samples if one.ok and one.name == BASELINE]
+    change = rates[-1] / rates[0] - 1 if rates else None
+    return of_drift(drift(rates), change)
+
+
+def _rounds(samples: Sequence[Sample]) -> Iterable[dict[str, Any]]:
+    """Yield each round with its samples in the order in which they were taken."""
+    found: dict[tuple[str, int], list[Sample]] = {}
+    for one in samples:
+        if one.contest != CALIBRATE:
+            found.setdefault((one.contest, one.round), []).append(one)
+    for (contest, number), taken in found.items():
+        yield {
+            "round": number,
+            "phase": _phase(contest),
+            "contest": contest,
+            "order": list(dict.fromkeys(one.name for one in taken)),
+            "samples": {
+                one.name: {
+                    **_of_a_round(one),
+                    "failures": [
+                        two.reason for two in taken if two.name == one.name and not two.ok
+                    ],
+                }
+                for one in taken
+            },
+        }
+
+
+def _of_a_round(sample: Sample) -> dict[str, Any]:
+    values: Mapping[str, Any] = {name: sample.metrics.get(name) for name in OF_A_ROUND}
+    return {**values, "seconds": sample.seconds, "reason": sample.reason}
+
+
+def _phase(contest: str) -> Phase:
+    if contest.startswith(CONFIRM):
+        return Phase.CONFIRMING
+    return Phase.COMBINING if contest.startswith(COMBINE) else Phase.MEASURING
+
+
+def finite(value: Any) -> Any:
+    """Return JSON values with None for what is no finite number, which JSON has no word for."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): finite(item) for key, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,163 @@
+"""How a job is started by hand: the command for each machine, and a script for Slurm. Pure.
+
+All machines run the same command: torchrun's c10d rendezvous gives each process its rank. The
+folder lies on a disk that all of them share, at the same path, and the page of any of them shows
+the run. Nothing here runs anything; this module does not import torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trainer.config import FIELDS, RunConfig, defaults
+from trainer.custom_workload import VARIABLE as OWN_WORKLOAD
+from trainer.datasets import VARIABLE as DATA
+
+MODULE = "trainer.runners.rank_worker"
+PORT = 29500
+"""torchrun's usual port."""
+PORTS = (1024, 65_535)
+ONE_MACHINE = (
+    "--nnodes=1",
+    "--rdzv-backend=c10d",
+    "--rdzv-endpoint=localhost:0",
+    "--local-addr=localhost",
+)
+"""torchrun's arguments for ranks that are all on this machine; port 0 is any free one.
+
+Without a local address, as with --standalone, torchrun looks up the machine's name, which may not
+lead back to it, and waits."""
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|[0-9A-Fa-f:]{2,39}")
+_SLURM_PORTS = (20_000, 20_000)
+"""First port of Slurm's jobs, and how many there are: two jobs on a machine need different ones."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Launch:
+    """A job to start by hand; raises ValueError for a host or port that cannot be.
+
+    `folder` is where it records, in the folder of all runs. `host` is the first machine as the
+    others reach it, `project` the folder of this program, at the same path on all machines.
+    """
+
+    config: RunConfig
+    folder: Path
+    project: Path
+    host: str = "localhost"
+    port: int = PORT
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables of the ranks, such as OMP_NUM_THREADS."""
+
+    def __post_init__(self) -> None:
+        if not _HOST.fullmatch(self.host):
+            raise ValueError(
+                f"host: must be a host name or an address, got {self.host[:60]!r}. "
+                "Give the name by which the other machines reach the first one."
+            )
+        if not PORTS[0] <= self.port <= PORTS[1]:
+            raise ValueError(
+                f"port: must be {PORTS[0]} to {PORTS[1]}, got {self.port}. Choose a free one."
+            )
+
+
+def rank_variables(config: RunConfig, cores: int) -> dict[str, str]:
+    """Return the variables that ranks need besides torchrun's own, on machines of so many cores.
+
+    Without OMP_NUM_THREADS torchrun sets it to 1. By default all ranks share half the cores: the
+    other half is for loaders, for what watches, and for the page. torchrun's own store would keep
+    the addresses of the ranks of a former attempt, and new ranks would look for them there.
+    """
+    threads = config.threads or max(1, cores // 2 // config.ranks)
+    found = {"OMP_NUM_THREADS": str(threads), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    if config.collective_timing:
+        found["TORCH_NCCL_ENABLE_TIMING"] = "1"
+    return found
+
+
+def inherited(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the variables of this process that decide what is trained: data and own workload."""
+    return {name: environ[name] for name in (DATA, OWN_WORKLOAD) if environ.get(name)}
+
+
+def settings_json(config: RunConfig) -> str:
+    """Return the settings that differ from the workload's defaults, as one line of JSON."""
+    base = defaults(config.workload, config.device)
+    mine, theirs = config.to_dict(), base.to_dict()
+    always = {"workload", "device"}
+    kept = {name: mine[name] for name in FIELDS if name in always or mine[name] != theirs[name]}
+    return json.dumps(kept)
+
+
+def machine_command(launch: Launch) -> str:
+    """Return the command to run on each machine, in lines that a shell takes as one."""
+    config = launch.config
+    endpoint = f"{launch.host}:{launch.port}"
+    variables = [f"{name}={shlex.quote(value)}" for name, value in launch.environment.items()]
+    words = _torchrun(config, endpoint, launch.folder.name)
+    lines = [f"cd {shlex.quote(str(launch.project))} &&", *variables, *words]
+    lines += [f"-m {MODULE} {shlex.quote(str(launch.folder))}"]
+    lines += [f"--config {shlex.quote(settings_json(config))}"]
+    return " \\\n  ".join(lines)
+
+
+def slurm_script(launch: Launch) -> str:
+    """Return a script for sbatch: one torchrun on each node, all of its GPUs' ranks below it.
+
+    The job's number is part of the run's name: a job that Slurm starts again goes on from its last
+    checkpoint. Slurm tells a minute before the time is up, and all ranks then stop at one step.
+    """
+    config = launch.config
+    cores = config.ranks * (config.threads or 1) + config.ranks * (1 + config.num_workers)
+    options = {
+        "job-name": str(config.workload),
+        "nodes": str(config.nodes),
+        "ntasks-per-node": "1",
+        **({} if config.device == "cpu" else {"gpus-per-node": str(config.ranks)}),
+        "cpus-per-task": str(cores),
+        "output": "%x-%j.log",
+        "signal": "TERM@60",
+    }
+    words = _torchrun(config, '"$head_node:$port"', '"$SLURM_JOB_ID"')
+    command = ["srun", *words, f'-m {MODULE} "$folder"', '--config "$settings"']
+    variables = dict(launch.environment)
+    variables.pop("OMP_NUM_THREADS", None)
+    threads = config.threads or f"$(( SLURM_CPUS_PER_TASK / 2 / {config.ranks} ))"
+    first, count = _SLURM_PORTS
+    lines = [
+        "#!/bin/bash",
+        *(f"#SBATCH --{name}={value}" for name, value in options.items()),
+        "set -euo pipefail",
+        f"cd {shlex.quote(str(launch.project))}",
+        "# The first node of the job is where the ranks of all nodes meet.",
+        'mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")',
+        'head_node="${nodes[0]}"',
+        f"port=$(( {first} + SLURM_JOB_ID % {count} ))",
+        f'folder={shlex.quote(str(launch.folder))}"-$SLURM_JOB_ID"',
+        f"settings={shlex.quote(settings_json(config))}",
+        *(f"export {name}={shlex.quote(value)}" for name, value in variables.items()),
+        f"threads={threads}",
+        "export OMP_NUM_THREADS=$(( threads > 0 ? threads : 1 ))",
+        "# Since Slurm 22.05 the next command does not take this over from sbatch by itself.",
+        'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"',
+        " \\\n  ".join(command),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _torchrun(config: RunConfig, endpoint: str, job: str) -> list[str]:
+    """Return torchrun and its options, without what it runs."""
+    return [
+        "torchrun",
+        f"--nnodes {config.nodes}",
+        f"--nproc-per-node {config.ranks}",
+        "--rdzv-backend c10d",
+        f"--rdzv-endpoint {endpoint}",
+        f"--rdzv-id {job}",
+        f"--max-restarts {config.max_restarts}",
+    ]

@@ -1,0 +1,141 @@
+"""`python -m trainer.memory_estimate`: predict the peak memory of a run, and whether it fits."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from stepscope.common.formatting import format_bytes, printable
+from stepscope.run import runs_root
+from trainer.config import ConfigError, RunConfig
+from trainer.config_validation import TrainDevice, problems
+from trainer.custom_workload import UserWorkloadError, choose, user_problem
+from trainer.datasets import data_problem
+from trainer.lab.options import UsageError, is_file
+from trainer.memory_estimate.batch_size_finder import rate_text
+from trainer.memory_estimate.options import ABSENT, ABSENT_GPU, config_of, parser
+
+FITS, DOES_NOT, USAGE, STOPPED = 0, 1, 2, 130
+
+
+class _Failed(Exception):
+    """No answer can be given; the message is one sentence."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit code."""
+    options = parser().parse_args(arguments)
+    try:
+        return _run(options)
+    except (UsageError, ConfigError, UserWorkloadError) as error:
+        _say(str(error))
+        return USAGE
+    except _Failed as error:
+        _say(str(error))
+        return DOES_NOT
+    except OSError as error:
+        _say(f"A file or folder cannot be used: {error}.")
+        return DOES_NOT
+    except KeyboardInterrupt:
+        return STOPPED
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.probe and not options.largest:
+        raise UsageError("--probe: measures the sizes of --largest. Give --largest too.")
+    if is_file(options.workload):
+        choose(options.workload)
+    # Only now: importing torch takes seconds, in which a Ctrl-C may come.
+    devices = importlib.import_module("trainer.devices").list_devices()
+    config = config_of(options, devices)
+    device = device_of(config, devices)
+    answer = importlib.import_module("trainer.memory_estimate.estimate").answer
+    failed = importlib.import_module("trainer.error_messages").RunFailed
+    try:
+        found = answer(
+            config,
+            device,
+            runs_root(options.runs),
+            largest=options.largest,
+            probe=options.probe,
+            say=_progress,
+        )
+    except failed as error:
+        raise _Failed(str(error)) from error
+    finally:
+        _clear()
+    print(json.dumps(found, indent=1) if options.json else "\n".join(_lines(found)))
+    return DOES_NOT if found["fits"] is False else FITS
+
+
+def device_of(config: RunConfig, devices: Sequence[TrainDevice]) -> TrainDevice:
+    """Return the device of a configuration. Raises ConfigError for what cannot run on it."""
+    known = [*devices, ABSENT_GPU] if config.device == ABSENT else list(devices)
+    # Of GPUs that are not here, there may be as many as the settings ask for.
+    asked = replace(config, ranks=1) if config.device == ABSENT else config
+    refused = next(iter(problems(asked, known)), None) or data_problem(config)
+    refused = refused or user_problem(config)
+    if refused is not None:
+        raise ConfigError(refused)
+    return next(device for device in known if device.id == config.device)
+
+
+def _lines(found: Mapping[str, Any]) -> list[str]:
+    """The answer for a terminal."""
+    word = {True: "It fits.", False: "It does not fit.", None: "Cannot be said."}[found["fits"]]
+    peak = format_bytes(found["predicted_peak_bytes"])
+    lines = [f"{word} {found['reason']}", "", f"Predicted peak on {found['device_name']}: {peak}"]
+    for name, size in found["parts"].items():
+        if size:
+            lines.append(f"  {name.replace('_', ' '):<18} {format_bytes(size):>10}")
+    if found["predicted_reserved_bytes"] is not None:
+        lines.append(f"Reserved by torch: {format_bytes(found['predicted_reserved_bytes'])}")
+    for name, size in found["outside"].items():
+        lines.append(f"Besides: {name.replace('_', ' ')} {format_bytes(size)}")
+    margin = found["margin"]
+    lines.append(
+        f"Margin: {100 * (margin['factor'] - 1):.0f} % ({margin['source']}, "
+        f"{margin['runs']} earlier runs)"
+    )
+    lines += found["notes"]
+    if "largest" in found:
+        lines += ["", *_curve_lines(found["largest"])]
+    return lines
+
+
+def _curve_lines(curve: Mapping[str, Any]) -> list[str]:
+    lines = [f"{'batch':>8} {'peak':>10} {'needs':>10} {'samples/s':>11}"]
+    for point in curve["points"]:
+        rate = point["samples_per_sec"]
+        lines.append(
+            f"{point['batch_size']:>8,} {format_bytes(point['predicted_peak_bytes']):>10} "
+            f"{format_bytes(point['needed_bytes']):>10} "
+            f"{'' if rate is None else rate_text(rate):>11}"
+        )
+    return [*lines, curve["why"], *curve["not_measured"]]
+
+
+def _progress(text: str, share: float) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}…", end="", file=sys.stderr, flush=True)
+
+
+def _clear() -> None:
+    """Take the line of progress away, before anything else is printed."""
+    if sys.stderr.isatty():
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def _say(text: str) -> None:
+    print(printable(text), file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    sys.exit(main())

@@ -1,0 +1,147 @@
+"""Which settings of the step exclude each other or have no effect. Pure; no torch import."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trainer.config import Compile, Optimizer, Precision, Problem, RunConfig, Schedule, Workload
+from trainer.workload_traits import TRAITS
+
+_RESNET_SHRINKS = 32
+"""How many pixels of a side become one: a quarter of them in the stem, half in three stages."""
+_FEW_LAYERS = frozenset({Workload.LINEAR, Workload.DIGITS_MLP})
+
+
+def step_problems(config: RunConfig, *, on_gpu: bool, compile_reason: str | None) -> list[Problem]:
+    """Every reason why a step with these settings cannot be, or would be as without one of them.
+
+    `compile_reason` says why torch.compile cannot work for this device, None where it can.
+    """
+    return [
+        *_pairs(config),
+        *_without_effect(config),
+        *_too_few_values(config),
+        *(
+            ()
+            if config.compile is Compile.NONE
+            else _compile_problems(config, on_gpu, compile_reason)
+        ),
+        *(_graph_problems(config) if config.cuda_graphs and on_gpu else ()),
+        *(() if on_gpu else _gpu_only(config)),
+    ]
+
+
+def epoch_problem(config: RunConfig, samples: int) -> Problem | None:
+    """Why epochs of so many samples are too short for the settings; None where they are not."""
+    batches = -(-samples // (config.batch_size * config.world_size))
+    if config.accumulation > batches:
+        return Problem(
+            "accumulation",
+            f"an epoch has {batches} batches of {config.batch_size}, got {config.accumulation}",
+            "Lower accumulation or batch_size",
+        )
+    total = config.epochs * -(-samples // config.step_size)
+    total = min(total, config.max_steps or total)
+    if 0 < config.lr_warmup_steps >= total:
+        reason = f"must be below the {total:,} steps of the run, got {config.lr_warmup_steps:,}"
+        return Problem("lr_warmup_steps", reason, "Lower it, or train for more steps")
+    return None
+
+
+def _pairs(config: RunConfig) -> Iterator[Problem]:
+    """Two switches of which only one can be on: a problem of both, so that either can go."""
+    exclusive = [
+        ("fused", "foreach", "an optimizer is either fused or foreach"),
+        ("deterministic", "cudnn_benchmark", "cudnn.benchmark may choose another algorithm a run"),
+    ]
+    for one, other, reason in exclusive:
+        if getattr(config, one) and getattr(config, other):
+            yield Problem(one, reason, f"Switch off {other}")
+            yield Problem(other, reason, f"Switch off {one}")
+    if config.lr_warmup_steps and config.schedule is Schedule.PLATEAU:
+        reason = "the plateau schedule changes the learning rate after epochs only"
+        yield Problem("lr_warmup_steps", reason, "Set it to 0, or choose the cosine schedule")
+
+
+def _without_effect(config: RunConfig) -> Iterator[Problem]:
+    if not TRAITS[config.workload].convolutions:
+        for field in ("channels_last", "cudnn_benchmark"):
+            if getattr(config, field):
+                reason = f"it acts on convolutions, and {config.workload} has none"
+                yield Problem(field, reason, "Switch it off")
+    if config.activation_checkpointing and config.workload in _FEW_LAYERS:
+        reason = "a model of one or two layers has no activations that it could forget"
+        yield Problem("activation_checkpointing", reason, "Switch it off")
+
+
+def _too_few_values(config: RunConfig) -> Iterator[Problem]:
+    """Batch norm needs two values of each channel, in the batch or in the image."""
+    small = config.image_size <= _RESNET_SHRINKS
+    if config.workload is Workload.RESNET and config.batch_size == 1 and small:
+        reason = (
+            f"of {config.image_size} pixels one value a channel is left, got batches of one image"
+        )
+        remedy = f"Raise batch_size, or image_size above {_RESNET_SHRINKS}"
+        yield Problem("image_size", reason, remedy)
+        yield Problem("batch_size", reason, remedy)
+
+
+def _gpu_only(config: RunConfig) -> Iterator[Problem]:
+    reasons = {
+        "cudnn_benchmark": "cuDNN is a library for GPUs",
+        "cuda_graphs": "CUDA Graphs are recorded and replayed by a GPU",
+        "memory_warmup": "torch keeps no cache of CPU memory to fill",
+    }
+    for field, reason in reasons.items():
+        if getattr(config, field):
+            yield Problem(field, reason, "Switch it off, or choose a GPU")
+
+
+def _compile_problems(
+    config: RunConfig, on_gpu: bool, compile_reason: str | None
+) -> Iterator[Problem]:
+    if config.compile is Compile.NONE:
+        return
+    if compile_reason is not None:
+        yield Problem("compile", compile_reason, "Set compile to none")
+    if config.activation_checkpointing:
+        reason = "torch.compile chooses by itself what it computes again"
+        yield Problem("compile", reason, "Switch off activation_checkpointing")
+        yield Problem("activation_checkpointing", reason, "Set compile to none")
+    if config.compile is Compile.REDUCE_OVERHEAD and not on_gpu:
+        yield Problem(
+            "compile",
+            "reduce-overhead adds CUDA Graphs, which a CPU does not have",
+            "Choose default or max-autotune on a CPU",
+        )
+
+
+def _graph_problems(config: RunConfig) -> Iterator[Problem]:
+    if not config.cuda_graphs:
+        return
+    if config.compile is not Compile.NONE:
+        yield Problem("cuda_graphs", "the step is either compiled or captured", "Set compile none")
+        yield Problem(
+            "compile", "the step is either compiled or captured", "Switch off cuda_graphs"
+        )
+    if config.activation_checkpointing and config.workload is Workload.GPT and config.dropout:
+        reason = "recomputed in a graph, dropout would draw other numbers"
+        yield Problem("cuda_graphs", reason, "Switch off activation_checkpointing or dropout")
+        yield Problem("activation_checkpointing", reason, "Switch off cuda_graphs or dropout")
+    if not config.set_to_none:
+        yield Problem(
+            "set_to_none",
+            "a captured step keeps its gradients and writes them anew, so none are set to zero",
+            "Switch it on",
+        )
+    for field in ("warmup", "memory_warmup"):
+        if getattr(config, field):
+            reason = "CUDA Graphs begin with warm-up steps and keep their memory reserved"
+            yield Problem(field, reason, "Switch it off")
+    if not config.fused:
+        if config.precision is Precision.FP16:
+            reason = "a captured fp16 step needs the fused optimizer, which skips steps by itself"
+            yield Problem("cuda_graphs", reason, "Switch on fused")
+        elif config.optimizer is Optimizer.SGD:
+            reason = "only fused SGD reads its learning rate from the GPU"
+            yield Problem("cuda_graphs", reason, "Switch on fused")

@@ -1,0 +1,162 @@
+"""The device seam: everything that differs between a CPU and a CUDA device, in two classes.
+
+Only the training thread calls these; beside it only DataLoader's pin-memory thread calls CUDA. The
+allocator's counters that a run records come from `stepscope.session.z_readings.Readings`: this
+thread reads them at its step boundaries, the sampler only inside long steps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+import psutil
+import torch
+
+from stepscope.memory.allocator import COUNTS, read
+from stepscope.recorder.cuda_readback import RowSink
+from stepscope.run.outcome import shortage
+from trainer.training.cuda_timing import DeviceTimes, TimedScalars
+from trainer.training.scalar_readback import HostReader
+
+RUN_AHEAD = 2
+"""Steps that the host may queue ahead of the GPU: enough to keep it busy, few enough that a
+button is served at once and the host's step time is the GPU's."""
+
+
+class CpuCompute:
+    """A CPU: values are there at once, and torch keeps no cache of its own."""
+
+    on_gpu = False
+    device = torch.device("cpu")
+    times = None
+
+    def memory(self) -> dict[str, int]:
+        """Bytes by metric key."""
+        return {"process/rss": psutil.Process().memory_info().rss}
+
+    def release(self) -> None:
+        """Do nothing: CPU tensors go back to the C allocator when they die."""
+
+    def reset_peaks(self) -> None:
+        """Do nothing: the process's peak belongs to the sampler."""
+
+    def synchronize(self) -> None:
+        """Do nothing: CPU work is done when the call returns."""
+
+    def begin_step(self) -> None:
+        """Do nothing: on a CPU the step time says it all."""
+
+    def end_step(self) -> None:
+        """Do nothing, as `begin_step`."""
+
+    def pace(self) -> None:
+        """Do nothing: the host cannot run ahead of itself."""
+
+    def reader(self, sink: RowSink) -> HostReader:
+        """Return the reader of the loop's scalars."""
+        return HostReader(sink)
+
+    def rng_state(self) -> torch.Tensor | None:
+        """Return None: the default CPU generator is saved apart."""
+        return None
+
+    def set_rng_state(self, state: torch.Tensor) -> None:
+        """Ignore a GPU's generator state (a GPU checkpoint resumed on a CPU)."""
+
+
+class CudaCompute:
+    """One CUDA device, made the current one of this thread."""
+
+    on_gpu = True
+
+    def __init__(self, index: int) -> None:
+        self.device = torch.device("cuda", index)
+        torch.cuda.set_device(self.device)
+        self._steps: deque[torch.cuda.Event] = deque()
+        self.times = DeviceTimes(self.device)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of torch's caching allocator by metric key; about 5 µs, no CUDA call."""
+        counters = read(self.device.index)
+        return {key: int(value) for key, value in counters.items() if key not in COUNTS}
+
+    def free_memory(self) -> tuple[int, int]:
+        """Return the bytes that new tensors could take, cache included, and those of the device."""
+        free, total = torch.cuda.mem_get_info(self.device)
+        memory = self.memory()
+        return free + memory["memory/reserved"] - memory["memory/allocated"], total
+
+    def release(self) -> None:
+        """Give back what a run leaves: step events, cuBLAS workspaces, both caches.
+
+        Page-locked buffers have a cache of their own: without this they stay taken from the host.
+        """
+        self._steps.clear()
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+        torch._C._host_emptyCache()
+
+    def reset_peaks(self) -> None:
+        """Start the allocator's peaks again from the current values."""
+        torch.cuda.reset_peak_memory_stats(self.device)
+
+    def synchronize(self) -> None:
+        """Wait for all queued work."""
+        torch.cuda.synchronize(self.device)
+
+    def begin_step(self) -> None:
+        """Mark where the computing of a batch begins: before its forward pass."""
+        self.times.begin_step()
+
+    def end_step(self) -> None:
+        """Mark where it ends: after its backward pass or the optimizer's update."""
+        self.times.end_step()
+
+    def pace(self) -> None:
+        """Mark a step boundary and wait for the one RUN_AHEAD steps back.
+
+        That step has nearly always ended: the GPU keeps RUN_AHEAD steps queued, so the wait
+        costs no throughput.
+        """
+        event = self._steps.popleft() if len(self._steps) > RUN_AHEAD else None
+        if event is None:
+            event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        event.record()
+        self._steps.append(event)
+        if len(self._steps) > RUN_AHEAD:
+            began = time.perf_counter()
+            self._steps[0].synchronize()
+            self.times.waited(time.perf_counter() - began)
+
+    def reader(self, sink: RowSink) -> TimedScalars:
+        """Return the reader of the loop's scalars."""
+        return TimedScalars(sink, self.times)
+
+    def rng_state(self) -> torch.Tensor | None:
+        """Return the state of this device's default generator."""
+        return torch.cuda.get_rng_state(self.device)
+
+    def set_rng_state(self, state: torch.Tensor) -> None:
+        """Set the state of this device's default generator."""
+        torch.cuda.set_rng_state(state, self.device)
+
+
+Compute = CpuCompute | CudaCompute
+
+
+def why_lost(index: int | None) -> str | None:
+    """Return what CUDA device `index` says where this process can no longer use it; None where it
+    can, and for the CPU.
+
+    Waits for the device: CUDA tells of a failed kernel at the next call, and from then on at every
+    one, whatever the first of them made of it.
+    """
+    if index is None:
+        return None
+    try:
+        torch.cuda.synchronize(index)
+    except RuntimeError as error:
+        # Without memory for a context there is nothing that could be lost.
+        return None if shortage(error) else str(error).strip().split("\n")[0].rstrip(".")
+    return None

@@ -1,0 +1,69 @@
+"""Torch's process-wide flags, set for a run and put back after it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch.backends import cudnn
+
+from trainer.config import RunConfig
+from trainer.error_messages import RunFailed
+from trainer.training.precision import precision_flags
+
+WORKSPACES = "CUBLAS_WORKSPACE_CONFIG"
+_FIXED = (":4096:8", ":16:8")
+"""The two values with which cuBLAS gives the same result each time, by its manual."""
+
+
+@contextmanager
+def run_flags(config: RunConfig) -> Iterator[None]:
+    """Set the flags of precision, of cuDNN and of determinism, and put the former ones back."""
+    with precision_flags(config.precision), _cudnn(config), _determinism(config.deterministic):
+        yield
+
+
+@contextmanager
+def _cudnn(config: RunConfig) -> Iterator[None]:
+    benchmark, deterministic = cudnn.benchmark, cudnn.deterministic
+    cudnn.benchmark = config.cudnn_benchmark
+    cudnn.deterministic = config.deterministic
+    try:
+        yield
+    finally:
+        cudnn.benchmark, cudnn.deterministic = benchmark, deterministic
+
+
+@contextmanager
+def _determinism(wanted: bool) -> Iterator[None]:
+    enabled = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(wanted)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+
+
+def fix_workspaces(config: RunConfig) -> None:
+    """Give cuBLAS the fixed workspaces that a deterministic run on a GPU needs.
+
+    Torch reads this variable once, at the first matrix product of the process, so it stays set.
+    Raises RunFailed where a GPU has been used without it. To be called before this run uses one.
+    """
+    if not config.deterministic or config.device == "cpu":
+        return
+    value = os.environ.get(WORKSPACES)
+    if value in _FIXED:
+        return
+    has_context = torch._C._cuda_hasPrimaryContext  # type: ignore[attr-defined]
+    used = any(map(has_context, range(torch.cuda.device_count())))
+    if used or value is not None:
+        found = f"it is {value}" if value is not None else "this process began without it"
+        raise RunFailed(
+            f"deterministic: cuBLAS needs {WORKSPACES}={_FIXED[0]} before a process first uses a "
+            f"GPU, and {found}. Choose the process runner, or restart with the variable set."
+        )
+    os.environ[WORKSPACES] = _FIXED[0]

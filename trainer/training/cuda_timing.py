@@ -1,0 +1,156 @@
+"""How long the GPU took for each step: its copies and its computing, without waiting for it.
+
+Pairs of CUDA events are recorded around both. The row of a step goes on once its loss has come
+from the GPU. All events of that step lie before the loss, so they have passed and are read then.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from stepscope.recorder.cuda_readback import DeviceScalars, Row, RowSink
+from stepscope.recorder.event_pairs import EventPairs, Pair
+
+PAIRS_LIMIT = 8192
+"""Pairs in use at a time: two for each batch of the steps under way, with any accumulation."""
+
+
+@dataclass(slots=True)
+class Spans:
+    """The pairs of one step; None for what could not be measured."""
+
+    copies: list[Pair | None] = field(default_factory=list)
+    computing: list[Pair | None] = field(default_factory=list)
+    gpu_wait_s: float = 0.0
+
+
+class DeviceTimes:
+    """Collects the pairs of the step that is being queued; used by the training thread alone."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._pairs = _pairs_of(device)
+        self._spans = Spans()
+        self._step: Pair | None = None
+
+    def begin_copy(self) -> Pair | None:
+        """Mark the begin of a copy on the current stream."""
+        return self._pairs.begin()
+
+    def end_copy(self, pair: Pair | None) -> None:
+        """Mark the end of a copy, of a batch that the next step uses."""
+        self._end(pair, self._spans.copies)
+
+    def begin_step(self) -> None:
+        """Mark the begin of a batch's computing."""
+        self._step = self._pairs.begin()
+
+    def end_step(self) -> None:
+        """Mark the end of a batch's computing; a step may have several batches."""
+        pair, self._step = self._step, None
+        self._end(pair, self._spans.computing)
+
+    def waited(self, seconds: float) -> None:
+        """Add time that the host waited for the GPU, if it belongs to a training step."""
+        if self._spans.computing:
+            self._spans.gpu_wait_s += seconds
+
+    def take(self) -> Spans:
+        """Return the pairs since the last call."""
+        spans, self._spans = self._spans, Spans()
+        return spans
+
+    def discard(self) -> None:
+        """Free the pairs of a step that a failure or the end of the run has left without a row."""
+        spans = self.take()
+        for pair in (*spans.copies, *spans.computing, self._step):
+            if pair is not None:
+                self._pairs.free(pair)
+        self._step = None
+
+    def row(self, spans: Spans) -> Row:
+        """Return the times in seconds by metric key, and free the pairs.
+
+        What could not be measured is missing. Never raises what CUDA raises.
+        """
+        row: Row = {}
+        copies, computing = self._seconds(spans.copies), self._seconds(spans.computing)
+        if copies is not None:
+            row["perf/h2d"] = copies  # 0 where the data set lies on the device
+        if computing is not None and spans.computing:
+            row["perf/gpu_time"] = computing
+            row["perf/gpu_wait"] = spans.gpu_wait_s
+        return row
+
+    def _end(self, pair: Pair | None, spans: list[Pair | None]) -> None:
+        if pair is not None:
+            self._pairs.end(pair)
+        spans.append(pair)
+
+    def _seconds(self, spans: list[Pair | None]) -> float | None:
+        """Return the sum; None where a pair is missing or the device has not passed it."""
+        total: float | None = 0.0
+        for pair in spans:
+            seconds = None if pair is None else self._elapsed(pair)
+            total = None if seconds is None or total is None else total + seconds
+        return total
+
+    def _elapsed(self, pair: Pair) -> float | None:
+        try:
+            return self._pairs.seconds(pair)  # torch itself asks first whether they have passed
+        except (RuntimeError, ValueError):  # not yet, or the device failed, which others tell
+            self._pairs.free(pair)
+            return None
+
+
+class TimedScalars(DeviceScalars):
+    """The rows of the steps, each with the times of its own step."""
+
+    def __init__(self, sink: RowSink, times: DeviceTimes) -> None:
+        super().__init__(self._finish)
+        self._timed_sink = sink
+        self._times = times
+        self._spans: deque[Spans] = deque()
+
+    def put(self, step: int, ts: float, row: Row, scalars: Mapping[str, Tensor]) -> None:
+        """Queue the copy of the scalars, and keep the pairs recorded since the last row."""
+        self._spans.append(self._times.take())
+        super().put(step, ts, row, scalars)
+
+    def discard(self) -> None:
+        """Drop the rows under way, and free all memory and pairs of this run: others need them.
+
+        Waits for the copies.
+        """
+        self._timed_sink = _nowhere
+        self.flush()
+        self._pages.clear()
+        self._times.discard()
+
+    def _finish(self, step: int, ts: float, row: Row) -> None:
+        # Rows leave in the order in which they came, so the oldest pairs are this row's.
+        row.update(self._times.row(self._spans.popleft()))
+        self._timed_sink(step, ts, row)
+
+
+def _nowhere(step: int, ts: float, row: Row) -> None:
+    """Take a row that nobody wants."""
+
+
+def _pairs_of(device: torch.device) -> EventPairs:
+    """The pairs of a device, which all runs of this process share: events are never freed."""
+    pairs = _pairs.get(device.index)
+    if pairs is None:
+        pairs = _pairs[device.index] = EventPairs(_event, PAIRS_LIMIT)
+    return pairs
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+_pairs: dict[int, EventPairs] = {}

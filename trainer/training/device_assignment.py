@@ -1,0 +1,83 @@
+"""Which devices of this machine a process trains on, and whose values it records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from stepscope.gpu.source import DeviceSource, NullSource, open_source
+from stepscope.session.session import Gpu
+from trainer.config import Parallel, RunConfig
+from trainer.config_validation import TrainDevice, problems
+from trainer.devices import list_devices
+from trainer.error_messages import RunFailed
+from trainer.training.rank_info import Ranks
+
+
+def devices_of(config: RunConfig, ranks: Ranks) -> list[TrainDevice]:
+    """Return the device to train on, then the others of this machine that the run uses.
+
+    Of a job on GPUs each rank has the one of its local number, whatever `device` says: that names a
+    GPU of one machine. Raises RunFailed for what `problems` says cannot work.
+    """
+    found = list_devices()
+    if config.distributed and config.device != "cpu":
+        used = [_numbered(found, number, config) for number in range(ranks.local_size)]
+        own = used[ranks.local_rank]
+        _check(replace(config, device=own.id), found)
+        return [own, *(device for device in used if device is not own)]
+    _check(config, found)
+    own = next(device for device in found if device.id == config.device)
+    if config.parallel is not Parallel.DP:
+        return [own]
+    others = [gpu for gpu in found if gpu.cuda_index is not None and gpu.reason is None]
+    others = sorted((gpu for gpu in others if gpu is not own), key=lambda gpu: gpu.cuda_index or 0)
+    if len(others) + 1 < config.ranks:
+        raise RunFailed(_too_few(len(others) + 1, config))
+    return [own, *others[: config.ranks - 1]]
+
+
+def sampled_by(ranks: Ranks) -> DeviceSource:
+    """Return the source of the GPUs' values: the first rank of a machine reads those of all."""
+    if ranks.local_rank:
+        return NullSource("Rank 0 of this machine samples its GPUs.")
+    return open_source()
+
+
+def sampled(devices: Sequence[TrainDevice], source: DeviceSource) -> list[Gpu]:
+    """Return the GPUs whose values are recorded, by their index; none on a CPU and without NVML."""
+    if source.reason is not None:
+        return []
+    totals = {info.uuid: info.memory_total for info in source.devices()}
+    gpus = [device for device in devices if device.cuda_index is not None]
+    return [
+        # NVML lists no MIG instance among its devices, but reads one by its UUID.
+        {
+            "uuid": gpu.id,
+            "name": gpu.name,
+            "memory_total": totals.get(gpu.id, gpu.memory_total),
+        }
+        for gpu in sorted(gpus, key=lambda gpu: gpu.cuda_index or 0)
+    ]
+
+
+def _check(config: RunConfig, devices: Sequence[TrainDevice]) -> None:
+    found = problems(config, devices)
+    if found:
+        raise RunFailed(str(found[0]))
+
+
+def _numbered(devices: Sequence[TrainDevice], number: int, config: RunConfig) -> TrainDevice:
+    """Return the GPU that torch counts as `number` in this process."""
+    found = next((device for device in devices if device.cuda_index == number), None)
+    if found is None:
+        count = sum(device.cuda_index is not None for device in devices)
+        raise RunFailed(_too_few(count, config))
+    return found
+
+
+def _too_few(count: int, config: RunConfig) -> str:
+    return (
+        f"ranks: each needs a GPU of its own, and torch can use {count} of this machine, "
+        f"got {config.ranks}. Lower ranks to {max(1, count)}."
+    )

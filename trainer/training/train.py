@@ -1,0 +1,380 @@
+"""One run from its configuration to its final status, in whatever thread or process it is called.
+
+run ─> session, device, sampler ─> _attempt ─> _train: model, strategy, compile, loaders, loop
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from stepscope.common.formatting import format_bytes
+from stepscope.profiling.phase_ranges import DATA
+from stepscope.recorder.cuda_readback import keep_for_good
+from stepscope.recorder.recorder import Recorder
+from stepscope.run import RUN_JSON, RunKind, RunStatus
+from stepscope.run.outcome import Outcome
+from stepscope.session.session import Session, traceback_text
+from trainer.config import RunConfig
+from trainer.config_validation import TrainDevice, choice_problem
+from trainer.error_messages import RunFailed, explain
+from trainer.step_validation import epoch_problem
+from trainer.training.accelerator import Compute, CpuCompute, CudaCompute, why_lost
+from trainer.training.backend_flags import fix_workspaces, run_flags
+from trainer.training.checkpoint import read_checkpoint
+from trainer.training.checkpoint_state import room
+from trainer.training.compiling import compiled
+from trainer.training.cuda_graph_step import GraphedStep, graphed
+from trainer.training.device_assignment import devices_of, sampled, sampled_by
+from trainer.training.flops import Speed
+from trainer.training.fsdp import weights_on_first_rank
+from trainer.training.loaders import make_loader, make_validation_loader
+from trainer.training.loop import Journal, Loop
+from trainer.training.phase_timer import Phases
+from trainer.training.process_group import join, leave
+from trainer.training.rank_info import Ranks
+from trainer.training.state import Training
+from trainer.training.step import TrainStep, step_of
+from trainer.training.strategy import Shared, placed
+from trainer.training.trainer_commands import OwnCommands, RunStopped
+from trainer.training.warmup import full_batch_size, rehearse
+from trainer.workloads import WORKLOADS
+from trainer.workloads.task import Task, TensorSplit
+
+log = logging.getLogger(__name__)
+
+DATA_FILES = {f"trainer/training/{name}.py": DATA for name in ("data", "copies", "workers")}
+"""Where a failed allocation is one of loading or copying a batch."""
+
+
+FIRST_RANK_S = 30.0
+"""How long the ranks of a job may lie apart at their start: importing torch takes seconds."""
+POLL_S = 0.05
+
+
+def run(
+    config: RunConfig,
+    folder: Path,
+    *,
+    stop: threading.Event | None = None,
+    opened: Callable[[Recorder], None] = lambda recorder: None,
+) -> RunStatus:
+    """Train into `folder`, which exists, and return the final status.
+
+    Setting `stop` ends the run at its next step boundary. Where that takes too long, another
+    thread may close the recorder, which `opened` is given. An exception of the training becomes
+    the status and reason of the run. Only KeyboardInterrupt and the like leave this function, and
+    OSError and StoreError of a folder that cannot be written.
+
+    Of a job of several processes each one calls this, with torchrun's variables in its environment,
+    and records itself as one rank of the run in `folder`. If one returns FAILED, or STOPPED before
+    the others, they may wait for it in a collective: its process has to end by os._exit.
+    """
+    ranks = Ranks.of(config, os.environ)
+    session = Session(
+        folder,
+        name=config.workload,
+        kind=RunKind.TRAINER,
+        config=config.to_dict(),
+        rank=ranks.rank,
+        ranks=ranks.world_size,
+        code=Path(__file__).parent,
+    )
+    if ranks.world_size > 1:
+        session.open_nccl_pipe()
+    outcome = Outcome(RunStatus.FAILED, "The training process was interrupted.")
+    opened(session.recorder)
+    try:
+        with _cpu_threads(config.threads, ranks):
+            outcome = _run(config, session, stop or threading.Event(), ranks)
+    finally:
+        session.close(outcome.status, outcome.reason)
+    _wait_for_first_rank(folder, ranks)
+    if outcome.status is RunStatus.FINISHED:
+        leave()
+    return outcome.status
+
+
+def _wait_for_first_rank(folder: Path, ranks: Ranks) -> None:
+    """Wait until rank 0 has written run.json: no reader finds this rank's outcome without it.
+
+    torchrun ends the other ranks as soon as one ends, at times before rank 0 has begun.
+    """
+    if not ranks.rank or dist.is_initialized():  # the ranks have met, so rank 0 has begun
+        return
+    deadline = time.monotonic() + FIRST_RANK_S
+    while not os.path.exists(folder / RUN_JSON) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+
+
+def _run(config: RunConfig, session: Session, stop: threading.Event, ranks: Ranks) -> Outcome:
+    """Find the device, begin to sample it, meet the other ranks, and train."""
+    device: TrainDevice | None = None
+    try:
+        devices = devices_of(config, ranks)
+        device = devices[0]
+        config = replace(config, device=device.id)
+        fix_workspaces(config)
+        compute = _compute(device)
+        compute.reset_peaks()  # in the server's process those of the run before still stand
+        _sample(session, devices, ranks)
+        join(config, ranks, compute.device)
+    except Exception as error:  # noqa: BLE001 - becomes the run's reason and an event
+        outcome = explain(error, config, device, why_lost(device.cuda_index if device else None))
+        session.note_failure(outcome, _traceback(error))
+        return outcome
+    return _attempt(_Attempt(config, session, devices, compute, stop, ranks))
+
+
+def _sample(session: Session, devices: Sequence[TrainDevice], ranks: Ranks) -> None:
+    """Begin to sample, and describe what this process trains on.
+
+    Before the status turns to running: the page lays its charts out by it.
+    """
+    device, source = devices[0], sampled_by(ranks)
+    if ranks.several:
+        session.recorder.describe(
+            rank=ranks.rank,
+            local_rank=ranks.local_rank,
+            world_size=ranks.world_size,
+            device=device.id,
+        )
+        if device.cuda_index is not None:  # a rank that samples no GPU knows its size from here
+            session.recorder.describe(device_memory=device.memory_total)
+    session.sample(
+        source,
+        sampled(devices, source),
+        trains_on=None if device.cuda_index is None else device.name,
+        allocator_index=device.cuda_index,
+        host=ranks.local_rank == 0,
+    )
+    session.describe_link(None if device.cuda_index is None else device.id)
+    session.oom.own_parts = DATA_FILES
+    session.oom.attach()
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    config: RunConfig
+    session: Session
+    devices: Sequence[TrainDevice]
+    compute: Compute
+    stop: threading.Event
+    ranks: Ranks
+
+    @property
+    def device(self) -> TrainDevice:
+        """The device of this process; DataParallel uses others too."""
+        return self.devices[0]
+
+
+def _attempt(attempt: _Attempt) -> Outcome:
+    """Train, turn what happens into an outcome, and leave no memory behind."""
+    compute = attempt.compute
+    baseline = compute.memory()
+    at_failure: Mapping[str, float] = {}
+    trace: str | None = None
+    outcome = Outcome()
+    try:
+        _train(attempt)
+    except RunStopped as stopped:
+        outcome = Outcome(RunStatus.STOPPED, str(stopped))
+    except Exception as error:  # noqa: BLE001 - becomes the run's reason and an event
+        lost = why_lost(attempt.device.cuda_index)
+        outcome = explain(error, attempt.config, attempt.device, lost)
+        if not outcome.fatal:
+            outcome = attempt.session.told_case(outcome, error, _allowed(attempt))
+        trace, at_failure = _traceback(error), compute.memory()
+        if outcome.fatal:
+            keep_for_good(error)  # with its frames, and so the last pinned batch
+        else:
+            _clear_frames(error)
+    # Out of the except block: a live exception holds its frames and so every tensor of the run.
+    after = compute.memory() if outcome.fatal else _release(compute)
+    if outcome.failure is not None:
+        attempt.session.note_failure(outcome, trace, before=at_failure, after=after)
+    kept = after.get("memory/allocated", 0) - baseline.get("memory/allocated", 0)
+    # Of a job, whose process ends now, torch still holds DDP's last buckets.
+    if kept > 0 and not attempt.ranks.several:
+        log.warning("%s stay allocated on the GPU after the run", format_bytes(kept))
+    return outcome
+
+
+def _train(attempt: _Attempt) -> None:
+    """Train: everything that a run builds, in the order in which it is built."""
+    config, compute, ranks = attempt.config, attempt.compute, attempt.ranks
+    session, recorder = attempt.session, attempt.session.recorder
+    with ExitStack() as stack:
+        stack.enter_context(run_flags(config))
+
+        # The model has the first weights that follow from the seed.
+        torch.manual_seed(config.seed)
+        with weights_on_first_rank(config, ranks):
+            task = WORKLOADS[config.workload](config)
+        if too_short := epoch_problem(config, task.train.length):
+            raise RunFailed(str(too_short))
+        speed = Speed.of(task, config, attempt.device)
+        model = placed(task.model, config, ranks, compute.device)
+
+        # Optimizer, learning rate and gradient scaler, as the checkpoint has them.
+        training = Training(config, model, compute, ranks, task.train.length)
+        _describe(attempt, task, training, speed)
+        if config.resume:
+            _resume(training, recorder)
+        _count_steps(session, training)
+
+        # DataParallel or DDP around the model, then torch.compile around both.
+        shared = Shared.of(model, config, attempt.devices)
+        phases = Phases(shared.model) if ranks.several else None
+        ranks.begin_random(config.seed, training.step)
+        full = full_batch_size(task.train, config)
+        forward = stack.enter_context(compiled(shared.model, config, compute.device, full))
+
+        own = OwnCommands(recorder, training, attempt.stop)
+        commands = session.answer(
+            own.handlers, check=own.check, step=session.oom.step, closed_here=True
+        )
+        stack.enter_context(closing(commands))
+        loading = ranks.seeded(config)
+        loader = stack.enter_context(closing(make_loader(task.train, loading, compute)))
+        validation_loader = make_validation_loader(task.validation, loading, compute)
+        stack.enter_context(closing(validation_loader))
+
+        step = replace(
+            step_of(training, task),
+            wrapped=shared.wrapped if forward is None else forward,
+            apart=shared.apart,
+            phases=phases,
+        )
+        rehearse(training, step, task, recorder)
+        Loop(
+            task=task,
+            training=training,
+            step=_captured(step, training, task, recorder) if config.cuda_graphs else step,
+            loader=loader,
+            validation_loader=validation_loader,
+            reader=compute.reader(Journal(recorder, config)),
+            recorder=recorder,
+            commands=commands,
+            speed=speed,
+            phases=phases,
+        ).train()
+
+
+def _describe(attempt: _Attempt, task: Task, training: Training, speed: Speed) -> None:
+    """Say what is trained: to run.json, and to the readings of the memory's parts."""
+    parts = attempt.session.sampler.readings.parts
+    parts.add_model(training.model)
+    parts.add_optimizer(training.optimizer)
+    attempt.session.recorder.describe(
+        parameters=sum(weights.numel() for weights in task.model.parameters()),
+        compute_capability=attempt.device.compute_capability,
+        data_in_memory=isinstance(task.train, TensorSplit),
+        **speed.facts(training.config.step_size),
+        **task.run_info,
+    )
+
+
+def _count_steps(session: Session, training: Training) -> None:
+    """Let a failed allocation be told with the step it was in: rows arrive some steps later."""
+    alive = weakref.ref(training)  # the session outlives the model
+
+    def step() -> int:
+        now = alive()
+        return session.recorder.step if now is None else now.step
+
+    session.oom.step, session.oom.first_step = step, training.step
+
+
+def _allowed(attempt: _Attempt) -> Callable[[str, Any], bool]:
+    """Return what says whether this run could have had another setting on its device."""
+
+    def allowed(field: str, value: Any) -> bool:
+        return choice_problem(field, value, attempt.config, [attempt.device]) is None
+
+    return allowed
+
+
+def _captured(step: TrainStep, training: Training, task: Task, recorder: Recorder) -> GraphedStep:
+    """Return the step as CUDA graphs, and say what runs without them."""
+    config = training.config
+    captured = graphed(step, training, task.train)
+    text = f"The step is captured, for batches of {config.batch_size}"
+    if task.train.length % config.step_size:
+        text += "; the last step of an epoch is smaller and runs without the graph"
+    recorder.event("cuda_graphs", f"{text}; so does validation", batch_size=config.batch_size)
+    return captured
+
+
+def _resume(training: Training, recorder: Recorder) -> None:
+    """Load the checkpoint that the configuration names, from a run beside this one."""
+    name = training.config.resume
+    state = read_checkpoint(recorder.folder.parent / name, partial(room, training))
+    training.load(state)
+    recorder.step, recorder.epoch = training.step, training.epoch
+    taken, changed = training.from_checkpoint(state)
+    text = f"Resumed from {name} after step {training.step}, with its {', '.join(taken)}"
+    if changed:
+        differ = [f"{key} {now} (was {then})" for key, (then, now) in changed.items()]
+        text += f"; changed since: {', '.join(differ)}"
+    recorder.event("resumed", text, path=name)
+    recorder.describe(
+        resumed={
+            "checkpoint": name,
+            "step": training.step,
+            "epoch": training.epoch,
+            "from_checkpoint": taken,
+            "changed": changed,
+        },
+    )
+
+
+def _compute(device: TrainDevice) -> Compute:
+    return CpuCompute() if device.cuda_index is None else CudaCompute(device.cuda_index)
+
+
+@contextmanager
+def _cpu_threads(wanted: int, ranks: Ranks) -> Iterator[None]:
+    """Set this thread's intra-op threads; by default all ranks of a machine share half the cores,
+    so that the page has some."""
+    former = torch.get_num_threads()
+    torch.set_num_threads(wanted or max(1, (os.cpu_count() or 1) // 2 // ranks.local_size))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(former)
+
+
+def _release(compute: Compute) -> dict[str, int]:
+    """Free what the run held and return the memory after it."""
+    gc.collect()
+    compute.release()
+    return compute.memory()
+
+
+def _traceback(error: BaseException) -> str | None:
+    """Return the traceback as text; None where the failure's sentence says it all."""
+    return None if isinstance(error, RunFailed) else traceback_text(error)
+
+
+def _clear_frames(error: BaseException) -> None:
+    """Drop the local variables of every frame that the exception and its causes passed."""
+    while True:
+        traceback.clear_frames(error.__traceback__)
+        if error.__context__ is None:
+            return
+        error = error.__context__

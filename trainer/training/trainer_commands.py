@@ -1,0 +1,51 @@
+"""What the built-in training alone answers: Stop at a step boundary, and a checkpoint."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+from stepscope.common.formatting import format_bytes
+from stepscope.recorder.recorder import Command, CommandName, Recorder
+from stepscope.session.command_server import Handler
+from trainer.training.checkpoint_state import save
+from trainer.training.state import Training
+
+
+class RunStopped(Exception):
+    """The run was asked to stop."""
+
+
+class OwnCommands:
+    """Handlers of one run, for its `CommandServer`; called by the training thread."""
+
+    def __init__(self, recorder: Recorder, training: Training, stop: threading.Event) -> None:
+        self._recorder = recorder
+        self._training = training
+        self._stop = stop
+        self.handlers: Mapping[CommandName, Handler] = {
+            CommandName.STOP: self._stop_run,
+            CommandName.SAVE_CHECKPOINT: self._save_checkpoint,
+        }
+
+    def check(self) -> None:
+        """Raise RunStopped once the server ends."""
+        if self._stop.is_set():
+            raise RunStopped("The server was shut down.")
+
+    def _stop_run(self, command: Command) -> None:
+        self._recorder.finish(command, f"Stop: after step {self._training.step}")
+        raise RunStopped(str(command.args.get("reason") or "Stopped from the page."))
+
+    def _save_checkpoint(self, command: Command) -> None:
+        path = self._recorder.folder / f"step-{self._training.step}.pt"
+        try:
+            size = save(path, self._training)
+        except OSError as error:
+            text = f"Save checkpoint: failed ({error}). Training goes on; free disk space"
+            self._recorder.finish(command, text, ok=False)
+            return
+        text = f"Save checkpoint: {path.name}"
+        if size is not None:  # rank 0 has written it
+            text += f", {format_bytes(size)}"
+        self._recorder.finish(command, text, path=path.name, bytes=size)

@@ -1,0 +1,160 @@
+"""Steps before the first one that counts: they load kernels, compile, reserve memory, and change
+nothing that training goes on with."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stepscope.common.formatting import format_bytes
+from stepscope.recorder.recorder import Recorder
+from trainer.config import Compile, RunConfig
+from trainer.error_messages import RunFailed
+from trainer.training.accelerator import Compute
+from trainer.training.compiling import told_in_a_sentence
+from trainer.training.fsdp import local, reshard
+from trainer.training.state import Training
+from trainer.training.step import TrainStep
+from trainer.workloads.task import Batch, Split, Task
+
+WARMUP_STEPS = 3
+"""What torch's manual asks for before a capture; the first of them loads most kernels."""
+
+
+def rehearse(training: Training, step: TrainStep, task: Task, recorder: Recorder) -> None:
+    """Compile, warm up and reserve memory, as the configuration says; each is told as an event.
+
+    Raises RunFailed where the model cannot be compiled.
+    """
+    config = training.config
+    if config.compile is Compile.NONE and not config.warmup and not config.memory_warmup:
+        return
+    step = replace(step, phases=None)  # their times are no part of the first step's
+    with changing_nothing(training):
+        if config.compile is not Compile.NONE:
+            _compile(training, step, task, recorder)
+        if config.warmup:
+            batch = first_batch(task.train, config, training.compute)
+            seconds = _repeat(training, step, batch, WARMUP_STEPS)
+            text = f"Warm-up: {WARMUP_STEPS} steps in {seconds:.2f} s, which changed nothing"
+            recorder.event("warmup", text, seconds=seconds, steps=WARMUP_STEPS)
+        if config.memory_warmup:
+            _reserve(training, step, task, recorder)
+
+
+def full_batch_size(split: Split, config: RunConfig) -> int:
+    """Return the samples of the largest batch that one process takes from a split."""
+    return min(config.batch_size, -(-split.length // config.world_size))
+
+
+def first_batch(split: Split, config: RunConfig, compute: Compute) -> Batch:
+    """Return the first samples of a split on the device: as many as the largest batch has.
+
+    There are fewer only where the split leaves so many out. Raises RunFailed if it leaves out all
+    of them.
+    """
+    size = full_batch_size(split, config)
+    batches: list[Batch] = []
+    missing = size
+    for indices in torch.split(torch.arange(split.length), size):
+        batches.append(split.take(indices))
+        missing -= len(batches[-1][1])
+        if missing <= 0:
+            break
+    if missing == size:
+        raise RunFailed(f"None of the {split.length:,} samples could be loaded. Check the data.")
+    inputs, targets = (torch.cat(parts)[:size] for parts in zip(*batches, strict=True))
+    return inputs.to(compute.device), targets.to(compute.device)
+
+
+def whole_step(step: TrainStep, batch: Batch, accumulation: int) -> None:
+    """Take one optimizer step from the same batch again and again."""
+    of = len(batch[1]) * accumulation
+    for number in range(1, accumulation + 1):
+        step(*batch, of, number == accumulation)
+
+
+@contextmanager
+def changing_nothing(training: Training) -> Iterator[None]:
+    """Put weights, statistics, optimizer, loss scale and random numbers back as they were.
+
+    The copies lie on the host: a GPU may have no room for a second model. All tensors are
+    restored in place, as a CUDA graph goes on using them. State that the optimizer made meanwhile
+    becomes zeros, with which Adam and momentum begin.
+    """
+    model, optimizer, scaler = training.model, training.optimizer, training.scaler
+    tensors = [local(tensor) for tensor in (*model.parameters(), *model.buffers())]
+    copies = [_on_host(tensor) for tensor in tensors]
+    states = {
+        weights: {
+            name: _on_host(local(value)) for name, value in state.items() if _is_tensor(value)
+        }
+        for weights, state in optimizer.state.items()
+    }
+    scale = scaler.state_dict()
+    random, device_random = torch.get_rng_state(), training.compute.rng_state()
+    yield
+    with torch.no_grad():
+        for tensor, copy in zip(tensors, copies, strict=True):
+            tensor.copy_(copy)
+        for weights, state in optimizer.state.items():
+            former = states.get(weights, {})
+            for name, value in state.items():
+                if _is_tensor(value):
+                    part = local(value)
+                    part.copy_(former[name]) if name in former else part.zero_()
+    scaler.load_state_dict(scale)
+    torch.set_rng_state(random)
+    if device_random is not None:
+        training.compute.set_rng_state(device_random)
+
+
+def _compile(training: Training, step: TrainStep, task: Task, recorder: Recorder) -> None:
+    """Compile for a full batch, so that no step that counts waits for it."""
+    config = training.config
+    batch = first_batch(task.train, config, training.compute)
+    mode = config.compile
+    text = f"Compiling the model (torch.compile, {mode}): training begins when this is done"
+    recorder.event("compile", text, mode=str(mode))
+    with told_in_a_sentence(config):
+        seconds = _repeat(training, step, batch, 1)
+    recorder.event("compile", f"Compiled in {seconds:.1f} s", mode=str(mode), seconds=seconds)
+
+
+def _reserve(training: Training, step: TrainStep, task: Task, recorder: Recorder) -> None:
+    """Take the largest step and the largest validation batch once; the allocator keeps the room."""
+    config, compute = training.config, training.compute
+    before = compute.memory()
+    seconds = _repeat(training, step, first_batch(task.train, config, compute), 1)
+    training.model.eval()
+    with torch.inference_mode():
+        step.evaluate(*first_batch(task.validation, config, compute))
+    training.model.train()
+    reshard(training.model)
+    after = compute.memory()
+    reserved = [format_bytes(memory["memory/reserved"]) for memory in (after, before)]
+    text = f"Memory warm-up: {reserved[0]} reserved, {reserved[1]} before"
+    recorder.event("memory_warmup", text, seconds=seconds, before=before, after=after)
+
+
+def _repeat(training: Training, step: TrainStep, batch: Batch, steps: int) -> float:
+    """Take whole steps and return their seconds."""
+    began = time.perf_counter()
+    for _ in range(steps):
+        whole_step(step, batch, training.config.accumulation)
+    training.compute.synchronize()
+    return time.perf_counter() - began
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True)
