@@ -16,7 +16,7 @@ from benchmarks import report
 from stepscope.alerts.config import Settings
 from stepscope.alerts.monitor import Watch
 from stepscope.store import Block
-from stepscope.store.items import Sample
+from stepscope.store.blocks import Sample
 
 SECONDS = 300
 TICKS = 10

@@ -19,10 +19,9 @@ from collections.abc import Callable
 
 from benchmarks import report
 from dashboard.machine.content import machine_content
-from stepscope.gpu.history import DRAWN, KEPT_READINGS, History
-from stepscope.gpu.machine_monitor import Machine
+from stepscope.gpu.device_events import REASONS
+from stepscope.gpu.machine_monitor import DRAWN, KEPT_READINGS, History, Machine
 from stepscope.gpu.source import open_source
-from stepscope.gpu.throttle_time import REASONS
 
 LOOKS = 200
 TARGET = 0.005

@@ -2,8 +2,8 @@
 
     python -m benchmarks.fit_accuracy [--device cpu|cuda] [--only NAME]
 
-The prediction is what `python -m trainer.memory_estimate --json` prints. The truth is a run of the same
-settings in a process of its own: three steps, then the validation. On a CPU it is the
+The prediction is what `python -m trainer.memory_estimate --json` prints. The truth is a run of the
+same settings in a process of its own: three steps, then the validation. On a CPU it is the
 highest sum of what torch's allocator reports to the profiler, without the data set; on CUDA it is
 `max_memory_allocated`.
 Targets: all within -6 … +6 % on a CPU, within ±8 % on the simulator's CUDA allocator. On a GPU this

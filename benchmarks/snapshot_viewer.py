@@ -33,7 +33,7 @@ PATIENCE_S = 300.0
 ASK_S = 0.1
 SPARE_BYTES = 2 * 10**9
 """Left on the disk beside the file."""
-ENDING = "-m stepscope.memory.snapshots.write"
+ENDING = "-m stepscope.memory.snapshots.open_snapshot"
 
 
 class Watch:

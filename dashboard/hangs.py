@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stepscope.distributed.hangs.hang_reading import hang_of
+from stepscope.distributed.hangs.diagnose import hang_of
 from stepscope.distributed.hangs.job_state import Hang
 from stepscope.run import RunInfo
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from stepscope.common.files import open_regular_file, read_regular_file
 from stepscope.common.formatting import format_bytes, terminal_text
-from stepscope.profiling.summary import BYTES_LIMIT, Summary, parse
-from stepscope.profiling.write import summary_name, trace_name
+from stepscope.profiling.summary import BYTES_LIMIT, Summary, parse, summary_name, trace_name
 
 TAIL_BYTES = 20_000
 SNAPSHOTS = 50

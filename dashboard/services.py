@@ -49,7 +49,7 @@ from stepscope.run import (
     run_folders,
     runs_root,
 )
-from stepscope.session import force
+from stepscope.session import stop as force
 from trainer.collectives.plan import Plan as CollectivePlan
 from trainer.config import RunConfig
 from trainer.config_validation import TrainDevice

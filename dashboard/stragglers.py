@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from stepscope.distributed.communication_reading import communication_text
+from stepscope.distributed.communication import communication_text
 from stepscope.distributed.stragglers.detect import StragglerVerdict
 from stepscope.distributed.stragglers.reader import in_job, judged_run
 from stepscope.run import RunInfo

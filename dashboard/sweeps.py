@@ -26,7 +26,7 @@ from dashboard.run_files import tail
 from dashboard.sweep_content import SweepContent, SweepStatus, to_content
 from stepscope.common.files import is_own_folder, open_for_append
 from stepscope.run import process_of, user_name
-from stepscope.run.process import not_signaled, recorder_of, send_signal
+from stepscope.run.folder import not_signaled, recorder_of, send_signal
 from trainer.lab.folder import (
     LOCK,
     SWEEP_JSON,

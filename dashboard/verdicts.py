@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dashboard.places import PLACES
 from dashboard.stragglers import Stragglers
 from stepscope.bottleneck.classify import Allowed, Kind, Verdict, verdict
 from stepscope.bottleneck.recommendations import Next, setting_text
@@ -21,6 +20,19 @@ from stepscope.bottleneck.step_window import recent_figures, setup_of
 from stepscope.distributed.stragglers.detect import StragglerVerdict
 from stepscope.run import RunInfo, RunKind
 from stepscope.store import RunReader
+
+PLACES: dict[str, str] = {
+    **dict.fromkeys(
+        ("pin_memory", "non_blocking", "copy_stream", "data_on_device"), "Data loading"
+    ),
+    **dict.fromkeys(("num_workers", "prefetch_factor", "persistent_workers"), "Data loading"),
+    "fused": "Optimizer",
+    **dict.fromkeys(("compile", "cuda_graphs", "deterministic"), "Kernels and graphs"),
+    "activation_checkpointing": "Memory",
+    "threads": "More, CPU threads",
+}
+"""The folded group of a field, and the field's label where it is not its name."""
+
 
 EVERY_S = 3.0
 HOLD_S = 10.0

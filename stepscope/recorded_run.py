@@ -19,8 +19,7 @@ from stepscope.run import RUN_JSON, RunError, RunInfo, RunStatus, read_run, run_
 from stepscope.run.rank_info import numbers_with
 from stepscope.store import Block, EventRow, RunReader
 from stepscope.store.blocks import Floats, join
-from stepscope.store.reader import EVERY
-from stepscope.store.rows import Rows
+from stepscope.store.reader import EVERY, Rows
 
 
 class Series(NamedTuple):

@@ -26,17 +26,16 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from stepscope.common.clock import clock, elapsed
-from stepscope.distributed.ranks import announce, find_place
-from stepscope.host.program import in_notebook, running_name
+from stepscope.distributed.rendezvous import announce, find_place
+from stepscope.host.environment import in_notebook, running_name
 from stepscope.profiling.phase_ranges import DATA, span
 from stepscope.recorder.recorder import Recorder
 from stepscope.recorder.ring import WIDTH, Layout, Ring
-from stepscope.recorder.ring_writer import NAME_LIMIT
-from stepscope.recorder.rows import RATES, SAMPLES
+from stepscope.recorder.rows import NAME_LIMIT, RATES, SAMPLES
 from stepscope.run import RunKind, RunStatus, runs_root
-from stepscope.run.outcome import outcome
+from stepscope.run.status import outcome
 from stepscope.session.script_session import ScriptSession
-from stepscope.session.signal_handlers import handlers_wait
+from stepscope.session.stop import handlers_wait
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from stepscope.run.outcome import Outcome, Shortage, failed, out_of_memory, shortage
+from stepscope.run.status import Outcome, Shortage, failed, out_of_memory, shortage
 from trainer.config import Precision, RunConfig, Runner, Workload
 from trainer.config_limits import LIMITS
 from trainer.config_validation import TrainDevice, choice_problem

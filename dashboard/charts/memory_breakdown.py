@@ -12,7 +12,7 @@ from typing import Any
 from dashboard.charts.chart_spec import Json, chart, training_gpu, y_axis
 from dashboard.charts.run_view import RunContent, run_content
 from dashboard.charts.series import Cursor, events, fitting_bucket, rounded, span, state
-from stepscope.memory.breakdown import Amounts
+from stepscope.memory.breakdown import CATEGORIES, Amounts, Category, Place, notes
 from stepscope.memory.breakdown_series import (
     LedgerSource,
     Moment,
@@ -21,7 +21,6 @@ from stepscope.memory.breakdown_series import (
     peak_moment,
     read_moments,
 )
-from stepscope.memory.ledger_words import CATEGORIES, Category, Place, notes
 from stepscope.metrics import METRICS, Unit
 from stepscope.run import RunInfo, RunKind
 from stepscope.store import RunReader

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from stepscope.profiling.phase_ranges import OTHER, PHASES
 from stepscope.profiling.summary import Summary
-from stepscope.profiling.z_phase_names import OTHER, PHASES
 
 MS, MIB = 1000.0, 2.0**20
 PHASE_COLORS = {

@@ -9,12 +9,10 @@ from typing import Any
 
 from dashboard.charts.lab import plain
 from stepscope.common.formatting import format_bytes
-from stepscope.memory.snapshots.difference import Difference
-from stepscope.memory.snapshots.modules import by_module
+from stepscope.memory.snapshots.segments import ACTIVE, AWAITING, FREE, DeviceMemory, Row
 from stepscope.memory.snapshots.stacks import own_frame, short
-from stepscope.memory.snapshots.summary import Summary
+from stepscope.memory.snapshots.summary import Difference, Summary, by_module
 from stepscope.memory.snapshots.timeline import History
-from stepscope.memory.snapshots.z_segments import ACTIVE, AWAITING, FREE, DeviceMemory, Row
 
 Json = dict[str, Any]
 

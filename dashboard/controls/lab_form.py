@@ -1,7 +1,7 @@
 """What a sweep is to measure: the baseline, the settings to tick, and for how many rounds.
 
 The widgets keep their values for the session, also while other pages are shown; after a reload the
-ticks and what they depend on come back from the address (`lab_link.py`).
+ticks and what they depend on come back from the address (`lab_url.py`).
 """
 
 from __future__ import annotations

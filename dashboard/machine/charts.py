@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from dashboard.charts.chart_spec import COLORS
 from dashboard.machine.content import Json
-from stepscope.gpu.history import DRAWN, Reading
+from stepscope.gpu.machine_monitor import DRAWN, Reading
 from stepscope.gpu.machine_state import DeviceView
 
 ACTIVITY = {

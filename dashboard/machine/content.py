@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepscope.common.formatting import format_bytes
-from stepscope.gpu.asking import NOT_BY_DRIVER, NOT_BY_GPU
 from stepscope.gpu.machine_state import DeviceView, HostView, MachineView
+from stepscope.gpu.nvml_device import NOT_BY_DRIVER, NOT_BY_GPU
 from stepscope.gpu.processes import GpuProcess
 
 Json = dict[str, Any]

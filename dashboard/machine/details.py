@@ -9,10 +9,10 @@ from dashboard.machine.charts import LINKS, charts
 from dashboard.machine.content import Json, absent, of_total, owner, short_uuid
 from dashboard.machine.run_energy import RunEnergy
 from stepscope.common.formatting import format_bytes, format_duration, format_energy
+from stepscope.gpu.device_events import throttle_text
 from stepscope.gpu.health import link
 from stepscope.gpu.machine_state import DeviceView
 from stepscope.gpu.processes import GpuProcess
-from stepscope.gpu.throttle_time import throttle_text
 from stepscope.metrics import BY_KEY, Unit
 
 NOBODY = "Nobody is on this GPU."

@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from stepscope.gpu.history import History
-from stepscope.gpu.machine_monitor import Machine
+from stepscope.gpu.machine_monitor import History, Machine
 from stepscope.gpu.machine_state import MachineView
 from stepscope.gpu.source import DeviceSource
 from stepscope.gpu.xid import XidEvent, XidWatch

@@ -16,11 +16,9 @@ from dashboard.charts.snapshot import (
 )
 from dashboard.format import escape_markdown
 from stepscope.common.formatting import format_bytes
-from stepscope.memory.snapshots.difference import difference
-from stepscope.memory.snapshots.segments import Fragmentation
-from stepscope.memory.snapshots.summary import Summary
+from stepscope.memory.snapshots.segments import DeviceMemory, Fragmentation
+from stepscope.memory.snapshots.summary import Summary, difference
 from stepscope.memory.snapshots.timeline import History, lasting
-from stepscope.memory.snapshots.z_segments import DeviceMemory
 
 TABLE_HEIGHT = 320  # px
 number = st.column_config.NumberColumn

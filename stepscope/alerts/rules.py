@@ -56,7 +56,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One rule; a `metric` of "" marks those of `conditions.py`.
+    """One rule; a `metric` of "" marks those of `evaluator.py`.
 
     It holds while the metric is above or below `threshold` (or not finite) and is over once it is
     back at `clear` or better. It must hold for `for_s` to be raised, and be over for `clear_s` to
@@ -230,7 +230,7 @@ DEFAULTS: tuple[Rule, ...] = (
         enabled=False,
     ),
 )
-"""What is watched without a file; `conditions.py` says when each of them holds."""
+"""What is watched without a file; `evaluator.py` says when each of them holds."""
 
 ENDINGS = (RUN_FAILED, RUN_FINISHED)
 """Judged once, at the end of the run."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from stepscope.bottleneck.classify import MIN_STEPS, Figures
 from stepscope.bottleneck.recommendations import Setup
-from stepscope.gpu.throttling import throttle_words
+from stepscope.gpu.device_events import throttle_words
 from stepscope.metrics import Stream
 from stepscope.recorder.rows import STEP_TIME
 from stepscope.run import RunKind

@@ -9,14 +9,279 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from stepscope.cli.device_table import brief, table
-from stepscope.gpu.as_json import machine_json
+from stepscope.common.formatting import format_bytes, printable
+from stepscope.gpu.device_events import throttle_text, throttle_total
+from stepscope.gpu.health import Level, link
 from stepscope.gpu.machine_monitor import Machine
-from stepscope.gpu.machine_state import MachineView
+from stepscope.gpu.machine_state import DeviceView, HostView, MachineView, machine_json
+from stepscope.gpu.processes import GpuProcess
 from stepscope.gpu.source import open_source
+
+NARROWEST, WIDEST_BAR = 40, 24
+WATCHED_S = 5.0
+"""Time of watching from which the throttling in it is told, and not that of the driver's life."""
+INDENT = "   "
+MARKS = {Level.OK: "ok", Level.NOTICE: "–", Level.WARNING: "!", Level.CRITICAL: "✗"}
+SEPARATOR = " · "
+
+
+def table(view: MachineView, columns: int) -> list[str]:
+    """Return the lines for a terminal of so many columns."""
+    width = max(NARROWEST, columns)
+    lines = [*wrapped(_machine(view), width), *wrapped(_load(view.host), width)]
+    if view.reason is not None:
+        return [*lines, "", *wrapped([*view.reason.split(" ")], width, separator=" ")]
+    for device in view.devices:
+        lines += ["", *block(device, width)]
+    if any(process.yours for device in view.devices for process in device.processes or ()):
+        lines += ["", "* your process"]
+    return lines
+
+
+def brief(view: MachineView, columns: int) -> list[str]:
+    """Return the machine with one line a GPU, for a terminal of too few lines for `table`."""
+    width = max(NARROWEST, columns)
+    lines = [*wrapped(_machine(view), width), *wrapped(_load(view.host), width), ""]
+    return [*lines, *(cut(printable(_short_line(device)), width) for device in view.devices)]
+
+
+def _short_line(device: DeviceView) -> str:
+    """Return index, health, utilization, memory, temperature and power in columns, then words."""
+    used, total = device.values.get("gpu/mem_used"), device.values.get("gpu/mem_total")
+    cells = [
+        f"{device.info.nvml_index:>2}  {MARKS[device.health.level]:<2}",
+        f"{_short(device, 'gpu/util', '%'):>5}",
+        f"{'n/a' if used is None else format_bytes(used):>9} of {format_bytes(total):>8}",
+        f"{_short(device, 'gpu/temp', '°C'):>6}",
+        f"{_short(device, 'gpu/power', 'W'):>5}",
+    ]
+    return "  ".join([*cells, device.health.text])
+
+
+def _short(device: DeviceView, key: str, unit: str) -> str:
+    value = device.values.get(key)
+    return "n/a" if value is None else f"{value:.0f} {unit}"
+
+
+def block(device: DeviceView, width: int) -> list[str]:
+    """Return the lines of one GPU."""
+    lines = [_head(device, width)]
+    for parts in (_activity(device), _memory(device), _heat(device), _clocks(device)):
+        lines += wrapped(parts, width, INDENT)
+    if device.throttle_window_s >= WATCHED_S:
+        times = throttle_text(device.throttled, device.throttle_window_s)
+    else:
+        times = throttle_total(device.values)
+    lines += wrapped(f"Clocks {times[:1].lower()}{times[1:]}".split(" "), width, INDENT, " ")
+    lines += _health(device, width)
+    for instance in device.instances:
+        lines += _instance(instance, width)
+    return [*lines, *_processes(device, width, INDENT)]
+
+
+def wrapped(
+    parts: Iterable[str], width: int, indent: str = "", separator: str = SEPARATOR
+) -> list[str]:
+    """Put parts side by side as far as they fit; a part that is too long itself is cut."""
+    lines: list[str] = []
+    line = ""
+    for part in map(printable, parts):
+        longer = f"{line}{separator}{part}" if line else f"{indent}{part}"
+        if line and len(longer) > width:
+            lines.append(line)
+            longer = f"{indent}{part}"
+        line = cut(longer, width)
+    return [*lines, line] if line else lines
+
+
+def cut(text: str, width: int) -> str:
+    """Return the text, or what fits of it.
+
+    >>> cut("python train.py", 8)
+    'python …'
+    """
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+# --- the machine ----------------------------------------------------------------------------------
+
+
+def _machine(view: MachineView) -> list[str]:
+    host, count = view.host, len(view.devices)
+    parts = [host.name, f"{count} GPU{'' if count == 1 else 's'}"]
+    parts += [f"driver {host.driver}"] if host.driver else []
+    parts += [f"CUDA {host.cuda}"] if host.cuda else []
+    parts += [f"torch {host.torch}"] if host.torch else ["torch is not installed here"]
+    return [*parts, time.strftime("%H:%M:%S", time.localtime(view.ts))]
+
+
+def _load(host: HostView) -> list[str]:
+    cpu = "n/a" if host.cpu_percent is None else f"{host.cpu_percent:.0f} %"
+    return [
+        f"CPU {cpu} of {host.cores or '?'} cores",
+        f"memory {_of(host.memory_used, host.memory_total)}",
+        host.cpu,
+    ]
+
+
+# --- a GPU ----------------------------------------------------------------------------------------
+
+
+def _head(device: DeviceView, width: int) -> str:
+    left = f"{device.info.nvml_index}  {printable(device.info.name)}"
+    right = short_uuid(device.info.uuid)
+    if device.facts is not None and device.facts.pci_bus_id:
+        right += f"  {printable(device.facts.pci_bus_id)}"
+    room = width - len(right) - 2
+    return f"{cut(left, room):<{room}}  {right}" if room > 12 else cut(left, width)
+
+
+def short_uuid(uuid: str) -> str:
+    """Return the first part of a UUID, by which one tells GPUs apart.
+
+    >>> short_uuid("GPU-c0da5130-0000-4000-8000-000000000001")
+    'GPU-c0da5130'
+    """
+    return printable("-".join(uuid.split("-")[:2]))
+
+
+def _value(device: DeviceView, key: str, text: str = "{:.0f}", label: str = "") -> str:
+    """Return a value in words, or why there is none."""
+    value = device.values.get(key)
+    before = f"{label} " if label else ""
+    if value is not None:
+        return before + text.format(value)
+    return f"{before}n/a ({device.missing.get(key, 'no answer yet')})"
+
+
+def _activity(device: DeviceView) -> Iterator[str]:
+    yield _value(device, "gpu/util", "{:.0f} %", "Utilization") + _bar(
+        device.values.get("gpu/util")
+    )
+    shares = {"gpu/sm_active": "SM", "gpu/tensor_active": "tensor", "gpu/dram_active": "DRAM"}
+    known = [
+        f"{word} {device.values[key]:.0f} %" for key, word in shares.items() if key in device.values
+    ]
+    if known:
+        yield f"active: {', '.join(known)}"
+
+
+def _memory(device: DeviceView) -> Iterator[str]:
+    used, total = device.values.get("gpu/mem_used"), device.values.get("gpu/mem_total")
+    total = total if total is not None else device.info.memory_total
+    if used is None:
+        yield _value(device, "gpu/mem_used", label="Memory")
+    else:
+        share = None if not total else 100 * used / total
+        yield f"Memory {_of(used, total)}{_bar(share)}"
+
+
+def _bar(share: float | None) -> str:
+    """Return a share in percent as a bar; nothing where it is not known."""
+    if share is None:
+        return ""
+    full = round(min(100.0, max(0.0, share)) / 100 * WIDEST_BAR)
+    return f"  {'█' * full}{'░' * (WIDEST_BAR - full)}"
+
+
+def _heat(device: DeviceView) -> Iterator[str]:
+    facts = device.facts
+    thresholds = []
+    if facts is not None and facts.temp_slowdown is not None:
+        thresholds.append(f"slows down at {facts.temp_slowdown:.0f}")
+    if facts is not None and facts.temp_shutdown is not None:
+        thresholds.append(f"off at {facts.temp_shutdown:.0f}")
+    after = f" ({', '.join(thresholds)})" if thresholds else ""
+    yield _value(device, "gpu/temp", "{:.0f} °C", "Temperature") + after
+    if "gpu/temp_mem" in device.values:
+        yield f"memory {device.values['gpu/temp_mem']:.0f} °C"
+    limit = device.values.get("gpu/power_limit")
+    of = "" if limit is None else f" of {limit:.0f} W"
+    yield _value(device, "gpu/power", "{:.0f} W" if limit is None else "{:.0f}", "power") + of
+    if "gpu/fan" in device.values:
+        yield f"fan {device.values['gpu/fan']:.0f} %"
+
+
+def _clocks(device: DeviceView) -> Iterator[str]:
+    facts = device.facts
+    most = facts.max_sm_clock if facts is not None else None
+    of = "" if most is None else f" of {most:.0f}"
+    yield _value(device, "gpu/sm_clock", "{:.0f}" + of + " MHz", "SM clock")
+    if "gpu/mem_clock" in device.values:
+        yield f"memory clock {device.values['gpu/mem_clock']:.0f} MHz"
+    if facts is not None and facts.pcie_gen is not None:
+        yield f"PCIe {link(facts.pcie_gen, facts.pcie_width)}"
+    for name, key in (("PCIe", "gpu/pcie"), ("NVLink", "gpu/nvlink")):
+        sent, received = device.values.get(f"{key}_tx"), device.values.get(f"{key}_rx")
+        if sent is not None and received is not None:
+            yield f"{name} out {format_bytes(sent)}/s in {format_bytes(received)}/s"
+
+
+def _health(device: DeviceView, width: int) -> list[str]:
+    """Return the line of health, and below it what else is worth knowing."""
+    others = [sign.text for sign in device.health.signs if sign.text not in device.health.text]
+    lines = []
+    for mark, text in [
+        (MARKS[device.health.level], device.health.text),
+        *(("", t) for t in others),
+    ]:
+        words = wrapped(text.split(" "), width - 6, separator=" ")
+        lines += [f"{INDENT}{mark if not at else '':<3}{line}" for at, line in enumerate(words)]
+    return lines
+
+
+def _instance(instance: DeviceView, width: int) -> list[str]:
+    facts = instance.facts
+    profile = facts.mig_profile if facts is not None and facts.mig_profile else instance.info.name
+    lines = wrapped(
+        [f"MIG {profile}", short_uuid(instance.info.uuid), *_memory(instance)], width, INDENT
+    )
+    return [*lines, *_processes(instance, width, 2 * INDENT)]
+
+
+# --- processes ------------------------------------------------------------------------------------
+
+
+def _processes(device: DeviceView, width: int, indent: str) -> list[str]:
+    processes = device.own_processes
+    if processes is None:
+        why = device.missing.get("processes", "the driver does not tell")
+        return wrapped([f"Processes n/a ({why})"], width, indent)
+    if not processes and not device.instances:
+        return [f"{indent}Nobody is on it."]
+    return [_process(process, width, indent) for process in processes]
+
+
+def _process(process: GpuProcess, width: int, indent: str) -> str:
+    memory = "n/a" if process.memory is None else format_bytes(process.memory)
+    share = "" if process.sm is None else f"{process.sm:.0f} %"
+    state = "" if process.state == "running" else f"[{process.state}] "
+    who = f"{'*' if process.yours else ' '}{process.pid:>8} {cut(process.user or '?', 10):<10}"
+    line = (
+        f"{indent}{who} {memory:>9} {share:>6}  {state}{briefly(process.command) or process.name}"
+    )
+    return cut(printable(line), width)
+
+
+def briefly(command: str) -> str:
+    """Return a command without the folder of its program.
+
+    >>> briefly("/usr/bin/python3 /home/ada/train.py")
+    'python3 /home/ada/train.py'
+    """
+    program, space, rest = command.partition(" ")
+    return f"{program.rpartition('/')[2]}{space}{rest}"
+
+
+def _of(used: float, total: float | None) -> str:
+    """Return bytes of a total, with the percentage beside."""
+    if not total:
+        return format_bytes(used)
+    return f"{format_bytes(used)} of {format_bytes(total)} ({100 * used / total:.0f} %)"
+
 
 EXAMPLES = (
     "stepscope devices",

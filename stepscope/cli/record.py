@@ -17,7 +17,7 @@ from pathlib import Path
 from stepscope.gpu.source import DeviceSource, open_source
 from stepscope.recorder.recorder import Command, CommandName
 from stepscope.run import RunKind, RunStatus, new_run_folder
-from stepscope.run.outcome import Outcome
+from stepscope.run.status import Outcome
 from stepscope.session.command_server import CommandServer
 from stepscope.session.session import Session, listed
 from stepscope.store import StoreError

@@ -13,13 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.common.formatting import format_bytes, printable
-from stepscope.memory.snapshots.difference import Difference, difference
 from stepscope.memory.snapshots.load import SnapshotError
-from stepscope.memory.snapshots.modules import by_module
 from stepscope.memory.snapshots.open_snapshot import open_snapshot
 from stepscope.memory.snapshots.segments import Fragmentation
 from stepscope.memory.snapshots.stacks import own_frame, short
-from stepscope.memory.snapshots.summary import Summary
+from stepscope.memory.snapshots.summary import Difference, Summary, by_module, difference
 from stepscope.memory.snapshots.timeline import lasting
 
 EXAMPLES = (

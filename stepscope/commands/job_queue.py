@@ -1,4 +1,4 @@
-"""The commands of one rank of a job, served by all ranks at the same step (`agreement.py`).
+"""The commands of one rank of a job, served by all ranks at the same step (`consensus.py`).
 
 One thread a rank, asleep until a file of the agreement is replaced: neither a training thread that
 waits in a collective nor a writer that waits for the disk holds it up.
@@ -14,13 +14,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from stepscope.commands.agreement_files import AgreementFiles, Said
 from stepscope.commands.command import Command
-from stepscope.commands.consensus import ANSWER_S, KEPT, Leader, Member, Notice, State
+from stepscope.commands.consensus import (
+    ANSWER_S,
+    KEPT,
+    AgreementFiles,
+    Leader,
+    Member,
+    Notice,
+    Said,
+    State,
+)
 from stepscope.common.clock import clock
-from stepscope.common.files import is_network_filesystem
+from stepscope.common.files import REPLACED, Sleeper, is_network_filesystem
 from stepscope.common.json_values import first_line
-from stepscope.common.sleeper import REPLACED, Sleeper
 from stepscope.run import RunStatus, process_of
 from stepscope.run.rank_info import find_rank
 

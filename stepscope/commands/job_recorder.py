@@ -15,7 +15,7 @@ from stepscope.commands.consensus import KEPT
 from stepscope.commands.job_queue import JobCommands, Results
 from stepscope.common.clock import clock
 from stepscope.store import StoreError
-from stepscope.store.items import Ended, Event
+from stepscope.store.blocks import Ended, Event
 from stepscope.store.reader import send_command
 
 log = logging.getLogger(__name__)

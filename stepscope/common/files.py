@@ -9,13 +9,16 @@ everything else checks `is_own_folder` first.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import json
 import os
 import re
 import secrets
+import select
 import stat
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -222,3 +225,69 @@ def _unescaped(point: bytes) -> Path:
     """Return a mount point of the table, where a space is written as \\040."""
     octal = re.sub(rb"\\([0-7]{3})", lambda found: bytes([int(found[1], 8) & 0xFF]), point)
     return Path(os.fsdecode(octal))
+
+
+TOUCHED, REPLACED = 0x4, 0x80
+"""IN_ATTRIB and IN_MOVED_TO of <sys/inotify.h>: what of a folder may end a sleep."""
+
+
+class Sleeper:
+    """Lets one thread sleep; `wake` may be called by any thread, also when nobody sleeps.
+
+    `sees_touches` says whether `os.utime(folder)`, by any process, ends the sleep (with REPLACED
+    for `change`: a file that is moved into it): a system may be out of inotify instances (128 a
+    user by default). Raises OSError where the process may open no more files.
+    """
+
+    def __init__(self, folder: Path, change: int = TOUCHED) -> None:
+        self._asked = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        # Closed only with the object: a late `wake` must not write into somebody else's file.
+        weakref.finalize(self, os.close, self._asked).atexit = False
+        self._touches = _inotify(folder, change)
+        self.sees_touches = self._touches is not None
+        self._poll = select.poll()
+        self._poll.register(self._asked, select.POLLIN)
+        if self._touches is not None:
+            self._close_touches = weakref.finalize(self, os.close, self._touches)
+            self._close_touches.atexit = False
+            self._poll.register(self._touches, select.POLLIN)
+
+    def wake(self) -> None:
+        """End the sleep under way, or the next one."""
+        with contextlib.suppress(OSError):  # a script that becomes a daemon closes all files
+            os.eventfd_write(self._asked, 1)
+
+    def sleep(self, timeout_s: float) -> bool:
+        """Sleep for `timeout_s`, until `wake`, or until a touch; return True only for `wake`."""
+        ready = dict(self._poll.poll(max(0.0, 1e3 * timeout_s)))
+        if self._asked not in ready:
+            return False
+        os.eventfd_read(self._asked)
+        return True
+
+    def forget_touches(self) -> None:
+        """Let what touched the folder up to now not end the next sleep."""
+        if self._touches is not None:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._touches, 4096)
+
+    def close(self) -> None:
+        """Give the inotify instance back; called by the thread that sleeps, which is about to end.
+
+        A script may have disabled the garbage collection that would do it.
+        """
+        if self._touches is not None:
+            self._close_touches()
+            self._touches = None
+
+
+def _inotify(folder: Path, change: int) -> int | None:
+    """Return a descriptor that is readable once the folder has changed so; None without one."""
+    libc = ctypes.CDLL(None)
+    descriptor = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+    if descriptor < 0:
+        return None
+    if libc.inotify_add_watch(descriptor, os.fsencode(folder), change) < 0:
+        os.close(descriptor)
+        return None
+    return int(descriptor)

@@ -10,13 +10,13 @@ from typing import Any
 from stepscope.bottleneck.classify import Figures, Verdict, verdict
 from stepscope.bottleneck.recommendations import setting_text
 from stepscope.bottleneck.step_window import recent_figures, setup_of
-from stepscope.distributed.hangs.hang_reading import hang_of
+from stepscope.distributed.hangs.diagnose import hang_of
 from stepscope.distributed.hangs.job_state import Hang
 from stepscope.distributed.stragglers.detect import Kind, StragglerVerdict
 from stepscope.distributed.stragglers.reader import in_job, judged_ranks, recent_times
 from stepscope.distributed.stragglers.step_phases import Phase, RankTimes
 from stepscope.memory.growth import Growth
-from stepscope.memory.growth_recorded import recorded_growth, told_growth
+from stepscope.memory.growth_detector import recorded_growth, told_growth
 from stepscope.memory.oom.reader import Judged, judged
 from stepscope.run import RunInfo, RunKind, RunStatus, run_json_of
 from stepscope.run.fatal_signal import fatal_signal

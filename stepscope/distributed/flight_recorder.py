@@ -187,3 +187,27 @@ def _bytes(entry: Mapping[str, Any], side: str) -> int:
         math.prod(map(int, size)) * SIZES.get(kind, 1)
         for size, kind in zip(sizes, types, strict=False)
     )
+
+
+def groups() -> dict[str, tuple[int, ...]]:
+    """Return torch's numbers of the ranks of each group by its name; {} where nothing is told."""
+    names, ranks = _listed("pg_names"), _listed("pg_group_ranks")
+    found = {}
+    for group, name in names.items():
+        members = ranks.get(group)
+        if isinstance(name, str) and isinstance(members, dict):
+            found[name] = tuple(sorted(rank for rank in dict(members) if type(rank) is int))
+    return found
+
+
+def uses_nccl() -> bool:
+    """Say whether any group has NCCL as its backend."""
+    return any("nccl" in str(backend) for backend in _listed("pg_backend_config").values())
+
+
+def _listed(name: str) -> dict[Any, Any]:
+    module = sys.modules.get("torch.distributed.distributed_c10d")
+    try:
+        return dict(getattr(getattr(module, "_world", None), name, None) or {})
+    except (RuntimeError, TypeError):  # changed while it was copied; of another form
+        return {}

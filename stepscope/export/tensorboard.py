@@ -24,7 +24,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from stepscope.store import Block
 from stepscope.store.blocks import missing
-from stepscope.store.rows import Rows
+from stepscope.store.reader import Rows
 
 SUFFIX = ".stepscope"
 """Ending of our event files: a later export of the run replaces only these."""

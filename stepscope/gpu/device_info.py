@@ -8,7 +8,7 @@ from typing import Any
 
 import pynvml
 
-from stepscope.gpu.field_values import FieldValues, number_in
+from stepscope.gpu.nvml_queries import FieldValues, number_in
 
 ARCHITECTURES = {
     2: "Kepler",

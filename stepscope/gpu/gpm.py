@@ -15,9 +15,8 @@ from typing import Any
 
 import pynvml
 
-from stepscope.gpu.asking import NOT_BY_DRIVER, NOT_BY_GPU
-from stepscope.gpu.nvml_device import BINDING_ERRORS, Gpu
-from stepscope.gpu.rates import ONE_READING
+from stepscope.gpu.nvml_device import BINDING_ERRORS, NOT_BY_DRIVER, NOT_BY_GPU, Gpu
+from stepscope.gpu.nvml_reader import ONE_READING
 
 log = logging.getLogger(__name__)
 

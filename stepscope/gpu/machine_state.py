@@ -3,13 +3,67 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
+from stepscope.gpu.device_events import ThrottleTime, throttle_text
 from stepscope.gpu.device_info import DeviceFacts, DeviceInfo
-from stepscope.gpu.energy import Energy
 from stepscope.gpu.health import Health, Xid
 from stepscope.gpu.processes import GpuProcess
-from stepscope.gpu.throttle_time import ThrottleTime
+
+LONGEST_GAP_S = 3.0
+"""Time between two readings of the power over which it is taken to have changed evenly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Energy:
+    """Joules over `seconds` in which they were counted; `from_counter` is False for an estimate.
+
+    The driver's counter is exact over gaps. An estimate is the integral of the power readings.
+    """
+
+    joules: float
+    seconds: float
+    from_counter: bool
+
+
+class EnergyMeter:
+    """Adds readings up; a counter that falls has begun again (the driver was loaded anew)."""
+
+    def __init__(self) -> None:
+        self._counter: tuple[float, float] | None = None  # the last known one, and its time
+        self._power: tuple[float, float] | None = None
+        self._counted: tuple[float, float] | None = None  # joules, seconds
+        self._estimated: tuple[float, float] | None = None
+
+    def add(self, now: float, counter: float | None, power: float | None) -> None:
+        """Take a reading at `now` (s): the counter in J, the power in W, None where not given."""
+        if counter is not None:
+            self._count(now, counter)
+        if power is not None:
+            self._estimate(now, power)
+
+    def _count(self, now: float, counter: float) -> None:
+        last, self._counter = self._counter, (now, counter)
+        if last is not None and counter >= last[1]:
+            self._counted = _plus(self._counted, counter - last[1], now - last[0])
+
+    def _estimate(self, now: float, power: float) -> None:
+        last, self._power = self._power, (now, power)
+        if last is not None and now - last[0] <= LONGEST_GAP_S:
+            passed = now - last[0]
+            self._estimated = _plus(self._estimated, passed * (power + last[1]) / 2, passed)
+
+    def energy(self) -> Energy | None:
+        """Return what was taken so far; None before two readings."""
+        if self._counted is not None:
+            return Energy(*self._counted, from_counter=True)
+        return None if self._estimated is None else Energy(*self._estimated, from_counter=False)
+
+
+def _plus(so_far: tuple[float, float] | None, joules: float, seconds: float) -> tuple[float, float]:
+    before = so_far or (0.0, 0.0)
+    return before[0] + joules, before[1] + seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,3 +125,56 @@ class MachineView:
     reason: str | None
     devices: tuple[DeviceView, ...]
     host: HostView
+
+
+Json = dict[str, Any]
+
+
+def machine_json(view: MachineView) -> Json:
+    """Return everything that is known of the machine at one moment."""
+    return {
+        "ts": view.ts,
+        "since": view.since,
+        "reason": view.reason,
+        "devices": [device_json(device) for device in view.devices],
+        "host": asdict(view.host),
+    }
+
+
+def device_json(device: DeviceView) -> Json:
+    """Return a GPU with its MIG instances, which have the same form."""
+    energy = device.energy
+    return {
+        "uuid": device.info.uuid,
+        "name": device.info.name,
+        "index": device.info.nvml_index,
+        "mig": device.info.mig,
+        "facts": None if device.facts is None else asdict(device.facts),
+        "values": dict(device.values),
+        "ages": {key: round(age, 3) for key, age in device.ages.items()},
+        "missing": dict(device.missing),
+        "lost": device.lost,
+        "health": {
+            "level": device.health.level.value,
+            "text": device.health.text,
+            "signs": [
+                {"level": sign.level.value, "text": sign.text} for sign in device.health.signs
+            ],
+        },
+        "throttled": {
+            "window_s": device.throttle_window_s,
+            "text": throttle_text(device.throttled, device.throttle_window_s),
+            "seconds": {time.key: time.seconds for time in device.throttled},
+        },
+        "energy": None if energy is None else asdict(energy),
+        "xids": [asdict(xid) for xid in device.xids],
+        "processes": None
+        if device.processes is None
+        else [process_json(process) for process in device.processes],
+        "instances": [device_json(instance) for instance in device.instances],
+    }
+
+
+def process_json(process: GpuProcess) -> Json:
+    """Return a process that uses a GPU."""
+    return {**asdict(process), "kind": str(process.kind), "state": str(process.state)}

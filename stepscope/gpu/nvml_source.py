@@ -16,13 +16,11 @@ from typing import Any
 import pynvml
 
 from stepscope.gpu.device_info import DeviceFacts, DeviceInfo, describe
-from stepscope.gpu.field_values import FieldValues, number_in
 from stepscope.gpu.gpm import Activity
 from stepscope.gpu.nvml_device import Gpu, Library, static
-from stepscope.gpu.nvml_queries import FIELDS, Tier, memory_total
+from stepscope.gpu.nvml_queries import FIELDS, FieldValues, Tier, memory_total, number_in
 from stepscope.gpu.nvml_reader import GpuValues
-from stepscope.gpu.process_list import ProcessList
-from stepscope.gpu.processes import GpuProcess, Processes
+from stepscope.gpu.processes import GpuProcess, Processes, ProcessList
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from stepscope import tracker
 from stepscope.run import RunStatus
-from stepscope.run.outcome import outcome
-from stepscope.session.signal_handlers import handlers_wait
+from stepscope.run.status import outcome
+from stepscope.session.stop import handlers_wait
 
 _HOOKED = ("train/loss", "train/lr", "train/grad_norm")
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.memory.breakdown import Amounts, divide
-from stepscope.memory.ledger_words import TENSORS, Place
+from stepscope.memory.breakdown import TENSORS, Amounts, Place, divide
 from stepscope.metrics import Stream
 from stepscope.store import Block, RunReader, SeriesInfo
 from stepscope.store.blocks import Floats

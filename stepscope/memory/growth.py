@@ -293,3 +293,26 @@ def _in_one_unit(sizes: list[float]) -> list[str]:
     digits = 0 if abs(numbers[0]) >= 100 else 1 if abs(numbers[0]) >= 10 else 2
     first, *others = (f"{number:.{digits}f}" for number in numbers)
     return [f"{first} {name}", *others]
+
+
+LONGER = 0.5
+"""Growth of what steps take for a time, in terms of the floor's, from which batches get longer."""
+
+
+def batches_grow(steps: Floats, floors: Floats, peaks: Floats) -> bool:
+    """Say whether what steps take for a time grows with the floor, as where batches get longer.
+
+    The last batch is still there at a boundary, so longer ones raise the floor as well. What is
+    kept from step to step raises floor and peak alike: then their distance stays as it was. It has
+    to grow in both halves: a single large step is no sign.
+    """
+    above = peaks - floors
+    quarters = np.array_split(np.arange(len(steps)), 4)
+    rises = [
+        (
+            np.median(values[quarters[1]]) - np.median(values[quarters[0]]),
+            np.median(values[quarters[3]]) - np.median(values[quarters[2]]),
+        )
+        for values in (above, floors)
+    ]
+    return all(more > LONGER * floor for more, floor in zip(*rises, strict=True))

@@ -9,21 +9,195 @@ Gradients are those that are held at that moment: all of them where the boundary
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
+import sys
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
-from stepscope.memory import owners
-from stepscope.memory.tensors import (
-    Storages,
-    gradients,
-    model_parameters,
-    optimizer_parameters,
-    optimizer_state,
-)
+DEPTH = 4
+"""Levels of lists and dicts within the state of a parameter that are looked into."""
+_NO_MEMORY = frozenset({"FakeTensor", "FunctionalTensor", "UninitializedParameter"})
+
+
+class Storages:
+    """Adds up storages on one device: `cuda_index`, or the host's memory for None.
+
+    A storage that is in `other` already is not counted again.
+    """
+
+    def __init__(self, cuda_index: int | None, other: Storages | None = None) -> None:
+        self.bytes = 0
+        self.seen: set[int] = set()
+        """Addresses of the storages, as torch's C++ side has them."""
+        self._elsewhere: Collection[int] = other.seen if other is not None else ()
+        self._index = cuda_index
+        self._plain: dict[type[Any], bool] = {}
+
+    def add(self, tensors: Iterable[Any]) -> None:
+        """Add the storages of these tensors; what cannot be asked for its storage adds nothing."""
+        seen, elsewhere, index, plain = self.seen, self._elsewhere, self._index, self._plain
+        for tensor in tensors:  # some 0.6 us each: a model may have thousands
+            is_plain = plain.get(type(tensor))
+            if is_plain is None:
+                is_plain = plain[type(tensor)] = _is_plain(type(tensor))
+            if not is_plain:
+                self._add_parts(tensor)
+                continue
+            try:
+                if not (tensor.is_cpu if index is None else tensor.is_cuda):
+                    continue
+                if index is not None and tensor.get_device() != index:
+                    continue
+                storage = tensor.untyped_storage()
+                key = storage._cdata
+                if key not in seen and key not in elsewhere:
+                    seen.add(key)
+                    self.bytes += storage.nbytes()
+            except (RuntimeError, NotImplementedError, ValueError, AttributeError):
+                self._add_sparse(tensor)
+
+    def _add_parts(self, tensor: Any) -> None:
+        """Add the tensors that a wrapper consists of."""
+        if type(tensor).__name__ in _NO_MEMORY:
+            return
+        names, _ = tensor.__tensor_flatten__()
+        self.add(getattr(tensor, name) for name in names)
+
+    def _add_sparse(self, tensor: Any) -> None:
+        """Add the parts of a sparse tensor, which has no storage of its own."""
+        layout = str(getattr(tensor, "layout", ""))
+        if layout == "torch.sparse_coo":  # the plain names want it coalesced
+            self.add((tensor._indices(), tensor._values()))
+        elif layout == "torch.sparse_csr":
+            self.add((tensor.crow_indices(), tensor.col_indices(), tensor.values()))
+
+
+def optimizer_parameters(optimizers: Iterable[Any]) -> Iterator[Any]:
+    """Yield what the optimizers update; a parameter of two optimizers comes twice."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            yield from group["params"]
+
+
+def model_parameters(models: Iterable[Any]) -> Iterator[Any]:
+    """Yield the parameters of each torch.nn.Module and of the modules within; tied ones twice."""
+    modules = list(models)
+    met = {id(module) for module in modules}
+    while modules:
+        module = modules.pop()
+        yield from (one for one in members(module, "_parameters") if one is not None)
+        for child in members(module, "_modules"):
+            if child is not None and id(child) not in met:
+                met.add(id(child))
+                modules.append(child)
+
+
+def members(module: Any, name: str) -> list[Any]:
+    """Return one of a module's own dicts; [] for a module whose constructor has not run."""
+    own = vars(module).get(name)
+    return list(own.values()) if isinstance(own, dict) else []
+
+
+def gradients(parameters: Iterable[Any]) -> Iterator[Any]:
+    """Yield the gradients that are held now."""
+    for parameter in parameters:
+        gradient = parameter.grad
+        if gradient is not None:
+            yield gradient
+
+
+def optimizer_state(optimizers: Iterable[Any]) -> Iterator[Any]:
+    """Yield the tensors that the optimizers keep, also those in lists and dicts."""
+    for optimizer in optimizers:
+        for entry in optimizer.state.values():
+            if isinstance(entry, Mapping):  # of a parameter: the common case, without a generator
+                for value in entry.values():
+                    if hasattr(value, "untyped_storage"):
+                        yield value
+                    elif isinstance(value, _CONTAINERS):
+                        yield from _tensors_in(value, DEPTH)
+            else:
+                yield from _tensors_in(entry, DEPTH)
+
+
+_CONTAINERS = (Mapping, list, tuple)
+
+
+def _tensors_in(value: Any, depth: int) -> Iterator[Any]:
+    if hasattr(value, "untyped_storage"):
+        yield value
+    elif depth > 0 and isinstance(value, _CONTAINERS):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors_in(part, depth - 1)
+
+
+def _is_plain(kind: type[Any]) -> bool:
+    return not hasattr(kind, "__tensor_flatten__") and kind.__name__ not in _NO_MEMORY
+
+
+def search() -> tuple[list[Any], list[Any]]:
+    """Return the optimizers, and the models that no other module holds; for the training thread.
+
+    What another thread would hold meanwhile could not be freed by the training. After gc.freeze()
+    older objects are not found.
+    """
+    optimizer_kinds = _with_subclasses("torch.optim.optimizer", "Optimizer")
+    module_kinds = _with_subclasses("torch.nn.modules.module", "Module")
+    kinds = optimizer_kinds | module_kinds
+    if not kinds:
+        return [], []
+    found = _instances(kinds)
+    optimizers = [one for one in found if type(one) in optimizer_kinds and _is_made(one)]
+    return optimizers, outermost(one for one in found if type(one) in module_kinds)
+
+
+def outermost(modules: Iterable[Any]) -> list[Any]:
+    """Return the modules that are not in another one."""
+    modules = list(modules)
+    inner = {
+        id(child)
+        for module in modules
+        for child in members(module, "_modules")
+        if child is not module
+    }
+    return [module for module in modules if id(module) not in inner]
+
+
+def _instances(kinds: set[type[Any]]) -> list[Any]:
+    """Return the tracked objects of exactly these classes.
+
+    `gc.get_objects()` also returns tuples that other threads are still building from generators.
+    A thread that comes to extend one while it is referenced here raises SystemError (CPython's
+    bpo-15108), so no bytecode may run while they are: the types are collected by one call in C,
+    and `gc.get_referrers` returns only what refers to a class, as each instance does.
+    """
+    types = set(map(type, chain.from_iterable(map(gc.get_objects, [None]))))
+    return [one for one in gc.get_referrers(*(kinds & types)) if type(one) in kinds]
+
+
+def _is_made(optimizer: Any) -> bool:
+    """Say whether its constructor has run."""
+    own = vars(optimizer)
+    return "param_groups" in own and "state" in own
+
+
+def _with_subclasses(module: str, name: str) -> set[type[Any]]:
+    """Return a class of torch and all that derive from it; nothing before it is imported."""
+    base = getattr(sys.modules.get(module), name, None)
+    if base is None:
+        return set()
+    kinds, left = {base}, [base]
+    while left:
+        fresh = set(type.__subclasses__(left.pop())) - kinds
+        kinds |= fresh
+        left += fresh
+    return kinds
+
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +282,7 @@ class Parts:
         if began < self._search_due or self._failed is not None:
             return 0.0
         try:
-            found, models = owners.search()
+            found, models = search()
         except Exception:  # of the script's classes, which may raise anything
             log.warning("stepscope: models are not searched for any more", exc_info=True)
             self._search_due = math.inf

@@ -21,7 +21,7 @@ MEMORY = "[memory]"
 CPU, CUDA = 0, 1
 """Device types of torch (c10/core/DeviceType.h)."""
 
-_OWN = re.compile(r"stepscope/session/commands\.py\(\d+\): serve$").search
+_OWN = re.compile(r"stepscope/session/command(s|_server)\.py\(\d+\): serve$").search
 _BETWEEN = re.compile(r"[\s,]*")
 
 

@@ -1,6 +1,6 @@
 """Names the parts of a step while somebody looks: in a profile, and as NVTX ranges on a GPU.
 
-A history of allocations has them too (`labels.py`).
+A history of allocations has them too (`stepscope/memory/snapshots/recording.py`).
 `span` is called in every step, so while nobody looks it does nothing at all. NVTX ranges are what
 Nsight Systems shows as rows; they are emitted during a profile on CUDA and under Nsight itself.
 """
@@ -13,7 +13,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from stepscope.profiling.z_phase_names import BACKWARD, DATA, FORWARD, OPTIMIZER
+DATA, FORWARD, BACKWARD, OPTIMIZER = PHASES = ("data", "forward", "backward", "optimizer")
+
+
+OTHER = "other"
+
 
 __all__ = [
     "BACKWARD",

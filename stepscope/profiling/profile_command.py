@@ -21,10 +21,10 @@ from pathlib import Path
 from statistics import median
 from typing import IO
 
-from stepscope.commands import command_results as results
+from stepscope.commands import command as results
 from stepscope.common.json_values import first_line
+from stepscope.profiling.summary import summary_name, trace_name
 from stepscope.profiling.torch_profiler import Capture, Refused, why_not
-from stepscope.profiling.write import summary_name, trace_name
 from stepscope.recorder.recorder import Command, Recorder
 
 log = logging.getLogger(__name__)
@@ -301,7 +301,7 @@ def _writer(recorder: Recorder, raw: Path, profile: _Profile) -> subprocess.Pope
     path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
     return subprocess.Popen(
         # -P: a file of the script's folder must not take the place of a module.
-        [sys.executable, "-P", "-m", "stepscope.profiling.write"]
+        [sys.executable, "-P", "-m", "stepscope.profiling.summary"]
         + [str(recorder.folder), str(raw)]
         + list(map(str, numbers)),
         stdin=subprocess.DEVNULL,

@@ -23,11 +23,10 @@ from stepscope.common.clock import clock, elapsed
 from stepscope.common.json_values import to_json, to_text
 from stepscope.metrics import Stream
 from stepscope.recorder.cuda_readback import Row, keep_for_good
-from stepscope.recorder.ring_writer import RingWriter, TimedRow
-from stepscope.recorder.rows import RESTART
+from stepscope.recorder.rows import RESTART, RingWriter, TimedRow
 from stepscope.recorder.writer_thread import WriterThread
 from stepscope.run import RunKind, RunStatus, process_identity
-from stepscope.store.items import Ended, Event, Item, Observer, Sample, Values
+from stepscope.store.blocks import Ended, Event, Item, Observer, Sample, Values
 
 log = logging.getLogger(__name__)
 

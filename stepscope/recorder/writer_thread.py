@@ -20,16 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.common.clock import MIN_OFFSET_S, clock
-from stepscope.common.files import atomic_write
+from stepscope.common.files import Sleeper, atomic_write
 from stepscope.common.formatting import format_duration
 from stepscope.common.json_values import first_line
-from stepscope.common.sleeper import Sleeper
 from stepscope.metrics import BY_KEY, Stream
 from stepscope.recorder.ring import Pending, Ring
 from stepscope.recorder.rows import StepRows
 from stepscope.run import HEARTBEAT_S, rank_json, write_run_json
 from stepscope.store import Block, RunWriter, store_name
-from stepscope.store.items import Event, Item, Observer, Sample, Values
+from stepscope.store.blocks import Event, Item, Observer, Sample, Values
 
 log = logging.getLogger(__name__)
 

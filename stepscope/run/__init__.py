@@ -6,11 +6,15 @@ from stepscope.run.folder import (
     folder_name,
     is_run_id,
     new_run_folder,
+    pid_namespace,
+    process_identity,
+    process_of,
     rank_file,
     rank_json,
     run_folder,
     run_folders,
     runs_root,
+    user_name,
     write_run_json,
 )
 from stepscope.run.info import (
@@ -21,7 +25,6 @@ from stepscope.run.info import (
     restart_expected,
     run_json_of,
 )
-from stepscope.run.process import pid_namespace, process_identity, process_of, user_name
 from stepscope.run.status import HEARTBEAT_S, STALE_S, RunKind, RunStatus
 
 __all__ = [

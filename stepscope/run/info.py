@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import os
 import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stepscope.common.files import is_own_folder
+from stepscope.common.files import is_own_folder, read_regular_file
 from stepscope.common.formatting import format_short_time
 from stepscope.run.fatal_signal import fatal_signal
-from stepscope.run.first_cause import first_cause, left_early, names
-from stepscope.run.folder import RunError
-from stepscope.run.hang_reason import hung_in
-from stepscope.run.process import process_of, user_name
+from stepscope.run.folder import RunError, process_of, user_name
 from stepscope.run.rank_info import (
     UNREADABLE,
     RankFile,
+    first_cause,
+    left_early,
     moment,
+    names,
     other_ranks,
     read_rank_file,
     read_run_json,
@@ -26,6 +28,39 @@ from stepscope.run.rank_info import (
 )
 from stepscope.run.rank_status import absence, absences
 from stepscope.run.status import HEARTBEAT_S, RunStatus
+
+BYTES_LIMIT = 2**20
+FILES_LIMIT = 64
+TEXT_LIMIT = 500
+
+
+def hung_in(folder: Path) -> str | None:
+    """Return the cause of the hang in which a run's ranks ended; None where they did not hang.
+
+    A rank removes its file once its steps go on, so one that is left is of the end. The first
+    rank that hung has named the cause for all.
+    """
+    named = (_named(folder / name) for name in _names(folder))
+    return next((text for text in named if text is not None), None)
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in entries if entry.name.startswith("hang-rank")]
+    except OSError:
+        return []
+    return sorted(names, key=lambda name: (len(name), name))[:FILES_LIMIT]  # by number
+
+
+def _named(path: Path) -> str | None:
+    try:
+        told: Any = json.loads(read_regular_file(path, BYTES_LIMIT))
+        text = told["named"]["what"]
+        return text[:TEXT_LIMIT] if isinstance(text, str) else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
 
 _KEPT = "What was recorded is shown; resume from the last checkpoint."
 GONE = f"gone without a word (killed, or the machine went down). {_KEPT}"

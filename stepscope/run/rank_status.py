@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.run.clocks import now_of
-from stepscope.run.first_cause import NAMED
 from stepscope.run.folder import rank_json
-from stepscope.run.rank_info import RANKS_LIMIT, RankFile, find_rank, moment, rank_numbers
+from stepscope.run.rank_info import NAMED, RANKS_LIMIT, RankFile, find_rank, moment, rank_numbers
 from stepscope.run.status import FRESH_S, RunKind, RunStatus
 
 GRACE_S = 30.0

@@ -15,14 +15,13 @@ from collections.abc import Callable, Mapping
 
 import psutil
 
-from stepscope.commands import command_results as results
+from stepscope.commands import command as results
 from stepscope.memory import allocator
 from stepscope.memory.snapshots.recording import SnapshotRecording, steps_refusal
 from stepscope.profiling.profile_command import Profiling
 from stepscope.recorder.recorder import Command, CommandName, Recorder
 from stepscope.run import RunStatus, rank_file
-from stepscope.session.sampler import Sampler
-from stepscope.session.z_readings import Readings
+from stepscope.session.sampler import Readings, Sampler
 
 log = logging.getLogger(__name__)
 

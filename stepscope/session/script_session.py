@@ -13,14 +13,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stepscope.common.clock import clock
-from stepscope.distributed.ranks import Place
+from stepscope.distributed.rendezvous import Place
 from stepscope.gpu.source import DeviceInfo, DeviceSource, NullSource, nvml_uuid, open_source
 from stepscope.recorder.recorder import Command, CommandName
 from stepscope.run import RunInfo, RunKind, RunStatus, rank_json
-from stepscope.run.outcome import Outcome
-from stepscope.session.force import keep_stopped
+from stepscope.run.status import Outcome
 from stepscope.session.session import Gpu, Session, listed, traceback_text
-from stepscope.session.stop import GRACE_S, JOB_GRACE_S, REASON, Stopper
+from stepscope.session.stop import GRACE_S, JOB_GRACE_S, REASON, Stopper, keep_stopped
 
 log = logging.getLogger(__name__)
 

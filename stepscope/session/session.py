@@ -19,7 +19,7 @@ from typing import Any
 from stepscope.alerts import config as alerts_config
 from stepscope.alerts.monitor import Watch
 from stepscope.bottleneck.step_window import setup_of
-from stepscope.commands.command_results import combined
+from stepscope.commands.command import combined
 from stepscope.common.files import atomic_write
 from stepscope.common.formatting import terminal_text
 from stepscope.distributed.debug_pipe import open_pipe
@@ -27,7 +27,7 @@ from stepscope.distributed.hangs.capture import failed_in
 from stepscope.distributed.hangs.watchdog import HangWatch
 from stepscope.gpu.source import DeviceInfo, DeviceSource
 from stepscope.host.environment import environment
-from stepscope.host.kernel_kills import first_count
+from stepscope.host.usage import first_count
 from stepscope.memory.growth_detector import GrowthWatch
 from stepscope.memory.oom.classify import Case, judge
 from stepscope.memory.oom.observer import OomWatch
@@ -36,13 +36,13 @@ from stepscope.memory.oom.recommendations import Allowed
 from stepscope.recorder.recorder import Command, CommandName, Recorder
 from stepscope.run import RunKind, RunStatus, rank_file
 from stepscope.run.fatal_signal import TRACEBACK_FILE, fatal_signals_recorded
-from stepscope.run.first_cause import RankEnd
-from stepscope.run.outcome import Outcome, with_case
+from stepscope.run.rank_info import RankEnd
+from stepscope.run.status import Outcome, with_case
 from stepscope.session.command_server import CommandServer, Handler
 from stepscope.session.sampler import Sampler
-from stepscope.session.signal_handlers import handlers_wait
+from stepscope.session.stop import handlers_wait
 from stepscope.store import Block
-from stepscope.store.items import Item
+from stepscope.store.blocks import Item
 
 log = logging.getLogger(__name__)
 

@@ -15,6 +15,7 @@ import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -217,3 +218,54 @@ def _parsed_keys(text: str) -> tuple[str, ...]:
 
 
 _known_keys = functools.lru_cache(maxsize=64)(_parsed_keys)
+
+
+Values = Mapping[str, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A row of the samples or devices stream."""
+
+    stream: str
+    source: str
+    ts: float
+    step: int
+    values: Values
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A marker."""
+
+    ts: float
+    step: int
+    epoch: int
+    kind: str
+    text: str
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a command ended."""
+
+    command_id: int
+    state: str
+    ts: float
+    result: str
+
+
+Item = Sample | Event | Ended
+
+
+class Observer(Protocol):
+    """Hears of all that is stored, in the writer's thread, and may add events to it."""
+
+    def saw(self, block: Block, items: Sequence[Item]) -> None:
+        """Take in rows of steps and other items that are in the store now."""
+
+    def look(
+        self, run_json: Mapping[str, Any], step: int
+    ) -> Sequence[tuple[str, str, dict[str, Any]]]:
+        """Return the events to write, as kind, text and data; asked about once a second."""

@@ -19,12 +19,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from stepscope.distributed.ranks import Place
-from stepscope.distributed.rendezvous import launch
-from stepscope.session.signal_handlers import handlers_wait
-from stepscope.watch.children import follow
+from stepscope.distributed.rendezvous import Place, launch
+from stepscope.session.stop import handlers_wait
 from stepscope.watch.script import NoScript, from_file, from_module
-from stepscope.watch.watched_run import begin
+from stepscope.watch.watched_run import begin, follow
 
 OUR_FOLDER = Path(__file__).parent
 NCCL_TIMING = "TORCH_NCCL_ENABLE_TIMING"

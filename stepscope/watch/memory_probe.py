@@ -22,11 +22,11 @@ from typing import Any, NoReturn
 
 import psutil
 
-from stepscope.host.kernel_kills import container
-from stepscope.memory import owners
+from stepscope.host.usage import container
+from stepscope.memory import model_states
 from stepscope.memory.batch_headroom import Device, StepMemory
-from stepscope.memory.tensors import Storages, gradients, optimizer_parameters, optimizer_state
-from stepscope.watch.hooks.after_import import AfterImport
+from stepscope.memory.model_states import Storages, gradients, optimizer_parameters, optimizer_state
+from stepscope.watch.hooks.patching import AfterImport
 
 log = logging.getLogger(__name__)
 
@@ -191,7 +191,7 @@ def cuda_index(parameters: list[Any]) -> int | None:
 def waiting_optimizers(stepped: list[Any]) -> int:
     """Return how many optimizers of other parameters there are that were not stepped yet."""
     known = {id(one) for one in optimizer_parameters(stepped)}
-    made, _models = owners.search()
+    made, _models = model_states.search()
     return sum(known.isdisjoint(map(id, optimizer_parameters([one]))) for one in made)
 
 

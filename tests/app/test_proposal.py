@@ -10,7 +10,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from dashboard import services
-from dashboard.places import PLACES
+from dashboard.verdicts import PLACES
 from tests.support.app_page import component, header, record, trigger
 
 OpenPage = Callable[..., AppTest]

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from playwright.sync_api import Locator, Page, expect
 
-from stepscope.profiling.flame import NODES_LIMIT
 from stepscope.profiling.summary import summarize, to_text
+from stepscope.profiling.trace_stats import NODES_LIMIT
 from tests.support.browser_page import OpenPage, button, violations, wait_until
 from tests.support.profiles import MAIN, STEP, trace_of
 from tests.support.server import ROOT, Server

@@ -17,8 +17,8 @@ from tests.cudasim.nvml_library import ROOT, TIMEOUT_S, build, no_header
 
 HEAD = """
 import functools, json, os, pathlib, time
-from stepscope.gpu import Machine
-from stepscope.gpu.as_json import machine_json
+from stepscope.gpu.machine_monitor import Machine
+from stepscope.gpu.machine_state import machine_json
 from stepscope.gpu.source import open_source
 
 machine = Machine(functools.partial(open_source, reader="page"))

@@ -409,7 +409,7 @@ def test_a_counter_that_wraps_gives_the_right_rate(library: Path, tmp_path: Path
 # --- events ---------------------------------------------------------------------------------------
 
 WATCHED = """
-from stepscope.sampling import xid
+from stepscope.gpu import xid
 xid.LOOK_AGAIN_S = 0.2
 heard = []
 steer("xid 31")  # before the registration: not told again
@@ -455,7 +455,7 @@ def test_errors_are_heard_also_after_a_gpu_was_lost(library: Path, tmp_path: Pat
 
 
 UNWATCHED = """
-from stepscope.sampling import xid
+from stepscope.gpu import xid
 watch = xid.XidWatch(source, print)
 watch._thread.join(10)
 tell(reason=watch.reason, alive=watch._thread.is_alive(), ended=watch.stop())

@@ -9,7 +9,7 @@ import pytest
 
 from stepscope.recorder.recorder import CommandName
 from stepscope.run import read_run
-from stepscope.session.force import end_job
+from stepscope.session.stop import end_job
 from tests.support.jobs import PATIENCE_S, job, until
 
 pytestmark = pytest.mark.usefixtures("two_devices")

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from stepscope import tracker
-from stepscope.distributed.ranks import find_place
+from stepscope.distributed.rendezvous import find_place
 from stepscope.run import RunKind, RunStatus
 from stepscope.session.script_session import ScriptSession
 from stepscope.tracker import Tracker

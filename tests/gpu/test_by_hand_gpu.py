@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stepscope.watch.hooks.by_hand import HELD
+from stepscope.watch.hooks.state import HELD
 from tests.support.fake_live import hooked
 
 

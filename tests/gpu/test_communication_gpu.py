@@ -19,8 +19,7 @@ import torch.distributed as dist
 
 from stepscope.distributed import collective_metrics
 from stepscope.distributed.collective_metrics import Collectives
-from stepscope.distributed.communication import link_of
-from stepscope.distributed.communication_reading import communication_text
+from stepscope.distributed.communication import communication_text, link_of
 from stepscope.gpu.source import open_source
 from stepscope.run import read_run, run_folders
 from stepscope.session.session import LINK_FACTS

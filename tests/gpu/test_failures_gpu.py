@@ -149,7 +149,7 @@ import itertools, os, sys, threading
 from dataclasses import replace
 from pathlib import Path
 import torch
-from trainer.training import run as training_run
+from trainer.training import train as training_run
 from trainer.config import RunConfig
 from trainer.training.step import TrainStep
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from stepscope.distributed import debug_pipe, process_groups
+from stepscope.distributed import debug_pipe, flight_recorder
 from stepscope.distributed.debug_pipe import note_captures
 from stepscope.distributed.hangs.capture import capture
 from stepscope.distributed.hangs.job_state import Cause
@@ -90,7 +90,7 @@ def test_a_look_leaves_a_capture_alone(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv(debug_pipe.PIPE, str(tmp_path / "pipe"))
     monkeypatch.setattr(debug_pipe, "counts", dict)
     monkeypatch.setattr(debug_pipe, "WAIT_S", 0.0)
-    monkeypatch.setattr(process_groups, "uses_nccl", lambda: True)
+    monkeypatch.setattr(flight_recorder, "uses_nccl", lambda: True)
     note_captures()
     training = threading.get_ident()
     known = HangRecord(number=0, rank=0, step=9, since=0.0, seen=0.0, usual_s=0.1, host="", pid=1)

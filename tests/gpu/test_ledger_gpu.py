@@ -17,7 +17,7 @@ import torch
 
 from dashboard.charts.memory_breakdown import missing_reasons
 from stepscope.bottleneck.step_window import training_gpu
-from stepscope.distributed.ranks import find_place
+from stepscope.distributed.rendezvous import find_place
 from stepscope.memory.breakdown_series import (
     Moment,
     ledger_source,

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from stepscope.distributed.ranks import find_place
+from stepscope.distributed.rendezvous import find_place
 from stepscope.memory.model_states import Parts
 from stepscope.run import RunKind, RunStatus
 from stepscope.session.script_session import ScriptSession

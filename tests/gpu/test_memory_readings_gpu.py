@@ -16,13 +16,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from stepscope.distributed.ranks import find_place
+from stepscope.distributed.rendezvous import find_place
 from stepscope.memory import allocator
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunKind, RunStatus
-from stepscope.session.sampler import Sampler
+from stepscope.session.sampler import Readings, Sampler
 from stepscope.session.script_session import ScriptSession
-from stepscope.session.z_readings import Readings
 from tests.support.run_values import metric, run_json
 from trainer.config import Workload, defaults
 from trainer.devices import list_devices

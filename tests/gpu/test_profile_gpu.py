@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from stepscope.distributed.ranks import find_place
+from stepscope.distributed.rendezvous import find_place
 from stepscope.profiling import phase_ranges, profile_command
 from stepscope.profiling.summary import parse
 from stepscope.run import RunKind, RunStatus

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from stepscope.distributed.ranks import find_place
+from stepscope.distributed.rendezvous import find_place
 from stepscope.run import RunKind, RunStatus, read_run
 from stepscope.session.script_session import ScriptSession
 from stepscope.store import RunReader

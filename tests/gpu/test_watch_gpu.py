@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from stepscope.distributed.ranks import find_place
+from stepscope.distributed.rendezvous import find_place
 from stepscope.recorder.recorder import CommandName
 from stepscope.run import RunKind, RunStatus, read_run, run_folders
 from stepscope.session.script_session import ScriptSession

@@ -12,7 +12,7 @@ import pytest
 
 from stepscope.recorder.recorder import CommandName
 from stepscope.run import RunStatus, read_run, run_folders
-from stepscope.session.force import end_job
+from stepscope.session.stop import end_job
 from tests.support.jobs import PATIENCE_S, job, training, until
 from trainer.config import Parallel
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from stepscope.distributed.bandwidth import bus_factor
+from stepscope.distributed.collective_metrics import bus_factor
 from trainer.collectives.plan import KIB, MIB, OPERATIONS, Plan
 from trainer.collectives.process import Measurement
 from trainer.collectives.results import read_result, result_names

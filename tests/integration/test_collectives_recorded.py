@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.distributed.collective_metrics import NOT_BY_GLOO
-from stepscope.distributed.communication_reading import communication_text
+from stepscope.distributed.communication import communication_text
 from stepscope.run import read_run, run_folders
 from tests.support.run_values import recorded
 from tests.support.watched_scripts import run

@@ -1,4 +1,4 @@
-"""`python -m trainer.memory_estimate` and `stepscope fit` as processes, and what earlier runs teach."""
+"""`trainer.memory_estimate` and `stepscope fit` as processes, and what earlier runs teach."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def fit(*options: str, **more: Any) -> subprocess.CompletedProcess[str]:
     return run([*FIT, "--device", "cpu", *options], **more)
 
 
-# --- python -m trainer.memory_estimate ------------------------------------------------------------------------
+# --- python -m trainer.memory_estimate ----------------------------------------------------------
 
 
 def test_the_command_prints_the_peak_and_its_parts(tmp_path: Path) -> None:

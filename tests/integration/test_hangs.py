@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.diagnosis.findings import findings, read_recorded
-from stepscope.distributed.hangs.hang_reading import hang_of
+from stepscope.distributed.hangs.diagnose import hang_of
 from stepscope.distributed.hangs.job_state import Cause
 from stepscope.run import RunStatus, read_run
 from stepscope.store import RunReader

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from stepscope import tracker
-from stepscope.distributed.ranks import find_place
+from stepscope.distributed.rendezvous import find_place
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunKind, RunStatus
 from stepscope.session.script_session import ScriptSession

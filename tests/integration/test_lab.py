@@ -278,7 +278,8 @@ def test_kill_9_leaves_no_sample_and_a_sweep_that_goes_on(tmp_path: Path) -> Non
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills a child with its parent")
 def test_kill_9_ends_also_a_sample_whose_native_code_keeps_all_threads_waiting() -> None:
     busy = (
-        "import ctypes; from trainer.parent_death_signal import killed_with_parent; killed_with_parent(); "
+        "import ctypes; from trainer.parent_death_signal import killed_with_parent; "
+        "killed_with_parent(); "
         "print('ready', flush=True); ctypes.PyDLL(None).sleep(60)"
     )
     parent_code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {busy!r}])"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.diagnosis.findings import findings, read_recorded
-from stepscope.host import kernel_kills
+from stepscope.host import usage
 from stepscope.memory.oom import observer
 from stepscope.memory.oom.classify import Case
 from stepscope.memory.oom.reader import judged, read_report
@@ -150,7 +150,7 @@ def test_a_worker_that_the_kernel_killed_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(observer, "kills_since", lambda first: 1)
-    monkeypatch.setattr("stepscope.memory.oom.host_memory.kills_since", lambda first: 1)
+    monkeypatch.setattr("stepscope.memory.oom.capture.kills_since", lambda first: 1)
 
     def fail(*_: object) -> None:
         raise RuntimeError("DataLoader worker (pid 12) is killed by signal: Killed. ")
@@ -178,9 +178,9 @@ def cgroup(root: Path, kills: int) -> Path:
 def test_a_run_that_the_kernel_killed_is_told_by_the_counter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernel_kills, "ROOT", tmp_path)
+    monkeypatch.setattr(usage, "ROOT", tmp_path)
     folder = cgroup(tmp_path, 2)
-    first = {"folder": str(folder), "count": 2, "booted": kernel_kills._booted()}
+    first = {"folder": str(folder), "count": 2, "booted": usage._booted()}
     long_ago = time.time() - 100
     gone = {"status": "running", "heartbeat": long_ago, "pid": 2**22 + 1, "pid_started": 1.0}
     run = write_run(tmp_path / "killed", gone | {"oom_kills": first, "step": 9})

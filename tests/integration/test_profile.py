@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 from stepscope.profiling import profile_command
+from stepscope.profiling.phase_ranges import PHASES
 from stepscope.profiling.summary import Summary, parse
 from stepscope.profiling.torch_profiler import Capture
-from stepscope.profiling.z_phase_names import PHASES
 from stepscope.run import RunError, RunStatus, read_run, run_folders
 from stepscope.store import EventRow, RunReader, StoreError
 from stepscope.store.reader import send_command

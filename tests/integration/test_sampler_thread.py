@@ -135,7 +135,8 @@ def test_a_sampler_that_never_started_stops(recorder: Recorder) -> None:
 
 
 FOREIGN = """
-from stepscope.sampling import gpm, process_list, sampler, xid
+from stepscope.gpu import gpm, processes, xid
+from stepscope.session import sampler
 from stepscope.gpu.source import open_source
 print(open_source().reason)
 """

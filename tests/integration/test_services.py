@@ -15,7 +15,7 @@ import pytest
 from dashboard import services
 from dashboard.services import Services
 from stepscope.run import RunError, RunStatus, process_identity, read_run, write_run_json
-from stepscope.run.outcome import Outcome
+from stepscope.run.status import Outcome
 from stepscope.session.session import Session
 from tests.support.waiting import wait_until
 from trainer.config import RunConfig, Workload, defaults

@@ -18,8 +18,12 @@ from stepscope.cli import main
 from stepscope.cli import snapshot as command
 from stepscope.memory.snapshots import open_snapshot as opening
 from stepscope.memory.snapshots.load import SnapshotError
-from stepscope.memory.snapshots.open_snapshot import Opening, kept_summary, open_snapshot
-from stepscope.memory.snapshots.summary_file import summary_path
+from stepscope.memory.snapshots.open_snapshot import (
+    Opening,
+    kept_summary,
+    open_snapshot,
+    summary_path,
+)
 from tests.support.snapshots import REAL, action, live_block, snapshot
 from tests.support.waiting import wait_for
 

@@ -17,7 +17,7 @@ from stepscope.recorder.rows import StepRows
 from stepscope.recorder.writer_thread import WriterThread
 from stepscope.run import RunStatus
 from stepscope.store import Block, RunReader, RunWriter, StoreError
-from stepscope.store.items import Sample
+from stepscope.store.blocks import Sample
 from stepscope.store.reader import send_command
 from tests.support.waiting import wait_until
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stepscope.memory.model_states import Parts
-from stepscope.session.z_readings import Readings
+from stepscope.session.sampler import Readings
 from stepscope.watch import hooks
 from tests.support.fake_recorder import FakeRecorder
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from stepscope.distributed.hangs.hang_reading import hang_of
+from stepscope.distributed.hangs.diagnose import hang_of
 from stepscope.distributed.hangs.job_state import Hang
 from stepscope.run import RunError, RunInfo, read_run, run_folders
 

@@ -10,9 +10,9 @@ from stepscope.profiling.chrome_trace import read_trace
 from stepscope.profiling.summary import (
     Summary,
     summarize,
+    summary_name,
     to_text,
 )
-from stepscope.profiling.write import summary_name
 
 MAIN, AUTOGRAD = 7, 8
 

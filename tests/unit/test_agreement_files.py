@@ -3,9 +3,8 @@
 import os
 from pathlib import Path
 
-from stepscope.commands.agreement_files import FOLDER, NOTICES, AgreementFiles
 from stepscope.commands.command import Command, CommandName
-from stepscope.commands.consensus import Notice, State
+from stepscope.commands.consensus import FOLDER, NOTICES, AgreementFiles, Notice, State
 
 
 def test_a_file_of_the_same_inode_and_time_is_read_again(tmp_path: Path) -> None:

@@ -15,10 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.alerts import channels, checks
-from stepscope.alerts.channels import Command, Webhook
+from stepscope.alerts import channels, config
+from stepscope.alerts.channels import Command, Webhook, Wrong
 from stepscope.alerts.config import SIZE_LIMIT, Settings, load, path_of
-from stepscope.alerts.fields import Wrong
 from stepscope.alerts.notifier import Alert
 from stepscope.alerts.rules import (
     DEFAULTS,
@@ -260,7 +259,7 @@ def test_own_rules_have_a_text_and_are_not_endless(tmp_path: Path) -> None:
     assert rule_of(settings, "b").text == "{metric} is {value}"
     many = "\n".join(f'[rules.r{n}]\nmetric = "x"\nabove = 1' for n in range(60))
     settings = read(tmp_path, many)
-    assert len(settings.rules) == len(DEFAULTS) + checks.RULES_LIMIT
+    assert len(settings.rules) == len(DEFAULTS) + config.RULES_LIMIT
     assert "at most 50, got 60" in settings.problems[0]
 
 
@@ -309,7 +308,7 @@ def test_whatever_stands_there_is_taken_or_refused_by_its_name() -> None:
     @given(st.just("own") | st.sampled_from([rule.name for rule in DEFAULTS]), tables())
     def check(name: str, table: Any) -> None:
         for where, checked in (
-            (f"rules.{name}", lambda: checks.rule(name, table)),
+            (f"rules.{name}", lambda: config.parse_rule(name, table)),
             ("command", lambda: channels.command(table)),
             ("webhook", lambda: channels.webhook(table)),
         ):

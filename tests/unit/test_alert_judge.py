@@ -8,15 +8,18 @@ from typing import Any
 
 import pytest
 
-from stepscope.alerts.conditions import (
+from stepscope.alerts.evaluator import (
     PATIENCE,
     RETRIED_S,
+    Change,
+    Facts,
+    Judge,
     Retries,
     StepClock,
     memory_condition,
     throttling_condition,
+    title,
 )
-from stepscope.alerts.evaluator import Change, Facts, Judge, title
 from stepscope.alerts.rules import (
     DEFAULTS,
     GPU_IDLE,

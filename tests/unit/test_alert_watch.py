@@ -12,14 +12,12 @@ import numpy as np
 import pytest
 
 from stepscope.alerts.config import Settings
-from stepscope.alerts.monitor import Watch
+from stepscope.alerts.monitor import STALE_S, Watch
 from stepscope.alerts.notifier import Actions
 from stepscope.alerts.rules import DEFAULTS, Rule
-from stepscope.alerts.seen import STALE_S
 from stepscope.run import RunStatus
 from stepscope.store import Block
-from stepscope.store.blocks import RECORDED_NAN
-from stepscope.store.items import Event, Sample
+from stepscope.store.blocks import RECORDED_NAN, Event, Sample
 
 NOTHING = Block.raw((), np.empty(0), np.empty(0), np.empty((0, 0)))
 HOT = Rule(name="hot", metric="gpu/temp", threshold=85, clear=80, for_s=10, text="{device} is hot")

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from stepscope.memory.allocator_settings import NO_SPLIT, VARIABLES, settings_of, split_reason
+from stepscope.memory.allocator import NO_SPLIT, VARIABLES, settings_of, split_reason
 
 
 @pytest.mark.parametrize(

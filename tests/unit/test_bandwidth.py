@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.distributed.bandwidth import algorithm_bytes, bus_factor
+from stepscope.distributed.collective_metrics import algorithm_bytes, bus_factor
 
 MIB = 2**20
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from stepscope.host.children import REST, Children, resident
+from stepscope.host.usage import REST, Children, resident
 from tests.support.fake_nvml import FakeClock
 
 KEY = "process/children_rss"

@@ -11,9 +11,18 @@ from typing import Any
 
 import pytest
 
-from stepscope.cli import doctor, main, survey
-from stepscope.cli.doctor import Finding, Mark, findings
-from stepscope.cli.survey import Gpu, Machine, ask_nvml, ask_torch, try_recording
+from stepscope.cli import doctor, main
+from stepscope.cli import doctor as survey
+from stepscope.cli.doctor import (
+    Finding,
+    Gpu,
+    Machine,
+    Mark,
+    ask_nvml,
+    ask_torch,
+    findings,
+    try_recording,
+)
 from stepscope.gpu.gpm import METRICS
 from stepscope.gpu.source import NullSource, open_source
 from tests.support.fake_nvml import FakeClock, FakeGpu, FakeNvml, install

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from stepscope.commands import command_results as results
+from stepscope.commands import command as results
 from stepscope.recorder.recorder import CommandName, Recorder
 from stepscope.run import RunStatus
 from stepscope.session.command_server import CommandServer, Memory

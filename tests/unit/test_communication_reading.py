@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.distributed.communication_reading import NEWEST, STEPS, communication_text
+from stepscope.distributed.communication import NEWEST, STEPS, communication_text
 from stepscope.run import RunKind, RunStatus, read_run
 from stepscope.session.session import Session
 from tests.support.command_line import diagnose

@@ -1,4 +1,4 @@
-"""docs/design.md names files and rooms that exist."""
+"""docs/design.md names files and folders that exist."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ def test_each_path_in_the_text_exists() -> None:
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
-def test_the_drawing_has_every_room() -> None:
-    drawing = TEXT.partition("## The rooms")[2].partition("## ")[0]
+def test_the_drawing_has_every_folder() -> None:
+    drawing = TEXT.partition("## Folders")[2].partition("## ")[0]
     for package in PACKAGES:
-        for room in (ROOT / package).iterdir():
-            if (room / "__init__.py").exists():
-                assert f"{room.name}/" in drawing, f"{package}/{room.name} is not in the drawing"
+        for folder in (ROOT / package).iterdir():
+            if (folder / "__init__.py").exists():
+                assert f"{folder.name}/" in drawing, (
+                    f"{package}/{folder.name} is not in the drawing"
+                )

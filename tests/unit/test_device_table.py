@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from stepscope.cli.device_table import NARROWEST, brief, table
+from stepscope.cli.devices import NARROWEST, brief, table
 from stepscope.gpu.source import NullSource
 from tests.support.fake_machine import FakeClock, FakeSource, Gpu, divided, gpus, machine, process
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from stepscope.recorder import cuda_readback
-from stepscope.recorder.cuda_readback import Row
-from stepscope.recorder.event_pairs import EventPairs
+from stepscope.recorder.cuda_readback import EventPairs, Row
 from trainer.training import cuda_timing
 from trainer.training.cuda_timing import DeviceTimes, TimedScalars
 

@@ -10,7 +10,7 @@ from dashboard.machine.charts import history
 from dashboard.machine.content import Json, machine_content
 from dashboard.machine.details import DIFFERENCE, details
 from dashboard.machine.run_energy import RunEnergy
-from stepscope.gpu.history import DRAWN, Reading
+from stepscope.gpu.machine_monitor import DRAWN, Reading
 from stepscope.gpu.machine_state import MachineView
 from stepscope.gpu.source import NullSource
 from stepscope.gpu.xid import NO_INSTANCE, xid_event

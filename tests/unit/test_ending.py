@@ -25,10 +25,10 @@ threading.Event().wait()
 REASON = """
 import signal, threading
 from types import SimpleNamespace
-from trainer.runners import ending
+from trainer.runners import rank_shutdown
 
-ending.GRACE_S = 0.0
-one = ending.Ending(
+rank_shutdown.GRACE_S = 0.0
+one = rank_shutdown.Ending(
     1, local_rank={local_rank}, local_size=1, world_size={world_size}, by_page={by_page}
 )
 commands = SimpleNamespace(want_stop=lambda reason: print("asks:", reason))

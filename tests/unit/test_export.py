@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from stepscope.cli import main
-from stepscope.export.formats import Column, Table, opened, write_csv
+from stepscope.export.tables import Column, Table, opened, write_csv
 from stepscope.store import STORE_NAME, Block, RunReader, RunWriter, store_name
-from stepscope.store import rows as store_rows
+from stepscope.store import reader as store_rows
 from tests.support.run_folders import Row, make_run, make_store
 
 

@@ -12,7 +12,7 @@ import torch
 from stepscope.memory.oom import observer
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus
-from stepscope.run.outcome import killed_worker, outcome
+from stepscope.run.status import killed_worker, outcome
 from tests.support.train_devices import CPU_DEVICE, gpu
 from trainer.config import Precision, RunConfig, Runner, Workload, defaults
 from trainer.config_validation import TrainDevice

@@ -21,7 +21,7 @@ from stepscope.run import (
     read_run,
     write_run_json,
 )
-from stepscope.run.first_cause import NAMED, RankEnd, first_cause, left_early, names
+from stepscope.run.rank_info import NAMED, RankEnd, first_cause, left_early, names
 from stepscope.run.status import STALE_S
 
 PEER = "RuntimeError: [pair.cc:547] Connection closed by peer [127.0.0.1]:4321"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.host.kernel_kills import Container
+from stepscope.host.usage import Container
 from stepscope.memory.batch_headroom import Device, StepMemory, report
 from stepscope.watch import memory_probe
 from stepscope.watch.memory_probe import FirstSteps, process_peak

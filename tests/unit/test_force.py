@@ -2,7 +2,7 @@
 
 import pytest
 
-from stepscope.session.force import LAUNCHERS, _program
+from stepscope.session.stop import LAUNCHERS, _program
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from stepscope.common import from_json
+from stepscope.common import json_values
+from stepscope.distributed.hangs.causes import PATIENCE_S
 from stepscope.distributed.hangs.diagnose import judge
-from stepscope.distributed.hangs.hang_collectives import PATIENCE_S
 from stepscope.distributed.hangs.job_state import Cause, Condition, Hang, JobRank
 from stepscope.distributed.hangs.record import Entered, Frame, HangRecord, hang_name, parse
 
@@ -277,7 +277,7 @@ def test_the_types_of_a_class_are_looked_up_once(monkeypatch: pytest.MonkeyPatch
     def again(kind: Any) -> None:
         raise AssertionError(f"{kind} is looked up again")
 
-    monkeypatch.setattr(from_json, "get_type_hints", again)
+    monkeypatch.setattr(json_values, "get_type_hints", again)
     assert parse(text).rank == 1
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.distributed.hangs.hang_pace import LEAST_S, PATIENCE, Pace
+from stepscope.distributed.hangs.watchdog import LEAST_S, PATIENCE, Pace
 
 
 def run(pace: Pace, seconds: range, step_s: float) -> None:

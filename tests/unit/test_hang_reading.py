@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.distributed.hangs.hang_reading import FRESH_S, hang_of
+from stepscope.distributed.hangs.diagnose import FRESH_S, hang_of
 from stepscope.distributed.hangs.job_state import Cause, Hang
 from stepscope.distributed.hangs.record import Entered, HangRecord, hang_name
 from stepscope.run import STALE_S, process_identity, rank_json, read_run, write_run_json

@@ -16,15 +16,14 @@ from dashboard import hangs as hangs_module
 from dashboard.hangs import LOOK_S, REST, Hangs, as_verdict
 from stepscope.distributed.flight_recorder import Collective, FlightRecord
 from stepscope.distributed.hangs import watchdog
-from stepscope.distributed.hangs.capture import PENDING, newest
+from stepscope.distributed.hangs.capture import PENDING, doing_of, frames_of, kept, newest, phase_of
 from stepscope.distributed.hangs.diagnose import judge
-from stepscope.distributed.hangs.hang_stack import doing_of, frames_of, kept, phase_of
 from stepscope.distributed.hangs.job_state import Hang, JobRank
 from stepscope.distributed.hangs.record import KEPT, Entered, HangRecord, hang_name, parse
 from stepscope.distributed.hangs.watchdog import HangWatch, Told
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunInfo, RunStatus
-from stepscope.run.hang_reason import hung_in
+from stepscope.run.info import hung_in
 
 JOB = {"world_size": 2, "status": RunStatus.RUNNING, "rank": 0, "host": "node1", "pid": 100}
 

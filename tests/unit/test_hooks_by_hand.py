@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from stepscope.watch import hooks
-from stepscope.watch.hooks.by_hand import HELD
+from stepscope.watch.hooks.state import HELD
 from tests.support.fake_live import FakeLive, hooked
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from stepscope.watch.hooks import install
-from stepscope.watch.hooks.after_import import AfterImport
+from stepscope.watch.hooks.patching import AfterImport
 from tests.support.child_process import child
 from tests.support.fake_live import FakeLive, hooked
 

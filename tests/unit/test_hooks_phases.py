@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepscope.watch.hooks.phases import Phases
+from stepscope.watch.hooks.step_timing import Phases
 
 
 def test_the_model_may_be_given_by_its_name() -> None:

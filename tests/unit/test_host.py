@@ -7,8 +7,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from stepscope.host.kernel_kills import Container
-from stepscope.host.usage import HostSource
+from stepscope.host.usage import Container, HostSource
 from tests.support.fake_nvml import FakeClock
 
 GIB = 2**30

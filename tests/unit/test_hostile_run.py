@@ -39,7 +39,7 @@ from dashboard.views.run_rows import row
 from stepscope.alerts.config import Settings
 from stepscope.alerts.crash import MARKER, YOUNG_S, tell_crash
 from stepscope.cli import main
-from stepscope.commands.agreement_files import AgreementFiles
+from stepscope.commands.consensus import AgreementFiles
 from stepscope.memory.snapshots.open_snapshot import _place
 from stepscope.recorded_run import Run
 from stepscope.recorder.recovery import note_end, recover_ended

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.commands.agreement_files import FOLDER, NOTICES
 from stepscope.commands.command import Command, CommandName
+from stepscope.commands.consensus import FOLDER, NOTICES
 from stepscope.commands.job_queue import JobCommands, Results
 
 ALIVE = json.dumps({"status": "running", "heartbeat": time.time()})

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.host import kernel_kills
-from stepscope.host.kernel_kills import Container, container, kills_since, own_folder
+from stepscope.host import usage
+from stepscope.host.usage import Container, container, kills_since, own_folder
 
 
 def write(folder: Path, **files: str) -> Path:
@@ -72,12 +72,12 @@ def test_the_own_folder_is_found_also_from_within_a_container(tmp_path: Path) ->
 
 
 def test_kills_are_counted_from_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_kills, "ROOT", tmp_path)
+    monkeypatch.setattr(usage, "ROOT", tmp_path)
     folder = write(tmp_path / "job", memory_events="oom_kill 5\n")
     first: dict[str, Any] = {
         "folder": str(folder),
         "count": 5,
-        "booted": kernel_kills._booted(),
+        "booted": usage._booted(),
     }
     assert kills_since(first) == 0
     write(folder, memory_events="oom_kill 7\n")

@@ -13,7 +13,7 @@ from trainer.config import Parallel, Runner, Workload, defaults
 from trainer.config_validation import TrainDevice
 from trainer.lab.distributed_trial import _together
 from trainer.lab.presets import PRESETS
-from trainer.lab.scaling import scaled
+from trainer.lab.result_json import scaled
 from trainer.lab.variants import Arm, changed, make_arm
 
 CPU = TrainDevice(id="cpu", name="a CPU", memory_total=2**33)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from stepscope.memory.snapshots.labels import Labels
+from stepscope.memory.snapshots.recording import Labels
 from stepscope.profiling import phase_ranges
 from stepscope.profiling.phase_ranges import BACKWARD, DATA, FORWARD, OPTIMIZER, span
 

@@ -8,8 +8,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stepscope.memory.breakdown import Ledger, Values, divide, ledger
-from stepscope.memory.ledger_words import CATEGORIES, NOT_RECORDED, TENSORS, Place
+from stepscope.memory.breakdown import (
+    CATEGORIES,
+    NOT_RECORDED,
+    TENSORS,
+    Ledger,
+    Place,
+    Values,
+    divide,
+    ledger,
+)
 from stepscope.metrics import BY_KEY
 from tests.support.ledger_rows import CUDA
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stepscope.memory.breakdown import Place
 from stepscope.memory.breakdown_series import (
     LedgerSource,
     Moment,
@@ -17,7 +18,6 @@ from stepscope.memory.breakdown_series import (
     peak_moment,
     read_moments,
 )
-from stepscope.memory.ledger_words import Place
 from stepscope.store import Block, RunReader, RunWriter
 from stepscope.store.blocks import Floats
 from tests.support.ledger_rows import GPU, TICK_S, device, process, sample

@@ -12,7 +12,7 @@ from dashboard.charts import memory_breakdown, series
 from dashboard.charts.memory_breakdown import SERIES, TOTAL
 from dashboard.charts.series import Cursor
 from dashboard.views.memory_breakdown import process_rows
-from stepscope.memory.allocator_settings import NO_SPLIT
+from stepscope.memory.allocator import NO_SPLIT
 from stepscope.run import RunInfo, RunKind, read_run
 from stepscope.store import RunReader
 from tests.support.ledger_rows import GPU, ON_GPU, PROCESSES, cuda_run, device, process, sample

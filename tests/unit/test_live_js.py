@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from dashboard.charts.chart_spec import COLORS, GPU_COLORS
-from stepscope.memory.ledger_words import CATEGORIES
+from stepscope.memory.breakdown import CATEGORIES
 from tests.support.javascript import Script, js
 
 __all__ = ["js"]

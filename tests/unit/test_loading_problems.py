@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from trainer import loading_problems as rules
+from trainer import config_validation as rules
 from trainer.config import RunConfig, Workload
-from trainer.loading_problems import loading_problems
+from trainer.config_validation import loading_problems
 from trainer.techniques import SWITCHES
 from trainer.workload_traits import TRAITS, Traits
 

@@ -6,16 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from stepscope.gpu.as_json import machine_json
-from stepscope.gpu.energy import EnergyMeter
 from stepscope.gpu.health import Level
-from stepscope.gpu.history import DRAWN, KEPT_READINGS, History
-from stepscope.gpu.machine_monitor import RATE_S, Machine
-from stepscope.gpu.machine_state import DeviceView, MachineView
+from stepscope.gpu.machine_monitor import DRAWN, KEPT_READINGS, RATE_S, History, Machine
+from stepscope.gpu.machine_state import DeviceView, EnergyMeter, MachineView, machine_json
 from stepscope.gpu.nvml_queries import Tier
 from stepscope.gpu.source import NullSource
-from stepscope.gpu.xid import NO_INSTANCE, xid_event
-from stepscope.gpu.xids import KEPT, Xids
+from stepscope.gpu.xid import KEPT, NO_INSTANCE, Xids, xid_event
 from tests.support.fake_machine import (
     BUSY,
     GIB,

@@ -15,10 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from stepscope.distributed import meeting, ranks
-from stepscope.distributed.meeting import LINKS, ROUNDED_S, is_shared, meet
-from stepscope.distributed.ranks import Place, find_place
-from stepscope.run.process import own_start, start_above
+from stepscope.distributed import rendezvous
+from stepscope.distributed.rendezvous import LINKS, ROUNDED_S, Place, find_place, is_shared, meet
+from stepscope.run.folder import own_start, start_above
 
 JOB = ("sweep", "node1", "29500", "4", "0")
 
@@ -26,7 +25,7 @@ JOB = ("sweep", "node1", "29500", "4", "0")
 @pytest.fixture(autouse=True)
 def just_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of these processes has begun a second ago, as the ranks of a job have."""
-    monkeypatch.setattr(meeting, "own_start", lambda: time.time() - 1.0)
+    monkeypatch.setattr(rendezvous, "own_start", lambda: time.time() - 1.0)
 
 
 def files(number: int) -> tuple[str, ...]:
@@ -101,7 +100,7 @@ def test_a_rank_that_inits_late_still_finds_the_folder(
     """It has begun with the others, and loaded its data for ten minutes."""
     first = meet(tmp_path, "a", JOB, files(0))
     begun_before(tmp_path, 600.0)
-    monkeypatch.setattr(meeting, "own_start", lambda: time.time() - 601.0)
+    monkeypatch.setattr(rendezvous, "own_start", lambda: time.time() - 601.0)
     assert meet(tmp_path, "a", JOB, files(1)) == first
 
 
@@ -138,12 +137,12 @@ def test_rank_0_on_this_host_writes_on_this_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str | None, here: bool
 ) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "node1")
-    monkeypatch.setattr(meeting, "is_network_filesystem", lambda _: False)
+    monkeypatch.setattr(rendezvous, "is_network_filesystem", lambda _: False)
     assert is_shared(tmp_path, address) is here
 
 
 def test_a_network_disk_is_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "is_network_filesystem", lambda _: True)
+    monkeypatch.setattr(rendezvous, "is_network_filesystem", lambda _: True)
     assert is_shared(tmp_path, "node2")
 
 
@@ -158,7 +157,7 @@ def rank(number: int, **more: str) -> dict[str, str]:
 
 
 def places(root: Path, monkeypatch: pytest.MonkeyPatch, shared: bool, **more: str) -> list[Place]:
-    monkeypatch.setattr(meeting, "is_network_filesystem", lambda _: shared)
+    monkeypatch.setattr(rendezvous, "is_network_filesystem", lambda _: shared)
     found = []
     for number in (3, 2, 0, 1):  # in any order
         host = f"node{number // 2 + 1}"
@@ -193,7 +192,7 @@ def test_ranks_of_torchrun_tell_when_their_agent_began(
         asked.append(mark)
         return time.time() - 10.0
 
-    monkeypatch.setattr(ranks, "start_above", start_above)
+    monkeypatch.setattr(rendezvous, "start_above", start_above)
     again = places(tmp_path, monkeypatch, True)
     assert len({place.folder for place in again}) == 1
     assert again[0].folder != first[0].folder
@@ -202,7 +201,7 @@ def test_ranks_of_torchrun_tell_when_their_agent_began(
 
 def test_the_launcher_is_found_behind_a_shell_of_the_user() -> None:
     """All below this process, the shell included, have the variable that it sets."""
-    program = "from stepscope.run.process import start_above; print(start_above('JOB_MARK'))"
+    program = "from stepscope.run.folder import start_above; print(start_above('JOB_MARK'))"
     shell = f"{shlex.quote(sys.executable)} -c {shlex.quote(program)}; exit $?"
     environ = os.environ | {"JOB_MARK": "sweep"}
     found = subprocess.run(["sh", "-c", shell], env=environ, capture_output=True, check=True)
@@ -221,8 +220,8 @@ def test_other_launchers_wait_for_nobody_and_may_begin_later_than_the_link(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """DeepSpeed's launcher of one host starts its ranks before that of another has begun."""
-    monkeypatch.setattr(meeting, "is_network_filesystem", lambda _: True)
-    monkeypatch.setattr(ranks, "start_above", lambda _: time.time())
+    monkeypatch.setattr(rendezvous, "is_network_filesystem", lambda _: True)
+    monkeypatch.setattr(rendezvous, "start_above", lambda _: time.time())
     found = []
     for number in (3, 0):
         environ = rank(number)

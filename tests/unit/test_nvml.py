@@ -5,11 +5,11 @@ from __future__ import annotations
 import pynvml
 import pytest
 
-from stepscope.gpu.asking import MEASURED_CALLS
 from stepscope.gpu.gpm import NOT_ARMED, SHARES
+from stepscope.gpu.nvml_device import MEASURED_CALLS
 from stepscope.gpu.nvml_queries import COUNTERS, FIELDS, PLAUSIBLE, FieldValue, Tier
+from stepscope.gpu.nvml_reader import ONE_READING
 from stepscope.gpu.process_memory import OTHERS
-from stepscope.gpu.rates import ONE_READING
 from stepscope.gpu.source import NvmlSource
 from stepscope.metrics import METRICS, Stream
 from tests.support.fake_nvml import GIB, FakeClock, FakeGpu, FakeNvml, install

@@ -8,13 +8,12 @@ import os
 import pynvml
 import pytest
 
-from stepscope.gpu.asking import SELDOM_S, SLOW_CALLS, SLOW_S, Asking
-from stepscope.gpu.field_values import FieldValues
 from stepscope.gpu.gpm import BEFORE_HOPPER, NOT_ARMED, ONLY_ROOT, SHARES
 from stepscope.gpu.machine_monitor import Machine
-from stepscope.gpu.nvml_queries import Tier
-from stepscope.gpu.process_list import NOT_LISTED
-from stepscope.gpu.rates import MAY_HAVE_WRAPPED, ONE_READING
+from stepscope.gpu.nvml_device import SELDOM_S, SLOW_CALLS, SLOW_S, Asking
+from stepscope.gpu.nvml_queries import FieldValues, Tier
+from stepscope.gpu.nvml_reader import MAY_HAVE_WRAPPED, ONE_READING
+from stepscope.gpu.processes import NOT_LISTED
 from stepscope.gpu.source import NvmlSource
 from tests.support.fake_nvml import GIB, NS, FakeClock, FakeGpu, FakeNvml, FakeProcess, install
 

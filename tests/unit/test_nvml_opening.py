@@ -12,9 +12,9 @@ import pytest
 
 from stepscope.gpu import nvml_queries
 from stepscope.gpu import source as nvml
+from stepscope.gpu.device_events import throttle_words
 from stepscope.gpu.nvml_queries import Tier
 from stepscope.gpu.source import NullSource, NvmlSource, open_source
-from stepscope.gpu.throttling import throttle_words
 from tests.support.fake_nvml import FakeClock, FakeGpu, FakeNvml, install
 
 

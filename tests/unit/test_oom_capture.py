@@ -19,13 +19,12 @@ from torch import nn
 
 from stepscope.memory.oom import call_stack, capture, device_state
 from stepscope.memory.oom import observer as oom_watch
+from stepscope.memory.oom.device_state import NO_MEMORY, NOT_LISTED, shared_out
 from stepscope.memory.oom.observer import OomWatch
-from stepscope.memory.oom.oom_holders import NO_MEMORY, NOT_LISTED, shared_out
-from stepscope.memory.oom.oom_message import bytes_in, figures_in
 from stepscope.memory.oom.reader import read_report
-from stepscope.memory.oom.record import Holder, Memory, OomReport, Segments
+from stepscope.memory.oom.record import Holder, Memory, OomReport, Segments, bytes_in, figures_in
 from stepscope.run import RunStatus
-from stepscope.run.outcome import Outcome, failed, outcome, with_case
+from stepscope.run.status import Outcome, failed, outcome, with_case
 from tests.support.fake_recorder import FakeRecorder
 from tests.support.oom_records import FULL, OTHER
 

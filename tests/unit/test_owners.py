@@ -7,7 +7,7 @@ import threading
 
 import torch
 
-from stepscope.memory import owners
+from stepscope.memory import model_states
 
 
 class Model(torch.nn.Module):
@@ -20,7 +20,7 @@ def test_finds_made_optimizers_and_outermost_models() -> None:
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     unmade = torch.optim.SGD.__new__(torch.optim.SGD)
-    optimizers, models = owners.search()
+    optimizers, models = model_states.search()
     assert any(one is optimizer for one in optimizers)
     assert not any(one is unmade for one in optimizers)
     assert any(one is model for one in models)
@@ -47,7 +47,7 @@ def test_a_tuple_that_another_thread_builds_is_not_held() -> None:
         for thread in threads:
             thread.start()
         for _ in range(10):
-            assert any(one is model for one in owners.search()[1])
+            assert any(one is model for one in model_states.search()[1])
     finally:
         done.set()
         for thread in threads:

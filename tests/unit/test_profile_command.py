@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from stepscope.commands import command_results as results
+from stepscope.commands import command as results
 from stepscope.profiling import phase_ranges, profile_command
+from stepscope.profiling.summary import trace_name
 from stepscope.profiling.torch_profiler import Capture
-from stepscope.profiling.write import trace_name
 from stepscope.recorder.recorder import Command, CommandName, Recorder
 from stepscope.session.command_server import CommandServer
 from stepscope.session.sampler import Sampler

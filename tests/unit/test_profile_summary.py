@@ -14,11 +14,18 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from stepscope.profiling.chrome_trace import read_trace
-from stepscope.profiling.flame import fold
-from stepscope.profiling.phases import phases
-from stepscope.profiling.summary import BYTES_LIMIT, OPERATORS_LIMIT, parse, summarize, to_text
-from stepscope.profiling.trace_stats import operators
-from stepscope.profiling.write import TooLarge, summary_name, trace_name, write_profile
+from stepscope.profiling.summary import (
+    BYTES_LIMIT,
+    OPERATORS_LIMIT,
+    TooLarge,
+    parse,
+    summarize,
+    summary_name,
+    to_text,
+    trace_name,
+    write_profile,
+)
+from stepscope.profiling.trace_stats import fold, operators, phases
 from tests.support.profiles import MAIN, STEP, event, frame, kernel, op, trace_of
 
 
@@ -233,7 +240,7 @@ def test_a_profile_is_packed_and_summarized(tmp_path: Path) -> None:
 def test_a_trace_that_is_too_large_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stepscope.profiling.write.RAW_LIMIT", 10)
+    monkeypatch.setattr("stepscope.profiling.summary.RAW_LIMIT", 10)
     raw = tmp_path / "raw"
     raw.write_text(json.dumps({"traceEvents": STEP}))
     with pytest.raises(TooLarge, match="profile fewer steps"):

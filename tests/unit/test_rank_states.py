@@ -19,8 +19,7 @@ from stepscope.run import (
     read_run,
     write_run_json,
 )
-from stepscope.run.first_cause import NAMED
-from stepscope.run.rank_info import RANKS_LIMIT, read_rank_file
+from stepscope.run.rank_info import NAMED, RANKS_LIMIT, read_rank_file
 from stepscope.run.rank_status import GRACE_S, RankState, absences, rank_states
 from stepscope.store import RunWriter
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.gpu.rates import (
+from stepscope.gpu.nvml_reader import (
     FASTEST,
     MAY_HAVE_WRAPPED,
     ONE_READING,

@@ -15,7 +15,7 @@ from stepscope import RunError
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus, read_run
 from stepscope.store import RunReader, StoreError
-from stepscope.store import rows as store_rows
+from stepscope.store import reader as store_rows
 from tests.support.run_folders import make_run
 
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from stepscope.memory import allocator
-from stepscope.memory.allocator import REPEATED_S
-from stepscope.session.z_readings import Readings
+from stepscope.session.sampler import REPEATED_S, Readings
 from tests.support.fake_nvml import FakeClock
 
 TICK_S = 0.1
@@ -25,7 +24,7 @@ class Bench:
         self.cost_s = 0.0
         self.reads: list[float] = []
         monkeypatch.setattr(allocator, "read", self.read)
-        monkeypatch.setattr(allocator, "_counts", dict)
+        monkeypatch.setattr(allocator, "counts_by_device", dict)
         self.readings = Readings(index, clock=self.clock)
         self._tick_at = self.clock.now
         self.taken: list[dict[str, float]] = []

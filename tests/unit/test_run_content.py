@@ -16,7 +16,7 @@ from dashboard.charts.run_view import (
     custom_metrics,
     run_content,
 )
-from stepscope.gpu import asking
+from stepscope.gpu import nvml_device
 from stepscope.run import RunInfo, RunKind, RunStatus
 
 GPU = {"uuid": "GPU-1", "name": "NVIDIA H100", "memory_total": 80 * 2**30}
@@ -80,7 +80,7 @@ def test_each_gpu_says_what_it_does_not_give() -> None:
 
 
 def test_the_words_for_a_metric_that_a_gpu_does_not_have_are_the_samplers() -> None:
-    assert NOT_SUPPORTED == asking.NOT_BY_GPU
+    assert NOT_SUPPORTED == nvml_device.NOT_BY_GPU
 
 
 def test_metrics_of_the_scripts_own_are_bounded_and_those_of_the_table_are_none() -> None:

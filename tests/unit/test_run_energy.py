@@ -13,7 +13,7 @@ import pytest
 
 from dashboard.machine.run_energy import RunEnergies, run_energy, trains_on
 from stepscope.run import RunInfo, RunStatus
-from stepscope.run.process import user_name
+from stepscope.run.folder import user_name
 from stepscope.store import STORE_NAME, Block, RunWriter
 from tests.support.fake_machine import FakeClock
 

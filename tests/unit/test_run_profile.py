@@ -16,8 +16,7 @@ from dashboard.run_files import (
     profile_trace,
     profiles,
 )
-from stepscope.profiling.summary import BYTES_LIMIT
-from stepscope.profiling.write import summary_name
+from stepscope.profiling.summary import BYTES_LIMIT, summary_name
 from tests.support.profiles import summary, write_profile
 
 

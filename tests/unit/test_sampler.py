@@ -274,7 +274,7 @@ def test_a_failing_allocator_costs_only_its_values(monkeypatch: pytest.MonkeyPat
         raise RuntimeError("Invalid device argument")
 
     monkeypatch.setattr(allocator, "read", fail)
-    monkeypatch.setattr(allocator, "_counts", dict)
+    monkeypatch.setattr(allocator, "counts_by_device", dict)
     bench = Bench(allocator_index=9)
     bench.ticks(11)
     assert "process/rss" in bench.recorder.samples[-1]

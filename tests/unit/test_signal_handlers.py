@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from stepscope.session.signal_handlers import handlers_wait
+from stepscope.session.stop import handlers_wait
 
 
 class Handled(Exception):

@@ -16,10 +16,9 @@ import pytest
 
 from dashboard.sweeps import Sweeps
 from stepscope.run import STALE_S, RunStatus, process_identity, read_run, write_run_json
-from stepscope.run.process import recorder_of, send_signal
-from stepscope.session import force
-from stepscope.session.force import end_job
-from stepscope.session.stop import kill_unheard
+from stepscope.run.folder import recorder_of, send_signal
+from stepscope.session import stop
+from stepscope.session.stop import end_job, kill_unheard
 from tests.support.child_process import holding
 from tests.support.fake_sweep import sweep
 from trainer.lab.folder import LOCK, PLAN_JSON, SWEEP_JSON, SweepError
@@ -102,7 +101,7 @@ def test_no_process_is_killed_that_may_be_another_or_alive(
 def test_a_copied_folder_that_names_another_process_signals_nothing(
     tmp_path: Path, innocent: subprocess.Popen[bytes], ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(force, "TERM_S", 0.1)
+    monkeypatch.setattr(stop, "TERM_S", 0.1)
     folder = run_that_names(tmp_path, **facts_of(innocent), world_size=ranks)
     (folder / "rank0.sqlite").write_bytes(b"")
     before = read_run(folder).run_json

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.common import sleeper as sleeper_module
-from stepscope.common.sleeper import Sleeper
+from stepscope.common import files as sleeper_module
+from stepscope.common.files import Sleeper
 
 LONG_S = 20.0
 """Longer than a test may take."""

@@ -20,9 +20,8 @@ from dashboard.charts.snapshot import (
     where,
 )
 from dashboard.snapshot_files import Snapshots, upload_name
-from stepscope.memory.snapshots.difference import difference
 from stepscope.memory.snapshots.load import load
-from stepscope.memory.snapshots.summary import Summary, summarize
+from stepscope.memory.snapshots.summary import Summary, difference, summarize
 from tests.support.snapshots import REAL, action, live_block, snapshot
 
 

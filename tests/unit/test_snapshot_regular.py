@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from benchmarks.snapshot_file import write_snapshot
 from stepscope.memory.snapshots import load as loading
-from stepscope.memory.snapshots import pickle_loader, unpickling
+from stepscope.memory.snapshots import pickle_loader
+from stepscope.memory.snapshots import pickle_loader as unpickling
 from stepscope.memory.snapshots.load import Snapshot, SnapshotError, load
 from stepscope.memory.snapshots.pickle_loader import Regular
+from stepscope.memory.snapshots.stacks import NO_STACK
 from stepscope.memory.snapshots.summary import summarize
-from stepscope.memory.snapshots.z_stacks import NO_STACK
 from tests.support.snapshots import REAL, Json, action, frame, live_block, snapshot
 
 COLUMNS = ("action", "address", "size", "time_us")

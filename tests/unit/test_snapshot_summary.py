@@ -14,15 +14,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepscope.memory.snapshots import summary_file, write
-from stepscope.memory.snapshots import z_segments as segment_rows
-from stepscope.memory.snapshots.difference import difference
+from stepscope.memory.snapshots import open_snapshot
+from stepscope.memory.snapshots import segments as segment_rows
 from stepscope.memory.snapshots.load import SnapshotError, load
-from stepscope.memory.snapshots.modules import by_module
-from stepscope.memory.snapshots.segments import LARGEST_SIZE
-from stepscope.memory.snapshots.summary import Summary, summarize
-from stepscope.memory.snapshots.summary_file import read_summary, write_summary
-from stepscope.memory.snapshots.z_segments import ACTIVE, FREE
+from stepscope.memory.snapshots.open_snapshot import read_summary, write_summary
+from stepscope.memory.snapshots.segments import ACTIVE, FREE, LARGEST_SIZE
+from stepscope.memory.snapshots.summary import Summary, by_module, difference, summarize
 from tests.support.snapshots import (
     ADDRESS,
     REAL,
@@ -128,7 +125,7 @@ def test_a_summary_that_unpacks_to_too_much_is_not_read(
 ) -> None:
     path = tmp_path / "a.summary.json.gz"
     write_summary(path, real, 17)
-    monkeypatch.setattr(summary_file, "BYTES_LIMIT", 1000)
+    monkeypatch.setattr(open_snapshot, "BYTES_LIMIT", 1000)
     assert read_summary(path, real.file_size, 17) is None
 
 
@@ -159,7 +156,7 @@ def test_a_summary_never_goes_through_a_link(tmp_path: Path, real: Summary) -> N
 def test_a_summary_that_would_not_be_read_is_not_written(
     tmp_path: Path, real: Summary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(summary_file, "LISTS_LIMIT", 3)
+    monkeypatch.setattr(open_snapshot, "LISTS_LIMIT", 3)
     with pytest.raises(ValueError, match="at most 3 lists"):
         write_summary(tmp_path / "a", real, 17)
     assert list(tmp_path.iterdir()) == []
@@ -178,9 +175,9 @@ def test_whatever_fails_becomes_a_sentence(
     def fail(_: object) -> None:
         raise OverflowError("too big")
 
-    monkeypatch.setattr(write, "limit_process", lambda **_: None)
-    monkeypatch.setattr(write, "summarize", fail)
-    assert write.main([str(REAL), str(tmp_path / "a")]) == 1
+    monkeypatch.setattr(open_snapshot, "limit_process", lambda **_: None)
+    monkeypatch.setattr(open_snapshot, "summarize", fail)
+    assert open_snapshot.main([str(REAL), str(tmp_path / "a")]) == 1
     said = capsys.readouterr().err
     assert said.startswith("snapshot.pickle: cannot be summarized (OverflowError: too big). ")
 

@@ -16,8 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.distributed.stragglers.detect import MIN_STEPS, NAMED, Kind, judge
-from stepscope.distributed.stragglers.step_phases import OWN, Phase, RankTimes, rank_times
-from stepscope.distributed.stragglers.straggler_statistics import explained, others
+from stepscope.distributed.stragglers.step_phases import (
+    OWN,
+    Phase,
+    RankTimes,
+    explained,
+    others,
+    rank_times,
+)
 from stepscope.store.blocks import Floats
 from tests.support.straggler_cases import CASES, noise
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.gpu.throttle_time import REASONS, throttle_text, throttle_times, throttle_total
+from stepscope.gpu.device_events import REASONS, throttle_text, throttle_times, throttle_total
 
 NOTHING = dict.fromkeys(REASONS, 5.0)
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from stepscope.common.formatting import terminal_text
-from stepscope.distributed.ranks import RankError, find_place
+from stepscope.distributed.rendezvous import RankError, find_place
 from stepscope.gpu.source import DeviceInfo
 from stepscope.run import RunStatus
-from stepscope.run.outcome import outcome
+from stepscope.run.status import outcome
 from stepscope.session.script_session import visible_gpus
 from stepscope.watch import output_log
 from stepscope.watch.main import _parse, main

@@ -15,10 +15,10 @@ from typing import Any, cast
 
 import pytest
 
-from stepscope.distributed.ranks import find_place
+from stepscope.distributed.rendezvous import find_place
 from stepscope.recorder.recorder import Command, CommandName, Recorder
 from stepscope.run import RunKind, RunStatus, read_run, run_folders
-from stepscope.run.outcome import outcome
+from stepscope.run.status import outcome
 from stepscope.session.script_session import ScriptSession
 from stepscope.session.stop import Stopper
 from stepscope.store import RunReader

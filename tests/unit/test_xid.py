@@ -12,8 +12,7 @@ import pytest
 
 from stepscope.gpu import xid
 from stepscope.gpu.source import NvmlSource
-from stepscope.gpu.xid import XidEvent, XidWatch, xid_event
-from stepscope.gpu.xid_catalog import RESTART_APP, VENDOR, meaning
+from stepscope.gpu.xid import RESTART_APP, VENDOR, XidEvent, XidWatch, meaning, xid_event
 from tests.support.fake_nvml import FakeClock, FakeGpu, FakeNvml, install
 
 A, B = "GPU-aaaa", "GPU-bbbb"

@@ -6,7 +6,7 @@ import json
 import re
 from dataclasses import asdict, dataclass
 
-from stepscope.distributed.bandwidth import (
+from stepscope.distributed.collective_metrics import (
     ALL_GATHER,
     ALL_REDUCE,
     ALL_TO_ALL,

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from stepscope.distributed.bandwidth import (
+from stepscope.distributed.collective_metrics import (
     ALL_GATHER,
     ALL_REDUCE,
     ALL_TO_ALL,

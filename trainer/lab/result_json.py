@@ -7,10 +7,9 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from trainer.config import RunConfig
+from trainer.config import Parallel, RunConfig
 from trainer.lab.comparison import Contest, Sample, of_contest
 from trainer.lab.plan import Plan
-from trainer.lab.scaling import scaled
 from trainer.lab.statistics import drift
 from trainer.lab.sweep_state import (
     ARMS,
@@ -22,7 +21,46 @@ from trainer.lab.sweep_state import (
     confirming_rules,
     rules_of,
 )
+from trainer.lab.variants import changed
 from trainer.lab.verdict_text import impossible, judged, of_drift
+
+
+def scaled(
+    config: RunConfig, changes: Mapping[str, Any], verdict: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return `scaling` and the `text` with it, for an arm on another number of devices.
+
+    Speed-up is the ratio of the samples per second of all devices together; efficiency is that per
+    device. Both have the interval of the verdict. Empty for other arms.
+    """
+    arm = changed(config, changes)
+    devices = _devices(arm) / _devices(config)
+    if not {"parallel", "ranks"} & changes.keys():
+        return {}
+    ends = [verdict["effect"], verdict["low"], verdict["high"]]
+    if any(end is None for end in ends):
+        return {"scaling": {"devices": _devices(arm), "speed_up": None, "efficiency": None}}
+    speed, low, high = (1 + end for end in ends)
+    efficient = [end / devices for end in (speed, low, high)]
+    scaling = {
+        "devices": _devices(arm),
+        "speed_up": speed,
+        "speed_up_low": low,
+        "speed_up_high": high,
+        "efficiency": efficient[0],
+        "efficiency_low": efficient[1],
+        "efficiency_high": efficient[2],
+    }
+    words = (
+        f"{speed:.2f} times as fast [{low:.2f}, {high:.2f}], efficiency "
+        f"{100 * efficient[0]:.0f} % [{100 * efficient[1]:.0f}, {100 * efficient[2]:.0f}]"
+    )
+    return {"scaling": scaling, "text": f"{verdict['text']}; {words}"}
+
+
+def _devices(config: RunConfig) -> int:
+    return 1 if config.parallel is Parallel.NONE else config.ranks * config.nodes
+
 
 CALIBRATE = "calibrate"
 METRICS = (

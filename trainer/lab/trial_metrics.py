@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.gpu.throttling import throttle_words
+from stepscope.gpu.device_events import throttle_words
 from stepscope.recorded_run import Run, open_run
 
 BLOCKS = 10

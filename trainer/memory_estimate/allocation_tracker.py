@@ -2,7 +2,7 @@
 
 A tensor's memory is its storage: views share one, and it lives as long as anybody holds it,
 autograd included. Not covered: memory that a kernel takes and gives back within one
-operation. `scratch.py` knows the larger cases of that; the tracker asks it at each operation.
+operation. `workspaces.py` knows the larger cases of that; the tracker asks it at each operation.
 """
 
 from __future__ import annotations

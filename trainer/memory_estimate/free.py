@@ -8,7 +8,7 @@ import psutil
 
 from stepscope.gpu.nvml_queries import Tier
 from stepscope.gpu.source import DeviceSource, open_source
-from stepscope.host.kernel_kills import container
+from stepscope.host.usage import container
 from trainer.config_validation import TrainDevice
 
 

@@ -1,7 +1,8 @@
-"""A prediction for a page: `python -m trainer.memory_estimate.job`, the job as one line of JSON on stdin.
+"""A prediction for a page: `python -m trainer.memory_estimate.job`.
 
-Each line on stdout is a JSON object: `progress` and `share` while it works, then `answer`, or the
-`reason` why there is none. The process ends when its stdin ends: nobody wants the answer then.
+The job is one line of JSON on stdin. Each line on stdout is a JSON object: `progress` and `share`
+while it works, then `answer`, or the `reason` why there is none. The process ends when its stdin
+ends.
 """
 
 from __future__ import annotations
@@ -32,13 +33,14 @@ def main() -> None:
     threading.Thread(target=_end_with_parent, name="fit-parent", daemon=True).start()
     say({"progress": "Loading PyTorch", "share": 0.02})
     # Only now: importing torch takes seconds, in which the page may stop this.
-    parts = [importlib.import_module(f"trainer.{name}") for name in ("devices", "fit.answer")]
+    devices = importlib.import_module("trainer.devices").list_devices
+    estimate = importlib.import_module("trainer.memory_estimate.estimate").answer
     command = importlib.import_module("trainer.memory_estimate.__main__")
     failed = importlib.import_module("trainer.error_messages").RunFailed
     try:
         config = RunConfig.from_dict(job["config"])
-        device = command.device_of(config, parts[0].list_devices())
-        answer = parts[1].answer(
+        device = command.device_of(config, devices())
+        answer = estimate(
             config,
             device,
             Path(job["runs"]),

@@ -17,7 +17,8 @@ EXAMPLES = """\
 examples:
   python -m trainer.memory_estimate --workload gpt --batch-size 64 --precision bf16 --json
   python -m trainer.memory_estimate --workload resnet --batch-size 256 --activation-checkpointing
-  python -m trainer.memory_estimate --workload gpt --width 1024 --layers 24 --device cuda   also without a GPU
+  python -m trainer.memory_estimate --workload gpt --width 1024 --layers 24 --device cuda
+      (also without a GPU)
   python -m trainer.memory_estimate --config runs/NAME/run.json --batch-size 128
   python -m trainer.memory_estimate --workload digits_cnn --largest --probe
 

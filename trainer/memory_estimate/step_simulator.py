@@ -1,7 +1,7 @@
 """The order of a run's allocations: model, optimizer, steps, validation.
 
 The step is the run's own. Told again here is only how the loop holds its batches (`loop.py`), and
-what CUDA graphs allocate (`graphs.py`, which needs a device to record one).
+what CUDA graphs allocate (`cuda_graph_step.py`, which needs a device to record one).
 """
 
 from __future__ import annotations

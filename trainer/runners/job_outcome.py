@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.common.files import is_own_folder, read_tail
-from stepscope.host.kernel_kills import kills_since
+from stepscope.host.usage import kills_since
 from stepscope.run import (
     RunError,
     RunInfo,

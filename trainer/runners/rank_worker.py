@@ -22,7 +22,7 @@ from typing import Any
 from stepscope.common.files import open_for_append
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus, process_identity, rank_file
-from stepscope.run.process import start_ticks
+from stepscope.run.folder import start_ticks
 from trainer.config import RunConfig
 from trainer.runners.rank_shutdown import Ending
 from trainer.runners.restart_attempts import (

@@ -19,8 +19,8 @@ import psutil
 
 from stepscope.common.files import open_for_append
 from stepscope.run import RunError, RunStatus, rank_pids, read_run
-from stepscope.run.process import send_signal
-from stepscope.session.force import rank_processes
+from stepscope.run.folder import send_signal
+from stepscope.session.stop import rank_processes
 from trainer.config import RunConfig
 from trainer.launch_commands import ONE_MACHINE, rank_variables
 from trainer.runners.job_outcome import JobEnd, end_of, note_job_end, was_told_to_end

@@ -1,7 +1,7 @@
 """The device seam: everything that differs between a CPU and a CUDA device, in two classes.
 
 Only the training thread calls these; beside it only DataLoader's pin-memory thread calls CUDA. The
-allocator's counters that a run records come from `stepscope.session.z_readings.Readings`: this
+allocator's counters that a run records come from `stepscope.session.sampler.Readings`: this
 thread reads them at its step boundaries, the sampler only inside long steps.
 """
 
@@ -15,7 +15,7 @@ import torch
 
 from stepscope.memory.allocator import COUNTS, read
 from stepscope.recorder.cuda_readback import RowSink
-from stepscope.run.outcome import shortage
+from stepscope.run.status import shortage
 from trainer.training.cuda_timing import DeviceTimes, TimedScalars
 from trainer.training.scalar_readback import HostReader
 

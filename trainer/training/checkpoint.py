@@ -2,7 +2,7 @@
 
 A file is written beside its name and renamed, so that a killed process leaves the former one.
 Files are read with `weights_only`: a foreign file cannot run code. Of a run with FSDP the tensors
-lie in a folder beside the file (`parts.py`), which is read as carefully.
+lie in a folder beside the file (`distributed_checkpoint.py`), which is read as carefully.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from stepscope.common.files import atomic_replace, open_regular_file
 from stepscope.common.formatting import format_bytes
-from stepscope.host.kernel_kills import container
+from stepscope.host.usage import container
 from trainer.error_messages import RunFailed
 from trainer.training.distributed_checkpoint import NAME, check_archive, read_parts
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from stepscope.recorder.cuda_readback import DeviceScalars, Row, RowSink
-from stepscope.recorder.event_pairs import EventPairs, Pair
+from stepscope.recorder.cuda_readback import DeviceScalars, EventPairs, Pair, Row, RowSink
 
 PAIRS_LIMIT = 8192
 """Pairs in use at a time: two for each batch of the steps under way, with any accumulation."""

@@ -1,7 +1,7 @@
 """A checkpoint's tensors in a folder that all ranks write: torch's distributed checkpoint.
 
 Each rank writes what it has, and any number of ranks can read it. torch lists the tensors in a
-pickle, which could run code: `parts_list.py` reads it so that it cannot.
+pickle, which could run code: `dcp_metadata.py` reads it so that it cannot.
 """
 
 from __future__ import annotations

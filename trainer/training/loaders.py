@@ -12,7 +12,7 @@
   first step, and gathered there. Only the order of the samples is copied, once an epoch. On a CPU
   (`KeptSplit`) the samples that the training thread decodes in the first epoch are kept.
 
-How a batch of the first two comes to a GPU is in `copies.py`.
+How a batch of the first two comes to a GPU is in `h2d_copy.py`.
 """
 
 from __future__ import annotations

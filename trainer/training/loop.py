@@ -1,8 +1,8 @@
 """The training loop: epochs of steps, a validation after each, a row for every step.
 
-Nothing in it waits for a GPU: losses come back later (`stepscope/recorder/cuda_readback.py`). The only
-waits are the end of an epoch, a served command and `Compute.pace`, which keeps the host two steps
-ahead.
+Nothing in it waits for a GPU: losses come back later (`stepscope/recorder/cuda_readback.py`). The
+only waits are the end of an epoch, a served command and `Compute.pace`, which keeps the host two
+steps ahead.
 """
 
 from __future__ import annotations

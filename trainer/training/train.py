@@ -27,7 +27,7 @@ from stepscope.profiling.phase_ranges import DATA
 from stepscope.recorder.cuda_readback import keep_for_good
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RUN_JSON, RunKind, RunStatus
-from stepscope.run.outcome import Outcome
+from stepscope.run.status import Outcome
 from stepscope.session.session import Session, traceback_text
 from trainer.config import RunConfig
 from trainer.config_validation import TrainDevice, choice_problem
@@ -57,7 +57,9 @@ from trainer.workloads.task import Task, TensorSplit
 
 log = logging.getLogger(__name__)
 
-DATA_FILES = {f"trainer/training/{name}.py": DATA for name in ("data", "copies", "workers")}
+DATA_FILES = {
+    f"trainer/training/{name}.py": DATA for name in ("loaders", "h2d_copy", "worker_pool")
+}
 """Where a failed allocation is one of loading or copying a batch."""
 
 

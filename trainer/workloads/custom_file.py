@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from stepscope.run.outcome import shortage
+from stepscope.run.status import shortage
 from trainer.custom_workload import place_in_user_code
 from trainer.error_messages import RunFailed
 

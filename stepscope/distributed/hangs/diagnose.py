@@ -5,24 +5,32 @@ number, so the ranks that have not entered the one that others wait in are those
 that waits itself, in a collective of another group, only passes the wait on; the one at the end of
 the chain is named. Where a record is missing that the answer depends on, nothing is said.
 
-| file                  | what it judges                                                        |
-|-----------------------|-----------------------------------------------------------------------|
-| `hang_record.py`      | what each rank writes while it makes no step                          |
-| `hang_job.py`         | all ranks together, and words                                         |
-| `hang_lost.py`        | processes that are gone, stopped, silent, ended or never came         |
-| `hang_collectives.py` | who has not entered which collective, or has entered another one      |
-| `hang_others.py`      | messages between two ranks, Python stacks                             |
-| `hang_reading.py`     | reads the run folder                                                  |
+| file           | what it does                                                                |
+|----------------|-----------------------------------------------------------------------------|
+| `watchdog.py`  | notices in each rank that steps have stopped                                |
+| `capture.py`   | collects what a rank waits in                                               |
+| `record.py`    | the file that each rank writes                                              |
+| `job_state.py` | the records of all ranks together, and messages                             |
+| `causes.py`    | lost processes, collectives not entered, messages between ranks, stacks     |
 """
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-from stepscope.distributed.hangs.causes import lost
-from stepscope.distributed.hangs.hang_collectives import all_entered, collectives
-from stepscope.distributed.hangs.hang_others import messages, stacks
+import psutil
+
+from stepscope.common.files import read_regular_file
+from stepscope.distributed.hangs.causes import all_entered, collectives, lost, messages, stacks
 from stepscope.distributed.hangs.job_state import Condition, Hang, Job, JobRank
+from stepscope.distributed.hangs.record import BYTES_LIMIT, REFRESH_S, HangRecord, hang_name, parse
+from stepscope.run import STALE_S, RunInfo, RunStatus, pid_namespace, process_of
+from stepscope.run.clocks import now_of, wall_offset_of
+from stepscope.run.rank_status import RankStanding, RankState, rank_states
 
 COMPILING = "compiling"
 """Word of a record for what is slow and no hang."""
@@ -59,3 +67,109 @@ def _makes_steps(job: Job) -> bool:
         and one.step > last
         for one in job.ranks
     )
+
+
+FRESH_S = 4 * REFRESH_S
+"""Age of a file up to which its rank still hangs: it is written every REFRESH_S, and clocks of
+several hosts differ."""
+RANKS_LIMIT = 1024
+"""Ranks that are read."""
+
+
+def hang_of(run: RunInfo, now: float | None = None) -> Hang | None:
+    """Return why a run makes no step, or made none when it ended; None where it did not hang.
+
+    Costs a look at the folder where no rank hangs, otherwise two small files a rank.
+    """
+    if not _any_record(run.folder):
+        return None
+    # A run lives as long as rank 0, as a job does only while nobody ends the others.
+    ended = not run.status.live
+    if ended and run.status is RunStatus.FINISHED:
+        return None
+    now = now_of(run.run_json) if now is None else now
+    standings = rank_states(run.folder, now=now)[:RANKS_LIMIT]
+    ranks = [_job_rank(run, standing, now, ended=ended) for standing in standings]
+    known = [rank for rank in ranks if rank is not None]
+    return judge(known, now, _world_size(run), ended=ended)
+
+
+def read_record(folder: Path, number: int) -> HangRecord | None:
+    """Return what a rank has written; None where there is nothing, or nothing of ours."""
+    try:
+        return parse(read_regular_file(folder / hang_name(number), BYTES_LIMIT))
+    except (OSError, ValueError):
+        return None
+
+
+def _any_record(folder: Path) -> bool:
+    try:
+        return any(name.startswith("hang-rank") for name in os.listdir(folder))
+    except OSError:
+        return False
+
+
+def _world_size(run: RunInfo) -> int | None:
+    size = run.run_json.get("world_size")
+    return size if type(size) is int and 1 < size <= RANKS_LIMIT else None
+
+
+def _job_rank(run: RunInfo, standing: RankStanding, now: float, *, ended: bool) -> JobRank | None:
+    """Return what the finder needs of a rank; None for one of which nothing can be known."""
+    condition = _CONDITIONS.get(standing.state)
+    if condition is None:
+        return None
+    number, told = standing.number, standing.run_json or {}
+    record = None if number is None else read_record(run.folder, number)
+    if record is not None and not ended and not _is_fresh(run, record, now):
+        record = None
+    age_s = standing.age_s
+    if condition is Condition.ALIVE:
+        condition = _of_process(told, age_s)
+    pid, step = told.get("pid"), told.get("step")
+    has_ended = condition is Condition.ENDED
+    return JobRank(
+        rank=standing.rank,
+        condition=condition,
+        host=(standing.host or "")[:100],
+        pid=pid if type(pid) is int else None,
+        step=step if type(step) is int else None,
+        beat_age_s=age_s,
+        paused=told.get("status") == RunStatus.PAUSED and not ended,
+        reason=standing.text if has_ended else None,
+        record=record,
+    )
+
+
+def _is_fresh(run: RunInfo, record: HangRecord, now: float) -> bool:
+    """Say whether a rank still hangs: it writes its file again and again."""
+    try:
+        written = (run.folder / hang_name(record.number)).stat().st_mtime
+    except OSError:
+        return False
+    written -= wall_offset_of(run.run_json)
+    return now - max(written, record.seen) < FRESH_S
+
+
+_CONDITIONS = {
+    RankState.ALIVE: Condition.ALIVE,
+    RankState.FINISHED: Condition.ENDED,
+    RankState.STOPPED: Condition.ENDED,
+    RankState.FAILED: Condition.ENDED,
+    RankState.DEAD: Condition.GONE,
+    RankState.NEVER_STARTED: Condition.ABSENT,
+}
+
+
+def _of_process(told: dict[str, Any], beat_age_s: float | None) -> Condition:
+    """Judge a live rank's process: where it is of this machine, by what the system says of it."""
+    here = told.get("host") == socket.gethostname() and told.get("pid_namespace") == pid_namespace()
+    process = process_of(told) if here else None
+    if process is not None:
+        try:
+            if process.status() == psutil.STATUS_STOPPED:
+                return Condition.STOPPED
+        except psutil.Error:  # it ends just now, or may not be looked at
+            return Condition.ALIVE
+    is_silent = beat_age_s is not None and beat_age_s > STALE_S
+    return Condition.SILENT if is_silent else Condition.ALIVE

@@ -1,7 +1,7 @@
 """What a rank knows while it makes no step, and its form in the run folder: `hang-rankK.json`.
 
-Written by `stepscope/distributed/hangs/watchdog.py`. The folder may come from others: what has another form
-than ours is refused, with the field that is wrong.
+Written by `watchdog.py`. The folder may come from others: what has another form than ours is
+refused, with the field that is wrong.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from stepscope.common.from_json import parsed
+from stepscope.common.json_values import parsed
 
 SCHEMA = 1
 BYTES_LIMIT = 2**20

@@ -37,10 +37,12 @@ from stepscope.distributed.stragglers.messages import (
     waits,
     where,
 )
-from stepscope.distributed.stragglers.step_phases import OWN, Phase, RankTimes
-from stepscope.distributed.stragglers.straggler_statistics import (
+from stepscope.distributed.stragglers.step_phases import (
     BLOCKS,
     EXPLAINED,
+    OWN,
+    Phase,
+    RankTimes,
     chance,
     explained,
     late_steps,

@@ -27,7 +27,7 @@ DEPTH = 400
 INPUTS = 8
 TENSORS = 200_000
 """Tensors of an optimizer that are added up at most."""
-_PACKAGE = f"{Path(__file__).resolve().parents[1].as_posix()}/"
+_PACKAGE = f"{Path(__file__).resolve().parents[2].as_posix()}/"
 _OPTIMIZING = ("torch/optim/", "torch/amp/grad_scaler.py", "torch/nn/utils/clip_grad.py")
 ModeAtSteps = Callable[[Any], bool | None]
 """Says whether a model was in training mode when steps ended; None where that is not known."""

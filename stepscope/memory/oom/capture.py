@@ -6,23 +6,73 @@ Each part is read by itself: one that fails is missing, and the record says why.
 from __future__ import annotations
 
 import math
+import os
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import psutil
+
 from stepscope.common.clock import clock
 from stepscope.common.json_values import to_text
 from stepscope.gpu.source import nvml_uuid
+from stepscope.host.usage import container, kills_since
 from stepscope.memory import allocator
 from stepscope.memory.oom import call_stack, device_state
-from stepscope.memory.oom.host_memory import host_memory
-from stepscope.memory.oom.oom_holders import Holders, holders
-from stepscope.memory.oom.oom_message import bytes_in, figures_in
-from stepscope.memory.oom.record import Block, Memory, OomRecord, Readings, Settings
+from stepscope.memory.oom.device_state import Holders, holders
+from stepscope.memory.oom.record import (
+    Block,
+    Host,
+    Memory,
+    OomRecord,
+    Readings,
+    Settings,
+    bytes_in,
+    figures_in,
+)
 from stepscope.metrics import Stream
 from stepscope.recorder.recorder import Recorder
-from stepscope.store.items import Sample
+from stepscope.store.blocks import Sample
+
+
+def host_memory(first_kills: Any = None) -> Host:
+    """Read it now; `first_kills` is what run.json has of the kernel's counter at the start."""
+    memory, found = psutil.virtual_memory(), container()
+    process = psutil.Process()
+    return Host(
+        total=int(memory.total),
+        available=int(memory.available),
+        process=int(process.memory_info().rss),
+        children=_children(process),
+        limit=found.limit,
+        limit_used=found.used,
+        kills=kills_since(first_kills),
+        shared_free=_shared_free(),
+    )
+
+
+def _children(process: psutil.Process) -> int | None:
+    total = 0
+    try:
+        for child in process.children(recursive=True):
+            try:
+                total += child.memory_info().rss
+            except psutil.Error:  # it has just ended
+                continue
+    except psutil.Error:
+        return None
+    return total
+
+
+def _shared_free() -> int | None:
+    """Return the free bytes of the shared memory that DataLoader's workers send batches through."""
+    try:
+        return shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else None
+    except OSError:
+        return None
+
 
 WINDOW_S = 30.0
 ROWS = 300

@@ -20,14 +20,357 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from stepscope.bottleneck.recommendations import Setup
-from stepscope.memory.oom.evidence import Evidence, figures_of, gpu_evidence, host_evidence
-from stepscope.memory.oom.oom_cases import Case, gpu_case, host_case, pieces_remark
-from stepscope.memory.oom.oom_history import trend
-from stepscope.memory.oom.recommendations import Allowed, Step, steps_to_take
-from stepscope.memory.oom.record import Memory, OomRecord, OomReport, oom_name, parse
+from stepscope.common.formatting import format_bytes
+from stepscope.memory.oom.evidence import (
+    FIRST_STEPS,
+    OUTSIDE,
+    Evidence,
+    Figures,
+    Trend,
+    evaluates_with_gradients,
+    figures_of,
+    gpu_evidence,
+    host_evidence,
+    others_of,
+    trend,
+    usual_peak,
+)
+from stepscope.memory.oom.recommendations import (
+    Advice,
+    Allowed,
+    Step,
+    is_beyond_host,
+    steps_to_take,
+)
+from stepscope.memory.oom.record import Holder, Memory, OomRecord, OomReport, oom_name, parse
+
+FRAGMENTED = 0.10
+"""Least share of the reserved memory that lies in pieces: below it, tidying up would only put the
+same failure off to the next allocation."""
+OTHERS = 0.10
+"""Least share of the device that other processes hold before they are named as the cause: a desktop
+or a monitor alone takes some per cent."""
+SPIKE = 1.25
+"""Ratio of what a step needed to the peak of the steps before from which it is one of its kind."""
+GROWN = 0.10
+"""Least share of the device that has to have grown before a trend is the cause."""
+FULL = 0.80
+"""Share of the device that usual steps fill, from which a little more is no spike."""
+
+
+class Case(StrEnum):
+    """Why memory ran out; the value is the headline."""
+
+    TOO_BIG = "Simply too big"
+    FRAGMENTATION = "Fragmentation"
+    OTHER_PROCESS = "Another process"
+    GROWTH = "Growth over steps"
+    SPIKE = "One-off spike"
+    OPTIMIZER = "Optimizer state at the first step"
+    HOST = "Host memory, not GPU memory"
+    UNKNOWN = "No single cause"
+
+
+Proposed = tuple[Case, str, float | None, Advice]
+
+
+def gpu_case(record: OomRecord, figures: Figures | None, found: Trend | None) -> Proposed:
+    if figures is None:
+        text = (
+            "What the allocator counted was not recorded, so the cause cannot be told from figures."
+        )
+        return Case.UNKNOWN, text, None, Advice.ANY
+    return (
+        _growth(figures, found)
+        or _validation(record, figures)
+        or _largest(record, figures)
+        or _optimizer(record, figures)
+        or _too_big(record, figures)
+        or _unknown(record, figures)
+    )
+
+
+def _growth(figures: Figures, found: Trend | None) -> Proposed | None:
+    if found is None:
+        return None
+    grown = min(found.grown, figures.allocated)
+    missing = figures.requested - figures.room
+    if grown < max(missing, GROWN * figures.limit):
+        return None
+    text = (
+        f"Allocated memory grew by {format_bytes(found.per_step)} a step, by "
+        f"{format_bytes(grown)} over {found.steps:,} steps, until "
+        f"{format_bytes(figures.requested)} more did not fit."
+    )
+    return Case.GROWTH, text, grown / figures.limit, Advice.GROWTH
+
+
+def _validation(record: OomRecord, figures: Figures) -> Proposed | None:
+    """Name it where steps had fitted, and the validation after them kept its activations."""
+    if not record.steps_done or not evaluates_with_gradients(record):
+        return None
+    where = f" (in {record.function})" if record.function else ""
+    kept = f"In validation{where} gradients were on, so activations were kept"
+    more = _above_usual(record, figures)
+    if not more:
+        return None
+    text = f"{kept}: {_needed(figures, figures.demand - more)}."
+    return Case.SPIKE, text, more / figures.limit, Advice.NO_GRAD
+
+
+def _needed(figures: Figures, usual: int) -> str:
+    return (
+        f"{format_bytes(figures.demand)} was needed, against {format_bytes(usual)} at most in the "
+        "steps before"
+    )
+
+
+def _largest(record: OomRecord, figures: Figures) -> Proposed | None:
+    """Name the one change that would have been enough; the largest if several would.
+
+    Pieces count before an unusual step: they are named only where its demand is known to fit.
+    """
+    need = max(figures.requested, _state_left(record))
+    pieces = _enough_in_pieces(figures, need) if _is_known_to_fit(record, figures) else 0
+    sizes = {
+        _spike: 0 if pieces else _above_usual(record, figures),
+        _other_process: _enough_of_others(record, figures, need),
+        _fragmentation: pieces,
+    }
+    name, size = max(sizes.items(), key=lambda item: item[1])
+    return name(record, figures, size) if size > 0 else None
+
+
+def _above_usual(record: OomRecord, figures: Figures) -> int:
+    usual = usual_peak(record)
+    if usual is None or figures.demand < SPIKE * usual:
+        return 0
+    return figures.demand - usual
+
+
+def _enough_of_others(record: OomRecord, figures: Figures, need: int) -> int:
+    others = others_of(record, figures) or 0
+    own_limit = figures.limit - figures.reserved < need  # their end would change nothing
+    if own_limit or others < max(need - figures.room, OTHERS * figures.limit):
+        return 0
+    return others
+
+
+def _enough_in_pieces(figures: Figures, need: int) -> int:
+    little = figures.cached < FRAGMENTED * figures.reserved
+    return 0 if little or figures.cached < need - figures.room else figures.cached
+
+
+def _is_known_to_fit(record: OomRecord, figures: Figures) -> bool:
+    """Return True if nothing but the place of free memory can have refused the allocation.
+
+    In a step of a kind that was never completed free pieces prove nothing: the step frees and
+    allocates more before it has its peak. The process must have held the demand before.
+    """
+    segments, done = record.segments, record.steps_done or 0
+    if segments is not None and segments.elsewhere >= figures.requested:
+        return True
+    if done < FIRST_STEPS and (done or record.phase is not None):
+        return False
+    return figures.demand <= max(usual_peak(record) or 0, record.peak_allocated or 0)
+
+
+def _spike(record: OomRecord, figures: Figures, more: int) -> Proposed:
+    usual = figures.demand - more
+    where = f"In the {record.phase} of one step" if record.phase else "In one step"
+    text = f"{where} {_needed(figures, usual)}."
+    return Case.SPIKE, text, more / figures.limit, Advice.LONG_BATCH
+
+
+def _other_process(record: OomRecord, figures: Figures, others: int) -> Proposed:
+    who = holders(record.processes)
+    text = (
+        f"{who} {'hold' if len(record.processes) > 1 else 'holds'} {format_bytes(others)} of the "
+        f"GPU's {format_bytes(record.total or figures.limit)}; without that "
+        f"{format_bytes(figures.requested)} would have fitted."
+    )
+    return Case.OTHER_PROCESS, text, others / figures.limit, Advice.OTHERS
+
+
+def holders(processes: tuple[Holder, ...], most: int = 2) -> str:
+    """Return processes as the subject of a sentence, those with most memory first."""
+    ranked = sorted(processes, key=lambda one: -(one.memory or 0))
+    named = [f"{one.name or 'a process'} (process {one.pid})" for one in ranked[:most]]
+    if len(ranked) > most:
+        named.append(f"{len(ranked) - most} more")
+    if not named:
+        return "Another process"
+    text = " and ".join([", ".join(named[:-1]), named[-1]] if len(named) > 1 else named)
+    return text[0].upper() + text[1:] if text.startswith("a process") else text
+
+
+def _fragmentation(record: OomRecord, figures: Figures, pieces: int) -> Proposed:
+    share = pieces / figures.reserved
+    segments = record.segments
+    if segments is not None and segments.elsewhere >= figures.requested:
+        whose = (
+            "a private pool, such as that of a CUDA graph,"
+            if segments.private >= figures.requested
+            else "another stream"
+        )
+        text = (
+            f"A free block of {format_bytes(segments.elsewhere)} is there for the "
+            f"{format_bytes(figures.requested)} that was asked for, but it belongs to {whose} "
+            "which alone may use it."
+        )
+        return Case.FRAGMENTATION, text, share, Advice.STREAMS
+    free = _free_in_pieces(record, pieces)
+    text = (
+        f"{format_bytes(figures.requested)} was asked for, and {free} "
+        f"({100 * share:.0f} % of it is split off)."
+    )
+    return Case.FRAGMENTATION, text, share, Advice.PIECES
+
+
+def pieces_remark(record: OomRecord, figures: Figures | None, case: Case) -> str | None:
+    """Return what fragmentation adds to a case that is another one; None where it adds nothing."""
+    if figures is None or case not in (Case.TOO_BIG, Case.SPIKE):
+        return None
+    if not figures.requested - figures.cached <= figures.room < figures.requested:
+        return None
+    return (
+        f"Fragmentation may add to it: {_free_in_pieces(record, figures.cached)}, and "
+        f"{format_bytes(figures.room)} on the device. In one block that would be enough for this "
+        "allocation; what the rest of the step needs is unknown."
+    )
+
+
+def _free_in_pieces(record: OomRecord, pieces: int) -> str:
+    where = ""
+    if record.segments is not None:
+        where = f" in pieces of at most {format_bytes(record.segments.largest_free)}"
+    return f"{format_bytes(pieces)} of the reserved memory was free{where}"
+
+
+def _state_left(record: OomRecord) -> int:
+    """Return the bytes of optimizer state that were still to come, 0 where it is not known."""
+    state = record.optimizer
+    if record.phase != "optimizer" or state is None or state.expected is None:
+        return 0
+    return max(0, state.expected - state.state)
+
+
+def _optimizer(record: OomRecord, figures: Figures) -> Proposed | None:
+    if record.phase != "optimizer" or record.steps_done != 0:
+        return None
+    state = record.optimizer
+    if state is None:
+        text = (
+            "The first step of the optimizer makes its state, and "
+            f"{format_bytes(figures.requested)} of that did not fit beside the "
+            f"{format_bytes(figures.allocated)} that was allocated."
+        )
+        return Case.OPTIMIZER, text, None, Advice.OPTIMIZER
+    if state.expected is not None and state.state >= state.expected:
+        text = (
+            f"The state of {state.name}, {format_bytes(state.state)}, was complete, and its first "
+            f"update needed {format_bytes(figures.requested)} more, as for copies of the gradients."
+        )
+        return Case.OPTIMIZER, text, state.state / figures.limit, Advice.OPTIMIZER
+    if state.expected is None:
+        keeps = "keeps state"
+    else:
+        keeps = f"keeps {format_bytes(state.expected)} of state"
+    text = (
+        f"{state.name} {keeps} for parameters of {format_bytes(state.parameters)}; its first step "
+        f"makes it, and {format_bytes(state.state)} was there when "
+        f"{format_bytes(figures.requested)} more did not fit."
+    )
+    share = None if state.expected is None else state.expected / figures.limit
+    return Case.OPTIMIZER, text, share, Advice.OPTIMIZER
+
+
+def _too_big(record: OomRecord, figures: Figures) -> Proposed | None:
+    """Name it where the figures leave nothing else: not where somebody else may hold the memory."""
+    if figures.requested > figures.limit:
+        text = (
+            f"One tensor of {format_bytes(figures.requested)} was asked for, more than the "
+            f"{format_bytes(figures.limit)} that the GPU has for this process in all."
+        )
+        return Case.TOO_BIG, text, None, Advice.SMALLER
+    others = others_of(record, figures)
+    hidden = others is None and figures.outside >= OUTSIDE * figures.limit
+    if figures.requested <= figures.room + (figures.outside if hidden else 0):
+        return None
+    usual = usual_peak(record)
+    has = f"the GPU has {format_bytes(figures.limit)}"
+    if record.total is not None and figures.limit < record.total:
+        has = f"this process may use {format_bytes(figures.limit)} of the GPU"
+    asked = (
+        f"{format_bytes(figures.allocated)} was in use and {format_bytes(figures.requested)} more "
+        "was asked for"
+    )
+    done = record.steps_done or 0
+    if done < FIRST_STEPS:
+        which = ("first", "second")[done]
+        when = "" if record.steps_done is None else f"Before the {which} step was complete "
+        return Case.TOO_BIG, f"{when}{asked}: {has}.", None, Advice.SMALLER
+    is_full = usual is not None and usual >= FULL * (figures.limit - figures.outside)
+    held = usual or record.peak_allocated or 0
+    if is_full or 0 < held < figures.demand:
+        left = ", too close to the limit for the differences between steps" if is_full else ""
+        text = (
+            f"Up to {format_bytes(held)} was in use before, and this step needs at least "
+            f"{format_bytes(figures.demand)}: {has}{left}."
+        )
+        return Case.TOO_BIG, text, None, Advice.SMALLER
+    return None
+
+
+def _unknown(record: OomRecord, figures: Figures) -> Proposed:
+    """Abstain, and say what is not known."""
+    if others_of(record, figures) is None and figures.outside >= OUTSIDE * figures.limit:
+        why = record.others_reason or "the driver does not say whose"
+        text = (
+            f"{format_bytes(figures.outside)} of the GPU is held outside of PyTorch's memory, by "
+            f"other processes or by libraries of this one ({why.rstrip('.')})."
+        )
+    elif figures.requested <= figures.room:
+        text = (
+            f"{format_bytes(figures.requested)} was refused although {format_bytes(figures.room)} "
+            "was free a moment later: the driver's own memory may be in pieces, or another process "
+            "was faster."
+        )
+    else:
+        text = (
+            f"{format_bytes(figures.requested)} more did not fit beside "
+            f"{format_bytes(figures.allocated)}; what earlier steps needed was not recorded."
+        )
+    return Case.UNKNOWN, text, None, Advice.ANY
+
+
+def host_case(record: OomRecord) -> Proposed:
+    host = record.host
+    if record.memory is Memory.PINNED:
+        text = "The host could not page-lock more memory: the GPU's memory was not the limit."
+        return Case.HOST, text, None, Advice.PINNED
+    if is_beyond_host(record):
+        text = f"One allocation of {format_bytes(record.requested)} was requested, more than "
+        return Case.HOST, text + "the host has in all.", None, Advice.HOST
+    if host is not None and host.kills:
+        what = "a process" if host.kills == 1 else f"{host.kills} processes"
+        text = (
+            f"The kernel ended {what} of this machine's or container's because its memory was full."
+        )
+        return Case.HOST, text, None, Advice.HOST
+    left = ""
+    if host is not None and host.available is not None and host.total is not None:
+        left = f": {format_bytes(host.available)} of {format_bytes(host.total)} was available"
+        if host.limit is not None and host.limit_used is not None:
+            used = f"{format_bytes(host.limit_used)} of the container's"
+            left += f", {used} {format_bytes(host.limit)} used"
+    asked = f" for {format_bytes(record.requested)}" if record.requested else ""
+    return Case.HOST, f"The host's memory was not enough{asked}{left}.", None, Advice.HOST
+
 
 __all__ = [
     "Case",

@@ -6,13 +6,19 @@ segments and settings are the allocator's own. torch is found in `sys.modules`.
 
 from __future__ import annotations
 
+import functools
+import os
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+import psutil
+import pynvml
+
 from stepscope.common.json_values import to_text
-from stepscope.memory import allocator_settings
-from stepscope.memory.oom.record import Block, Segments, Settings
+from stepscope.memory import allocator
+from stepscope.memory.oom.record import FIRST_PID, Block, Holder, Segments, Settings
 from stepscope.memory.snapshots.segments import largest_blocks
 
 BLOCKS = 20
@@ -119,14 +125,14 @@ def stream_of(device: int) -> int:
 def settings(device: int) -> Settings:
     """Return the allocator's settings in force, by its own word and by the environment."""
     torch = sys.modules["torch"]
-    text, given = allocator_settings.environment_text(), allocator_settings.in_force()
+    text, given = allocator.environment_text(), allocator.in_force()
     fraction = getattr(torch.cuda, "get_per_process_memory_fraction", None)
     share = float(fraction(device)) if fraction is not None else None
     split = given.get("max_split_size_mb", "")
     return Settings(
         backend=str(torch.cuda.memory.get_allocator_backend()),
         text=to_text(text or ",".join(f"{name}:{value}" for name, value in given.items()))[:TEXT],
-        expandable_segments=allocator_settings.expandable_segments(given),
+        expandable_segments=allocator.expandable_segments(given),
         max_split_size=int(split) * 2**20 if split.isdecimal() else None,
         fraction=share if share is not None and share < 1 else None,
     )
@@ -143,3 +149,61 @@ def _follow(stats: Any, path: tuple[str, ...]) -> int | None:
             return None
         stats = stats[name]
     return int(stats)
+
+
+MOST = 20
+NAME = 80
+NOT_LISTED = "the driver does not list this process, as in some containers"
+NO_MEMORY = "the driver does not give the memory of each process here"
+
+
+@dataclass(frozen=True, slots=True)
+class Holders:
+    """Bytes of this process and of all others; `reason` says why they are not told apart."""
+
+    own: int | None = None
+    others: int | None = None
+    processes: tuple[Holder, ...] = ()
+    reason: str | None = None
+
+
+def holders(uuid: str) -> Holders:
+    """Return who holds a GPU's memory now. Raises nothing of NVML's."""
+    try:
+        _begin()
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        listed = {
+            int(one.pid): None if one.usedGpuMemory is None else int(one.usedGpuMemory)
+            for one in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        }
+    except (pynvml.NVMLError, AttributeError, OSError) as error:
+        return Holders(reason=f"NVML: {to_text(error)[:NAME]}")
+    return shared_out(listed, os.getpid())
+
+
+@functools.cache
+def _begin() -> None:
+    """Initialize NVML, once a process: some drivers fail after repeated inits."""
+    pynvml.nvmlInit()
+
+
+def shared_out(listed: dict[int, int | None], own_pid: int) -> Holders:
+    """Tell this process from the others, as far as the list allows it."""
+    if own_pid not in listed:
+        return Holders(reason=NOT_LISTED)
+    rest = {pid: memory for pid, memory in listed.items() if pid != own_pid}
+    ranked = sorted(rest, key=lambda pid: -(rest[pid] or 0))[:MOST]
+    found = tuple(_holder(pid, rest[pid]) for pid in ranked if pid >= FIRST_PID)
+    if any(memory is None for memory in rest.values()):
+        return Holders(own=listed[own_pid], processes=found, reason=NO_MEMORY)
+    others = sum(memory or 0 for memory in rest.values())
+    return Holders(own=listed[own_pid], others=others, processes=found)
+
+
+def _holder(pid: int, memory: int | None) -> Holder:
+    try:
+        process = psutil.Process(pid)
+        name, yours = process.name(), process.uids().real == os.getuid()
+    except psutil.Error:  # it has just ended, or another container or user hides it
+        name, yours = "", False
+    return Holder(pid=pid, name=to_text(name)[:NAME], memory=memory, yours=yours)

@@ -21,13 +21,13 @@ from dataclasses import replace
 from typing import Any
 
 from stepscope.common.formatting import format_bytes
-from stepscope.host.kernel_kills import kills_since
+from stepscope.host.usage import kills_since
 from stepscope.memory.oom import capture as made
 from stepscope.memory.oom.classify import judge
 from stepscope.memory.oom.record import Memory, OomRecord, OomReport, oom_name
 from stepscope.recorder.recorder import Recorder
 from stepscope.run.folder import write_run_json
-from stepscope.run.outcome import Outcome, Shortage, killed_worker, shortage, with_lost_worker
+from stepscope.run.status import Outcome, Shortage, killed_worker, shortage, with_lost_worker
 
 log = logging.getLogger(__name__)
 

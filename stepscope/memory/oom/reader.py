@@ -11,7 +11,7 @@ from typing import Any
 
 from stepscope.bottleneck.step_window import setup_of
 from stepscope.common.files import read_regular_file
-from stepscope.host.kernel_kills import kills_since
+from stepscope.host.usage import kills_since
 from stepscope.memory.growth_detector import EVENT as GROWTH
 from stepscope.memory.oom.classify import OomVerdict, judge
 from stepscope.memory.oom.recommendations import Allowed

@@ -12,8 +12,8 @@ from typing import Any
 
 from stepscope.bottleneck.recommendations import BF16_FROM, FP16_FROM, Setup, setting_text
 from stepscope.common.formatting import format_bytes
+from stepscope.memory.allocator import with_expandable
 from stepscope.memory.oom.record import Host, OomRecord
-from stepscope.memory.oom_allocator import with_expandable
 
 MOST_STEPS = 5
 

@@ -15,11 +15,10 @@ from typing import IO, Any
 import numpy as np
 
 from stepscope.common.formatting import format_bytes, printable
-from stepscope.memory.snapshots.pickle_loader import Regular
+from stepscope.memory.snapshots.pickle_loader import Pickle, Progress, Regular
 from stepscope.memory.snapshots.runs import NotActions, columns_of
+from stepscope.memory.snapshots.stacks import Stacks
 from stepscope.memory.snapshots.trace import Columns, Labels, Trace, TraceRows
-from stepscope.memory.snapshots.unpickling import Pickle, Progress
-from stepscope.memory.snapshots.z_stacks import Stacks
 
 SIZE_LIMIT = 2**30
 """Bytes of a file; what it holds needs up to four times as much memory."""

@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.memory.snapshots.entries import Ints
 from stepscope.memory.snapshots.pickle_loader import Regular
-from stepscope.memory.snapshots.pickle_pattern import FRAMES, NUMBER, TEXT
+from stepscope.memory.snapshots.pickle_pattern import FRAMES, NUMBER, TEXT, Ints
 from stepscope.memory.snapshots.segments import LARGEST_SIZE
+from stepscope.memory.snapshots.stacks import NO_STACK, Stacks
 from stepscope.memory.snapshots.trace import ALLOC, MISSING, Columns, Labels, action_code
-from stepscope.memory.snapshots.z_stacks import NO_STACK, Stacks
 
 TABLE_LIMIT = 2**22
 Remembered = Callable[[Iterable[int]], list[object]]

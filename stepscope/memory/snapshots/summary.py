@@ -9,12 +9,19 @@ from typing import Any
 
 from stepscope.common.formatting import printable
 from stepscope.memory.snapshots.load import REMEDY, Snapshot, SnapshotError
-from stepscope.memory.snapshots.segments import blocks_of, segments_of, whole
-from stepscope.memory.snapshots.stacks import module_of
+from stepscope.memory.snapshots.segments import (
+    DeviceMemory,
+    Part,
+    Place,
+    blocks_of,
+    device_memory,
+    places,
+    segments_of,
+    whole,
+)
+from stepscope.memory.snapshots.stacks import NO_STACK, Stacks, module_of
 from stepscope.memory.snapshots.timeline import Band, Held, History, history
 from stepscope.memory.snapshots.trace import OOMS_LIMIT
-from stepscope.memory.snapshots.z_segments import DeviceMemory, Part, Place, device_memory, places
-from stepscope.memory.snapshots.z_stacks import NO_STACK, Stacks
 
 SITES_LIMIT = 2000
 """Stacks with live memory that are listed one by one; programs have some hundred."""
@@ -232,3 +239,83 @@ class _Kept:
             "stacks": tuple(stacks),
             "modules": tuple(modules),
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Live bytes and blocks of one stack in both snapshots."""
+
+    frames: tuple[str, ...]
+    module: str | None
+    before: int
+    after: int
+    count_before: int
+    count_after: int
+
+    @property
+    def more(self) -> int:
+        """Bytes that came, negative for bytes that went."""
+        return self.after - self.before
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The changes from one snapshot to another, the largest first, all devices together."""
+
+    changes: tuple[Change, ...]
+    before: int
+    """All live bytes."""
+    after: int
+    complete: bool
+    """False where one of both has more stacks than are listed: theirs are not compared."""
+
+
+def difference(first: Summary, second: Summary) -> Difference:
+    """Return what is live in the second and not in the first, and the reverse.
+
+    Blocks are compared by the stack that allocated them: addresses mean nothing across runs.
+    """
+    sums: dict[tuple[str, ...], list[int]] = {}
+    modules: dict[tuple[str, ...], str | None] = {}
+    for side, summary in enumerate((first, second)):
+        for site in summary.sites:
+            frames = summary.frames(site.stack)
+            found = sums.setdefault(frames, [0, 0, 0, 0])
+            found[side] += site.size
+            found[2 + side] += site.count
+            modules[frames] = summary.module(site.stack)
+    changes = [Change(frames, modules[frames], *found) for frames, found in sums.items()]
+    changed = [one for one in changes if one.more or one.count_before != one.count_after]
+    return Difference(
+        tuple(sorted(changed, key=lambda one: (-abs(one.more), one.frames))),
+        live_bytes(first),
+        live_bytes(second),
+        complete=not first.sites_left and not second.sites_left,
+    )
+
+
+def live_bytes(summary: Summary) -> int:
+    """Return the bytes of all live blocks."""
+    return sum(site.size for site in summary.sites) + summary.size_left
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleMemory:
+    """Live bytes of all stacks that name one module; None for those that name none."""
+
+    module: str | None
+    size: int
+    count: int
+
+
+def by_module(summary: Summary, device: int | None = None) -> tuple[ModuleMemory, ...]:
+    """Return the live bytes by module, the largest first; without a device of all together."""
+    sums: defaultdict[str | None, list[int]] = defaultdict(lambda: [0, 0])
+    for site in summary.sites:
+        if device is not None and site.device != device:
+            continue
+        found = sums[summary.module(site.stack)]
+        found[0] += site.size
+        found[1] += site.count
+    made = [ModuleMemory(module, *numbers) for module, numbers in sums.items()]
+    return tuple(sorted(made, key=lambda one: (-one.size, one.module or "")))

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.common.formatting import format_duration
+from stepscope.memory.snapshots.stacks import NO_STACK
 from stepscope.memory.snapshots.trace import (
     ALLOC,
     FREE_COMPLETED,
@@ -24,7 +25,6 @@ from stepscope.memory.snapshots.trace import (
     Ints,
     Trace,
 )
-from stepscope.memory.snapshots.z_stacks import NO_STACK
 
 COLUMNS = 1000
 """Columns of a history at most: a screen has not more."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from stepscope.common.formatting import printable
 from stepscope.memory.snapshots.segments import LARGEST_SIZE
-from stepscope.memory.snapshots.z_stacks import NO_STACK, Stacks
+from stepscope.memory.snapshots.stacks import NO_STACK, Stacks
 
 Ints = NDArray[np.int64]
 Small = NDArray[np.int8]

@@ -4,20 +4,20 @@
 the script has imported torch, so that environment variables set before it still count, and then
 wraps a handful of torch's functions:
 
-| file           | wraps                                    | metrics                             |
-|----------------|------------------------------------------|-------------------------------------|
-| `optimizer.py` | the post hook of all optimizers' `step`  | a row a step, `train/lr`            |
-| `loss.py`      | `torch.autograd.backward`, `zero_grad`,  | `train/loss`, `train/backwards`     |
-|                | `Optimizer.__init__`                     |                                     |
-| `gradient.py`  | `torch.nn.utils.clip_grad_norm_`         | `train/grad_norm`                   |
-| `amp.py`       | `GradScaler.scale`, `GradScaler.step`    | `train/amp_scale`, `…/amp_skipped`  |
-| `data.py`      | `__next__` of the DataLoader's iterators | data wait, samples/s, `train/epoch` |
-| `phases.py`    | `DistributedDataParallel.__init__` (jobs)| `perf/forward`, `perf/comm_wait`, … |
-| `transfer.py`  | `to`, `cuda` of tensors (only CUDA)      | `perf/h2d`                          |
+| file             | wraps                                    | metrics                            |
+|------------------|------------------------------------------|------------------------------------|
+| `optimizer.py`   | the post hook of all optimizers' `step`  | a row a step, `train/lr`           |
+| `loss.py`        | `torch.autograd.backward`, `zero_grad`,  | `train/loss`, `train/backwards`    |
+|                  | `Optimizer.__init__`                     |                                    |
+|                  | `GradScaler.scale`, `GradScaler.step`    | `train/amp_scale`, `…/amp_skipped` |
+| `attribution.py` | `torch.nn.utils.clip_grad_norm_`         | `train/grad_norm`                  |
+| `dataloader.py`  | `__next__` of the DataLoader's iterators | data wait, samples/s, epoch        |
+| `step_timing.py` | `DistributedDataParallel.__init__` (jobs)| `perf/forward`, `perf/comm_wait`   |
+| `h2d_copies.py`  | `to`, `cuda` of tensors (only CUDA)      | `perf/h2d`                         |
 
-`State` is what they share. `times.py` has a step's times, `passes.py` its batches and epoch,
-`parties.py` which of several optimizers a loss belongs to, `by_hand.py` the steps of scripts
-without an optimizer.
+`state.py` holds what they share, and the steps of scripts without an optimizer. `step_timing.py`
+also measures a step's times, `epochs.py` counts its batches and epochs, `attribution.py` finds
+which of several optimizers a loss belongs to.
 
 No wrapper waits for a GPU or changes a result. One that fails says so once and is off from then
 on; the script never notices. They work in one thread, the one that steps the optimizers, and are
@@ -26,6 +26,120 @@ off in forked children and DataLoader workers. docs/watch.md lists what they can
 
 from __future__ import annotations
 
-from stepscope.watch.hooks.install import Hooks, install
+import logging
+import os
+import resource
+from collections.abc import Callable
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from stepscope.distributed.ddp_timing import DDP_METRICS
+from stepscope.watch.hooks import attribution, dataloader, loss, optimizer, step_timing
+from stepscope.watch.hooks.patching import AfterImport, Guard, Patches
+from stepscope.watch.hooks.state import State
+
+if TYPE_CHECKING:
+    from stepscope.session.script_session import ScriptSession
+
 
 __all__ = ["Hooks", "install"]
+
+
+log = logging.getLogger(__name__)
+
+CHILDREN_S = 0.5
+"""CPU time of child processes that may have been spent on training."""
+
+Attach = Callable[[ModuleType, State, Patches], None]
+
+
+def _failed_allocations(torch: ModuleType, state: State, patches: Patches) -> None:
+    state.session.oom.attach()
+
+
+# Each capture with what is missing where it cannot attach.
+CAPTURES: tuple[tuple[str, Attach], ...] = (
+    ("all training metrics", optimizer.attach),
+    ("train/loss", loss.attach),
+    ("train/grad_norm", attribution.attach),
+    ("train/amp_scale and train/amp_skipped", loss.attach_grad_scaler),
+    ("perf/data_wait, perf/samples_per_sec and train/epoch", dataloader.attach),
+    (DDP_METRICS, step_timing.attach),
+    ("what there is to know of a failed allocation", _failed_allocations),
+)
+
+
+class Hooks:
+    """The captures of one run, waiting for torch or attached to it."""
+
+    def __init__(self, session: ScriptSession) -> None:
+        self._state = State(session)
+        self._patches = Patches()
+        self._import = AfterImport("torch", self._attach)
+        self._has_torch = False
+        self._import.start()
+
+    def end(self) -> str | None:
+        """Record what was held back at the script's end; where there are no steps return why."""
+        state = self._state
+        Guard("the steps of a script without an optimizer").call(state.by_hand.release)
+        if state.recorder.step or state.amp_skipped:
+            return None
+        return why_nothing(state, has_torch=self._has_torch)
+
+    def remove(self) -> None:
+        """Put torch back as it was; nothing is recorded any more."""
+        self.leave()
+        _installed[:] = [hooks for hooks in _installed if hooks is not self]
+        self._patches.undo()
+
+    def leave(self) -> None:
+        """In a forked child: record nothing."""
+        self._import.stop()
+        self._state.close()
+
+    def _attach(self, torch: ModuleType) -> None:
+        self._has_torch = True
+        for metrics, attach in CAPTURES:
+            try:
+                attach(torch, self._state, self._patches)
+            except Exception as error:  # noqa: BLE001 - another torch; the script must run on
+                log.warning(
+                    "stepscope: %s will be missing, torch %s has no place for it (%s)",
+                    metrics,
+                    getattr(torch, "__version__", "?"),
+                    error,
+                )
+
+
+def why_nothing(state: State, *, has_torch: bool) -> str:
+    """Return one sentence, or two: why no step was recorded of a script that has ended."""
+    if not has_torch:
+        why = "the script did not import torch"
+    elif state.parties.made:
+        why = "the script made an optimizer of torch, but its training thread never stepped one"
+    else:
+        why = "the script never called backward() in its training thread"
+    text = f"No training step was seen: {why}."
+    # Time of children that the script has waited for; the recorder starts none.
+    if resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime > CHILDREN_S:
+        text += " What the processes that it started train is not recorded (docs/watch.md)."
+    return text
+
+
+def install(session: ScriptSession) -> Hooks:
+    """Capture what the script trains, once it imports torch; see the package's docstring."""
+    hooks = Hooks(session)
+    _installed.append(hooks)
+    return hooks
+
+
+_installed: list[Hooks] = []
+
+
+def _leave_all() -> None:
+    while _installed:
+        _installed.pop().leave()
+
+
+os.register_at_fork(after_in_child=_leave_all)

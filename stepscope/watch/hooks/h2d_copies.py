@@ -17,7 +17,7 @@ from threading import get_ident
 from types import MethodType, ModuleType
 from typing import Any
 
-from stepscope.recorder.event_pairs import EventPairs, Pair
+from stepscope.recorder.cuda_readback import EventPairs, Pair
 from stepscope.watch.hooks.patching import Function, Guard, Patches, opaque
 from stepscope.watch.hooks.state import State
 

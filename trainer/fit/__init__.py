@@ -1,0 +1,1 @@
+"""The former name of `trainer.memory_estimate`."""
