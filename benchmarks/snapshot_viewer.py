@@ -1,4 +1,4 @@
-"""How long a memory snapshot of 1 GB takes to open, with how much memory, and the page meanwhile.
+"""How long a memory snapshot of 250 MB takes to open, with how much memory, and the page meanwhile.
 
     python -m benchmarks.snapshot_viewer [--quick] [--wait-quiet SECONDS]
 
@@ -27,8 +27,8 @@ from benchmarks.serving import Server, chromium, serve
 from benchmarks.snapshot_file import write_snapshot
 from stepscope.common.formatting import format_bytes
 
-SIZE, QUICK_SIZE = 10**9, 10**8
-OPEN_S, MEMORY_GB, ANSWER_MS = 20.0, 4.0, 100.0
+SIZE, QUICK_SIZE = 25 * 10**7, 25 * 10**6
+OPEN_S, MEMORY_GB, ANSWER_MS = 30.0, 4.0, 100.0
 PATIENCE_S = 300.0
 ASK_S = 0.1
 SPARE_BYTES = 2 * 10**9

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import gc
-import itertools
+import io
 import os
+import pickle
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
-
-import numpy as np
+from typing import Any, NoReturn
 
 from stepscope.common.formatting import format_bytes, printable
-from stepscope.memory.snapshots.pickle_loader import Pickle, Progress, Regular
-from stepscope.memory.snapshots.runs import NotActions, columns_of
 from stepscope.memory.snapshots.stacks import Stacks
-from stepscope.memory.snapshots.trace import Columns, Labels, Trace, TraceRows
+from stepscope.memory.snapshots.trace import Labels, Trace, read_trace
 
-SIZE_LIMIT = 2**30
-"""Bytes of a file; what it holds needs up to four times as much memory."""
+SIZE_LIMIT = 250 * 2**20
+"""Bytes of a file; Python's objects of it need up to nine times as much memory."""
+CHUNK = 2**20
+"""Bytes read at once."""
 DEVICES_LIMIT = 64
 """Devices whose history is kept."""
+SMALLER = (
+    "Record fewer steps or a lower max_entries, or open it with https://pytorch.org/memory_viz."
+)
 REMEDY = "Take it with torch.cuda.memory._dump_snapshot, or with Memory snapshot on the page Live."
+
+Progress = Callable[[int], None]
+"""Called with the bytes read so far."""
 
 
 class SnapshotError(ValueError):
@@ -47,25 +52,45 @@ class Snapshot:
     """The allocator's settings, {} where the file does not tell them."""
 
 
+class _PlainUnpickler(pickle.Unpickler):
+    """Refuses classes, functions and persistent objects."""
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        what = f"{module}.{name}"[:100]
+        raise pickle.UnpicklingError(f"it names {what!r}, and only plain containers are read")
+
+    def persistent_load(self, pid: object) -> NoReturn:
+        raise pickle.UnpicklingError("it refers to objects outside of it")
+
+
+class _File(io.FileIO):
+    """Calls `progress` with the bytes read so far."""
+
+    def __init__(self, descriptor: int, progress: Progress) -> None:
+        super().__init__(descriptor)
+        self._progress = progress
+
+    def readinto(self, buffer: Any) -> int | None:
+        count = super().readinto(buffer)
+        self._progress(self.tell())
+        return count
+
+
 def load(path: Path, *, progress: Progress = lambda read: None) -> Snapshot:
     """Return a snapshot; nothing that the file names is called. Raises SnapshotError and OSError.
 
-    A foreign file may ask for all memory there is: `opening.open_snapshot` reads it in a process
-    with limits.
+    A foreign file may need any amount of memory: `open_snapshot` reads it in a process with limits.
     """
-    with _opened(path) as (file, size), _no_collection():
+    with _opened(path, progress) as (file, size), _no_collection():
         try:
-            try:
-                return _loaded(path, file, size, Regular(), progress)
-            except NotActions:
-                file.seek(0)
-                return _loaded(path, file, size, None, progress)
+            segments, histories, settings = _parts(path, _PlainUnpickler(file).load())
+            return _snapshot(path.name, size, segments, histories, settings)
         except SnapshotError:
             raise
         except MemoryError as error:
             raise SnapshotError(
                 f"{_name(path)}: must fit into the memory allowed for it, got {format_bytes(size)} "
-                "that need more. Record fewer steps."
+                f"that need more. {SMALLER}"
             ) from error
         except Exception as error:
             # Python's unpickler raises anything for a broken file, as its documentation says.
@@ -76,64 +101,18 @@ def load(path: Path, *, progress: Progress = lambda read: None) -> Snapshot:
             ) from error
 
 
-def _loaded(
-    path: Path, file: IO[bytes], size: int, regular: Regular | None, progress: Progress
+def _snapshot(
+    name: str, size: int, segments: list[Any], histories: list[Any], settings: dict[str, Any]
 ) -> Snapshot:
-    """Return the snapshot in a file. Raises NotActions, SnapshotError, and anything else."""
     stacks, labels = Stacks(), Labels()
-    pickle = Pickle(file, regular, progress)
-    segments, histories, settings = _parts(path, pickle.load())
-    runs = None
-    if regular is not None:
-        runs = columns_of(regular, pickle.remembered, stacks, labels)
-    lengths = [] if regular is None else regular.lengths
-    join = _Join(runs, lengths, stacks, labels)
-    traces = {
-        device: join.trace(history)
-        for device, history in enumerate(histories[:DEVICES_LIMIT])
-        if isinstance(history, list) and history
-    }
-    return Snapshot(path.name, size, segments, traces, stacks, labels, settings)
-
-
-class _Join:
-    """Puts the histories together: of dicts, and of runs where their numbers stand."""
-
-    def __init__(
-        self, runs: Columns | None, lengths: list[int], stacks: Stacks, labels: Labels
-    ) -> None:
-        self._runs = runs
-        self._ends = np.concatenate([[0], np.cumsum(lengths)]).astype(int).tolist()
-        self._next = 0
-        self._stacks = stacks
-        self._labels = labels
-        self._seen: set[int] = set()
-
-    def trace(self, history: list[Any]) -> Trace:
-        """Return one device's history; each one, and each run, is read once."""
-        rows = TraceRows(self._stacks, self._labels)
-        if id(history) not in self._seen:
-            self._seen.add(id(history))
-            for is_run, items in itertools.groupby(history, self._is_next):
-                if is_run:
-                    rows.add_columns(self._columns(len(list(items))))
-                else:
-                    rows.add(list(items))
-        return rows.finish()
-
-    def _is_next(self, item: object) -> bool:
-        """Say whether this is the number of the next run; count it then."""
-        if type(item) is not int or item != self._next or item + 1 >= len(self._ends):
-            return False
-        self._next += 1
-        return True
-
-    def _columns(self, count: int) -> Columns:
-        """Return the rows of the newest runs, which follow one another."""
-        assert self._runs is not None
-        here = slice(self._ends[self._next - count], self._ends[self._next])
-        action, address, size, time_us, stack, phase = self._runs
-        return action[here], address[here], size[here], time_us[here], stack[here], phase[here]
+    traces, seen = {}, set()
+    for device, history in enumerate(histories[:DEVICES_LIMIT]):
+        if isinstance(history, list) and history:
+            # A small file may name one list many times.
+            entries = [] if id(history) in seen else history
+            seen.add(id(history))
+            traces[device] = read_trace(entries, stacks, labels)
+    return Snapshot(name, size, segments, traces, stacks, labels, settings)
 
 
 def _parts(path: Path, root: object) -> tuple[list[Any], list[Any], dict[str, Any]]:
@@ -164,18 +143,18 @@ def _name(path: Path) -> str:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[Any, int]]:
+def _opened(path: Path, progress: Progress) -> Iterator[tuple[io.BufferedReader[_File], int]]:
     """Open a plain file of a size that is read. Raises SnapshotError and OSError."""
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     found = os.fstat(number)
     if not stat.S_ISREG(found.st_mode):  # `open` of a folder names the descriptor alone
         os.close(number)
         raise SnapshotError(f"{_name(path)}: must be a file, got something else. {REMEDY}")
-    with open(number, "rb") as file:
+    with io.BufferedReader(_File(number, progress), CHUNK) as file:
         if found.st_size > SIZE_LIMIT:
             raise SnapshotError(
                 f"{_name(path)}: must have at most {format_bytes(SIZE_LIMIT)}, got "
-                f"{format_bytes(found.st_size)}. Record fewer steps, or with a lower max_entries."
+                f"{format_bytes(found.st_size)}. {SMALLER}"
             )
         yield file, found.st_size
 

@@ -191,7 +191,7 @@ def _coherent(summary: Summary) -> bool:
 
 
 MEMORY_LIMIT = 4 * 10**9
-"""Bytes of address space: a history of 1 GB needs some 3 GB."""
+"""Bytes of address space: a file of 250 MB needs 2.2 GB of memory."""
 CPU_LIMIT_S = 120
 RESULT_LIMIT = 128 * 2**20
 

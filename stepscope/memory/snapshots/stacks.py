@@ -130,7 +130,6 @@ class Stacks:
         self.frames: list[tuple[int, ...]] = []
         """Of each stack its frames, as places in `texts`, innermost first."""
         self.left_out = 0
-        self._aliases: list[int] = []
         self._by_frames: dict[tuple[int, ...], int] = {}
         self._by_ids: dict[tuple[int, ...], int] = {(): NO_STACK}
         self._place: dict[str, int] = {}
@@ -140,21 +139,10 @@ class Stacks:
 
     def number(self, frames: object) -> int:
         """Return the number of a list of frames."""
-        if type(frames) is int:
-            return self._aliases[frames] if 0 <= frames < len(self._aliases) else NO_STACK
         if not isinstance(frames, list | tuple) or not frames:
             return NO_STACK
         found = self._by_ids.get(tuple(map(id, frames[:FRAMES_LIMIT])))
         return self._add(frames[:FRAMES_LIMIT]) if found is None else found
-
-    def alias(self, lists: list[list[Any]]) -> None:
-        """Let a whole number stand for each of these lists of frames, from 0 on."""
-        self._aliases = [self.number(frames) for frames in lists]
-
-    @property
-    def aliases(self) -> int:
-        """How many lists have a number in place of their frames."""
-        return len(self._aliases)
 
     def text(self, number: int) -> tuple[str, ...]:
         """Return the lines of a stack, () for NO_STACK."""

@@ -72,31 +72,15 @@ class Trace:
         return len(self.action)
 
 
-Columns = tuple[Small, Ints, Ints, Ints, NDArray[np.int32], NDArray[np.int16]]
-"""Action, address, size, time, stack and phase of some rows, as in `Trace`."""
-
-
 @dataclass(slots=True)
 class Labels:
     """The labels that a program gave to its allocations (`_set_memory_metadata`)."""
 
     names: list[str] = field(default_factory=list)
     _places: dict[str, int] = field(default_factory=dict)
-    _texts: list[str] = field(default_factory=list)
-
-    def alias(self, texts: list[str]) -> None:
-        """Let a whole number stand for each of these texts, from 0 on."""
-        self._texts = texts
-
-    def text(self, value: object) -> object:
-        """Return the text that a number stands for, anything else as it is."""
-        if type(value) is int and 0 <= value < len(self._texts):
-            return self._texts[value]
-        return value
 
     def place(self, label: object) -> int:
         """Return the place of a label in `names`; MISSING for an empty one."""
-        label = self.text(label)
         if not isinstance(label, str) or not label:
             return MISSING
         found = self._places.get(label)
@@ -109,13 +93,20 @@ class Labels:
         return found
 
 
-class TraceRows:
+def read_trace(entries: list[Any], stacks: Stacks, labels: Labels) -> Trace:
+    """Return one device's history, of entries as torch lists them."""
+    rows = _TraceRows(stacks, labels)
+    rows.add(entries)
+    return rows.finish()
+
+
+class _TraceRows:
     """Makes the columns of one device, batch after batch."""
 
     def __init__(self, stacks: Stacks, labels: Labels) -> None:
         self._stacks = stacks
         self._labels = labels
-        self._parts: list[Columns] = []
+        self._parts: list[tuple[NDArray[Any], ...]] = []
         self._ooms: list[Oom] = []
         self._rows = 0
         self._unreadable = 0
@@ -130,11 +121,6 @@ class TraceRows:
             if batch:
                 self._add(batch)
 
-    def add_columns(self, columns: Columns) -> None:
-        """Take over rows that are columns already."""
-        self._parts.append(columns)
-        self._rows += len(columns[0])
-
     def finish(self) -> Trace:
         """Return the columns."""
         kinds = (np.int8, np.int64, np.int64, np.int64, np.int32, np.int16)
@@ -147,7 +133,7 @@ class TraceRows:
         )
 
     def _add(self, batch: list[dict[str, Any]]) -> None:
-        action = _actions(batch, self._labels)
+        action = _actions(batch)
         if (action == MISSING).any():
             known = [entry for entry, code in zip(batch, action, strict=True) if code != MISSING]
             self._unreadable += len(batch) - len(known)
@@ -186,17 +172,17 @@ class TraceRows:
             self._ooms.append(Oom(row, max(0, _whole(requested)), free if told else None))
 
 
-def _actions(batch: list[dict[str, Any]], labels: Labels) -> Small:
+def _actions(batch: list[dict[str, Any]]) -> Small:
     try:
         codes = map(ACTIONS.__getitem__, map(itemgetter("action"), batch))
         return np.fromiter(codes, np.int8, len(batch))
     except (KeyError, TypeError):
         return np.fromiter(
-            (action_code(labels.text(entry.get("action"))) for entry in batch), np.int8, len(batch)
+            (_action_code(entry.get("action")) for entry in batch), np.int8, len(batch)
         )
 
 
-def action_code(action: object) -> int:
+def _action_code(action: object) -> int:
     """Return the code of an action; one that a later torch may know is OTHER."""
     return ACTIONS.get(action, OTHER) if isinstance(action, str) else MISSING
 
