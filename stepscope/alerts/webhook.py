@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import http.client
-import io
-import socket
-import ssl
 import threading
-import time
 import urllib.error
 import urllib.request
 from typing import Any
@@ -22,73 +17,14 @@ LATER = (408, 425, 429)
 """Client errors that may pass."""
 
 
-class _Timed(io.RawIOBase):
-    """What a socket receives, until a moment: each wait is what is left of the time."""
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect: it could lead to another host, and would lose the body."""
 
-    def __init__(self, connected: socket.socket, raw: io.RawIOBase, deadline: float) -> None:
-        self._socket, self._raw, self._deadline = connected, raw, deadline
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int | None:
-        left_s = self._deadline - time.monotonic()
-        if left_s <= 0:
-            raise TimeoutError
-        self._socket.settimeout(left_s)
-        return self._raw.readinto(buffer)
-
-    def close(self) -> None:
-        self._raw.close()
-        super().close()
+    def redirect_request(self, *args: Any) -> None:
+        return None
 
 
-class _Answer(http.client.HTTPResponse):
-    """An answer that must be there in time, however slowly its bytes come.
-
-    The time limit of a socket is one of each read, which a server that sends a byte now and then
-    never exceeds.
-    """
-
-    def __init__(self, connected: socket.socket, *args: Any, deadline: float, **named: Any) -> None:
-        super().__init__(connected, *args, **named)
-        raw = self.fp.detach()
-        self.fp = io.BufferedReader(_Timed(connected, raw, deadline))
-
-
-def _connection(kind: type[http.client.HTTPConnection], host: str, **named: Any) -> Any:
-    """Return a connection whose whole time, from now on, is its time limit."""
-    made = kind(host, **named)
-    deadline = time.monotonic() + named["timeout"]
-    made.response_class = functools.partial(_Answer, deadline=deadline)  # type: ignore[assignment]
-    return made
-
-
-class _Http(urllib.request.HTTPHandler):
-    def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
-        made = functools.partial(_connection, http.client.HTTPConnection)
-        return self.do_open(made, request)
-
-
-class _Https(urllib.request.HTTPSHandler):
-    def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
-        made = functools.partial(_connection, http.client.HTTPSConnection)
-        return self.do_open(made, request, context=_TLS)
-
-
-# Server certificates are checked against the system's.
-_TLS = ssl.create_default_context()
-# Only these handlers: no file:, ftp: or data: whatever an answer says, and no redirect is followed,
-# which could lead to another scheme or host and would lose the body.
-_OPENER = urllib.request.OpenerDirector()
-for _handler in (
-    urllib.request.ProxyHandler(),
-    _Http(),
-    _Https(),
-    urllib.request.HTTPDefaultErrorHandler(),
-    urllib.request.HTTPErrorProcessor(),
-):
-    _OPENER.add_handler(_handler)
+_OPENER = urllib.request.build_opener(_NoRedirect)
 
 
 def post(
@@ -96,9 +32,8 @@ def post(
 ) -> str | None:
     """Post `alert`, which is JSON; return what went wrong, None for nothing.
 
-    Tried three times where the server may be well later; once, for `wait_s` at most, where that is
-    given. A try takes `webhook.timeout_s` at most, but for looking up the host; setting `stopping`
-    ends the pauses.
+    Tries three times if the failure may pass; once if `wait_s` is given. `webhook.timeout_s` limits
+    the connection and each wait for bytes of the answer. Setting `stopping` ends the pauses.
     """
     if wait_s is not None:
         return _post_once(webhook, alert, min(webhook.timeout_s, wait_s))[0]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -566,51 +565,18 @@ def test_a_slow_server_is_given_up_after_its_time(
     assert "no answer within 0.2 s" in caplog.text
 
 
-@contextmanager
-def dripping(end: threading.Event) -> Iterator[str]:
-    """A server that answers with a byte of a header every 0.05 s, without end."""
-
-    def serve() -> None:
-        with listening, suppress(OSError):
-            while True:
-                connection, _ = listening.accept()
-                with connection, suppress(OSError):
-                    connection.recv(65536)
-                    connection.sendall(b"HTTP/1.1 200 OK\r\nX: ")
-                    while not end.wait(0.05):
-                        connection.sendall(b"a")
-                    return
-
-    listening = socket.create_server(("127.0.0.1", 0))
-    listening.settimeout(20)
-    thread = threading.Thread(target=serve)
-    thread.start()
-    yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-    end.set()
-    thread.join()
-
-
-def test_a_server_that_answers_byte_by_byte_has_one_time_for_all(
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_webhook_that_does_not_answer_delays_no_command(
+    tmp_path: Path, file: File, receiver: Receiver
 ) -> None:
-    monkeypatch.setattr(webhook, "PAUSES_S", ())
-    with dripping(threading.Event()) as url:
-        # Without the limit this would never return.
-        problem = webhook.post(Webhook(url=url, timeout_s=0.4), threading.Event(), "{}")
-    assert problem == "no answer within 0.4 s"
-
-
-def test_a_webhook_that_does_not_answer_delays_no_command(tmp_path: Path, file: File) -> None:
     words = (sys.executable, str(file.path.with_name("notes.py")), str(file.noted))
-    with dripping(end := threading.Event()) as url:
-        slow = Webhook(url=url, timeout_s=30)
-        with told(Settings(command=Command(argv=words), webhook=slow)) as found:
-            found.deliver(ALERT)
-            found.deliver(ALERT)
-            wait_until(lambda: len(file.lines()) == 2)
-            assert not end.is_set()
-            found._stopping.set()
-            end.set()
+    receiver.delay_s = 2.0
+    slow = Webhook(url=f"{receiver.url}/T0KEN", timeout_s=30)
+    with told(Settings(command=Command(argv=words), webhook=slow)) as found:
+        found.deliver(ALERT)
+        found.deliver(ALERT)
+        wait_until(lambda: len(file.lines()) == 2)
+        assert len(receiver.got) == 1  # the second request waits for the first answer
+        found._stopping.set()
 
 
 def test_a_server_that_is_not_there_is_said(
