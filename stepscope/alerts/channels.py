@@ -1,4 +1,4 @@
-"""Whom alerts are told: the tables `[command]` and `[webhook]` of alerts.toml, checked."""
+"""Read the tables `[command]` and `[webhook]` of alerts.toml, and check their fields."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""One look at all rules: from what is known now to what was raised or cleared. Pure.
+"""Evaluate all alert rules once, on what is known now. Pure.
 
-A rule has an alarm for each source that it is about: "" for the process, a UUID for a GPU.
+A rule has an alarm for each source: "" for the process, a UUID for a GPU. The default rules that
+need more than one number (memory full, throttling, stalled) have their conditions here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Sees what the writer thread stores, and looks at the rules once a second, in that thread.
+"""Feed alert rules with the rows that the writer thread stores.
 
-What changes becomes an event of kind `alert` and goes to the user's command and webhook. Nothing
-here waits, and nothing here may harm the recording: after an error of its own it ends.
+It runs once a second in the writer thread. A change becomes an event of kind `alert` and goes to
+the user's command and webhook. It never blocks, and ends after an error of its own.
 """
 
 from __future__ import annotations

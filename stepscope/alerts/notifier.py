@@ -1,8 +1,8 @@
-"""The threads that tell others of alerts: the user's command and the webhook of alerts.toml.
+"""Deliver alerts to the user's command and webhook, each in a thread of its own.
 
-Each has a thread of its own, so that a server that does not answer delays no command. It is started
-with the run, because a process that is ending can start none, and ends with the run and what is
-still to be told. The training never waits for it; the process does at its end, EXIT_WAIT_S at most.
+A thread starts with the run, because a process that is ending can start none, and ends once the run
+is closed and its alerts are delivered. The training never waits for it; the process waits at most
+EXIT_WAIT_S at its end.
 """
 
 from __future__ import annotations

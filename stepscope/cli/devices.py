@@ -1,4 +1,4 @@
-"""`stepscope devices`: every GPU of this machine in a terminal, once or again and again."""
+"""`stepscope devices`: print every GPU of this machine once, or refresh the table."""
 
 from __future__ import annotations
 

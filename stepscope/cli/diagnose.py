@@ -1,4 +1,4 @@
-"""`stepscope diagnose`: what a run waits for, and what ended it."""
+"""`stepscope diagnose`: print what a run waits for, what ended it, and Python stacks."""
 
 from __future__ import annotations
 

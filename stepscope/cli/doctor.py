@@ -1,7 +1,7 @@
-"""`stepscope doctor`: what was found on this machine, what is missing, and why.
+"""`stepscope doctor`: check this machine, and print what is missing and why.
 
-`findings` is pure: it judges a `Machine`. "broken" is what should work and does not; "missing" is
-what is not there, as a GPU on many machines.
+`survey` measures, `findings` is pure. "broken" is what should work and does not; "missing" is what
+is not there, such as a GPU on many machines.
 """
 
 from __future__ import annotations

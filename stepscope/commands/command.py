@@ -1,4 +1,4 @@
-"""What a page asks of a run, and the queue that brings it to the training thread."""
+"""Commands from the page, their queue to the training thread, and result messages."""
 
 from __future__ import annotations
 

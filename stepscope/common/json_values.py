@@ -1,4 +1,4 @@
-"""Turns any value of a script into what a file can hold: no function here raises."""
+"""Convert values to JSON without raising, and check values parsed from JSON."""
 
 from __future__ import annotations
 

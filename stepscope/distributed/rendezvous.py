@@ -1,4 +1,4 @@
-"""What the launcher of a distributed job tells a process in its environment.
+"""Read the launcher's environment variables, and let the ranks find one run folder.
 
 Covered: torchrun and all that goes through it, Accelerate, DeepSpeed, Lightning's own launcher
 (`RANK` or `LOCAL_RANK`), srun (`SLURM_*`), Open MPI (`OMPI_*`), and MPICH and Intel MPI (`PMI_*`,

@@ -1,7 +1,7 @@
-"""The rows of a run as CSV, JSON, Parquet or TensorBoard events.
+"""Export the rows of a run as CSV, JSON, Parquet or TensorBoard events.
 
-A run of any length is read 64 frames at a time. The rows are those that the run had when the
-export began.
+Reads 64 frames at a time, whatever the length of the run. The rows are those that the run had when
+the export began.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The readings of one GPU as events: lost, throttled, memory errors, a wish of the driver."""
+"""Detect events of one GPU: lost, throttled, memory errors, recommended reset.
+
+Also the throttle reasons as text, and for how long each held.
+"""
 
 from __future__ import annotations
 

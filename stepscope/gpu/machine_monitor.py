@@ -1,4 +1,4 @@
-"""Looks at every GPU of this machine and at the machine, whether anything trains or not."""
+"""Read every GPU and the host once a second, and keep their recent history."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is seen of a machine at one moment; frozen, so that any thread may show it."""
+"""The state of a machine at one moment: GPUs, host, energy; frozen, and as JSON."""
 
 from __future__ import annotations
 

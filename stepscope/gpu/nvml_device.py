@@ -1,4 +1,8 @@
-"""One GPU as NVML shows it: its handle, whether it is lost, and questions to the driver."""
+"""One GPU in NVML: its handle, and calls with their error policy.
+
+The policy decides for each NVML error whether to retry, to give up one value, or to treat the GPU
+as lost.
+"""
 
 from __future__ import annotations
 

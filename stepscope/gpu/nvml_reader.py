@@ -1,6 +1,7 @@
-"""The metrics of one GPU: asks what is due, drops what cannot be true, says what is missing.
+"""Read the metrics of one GPU that are due, and drop implausible values.
 
-This runs for each GPU ten times a second, so the way of an answer that is as expected is short.
+Counters become rates here. This runs for each GPU ten times a second, so the path of an expected
+value is short.
 """
 
 from __future__ import annotations

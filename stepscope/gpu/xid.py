@@ -1,7 +1,7 @@
-"""Xid errors as they happen, waited for on a thread of their own.
+"""Wait for Xid errors of the driver in a thread, and explain their codes.
 
-The driver tells only of errors after the registration. Where events are not supported (Windows,
-WSL, some virtual GPUs) the watch ends and says why.
+The driver reports only errors after the registration. Where events are not supported (Windows, WSL,
+some virtual GPUs) the thread ends and gives the reason.
 """
 
 from __future__ import annotations

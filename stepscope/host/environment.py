@@ -1,4 +1,4 @@
-"""What a run runs on, for run.json: versions, driver, devices, host, commit."""
+"""Describe what a run runs on, for run.json: program, versions, driver, host, commit."""
 
 from __future__ import annotations
 

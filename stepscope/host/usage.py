@@ -1,4 +1,7 @@
-"""Memory and CPU of this process and its host."""
+"""Memory and CPU of this process, its children, its container and its host.
+
+Reads psutil, /proc and the cgroup; counts processes that the kernel killed for memory.
+"""
 
 from __future__ import annotations
 

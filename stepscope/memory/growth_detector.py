@@ -1,9 +1,9 @@
-"""Watches a run's memory for growth, from the values that the sampler has anyway.
+"""Detect growing memory while a run records, or in a recorded run.
 
-    reading ─> lowest of a group ─> the newest groups, at four scales of time ─> trend ─> news
+    reading ─> lowest of a group ─> the newest groups, at four scales of time ─> trend ─> event
 
-The scales let it see a fast leak within a minute and a slow one within hours, and forget what came
-before a leak that begins late. It costs some microseconds a reading.
+The scales detect a fast leak within a minute and a slow one within hours, and forget what came
+before a leak that begins late. A reading costs some microseconds.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The summary of a profile: made of its trace, written beside it, and read with care.
+"""Summarize a profile's trace in a child process; write and parse the summary file.
 
-A run folder may come from somebody else, so `parse` believes nothing: neither sizes nor types.
+A run folder may come from others, so `parse` checks all sizes and types.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Time and memory by operator, as torch's `key_averages` counts them. Pure."""
+"""Time and memory by operator and by phase of a step, and the flame graph. Pure.
+
+Operators are counted as torch's `key_averages` does.
+"""
 
 from __future__ import annotations
 

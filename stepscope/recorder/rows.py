@@ -1,4 +1,7 @@
-"""From slots of the ring to a block of the `steps` stream: columns, step time, broken losses."""
+"""Write rows into the ring, and turn its slots into blocks of the `steps` stream.
+
+Adds the step time, and detects losses that are NaN or infinite.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The run folder: its name, where it lies, and its `run.json`."""
+"""The run folder: its name and path, its `run.json`, and the process that writes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The run folder's `run.json`: what a run is, its status, and when it last wrote its heartbeat."""
+"""Read `run.json`: what a run is, its status, its last heartbeat, why it hung."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each process of a run says of itself in the run folder, judged now."""
+"""Read what each rank wrote in the run folder, and which rank failed first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The states of a run, and how often it shows that it lives."""
+"""The states and outcomes of a run: out of memory, a killed worker, a lost rank."""
 
 from __future__ import annotations
 

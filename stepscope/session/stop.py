@@ -1,14 +1,15 @@
-"""Stop on the page, for a script that we do not control: it is sent signals, each harder.
+"""Stop a script that Stepscope does not control: by signals, each harder.
 
 The first Stop acts as Ctrl-C at the next step boundary, or after GRACE_S if none comes. Each
-further Stop sends the next harder signal at once. The run folder says what is about to happen
+further Stop sends the next harder signal at once. The run folder records what is about to happen
 before the signal is sent, because a killed process can write nothing any more.
 
-In a job of several ranks each rank does so to itself, first at the boundary of the same step
+In a job of several ranks each rank signals itself, first at the boundary of the same step
 (`stepscope/commands/consensus.py`). Where the ranks do not agree on one, each acts at once.
 
 A thread that waits for a hung GPU may keep the GIL, and then no thread of the script can serve a
-Stop. In that case the page's process sends the last signal itself, by `kill_unheard`.
+Stop. In that case the page's process sends the last signal, by `kill_unheard`. `handlers_wait`
+holds other signal handlers back while a file is written.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads a store, live or ended, from any process: a few frames a call, never a whole run."""
+"""Read a store, live or ended, from any process: a few frames per call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The run of a watched script in one process: made before the script, closed after it."""
+"""The run of a watched script in one process, and in the processes that it starts."""
 
 from __future__ import annotations
 

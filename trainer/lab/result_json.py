@@ -1,4 +1,4 @@
-"""What sweep.json says, made from the plan and the samples; pure. Its form is in docs/lab.md."""
+"""Make the content of sweep.json of the plan and the trials. Pure; see docs/lab.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What can be read of a rank that makes no step, without waiting for its training thread."""
+"""Read where a rank that makes no step is: its stacks and its collectives.
+
+Nothing here waits for the training thread.
+"""
 
 from __future__ import annotations
 

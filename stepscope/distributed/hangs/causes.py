@@ -1,4 +1,8 @@
-"""Ranks whose process explains a hang: gone, stopped, silent, ended, or never there; pure."""
+"""Find the cause of a hang: lost processes, collectives, messages, stacks. Pure.
+
+Lost: a process that is gone, stopped, silent, ended, or never started. Collectives: which rank has
+not entered one, or has entered another. Messages: a send or receive between two ranks.
+"""
 
 from __future__ import annotations
 

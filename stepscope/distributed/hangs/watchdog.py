@@ -1,8 +1,8 @@
-"""Writes `hang-rankK.json` while a rank of a job makes no step, so that a hang can be named.
+"""Detect that a rank makes no step, and write `hang-rankK.json`.
 
-The writer thread looks once a second whether a step is overdue, which takes microseconds. Only then
-a thread `stepscope-hang` begins: it reads torch's Flight Recorder and where the training thread is.
-It may have to wait for a lock of torch; no other thread waits for it.
+The writer thread checks once a second whether a step is overdue, which takes microseconds. Only
+then the thread `stepscope-hang` starts: it reads torch's Flight Recorder and the stack of the
+training thread. It may wait for a lock of torch; no other thread waits for it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Puts the record of a failed allocation together, at the allocation itself or from its error.
+"""Build the record of a failed allocation, of GPU or host memory.
 
-Each part is read by itself: one that fails is missing, and the record says why.
+It is built at the allocation itself, or else from its error. Each part is read separately: one that
+fails is missing, and the record gives the reason.
 """
 
 from __future__ import annotations

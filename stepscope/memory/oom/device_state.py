@@ -1,7 +1,8 @@
-"""What torch's allocator says of a device at a failed allocation, without allocating anything.
+"""Read what torch's allocator holds on a device at a failed allocation.
 
-Called from the allocator's observer: its lock is free then. No call of CUDA is made: counters,
-segments and settings are the allocator's own. torch is found in `sys.modules`.
+Called from the allocator's observer, when its lock is free. Allocates nothing and makes no call of
+CUDA: counters, segments, live blocks with their stacks, and settings are the allocator's own. torch
+is found in `sys.modules`.
 """
 
 from __future__ import annotations

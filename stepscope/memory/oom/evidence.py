@@ -1,4 +1,4 @@
-"""The figures of a failed allocation: what a judgement needs, and what is shown. Pure."""
+"""Compute the figures of a failed allocation, and the memory trend before it. Pure."""
 
 from __future__ import annotations
 

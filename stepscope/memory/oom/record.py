@@ -1,7 +1,7 @@
-"""What was captured when memory ran out, and its form in the run folder: `oom.json`.
+"""The record `oom.json` of a failed allocation, and the figures in torch's message.
 
-The file is written before the error unwinds (`stepscope/memory/oom/observer.py`), and may come from
-others: what has another form than ours is refused, with the field that is wrong.
+The file is written before the error unwinds (`observer.py`). It may come from others: what has
+another form than ours is refused, with the field that is wrong.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Opening a snapshot file of anybody's: in a process with limits, and only once.
+"""Open a snapshot file of unknown origin, once, in a child process with limits.
 
-The summary is kept beside the file, or where that folder cannot be written, in a spare one.
+`python -m stepscope.memory.snapshots.open_snapshot` is that child. It writes a summary, which is
+kept in the folder of the file, or in a spare folder where that one cannot be written.
 """
 
 from __future__ import annotations

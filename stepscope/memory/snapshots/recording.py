@@ -1,4 +1,4 @@
-"""MEMORY_SNAPSHOT: torch's history of CUDA allocations over some whole steps."""
+"""MEMORY_SNAPSHOT: record CUDA allocations of some whole steps, labeled by phase."""
 
 from __future__ import annotations
 

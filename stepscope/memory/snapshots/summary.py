@@ -1,4 +1,4 @@
-"""What a snapshot says, small enough for a page: who holds memory, since when, and where."""
+"""Summarize a snapshot for a page: largest allocations, modules, what changed."""
 
 from __future__ import annotations
 

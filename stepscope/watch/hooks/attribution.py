@@ -1,4 +1,4 @@
-"""Which of several optimizers a loss belongs to.
+"""Find the optimizer that a loss belongs to; record clipped gradient norms.
 
 A loss belongs to the optimizers whose gradients its `backward()` changed, until one of them steps
 or clears its gradients by `zero_grad()`. To see whether they changed, a few parameters of each

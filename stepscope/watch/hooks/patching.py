@@ -1,8 +1,9 @@
-"""Wraps functions of torch so that they can be unwrapped, never fail and never upset the compiler.
+"""Wrap functions of torch reversibly, once the script has imported torch.
 
-A wrapper must be nothing to torch.compile. Where the compiler traces the original, `is_compiling()`
-is a constant and removes the wrapper; where the original runs between two graphs, so does the
-wrapper, and `opaque` keeps the compiler from compiling it (every step would be a recompilation).
+A wrapper never raises, and must be invisible to torch.compile. Where the compiler traces the
+original, `is_compiling()` is a constant and removes the wrapper; where the original runs between
+two graphs, so does the wrapper, and `opaque` keeps the compiler from compiling it (every step would
+be a recompilation).
 """
 
 from __future__ import annotations

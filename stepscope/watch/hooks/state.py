@@ -1,4 +1,4 @@
-"""What all wrappers share: the training thread, and what was gathered since the last step."""
+"""What all wrappers share, and the steps of scripts without an optimizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What belongs to a whole step, not to one of its optimizers: its times, samples and epoch."""
+"""Measure what belongs to a whole step: its times, samples, epoch and DDP phases."""
 
 from __future__ import annotations
 
