@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stepscope.gpu.processes import GpuProcess
+from stepscope.gpu.processes import GpuProcess, program_of
 from stepscope.gpu.source import DeviceSource
 
 OTHERS, OWN = "gpu/mem_others", "memory/process_used"
@@ -117,12 +117,12 @@ class Sharing:
 
 
 def _entry(process: GpuProcess) -> dict[str, Any]:
-    """Describe a process for run.json, which goes to others: the command only of this user's."""
+    """Describe a process for run.json, which may be shared: without its arguments."""
     return {
         "pid": process.pid,
         "user": process.user,
         "name": process.name,
-        "command": process.command if process.yours else process.name,
+        "command": program_of(process.command) if process.yours else process.name,
         "memory": process.memory,
         "sm": process.sm,
         "yours": process.yours,

@@ -6,10 +6,10 @@ container and this user may see.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import pwd
-import re
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
@@ -21,8 +21,6 @@ from stepscope.gpu.nvml_device import NOT_BY_GPU, Gpu
 
 COMMAND_LIMIT = 200
 """Characters of a command that are kept."""
-READ_LIMIT = 4 * COMMAND_LIMIT
-"""Bytes of a command that are read."""
 
 LOOK_AGAIN_S = 0.5
 REMEMBERED = 1000
@@ -126,69 +124,29 @@ class Processes:
 
     def _command(self, pid: int) -> str:
         try:
-            raw = self._read(pid, "cmdline", READ_LIMIT)
+            raw = self._read(pid, "cmdline", COMMAND_LIMIT)
         except OSError:
             return ""
-        words = [word for word in raw.decode("utf-8", "replace").split("\0") if word]
-        if len(raw) == READ_LIMIT and len(words) > 1:
-            words.pop()  # cut: a URL in it could have lost what shows the password
-        return without_secrets(words)[:COMMAND_LIMIT]
+        return raw.decode("utf-8", "replace").replace("\0", " ").strip()[:COMMAND_LIMIT]
 
 
-_SECRET = re.compile(
-    r"""(?ix) auth(?!ors?\b) | bearer | cookie | credential | passw | pwd | secret | token
-    | api[-_]?key | key["'\])]*$"""
-)
-_NAMED = re.compile(
-    r"""(?x) ^(?P<name>[^\s=:]+) (?P<equals>\s*[=:]\s*) \S"""  # NAME=value, Header: value
-)
-_INSIDE = re.compile(
-    r"""(?x) (?P<name>[\w.-]+["'\])]*) (?P<equals>\s*[=:]\s*) (?:"[^"]*"|'[^']*'|[^\s&,;]+)"""
-)
-_IN_URL = re.compile(r"(?<=://)(?:[^\s/@]*:\S*|[^\s/]+)@")
-_BEARER = re.compile(r"(?i)\b(bearer|basic)\s+\S+")
-_SHELL = re.compile(r"-[a-z]*c")
-_QUOTED = re.compile(r"""(?:[^\s"']|"[^"]*"|'[^']*')+|["']""")
+def program_of(command: str) -> str:
+    """Return a command without its arguments, which may hold secrets; of Python with its script.
 
-
-def without_secrets(words: list[str]) -> str:
-    """Return a command with the values of what sounds like a secret taken out.
-
-    A value may follow its option, "=" or ":" (a header), stand in a URL before "@", or be in the
-    text that a shell gets by `-c`. What only might be one is taken out too.
+    >>> program_of("/opt/bin/python3 -u train.py --token abc")
+    'python3 train.py'
+    >>> program_of("python -m torch.distributed.run train.py")
+    'python -m torch.distributed.run'
     """
-    shown: list[str] = []
-    hide = script = False
-    for word in words:
-        if hide:
-            shown.append("***")
-        elif script:
-            shown.append(_without_secrets_inside(word))
-        else:
-            shown.append(_masked(word))
-        script = bool(_SHELL.fullmatch(word))
-        hide = word.startswith("-") and not _NAMED.match(word) and bool(_SECRET.search(word))
-    return " ".join(shown)
-
-
-def _without_secrets_inside(text: str) -> str:
-    """Do the same with the text of a script, word by word."""
-    return without_secrets(_QUOTED.findall(re.sub(r"\s*=\s*", "=", text)))
-
-
-def _masked(word: str) -> str:
-    """Return one word of a command without the secrets in it."""
-    word = _BEARER.sub(r"\1 ***", _IN_URL.sub("***@", word))
-    named = _NAMED.match(word)
-    if named and "://" not in word and _SECRET.search(named["name"]):
-        return f"{named['name']}{named['equals']}***"
-    return _INSIDE.sub(_named_masked, word)
-
-
-def _named_masked(found: re.Match[str]) -> str:
-    if _SECRET.search(found["name"]):
-        return f"{found['name']}{found['equals']}***"
-    return found[0]
+    words = command.split() or [""]
+    program = os.path.basename(words[0])
+    if program.startswith("python"):
+        for word, following in itertools.pairwise([*words[1:], ""]):
+            if word in ("-c", "-m"):
+                return f"{program} {word} {following if word == '-m' else ''}".rstrip()
+            if not word.startswith("-"):
+                return f"{program} {word}"
+    return program
 
 
 def sm_shares(
