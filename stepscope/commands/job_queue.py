@@ -87,7 +87,7 @@ class _Waited:
 class JobCommands:
     """The commands of rank `number` of the `ranks` that share a run folder, numbered from 0.
 
-    `step`, `lead` and `flag` are those of `agreement.Member`. Raises OSError where the folder
+    `step`, `lead` and `flag` are those of `consensus.Member`. Raises OSError where the folder
     cannot be written.
     """
 

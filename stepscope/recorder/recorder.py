@@ -44,7 +44,7 @@ class Recorder:
     In a forked child it records nothing more; the parent goes on. `on_command` is told of each
     command in a thread of ours, before the loop can take it. Where several `ranks` share the
     folder, numbered from 0, all serve a command at the same step; `lead` is that of
-    `agreement.Member`. Raises StoreError or OSError if the folder cannot be set up; no later call
+    `consensus.Member`. Raises StoreError or OSError if the folder cannot be set up; no later call
     raises.
     """
 

@@ -61,7 +61,7 @@ class Session:
     `close` ends the sampler and the recorder; who serves the commands closes them before.
 
     `folder` exists. `rank` is the number of this process in it, of `ranks` that serve a command at
-    the same step; `lead` is that of `agreement.Member`. `on_command` hears of each command in a
+    the same step; `lead` is that of `consensus.Member`. `on_command` hears of each command in a
     thread of ours. `code` is a folder of the code that trains: its git commit is recorded.
     Raises OSError or StoreError where the folder cannot be written.
     """

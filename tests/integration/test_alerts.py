@@ -475,6 +475,8 @@ class Receiver:
 
     codes: list[int] = field(default_factory=list)
     delay_s: float = 0.0
+    held: threading.Event | None = None
+    """No answer before it is set."""
     location: str = ""
     got: list[tuple[str, dict[str, object]]] = field(default_factory=list)
     url: str = ""
@@ -492,6 +494,8 @@ def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             found.got.append((self.path, json.loads(body)))
             time.sleep(found.delay_s)
+            if found.held is not None:
+                found.held.wait(60)
             self.send_response(found.codes.pop(0) if found.codes else 200)
             if found.location:
                 self.send_header("Location", found.location)
@@ -569,7 +573,7 @@ def test_a_webhook_that_does_not_answer_delays_no_command(
     tmp_path: Path, file: File, receiver: Receiver
 ) -> None:
     words = (sys.executable, str(file.path.with_name("notes.py")), str(file.noted))
-    receiver.delay_s = 2.0
+    receiver.held = threading.Event()
     slow = Webhook(url=f"{receiver.url}/T0KEN", timeout_s=30)
     with told(Settings(command=Command(argv=words), webhook=slow)) as found:
         found.deliver(ALERT)
@@ -577,6 +581,7 @@ def test_a_webhook_that_does_not_answer_delays_no_command(
         wait_until(lambda: len(file.lines()) == 2)
         assert len(receiver.got) == 1  # the second request waits for the first answer
         found._stopping.set()
+        receiver.held.set()
 
 
 def test_a_server_that_is_not_there_is_said(
