@@ -138,15 +138,20 @@ def program_of(command: str) -> str:
     >>> program_of("python -m torch.distributed.run train.py")
     'python -m torch.distributed.run'
     """
-    words = command.split() or [""]
-    program = os.path.basename(words[0])
-    if program.startswith("python"):
-        for word, following in itertools.pairwise([*words[1:], ""]):
-            if word in ("-c", "-m"):
-                return f"{program} {word} {following if word == '-m' else ''}".rstrip()
-            if not word.startswith("-"):
-                return f"{program} {word}"
-    return program
+    path, *words = command.split() or [""]
+    program = os.path.basename(path)
+    if not program.startswith("python"):
+        return program
+    words = list(itertools.dropwhile(_PLAIN_FLAGS.__contains__, words))
+    if words[:1] == ["-m"]:
+        return " ".join((program, *words[:2]))
+    # Any other option may have a value, which could be taken for the script.
+    is_script = bool(words) and not words[0].startswith("-")
+    return f"{program} {os.path.basename(words[0])}" if is_script else program
+
+
+_PLAIN_FLAGS = {"-u", "-B", "-E", "-I", "-O", "-P", "-s", "-S"}
+"""Options of Python without a value."""
 
 
 def sm_shares(
