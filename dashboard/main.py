@@ -1,5 +1,6 @@
 """The script that Streamlit runs for each tab: page settings, navigation and the views."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 if __name__ == "__main__":  # multiprocessing imports this file in data-loading workers too
@@ -8,21 +9,35 @@ if __name__ == "__main__":  # multiprocessing imports this file in data-loading 
     FOLDER = Path(__file__).parent
 
     st.set_page_config(
-        page_title="Stepscope",
-        # Files of ours: Streamlit would fetch a named icon from the internet.
+        # Local files: Streamlit would fetch a named icon from the internet.
         page_icon=str(FOLDER / "icon.svg"),
         layout="wide",
         initial_sidebar_state="auto",  # closed on a phone
     )
     st.logo(str(FOLDER / "logo.svg"))
     st.html(FOLDER / "page.css")
+
+    def redirect(page: str, tab: str) -> Callable[[], None]:
+        """Return a page for an address of an earlier version: the rest of the address stays."""
+
+        def switch() -> None:
+            st.switch_page(f"views/{page}.py", query_params={**st.query_params, "tab": tab})
+
+        return switch
+
     pages = [
-        st.Page("views/live.py", title="Live", default=True),
-        st.Page("views/lab.py", title="Lab", url_path="lab"),
-        st.Page("views/memory.py", title="Memory", url_path="memory"),
-        st.Page("views/devices.py", title="Devices", url_path="devices"),
-        st.Page("views/communication.py", title="Communication", url_path="communication"),
+        st.Page("views/run.py", title="Run", default=True),
         st.Page("views/runs.py", title="Runs", url_path="runs"),
+        st.Page("views/lab.py", title="Lab", url_path="lab"),
+        st.Page("views/hardware.py", title="Hardware", url_path="hardware"),
         st.Page("views/learn.py", title="Learn", url_path="learn"),
     ]
-    st.navigation(pages, position="top").run()
+    formerly = {"memory": ("run", "memory"), "devices": ("hardware", "gpus")}
+    formerly["communication"] = ("hardware", "collectives")
+    pages += [
+        st.Page(redirect(*place), title=path, url_path=path, visibility="hidden")
+        for path, place in formerly.items()
+    ]
+    shown = st.navigation(pages, position="top")
+    st.set_page_config(page_title=f"{shown.title} · Stepscope")
+    shown.run()

@@ -10,7 +10,7 @@ from typing import Any
 from dashboard.charts.run_view import run_kind
 from dashboard.controls.suggestion import is_possible
 from stepscope.memory.oom.reader import Judged, judged
-from stepscope.memory.oom.record import Memory, oom_name
+from stepscope.memory.oom.record import oom_name
 from stepscope.run import RunInfo, RunKind, RunStatus
 from stepscope.store import EventRow, RunReader, StoreError
 from stepscope.store.reader import EVERY
@@ -99,13 +99,12 @@ def as_verdict(run: RunInfo, devices: Sequence[TrainDevice]) -> dict[str, Any] |
     if found is None or not found.report.ended:
         return None
     steps = found.verdict.next
-    memory = found.report.last.memory is Memory.GPU
     return {
         "kind": "out-of-memory",
         "text": found.sentence,
         # The header's reason may end with it already.
         "words": steps[0].text if steps and steps[0].text not in (run.reason or "") else "",
-        "page": {"url": f"memory?run={run.id}", "text": "Memory →" if memory else "Details →"},
+        "tab": "memory",
     }
 
 

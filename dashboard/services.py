@@ -15,21 +15,20 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from types import FrameType
 
 import psutil
 import streamlit as st
 
-from dashboard.collective_runs import CollectiveRuns
+from dashboard.child_runs import ChildRuns
 from dashboard.crash_watch import CrashWatch
-from dashboard.estimate_runs import FitRuns
 from dashboard.hangs import Hangs
-from dashboard.lesson_runs import LessonRuns
 from dashboard.machine.machine_poller import MachineWatch
 from dashboard.machine.run_energy import RunEnergies
 from dashboard.run_index import RunIndex
@@ -51,12 +50,14 @@ from stepscope.run import (
 )
 from stepscope.session import stop as force
 from trainer.collectives.plan import Plan as CollectivePlan
+from trainer.collectives.process import Measurement
 from trainer.config import RunConfig
 from trainer.config_validation import TrainDevice
-from trainer.lab.folder import SweepError
 from trainer.lab.plan import Plan
 from trainer.lessons import Lesson
 from trainer.runners import ActiveRun, start
+from trainer.runners.estimate_process import PredictionRun
+from trainer.runners.lesson import LessonRun
 from trainer.runners.torchrun import TorchrunRun
 from trainer.runners.weights import read_weights
 
@@ -68,12 +69,21 @@ JOB_STOP_TIMEOUT_S = 9.0
 """For ranks, which agree on a step first; a container is killed 10 s after its SIGTERM."""
 CLIENTS_S = 1.0
 """Time that connected clients have to end their requests once everything has been stopped."""
-FIT_WORKS = "A prediction is at work and would disturb it. Wait some seconds, or stop it."
-COLLECTIVES = (
-    "Collectives are being measured and would be disturbed. Wait for the end, or stop it on the "
-    "page Communication."
-)
-FIT_MEASURES = "The largest batch is being measured. Wait for its end, or stop it."
+
+
+class Activity(StrEnum):
+    """What the server starts on this machine."""
+
+    RUN = "run"
+    SWEEP = "sweep"
+    LESSON = "lesson"
+    COLLECTIVES = "collectives"
+    ESTIMATE = "estimate"
+    BATCH_SIZE_FINDER = "batch size finder"
+
+
+SIDE_BY_SIDE = {Activity.RUN, Activity.ESTIMATE}
+"""Activities that do not disturb each other: an estimate needs neither the GPU nor much time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +101,9 @@ class Services:
         self.runs = runs
         self.examples = examples
         self.index = RunIndex(runs)
-        self.lessons = LessonRuns()
-        self.fits = FitRuns(runs)
-        self.collectives = CollectiveRuns(runs)
+        self.lessons: ChildRuns[LessonRun] = ChildRuns()
+        self.estimates: ChildRuns[PredictionRun] = ChildRuns()
+        self.collectives: ChildRuns[Measurement] = ChildRuns()
         self.stragglers = Stragglers()
         self.verdicts = Verdicts(stragglers=self.stragglers)
         self.hangs = Hangs()
@@ -121,27 +131,10 @@ class Services:
     def start(self, config: RunConfig) -> Path:
         """Start a run and return its folder.
 
-        Raises RunError while another one, a sweep or a lesson is active, OSError where it cannot be
-        started.
+        Raises RunError while something else is active, OSError where it cannot be started.
         """
         with self._lock:
-            lesson = self.lesson_refusal()
-            if lesson is not None:
-                raise RunError(f"Start: {lesson}")
-            if self.fits.measuring():
-                raise RunError(f"Start: {FIT_MEASURES}")
-            sweep = self.sweeps.active_id()
-            if sweep is not None:
-                raise RunError(
-                    f"Start: a training would disturb what the sweep {sweep} measures. "
-                    "Stop the sweep first."
-                )
-            active = self.active_id()
-            if active is not None:
-                raise RunError(
-                    f"Start: one run at a time, got a second while {active} is active. "
-                    "Stop it first."
-                )
+            self._refuse(Activity.RUN)
             if self._active is not None:
                 # It has written its end; its thread or process needs a moment to be gone.
                 self._active.stop(STOP_TIMEOUT_S)
@@ -156,101 +149,79 @@ class Services:
     def start_sweep(self, plan: Plan) -> str:
         """Start a sweep and return its id.
 
-        Raises SweepError while a run, a lesson or another sweep is active, OSError where it cannot
-        be started.
+        Raises RunError while something else is active, SweepError and OSError where it cannot be
+        started.
         """
         with self._lock:
-            self._refuse_second_sweep()
+            self._refuse(Activity.SWEEP)
             return self.sweeps.start(plan)
 
     def resume_sweep(self, sweep_id: str) -> None:
-        """Go on with a sweep. Raises as `start_sweep`, and SweepError for one that has finished."""
+        """Continue a sweep. Raises as `start_sweep`, and SweepError for one that has finished."""
         with self._lock:
-            self._refuse_second_sweep()
+            self._refuse(Activity.SWEEP)
             self.sweeps.resume(sweep_id)
 
     def start_lesson(self, lesson: Lesson) -> None:
-        """Run a lesson. Raises RunError beside a run, a sweep or a lesson, OSError as a run."""
+        """Run a lesson. Raises as `start`."""
         with self._lock:
-            busy = self.active_id() or self.sweeps.active_id()
-            if self.fits.running() is not None:
-                raise RunError(f"Run: {FIT_WORKS}")
-            if busy is not None:
-                raise RunError(f"Run: {busy} is active and would disturb it. Stop it first.")
-            if self.collectives.running() is not None:
-                raise RunError(f"Run: {COLLECTIVES}")
-            self.lessons.start(lesson)
+            self._refuse(Activity.LESSON)
+            self.lessons.start(lambda: LessonRun(lesson), lesson.name)
 
     def start_collectives(self, plan: CollectivePlan) -> None:
-        """Measure collectives. Raises RunError beside whatever it would disturb, OSError as a run.
-
-        `collective_refusal` says why it would not start.
-        """
+        """Measure collectives. Raises as `start`."""
         with self._lock:
-            refused = self.collective_refusal()
-            if refused is not None:
-                raise RunError(f"Measure: {refused}")
-            self.collectives.start(plan)
+            self._refuse(Activity.COLLECTIVES)
+            self.collectives.start(lambda: Measurement(plan, self.runs))
 
-    def collective_refusal(self) -> str | None:
-        """Say why no collectives can be measured now; None where they can."""
-        busy = self.active_id() or self.sweeps.active_id()
-        if busy is not None:
-            return f"{busy} is running and would disturb the measurement. Stop it first."
-        return self.lesson_refusal() or (FIT_WORKS if self.fits.running() is not None else None)
-
-    def start_fit(self, config: RunConfig, *, largest: bool) -> None:
-        """Predict a run's memory; with `largest` also measure throughput in short runs.
-
-        Raises RunError where it would disturb a measurement, OSError as a run.
-        """
+    def start_estimate(self, config: RunConfig, *, largest: bool) -> None:
+        """Estimate a run's memory; with `largest` also measure throughput. Raises as `start`."""
         with self._lock:
-            refused = self.fit_refusal(largest=largest)
-            if refused is not None:
-                raise RunError(f"Fit: {refused}")
-            self.fits.start(config, largest=largest)
+            self._refuse(Activity.BATCH_SIZE_FINDER if largest else Activity.ESTIMATE)
+            self.estimates.start(lambda: PredictionRun(config, self.runs, largest=largest))
 
-    def fit_refusal(self, *, largest: bool) -> str | None:
-        """Say why nothing can be predicted now; None where it can."""
-        if self.fits.running() is not None:
-            return "One prediction at a time: wait for it, or stop it."
-        sweep, run = self.sweeps.active_id(), self.active_id()
+    def busy_reason(self, starting: Activity) -> str | None:
+        """Return why `starting` has to wait for what is active now; None where it does not."""
+        for active, reason in self._activities():
+            if {active, starting} != SIDE_BY_SIDE:
+                return reason
+        return None
+
+    def _activities(self) -> Iterator[tuple[Activity, str]]:
+        """Yield what is active on this server, each with what to do about it."""
+        run, sweep = self.active_id(), self.sweeps.active_id()
+        lesson, estimate = self.lessons.running(), self.estimates.running()
+        if run is not None:
+            yield Activity.RUN, f"The run {run} is active. Stop it first."
         if sweep is not None:
-            return f"The sweep {sweep} measures and would be disturbed. Stop it first."
-        if largest and run is not None:
-            return f"The run {run} is active and would disturb the measurement. Stop it first."
-        return self.lesson_refusal()
-
-    def lesson_refusal(self) -> str | None:
-        """Say why nothing can be started beside a lesson or a measurement of collectives."""
+            yield Activity.SWEEP, f"The sweep {sweep} is measuring. Stop it on the Lab page first."
+        if lesson is not None:
+            yield (
+                Activity.LESSON,
+                f"The lesson “{lesson.lesson.title}” is running. Wait for its end, or stop it on "
+                "the Learn page.",
+            )
         if self.collectives.running() is not None:
-            return COLLECTIVES
-        lesson = self.lessons.running()
-        if lesson is None:
-            return None
-        return (
-            f"The lesson “{lesson.title}” is running and would disturb the measurement. "
-            "Wait for its end, or stop it on the page Learn."
-        )
+            yield (
+                Activity.COLLECTIVES,
+                "Collectives are being measured. Wait for the end, or stop the measurement on the "
+                "Hardware page.",
+            )
+        if estimate is not None:
+            doing = "A batch size search" if estimate.largest else "A memory estimate"
+            activity = Activity.BATCH_SIZE_FINDER if estimate.largest else Activity.ESTIMATE
+            yield activity, f"{doing} is running. Wait for its end, or stop it on the Run page."
+
+    def _refuse(self, starting: Activity) -> None:
+        """Raise RunError if `starting` has to wait."""
+        reason = self.busy_reason(starting)
+        if reason is not None:
+            raise RunError(reason)
 
     def measuring(self, max_age_s: float = 0.0) -> str | None:
         """Return the sweep, as of at most `max_age_s` ago, or the lesson that runs now, if any."""
-        lesson = self.lessons.running()
-        return self.sweeps.active_id(max_age_s) or (lesson.name if lesson is not None else None)
-
-    def sweep_refusal(self) -> str | None:
-        """Say why no sweep can be started or resumed now; None where one can."""
-        run, other = self.active_id(), self.sweeps.active_id()
-        if run is not None:
-            return f"The run {run} is active and would disturb the measurement. Stop it first."
-        if other is not None:
-            return f"One sweep at a time: {other} is measuring. Stop it first."
-        return self.lesson_refusal() or (FIT_WORKS if self.fits.running() is not None else None)
-
-    def _refuse_second_sweep(self) -> None:
-        refused = self.sweep_refusal()
-        if refused is not None:
-            raise SweepError(refused)
+        run = self.lessons.running()
+        return self.sweeps.active_id(max_age_s) or (run.lesson.name if run is not None else None)
 
     def active_id(self) -> str | None:
         """Return the id of the run that this server is training, if any."""
@@ -327,7 +298,7 @@ class Services:
         """Stop what is active and flush its data; a second call only waits for the first."""
         with self._closing:
             self.lessons.close()
-            self.fits.close()
+            self.estimates.close()
             self.collectives.close()
             with self._lock:
                 active, self._active = self._active, None

@@ -108,26 +108,11 @@ def supported_commands(run: RunInfo) -> frozenset[str]:
     return frozenset(CommandName) - {CommandName.MEMORY_SNAPSHOT, CommandName.PROFILE}
 
 
-def start_button(
-    active_id: str | None,
-    problems: Sequence[Problem],
-    sweep_id: str | None = None,
-    lesson: str | None = None,
-) -> Json:
-    """Return the button that starts a run: its help and why it cannot be pressed now, or None.
-
-    `lesson` says that the lesson that runs is in the way.
-    """
-    refused = None
-    if active_id:
-        refused = f"One run at a time: {active_id} is active. Stop it first."
-    elif sweep_id:
-        refused = f"It would disturb what the sweep {sweep_id} measures. Stop it in Lab first."
-    elif lesson:
-        refused = lesson
-    elif problems:
-        refused = "These settings cannot run. " + " ".join(map(str, problems))
-    return {"label": "Start", "help": "Train with the settings in the sidebar.", "refused": refused}
+def start_refusal(busy: str | None, problems: Sequence[Problem]) -> str | None:
+    """Return why Start run is disabled: the server is busy, or the settings cannot run."""
+    if busy is not None or not problems:
+        return busy
+    return "These settings cannot run. " + " ".join(map(str, problems))
 
 
 def buttons(run: RunInfo | None) -> list[Json]:

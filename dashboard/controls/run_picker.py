@@ -17,17 +17,23 @@ _CHOSEN = "run_chosen"
 
 
 def picked_run(server: Services, listing: Listing) -> str | None:
-    """Return the shown run's id, None for none.
+    """Return the id of the run to show; None for none.
 
-    A run named in the URL wins, then the active one, then the newest live one of this machine; an
-    empty page takes the next one that begins, unless somebody emptied it by hand.
+    A run that the user or the URL chose stays. Otherwise the page shows the active run, then the
+    newest live one of this machine, then the newest one, and follows a run that begins after the
+    shown one has ended.
     """
     state = st.session_state
-    if RUN not in state:
-        state[RUN] = st.query_params.get("run")
-    if not state[RUN] and not state.get(_CHOSEN):
-        state[RUN] = server.active_id() or newest_live(listing.runs)
-    picked: str | None = state[RUN]
+    if RUN not in state and "run" in st.query_params:
+        choose(st.query_params["run"])
+    picked: str | None = state.get(RUN)
+    if state.get(_CHOSEN):
+        return picked
+    live = {run.id for run in listing.runs if run.status.live}
+    if picked not in live:
+        newest = listing.runs[0].id if listing.runs else None
+        picked = server.active_id() or newest_live(listing.runs) or picked or newest
+        state[RUN] = picked
     return picked
 
 

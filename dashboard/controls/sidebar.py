@@ -8,10 +8,11 @@ from then on the URL follows the widgets.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from dashboard.controls.config_widgets import (
     Choice,
@@ -70,8 +71,6 @@ DEVICE_NAME = 15
 SETTINGS = "settings"
 """In the session's state: the value of every field of RunConfig, by its name."""
 _AWAY = "sidebar_not_drawn"
-BELOW = "below_training"
-"""In the session's state while the page is drawn: room below the settings that all runs have."""
 _KEPT = (
     "device",
     "seed",
@@ -82,6 +81,18 @@ _KEPT = (
     *(s.field for s in (*SWITCHES, *PARALLEL_SWITCHES) if s.field != "channels_last"),
 )
 """Fields that a change of workload leaves alone; channels_last has a default for each."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewRunForm:
+    """The sidebar's settings, why they cannot start, and its places for buttons."""
+
+    config: RunConfig
+    problems: tuple[Problem, ...]
+    estimate: DeltaGenerator
+    """Below the settings that are always visible."""
+    start: DeltaGenerator
+    """At the end."""
 
 
 def load(config: RunConfig) -> None:
@@ -122,31 +133,31 @@ def load_settings(found: Devices) -> list[Problem]:
     return list(st.session_state.link_problems)
 
 
-def sidebar(
-    found: Devices, checkpoints: Sequence[str], shown: str | None = None
-) -> tuple[RunConfig, tuple[Problem, ...]]:
-    """Draw the settings; return them and the reasons why they cannot start.
+def sidebar(found: Devices, checkpoints: Sequence[str], shown: str | None = None) -> NewRunForm:
+    """Draw the settings of a new run.
 
-    `shown` names a run on the page that these settings have nothing to do with.
+    `shown` names a run on the page that was not started with such settings.
     """
     config = _current()
     with st.sidebar:
         st.markdown("#### New run")
         if shown is not None:
             st.caption(
-                "These settings start a built-in workload. "
-                f"They are not those of {escape_markdown(shown)}."
+                "These settings start a built-in workload. The shown run is "
+                f"{escape_markdown(shown)}."
             )
         _device(config, found)
         _workload(config, found)
         choice = Choice(config, found.devices)
         switch_select("precision", PRECISIONS, choice)
         _training(choice)
-        st.session_state[BELOW] = st.container()
+        estimate = st.container()
         groups(choice, checkpoints)
+        start = st.container()
     config = _current()
     st.session_state[SETTINGS] = _values(config)
-    return config, (*problems(config, found.devices), *absent(config))
+    found_problems = (*problems(config, found.devices), *absent(config))
+    return NewRunForm(config, found_problems, estimate, start)
 
 
 def link_params(config: RunConfig, devices: Sequence[TrainDevice]) -> dict[str, str]:

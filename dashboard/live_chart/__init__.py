@@ -72,7 +72,7 @@ def live_chart(
     *,
     key: str,
     page_token: str,
-    on_start: Callable[[], None],
+    on_tab: Callable[[], None],
     on_pick: Callable[[], None],
     on_setting: Callable[[], None],
     on_retry: Callable[[], None],
@@ -81,9 +81,9 @@ def live_chart(
 
     `layout` comes from `dashboard.charts.layout`, `header` from `dashboard.views.live_panel`.
     `page_token` names what the page was built from: the component runs the script again once the
-    server names another. `on_start` is called for a press on Start, `on_pick` when another run is
-    chosen, whose id is then the component's `run`. `on_setting` is called when the setting that
-    a verdict proposes is taken: the component's `setting`, with `field` and `value`.
+    server names another. The callbacks read the component's value of the same name: `on_tab` the
+    tab that was opened, `on_pick` the id in `run`, `on_setting` the suggested setting to apply,
+    with `field` and `value`.
     """
     data = {
         "run": run_id,
@@ -96,7 +96,7 @@ def live_chart(
         key=key,
         data=data,
         on_stale_change=_rerun,
-        on_start_change=on_start,
+        on_tab_change=on_tab,
         on_run_change=on_pick,
         on_setting_change=on_setting,
         on_retry_change=on_retry,

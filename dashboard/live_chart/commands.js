@@ -154,14 +154,37 @@ export class ButtonGroup {
   }
 }
 
-export class StartButton extends Button {
-  constructor(press, label = "Start") {
-    super(label, press, label === "Start" ? "ss-primary" : "");
+export class RetryButton extends Button {
+  constructor(press) {
+    super("Retry", press);
   }
 
   update({ label, help, refused }, starting) {
     setText(this.node, label);
     this.show({ refused, title: refused || help }, starting);
+  }
+}
+
+// The tabs of a run. Python draws what lies below the component, so `open(name)` runs the script.
+export class TabBar {
+  constructor(open) {
+    this.open = open;
+    this.node = el("nav", { class: "ss-tabs", "aria-label": "Views of the run" });
+    this.text = null;
+  }
+
+  // `tabs` is a list of [name, label]; empty without a run.
+  update(tabs, shown) {
+    const text = JSON.stringify(tabs);
+    if (text !== this.text) {
+      this.text = text;
+      const button = ([name, label]) =>
+        el("button", { type: "button", "data-tab": name, onclick: () => this.open(name) }, label);
+      this.node.replaceChildren(...tabs.map(button));
+    }
+    for (const each of this.node.children)
+      setAttribute(each, "aria-current", each.dataset.tab === shown ? "page" : null);
+    this.node.hidden = !tabs.length;
   }
 }
 

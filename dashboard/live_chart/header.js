@@ -1,7 +1,7 @@
-// The row that stays in sight: which run, how it stands, how far it is, and the buttons; below it
-// what was last asked of the run, and what is wrong.
+// The row that stays in sight: the run, its status and progress, and the buttons; below it the result
+// of the last command, warnings, and the tabs.
 
-import { ButtonGroup, RunPicker, StartButton } from "./commands.js";
+import { ButtonGroup, RetryButton, RunPicker, TabBar } from "./commands.js";
 import { el, setAttribute, setText } from "./dom.js";
 import { clock, isNumber, withUnit } from "./format.js";
 import { latest, secondsLeft } from "./series.js";
@@ -50,8 +50,8 @@ export function detailsOf({ answer, live, ended }) {
 }
 
 export class Header {
-  // `start()`, `retry()`, `pick(run)` and `send(button, args)` are called for what is pressed.
-  constructor({ start, retry, pick, send }) {
+  // `retry()`, `pick(run)`, `open(tab)` and `send(button, args)` are called for what is pressed.
+  constructor({ retry, pick, open, send }) {
     this.icon = el("span", { class: "ss-icon", "aria-hidden": "true" });
     this.word = el("span", {});
     this.badge = el("span", { class: "ss-badge" }, this.icon, this.word);
@@ -59,8 +59,8 @@ export class Header {
     this.picker = new RunPicker(pick);
     this.alerts = el("span", { class: "ss-alerts", "data-testid": "alerts", hidden: "" });
     this.progressText = el("span", { class: "ss-progress-text" });
-    this.start = new StartButton(start);
-    this.retry = new StartButton(retry, "Retry");
+    this.retry = new RetryButton(retry);
+    this.tabs = new TabBar(open);
     this.buttons = new ButtonGroup(false, send, "Run");
     this.ack = el("span", { class: "ss-ack", role: "status", "data-testid": "ack" });
     this.details = el("span", { class: "ss-details" });
@@ -91,13 +91,14 @@ export class Header {
         this.alerts,
         this.picker.node,
         el("span", { "data-testid": "progress" }, this.progressText),
-        el("div", { class: "ss-actions" }, this.retry.node, this.start.node, this.buttons.node),
+        el("div", { class: "ss-actions" }, this.retry.node, this.buttons.node),
       ),
       el("div", { class: "ss-row ss-second" }, this.ack, this.details),
       this.lookOnly,
       this.trouble,
       this.warnings,
       this.bar,
+      this.tabs.node,
     );
   }
 
@@ -120,7 +121,7 @@ export class Header {
   update(store) {
     const { header, answer, told } = store;
     this.picker.update(header.runs, header.picked);
-    this.start.update(header.start, store.waitingFor === "start");
+    this.tabs.update(header.tabs, store.tab);
     if (header.retry) this.retry.update(header.retry, store.waitingFor === "retry");
     else this.retry.hide();
     this.buttons.update(answer?.status, store.waitingFor);

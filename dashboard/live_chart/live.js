@@ -33,13 +33,16 @@ class LiveView {
     );
     const send = (button, args) => this.send(button, args);
     this.header = new Header({
-      start: () => this.start("start", "Starting…"),
-      retry: () => this.start("retry", "Starting with half the batch…"),
+      retry: () => this.retry(),
+      open: (tab) => this.openTab(tab),
       pick: (run) => this.setTriggerValue("run", run),
       send,
     });
     this.memoryButtons = new ButtonGroup(true, send, "Memory");
-    this.verdict = new VerdictLine((setting) => this.setTriggerValue("setting", setting));
+    this.verdict = new VerdictLine(
+      (setting) => this.setTriggerValue("setting", setting),
+      (tab) => this.openTab(tab),
+    );
     this.tiles = new TileRow();
     this.bar = new AxisBar(this.store);
     this.table = new EventTable();
@@ -65,6 +68,7 @@ class LiveView {
       trouble,
     });
     const parts = [this.verdict, this.tiles, this.bar, this.board, this.ranks, this.table];
+    this.inOverview = [this.verdict, this.tiles, this.board, this.table];
     this.body = el("div", { class: "ss-body" }, ...parts.map((part) => part.node));
     this.root = el(
       "div",
@@ -88,7 +92,9 @@ class LiveView {
     this.setHeader(data.header);
     const text = JSON.stringify(data.layout);
     if (data.layout && (other || this.layoutText !== text)) this.setLayout(data.layout, text);
-    this.ranks.show(data.layout?.ranks ? data.run : null);
+    if (this.sentTab !== data.header.tab) this.showTab(data.header.tab);
+    this.sentTab = data.header.tab;
+    this.ranks.show(this.store.tab === "ranks" ? data.run : null);
     if (data.run && !this.painter.Plotly) {
       loadPlotly(data.plotly).then(
         (plotly) => this.painter.usePlotly(plotly),
@@ -140,10 +146,26 @@ class LiveView {
 
   // --- what is pressed: shown before anything else happens ---
 
-  start(name, text) {
-    this.store.ask(newCommandId(), name, text);
+  retry() {
+    this.store.ask(newCommandId(), "retry", "Starting with half the batch…");
     this.showState();
-    this.setTriggerValue(name, newCommandId());
+    this.setTriggerValue("retry", newCommandId());
+  }
+
+  // Shows the tab at once; the script then draws what stands below.
+  openTab(tab) {
+    this.showTab(tab);
+    this.setTriggerValue("tab", tab);
+  }
+
+  showTab(tab) {
+    this.store.tab = tab;
+    for (const part of this.inOverview)
+      part.node.classList.toggle("ss-elsewhere", tab !== "overview");
+    this.bar.node.classList.toggle("ss-elsewhere", !["overview", "ranks"].includes(tab));
+    this.ranks.show(tab === "ranks" ? this.store.run : null);
+    this.showState();
+    this.redraw();
   }
 
   async send(button, args) {

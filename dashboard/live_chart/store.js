@@ -25,6 +25,7 @@ export class Store {
     Object.assign(this, { moved, wanted, only });
     this.header = null; // what the page's script knows: runs, buttons, what is in the way
     this.shownError = null; // id of the script's last error
+    this.tab = "overview"; // the view of the run that is open
     this.connection = null; // why the server's answer is not there
     this.open(null);
   }

@@ -3,15 +3,15 @@
 
 import { el, setAttribute, setText } from "./dom.js";
 
-// What the line shows: its text, words after it, the label of the link and its title, and a page
-// that says more; null for no line. A setting that the sidebar has already is no link.
+// What the line shows: its text, words after it, the label of the link and its title, and the tab with
+// the details; null for no line. A setting that the sidebar already has is no link.
 export function verdictContent(answer, settings) {
   const verdict = answer?.verdict;
   if (!verdict) return null;
-  const { text, words, setting, page } = verdict;
-  if (!setting) return { text, words: words || "", link: null, title: null, ...(page && { page }) };
+  const { text, words, setting, tab } = verdict;
+  if (!setting) return { text, words: words || "", link: null, title: null, ...(tab && { tab }) };
   if (settings?.[setting.field] === setting.value) {
-    const place = setting.place ? ` (sidebar: ${setting.place})` : ""; // its group may be folded
+    const place = setting.place ? ` (sidebar: ${setting.place})` : ""; // in a collapsed group
     return {
       text,
       words: `${setting.text} is set for the next run${place}.`,
@@ -19,20 +19,22 @@ export function verdictContent(answer, settings) {
       title: null,
     };
   }
-  const title = `Puts ${setting.text} into the sidebar, for the next run. This run does not change.`;
-  return { text, words: "", link: `Try ${setting.text} →`, title };
+  const title = `Set ${setting.text} in the sidebar, for the next run. This run does not change.`;
+  return { text, words: "", link: `Apply ${setting.text} →`, title };
 }
 
 export class VerdictLine {
-  // `take(setting)` is called for a press on the link.
-  constructor(take) {
+  // `take(setting)` and `open(tab)` are called for a press on the links.
+  constructor(take, open) {
     this.take = take;
     this.pressedAt = null; // the header when the link was pressed; the script has not answered yet
     this.text = el("span", { class: "ss-verdict-text" });
     this.words = el("span", {});
     this.link = el("button", { class: "ss-verdict-link", onclick: () => this.press() });
-    this.page = el("a", { class: "ss-verdict-link" });
-    const parts = [this.text, " ", this.words, " ", this.link, this.page];
+    this.tab = null;
+    const press = () => open(this.tab);
+    this.more = el("button", { class: "ss-verdict-link", onclick: press }, "Memory tab →");
+    const parts = [this.text, " ", this.words, " ", this.link, this.more];
     const shown = { class: "ss-verdict", role: "note", "data-testid": "verdict", hidden: "" };
     this.node = el("p", shown, ...parts);
   }
@@ -60,8 +62,7 @@ export class VerdictLine {
     setAttribute(this.link, "title", content.title);
     this.link.hidden = !content.link;
     this.words.hidden = !content.words;
-    this.page.hidden = !content.page;
-    setText(this.page, content.page?.text || "");
-    setAttribute(this.page, "href", content.page?.url ?? null);
+    this.tab = content.tab ?? null;
+    this.more.hidden = !content.tab;
   }
 }

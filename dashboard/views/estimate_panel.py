@@ -10,7 +10,7 @@ import streamlit as st
 from dashboard.charts.batch_size_curve import batch_figure
 from dashboard.controls.suggestion import take_proposal
 from dashboard.format import escape_markdown
-from dashboard.services import Services
+from dashboard.services import Activity, Services
 from stepscope.common.formatting import format_bytes
 from stepscope.run import RunError
 from trainer.config import Problem, RunConfig
@@ -38,24 +38,24 @@ NAMES = {
 }
 
 
-def fit_buttons(server: Services, config: RunConfig, problems: Sequence[Problem]) -> None:
+def estimate_buttons(server: Services, config: RunConfig, problems: Sequence[Problem]) -> None:
     """Draw the two buttons; not where the settings cannot start."""
     if problems:
         return
-    refused = server.fit_refusal(largest=False)
+    refused = server.busy_reason(Activity.ESTIMATE)
     with st.container(horizontal=True, key="fit_buttons"):
         for label, largest, help_text in (
             (
-                "Will it fit?",
+                "Estimate memory",
                 False,
-                "Predict the peak memory of these settings in a process of its own. "
-                "Nothing is trained.",
+                "Estimate the peak memory of these settings without training, in a separate "
+                "process.",
             ),
             (
-                "Largest batch",
+                "Find max batch size",
                 True,
-                "Predict other batch sizes too, and measure throughput in short runs of sizes "
-                "that are predicted to fit.",
+                "Estimate other batch sizes too, and measure the throughput of those that fit in "
+                "short runs.",
             ),
         ):
             st.button(
@@ -70,17 +70,17 @@ def fit_buttons(server: Services, config: RunConfig, problems: Sequence[Problem]
 
 def _start(server: Services, config: RunConfig, largest: bool) -> None:
     try:
-        server.start_fit(config, largest=largest)
+        server.start_estimate(config, largest=largest)
     except (RunError, OSError) as error:
         st.session_state[ERROR] = f"The prediction could not start. {error}"
 
 
-def fit_panel(server: Services, config: RunConfig) -> None:
+def estimate_panel(server: Services, config: RunConfig) -> None:
     """Draw the last prediction, if there is one; it moves on while it works."""
     error = st.session_state.pop(ERROR, None)
     if error is not None:
         st.error(error, icon=":material/error:")
-    last = server.fits.last()
+    last = server.estimates.last()
     if last is None:
         return
     with st.container(border=True, key="fit_panel"):
@@ -108,7 +108,7 @@ def _result(server: Services, run: PredictionRun, config: RunConfig) -> None:
         st.caption(":material/stop: The prediction was stopped.")
     else:
         st.error(f"Nothing was predicted. {escape_markdown(output.reason or '')}")
-    st.button("Close", key="fit_close", icon=":material/close:", on_click=server.fits.drop)
+    st.button("Close", key="fit_close", icon=":material/close:", on_click=server.estimates.drop)
 
 
 def _answer(output: PredictionOutput, run: PredictionRun, config: RunConfig) -> None:

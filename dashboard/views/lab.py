@@ -11,6 +11,7 @@ from dashboard.controls.run_picker import newest_live
 from dashboard.controls.sweep_picker import picked_sweep, show_sweep
 from dashboard.format import escape_markdown
 from dashboard.views.lab_panel import ERROR, empty_lab, sweep_panel, watch_for_room
+from stepscope.run import RunError
 from trainer.lab.folder import SweepError
 
 server = services.get()
@@ -26,7 +27,7 @@ with st.container(key="lab"):
     left, right = st.columns([3, 7], gap="medium")
 with left, st.container(key="lab_choice"):
     choice = wanted(server, found, settings_of_sidebar())
-    busy = server.sweep_refusal()
+    busy = server.busy_reason(services.Activity.SWEEP)
     refused = busy or choice.refused
     pressed = choice.place.button(
         "Start sweep",
@@ -49,7 +50,7 @@ watch_for_room(server, busy)
 if pressed:
     try:
         show_sweep(server.start_sweep(choice.plan))
-    except (SweepError, OSError) as error:
+    except (RunError, SweepError, OSError) as error:
         st.session_state[ERROR] = f"The sweep could not start. {error}"
     st.rerun()
 

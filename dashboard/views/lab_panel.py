@@ -17,11 +17,11 @@ from dashboard.controls import sidebar as controls
 from dashboard.controls.lab_labels import workload_and_device
 from dashboard.controls.sweep_picker import show_sweep
 from dashboard.format import escape_markdown
-from dashboard.services import Services
+from dashboard.services import Activity, Services
 from dashboard.sweep_content import SweepContent, SweepStatus
 from dashboard.sweeps import Sweep, not_resumable
 from dashboard.views.lab_results import results
-from dashboard.views.live_panel import TAKEN_OVER
+from dashboard.views.live_panel import APPLIED
 from stepscope.run import RunError
 from trainer.config import ConfigError, RunConfig
 from trainer.lab.folder import SweepError
@@ -85,7 +85,7 @@ def watch_for_room(server: Services, busy: str | None) -> None:
 
 def look_for_room(server: Services, busy: str | None) -> None:
     """Draw the page anew if what is in the way of a sweep is not `busy` any more."""
-    if server.sweep_refusal() != busy:
+    if server.busy_reason(Activity.SWEEP) != busy:
         st.rerun()
 
 
@@ -158,7 +158,7 @@ def _actions(server: Services, sweep: Sweep) -> None:
                 _try("The sweep could not be stopped", lambda: server.sweeps.stop(sweep.id))
         return
     if not_resumable(status) is None:
-        refused = sweep.look_only or server.sweep_refusal()
+        refused = sweep.look_only or server.busy_reason(Activity.SWEEP)
         resume = st.button(
             "Resume",
             icon=":material/resume:",
@@ -216,7 +216,7 @@ def _json(sweep: dict[str, object]) -> str:
 
 
 def _use(sweep: Sweep) -> None:
-    """Put the best combination into the sidebar and open Live."""
+    """Put the best combination into the sidebar and open the Run page."""
     best = sweep.content.best
     if best is None:
         return
@@ -229,5 +229,5 @@ def _use(sweep: Sweep) -> None:
     named = {arm.name: arm.label for arm in sweep.content.arms}
     changes = ", ".join(named.get(name, name) for name in best.names)
     title = workload_and_device(sweep.content.workload, sweep.content.config)
-    st.session_state[TAKEN_OVER] = f"{title}, with {changes or best.arm.label}"
-    st.switch_page("views/live.py")
+    st.session_state[APPLIED] = f"{title}, with {changes or best.arm.label}"
+    st.switch_page("views/run.py")

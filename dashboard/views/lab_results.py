@@ -93,7 +93,7 @@ def _best(sweep: SweepContent, use: Callable[[], None]) -> None:
             icon=":material/tune:",
             key="lab_use",
             disabled=problem is not None,
-            help=problem or "Put the baseline with these changes into the sidebar and open Live.",
+            help=problem or "Put the baseline with these changes into the sidebar of the Run page.",
         )
     if pressed:
         use()

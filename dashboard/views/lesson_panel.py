@@ -6,7 +6,7 @@ from itertools import groupby
 
 import streamlit as st
 
-from dashboard.services import Services
+from dashboard.services import Activity, Services
 from stepscope.run import RunError
 from trainer.lessons import LESSONS, Lesson
 from trainer.runners.child_process import ChildState
@@ -72,25 +72,11 @@ def _missing(server: Services, lesson: Lesson) -> None:
         st.caption(f":material/info: Without CUDA: {lesson.on_cpu} No CUDA here: {reason}")
 
 
-def _refusal(server: Services, lesson: Lesson) -> str | None:
-    """Return why a lesson that this machine can run cannot be run now."""
-    active = server.active_id() or server.sweeps.active_id()
-    if active is not None:
-        return (
-            f"{active} is running: its measurements and those of the lesson would disturb each "
-            "other. Stop it, or wait for its end."
-        )
-    running = server.lessons.running()
-    if running is not None and running is not lesson:
-        return f"One lesson at a time: “{running.title}” is running."
-    return None
-
-
 def _result(server: Services, lesson: Lesson, was_running: bool) -> None:
     """Draw the buttons, the progress and the output of the last run of this lesson."""
     if was_running != (server.lessons.running() is not None):
         st.rerun()  # so that it is read as often as there is something new
-    run = server.lessons.of(lesson.name)
+    run = server.lessons.last(lesson.name)
     output = run.output() if run else None
     if run is not None and output is not None and output.state is ChildState.RUNNING:
         if st.button("Stop", icon=":material/stop:", help="End the lesson's process."):
@@ -109,7 +95,7 @@ def _result(server: Services, lesson: Lesson, was_running: bool) -> None:
 
 def _run_button(server: Services, lesson: Lesson) -> None:
     lacks_cuda = lesson.needs_cuda is not None and server.devices().cuda_reason is not None
-    refused = None if lacks_cuda else _refusal(server, lesson)  # what it lacks is said above
+    refused = None if lacks_cuda else server.busy_reason(Activity.LESSON)
     pressed = st.button(
         "Run",
         type="primary",

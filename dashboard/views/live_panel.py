@@ -4,40 +4,60 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import streamlit as st
 
 from dashboard.api.page_token import page_token
 from dashboard.charts.layout import layout
-from dashboard.charts.run_view import run_content, run_kind
-from dashboard.controls.actions import Json, buttons, start_button
+from dashboard.charts.run_view import run_content, world_size_of
+from dashboard.controls.actions import buttons
 from dashboard.controls.run_picker import RUN, choices, choose
 from dashboard.controls.sidebar import load
-from dashboard.controls.suggestion import describes, take_proposal
+from dashboard.controls.suggestion import take_proposal
 from dashboard.live_chart import live_chart
 from dashboard.out_of_memory import Retry, retry
 from dashboard.run_index import Listing
-from dashboard.services import Services
-from stepscope.run import RunError, RunInfo, RunKind, read_only_reason
+from dashboard.services import Activity, Services
+from stepscope.run import RunError, RunInfo, read_only_reason
 from trainer.config import Problem, RunConfig
 
 ERROR = "command_error"
-"""In the session's state: a sentence that the header shows once, as after a refused Start."""
-START = "start_pressed"
-"""In the session's state from a press on Start until a run is started."""
-TAKEN_OVER = "settings_taken_over"
-"""In the session's state: what the lab has put into the sidebar; said once."""
+"""In the session's state: a sentence that the header shows once, as after a refused Start run."""
+START = "start_requested"
+"""In the session's state: True until the sidebar's settings are started."""
+APPLIED = "settings_applied"
+"""In the session's state: which settings of the lab the sidebar has now; shown once."""
 KEY = "live"
+TAB = "run_tab"
+"""In the session's state, and in the URL as `tab`: the open tab of the run."""
+TABS = {
+    "overview": "Overview",
+    "memory": "Memory",
+    "ranks": "Ranks",
+    "profile": "Profile",
+    "logs": "Logs",
+    "details": "Details",
+}
 
 
-def start_if_pressed(server: Services, config: RunConfig, problems: Sequence[Problem]) -> None:
-    """Start what the sidebar says now, if Start was pressed, and show that run.
+def open_tab(run: RunInfo | None) -> str:
+    """Return the tab to draw: the URL's at first, then the one that was opened last."""
+    state = st.session_state
+    tab = state.setdefault(TAB, st.query_params.get("tab", "overview"))
+    return tab if tab in tabs_of(run) else "overview"
 
-    Not in the callback of the press: it would have the settings of the last time that the page was
-    drawn, and who changes a setting and presses Start at once means the new one.
-    """
+
+def tabs_of(run: RunInfo | None) -> dict[str, str]:
+    """Return the tabs of a run by name: Ranks only for a distributed run."""
+    if run is None:
+        return {}
+    distributed = world_size_of(run.run_json) > 1
+    return {name: label for name, label in TABS.items() if name != "ranks" or distributed}
+
+
+def start_if_requested(server: Services, config: RunConfig, problems: Sequence[Problem]) -> None:
+    """Start the sidebar's settings if START is set, and show that run."""
     if not st.session_state.pop(START, False):
         return
     if problems:
@@ -48,33 +68,35 @@ def start_if_pressed(server: Services, config: RunConfig, problems: Sequence[Pro
     except (RunError, OSError) as error:
         st.session_state[ERROR] = f"The run could not start. {error}"
         return
+    st.session_state[TAB] = "overview"
     st.rerun()
 
 
 def live_panel(
     server: Services,
     config: RunConfig,
-    start: Json,
     listing: Listing,
     run: RunInfo | None,
+    tab: str,
     trouble: str | None = None,
 ) -> None:
-    """Draw the header row and, for a run, its charts; `config` has the sidebar's settings,
-    `start` is the button for them, `trouble` says why the picked run is not there."""
+    """Draw the header and, for a run, what the component shows of `tab`.
+
+    `config` has the sidebar's settings; `trouble` is why the picked run cannot be read.
+    """
     picked = st.session_state.get(RUN)
     again = None if run is None else retry(run, server.devices().devices)
     error = st.session_state.pop(ERROR, None)
-    other = _other_settings(config, run)
     header = {
         "runs": choices(picked, listing),
         "picked": picked,
-        "start": start,
-        "retry": None if again is None else again.as_button(busy(server)),
+        "tabs": list(tabs_of(run).items()),
+        "tab": tab,
+        "retry": None if again is None else again.as_button(server.busy_reason(Activity.RUN)),
         "buttons": buttons(run),
         "look_only": read_only_reason(run) if run is not None and run.status.live else None,
         "trouble": trouble,
-        # None: those of the shown run are not in the sidebar.
-        "settings": config.to_dict() if other is None else None,
+        "settings": config.to_dict(),
         # Numbered, so that the same sentence is shown again.
         "error": {"id": time.time_ns() // 1000, "text": error} if error else None,
     }
@@ -84,31 +106,20 @@ def live_panel(
         header,
         key=KEY,
         page_token=page_token(listing, run, server.measuring()),
-        on_start=_start_pressed,
+        on_tab=_open_tab,
         on_pick=_pick,
-        on_setting=functools.partial(_take_setting, other),
+        on_setting=_apply_setting,
         on_retry=functools.partial(_retry, again),
     )
 
 
-def busy(server: Services) -> str | None:
-    """Say why nothing can be started now, whatever its settings; None where something can."""
-    told = start_button(server.active_id(), (), server.sweeps.active_id(), server.lesson_refusal())
-    refused: str | None = told["refused"]
-    return refused
-
-
 def start_with(config: RunConfig) -> None:
-    """Put settings into the sidebar and have Live start them, as by a press on Start there.
+    """Put settings into the sidebar and have the Run page start them.
 
-    Call it in a callback, or before a change to that page.
+    Call it in a callback, or before switching to that page.
     """
     load(config)
     st.session_state.setdefault("link_problems", [])  # no link is followed any more
-    st.session_state[START] = True
-
-
-def _start_pressed() -> None:
     st.session_state[START] = True
 
 
@@ -118,22 +129,17 @@ def _retry(again: Retry | None) -> None:
         start_with(again.config)
 
 
+def _open_tab() -> None:
+    if st.session_state[KEY].tab in TABS:
+        st.session_state[TAB] = st.session_state[KEY].tab
+
+
 def _pick() -> None:
     choose(st.session_state[KEY].run)
 
 
-def _other_settings(config: RunConfig, run: RunInfo | None) -> Mapping[str, Any] | None:
-    """Return the settings of a run of ours that the sidebar's, `config`, do not describe."""
-    if run is None or run_kind(run) is not RunKind.TRAINER:
-        return None
-    settings = run.run_json.get("config")
-    if not isinstance(settings, dict) or describes(config, settings):
-        return None
-    return settings
-
-
-def _take_setting(of_run: Mapping[str, Any] | None) -> None:
+def _apply_setting() -> None:
     try:
-        take_proposal(st.session_state[KEY].setting, of_run)
+        take_proposal(st.session_state[KEY].setting)
     except ValueError as error:
-        st.session_state[ERROR] = f"The setting was not taken. {error}"
+        st.session_state[ERROR] = f"The setting was not applied. {error}"

@@ -1,4 +1,4 @@
-"""The section of the memory page that says why memory ran out, and what to do."""
+"""The out-of-memory section of the Memory tab: the cause, its evidence, and what to do."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import streamlit as st
 from dashboard import services
 from dashboard.format import escape_markdown
 from dashboard.out_of_memory import Retry, retry, shortage
-from dashboard.services import Services
-from dashboard.views.live_panel import busy, start_with
+from dashboard.services import Activity, Services
+from dashboard.views.live_panel import start_with
 from stepscope.memory.oom.classify import Evidence
 from stepscope.memory.oom.reader import Judged
 from stepscope.memory.oom.recommendations import Step
@@ -103,7 +103,7 @@ def _next(steps: tuple[Step, ...]) -> None:
 
 def _retry(server: Services, again: Retry, *, helps: bool) -> None:
     """Draw the button; it stands out where a smaller batch is among the proposals."""
-    button = again.as_button(busy(server))
+    button = again.as_button(server.busy_reason(Activity.RUN))
     pressed = st.button(
         button["label"],
         icon=":material/replay:",
@@ -116,7 +116,7 @@ def _retry(server: Services, again: Retry, *, helps: bool) -> None:
         st.caption(escape_markdown(button["refused"]))
     if pressed and again.config is not None:
         start_with(again.config)
-        st.switch_page("views/live.py")
+        st.rerun()
 
 
 def _blocks(record: OomRecord) -> None:

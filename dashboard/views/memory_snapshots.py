@@ -124,12 +124,9 @@ def _empty(run: RunInfo | None) -> None:
         and read_only_reason(run) is None
         and CommandName.MEMORY_SNAPSHOT in supported_commands(run)
     )
-    how = (
-        "**Memory snapshot** beside the memory chart of the page Live records the allocations of "
-        "the next steps."
-        if can
-        else "A run on CUDA can take one: **Memory snapshot** on the page Live."
-    )
+    how = "**Memory snapshot** in the memory chart records the allocations of the next steps."
+    if not can:
+        how = "A run on CUDA can take one: **Memory snapshot** in the memory chart of the Overview."
     folder = escape_markdown(str(services.get().snapshots.folder))
     st.caption(
         f":material/memory: No snapshot here. {how} Any file of "

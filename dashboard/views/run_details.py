@@ -1,24 +1,23 @@
-"""Below the charts: what a run printed, the files in its folder, its settings and environment."""
+"""The tabs Logs and Details of a run: output, files, settings and environment."""
 
 from __future__ import annotations
 
 import functools
+import json
 import os
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import streamlit as st
 
-from dashboard.charts.run_view import run_kind
+from dashboard.charts.run_view import run_kind, world_size_of
 from dashboard.controls import sidebar as controls
-from dashboard.controls.run_labels import KINDS
 from dashboard.format import escape_markdown
 from dashboard.run_files import Snapshot, snapshot_bytes, snapshots, tail, too_large_to_download
 from dashboard.services import Services
 from dashboard.views.live_panel import ERROR
-from dashboard.views.run_profile import profile_section
-from dashboard.views.run_ranks import ranks_section
 from stepscope.common.formatting import format_bytes, printable
 from stepscope.run import RunInfo, RunKind, rank_file
 from trainer.config import ConfigError, RunConfig
@@ -32,57 +31,88 @@ CHECKPOINTS = 50
 _HIDDEN = {"capabilities", "fit"}
 
 
-def details(server: Services, run: RunInfo) -> None:
-    """Draw the traceback, the output and the files of a run, then its settings."""
-    trainer = run_kind(run) is RunKind.TRAINER
-    whose = f" of rank {run.cause_rank}" if run.cause_rank else ""
-    _text_file(run, rank_file("traceback.txt", run.cause), f"Traceback{whose}", expanded=True)
-    _text_file(run, "worker.log", "Output of the training process")
-    if run.cause:
-        _text_file(run, rank_file("worker.log", run.cause), f"Output of rank {run.cause_rank}")
-    if not trainer:
-        _script(run)
+def logs_tab(run: RunInfo) -> None:
+    """Draw the traceback and what the run printed."""
+    distributed = world_size_of(run.run_json) > 1
+    whose = f" of rank {run.cause_rank}" if distributed else ""
+    drawn = [
+        _text_file(run, rank_file("traceback.txt", run.cause), f"Traceback{whose}", expanded=True),
+        _text_file(run, "worker.log", "Output of the training process"),
+        bool(run.cause)
+        and _text_file(run, rank_file("worker.log", run.cause), f"Output of rank {run.cause_rank}"),
+    ]
     if os.path.exists(run.folder / OUTPUT):
         _output(run.folder)
-    ranks_section(run)
-    profile_section(run)
-    kept = snapshots(run.folder)
-    if kept:
-        _snapshots(run, kept)
+    elif not any(drawn):
+        st.caption(_no_logs(run))
+
+
+def _no_logs(run: RunInfo) -> str:
+    if run_kind(run) is RunKind.INIT:
+        return "The output of a script with stepscope.init is not recorded. See its terminal."
+    if run_kind(run) is RunKind.RECORD:
+        return "A recording of the hardware has no output."
+    return "The run has printed nothing."
+
+
+def details_tab(server: Services, run: RunInfo) -> None:
+    """Draw the command, files, settings and environment of a run."""
+    trainer = run_kind(run) is RunKind.TRAINER
+    script = run.run_json.get("script")
+    if isinstance(script, dict):
+        _script(script)
     checkpoints = sorted(run.folder.glob("*.pt")) if trainer else []
     if checkpoints and not run.status.live:
+        st.markdown("##### Checkpoints")
         _checkpoints(server, run, [path.name for path in checkpoints[:CHECKPOINTS]])
-    with st.expander("Settings and environment of this run", icon=":material/info:"):
+    kept = snapshots(run.folder)
+    if kept:
+        st.markdown("##### Memory snapshots")
+        _snapshots(run, kept)
+    config = run.run_json.get("config")
+    if isinstance(config, dict) and config:
+        _table("Settings", config)
+    environment = run.run_json.get("environment")
+    if isinstance(environment, dict):
+        _table("Environment", environment)
+    st.markdown("##### Export")
+    st.code(f"stepscope export {run.id} --format csv", language=None, wrap_lines=True)
+    with st.expander("All recorded properties (run.json)", icon=":material/data_object:"):
         st.json({name: value for name, value in run.run_json.items() if name not in _HIDDEN})
 
 
-def _script(run: RunInfo) -> None:
-    """Draw which script ran, where, and which of its ranks is shown."""
-    lines = []
-    script = run.run_json.get("script")
-    if isinstance(script, dict):
-        given = script.get("arguments")
-        words = [str(script.get("path")), *map(str, given if isinstance(given, list) else [])]
-        lines.append(("Script", shlex.join(words)))
-        lines.append(("Working directory", str(script.get("cwd"))))
-    size = run.run_json.get("world_size")
-    if lines:
-        with st.expander(f"Script ({KINDS[run_kind(run)]})", icon=":material/description:"):
-            for title, text in lines:
-                st.caption(title)
-                st.code(text, language=None, wrap_lines=True)
-    if isinstance(size, int) and size > 1:
-        st.caption(
-            f":material/lan: Rank 0 of {size} is shown in the charts; the section Ranks compares "
-            "all of them."
-        )
+def _table(title: str, values: Mapping[str, Any]) -> None:
+    """Draw names and values as a table; nested values as JSON."""
+    rows = [
+        {"Name": name, "Value": value if isinstance(value, str) else json.dumps(value)}
+        for name, value in values.items()
+    ]
+    st.markdown(f"##### {title}")
+    key = f"details_{title.lower()}"
+    st.dataframe(rows, hide_index=True, height="content", width="content", key=key, alt=title)
+
+
+def _script(script: Mapping[str, Any]) -> None:
+    """Draw which script ran, and where."""
+    given = script.get("arguments")
+    words = [str(script.get("path")), *map(str, given if isinstance(given, list) else [])]
+    for title, text in (
+        ("Script", shlex.join(words)),
+        ("Working directory", str(script.get("cwd"))),
+    ):
+        st.caption(title)
+        st.code(text, language=None, wrap_lines=True)
 
 
 @st.fragment
 def _output(folder: Path) -> None:
-    """Draw the end of what the script printed, as of now; read only while unfolded."""
+    """Draw the end of the script's output; read only while expanded."""
     box = st.expander(
-        "Output of the script", icon=":material/terminal:", key="output", on_change="rerun"
+        "Output of the script",
+        icon=":material/terminal:",
+        key="output",
+        on_change="rerun",
+        expanded=True,
     )
     if not box.open:
         return
@@ -96,7 +126,7 @@ def _output(folder: Path) -> None:
             help="Read the last 20 kB again.",
         )
         if text is None:
-            st.caption("The output cannot be read.")
+            st.caption("The output file cannot be read.")
         elif not text.strip():
             st.caption("The script has printed nothing yet.")
         else:
@@ -145,7 +175,8 @@ def _checkpoints(server: Services, run: RunInfo, names: list[str]) -> None:
             key="resume_run",
             on_click=_resume,
             args=(run, names),
-            help="Put this run's settings and its last checkpoint into the sidebar.",
+            help="Put this run's settings and its last checkpoint into the sidebar, then press "
+            "Start run.",
         )
 
 
@@ -159,8 +190,11 @@ def _resume(run: RunInfo, names: list[str]) -> None:
     controls.load(config)
 
 
-def _text_file(run: RunInfo, name: str, title: str, **options: Any) -> None:
+def _text_file(run: RunInfo, name: str, title: str, **options: Any) -> bool:
+    """Draw the end of a text file; return False for a missing or empty one."""
     text = tail(run.folder / name)
-    if text and text.strip():
-        with st.expander(title, icon=":material/terminal:", **options):
-            st.code(text, language=None, wrap_lines=True)
+    if not text or not text.strip():
+        return False
+    with st.expander(title, icon=":material/terminal:", **options):
+        st.code(text, language=None, wrap_lines=True)
+    return True

@@ -74,9 +74,11 @@ def _empty(run: RunInfo) -> None:
     asked = run.status.live and read_only_reason(run) is None
     if asked and CommandName.PROFILE in supported_commands(run):
         st.caption(
-            ":material/speed: No profile yet: **Profile** in the row above records the next steps. "
-            "What took their time, in which operators and lines, then stands here."
+            ":material/speed: No profile yet. **Profile** in the header records the next steps "
+            "with torch.profiler."
         )
+    else:
+        st.caption(":material/speed: No profile was recorded in this run.")
 
 
 def _chosen(run: RunInfo, made: tuple[Profile, ...]) -> Profile:

@@ -1,4 +1,4 @@
-"""The ranks of a job below its charts: what each printed, its settings, and how to export it."""
+"""The Ranks tab below its charts: output, properties and export of one rank."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import streamlit as st
 
-from dashboard.charts.run_view import run_kind, world_size_of
+from dashboard.charts.run_view import run_kind
 from dashboard.ranks.members import read_member
 from dashboard.run_files import tail
 from stepscope.run import RunInfo, RunKind, rank_file, rank_json
@@ -25,20 +25,9 @@ JSON_LIMIT = 1_000_000
 """Bytes of a rank's file that are shown: others may have written it."""
 
 
-@st.fragment
-def ranks_section(run: RunInfo) -> None:
-    """Draw the picker of a rank, and what is kept of that rank; read only while unfolded."""
-    if world_size_of(run.run_json) < 2:
-        return
-    box = st.expander(
-        "Each rank: output, settings, export",
-        icon=":material/lan:",
-        key="ranks_details",
-        on_change="rerun",
-    )
-    if not box.open:
-        return
-    with box:
+def ranks_tab(run: RunInfo) -> None:
+    """Draw the output and the properties of one rank, which the user picks."""
+    with st.expander("Output and settings of a rank", icon=":material/lan:", expanded=True):
         numbers = {
             rank_label(run.folder, number): number for number in rank_numbers(run.folder)[:LISTED]
         }
@@ -46,8 +35,7 @@ def ranks_section(run: RunInfo) -> None:
             "Rank",
             list(numbers),
             key="rank_details",
-            help="The process whose output and settings are shown. The section Ranks above "
-            "compares all of them.",
+            help="Global rank of the process.",
         )
         _rank(run, numbers.get(label, 0))
 
@@ -70,7 +58,7 @@ def _rank(run: RunInfo, number: int) -> None:
                 st.code(text, language=None, wrap_lines=True)
     if not shown:
         st.caption(_no_output(run))
-    st.caption("Everything that it recorded, as a table:")
+    st.caption("Export the metrics of this rank:")
     command = f"stepscope export {run.id} --format csv --rank {number}"
     st.code(command, language=None, wrap_lines=True)
     st.caption("Settings and environment")
@@ -79,8 +67,8 @@ def _rank(run: RunInfo, number: int) -> None:
 
 def _no_output(run: RunInfo) -> str:
     if run_kind(run) is RunKind.INIT:
-        return "What a script with stepscope.init prints is not kept: see its terminal."
-    return "This rank has printed nothing that was kept."
+        return "The output of a script with stepscope.init is not recorded. See its terminal."
+    return "The rank has printed nothing."
 
 
 def _settings(path: Path) -> dict[str, Any]:
@@ -90,5 +78,5 @@ def _settings(path: Path) -> dict[str, Any]:
     except ValueError:
         return {"problem": "The rank's file cannot be read."}
     if not isinstance(told, dict):
-        return {"problem": "The rank's file is not of a rank."}
+        return {"problem": "The rank's file has an unknown format."}
     return {name: value for name, value in told.items() if name not in HIDDEN}

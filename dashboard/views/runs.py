@@ -4,8 +4,8 @@ import streamlit as st
 
 from dashboard import services
 from dashboard.controls.sidebar import keep_settings
-from dashboard.views.empty_state import examples, open_run
 from dashboard.views.run_rows import row
+from dashboard.views.welcome import examples, open_run
 
 AGAIN = "5s"  # the rows are read again while the page is open: some milliseconds
 number, text = st.column_config.NumberColumn, st.column_config.TextColumn

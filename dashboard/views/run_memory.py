@@ -1,8 +1,7 @@
-"""The section of the memory page that says where the memory goes, and the page without a run."""
+"""The Memory tab of a run: out of memory, breakdown, other processes, snapshots."""
 
 from __future__ import annotations
 
-import shlex
 from typing import Any
 
 import streamlit as st
@@ -11,8 +10,8 @@ from dashboard.charts.memory_breakdown import gpu_of, ledger_layout, missing_rea
 from dashboard.charts.run_view import RunContent, run_content
 from dashboard.format import escape_markdown
 from dashboard.live_chart import memory_ledger
-from dashboard.services import Services
-from dashboard.views.empty_state import examples
+from dashboard.views.memory_oom import oom_section
+from dashboard.views.memory_snapshots import snapshot_section
 from stepscope.common.formatting import format_bytes, printable
 from stepscope.run import RunError, RunInfo, read_run
 
@@ -21,55 +20,28 @@ AGAIN = "2s"
 PROCESSES = 200
 """Processes of a GPU that are listed, at most."""
 TEXT_LENGTH = 200
-STATES = {"running": "", "zombie": "zombie: ended, its parent has not noticed", "gone": "ended"}
+STATES = {"running": "", "zombie": "zombie (ended, not reaped by its parent)", "gone": "ended"}
 text, number = st.column_config.TextColumn, st.column_config.NumberColumn
 COLUMNS = {
-    "Name": text(pinned=True, help="The program's name; — where the system does not tell."),
-    "Memory": number(format="%.1f MiB", help="On this GPU, as the driver counts it."),
-    "PID": number(format="%d", help="The number of the process."),
-    "User": text(help="Who runs it."),
-    "Command": text(width="large", help="The command line it was started with."),
-    "State": text(help="Empty while it runs."),
+    "Name": text(pinned=True, help="Process name, as ps shows it; – if unknown."),
+    "Memory": number(format="%.1f MiB", help="On this GPU, as reported by the driver."),
+    "PID": number(format="%d", help="Process ID."),
+    "User": text(help="Owner of the process."),
+    "Command": text(width="large", help="Full command line."),
+    "State": text(help="Empty for a running process."),
 }
 
 
-def ledger_section(run: RunInfo, token: str) -> None:
-    """Draw the stack and the table of a run's memory, and the other processes on its GPU."""
+def memory_tab(run: RunInfo, token: str) -> None:
+    """Draw why memory ran out, if it did, what the memory is used for, and snapshots."""
     content = run_content(run)
-    st.markdown("#### Where the memory goes")
+    oom_section(run)
+    st.markdown("#### Memory breakdown")
     st.caption(_whose(run, content))
     memory_ledger(run.id, ledger_layout(run), key=KEY, page_token=token)
     if gpu_of(content) is not None:
         _processes(run)
-
-
-def wait_for_run(token: str) -> None:
-    """Mount the component without a run: the page runs again when one begins."""
-    memory_ledger(None, None, key=KEY, page_token=token)
-
-
-def empty_memory(server: Services, trouble: str | None) -> None:
-    """Say what to do where no run is shown; `trouble` is why the chosen one is not there."""
-    if trouble is not None:
-        st.warning(escape_markdown(trouble), icon=":material/error:")
-    with st.container(border=True, key="empty_memory"):
-        st.markdown(
-            "#### No run is shown\n"
-            "This page says where the memory of a run goes: parameters, gradients, optimizer "
-            "state, activations, cache, other processes. Choose a run above, or start one; its "
-            "parts appear here while it runs."
-        )
-        st.page_link(
-            "views/live.py", label="Start a training in Live", icon=":material/play_arrow:"
-        )
-        st.markdown("Or watch a training script of your own, unchanged, from a terminal:")
-        folder = server.runs.absolute()
-        st.code(
-            f"STEPSCOPE_RUNS={shlex.quote(str(folder))} stepscope watch train.py",
-            language=None,
-            wrap_lines=True,
-        )
-        examples(server)
+    snapshot_section(run)
 
 
 def process_rows(run_json: dict[str, Any], gpu: str) -> list[dict[str, Any]] | None:
@@ -94,15 +66,15 @@ def _processes(run: RunInfo) -> None:
     try:
         run = read_run(run.folder)
     except RunError:
-        return  # the folder was taken away; the page says so
+        return  # the folder was deleted; the header shows it
     gpu = gpu_of(run_content(run)) or ""
     rows = process_rows(run.run_json, gpu)
     st.markdown("##### Other processes on this GPU")
     if rows is None:
         reason = missing_reasons(run).get("gpu/mem_others", "this run has not recorded them")
-        st.caption(f"Not known: {escape_markdown(reason.rstrip('.'))}.")
+        st.caption(f"Unknown: {escape_markdown(reason.rstrip('.'))}.")
     elif not rows:
-        st.caption("None: this run has the GPU for itself.")
+        st.caption("None. This run is the only process on the GPU.")
     else:
         known = [row["Memory"] for row in rows if row["Memory"] is not None]
         if len(known) == len(rows) > 1:
@@ -116,7 +88,7 @@ def _processes(run: RunInfo) -> None:
             alt="Other processes on the GPU, those with most memory first",
         )
     if rows and not run.status.live:
-        st.caption("As of the run's last seconds.")
+        st.caption("State at the end of the run.")
 
 
 def _row(entry: dict[str, Any]) -> dict[str, Any]:
@@ -143,11 +115,11 @@ def _whose(run: RunInfo, content: RunContent) -> str:
     uuid = gpu_of(content)
     if uuid is None:
         return (
-            "Memory of the host, or of its container where that has a limit: this run trains on "
-            "the CPU."
+            "Memory of the host, or of its container if the container has a limit: this run trains "
+            "on the CPU."
         )
     gpu = next((gpu for gpu in content.gpus if gpu.uuid == uuid), None)
     name = uuid if gpu is None else f"{gpu.name} ({uuid})"
     rank = run.run_json.get("world_size")
     several = isinstance(rank, int) and rank > 1
-    return f"Memory of {escape_markdown(name)}." + (" Rank 0 is shown." if several else "")
+    return f"Memory of {escape_markdown(name)}." + (" Values of rank 0." if several else "")

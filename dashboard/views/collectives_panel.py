@@ -1,4 +1,4 @@
-"""What to measure of collectives, how far it is, and what was measured, now and before."""
+"""The Collectives tab: settings of a measurement, its progress, and the kept results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import streamlit as st
 
 from dashboard.charts.collectives import SHOWN, figure, table_html
 from dashboard.format import escape_markdown
-from dashboard.services import Services
+from dashboard.services import Activity, Services
 from stepscope.common.formatting import format_bytes
 from stepscope.run import RunError
 from trainer.collectives.plan import (
@@ -23,7 +23,7 @@ from trainer.collectives.plan import (
     refusal,
     sizes_between,
 )
-from trainer.collectives.results import ResultError, result_label
+from trainer.collectives.results import ResultError, read_result, result_label, result_names
 from trainer.collectives.table import closing
 from trainer.runners.child_process import ChildState
 
@@ -36,13 +36,13 @@ NAMES = {GLOO: "gloo (CPUs)", NCCL: "nccl (GPUs)"}
 
 
 def introduction() -> None:
-    """Say what the page measures."""
-    st.markdown("### Communication")
+    """Draw what the tab measures."""
+    st.markdown("### Collectives")
     st.container(width=READING_WIDTH).markdown(
-        "How fast processes on this machine pass tensors on, for each collective and size. "
-        "**Algorithm bandwidth** is size over time. **Bus bandwidth** is what one link must carry "
-        "for it, which does not depend on the number of ranks: hold it against what the link can "
-        "do. Small sizes show the delay of a call, large ones the link."
+        "Speed of collective operations between processes on this machine, by operation and size. "
+        "**Algorithm bandwidth** is size divided by time. **Bus bandwidth** is the traffic of one "
+        "link, independent of the number of ranks: compare it with the link's specification. Small "
+        "sizes show latency, large sizes show bandwidth."
     )
 
 
@@ -107,7 +107,7 @@ def _start_button(server: Services, plan: Plan, refused: str | None) -> None:
             server.collectives.close()
             st.rerun()
         return
-    refused = refused or server.collective_refusal()
+    refused = refused or server.busy_reason(Activity.COLLECTIVES)
     pressed = st.button(
         "Measure",
         type="primary",
@@ -155,7 +155,7 @@ def _results(server: Services, was_running: bool) -> None:
 
 def _kept(server: Services) -> None:
     """Draw a measurement that was kept, and another one beside it."""
-    names = server.collectives.names()
+    names = result_names(server.runs)
     if not names:
         st.info("Nothing has been measured yet. Press **Measure**.", icon=":material/info:")
         return
@@ -177,8 +177,8 @@ def _kept(server: Services) -> None:
         help="Drawn as dotted lines.",
     )
     try:
-        document = server.collectives.read(shown)
-        compared = server.collectives.read(other) if other is not None else None
+        document = read_result(server.runs, shown)
+        compared = read_result(server.runs, other) if other is not None else None
     except ResultError as error:
         st.warning(escape_markdown(str(error)), icon=":material/error:")
         return

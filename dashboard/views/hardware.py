@@ -1,0 +1,45 @@
+"""The Hardware page: every GPU of this machine, and the speed of its collectives."""
+
+from pathlib import Path
+
+import streamlit as st
+
+from dashboard import services
+from dashboard.api.devices import devices_answer
+from dashboard.controls.sidebar import keep_settings
+from dashboard.live_chart import device_cards
+from dashboard.views.collectives_panel import choice, introduction, results
+
+TABS = {"gpus": "GPUs", "collectives": "Collectives"}
+TAB = "hardware_tab"
+
+server = services.get()
+keep_settings()
+asked = st.query_params.get("tab")
+if TAB not in st.session_state:
+    st.session_state[TAB] = TABS.get(asked or "", TABS["gpus"])
+gpus, collectives = st.tabs(list(TABS.values()), key=TAB, on_change="rerun")
+tab = "collectives" if collectives.open else "gpus"
+if asked != tab:
+    st.query_params["tab"] = tab
+
+if tab == "gpus":
+    with gpus:
+        with st.spinner("Reading the GPUs of this machine…", show_time=True):
+            first = devices_answer(server, {})
+        device_cards(first, key="devices")
+        st.caption(
+            "Updated once a second while the page is open; nothing is recorded. In a terminal: "
+            "`stepscope devices --watch`.",
+            help="`stepscope record` writes the same readings into a run folder, ten times a "
+            "second.",
+        )
+else:
+    with collectives:
+        if not server.devices_known:
+            with st.spinner("Loading PyTorch and looking for GPUs…", show_time=True):
+                server.devices()
+        st.html(Path(__file__).resolve().parents[1] / "lab.css")
+        introduction()
+        choice(server)
+        results(server)

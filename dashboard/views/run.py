@@ -1,0 +1,112 @@
+"""The Run page: settings of a new run, one run with its controls, and its tabs."""
+
+from dataclasses import replace
+
+import streamlit as st
+
+from dashboard import services
+from dashboard.api.page_token import page_token
+from dashboard.charts.run_view import run_kind
+from dashboard.controls import sidebar as controls
+from dashboard.controls.actions import start_refusal
+from dashboard.controls.attempts import attempts, next_attempt
+from dashboard.controls.run_labels import run_name
+from dashboard.controls.run_picker import picked_run
+from dashboard.format import escape_markdown
+from dashboard.services import Activity
+from dashboard.views.estimate_panel import estimate_buttons, estimate_panel
+from dashboard.views.launch_panel import launch_panel
+from dashboard.views.live_panel import APPLIED, START, live_panel, open_tab, start_if_requested
+from dashboard.views.run_details import details_tab, logs_tab
+from dashboard.views.run_memory import memory_tab
+from dashboard.views.run_profile import profile_section
+from dashboard.views.run_ranks import ranks_tab
+from dashboard.views.welcome import welcome
+from stepscope.run import RunError, RunKind, read_run
+from trainer.config import checkpoints
+from trainer.strategy_validation import start_problem
+
+server = services.get()
+if not server.devices_known:
+    with st.spinner("Loading PyTorch and looking for GPUs…", show_time=True):
+        server.devices()
+found = server.devices()
+
+link_problems = controls.load_settings(found)
+listing = server.index.fresh()
+picked = picked_run(server, listing)
+run, trouble = None, None
+try:
+    run = read_run(server.folder(picked)) if picked else None
+    later = next_attempt(run) if run is not None else None
+    if later is not None:
+        picked, run = later, read_run(server.folder(later))
+except RunError as error:
+    trouble = str(error)
+if run is not None and run.folder.parent == server.examples:
+    listing = replace(listing, runs=(*listing.runs, run))
+tab = open_tab(run)
+
+foreign = run is not None and run_kind(run) is not RunKind.TRAINER
+form = controls.sidebar(
+    found, checkpoints(server.runs), run_name(run) if run is not None and foreign else None
+)
+config, problems = form.config, form.problems
+by_hand = start_problem(config)
+to_start = problems if by_hand is None else (*problems, by_hand)
+refused = start_refusal(server.busy_reason(Activity.RUN), to_start)
+with form.estimate:
+    estimate_buttons(server, config, problems)
+with form.start:
+    live = run is not None and run.status.live
+    if st.button(
+        "Start run",
+        type="secondary" if live else "primary",
+        width="stretch",
+        key="start_run",
+        disabled=refused is not None,
+        help=refused or "Train with these settings.",
+    ):
+        st.session_state[START] = True
+    if refused is not None:
+        st.caption(f":material/block: {escape_markdown(refused)}")
+start_if_requested(server, config, to_start)
+
+for problem in link_problems:
+    st.warning(f"Part of the link was ignored: {problem}", icon=":material/link_off:")
+params = controls.link_params(config, found.devices)
+if picked:
+    params["run"] = picked
+if tab != "overview":
+    params["tab"] = tab
+if params != st.query_params.to_dict():
+    st.query_params.from_dict(params)
+
+applied = st.session_state.pop(APPLIED, None)
+if applied is not None:
+    st.success(
+        f"Settings of the lab applied to the sidebar: {escape_markdown(applied)}. "
+        "Press **Start run** to train with them.",
+        icon=":material/tune:",
+    )
+note = run.run_json.get("note") if run else None
+if note:
+    st.caption(f":material/inventory_2: {escape_markdown(str(note))}")
+estimate_panel(server, config)
+if not problems:
+    launch_panel(server, config)
+if run is not None:
+    attempts(run)
+live_panel(server, config, listing, run, tab, trouble)
+if run is None:
+    welcome(server, found, refused)
+elif tab == "memory":
+    memory_tab(run, page_token(listing, run, server.measuring()))
+elif tab == "ranks":
+    ranks_tab(run)
+elif tab == "profile":
+    profile_section(run)
+elif tab == "logs":
+    logs_tab(run)
+elif tab == "details":
+    details_tab(server, run)

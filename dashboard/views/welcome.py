@@ -1,0 +1,86 @@
+"""The Run page without a run: how to watch a script, and the recorded examples."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+import streamlit as st
+
+from dashboard.controls.run_picker import choose
+from dashboard.format import code_between_backticks, escape_markdown
+from dashboard.services import Devices, Services
+from dashboard.views.memory_snapshots import snapshot_section
+from stepscope.common.formatting import format_bytes
+
+
+def welcome(server: Services, found: Devices, refused: str | None) -> None:
+    """Draw what a user can do without a run. `refused` is why Start run is disabled, or None."""
+    best = found.devices[0]
+    st.markdown("#### No run is shown")
+    sweep = server.sweeps.active_id()
+    if sweep is not None:
+        st.page_link(
+            "views/lab.py",
+            label="A sweep is measuring: watch it or stop it in Lab",
+            icon=":material/science:",
+            query_params={"sweep": sweep},
+        )
+    if refused is None:
+        st.markdown(
+            f"**Start run** in the sidebar trains on {escape_markdown(best.name)} "
+            f"({format_bytes(best.memory_total)})."
+        )
+    else:
+        st.warning(
+            f"**Start run** is disabled. {code_between_backticks(refused)}",
+            icon=":material/block:",
+        )
+    left, right = st.columns(2)
+    with left, st.container(border=True, height="stretch", key="welcome_watch"):
+        st.markdown("##### Watch my script")
+        st.markdown("Run your training script in a terminal. The script stays unchanged.")
+        st.code(watch_command(server.runs), language=None, wrap_lines=True)
+        st.caption(f"The run appears here, and its files in `{server.runs.absolute()}`.")
+    with right, st.container(border=True, height="stretch", key="welcome_demo"):
+        st.markdown("##### Try a demo")
+        examples(server)
+    if found.cuda_reason:
+        st.caption(
+            "Without a GPU, the memory chart shows the memory of the process: PyTorch has no "
+            "allocated and reserved counters for the CPU."
+        )
+    with st.expander("Open a memory snapshot", icon=":material/memory_alt:"):
+        snapshot_section(None)
+
+
+def watch_command(runs: Path) -> str:
+    """Return a shell command that records a script into `runs`, from any folder."""
+    installed = Path(sys.executable).with_name("stepscope")
+    on_path = shutil.which("stepscope") is not None or not installed.exists()
+    command = "stepscope" if on_path else str(installed)
+    folder = shlex.quote(str(runs.absolute()))
+    return f"STEPSCOPE_RUNS={folder} {shlex.quote(command)} watch train.py"
+
+
+def examples(server: Services) -> None:
+    """Draw a button for each recorded example; nothing where none are installed."""
+    for run in server.list_examples():
+        with st.container(key=f"example_{run.id}"):
+            opened = st.button(
+                str(run.run_json["name"]),
+                key=f"open_{run.id}",
+                icon=":material/play_circle:",
+                help="Open this recording. Nothing is trained.",
+            )
+            st.caption(str(run.run_json["note"]))
+        if opened:
+            open_run(run.id)
+
+
+def open_run(run_id: str) -> None:
+    """Show this run on the Run page."""
+    choose(run_id)
+    st.switch_page("views/run.py", query_params={"run": run_id})
