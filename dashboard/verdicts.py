@@ -13,26 +13,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from dashboard.controls.sidebar_groups import PLACES
 from dashboard.stragglers import Stragglers
 from stepscope.bottleneck.classify import Allowed, Kind, Verdict, verdict
 from stepscope.bottleneck.recommendations import Next, setting_text
 from stepscope.bottleneck.step_window import recent_figures, setup_of
 from stepscope.distributed.stragglers.detect import StragglerVerdict
-from stepscope.run import RunInfo, RunKind
+from stepscope.run import RunInfo, RunKind, RunStatus
 from stepscope.store import RunReader
-
-PLACES: dict[str, str] = {
-    **dict.fromkeys(
-        ("pin_memory", "non_blocking", "copy_stream", "data_on_device"), "Data loading"
-    ),
-    **dict.fromkeys(("num_workers", "prefetch_factor", "persistent_workers"), "Data loading"),
-    "fused": "Optimizer",
-    **dict.fromkeys(("compile", "cuda_graphs", "deterministic"), "Kernels and graphs"),
-    "activation_checkpointing": "Memory",
-    "threads": "More, CPU threads",
-}
-"""The folded group of a field, and the field's label where it is not its name."""
-
+from stepscope.store.reader import EVERY
 
 EVERY_S = 3.0
 HOLD_S = 10.0
@@ -92,8 +81,10 @@ class Verdicts:
                 return shown.verdict
             shown.looked = now
         figures = recent_figures(reader, run.run_json)
-        found = _straggler(self._stragglers.of(run)) or verdict(
-            figures, setup_of(run.run_json, figures.step_time), allowed
+        found = (
+            _straggler(self._stragglers.of(run))
+            or (None if live or run.status is RunStatus.FAILED else _broken_loss(reader))
+            or verdict(figures, setup_of(run.run_json, figures.step_time), allowed)
         )
         with self._lock:
             if not live:  # what is found last stays
@@ -115,6 +106,19 @@ def _straggler(found: StragglerVerdict | None) -> Verdict | None:
         return None
     return Verdict(
         kind=Kind.STRAGGLER, text=found.text, share=found.share, next=Next(text=found.next)
+    )
+
+
+def _broken_loss(reader: RunReader) -> Verdict | None:
+    """Return the verdict of a run whose loss became NaN or infinite and that ended otherwise."""
+    broken = [event for event in reader.events(limit=EVERY) if event.kind == "nan"]
+    if not broken:
+        return None
+    return Verdict(
+        kind=Kind.NOT_FINITE,
+        text=f"{broken[0].text.rstrip('.')}.",
+        share=0.0,
+        next=Next(text="Try a lower learning rate, or clip the gradients."),
     )
 
 

@@ -18,7 +18,7 @@ from stepscope.memory.breakdown_series import (
     Moment,
     ledger_source,
     newest_moment,
-    peak_moment,
+    peaks,
     read_moments,
 )
 from stepscope.metrics import METRICS, Unit
@@ -32,14 +32,19 @@ TOTAL = f"{SERIES}/total"
 SPLIT = "memory/inactive_split"
 CHART_HEIGHT = 380  # px, on the page Memory
 TENSORS = ("activations", "optimizer_state", "gradients", "parameters")
-SUMS: Mapping[Place, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
+SUMS: Mapping[Place, tuple[tuple[str, str, str, tuple[str, ...]], ...]] = {
     Place.DEVICE: (
-        ("reserved by PyTorch", "orange", ("split", "cached", "cache", *TENSORS, "allocated")),
-        ("allocated", "blue", TENSORS),
+        (
+            "reserved",
+            "reserved by PyTorch",
+            "orange",
+            ("split", "cached", "cache", *TENSORS, "allocated"),
+        ),
+        ("allocated", "allocated", "blue", TENSORS),
     ),
-    Place.HOST: (("this process", "blue", ("rest", *TENSORS[1:])),),
+    Place.HOST: (("process", "this process", "blue", ("rest", *TENSORS[1:])),),
 }
-"""Lines of the table that sum the parts below them: label, color, parts."""
+"""Lines of the table that sum the parts below them: key, label, color, parts."""
 
 
 def place_of(content: RunContent) -> Place:
@@ -85,35 +90,32 @@ def ledger_layout(run: RunInfo) -> Json:
         "charts": [drawn | {"height": CHART_HEIGHT}],
         "metrics": metric_words(),
         "sums": [
-            {"label": label, "color": color, "of": [f"{SERIES}/{key}" for key in keys]}
-            for label, color, keys in SUMS[place]
+            {
+                "key": f"{SERIES}/{name}",
+                "label": label,
+                "color": color,
+                "of": [f"{SERIES}/{key}" for key in keys],
+            }
+            for name, label, color, keys in SUMS[place]
         ],
         "axis": "time",
         "fit": None,
     }
 
 
-PEAKS = {
-    "gpu/mem_used": "when most of the device was in use",
-    "memory/reserved": "when PyTorch had reserved most",
-    "process/rss": "when this process had most",
-}
-"""What the column of the peak is about, by the metric that is highest then."""
-
-
 def update(
     reader: RunReader, run: RunInfo, cursors: Mapping[str, Cursor], after_event: int
 ) -> Json:
-    """Return a poll's answer for the page Memory: the new rows, the moments now and of the peak."""
+    """Return a poll's answer for the page Memory: the new rows, the newest moment, and peaks."""
     answer = {**state(run), "events": events(reader, run, after_event)}
     source = _source(reader, run)
     if source is None:
         return answer
-    now, peak = newest_moment(reader, source), peak_moment(reader, source)
+    now = newest_moment(reader, source)
     answer["series"] = {SERIES: _delta(reader, run, source, cursors.get(SERIES), now)}
     answer["ledger"] = {
         "now": _moment(now, run),
-        "peak": _moment(peak, run),
+        "peaks": {f"{SERIES}/{part}": size for part, size in peaks(reader, source).items()},
         "notes": _notes(now, run, source.place),
     }
     return answer
@@ -237,8 +239,7 @@ def _moment(moment: Moment | None, run: RunInfo) -> Json | None:
         return None
     values = _values(moment.parts)
     values.setdefault(TOTAL, sum(moment.parts.values()))
-    of = PEAKS.get(moment.highest or "", "")
-    return {"t": round(moment.ts - run.created, 3), "s": moment.step, "v": values, "of": of}
+    return {"t": round(moment.ts - run.created, 3), "s": moment.step, "v": values}
 
 
 def _dict(value: Any) -> dict[str, Any]:

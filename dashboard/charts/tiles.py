@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dashboard.charts.chart_spec import COLORS, Json, series_of, training_gpu
 from dashboard.charts.run_view import Gpu, RunContent
-from stepscope.metrics import BY_KEY, Stream
+from stepscope.metrics import BY_KEY, Stream, Unit
 from stepscope.run import RunKind
 
 NO_SAMPLES = {
@@ -27,18 +27,24 @@ GPU_TILES = {
 
 
 def tiles(content: RunContent) -> list[Json]:
-    """Return the tiles in their order on the page: one row of it. Step, epoch and time left stand
-    beside the progress bar."""
+    """Return the tiles in their order on the page.
+
+    In a distributed run, Samples/s is of all ranks, which take batches of one size.
+    """
     if content.kind is RunKind.RECORD:
         return [*_gpus(content, *GPU_TILES), *_host()]
-    no_samples = {"reason": NO_SAMPLES.get(content.kind)}
-    return [
+    rate = {"reason": NO_SAMPLES.get(content.kind), "scale": content.ranks}
+    of_rank = [
         _tile("loss", "Loss", "train/loss") | {"also": ["val/loss", "val/accuracy"]},
-        _tile("samples_per_sec", "Samples/s", "perf/samples_per_sec") | no_samples,
+        _tile("samples_per_sec", "Samples/s", "perf/samples_per_sec") | rate,
         _tile("step_time", "Step time", "perf/step_time"),
         *(_allocator(content) if content.has_cuda else _process()),
-        *_gpus(content, "gpu/util", "gpu/power"),
     ]
+    if content.ranks > 1:
+        for tile in of_rank:
+            whose = f"all {content.ranks} ranks" if "scale" in tile else "rank 0"
+            tile["label"] = f"{tile['label']}, {whose}"
+    return [*of_rank, *_gpus(content, "gpu/util", "gpu/power")]
 
 
 def _allocator(content: RunContent) -> list[Json]:
@@ -82,7 +88,10 @@ def _gpus(content: RunContent, *keys: str) -> list[Json]:
 
 def _tile(tile_id: str, label: str, key: str, gpus: tuple[Gpu, ...] = ()) -> Json:
     """A tile: the newest value of its series; of several their mean, and their range below it.
-    `reason` says why a value may never come; `hide` leaves the tile out until one has come."""
+
+    `ended` is the value of an ended run: the mean, the peak (memory), or the last value (loss).
+    `reason` is why a value may be missing; `hide` leaves the tile out until there is one.
+    """
     metric = BY_KEY[key]
     many = metric.stream is Stream.DEVICES
     return {
@@ -94,6 +103,7 @@ def _tile(tile_id: str, label: str, key: str, gpus: tuple[Gpu, ...] = ()) -> Jso
         "color": COLORS[key],
         "title": metric.meaning,
         "reason": None,
+        "ended": "last" if key == "train/loss" else "peak" if metric.unit is Unit.BYTES else "mean",
         "hide": many and all(key in gpu.missing for gpu in gpus),
     }
 

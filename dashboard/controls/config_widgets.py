@@ -1,7 +1,7 @@
 """One field of RunConfig as a widget: its bounds, its help, and why it cannot have a value.
 
-Values live in `st.session_state` under `config_<field>`. What can be on offer is judged by
-`trainer.config_validation`; its reason stands beside the widget that it disables.
+Values live in `st.session_state` under `config_<field>`. `trainer.config_validation` decides what
+can be chosen; the tooltip of a disabled widget gives its reason.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from trainer.config_validation import TrainDevice, choice_problem
 from trainer.techniques import BY_FIELD
 
 LEAST_USE: dict[str, Any] = {"num_workers": 1, "accumulation": 2, "clip_norm": 1.0}
-"""The smallest value with which a number that can be off is in use."""
+"""The smallest value that turns on a number whose default is off."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What the sidebar says now and what it may choose from: decides which widgets are usable."""
+    """The settings of the sidebar and the devices to choose from."""
 
     config: RunConfig
     devices: Sequence[TrainDevice]
@@ -34,18 +34,30 @@ class Choice:
         return choice_problem(field, value, self.config, self.devices)
 
 
-def number(name: str, label: str, text: str, *, disabled: bool = False) -> None:
-    """Draw a number within the field's limits."""
+def number(
+    name: str, label: str, text: str, *, refused: Problem | None = None, off: bool = True
+) -> None:
+    """Draw a number. `refused` is why it cannot be used, which disables it while it is `off`.
+
+    A number outside the field's limits is kept and shown with its range: `min_value` of Streamlit's
+    widget would ignore it without a message.
+    """
     low, high = LIMITS[name]
     whole = isinstance(getattr(RunConfig(), name), int)
     small = name == "learning_rate"
-    bounds: dict[str, Any] = {
-        "min_value": int(low) if whole else float(low),
-        "max_value": int(high) if whole else float(high),
-        "step": 1 if whole else 1e-4 if small else 0.1,
-        "format": "%d" if whole else "%.3g" if small else "%.2f",
-    }
-    st.number_input(label, key=f"config_{name}", help=text, disabled=disabled, **bounds)
+    disabled = refused is not None and off
+    value = st.number_input(
+        label,
+        key=f"config_{name}",
+        help=_disabled_help(text, refused if disabled else None),
+        disabled=disabled,
+        step=1 if whole else 1e-4 if small else 0.1,
+        format="%d" if whole else "%.3g" if small else "%.2f",
+    )
+    if not low <= value <= high:
+        st.caption(f":red[{label}: must be {low:,.15g} to {high:,.15g}.]")
+    elif refused is not None and not off:
+        problem_caption(refused)
 
 
 def select(
@@ -66,40 +78,41 @@ def select(
     )
 
 
-def reason(problem: Problem, name: str | None = None, *, chosen: bool = True) -> None:
-    """Say why something cannot be had, and what to do about it.
+def caption(icon: str, text: str) -> None:
+    """Draw a sentence in small print with a Material icon."""
+    st.caption(f":material/{icon}: {text}")
 
-    What is not chosen need not be taken back: of its remedies only the others are said.
-    """
-    said = named_reason(name, problem.reason) if name else problem.reason
-    own = problem.remedy.startswith("Switch it ")
-    remedy = f" {problem.remedy}." if chosen or not own else ""
-    st.caption(f":material/block: {said}.{remedy}")
+
+def problem_caption(problem: Problem) -> None:
+    """Draw why a setting cannot be used, and what to do about it."""
+    caption("block", f"{problem.reason}. {problem.remedy}.")
+
+
+def _disabled_help(text: str, problem: Problem | None) -> str:
+    return text if problem is None else f"{text}\n\nDisabled: {problem.reason}."
 
 
 def switch(name: str, choice: Choice) -> None:
-    """Draw a technique that is on or off, disabled with the reason where it cannot be otherwise.
+    """Draw a technique that is on or off, disabled if it cannot be changed.
 
-    One that cannot be as it is now stays usable, so that it can be switched back.
+    A setting that cannot be used but is on stays enabled, so that it can be turned off.
     """
     about = BY_FIELD[name]
     value = bool(getattr(choice.config, name))
     wrong, refused = choice.refusal(name, value), choice.refusal(name, not value)
-    fixed = wrong is None and refused is not None
-    st.toggle(about.label, key=f"config_{name}", help=about.help, disabled=fixed)
-    problem = wrong or refused
-    if problem is not None:
-        reason(problem, chosen=wrong is not None)
+    fixed = refused if wrong is None else None
+    help_text = _disabled_help(about.help, fixed)
+    st.toggle(about.label, key=f"config_{name}", help=help_text, disabled=fixed is not None)
+    if wrong is not None:
+        problem_caption(wrong)
 
 
 def switch_number(name: str, choice: Choice) -> None:
-    """Draw a technique that has an amount, disabled with the reason where it cannot be used."""
+    """Draw a technique that has an amount, disabled if it cannot be used."""
     about = BY_FIELD[name]
     off, value = getattr(RunConfig(), name), getattr(choice.config, name)
     refused = choice.refusal(name, value if value != off else LEAST_USE.get(name, off + 1))
-    number(name, about.label, about.help, disabled=refused is not None and value == off)
-    if refused is not None:
-        reason(refused, chosen=value != off)
+    number(name, about.label, about.help, refused=refused, off=value == off)
 
 
 def switch_select(
@@ -108,18 +121,26 @@ def switch_select(
     choice: Choice,
     on_change: Callable[[], None] | None = None,
 ) -> None:
-    """Draw a technique of several kinds; those that cannot be are named below with the reason.
+    """Draw a technique of several kinds, without those that cannot be used on this device.
 
-    Streamlit cannot disable one option of a list.
+    Streamlit cannot disable one option of a list: one line names the missing ones, and the tooltip
+    gives the reasons.
     """
     about = BY_FIELD[name]
     refused = {kind: choice.refusal(name, kind) for kind in options}
     value = getattr(choice.config, name)
     possible = {k: label for k, label in options.items() if refused[k] is None or k == value}
-    select(name, about.label, possible, about.help, on_change)
-    named: dict[Problem, list[str]] = {}
-    for kind, problem in refused.items():
-        if problem is not None:
-            named.setdefault(problem, []).append(options[kind])
-    for problem, labels in named.items():
-        reason(problem, ", ".join(labels))
+    reasons = [
+        f"- {named_reason(options[kind], problem.reason)}."
+        for kind, problem in refused.items()
+        if problem is not None and kind != value
+    ]
+    text = "\n".join([about.help, "", *reasons]) if reasons else about.help
+    select(name, about.label, possible, text, on_change)
+    chosen = refused.get(value)
+    if chosen is not None:
+        problem_caption(chosen)
+    missing = [options[kind] for kind in options if kind not in possible]
+    if missing:
+        device = "CPU" if choice.config.device == "cpu" else "this device"
+        st.caption(f"Not available on {device}: {', '.join(missing)}.")

@@ -17,9 +17,8 @@ from streamlit.delta_generator import DeltaGenerator
 from dashboard.controls.config_widgets import (
     Choice,
     number,
-    reason,
+    problem_caption,
     select,
-    switch_number,
     switch_select,
 )
 from dashboard.controls.sidebar_groups import groups
@@ -101,6 +100,11 @@ def load(config: RunConfig) -> None:
     _set_widgets()
 
 
+def reset() -> None:
+    """Put the defaults of the workload and device into the sidebar; call it in a callback."""
+    load(defaults(st.session_state["config_workload"], st.session_state["config_device"]))
+
+
 def _set_widgets() -> None:
     for name, value in st.session_state[SETTINGS].items():
         st.session_state[f"config_{name}"] = value
@@ -138,7 +142,7 @@ def sidebar(found: Devices, checkpoints: Sequence[str], shown: str | None = None
 
     `shown` names a run on the page that was not started with such settings.
     """
-    config = _current()
+    config, _ = _current()
     with st.sidebar:
         st.markdown("#### New run")
         if shown is not None:
@@ -150,13 +154,13 @@ def sidebar(found: Devices, checkpoints: Sequence[str], shown: str | None = None
         _workload(config, found)
         choice = Choice(config, found.devices)
         switch_select("precision", PRECISIONS, choice)
-        _training(choice)
+        _training()
         estimate = st.container()
         groups(choice, checkpoints)
         start = st.container()
-    config = _current()
+    config, invalid = _current()
     st.session_state[SETTINGS] = _values(config)
-    found_problems = (*problems(config, found.devices), *absent(config))
+    found_problems = (*invalid, *problems(config, found.devices), *absent(config))
     return NewRunForm(config, found_problems, estimate, start)
 
 
@@ -170,14 +174,21 @@ def link_params(config: RunConfig, devices: Sequence[TrainDevice]) -> dict[str, 
     return params
 
 
-def _current() -> RunConfig:
+def _current() -> tuple[RunConfig, tuple[Problem, ...]]:
+    """Return the widgets' values as a configuration, and the values that are out of range.
+
+    Such a field has its default in the configuration.
+    """
     state = st.session_state
     base = defaults(state["config_workload"], state["config_device"])
-    try:
-        return RunConfig(**_values(base))
-    except ConfigError as error:
-        st.sidebar.error(str(error))
-        return base
+    values = _values(base)
+    invalid: list[Problem] = []
+    while True:
+        try:
+            return RunConfig(**values), tuple(invalid)
+        except ConfigError as error:
+            invalid.append(error.problem)
+            values[error.problem.field] = getattr(base, error.problem.field)
 
 
 def _values(base: RunConfig) -> dict[str, Any]:
@@ -211,7 +222,7 @@ def _adapt_to_device(devices: Sequence[TrainDevice]) -> None:
 
 
 def _take_back(devices: Sequence[TrainDevice]) -> None:
-    config = _current()
+    config, _ = _current()
     base = defaults(config.workload, config.device)
     for problem in problems(config, devices):
         if problem.field not in ("device", "workload"):
@@ -233,7 +244,7 @@ def _device(config: RunConfig, found: Devices) -> None:
     )
     for problem in problems(config, found.devices):
         if problem.field == "device":
-            reason(problem)
+            problem_caption(problem)
     for device in found.devices:
         if device.id == config.device:
             memory = format_bytes(device.memory_total).replace(" ", "\N{NO-BREAK SPACE}")
@@ -267,22 +278,11 @@ def _workload(config: RunConfig, found: Devices) -> None:
     workload_fields(config)
 
 
-def _training(choice: Choice) -> None:
+def _training() -> None:
     columns = st.columns(2)
     with columns[0]:
-        number("epochs", "Epochs", "Passes over the training data.")
+        number("batch_size", "Batch size", "Samples per forward pass, on each rank.")
         number("learning_rate", "Learning rate", "The optimizer's initial learning rate.")
-        switch_number("clip_norm", choice)
     with columns[1]:
-        number(
-            "batch_size",
-            "Batch size",
-            "Samples in a batch, as one pass through the model; of several ranks, each takes one.",
-        )
-        select(
-            "optimizer",
-            "Optimizer",
-            OPTIMIZERS,
-            "How gradients change the weights; SGD has momentum 0.9.",
-        )
-        number("seed", "Seed", "The same seed on a CPU gives the same losses, bit for bit.")
+        number("epochs", "Epochs", "Passes over the training data.")
+        select("optimizer", "Optimizer", OPTIMIZERS, "SGD uses momentum 0.9.")

@@ -1,22 +1,25 @@
-"""The sidebar's folded groups: every acceleration technique, and what is seldom changed."""
+"""The sidebar's collapsed groups: every technique, and settings that are seldom changed."""
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Sequence
 
 import streamlit as st
 
 from dashboard.controls.config_widgets import (
     Choice,
+    caption,
     number,
-    reason,
     select,
     switch,
     switch_number,
     switch_select,
 )
-from dashboard.controls.distributed import several_devices
-from trainer.config import Compile, NanPolicy, Runner, Schedule
+from trainer.config import Compile, NanPolicy, Parallel, RunConfig, Runner, Schedule, defaults
+from trainer.strategy_validation import parallel_notes, step_sentence
+from trainer.techniques import BY_FIELD
 
 COMPILE = {
     Compile.NONE: "Off",
@@ -29,90 +32,221 @@ SCHEDULES = {
     Schedule.PLATEAU: "Reduce on plateau",
     Schedule.COSINE: "Cosine",
 }
-RUNNERS = {Runner.THREAD: "Thread of this server", Runner.PROCESS: "Child process"}
-NAN_POLICIES = {NanPolicy.STOP: "Stop the run", NanPolicy.CONTINUE: "Mark it and go on"}
+RUNNERS = {Runner.THREAD: "Server thread", Runner.PROCESS: "Separate process"}
+NAN_POLICIES = {NanPolicy.STOP: "Stop the run", NanPolicy.CONTINUE: "Log it and continue"}
+PARALLEL = {
+    Parallel.NONE: "None (single device)",
+    Parallel.DP: "DataParallel",
+    Parallel.DDP: "DDP",
+    Parallel.FSDP: "FSDP2",
+}
+CPU_RANKS = 2
+"""Default number of ranks on a CPU: enough to see how they work together."""
+LABELS = {
+    "schedule": "LR scheduler",
+    "lr_warmup_steps": "LR warm-up steps",
+    "max_steps": "Max steps",
+    "seed": "Seed",
+    "resume": "Resume from",
+    "nan_policy": "On NaN loss",
+    "runner": "Run in",
+    "threads": "CPU threads",
+}
+"""Labels of the fields that are no technique."""
+GROUPS: dict[str, tuple[str, ...]] = {
+    "Training": (
+        "schedule",
+        "lr_warmup_steps",
+        "accumulation",
+        "clip_norm",
+        "max_steps",
+        "seed",
+        "resume",
+    ),
+    "Performance": (
+        "compile",
+        "cuda_graphs",
+        "channels_last",
+        "cudnn_benchmark",
+        "fused",
+        "activation_checkpointing",
+    ),
+    "Data loading": ("num_workers", "pin_memory", "non_blocking", "data_on_device"),
+    "Distributed": ("parallel", "ranks", "nodes", "max_restarts"),
+    "Advanced": (
+        "deterministic",
+        "nan_policy",
+        "foreach",
+        "set_to_none",
+        "prefetch_factor",
+        "persistent_workers",
+        "copy_stream",
+        "warmup",
+        "memory_warmup",
+        "no_sync",
+        "static_graph",
+        "bucket_view",
+        "bucket_mb",
+        "reshard",
+        "cpu_offload",
+        "collective_timing",
+        "runner",
+        "threads",
+    ),
+}
+"""The fields of each group."""
+PLACES = {name: group for group, names in GROUPS.items() for name in names}
+"""The group of each field."""
 
 
 def groups(choice: Choice, checkpoints: Sequence[str]) -> None:
-    """Draw the groups, folded: a run needs none of them to start."""
-    with st.expander("Data loading"):
-        _loading(choice)
-    with st.expander("Optimizer"):
-        _optimizer(choice)
-    with st.expander("Kernels and graphs"):
-        _kernels(choice)
-    with st.expander("Several devices"):
-        several_devices(choice)
-    with st.expander("Memory"):
-        switch("activation_checkpointing", choice)
-        switch("memory_warmup", choice)
-    with st.expander("More"):
-        _more(choice, checkpoints)
+    """Draw the groups, collapsed: a run needs none of them to start."""
+    with _group("Training", choice):
+        _training(choice, checkpoints)
+    with _group("Performance", choice):
+        switch_select("compile", COMPILE, choice)
+        for name in GROUPS["Performance"][1:]:
+            switch(name, choice)
+    with _group("Data loading", choice):
+        switch_number("num_workers", choice)
+        for name in GROUPS["Data loading"][1:]:
+            switch(name, choice)
+    with _group("Distributed", choice):
+        _distributed(choice)
+    with _group("Advanced", choice):
+        _advanced(choice)
 
 
-def _loading(choice: Choice) -> None:
-    for name in ("pin_memory", "non_blocking", "copy_stream", "data_on_device"):
-        switch(name, choice)
-    for name in ("num_workers", "prefetch_factor"):
-        switch_number(name, choice)
-    switch("persistent_workers", choice)
+def group_label(group: str, config: RunConfig) -> str:
+    """Return the group's name and what differs in it from the workload's defaults.
+
+    >>> group_label("Performance", RunConfig(compile="default", channels_last=False))
+    'Performance · torch.compile default, channels_last off'
+    """
+    base = defaults(config.workload, config.device)
+    changed = []
+    for name in GROUPS[group]:
+        value = getattr(config, name)
+        if value != getattr(base, name):
+            label = BY_FIELD[name].label if name in BY_FIELD else LABELS[name]
+            shown = ("off", "on")[value] if isinstance(value, bool) else value
+            changed.append(f"{label} {shown}")
+    return f"{group} · {', '.join(changed)}" if changed else group
 
 
-def _optimizer(choice: Choice) -> None:
+def _group(group: str, choice: Choice) -> st.delta_generator.DeltaGenerator:
+    return st.expander(group_label(group, choice.config), key=f"group_{group}")
+
+
+def _training(choice: Choice, checkpoints: Sequence[str]) -> None:
     select(
         "schedule",
-        "Learning rate schedule",
+        LABELS["schedule"],
         SCHEDULES,
-        "Cosine falls to 0 over the steps of the run; plateau halves the rate after an epoch when "
-        "validation stalls.",
+        "Cosine decays to 0 over the run; plateau halves the rate when validation stalls.",
     )
     steps = choice.config.lr_warmup_steps
     refused = choice.refusal("lr_warmup_steps", steps or 1)
     number(
         "lr_warmup_steps",
-        "Learning rate warm-up (steps)",
+        LABELS["lr_warmup_steps"],
         "Optimizer steps in which the learning rate rises linearly to its value; 0 is off.",
-        disabled=refused is not None and not steps,
+        refused=refused,
+        off=not steps,
     )
-    if refused is not None:
-        reason(refused, chosen=steps > 0)
-    switch_number("accumulation", choice)
-    for name in ("fused", "foreach", "set_to_none"):
-        switch(name, choice)
-
-
-def _kernels(choice: Choice) -> None:
-    switch_select("compile", COMPILE, choice)
-    for name in ("cuda_graphs", "channels_last", "cudnn_benchmark", "deterministic", "warmup"):
-        switch(name, choice)
-
-
-def _more(choice: Choice, checkpoints: Sequence[str]) -> None:
+    for name in ("accumulation", "clip_norm"):
+        switch_number(name, choice)
     number(
         "max_steps",
-        "Steps at most",
-        "The run ends after this many optimizer steps, before its epochs are over; 0 trains all "
-        "epochs.",
+        LABELS["max_steps"],
+        "Stop after this many optimizer steps even if epochs remain; 0 trains all epochs.",
     )
-    select("nan_policy", "If the loss is NaN", NAN_POLICIES, "A NaN or infinite training loss.")
-    if choice.config.distributed:
-        st.caption("Runner: torchrun, which starts a process for each rank.")
+    number("seed", LABELS["seed"], "On a CPU, the same seed reproduces the losses bit for bit.")
+    current = st.session_state.get("config_resume", "")
+    st.selectbox(
+        LABELS["resume"],
+        ["", *dict.fromkeys([*([current] if current else []), *checkpoints])],
+        key="config_resume",
+        format_func=lambda name: name or "None (start from scratch)",
+        help="A checkpoint of an earlier run with the same workload. Restores weights, optimizer, "
+        "scheduler and RNG state and continues the epoch count; a changed learning rate applies "
+        "from here on.",
+    )
+
+
+def _distributed(choice: Choice) -> None:
+    config = choice.config
+    switch_select("parallel", PARALLEL, choice, functools.partial(_set_default_ranks, choice))
+    if config.parallel is Parallel.NONE:
+        return
+    switch_number("ranks", choice)
+    caption("info", _placement(config))
+    if config.distributed:
+        for name in ("nodes", "max_restarts"):
+            switch_number(name, choice)
+    for sentence in (step_sentence(config), *parallel_notes(config, os.cpu_count() or 1)):
+        if sentence is not None:
+            caption("info", sentence)
+
+
+def _advanced(choice: Choice) -> None:
+    config = choice.config
+    switch("deterministic", choice)
+    select(
+        "nan_policy",
+        LABELS["nan_policy"],
+        NAN_POLICIES,
+        "What to do when the training loss is NaN or infinite.",
+    )
+    for name in ("foreach", "set_to_none"):
+        switch(name, choice)
+    if config.num_workers > 0:
+        switch_number("prefetch_factor", choice)
+        switch("persistent_workers", choice)
+    for name in ("copy_stream", "warmup", "memory_warmup", *_strategy_switches(config)):
+        switch(name, choice)
+    if config.parallel is Parallel.DDP:
+        switch_number("bucket_mb", choice)
+    if config.distributed:
+        st.caption("Launcher: torchrun, one process per rank.")
     else:
         select(
             "runner",
-            "Runner",
+            LABELS["runner"],
             RUNNERS,
-            "A child process starts slower, but the page cannot slow it down.",
+            "A separate process starts more slowly, but the dashboard cannot slow it down.",
         )
-    number("threads", "CPU threads", "Threads of one CPU operation; 0 is half of the cores.")
-    current = st.session_state.get("config_resume", "")
-    options = ["", *dict.fromkeys([*([current] if current else []), *checkpoints])]
-    st.selectbox(
-        "Resume from",
-        options,
-        key="config_resume",
-        format_func=lambda name: name or "Nothing: start anew",
-        help="A checkpoint of an earlier run with the same workload; epochs count on from it. Its "
-        "weights, optimizer state, schedule and random numbers go on; a learning rate that you "
-        "change counts from here on.",
-    )
+    number("threads", LABELS["threads"], "Threads per CPU operation; 0 uses half the cores.")
+
+
+def _strategy_switches(config: RunConfig) -> list[str]:
+    """Return the switches that have an effect with the strategy and the device."""
+    on_gpu = config.device != "cpu"
+    found = []
+    if config.parallel is Parallel.DDP:
+        found = ["static_graph", "bucket_view"]
+    elif config.parallel is Parallel.FSDP:
+        found = ["reshard", *(["cpu_offload"] if on_gpu or config.cpu_offload else [])]
+    if config.distributed and config.accumulation > 1:
+        found.append("no_sync")
+    if config.distributed and (on_gpu or config.collective_timing):
+        found.append("collective_timing")
+    return found
+
+
+def _placement(config: RunConfig) -> str:
+    """Return where the ranks run: on GPUs, the Device setting does not decide it."""
+    if config.device == "cpu":
+        return "Each rank is a CPU process, connected by gloo."
+    if config.parallel is Parallel.DP:
+        return "Uses the device above and the next ones by index."
+    return "Rank 0 runs on cuda:0, rank 1 on cuda:1, and so on, connected by NCCL."
+
+
+def _set_default_ranks(choice: Choice) -> None:
+    """Set the number of ranks of a newly chosen strategy to the number of GPUs."""
+    state = st.session_state
+    if state.config_parallel == Parallel.NONE:
+        return
+    gpus = [one for one in choice.devices if one.cuda_index is not None and one.reason is None]
+    state.config_ranks = CPU_RANKS if choice.config.device == "cpu" else max(1, len(gpus))

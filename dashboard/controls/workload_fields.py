@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from dashboard.controls.config_widgets import number, reason
+from dashboard.controls.config_widgets import number, problem_caption
 from trainer.config import Problem, RunConfig, Workload
 from trainer.config_limits import LIMITS
 from trainer.custom_workload import (
@@ -107,14 +107,14 @@ def _data(config: RunConfig) -> None:
     )
     problem = data_problem(config)
     if problem is not None:
-        reason(problem)
+        problem_caption(problem)
 
 
 def _own(config: RunConfig) -> None:
     """Draw the user's own workload: which file it is, and a switch for each of its settings."""
     problem = user_problem(config)
     if problem is not None:
-        reason(problem)
+        problem_caption(problem)
     try:
         given, settings = user_workload(), user_workload_settings()
     except UserWorkloadError:

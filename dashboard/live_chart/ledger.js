@@ -126,7 +126,7 @@ class LedgerView {
     const hidden = (trace) => card.hidden(trace);
     const { sums } = store.layout;
     const parts = { traces: card.spec.traces, sums, hidden };
-    this.table.update(parts, title, moment, ledger.peak);
+    this.table.update(parts, title, moment, ledger.peaks);
     const text = ledger.notes.join("\n");
     if (this.noted === text) return;
     this.noted = text;

@@ -1,17 +1,17 @@
-// The table beside the stack of the memory ledger: the same parts, order and colors, now and at the
-// peak. It is also the chart's legend: a press on a part shows or hides it.
+// The table of the memory breakdown: the parts in the order and colors of the chart, now and at their
+// peaks. It is also the chart's legend: a press on a part shows or hides it.
 
 import { el, setAttribute, setText } from "./dom.js";
-import { MISSING, clock, isNumber, percent, withUnit } from "./format.js";
+import { MISSING, isNumber, percent, withUnit } from "./format.js";
 import { bisect, xsOf } from "./lines.js";
 
 const TOTAL = "ledger/total";
 
-// The lines of the table, top to bottom, as {label, color, keys, depth, trace}: a sum of several
-// parts stands before the first of them and has no trace. A part is there if one of the moments has
-// it, a sum if it has more than one part.
-export function linesOf(traces, sums, moments) {
-  const has = (key) => moments.some((moment) => isNumber(moment?.v[key]));
+// The lines of the table, top to bottom, as {key, label, color, keys, depth, trace}: a sum of several
+// parts stands before the first of them and has no trace. A part is listed if it has a value, a sum
+// if it has more than one part.
+export function linesOf(traces, sums, moment) {
+  const has = (key) => isNumber(moment?.v[key]);
   const open = sums
     .map((sum) => ({ ...sum, keys: sum.of.filter(has) }))
     .filter(({ keys }) => keys.length > 1);
@@ -20,12 +20,12 @@ export function linesOf(traces, sums, moments) {
   for (const trace of traces) {
     if (trace.style !== "part" || !has(trace.metric)) continue;
     const around = open.filter(({ keys }) => keys.includes(trace.metric));
-    around.forEach(({ label, color, keys }, depth) => {
-      if (!listed.has(label)) lines.push({ label, color, keys, depth, trace: null });
+    around.forEach(({ key, label, color, keys }, depth) => {
+      if (!listed.has(label)) lines.push({ key, label, color, keys, depth, trace: null });
       listed.add(label);
     });
     const { label, color, metric } = trace;
-    lines.push({ label, color, keys: [metric], depth: around.length, trace });
+    lines.push({ key: metric, label, color, keys: [metric], depth: around.length, trace });
   }
   return lines;
 }
@@ -66,9 +66,9 @@ export class LedgerTable {
     );
   }
 
-  // `title` heads the first column, `moment` is what it shows, `peak` what the second one does.
-  update({ traces, sums, hidden }, title, moment, peak) {
-    const lines = linesOf(traces, sums, [moment, peak]);
+  // `title` and `moment` are of the first column; `peaks` are bytes by key, each at its own time.
+  update({ traces, sums, hidden }, title, moment, peaks) {
+    const lines = linesOf(traces, sums, moment);
     const shape = JSON.stringify(lines);
     if (shape !== this.shown) this.build(lines);
     this.shown = shape;
@@ -77,15 +77,21 @@ export class LedgerTable {
     for (const { line, button, cells } of this.rows) {
       if (line.trace) setAttribute(button, "aria-pressed", !hidden(line.trace));
       fill(cells[0], bytesAt(moment, line.keys), moment?.v[TOTAL]);
-      fill(cells[1], bytesAt(peak, line.keys), peak?.v[TOTAL]);
+      fill(cells[1], peaks[line.key] ?? null, 0);
     }
-    const step = peak?.s ? `, step ${peak.s.toLocaleString("en-US")}` : "";
-    setText(this.when, peak ? `Peak: at ${clock(peak.t)}${step}, ${peak.of}.` : "");
+    setText(this.when, "Peak: the highest value of each row during the run, each at its own time.");
   }
 
   build(lines) {
     this.rows = lines.map((line) => this.row(line));
-    const total = { label: "total", color: "gray", keys: [TOTAL], depth: 0, trace: null };
+    const total = {
+      key: TOTAL,
+      label: "total",
+      color: "gray",
+      keys: [TOTAL],
+      depth: 0,
+      trace: null,
+    };
     this.rows.push(this.row(total));
     this.body.replaceChildren(...this.rows.map(({ node }) => node));
   }

@@ -26,8 +26,8 @@ class Tile {
     );
   }
 
-  update(live) {
-    const { text, reason, odd, drawn } = tileContent(this.spec, live);
+  update(live, ended) {
+    const { text, reason, odd, drawn } = tileContent(this.spec, live, ended);
     const [number, detail] = text;
     this.node.hidden = this.spec.hide && !drawn;
     this.node.classList.toggle("ss-odd", odd);
@@ -40,21 +40,37 @@ class Tile {
 }
 
 // What a tile shows: its two lines, why a value is missing, whether it is no finite number, and
-// whether there is a line to draw.
-export function tileContent(spec, live) {
+// whether there is a line to draw. Of an ended run it is the mean, the peak or the last value.
+export function tileContent(spec, live, ended = false) {
   const { series, metric } = spec;
   const shown = { reason: null, odd: false, drawn: true };
   if (series.length === 1 && oddNow(live[series[0]], metric) !== null)
     return { ...shown, text: oddText(live[series[0]], metric), odd: true };
-  const values = latestOf(live, series, metric);
+  const whole = ended && spec.ended !== "last";
+  const values = whole
+    ? series.map((name) => wholeRun(live[name]?.v[metric], spec.ended)).filter(isNumber)
+    : latestOf(live, series, metric);
+  if (whole && values.length) {
+    const [number, detail] = tileText(spec, values, live);
+    return { ...shown, text: [number, [detail, spec.ended].filter(Boolean).join(" · ")] };
+  }
   if (values.length) return { ...shown, text: tileText(spec, values, live) };
   const reason = spec.reason || "No value recorded lately.";
   return { ...shown, text: [MISSING, ""], reason, drawn: false };
 }
 
+// The mean or the peak of a metric over the run; null without values.
+export function wholeRun(column, statistic) {
+  const known = (statistic === "peak" ? column?.max : column?.mean)?.filter(isNumber) ?? [];
+  if (!known.length) return null;
+  if (statistic === "peak") return Math.max(...known);
+  return known.reduce((sum, value) => sum + value, 0) / known.length;
+}
+
 // The number alone and, for the smaller line, its unit and what belongs to it.
 function tileText(spec, values, live) {
-  const value = values.reduce((sum, each) => sum + each, 0) / values.length;
+  const mean = values.reduce((sum, each) => sum + each, 0) / values.length;
+  const value = mean * (spec.scale ?? 1);
   const [number, unit] = numberAndUnit(value, spec, live);
   if (spec.also) return [number, alsoText(spec.also, live.steps)];
   if (spec.series.length === 1) return [number, unit];
@@ -125,7 +141,7 @@ export class TileRow {
     this.absent.hidden = !absent;
   }
 
-  update({ live }) {
-    for (const tile of this.tiles) tile.update(live);
+  update({ live, ended }) {
+    for (const tile of this.tiles) tile.update(live, ended);
   }
 }

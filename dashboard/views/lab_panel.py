@@ -229,5 +229,6 @@ def _use(sweep: Sweep) -> None:
     named = {arm.name: arm.label for arm in sweep.content.arms}
     changes = ", ".join(named.get(name, name) for name in best.names)
     title = workload_and_device(sweep.content.workload, sweep.content.config)
-    st.session_state[APPLIED] = f"{title}, with {changes or best.arm.label}"
+    applied = f"{title}, with {changes or best.arm.label}"
+    st.session_state[APPLIED] = f"The sidebar has the settings of the lab: {applied}."
     st.switch_page("views/run.py")

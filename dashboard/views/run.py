@@ -1,6 +1,7 @@
 """The Run page: settings of a new run, one run with its controls, and its tabs."""
 
 from dataclasses import replace
+from urllib.parse import urlencode
 
 import streamlit as st
 
@@ -82,11 +83,23 @@ if tab != "overview":
 if params != st.query_params.to_dict():
     st.query_params.from_dict(params)
 
+with form.start, st.container(horizontal=True):
+    st.button(
+        "Reset to defaults",
+        key="reset_settings",
+        type="tertiary",
+        on_click=controls.reset,
+        help="Restore the recommended settings of this workload.",
+    )
+    with st.popover("Copy link", type="tertiary", key="copy_link"):
+        st.caption("Opens this page with these settings:")
+        address = (st.context.url or "").split("?")[0]
+        st.code(f"{address}?{urlencode(params)}", language=None, wrap_lines=True)
+
 applied = st.session_state.pop(APPLIED, None)
 if applied is not None:
     st.success(
-        f"Settings of the lab applied to the sidebar: {escape_markdown(applied)}. "
-        "Press **Start run** to train with them.",
+        f"{escape_markdown(applied)} Press **Start run** to train with them.",
         icon=":material/tune:",
     )
 note = run.run_json.get("note") if run else None

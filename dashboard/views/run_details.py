@@ -17,7 +17,7 @@ from dashboard.controls import sidebar as controls
 from dashboard.format import escape_markdown
 from dashboard.run_files import Snapshot, snapshot_bytes, snapshots, tail, too_large_to_download
 from dashboard.services import Services
-from dashboard.views.live_panel import ERROR
+from dashboard.views.live_panel import APPLIED, ERROR
 from stepscope.common.formatting import format_bytes, printable
 from stepscope.run import RunInfo, RunKind, rank_file
 from trainer.config import ConfigError, RunConfig
@@ -188,6 +188,10 @@ def _resume(run: RunInfo, names: list[str]) -> None:
         st.session_state[ERROR] = f"This run's settings cannot be used: {error}"
         return
     controls.load(config)
+    st.session_state[APPLIED] = (
+        f"The sidebar has the settings of this run and continues from {config.resume} (Resume from "
+        "in the Training group)."
+    )
 
 
 def _text_file(run: RunInfo, name: str, title: str, **options: Any) -> bool:

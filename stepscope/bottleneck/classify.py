@@ -51,7 +51,9 @@ class Kind(StrEnum):
     COMPUTE = "compute-bound"
     THROTTLED = "throttled"
     STRAGGLER = "straggler"
-    """Told by `stragglers.py`, from the steps of all ranks; never by `verdict`."""
+    """Found by `distributed/stragglers` from the steps of all ranks, never by `verdict`."""
+    NOT_FINITE = "loss-not-finite"
+    """Found in the events of an ended run, never by `verdict`."""
     UNCLEAR = "no single cause"
     TOO_YOUNG = "not enough data yet"
 

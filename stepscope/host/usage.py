@@ -221,6 +221,11 @@ def own_container() -> Container:
 _own_folder = functools.cache(own_folder)
 
 
+MIN_CPU_INTERVAL_S = 0.05
+"""Minimum interval of a CPU share: the two clocks are read one after the other, and a thread switch
+between them gave 420% on two cores."""
+
+
 class HostSource:
     """Reads this process (about 10 us) and its host (about 100 us: ask once a second).
 
@@ -250,10 +255,12 @@ class HostSource:
         """Read memory (bytes) and CPU (% of one core) of this process."""
         values = {"process/rss": self.resident(), "process/peak_rss": self._peak}
         wall, cpu = self._clock(), self._cpu_clock()
-        if self._cpu_before is not None and wall > self._cpu_before[0]:
+        if self._cpu_before is None:
+            self._cpu_before = wall, cpu
+        elif wall - self._cpu_before[0] >= MIN_CPU_INTERVAL_S:
             share = (cpu - self._cpu_before[1]) / (wall - self._cpu_before[0])
             values["process/cpu"] = 100 * share
-        self._cpu_before = wall, cpu
+            self._cpu_before = wall, cpu
         return values
 
     def resident(self) -> float:

@@ -7,8 +7,8 @@ of what is read seldom the value before it, up to `HOLD_S` old, some `LONGER_S`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +28,6 @@ ROWS_BEFORE = 640
 """Rows that are read before those asked for, for the values that they still hold: 64 s at 10 Hz."""
 BUCKETS_BEFORE = 4
 """Buckets that are, at least."""
-PLACES = 64
-"""Parts of a range among which the highest value is looked for at a time."""
 NEWEST_ROWS = 8
 """Newest rows among which there is one whose readings belong together."""
 
@@ -47,15 +45,11 @@ _OF_THE_GPU = ("gpu/mem_total", "gpu/mem_used", "gpu/mem_reserved", "gpu/mem_oth
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The ledger at a time (epoch seconds) and step; `parts` is None where it is not known.
-
-    `highest` is the metric that is highest then, of a moment that was chosen for that.
-    """
+    """The parts at a time (epoch seconds) and step; `parts` is None where they are unknown."""
 
     ts: float
     step: int
     parts: Amounts | None
-    highest: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,43 +106,40 @@ def newest_moment(reader: RunReader, source: LedgerSource) -> Moment | None:
     return known[-1] if known else None
 
 
-def peak_moment(reader: RunReader, source: LedgerSource) -> Moment | None:
-    """Return the moment of the run at which most was in use: of the device by all processes (by
-    PyTorch where only that is known), of the host by this process."""
-    wanted = [(source.samples, "process/rss")]
-    if source.place is Place.DEVICE:
-        wanted = [(source.samples, "memory/reserved")]
-        if source.device is not None:  # it may answer, and without a figure of its memory
-            wanted.insert(0, (source.device, "gpu/mem_used"))
-    for info, key in wanted:
-        row = highest_row(reader, info, key)
-        if row is not None:
-            break
-    else:
-        return None
-    time = float(reader.read(info.id, row, row + 1, 1).ts[0])
-    at, _ = reader.rows_between(source.samples.id, "time", time, time)
-    start = max(0, at - NEWEST_ROWS)
-    found = read_moments(reader, source, start, min(source.samples.rows, at + NEWEST_ROWS), 1)
-    known = [moment for moment in found if moment.parts is not None]
-    nearest = min(known, key=lambda moment: abs(moment.ts - time), default=None)
-    return None if nearest is None else replace(nearest, highest=key)
+PEAK_METRICS: Mapping[Place, Mapping[str, tuple[str, ...]]] = {
+    Place.DEVICE: {
+        "driver": ("gpu/mem_reserved",),
+        "others": ("gpu/mem_others",),
+        "process": ("memory/process_used",),
+        "reserved": ("memory/peak_reserved", "memory/reserved"),
+        "allocated": ("memory/peak_allocated", "memory/allocated"),
+        **{key.removeprefix("memory/"): (key,) for key in TENSORS},
+    },
+    Place.HOST: {
+        "process": ("process/peak_rss", "process/rss"),
+        "workers": ("process/children_rss",),
+        **{key.removeprefix("memory/"): (key,) for key in TENSORS},
+    },
+}
+"""The metrics whose highest value is the peak of a part, or of a sum of parts."""
 
 
-def highest_row(reader: RunReader, info: SeriesInfo, key: str) -> int | None:
-    """Return the first row with the run's highest value of a metric: a few reads, however long."""
-    start, stop = 0, info.rows
-    while start < stop:
-        bucket = 1 << max(0, ((stop - start - 1) // PLACES).bit_length())
-        block = reader.read(info.id, start, stop, bucket)
-        high = _column(block, key, block.high)
-        if not np.isfinite(high).any():
-            return None
-        first = start - start % bucket + int(np.nanargmax(high)) * bucket
-        if bucket == 1:
-            return first
-        start, stop = max(start, first), min(stop, first + bucket)
-    return None
+def peaks(reader: RunReader, source: LedgerSource) -> Amounts:
+    """Return the highest value of each part over the run, in bytes; each has its own time.
+
+    Parts that are a difference of readings have none. Raises StoreError.
+    """
+    highs: dict[str, float] = {}
+    for info in (source.samples, source.device):
+        if info is not None and info.rows:
+            block = reader.read(info.id, 0, info.rows, 1 << info.rows.bit_length())
+            highs |= {key: float(np.nanmax(block.high[i])) for i, key in enumerate(block.keys)}
+    found = {}
+    for part, metrics in PEAK_METRICS[source.place].items():
+        known = [highs[key] for key in metrics if np.isfinite(highs.get(key, np.nan))]
+        if known:
+            found[part] = int(max(known))
+    return found
 
 
 def moments(

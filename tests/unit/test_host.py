@@ -23,6 +23,11 @@ def test_process_cpu_is_time_used_over_time_passed() -> None:
     wall.now += 1
     assert source.process()["process/cpu"] == 0.0
     assert "process/cpu" not in source.process()  # no time has passed
+    wall.now += 0.001
+    cpu.now += 0.0042
+    assert "process/cpu" not in source.process(), "420% from clocks read one after the other"
+    wall.now += 0.999
+    assert source.process()["process/cpu"] == pytest.approx(0.42)
 
 
 def test_the_peak_is_the_highest_sample_until_it_is_reset() -> None:

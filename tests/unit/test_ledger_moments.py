@@ -12,10 +12,9 @@ from stepscope.memory.breakdown import Place
 from stepscope.memory.breakdown_series import (
     LedgerSource,
     Moment,
-    highest_row,
     ledger_source,
     newest_moment,
-    peak_moment,
+    peaks,
     read_moments,
 )
 from stepscope.store import Block, RunReader, RunWriter
@@ -151,17 +150,22 @@ def test_a_run_whose_gpu_nobody_samples_has_what_pytorch_holds(tmp_path: Path) -
     assert parts(found(tmp_path)[-1]) == {"split": 50, "cached": 150, "allocated": 800}
 
 
-def test_a_gpu_without_a_figure_of_its_memory_has_its_peak_by_pytorch(tmp_path: Path) -> None:
+def test_each_part_has_a_peak_of_its_own_time(tmp_path: Path) -> None:
+    """A column of one instant showed 189 MiB allocated where the run's peak was 1.61 GiB."""
     rows = [process(tick, 1500 if tick == 21 else 1000) for tick in range(40)]
-    gpu = [sample(tick, gpu__util=1) for tick in range(40)]
+    rows += [sample(40, memory__peak_allocated=1400.0, memory__parameters=70.0)]
+    gpu = [device(tick, 3000 + (500 if tick == 3 else 0)) for tick in range(40)]
     write_run(tmp_path, gpu=GPU, samples=rows, devices=gpu)
     with RunReader(tmp_path) as reader:
         source = ledger_source(reader.series(), GPU)
         assert source is not None
-        peak = peak_moment(reader, source)
-    assert peak is not None
-    assert (peak.ts, peak.highest) == (pytest.approx(CREATED + 2.1), "memory/reserved")
-    assert sum(parts(peak).values()) == 1500
+        found = peaks(reader, source)
+    assert {key: found[key] for key in ("reserved", "allocated", "parameters")} == {
+        "reserved": 1500 * MIB,
+        "allocated": 1400 * MIB,
+        "parameters": 70 * MIB,
+    }
+    assert "activations" not in found, "a difference of readings has no peak of its own"
 
 
 def test_nothing_was_sampled(tmp_path: Path) -> None:
@@ -219,16 +223,10 @@ def long_run(folder: Path, ticks: int, peak: int) -> LedgerSource:
 
 
 @pytest.mark.parametrize("peak", [0, 777, 39_999])
-def test_the_peak_is_found_to_the_tick_in_a_long_run(tmp_path: Path, peak: int) -> None:
+def test_a_peak_of_one_tick_is_found_in_a_long_run(tmp_path: Path, peak: int) -> None:
     source = long_run(tmp_path, 40_000, peak)
     with RunReader(tmp_path) as reader:
-        moment = peak_moment(reader, source)
-        assert source.device is not None
-        assert highest_row(reader, source.device, "gpu/mem_used") == peak
-        assert highest_row(reader, source.device, "gpu/never") is None
-    assert moment is not None
-    assert moment.ts == pytest.approx(CREATED + TICK_S * peak)
-    assert parts(moment) == {"free": 7 * 1024, "elsewhere": 1024, "cache": 256, "allocated": 7936}
+        assert peaks(reader, source)["reserved"] == 8 * GIB
 
 
 @pytest.mark.parametrize("bucket", [2, 16, 64, 1024])
