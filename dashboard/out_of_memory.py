@@ -34,14 +34,17 @@ class Retry:
         """What stands on the button."""
         if self.config is None:
             return "Retry with half the batch"
-        return f"Retry with batch {self.config.batch_size} × {self.config.accumulation}"
+        return (
+            f"Retry with batch size {self.config.batch_size} × {self.config.accumulation} "
+            "accumulation steps"
+        )
 
     @property
     def help(self) -> str:
         """What it does."""
         return self.refused or (
-            "Half the batch and twice the accumulation: the same samples a step, and half of the "
-            "activations at a time. Starts a new run at once."
+            "Halves the batch and doubles accumulation: same samples per step, half the "
+            "activations at a time. Starts a new run immediately."
         )
 
     def as_button(self, busy: str | None) -> dict[str, Any]:

@@ -140,8 +140,8 @@ class Services:
                 self._active.stop(STOP_TIMEOUT_S)
                 if self._active.alive():
                     raise RunError(
-                        f"Start: {self._active.folder.name} has ended, but its training does not "
-                        "let go. Try again in a moment; if it stays so, restart the server."
+                        f"Start: {self._active.folder.name} has ended but has not shut down "
+                        "yet. Try again in a moment; if it persists, restart the server."
                     )
             self._active = start(config, self.runs)
             return self._active.folder
@@ -292,7 +292,7 @@ class Services:
         if stop(force.TERM_S):  # it also keeps torchrun from starting the ranks again
             return "End now: the job has stopped."
         active.end_with_server()
-        return "End now: the ranks did not stop, and were killed."
+        return "Force stop: the ranks did not exit and were killed."
 
     def close(self) -> None:
         """Stop what is active and flush its data; a second call only waits for the first."""

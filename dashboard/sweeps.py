@@ -199,7 +199,7 @@ class Sweeps:
     def _refuse_second(self) -> None:
         active = self.active_id()
         if active is not None:
-            raise SweepError(f"One sweep at a time: {active} is measuring. Stop it first.")
+            raise SweepError(f"Only one sweep at a time: {active} is running. Stop it first.")
 
     def _launch(self, folder: Path) -> None:
         """Start the process that measures; its group is its own, to be ended as a whole."""
@@ -282,7 +282,7 @@ def not_resumable(status: SweepStatus) -> str | None:
 def _last_words(folder: Path) -> str:
     """Say that a sweep's process has ended before it wrote anything, and what it printed last."""
     said = (tail(folder / LAB_LOG) or "").strip().splitlines()
-    return f"Its process ended before it measured: {said[-1][:200] if said else 'it said nothing'}"
+    return f"The process exited before measuring: {said[-1][:200] if said else 'it said nothing'}"
 
 
 def _end(process: subprocess.Popen[bytes] | psutil.Process, timeout_s: float) -> None:

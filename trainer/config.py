@@ -340,12 +340,14 @@ def _checked(name: str, value: Any) -> Any:
         value = float(value)
     is_kind = type(value) is kind  # not isinstance: True is no batch size
     if not is_kind:
-        wanted = {int: "a whole number", float: "a number", bool: "0 or 1"}.get(kind, "text")
+        wanted = {int: "an integer", float: "a number", bool: "0 or 1"}.get(kind, "text")
         raise _error(name, f"must be {wanted}", value, f"Give {wanted}")
     if name in LIMITS:
         low, high = LIMITS[name]
         if not math.isfinite(value) or not low <= value <= high:
-            raise _error(name, f"must be {low:g} to {high:g}", value, "Choose a value in between")
+            raise _error(
+                name, f"must be between {low:g} and {high:g}", value, "Choose a value in between"
+            )
     if name in TEXTS:
         pattern, constraint, remedy = TEXTS[name]
         if not pattern.fullmatch(value):

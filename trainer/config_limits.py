@@ -41,13 +41,13 @@ TEXTS: dict[str, tuple[re.Pattern[str], str, str]] = {
     ),
     "data": (
         re.compile(rf"({_PART}(/{_PART}){{0,7}})?"),
-        "must be a path inside the data folder, without .. and hidden names",
+        "must be a path inside the data folder, without '..' or hidden names",
         "Choose data from the list",
     ),
     "own": (
         re.compile(rf"({_OWN_NAME}(,{_OWN_NAME}){{0,31}})?"),
-        "must be names of a workload's own settings with commas between",
-        "Use names of small letters, digits and _",
+        "must be comma-separated names of the workload's own options",
+        "Use lowercase letters, digits and _",
     ),
     "resume": (
         re.compile(rf"({CHECKPOINT.pattern})?"),

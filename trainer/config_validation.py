@@ -22,44 +22,44 @@ def loading_problems(config: RunConfig, *, on_gpu: bool) -> list[Problem]:
 
 def _on_a_cpu(config: RunConfig) -> Iterator[Problem]:
     reasons = {
-        "pin_memory": "page-locked memory serves copies to a GPU",
-        "non_blocking": "on a CPU there is no copy to overlap",
-        "copy_stream": "on a CPU there is no copy to overlap",
+        "pin_memory": "pinned memory only speeds up copies to a GPU",
+        "non_blocking": "on a CPU there is nothing to copy",
+        "copy_stream": "on a CPU there is nothing to copy",
     }
     if not TRAITS[config.workload].decodes:
-        reasons["data_on_device"] = "on a CPU the data are in its memory already"
+        reasons["data_on_device"] = "on a CPU the data is already in memory"
     for field, reason in reasons.items():
         if getattr(config, field):
             yield Problem(field, reason, "Switch it off")
     if config.data_on_device and config.num_workers:
-        reason = "workers decode in processes of their own"
+        reason = "workers decode in their own processes"
         yield Problem("data_on_device", reason, "Set num_workers to 0")
 
 
 def _copy_problems(config: RunConfig) -> Iterator[Problem]:
     for field in ("non_blocking", "copy_stream"):
         if getattr(config, field) and not config.pin_memory:
-            reason = "only copies from pinned memory overlap"
+            reason = "only copies from pinned memory can overlap"
             yield Problem(field, reason, "Switch on pin_memory")
     if not config.data_on_device:
         return
     # pin_memory and non_blocking may stay on, as they are by default: they do nothing then.
     if config.copy_stream:
-        reason = "with data_on_device no batch is copied"
+        reason = "with the dataset on the device no batch is copied"
         yield Problem("copy_stream", reason, "Switch off copy_stream or data_on_device")
     if config.num_workers:
-        reason = "workers load batches outside of the GPU"
+        reason = "workers load batches on the host"
         yield Problem("data_on_device", reason, "Set num_workers to 0")
     if TRAITS[config.workload].decodes:
-        reason = f"{config.workload} reads each sample from a file when it is needed"
+        reason = f"{config.workload} reads each sample from disk on demand"
         yield Problem("data_on_device", reason, "Switch it off")
 
 
 def _without_workers(config: RunConfig) -> Iterator[Problem]:
     if config.prefetch_factor != _DEFAULT_PREFETCH:
-        yield Problem("prefetch_factor", "only workers load ahead", "Set num_workers above 0")
+        yield Problem("prefetch_factor", "only workers prefetch", "Set num_workers above 0")
     if not config.persistent_workers:
-        reason = "there are no workers that could end with each epoch"
+        reason = "there are no workers to keep alive"
         yield Problem("persistent_workers", reason, "Switch it on, or set num_workers above 0")
 
 
@@ -89,7 +89,9 @@ def problems(config: RunConfig, devices: Sequence[TrainDevice]) -> tuple[Problem
     device = next((device for device in devices if device.id == config.device), None)
     if device is None:
         return (
-            Problem("device", f"{config.device} is not in this machine", "Choose another device"),
+            Problem(
+                "device", f"this machine has no device {config.device}", "Choose another device"
+            ),
         )
     found = [
         Problem("device", device.reason, "Choose another device") if device.reason else None,
@@ -127,8 +129,8 @@ def _precision_problem(precision: Precision, device: TrainDevice) -> Problem | N
     if capability is None:
         # Autocast to bf16 and fp16 works on every CPU, slowly without instructions for it.
         reason = {
-            Precision.TF32: "TF32 is a mode of NVIDIA tensor cores",
-            Precision.PURE_FP16: "pure fp16 is for GPUs: most CPUs have no arithmetic for it",
+            Precision.TF32: "TF32 needs NVIDIA tensor cores",
+            Precision.PURE_FP16: "pure FP16 needs a GPU: most CPUs have no FP16 arithmetic",
         }.get(precision)
         return Problem("precision", reason, "Choose fp32, bf16 or fp16") if reason else None
     needed = {

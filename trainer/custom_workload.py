@@ -84,7 +84,7 @@ def user_problem(config: RunConfig) -> Problem | None:
     try:
         if user_workload() is None:
             return Problem(
-                "workload", "no workload of your own was given", f"Start the page with `{START}`"
+                "workload", "no custom workload was given", f"Start the page with `{START}`"
             )
         known = user_workload_settings()
     except UserWorkloadError as error:
@@ -94,7 +94,7 @@ def user_problem(config: RunConfig) -> Problem | None:
     unknown = [name for name in config.own.split(",") if name and name not in known]
     if unknown:
         options = ", ".join(known) or "no settings"
-        reason = f"the file has no setting {unknown[0]}; it has {options}"
+        reason = f"the file has no option {unknown[0]}; it has {options}"
         return Problem("own", reason, "Switch it off")
     return None
 
@@ -155,7 +155,7 @@ def _settings(given: UserWorkload, node: ast.stmt) -> dict[str, str]:
     ):
         raise _error(
             place,
-            "SETTINGS must be a dict of names and sentences, written out",
+            "SETTINGS must be a literal dict of names and descriptions",
             'Write it as {"name": "What it does."}',
         )
     if len(found) > MAX_SETTINGS:

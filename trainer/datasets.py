@@ -89,12 +89,14 @@ def data_problem(config: RunConfig) -> Problem | None:
 
 def _absent(root: Path, name: str) -> Problem:
     others = data_sets(root)
-    reason = f"no images with labels at {root / name}" if name else "no data set is chosen"
+    reason = f"no labeled images at {root / name}" if name else "no data set is chosen"
     if others:
         return Problem("data", reason, f"Choose {_either(others[:3])}")
     # With the whole path: the command may be given elsewhere than where the server was started.
     command = f"{MAKE_DIGITS} {shlex.quote(str(root / 'digits'))}"
-    return Problem("data", reason, f"Write the real digits as image files with `{command}`")
+    return Problem(
+        "data", reason, f"Create sample data (real digits as image files) with `{command}`"
+    )
 
 
 def _either(names: list[str]) -> str:

@@ -99,8 +99,8 @@ def _build_reason(capability: tuple[int, int], arch_list: list[str]) -> str | No
     if not arch_list:
         return None
     return (
-        f"torch {torch.__version__} holds kernels for {', '.join(arch_list)}, "
-        f"this GPU is sm_{major}{minor}"
+        f"torch {torch.__version__} has kernels for {', '.join(arch_list)}; this GPU is "
+        f"sm_{major}{minor}"
     )
 
 
@@ -130,7 +130,7 @@ def _triton_reason(capability: tuple[int, int]) -> str | None:
         needed, found = (f"{major}.{minor}" for major, minor in (_TRITON_SINCE, capability))
         return f"torch.compile needs compute capability {needed}, this GPU has {found}"
     if importlib.util.find_spec("triton") is None:
-        return "torch.compile makes GPU kernels with Triton, and there is no package triton"
+        return "torch.compile needs Triton for GPU kernels, and the package triton is not installed"
     return _compiler_reason("C", os.environ.get("CC", "gcc"), "clang")
 
 
@@ -139,4 +139,4 @@ def _compiler_reason(language: str, *commands: str) -> str | None:
     if any(map(shutil.which, commands)):
         return None
     missing = " or ".join(commands)
-    return f"torch.compile needs a {language} compiler, and there is no {missing} on this machine"
+    return f"torch.compile needs a {language} compiler; {missing} not found"

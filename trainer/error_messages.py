@@ -66,13 +66,13 @@ def explain(
         return out_of_memory(short, error, f"{_less_memory(short, config, device)}.")
     if isinstance(error, torch.AcceleratorError) or any(word in first for word in _GPU_CALL):
         return failed(
-            f"A call to the GPU failed: {first[:300]}. The GPU still answers: start again, and see "
-            "the traceback if it fails again."
+            f"A GPU call failed: {first[:300]}. The GPU still responds: start again, and check "
+            "the traceback if it recurs."
         )
     if config.deterministic and _NOT_DETERMINISTIC in first:
         return failed(
-            f"deterministic: {first.split(_NOT_DETERMINISTIC)[0].strip()} has no algorithm that "
-            "gives the same result each time. Switch deterministic off."
+            f"deterministic: {first.split(_NOT_DETERMINISTIC)[0].strip()} has no deterministic "
+            "implementation. Turn off deterministic."
         )
     place = place_in_user_code(error) if config.workload is Workload.USER else None
     at = f" at {place}" if place else ""
@@ -92,7 +92,9 @@ def nan_remedy(config: RunConfig) -> str:
 def _after_loss(config: RunConfig) -> str:
     if config.runner is not Runner.THREAD:
         return "Start again: each run has a process of its own"
-    return "This process cannot use it any more: restart the server, or use the process runner"
+    return (
+        "This process can no longer use the GPU: restart the server, or run in a separate process"
+    )
 
 
 def _less_memory(short: Shortage, config: RunConfig, device: TrainDevice | None) -> str:
@@ -133,6 +135,6 @@ def _worker_reason(text: str) -> str:
     pids = ", ".join(re.findall(r"\d+", text.split("exited")[0].split("killed")[0]))
     which = f" (process {pids})" if pids else ""
     return (
-        f"A data-loading worker died{which}. Start again; if it dies again, "
-        "set num_workers to 0 and look at the host's memory."
+        f"A DataLoader worker died{which}. Start again; if it recurs, set num_workers to 0 and "
+        "check host memory."
     )

@@ -93,14 +93,14 @@ def peak_of(device: str | None, precision: Precision) -> Peak | str:
     `device` is None for a CPU.
     """
     if device is None:
-        return "No share of a peak: a CPU's depends on its cores, clock and vector units."
+        return "No MFU: a CPU's peak depends on its cores, clock and vector units."
     if " MIG " in device:
         return f"No share of a peak: {device} is a part of a GPU."
     name = device.removeprefix("NVIDIA ")
     known = next((one for one in PEAKS if re.fullmatch(one.name, name)), None)
     if known is None:
-        return f"No share of a peak: none is known for {device}."
+        return f"No MFU: the peak of {device} is unknown."
     tflops = getattr(known, precision.removeprefix("pure_"))
     if tflops is None:
-        return f"No share of a peak: {device} has no {precision} arithmetic of its own."
+        return f"No MFU: {device} has no native {precision} arithmetic."
     return Peak(tflops * 1e12, known.source)

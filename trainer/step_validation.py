@@ -37,7 +37,10 @@ def epoch_problem(config: RunConfig, samples: int) -> Problem | None:
     if config.accumulation > batches:
         return Problem(
             "accumulation",
-            f"an epoch has {batches} batches of {config.batch_size}, got {config.accumulation}",
+            (
+                f"an epoch has {batches} batches of {config.batch_size}, fewer than the "
+                f"{config.accumulation} to accumulate"
+            ),
             "Lower accumulation or batch_size",
         )
     total = config.epochs * -(-samples // config.step_size)
@@ -52,12 +55,16 @@ def _pairs(config: RunConfig) -> Iterator[Problem]:
     """Two switches of which only one can be on: a problem of both, so that either can go."""
     exclusive = [
         ("fused", "foreach", "an optimizer is either fused or foreach"),
-        ("deterministic", "cudnn_benchmark", "cudnn.benchmark may choose another algorithm a run"),
+        (
+            "deterministic",
+            "cudnn_benchmark",
+            "cudnn.benchmark may pick a different algorithm each run",
+        ),
     ]
     for one, other, reason in exclusive:
         if getattr(config, one) and getattr(config, other):
-            yield Problem(one, reason, f"Switch off {other}")
-            yield Problem(other, reason, f"Switch off {one}")
+            yield Problem(one, reason, f"Turn off {other}")
+            yield Problem(other, reason, f"Turn off {one}")
     if config.lr_warmup_steps and config.schedule is Schedule.PLATEAU:
         reason = "the plateau schedule changes the learning rate after epochs only"
         yield Problem("lr_warmup_steps", reason, "Set it to 0, or choose the cosine schedule")
@@ -70,7 +77,7 @@ def _without_effect(config: RunConfig) -> Iterator[Problem]:
                 reason = f"it acts on convolutions, and {config.workload} has none"
                 yield Problem(field, reason, "Switch it off")
     if config.activation_checkpointing and config.workload in _FEW_LAYERS:
-        reason = "a model of one or two layers has no activations that it could forget"
+        reason = "a model of one or two layers has no activations to checkpoint"
         yield Problem("activation_checkpointing", reason, "Switch it off")
 
 
@@ -79,7 +86,8 @@ def _too_few_values(config: RunConfig) -> Iterator[Problem]:
     small = config.image_size <= _RESNET_SHRINKS
     if config.workload is Workload.RESNET and config.batch_size == 1 and small:
         reason = (
-            f"of {config.image_size} pixels one value a channel is left, got batches of one image"
+            f"batch norm needs two values per channel; {config.image_size} px images leave one, "
+            "and the batch has one image"
         )
         remedy = f"Raise batch_size, or image_size above {_RESNET_SHRINKS}"
         yield Problem("image_size", reason, remedy)
@@ -88,9 +96,9 @@ def _too_few_values(config: RunConfig) -> Iterator[Problem]:
 
 def _gpu_only(config: RunConfig) -> Iterator[Problem]:
     reasons = {
-        "cudnn_benchmark": "cuDNN is a library for GPUs",
-        "cuda_graphs": "CUDA Graphs are recorded and replayed by a GPU",
-        "memory_warmup": "torch keeps no cache of CPU memory to fill",
+        "cudnn_benchmark": "cuDNN runs on GPUs only",
+        "cuda_graphs": "CUDA Graphs run on GPUs only",
+        "memory_warmup": "PyTorch has no caching allocator for CPU memory",
     }
     for field, reason in reasons.items():
         if getattr(config, field):
@@ -105,13 +113,13 @@ def _compile_problems(
     if compile_reason is not None:
         yield Problem("compile", compile_reason, "Set compile to none")
     if config.activation_checkpointing:
-        reason = "torch.compile chooses by itself what it computes again"
+        reason = "torch.compile decides itself what to recompute"
         yield Problem("compile", reason, "Switch off activation_checkpointing")
         yield Problem("activation_checkpointing", reason, "Set compile to none")
     if config.compile is Compile.REDUCE_OVERHEAD and not on_gpu:
         yield Problem(
             "compile",
-            "reduce-overhead adds CUDA Graphs, which a CPU does not have",
+            "reduce-overhead uses CUDA Graphs, which need a GPU",
             "Choose default or max-autotune on a CPU",
         )
 
@@ -120,27 +128,33 @@ def _graph_problems(config: RunConfig) -> Iterator[Problem]:
     if not config.cuda_graphs:
         return
     if config.compile is not Compile.NONE:
-        yield Problem("cuda_graphs", "the step is either compiled or captured", "Set compile none")
         yield Problem(
-            "compile", "the step is either compiled or captured", "Switch off cuda_graphs"
+            "cuda_graphs",
+            "use either torch.compile or CUDA Graphs, not both",
+            "Set compile to none",
+        )
+        yield Problem(
+            "compile", "use either torch.compile or CUDA Graphs, not both", "Switch off cuda_graphs"
         )
     if config.activation_checkpointing and config.workload is Workload.GPT and config.dropout:
-        reason = "recomputed in a graph, dropout would draw other numbers"
+        reason = "dropout recomputed inside a CUDA graph would draw different random numbers"
         yield Problem("cuda_graphs", reason, "Switch off activation_checkpointing or dropout")
         yield Problem("activation_checkpointing", reason, "Switch off cuda_graphs or dropout")
     if not config.set_to_none:
         yield Problem(
             "set_to_none",
-            "a captured step keeps its gradients and writes them anew, so none are set to zero",
+            "a captured step overwrites its gradients, so there is nothing to zero",
             "Switch it on",
         )
     for field in ("warmup", "memory_warmup"):
         if getattr(config, field):
-            reason = "CUDA Graphs begin with warm-up steps and keep their memory reserved"
+            reason = "CUDA Graphs already run warm-up steps and keep their memory reserved"
             yield Problem(field, reason, "Switch it off")
     if not config.fused:
         if config.precision is Precision.FP16:
-            reason = "a captured fp16 step needs the fused optimizer, which skips steps by itself"
+            reason = (
+                "a captured FP16 step needs the fused optimizer, which can skip a step on the GPU"
+            )
             yield Problem("cuda_graphs", reason, "Switch on fused")
         elif config.optimizer is Optimizer.SGD:
             reason = "only fused SGD reads its learning rate from the GPU"

@@ -11,8 +11,8 @@ from trainer.config import Compile, Optimizer, Parallel, Problem, RunConfig, Run
 
 NODES_BY_HAND = Problem(
     "nodes",
-    "each machine starts its own part of the job",
-    "Run the command shown below the header on every machine, or set nodes to 1",
+    "each node starts its own part of the job",
+    "Run the command shown below the header on every node, or set Nodes to 1",
 )
 """Why the page's Start cannot begin such a job; ranks that were started by hand do not ask."""
 
@@ -46,8 +46,8 @@ def parallel_notes(config: RunConfig, cores: int) -> list[str]:
     if config.distributed and config.device == "cpu" and config.ranks > cores:
         have = "core" if cores == 1 else "cores"
         notes.append(
-            f"{config.ranks} ranks share {cores} {have} and take turns: this shows how ranks work "
-            "together, but trains slower than fewer ranks would."
+            f"{config.ranks} ranks share {cores} {have}: good to see how ranks work together, "
+            "but slower than fewer ranks."
         )
     if config.parallel is Parallel.FSDP and config.no_sync and config.accumulation > 1:
         notes.append(
@@ -65,34 +65,36 @@ def step_sentence(config: RunConfig) -> str | None:
     if config.parallel is Parallel.DP:
         total = config.batch_size * config.accumulation
         return (
-            f"A step takes {total:,} samples: batches of {config.batch_size:,}{batches}, each "
-            f"divided among {config.ranks} GPUs."
+            f"Each step uses {total:,} samples: batches of {config.batch_size:,}{batches}, each "
+            f"split across {config.ranks} GPUs."
         )
     nodes = f" × {config.nodes} machines" if config.nodes > 1 else ""
     return (
-        f"A step takes {config.step_size:,} samples: {config.batch_size:,} × {config.ranks} "
-        f"ranks{nodes}{batches}. A learning rate for one device may need to change with it."
+        f"Each step uses {config.step_size:,} samples: {config.batch_size:,} × {config.ranks} "
+        f"ranks{nodes}{batches}. You may have to rescale the learning rate."
     )
 
 
 def _runner(config: RunConfig) -> Iterator[Problem]:
     if config.distributed and config.runner is not Runner.TORCHRUN:
-        reason = f"the ranks of {config.parallel} are processes that torchrun starts"
+        reason = f"{config.parallel} ranks are started by torchrun"
         yield Problem("runner", reason, "Set runner to torchrun")
     if not config.distributed and config.runner is Runner.TORCHRUN:
-        yield Problem("runner", "torchrun starts ranks of DDP and FSDP2", "Set runner to process")
+        yield Problem("runner", "torchrun is only for DDP and FSDP2", "Set runner to process")
 
 
 def _data_parallel(config: RunConfig, on_gpu: bool) -> Iterator[Problem]:
     if not on_gpu:
-        reason = "DataParallel copies the model to several GPUs, in one process"
+        reason = "DataParallel replicates the model across GPUs"
         yield Problem("parallel", reason, "Choose DDP on a CPU, or a GPU")
     if config.compile is not Compile.NONE:
-        reason = "DataParallel copies the model anew in each step, and torch.compile cannot"
+        reason = (
+            "DataParallel replicates the model every step, which torch.compile does not support"
+        )
         yield Problem("compile", reason, "Choose DDP, or set compile to none")
         yield Problem("parallel", reason, "Choose DDP, or set compile to none")
     if config.activation_checkpointing:
-        reason = "what DataParallel copies to a GPU would compute again on the first one"
+        reason = "DataParallel replicas would recompute on the first GPU"
         yield Problem("activation_checkpointing", reason, "Switch it off, or choose DDP")
         yield Problem("parallel", reason, "Choose DDP, or switch off activation_checkpointing")
 
@@ -100,7 +102,7 @@ def _data_parallel(config: RunConfig, on_gpu: bool) -> Iterator[Problem]:
 def _ranks(config: RunConfig, gpus: int, on_gpu: bool) -> Iterator[Problem]:
     here = config.nodes == 1 or config.parallel is Parallel.DP
     if on_gpu and here and config.ranks > gpus:
-        reason = f"each needs a GPU of its own, and torch can use {gpus} of this machine"
+        reason = f"each rank needs its own GPU, and PyTorch can use {gpus} here"
         yield Problem("ranks", reason, f"Lower ranks to {max(1, gpus)}")
 
 
@@ -108,7 +110,7 @@ def _distributed(config: RunConfig, on_gpu: bool, connection: str | None) -> Ite
     if connection is not None:
         yield Problem("parallel", connection, "Set parallel to none")
     if config.collective_timing and not on_gpu:
-        reason = "gloo, which connects CPUs, does not time its collectives"
+        reason = "gloo (CPU) does not time collectives"
         yield Problem("collective_timing", reason, "Switch it off, or choose a GPU")
     if config.parallel is Parallel.FSDP:
         yield from _fsdp(config, on_gpu)
@@ -116,16 +118,16 @@ def _distributed(config: RunConfig, on_gpu: bool, connection: str | None) -> Ite
 
 def _fsdp(config: RunConfig, on_gpu: bool) -> Iterator[Problem]:
     if config.optimizer is Optimizer.SGD and config.fused:
-        reason = "torch has no fused SGD for weights that are spread over ranks"
+        reason = "PyTorch has no fused SGD for sharded weights"
         yield Problem("fused", reason, "Switch it off, or choose adam")
         yield Problem("optimizer", reason, "Choose adam or adamw, or switch off fused")
     if config.cpu_offload and not on_gpu:
-        reason = "on a CPU the weights lie in its memory already"
+        reason = "on a CPU the weights are already in host memory"
         yield Problem("cpu_offload", reason, "Switch it off, or choose a GPU")
 
 
 def _cuda_graphs(config: RunConfig) -> Iterator[Problem]:
     if config.cuda_graphs:
-        reason = "a step of several devices is not captured: they wait for each other in it"
+        reason = "a multi-device step is not captured: the devices wait for each other inside it"
         yield Problem("cuda_graphs", reason, "Switch it off, or set parallel to none")
         yield Problem("parallel", reason, "Switch off cuda_graphs")

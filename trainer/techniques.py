@@ -21,63 +21,63 @@ SWITCHES: tuple[Switch, ...] = (
     Switch(
         "precision",
         "Precision",
-        "tf32, bf16 and fp16 use tensor cores and, with 16 bits, half of the memory traffic; AMP "
-        "keeps weights in fp32, pure keeps nothing in it. A model that waits for its data or for "
-        "kernel launches gains nothing, and pure 16 bits may not learn.",
+        "TF32, BF16 and FP16 run on tensor cores; 16-bit types also halve memory traffic. AMP "
+        "keeps weights in FP32, pure 16-bit does not. No gain if the model is input-bound or "
+        "launch-bound; pure 16-bit may fail to converge.",
     ),
     Switch(
         "channels_last",
         "channels_last",
-        "Stores images with their channels together, as tensor cores and CPU convolutions read "
-        "them. A model without convolutions has nothing to gain.",
+        "Stores images in NHWC order, which tensor cores and CPU convolutions prefer. No "
+        "effect without convolutions.",
     ),
     Switch(
         "cudnn_benchmark",
         "cudnn.benchmark",
-        "Times the convolution algorithms of cuDNN at the first batch of each shape and keeps the "
-        "fastest. It costs time again for each new shape, and does nothing without convolutions.",
+        "Benchmarks cuDNN's convolution algorithms on the first batch of each shape and keeps "
+        "the fastest. Every new shape is benchmarked again. No effect without convolutions.",
     ),
     Switch(
         "deterministic",
-        "Deterministic",
-        "Takes only algorithms that give the same result each time. It never makes training "
-        "faster, and some operations have no such algorithm and then end the run.",
+        "Deterministic algorithms",
+        "Uses only deterministic algorithms. Never faster; operations that have none end the "
+        "run with an error.",
     ),
     Switch(
         "fused",
         "Fused optimizer",
-        "Updates all parameters in one kernel. A model with few parameters, or one that computes "
-        "long per step, shows no difference.",
+        "Updates all parameters in one kernel. No visible gain for models with few parameters "
+        "or long steps.",
     ),
     Switch(
         "foreach",
         "foreach optimizer",
-        "Updates lists of parameters together, in a few kernels for all of them. The fused kind is "
-        "faster still where it exists, and foreach needs memory for its intermediate values.",
+        "Updates lists of parameters with a few multi-tensor kernels. Fused is faster where "
+        "available; foreach needs extra memory for intermediates.",
     ),
     Switch(
         "set_to_none",
         "zero_grad(set_to_none)",
-        "Frees the gradients after each step instead of filling them with zeros. It saves one "
-        "write per parameter, which a model with few parameters does not notice.",
+        "Sets gradients to None after each step instead of zeroing them. Saves one write per "
+        "parameter, negligible for models with few parameters.",
     ),
     Switch(
         "accumulation",
         "Gradient accumulation",
-        "Adds up the gradients of several batches before one optimizer step, so that a large batch "
-        "fits into little memory. It saves no work: one large batch is faster where it fits.",
+        "Accumulates gradients over several batches per optimizer step, so a large effective "
+        "batch fits in little memory. Saves no compute: one large batch is faster if it fits.",
     ),
     Switch(
         "clip_norm",
-        "Clip norm",
-        "Scales the gradients down to this 2-norm where theirs is larger; 0 does not clip. It "
-        "keeps training stable, and costs one more pass over the gradients.",
+        "Max gradient norm",
+        "Clips the total gradient 2-norm to this value; 0 disables clipping. Stabilizes "
+        "training for one extra pass over the gradients.",
     ),
     Switch(
         "activation_checkpointing",
         "Activation checkpointing",
-        "Keeps only some activations and computes the others again in the backward pass. It saves "
-        "memory and costs about a third more computing, so it pays only if the memory buys a "
+        "Keeps only some activations and recomputes the rest in the backward pass. Saves "
+        "memory for about a third more compute, so it pays off only if the memory allows a "
         "larger batch.",
     ),
     Switch(
@@ -91,52 +91,52 @@ SWITCHES: tuple[Switch, ...] = (
     Switch(
         "non_blocking",
         "non_blocking copies",
-        "Does not let the training thread wait for a copy to the GPU. It needs pin_memory, and "
-        "gains nothing where copies are a small part of the step, or with data_on_device none.",
+        "Copies to the GPU without blocking the training thread. Needs pin_memory; no gain if "
+        "copies are a small part of the step, none with the dataset on the device.",
     ),
     Switch(
         "num_workers",
         "num_workers",
-        "Loads batches in this many processes beside the training; 0 loads in the training thread. "
-        "It pays where decoding takes long; data that lie in memory are faster without.",
+        "Processes that load batches; 0 loads in the training thread. Helps when decoding is "
+        "slow; data already in memory loads faster without workers.",
     ),
     Switch(
         "persistent_workers",
         "Persistent workers",
-        "Keeps the loader processes alive between epochs. It changes nothing within an epoch, and "
-        "keeps their memory taken.",
+        "Keeps DataLoader workers alive between epochs. No effect within an epoch; their "
+        "memory stays allocated.",
     ),
     Switch(
         "prefetch_factor",
         "prefetch_factor",
-        "Batches that each worker loads ahead. More of them bridge batches that take unevenly "
-        "long; they cannot make workers faster that are too slow on average.",
+        "Batches each worker loads ahead. Smooths uneven load times; cannot help workers that "
+        "are too slow on average.",
     ),
     Switch(
         "copy_stream",
         "Copy on a side stream",
-        "Copies the next batch to the GPU on a stream of its own while this one is computed. It "
-        "costs memory for one more batch, and needs pin_memory to overlap.",
+        "Copies the next batch on its own CUDA stream while the current one is computed. Costs "
+        "memory for one extra batch; needs pin_memory to overlap.",
     ),
     Switch(
         "data_on_device",
-        "Data set kept on the device",
-        "Copies the whole data set to the GPU once, so that no batch has to travel; on a CPU it "
-        "keeps the images that the first epoch has decoded. It must fit beside the training, and "
-        "on a GPU data that have to be decoded cannot use it; pin_memory and non_blocking then do "
-        "nothing.",
+        "Dataset on device",
+        "GPU: copies the whole dataset over once, so no batch is transferred. CPU: caches the "
+        "images decoded in the first epoch. Must fit in memory next to training, does not work "
+        "on a GPU for data that must be decoded, and makes pin_memory and non_blocking "
+        "ineffective.",
     ),
     Switch(
         "warmup",
-        "Warm-up",
-        "Makes some steps before the first one that counts, so that kernels are loaded and chosen; "
-        "the weights stay as they were. The rest of the run is as fast as without.",
+        "Kernel warm-up",
+        "Runs a few uncounted steps first, so kernels are loaded and selected; weights are "
+        "unchanged. The rest of the run is no faster.",
     ),
     Switch(
         "memory_warmup",
-        "Memory warm-up",
-        "Lets the allocator reserve once what the largest step needs, before training. It avoids "
-        "calls to the driver in the first steps only, and keeps that memory reserved.",
+        "Preallocate memory",
+        "Reserves the memory of the largest step before training. Avoids driver calls in the "
+        "first steps only, and keeps the memory reserved.",
     ),
     Switch(
         "compile",
@@ -148,40 +148,39 @@ SWITCHES: tuple[Switch, ...] = (
     Switch(
         "cuda_graphs",
         "CUDA Graphs",
-        "Records the whole step once and replays it with one launch. It helps where the GPU waits "
-        "for launches; long kernels hide those anyway, and every batch must have the same size.",
+        "Captures the whole step once and replays it with a single launch. Helps launch-bound "
+        "models; long kernels hide launch cost anyway. Every batch must have the same size.",
     ),
 )
 
 PARALLEL_SWITCHES: tuple[Switch, ...] = (
     Switch(
         "parallel",
-        "Parallelism",
-        "DDP gives each device a process with a copy of the model and averages the gradients; "
-        "FSDP2 spreads weights, gradients and optimizer state, and DataParallel copies the model "
-        "anew in each step, in one process. Small models gain nothing: they wait for each other "
-        "longer than they compute.",
+        "Strategy",
+        "DDP: one process per device, each with a full copy of the model; gradients are "
+        "averaged. FSDP2: shards weights, gradients and optimizer state. DataParallel: one "
+        "process that replicates the model every step. Small models do not gain: ranks wait "
+        "for each other longer than they compute.",
     ),
     Switch(
         "ranks",
-        "Devices",
-        "How many devices of a machine train together, one process each; on a CPU each process "
-        "gets its share of the cores. More of them take more samples a step, which shortens an "
-        "epoch but may not lower the loss as fast.",
+        "Devices per node",
+        "Devices per node that train together, one process each (DataParallel: one process for "
+        "all); on a CPU the processes share the cores. More devices mean more samples per "
+        "step: epochs get shorter, but the loss may not fall as fast.",
     ),
     Switch(
         "nodes",
-        "Machines",
-        "How many machines train together, each with as many devices; more than one is started by "
-        "hand, with one command on each. The network between them is much slower than the "
-        "connection within one.",
+        "Nodes",
+        "Nodes that train together, each with the same number of devices. For more than one, "
+        "you start the job with one command per node. The network between nodes is much slower "
+        "than the links within one.",
     ),
     Switch(
         "max_restarts",
-        "Restarts at most",
-        "When a rank dies, torchrun starts all ranks again, from the newest checkpoint, at most "
-        "this often. It does not help against a failure that comes again, such as too little "
-        "memory.",
+        "Max restarts",
+        "How often torchrun may restart all ranks from the newest checkpoint after one dies. "
+        "Does not help if the failure recurs, for example out of memory.",
     ),
     Switch(
         "no_sync",
@@ -193,41 +192,40 @@ PARALLEL_SWITCHES: tuple[Switch, ...] = (
     Switch(
         "static_graph",
         "Static graph",
-        "Promises DDP that each step uses the same parameters, so that it learns the order of the "
-        "gradients once. A model that leaves out parts of itself at times must not promise it, "
-        "and most others gain little.",
+        "Promises DDP that every step uses the same parameters, so it learns the gradient "
+        "order once. Leave it off for models that sometimes skip parts; most others gain "
+        "little.",
     ),
     Switch(
         "bucket_view",
-        "Gradients as bucket views",
-        "Keeps the gradients in DDP's buckets, instead of copying them there and back. It saves "
-        "memory of the size of the gradients, and little time.",
+        "gradient_as_bucket_view",
+        "Keeps gradients in DDP's buckets instead of copying them in and out. Saves as much "
+        "memory as the gradients take, and little time.",
     ),
     Switch(
         "bucket_mb",
         "Bucket size (MiB)",
-        "How much of the gradients is averaged together, while the backward pass goes on. Small "
-        "buckets begin earlier, large ones cost fewer calls; a model smaller than one has no "
-        "choice.",
+        "How many gradients are averaged together during the backward pass. Small buckets "
+        "start earlier, large ones need fewer calls; a model smaller than one bucket is "
+        "unaffected.",
     ),
     Switch(
         "reshard",
         "Reshard after forward",
-        "Frees the gathered weights of each block after its forward pass, and gathers them again "
-        "for the backward pass. Without it training sends a third less, and keeps the whole "
-        "model on each device.",
+        "Frees each block's gathered weights after its forward pass and gathers them again for "
+        "backward. Off: a third less communication, but every device keeps the whole model.",
     ),
     Switch(
         "cpu_offload",
         "CPU offload",
-        "Keeps weights, gradients and optimizer state in the host's memory, and computes the "
-        "update there. It saves memory of the GPU, and makes most steps several times slower.",
+        "Keeps weights, gradients and optimizer state in host memory and runs the optimizer "
+        "there. Saves GPU memory; most steps become several times slower.",
     ),
     Switch(
         "collective_timing",
         "Time collectives",
-        "Lets NCCL measure how long each collective takes. It costs a little, and may keep "
-        "communication from overlapping with computing.",
+        "Has NCCL time every collective. Small overhead; may reduce the overlap of "
+        "communication and compute.",
     ),
 )
 """How several devices share the work; only those that act on the chosen kind are drawn."""

@@ -76,7 +76,7 @@ def send(body: bytes) -> dict[str, Any]:
 def _end_now(run_id: str) -> str:
     run = read_run(services.get().folder(run_id))
     if not can_end_now(run):
-        raise NotAllowed("End now was not done: it is for a job of this host that does not stop.")
+        raise NotAllowed("Force stop is only for a job on this host that does not stop.")
     return services.get().end_job(run)
 
 

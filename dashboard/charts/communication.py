@@ -6,7 +6,7 @@ from dashboard.charts.chart_spec import Json, chart, trace, y_axis
 from dashboard.charts.run_view import RunContent
 from stepscope.metrics import Unit
 
-EMPTY = "Nothing yet: collectives are read at the end of a step, every 1 to 64 seconds."
+EMPTY = "No data yet: collectives are read at the end of a step, every 1 to 64 s."
 UNREAD = "Collectives are not read: {}."
 WHOSE = "Collectives of rank 0."
 

@@ -85,7 +85,7 @@ def absent_sentence(sweep: SweepContent) -> str | None:
         return None
     names = " and no ".join(missing)
     if sweep.config.get("device") == "cpu":
-        return f"A CPU gives no {names}."
+        return f"Not available on CPU: {names}."
     return f"This GPU or its driver gives no {names}."
 
 
@@ -205,19 +205,18 @@ COLUMNS: tuple[Column, ...] = (
         "settings and looks.",
         _verdict,
     ),
-    Column("Effect", "Samples/s against the baseline's, with its confidence interval.", _effect),
+    Column("Effect", "Throughput relative to the baseline, with confidence interval.", _effect),
     Column(
-        "Resolution",
-        "How far the true effect may be from what the verdict says: from the effect for faster and "
-        "slower, from 0 for the others.",
+        "Margin of error",
+        "How far the true effect may be from the verdict: from the effect if faster or slower, "
+        "otherwise from 0.",
         _resolution,
     ),
     Column("Rounds", "Rounds in which this setting and the baseline were measured.", _rounds),
     Column("Samples/s", "Median over the rounds.", _rate, ("samples_per_sec",)),
     Column(
         "Step",
-        "Median time of a step; below it the wait for data, the copy to the GPU and the GPU's own "
-        "time, in ms.",
+        "Median step time; below it data wait, H2D copy and GPU time, in ms.",
         _step,
         ("step_time",),
     ),
@@ -228,7 +227,7 @@ COLUMNS: tuple[Column, ...] = (
         _memory,
         ("peak_allocated", "peak_process"),
     ),
-    Column("Energy", "Of the GPU for one sample.", _energy, ("energy_per_sample",)),
+    Column("Energy", "GPU energy per sample.", _energy, ("energy_per_sample",)),
     Column(
         "MFU", "Share of the device's peak FLOP/s that the model used.", _share_of_peak, ("mfu",)
     ),

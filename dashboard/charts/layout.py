@@ -28,11 +28,11 @@ from stepscope.run import RunKind
 WARM_UP_ROWS = 3
 """First steps of a run, slow by nature: drawn, but they do not set the scale of step time."""
 NO_LOSS = {
-    RunKind.WATCH: "No loss yet: it is read where the script calls backward() on a scalar.",
-    RunKind.INIT: "No loss yet: give it to each step, as in rec.step(loss=loss).",
+    RunKind.WATCH: "No loss yet: it is captured when the script calls backward() on a scalar.",
+    RunKind.INIT: "No loss yet: pass it to each step, as in rec.step(loss=loss).",
 }
 WAITING = {
-    RunKind.TRAINER: "sent. Waiting for the training loop to reach the end of its step…",
+    RunKind.TRAINER: "sent. Waiting for the current step to end…",
     RunKind.WATCH: "sent. Waiting for the script's next optimizer step…",
     RunKind.INIT: "sent. Waiting for the script's next step…",
     RunKind.RECORD: "sent. Waiting for the recording…",
@@ -164,12 +164,12 @@ def _memory_used(content: RunContent, group: str) -> Json:
 
 def _utilization(content: RunContent) -> Json:
     if not content.gpus:
-        note = "Process CPU: 100 % is one core."
+        note = "Process CPU: 100 % = one core."
         traces = [trace("process/cpu"), trace("host/cpu")]
         return chart("utilization", "Utilization", traces, y=y_axis(Unit.PERCENT), note=note)
     traces = gpu_traces(content, "gpu/util", "GPU")
     if len(content.gpus) == 1:  # one line a GPU stays readable with several of them
-        traces += gpu_traces(content, "gpu/mem_util", "memory controller", dash="dot")
+        traces += gpu_traces(content, "gpu/mem_util", "memory access", dash="dot")
     return chart("utilization", "Utilization", traces, y=SHARE, kind=gpu_kind(content))
 
 
@@ -199,7 +199,7 @@ def _flops(content: RunContent) -> list[Json]:
     note, empty = content.peak_reason, content.flops_reason
     traces, y2 = [trace("perf/tflops", optional=empty is None)], None
     if note is None:
-        share = trace("perf/mfu", label="share of the peak", axis="y2", dash="dot", optional=True)
+        share = trace("perf/mfu", label="MFU", axis="y2", dash="dot", optional=True)
         traces, y2 = [*traces, share], y_axis(Unit.PERCENT)
     y = y_axis(Unit.TERAFLOPS)
     return [chart("flops", "Model FLOPs", traces, y=y, y2=y2, note=note, empty=empty, group="more")]
@@ -225,7 +225,7 @@ def _custom_note(content: RunContent) -> str | None:
     if not left:
         return None
     more = "1 more metric is" if left == 1 else f"{left} more metrics are"
-    return f"{more} recorded without a chart; `stepscope export` gives all of them."
+    return f"{more} recorded but not charted; `stepscope export` has all of them."
 
 
 def _optimizer(content: RunContent) -> list[Json]:

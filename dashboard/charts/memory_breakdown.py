@@ -84,7 +84,7 @@ def ledger_layout(run: RunInfo) -> Json:
         ledger_traces(place),
         kind="ledger",
         y=y_axis(Unit.BYTES),
-        empty="Nothing was sampled yet.",
+        empty="No readings yet.",
     )
     return {
         "charts": [drawn | {"height": CHART_HEIGHT}],

@@ -18,15 +18,15 @@ NO_ALLOCATOR = (
 )
 NO_GPU = "no GPU was sampled in this run."
 NOT_BEGUN = (
-    "The device of the script is known from its first optimizer step on; until then process "
-    "memory is shown."
+    "The training device is known after the first optimizer step; until then process memory is "
+    "shown."
 )
 CPU_TRAINS = "this run trains on the CPU."
 NOT_SUPPORTED = "not supported on this GPU"
 """NVML's answer for a metric that a GPU does not have, as the sampler records it."""
 LOST = (
-    "Some collectives were overwritten before they were read; they count as large and as long as "
-    "the others."
+    "Some collectives were overwritten before they were read; they are assumed to be like the "
+    "others."
 )
 WITH_MIG = "not available with MIG enabled"
 

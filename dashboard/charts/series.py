@@ -139,30 +139,30 @@ def warnings(run: RunInfo) -> list[str]:
     if isinstance(late, int) and late > 0:
         step = "step lacks" if late == 1 else "steps lack"
         found.append(
-            f"{late:,} {step} values that were on the GPU, such as the loss: the copy was refused, "
-            f"failed, or more than {SLOTS:,} were under way. Training itself was not held up."
+            f"{late:,} {step} GPU values such as the loss: the copy was refused, failed, or "
+            f"more than {SLOTS:,} were in flight. Training was not delayed."
         )
     if isinstance(dropped, int) and dropped > 0:
         were = "step or event was" if dropped == 1 else "steps or events were"
         found.append(
-            f"{dropped:,} {were} not recorded: the disk did not take them in time, and only so "
-            "many can wait in memory, or no store can hold them. Training itself was not held up."
+            f"{dropped:,} {were} not recorded: the disk was too slow and the memory buffer is "
+            "full, or the store cannot hold them. Training was not delayed."
         )
     waits = command_wait(run, now_of(run.run_json))
     if waits is not None:
         found.append(waits)
     if run.status.live and age_s > QUIET_S:
         found.append(
-            f"No news for {_duration(age_s)}. The run has not ended, but its folder does not "
-            "change: the disk may be full, the folder read-only, or the process held up. "
-            "Values shown may be stale."
+            f"No update for {_duration(age_s)}. The run has not ended, but its folder does not "
+            "change: the disk may be full or read-only, or the process blocked. Values may be "
+            "stale."
         )
     return found
 
 
 def _waiting(run: RunInfo) -> str | None:
     if run.status is RunStatus.PENDING and run_kind(run) in (RunKind.WATCH, RunKind.INIT):
-        return "The script has not made its first optimizer step yet."
+        return "The script has not finished its first optimizer step yet."
     return None
 
 

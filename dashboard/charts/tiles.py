@@ -8,8 +8,8 @@ from stepscope.metrics import BY_KEY, Stream, Unit
 from stepscope.run import RunKind
 
 NO_SAMPLES = {
-    RunKind.WATCH: "Not known: samples are counted where batches come from a torch DataLoader.",
-    RunKind.INIT: "Not known: give each step its samples=, or take batches from rec.batches().",
+    RunKind.WATCH: "Unknown: samples are counted for batches from a torch DataLoader.",
+    RunKind.INIT: "Unknown: pass samples= to each step, or take batches from rec.batches().",
 }
 NO_EPOCH = {
     RunKind.WATCH: "Not known: epochs are counted where batches come from a torch DataLoader.",

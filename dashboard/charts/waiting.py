@@ -33,7 +33,7 @@ def command_wait(run: RunInfo, now: float) -> str | None:
         return None
     waited_s = max(ROUND_S, int(now - since) // ROUND_S * ROUND_S)
     who = _who(ranks, run.run_json.get("world_size"))
-    return f"{label} waits for step {step:,}: {who} come for {waited_s:,} s."
+    return f"{label} is waiting for step {step:,}: {who} arrived after {waited_s:,} s."
 
 
 def _who(ranks: list[Any], world_size: Any) -> str:

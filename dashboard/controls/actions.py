@@ -35,61 +35,64 @@ ACTIONS = (
     Action(
         CommandName.PAUSE,
         "Pause",
-        "Hold at the next step boundary.",
-        "Hold at the script's next optimizer step.",
+        "Pause at the next step boundary.",
+        "Pause at the script's next optimizer step.",
     ),
-    Action(CommandName.RESUME, "Resume", "Go on after a pause."),
+    Action(CommandName.RESUME, "Resume", "Continue training."),
     Action(
         CommandName.STOP,
         "Stop",
-        "End the run after this step; what it recorded stays.",
-        "As Ctrl-C at the script's next optimizer step; press again for SIGTERM, then SIGKILL. "
-        "What it recorded stays.",
+        "Stop after the current step. Recorded data is kept.",
+        "Acts as Ctrl-C at the script's next optimizer step; press again for SIGTERM, then "
+        "SIGKILL. Recorded data is kept.",
     ),
     Action(
         CommandName.MARK,
         "Mark",
-        "Put a marker with a text of yours on all charts, with the numbers of the moment.",
+        "Add an annotation to all charts, with the current values.",
     ),
     Action(
         CommandName.EMPTY_CACHE,
         "Empty cache",
-        "torch.cuda.empty_cache(): give cached blocks back to the driver. "
-        "It cannot free memory that tensors hold.",
+        "torch.cuda.empty_cache(): return cached blocks to the driver. Cannot free memory held "
+        "by tensors.",
         memory=True,
     ),
     Action(
         CommandName.RESET_PEAKS,
         "Reset peak stats",
-        "Start the peak values anew from what is in use now.",
+        "Reset the peaks to current usage.",
         memory=True,
     ),
     Action(
         CommandName.COLLECT_GARBAGE,
         "Collect garbage",
-        "gc.collect(): free Python objects, and tensors, that only cycles keep alive.",
+        (
+            "gc.collect(): free Python objects, tensors included, that only reference cycles keep "
+            "alive."
+        ),
         memory=True,
     ),
     Action(
         CommandName.MEMORY_SNAPSHOT,
         "Memory snapshot",
-        "Record the CUDA allocations of the next steps, the newest 100 000 of them, with the lines "
-        "of code that made them, and keep the file in the run folder. Open it on the page Memory.",
+        "Record the CUDA allocations of the next steps (the newest 100,000) with their source "
+        "lines, into a file in the run folder. Open it under Memory.",
         memory=True,
-        waiting="sent. The next steps are recorded…",
+        waiting="sent. Recording the next steps…",
     ),
     Action(
         CommandName.PROFILE,
         "Profile",
-        "Record the next steps with torch's profiler: operators, stacks and a trace for Perfetto. "
-        "These steps are slower, on a CPU by a quarter to twice, and training stands still for "
-        "a moment at the end.",
-        waiting="sent. A few steps to compare with, then the profiled ones, then the files…",
+        "Record the next steps with the PyTorch profiler: operators, stacks and a Perfetto "
+        "trace. Profiled steps are slower (1.25× to 2.3× on the CPUs measured), and training "
+        "pauses briefly at the end.",
+        waiting="sent. Timing a few steps for comparison, then profiling, then writing files…",
     ),
     Action(
         CommandName.SAVE_CHECKPOINT,
         "Save checkpoint",
-        "Write model, optimizer, schedule and random state to a file named by the step.",
+        "Save model, optimizer, scheduler and RNG state to step-N.pt.",
     ),
 )
 END_NOW = "end_now"
@@ -155,9 +158,9 @@ def can_end_now(run: RunInfo) -> bool:
 def _end_now() -> Json:
     return {
         "name": END_NOW,
-        "label": "End now",
-        "help": "End all ranks of this host by force: SIGTERM, after 5 s SIGKILL. What was "
-        "recorded stays; what the training has not saved is lost.",
+        "label": "Force stop",
+        "help": "Kill all ranks on this host: SIGTERM, then SIGKILL after 5 s. Recorded data "
+        "is kept; unsaved training state is lost.",
         "memory": False,
         "waiting": "the ranks are being ended…",
         "when": {status.value: None for status in RunStatus if status.live},
@@ -172,7 +175,7 @@ def refusal(name: CommandName, run: RunInfo) -> str | None:
     if not run.status.live:
         return f"the run has ended ({run.status})."
     if name not in supported_commands(run):
-        return "this run does not answer it."
+        return "this run does not support it."
     return _not_in(run.status, name, run_kind(run))
 
 
@@ -186,9 +189,9 @@ def _not_in(status: RunStatus, name: CommandName, kind: RunKind) -> str | None:
     if status is RunStatus.PENDING:
         if name in CAN_WAIT and kind is not RunKind.TRAINER:
             return None
-        return "the first step has not been made yet."
+        return "the first step has not finished yet."
     if name is CommandName.PAUSE and status is RunStatus.PAUSED:
-        return "the run is paused already."
+        return "the run is already paused."
     if name is CommandName.RESUME and status is not RunStatus.PAUSED:
         return "the run is not paused."
     return None

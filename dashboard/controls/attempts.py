@@ -36,7 +36,7 @@ def attempts(run: RunInfo) -> None:
     before, after = _named(run, "restart_of"), _named(run, "restarted_as")
     sentence = restart_sentence(run.run_json)
     if restart_expected(run):
-        st.caption(":material/restart_alt: torchrun is about to start all ranks again.")
+        st.caption(":material/restart_alt: torchrun is about to restart all ranks.")
     if before is None and after is None:
         return
     with st.container(horizontal=True, vertical_alignment="center", key="attempts"):
@@ -44,10 +44,10 @@ def attempts(run: RunInfo) -> None:
             st.caption(f":material/restart_alt: {escape_markdown(sentence)}", width="stretch")
         elif after is not None:
             st.caption(
-                ":material/restart_alt: torchrun has started all ranks again, in a run of its own.",
+                ":material/restart_alt: torchrun restarted all ranks, in a new run.",
                 width="stretch",
             )
-        for name, label in ((before, "Attempt before"), (after, "Next attempt")):
+        for name, label in ((before, "Previous attempt"), (after, "Next attempt")):
             if name is not None:
                 st.button(
                     label,
@@ -55,7 +55,7 @@ def attempts(run: RunInfo) -> None:
                     type="tertiary",
                     on_click=choose,
                     args=(name,),
-                    help="What it recorded is kept in a run of its own.",
+                    help="Each attempt is recorded as its own run.",
                 )
 
 
@@ -68,7 +68,7 @@ def restart_sentence(run_json: dict[str, Any]) -> str | None:
     of = f" of {limit}" if type(limit) is int and limit else ""
     resumed = run_json.get("resumed")
     step = resumed.get("step") if isinstance(resumed, dict) else restart.get("step")
-    where = f"resumed after step {step:,}" if type(step) is int else "begun anew"
+    where = f"resumed after step {step:,}" if type(step) is int else "starting from scratch"
     cause = printable(str(restart.get("cause") or "a rank failed"))[:300]
     return f"Restart {number}{of}: {cause}; {where}."
 

@@ -46,7 +46,7 @@ class Wanted:
 
 def wanted(server: Services, found: Devices, settings: RunConfig) -> Wanted:
     """Draw the choice and return it; `settings` are the sidebar's."""
-    st.markdown("#### What to try")
+    st.markdown("#### Settings to compare")
     boxes: dict[str, Collection[str]] = {
         "on": WORKLOADS.keys(),
         "baseline": BASELINES.keys(),
@@ -117,8 +117,7 @@ def _baseline(devices: Sequence[TrainDevice], settings: RunConfig) -> RunConfig:
         offered(state["lab_workload"]),
         format_func=WORKLOADS.__getitem__,
         key="lab_workload",
-        help="What is trained in each sample. A technique may pay on one workload and cost on "
-        "another.",
+        help="What every trial trains. A technique may help one workload and hurt another.",
         **_KEPT,
     )
     device = st.selectbox(
@@ -126,18 +125,19 @@ def _baseline(devices: Sequence[TrainDevice], settings: RunConfig) -> RunConfig:
         list(names),
         format_func=names.__getitem__,
         key=_first("lab_device", first),
-        help="Where the baseline trains. Other devices can be ticked below.",
+        help="Where the baseline runs. Select other devices below.",
         **_KEPT,
     )
     kind = st.radio(
-        "Baseline settings",
+        "Baseline",
         list(BASELINES),
         format_func=BASELINES.__getitem__,
         key=_first("lab_baseline", "plain"),
         horizontal=True,
-        help="Each setting is measured as a change of the baseline. Plain has every technique off; "
-        "the other is what the sidebar of Live says now. Batch size, learning rate and sizes are "
-        "the sidebar's in both, and the recommended ones for another workload.",
+        help="Each setting is measured as a change to the baseline. “All off” disables every "
+        "technique; “Sidebar settings” uses the sidebar of the Run page. Batch size, "
+        "learning rate and sizes come from the sidebar in both, or are the recommended "
+        "ones if the workload differs.",
         **_KEPT,
     )
     return baseline(kind, settings, workload, device, devices)
@@ -149,13 +149,13 @@ def _device_name(device: TrainDevice) -> str:
 
 def _preset() -> str | None:
     preset: str | None = st.pills(
-        "Take a preset",
+        "Preset",
         list(PRESETS),
         format_func=lambda name: PRESETS[name].label,
         key="lab_preset",
         on_change=_preset_taken,
-        help="Ticks a ready choice of settings and takes its baseline. You can change the ticks "
-        "afterwards; press it again to go back to your own baseline.",
+        help="Selects a set of settings and its baseline. You can change the selection; press "
+        "again to return to your own baseline.",
         **_KEPT,
     )
     return preset
@@ -167,9 +167,9 @@ def _preset_taken() -> None:
 
 
 def _length() -> tuple[int, int, bool]:
-    with st.expander("How long"):
+    with st.expander("Duration"):
         rounds = st.number_input(
-            "Rounds at most",
+            "Max rounds",
             2,
             MAX_ROUNDS,
             key=_first("lab_rounds", 12),
@@ -179,19 +179,19 @@ def _length() -> tuple[int, int, bool]:
             **_KEPT,
         )
         steps = st.number_input(
-            "Steps a sample",
+            "Steps per trial",
             0,
             100_000,
             key=_first("lab_steps", 0),
-            help="Steps of one measurement, after its warm-up; 0 takes as many as the baseline "
-            "makes in two seconds.",
+            help="Measured steps per trial, after warm-up; 0 uses as many as the baseline runs "
+            "in two seconds.",
             **_KEPT,
         )
         find_best = st.toggle(
             "Find the best combination",
             key=_first("lab_find_best", True),
-            help="Adds the winners one after another and measures the result against the baseline "
-            "once more.",
+            help="Combines the winners one by one and measures the result against the baseline "
+            "again.",
             **_KEPT,
         )
     return int(rounds), int(steps), bool(find_best)
@@ -262,10 +262,10 @@ def _refused(plan: Plan, found: Sequence[Problem]) -> str | None:
     if found:
         return "The baseline cannot run. " + " ".join(map(str, found))
     if not plan.arms:
-        return "Tick at least one setting, or take a preset."
+        return "Select at least one setting or a preset."
     problem = plan.arms[0].problem
     if problem is not None and all(arm.problem is not None for arm in plan.arms):
-        return f"None of these settings can be measured here. {problem}"
+        return f"None of these settings can be measured on this machine. {problem}"
     return None
 
 
@@ -276,11 +276,11 @@ def _time_words(server: Services, plan: Plan) -> str:
     listed = len(plan.arms) - here
     few = min(plan.looks)
     early = "" if plan.max_rounds >= few else f" Fewer than {few} rounds give no verdict."
-    more = f" {listed} cannot be had here and are listed with their reason." if listed else ""
+    more = f" {listed} are not supported here and are listed with the reason." if listed else ""
     return (
-        f"Takes **{seconds(takes.low, takes.high)}**: {here} setting{'s' if here > 1 else ''} and "
-        f"the baseline, at most {plan.max_rounds} round{'s' if plan.max_rounds > 1 else ''}."
-        f"{early}{more}"
+        f"Takes **{seconds(takes.low, takes.high)}**: {here} setting{'s' if here > 1 else ''} "
+        f"plus the baseline, up to {plan.max_rounds} "
+        f"round{'s' if plan.max_rounds > 1 else ''}.{early}{more}"
     )
 
 

@@ -13,7 +13,7 @@ from trainer.lab.plan import Arm
 from trainer.lab.presets import PLAIN
 from trainer.techniques import BY_FIELD
 
-BASELINES = {"plain": "Plain", "sidebar": "The sidebar's settings"}
+BASELINES = {"plain": "Plain", "sidebar": "Sidebar settings"}
 GROUPS: dict[str, tuple[str, ...]] = {
     "Precision": ("precision",),
     "Data loading": (
@@ -21,28 +21,28 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("num_workers", "prefetch_factor", "persistent_workers"),
     ),
     "Optimizer": ("accumulation", "clip_norm", "fused", "foreach", "set_to_none"),
-    "Kernels and graphs": (
+    "Compilation and kernels": (
         *("compile", "cuda_graphs", "channels_last", "cudnn_benchmark", "deterministic"),
         "warmup",
     ),
     "Memory": ("activation_checkpointing", "memory_warmup"),
     "Device and size": ("device", "batch_size", "threads"),
-    "Of this workload": (),
+    "Workload options": (),
 }
 """The sidebar's groups, each with its fields; the last one takes every other field."""
 HELP = {
-    "device": "Trains on this device instead. The batch size stays, so a small one leaves a large "
-    "GPU idle.",
-    "batch_size": "Samples in a batch. A larger one keeps the device busier and changes what a "
-    "step learns.",
-    "threads": "Threads of one CPU operation. More than the cores make it slower.",
+    "device": "Runs on this device instead. The batch size stays the same, so a small one "
+    "leaves a large GPU idle.",
+    "batch_size": "Samples per batch. A larger batch keeps the device busier and changes what "
+    "each step learns.",
+    "threads": "Threads per CPU operation. More threads than cores slow it down.",
 }
 
 
 def group_of(arm: Arm) -> str:
     """Return the group that an arm's first setting belongs to."""
     field = next(iter(arm.changes), "device")
-    return next((group for group, fields in GROUPS.items() if field in fields), "Of this workload")
+    return next((group for group, fields in GROUPS.items() if field in fields), "Workload options")
 
 
 def arm_words(arm: Arm, devices: Mapping[str, str]) -> str:
@@ -79,7 +79,7 @@ def arm_help(arm: Arm, own_settings: Mapping[str, str]) -> str:
         return own_settings.get(arm.name.removesuffix("=false"), arm.label)
     text = BY_FIELD[field].help if field in BY_FIELD else HELP.get(field, arm.label)
     others = [f"{name} = {value}" for name, value in arm.changes.items() if name != field]
-    return f"{text} Changes along with it: {', '.join(others)}." if others else text
+    return f"{text} Also sets {', '.join(others)}." if others else text
 
 
 def baseline_words(config: RunConfig) -> str:
@@ -95,7 +95,7 @@ def baseline_words(config: RunConfig) -> str:
     return " · ".join([*parts, *(used or [_ALL_OFF])])
 
 
-_ALL_OFF = "every technique off but set_to_none, which zero_grad() does by itself"
+_ALL_OFF = "all techniques off (set_to_none is the zero_grad() default)"
 
 
 def seconds(low: float, high: float) -> str:

@@ -45,12 +45,12 @@ WORKLOADS = {
     Workload.LINEAR: "Linear regression (1 → 1)",
     Workload.DIGITS_MLP: "Digits, MLP (real data)",
     Workload.DIGITS_CNN: "Digits, small CNN (real data)",
-    Workload.IMAGES: "Your images, small CNN",
-    Workload.GPT: "GPT of characters (real text)",
+    Workload.IMAGES: "Your images (small CNN)",
+    Workload.GPT: "Character-level GPT (real text)",
     Workload.RESNET: "ResNet-18, 224 px (synthetic)",
     Workload.MATMUL: "Matrix multiplication",
-    Workload.FILL: "Fill the GPU: residual CNN",
-    Workload.USER: "Your own workload",
+    Workload.FILL: "GPU memory stress test (residual CNN)",
+    Workload.USER: "Custom workload",
 }
 PRECISIONS = {
     Precision.FP32: "fp32",
@@ -232,7 +232,7 @@ def _take_back(devices: Sequence[TrainDevice]) -> None:
 def _device(config: RunConfig, found: Devices) -> None:
     names = {device.id: _device_name(device) for device in found.devices}
     if config.device not in names:  # a link from another machine
-        names[config.device] = "Not in this machine"
+        names[config.device] = "Not on this machine"
     st.selectbox(
         "Device",
         list(names),
@@ -240,7 +240,7 @@ def _device(config: RunConfig, found: Devices) -> None:
         key="config_device",
         on_change=_adapt_to_device,
         args=(found.devices,),
-        help="The CPU and every CUDA device, best first. A GPU is known by its UUID.",
+        help="The CPU and all CUDA devices, best first. GPUs are identified by UUID.",
     )
     for problem in problems(config, found.devices):
         if problem.field == "device":
@@ -273,7 +273,7 @@ def _workload(config: RunConfig, found: Devices) -> None:
         key="config_workload",
         on_change=_reload_defaults,
         args=(found.devices,),
-        help="Choosing a workload sets its recommended epochs, batch size and learning rate.",
+        help="Selecting a workload loads its recommended epochs, batch size and learning rate.",
     )
     workload_fields(config)
 

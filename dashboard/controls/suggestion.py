@@ -32,6 +32,6 @@ def take_proposal(wanted: Any) -> None:
     """
     name = wanted.get("field") if isinstance(wanted, dict) else None
     if name not in FIELDS or name in NOT_PROPOSED:
-        raise ValueError(f"field: must be a setting, got {str(name)[:40]!r}. Reload the page.")
+        raise ValueError(f"field: unknown setting {str(name)[:40]!r}. Reload the page.")
     checked = replace(RunConfig(), **{name: wanted.get("value")})
     st.session_state[f"config_{name}"] = getattr(checked, name)

@@ -31,7 +31,7 @@ def picked_sweep(server: Services) -> str | None:
     asked = state.pop(_NEXT, None) or state.get(SWEEP) or st.query_params.get("sweep")
     if asked and asked not in known:
         name = escape_markdown(str(asked)[:80])
-        st.warning(f"The sweep {name} is no longer there.", icon=":material/link_off:")
+        st.warning(f"The sweep {name} no longer exists.", icon=":material/link_off:")
     chosen = asked if asked in known else state.get("kept_lab_sweep")
     state[SWEEP] = chosen if chosen in known else first
     if own or state[SWEEP] is not None:
@@ -42,7 +42,7 @@ def picked_sweep(server: Services) -> str | None:
             format_func=names.__getitem__,
             key=SWEEP,
             label_visibility="collapsed",
-            help="Earlier sweeps, the newest first.",
+            help="Earlier sweeps, newest first.",
         )
     picked: str | None = state[SWEEP]
     state["kept_lab_sweep"] = picked

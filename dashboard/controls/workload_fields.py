@@ -17,42 +17,40 @@ from trainer.datasets import data_problem, data_root, data_sets
 from trainer.workload_traits import TRAITS
 
 CAPTIONS = {
-    Workload.IMAGES: "Images from a CSV file or from class folders, decoded anew each epoch.",
-    Workload.GPT: "Real text: Python's own help. Its sizes scale the memory it takes.",
-    Workload.RESNET: "The images are synthetic: this measures speed and memory.",
-    Workload.MATMUL: "Products of two square matrices; nothing has to be loaded.",
-    Workload.FILL: "The images are synthetic. Width and image size scale the memory it takes.",
+    Workload.IMAGES: "Images from a CSV file or class folders, decoded again every epoch.",
+    Workload.GPT: "Real text: Python's own help pages. The sizes below set the memory use.",
+    Workload.RESNET: "Synthetic images: for measuring speed and memory.",
+    Workload.MATMUL: "Multiplies two square matrices; no data loading.",
+    Workload.FILL: "Synthetic images. Width and image size set the memory use.",
 }
 FIELDS: dict[str, tuple[str, str]] = {
     "layers": ("Layers", "Transformer blocks; memory and time grow with them."),
     "width": (
         "Width",
-        "Channels of the first stage or of each character, or the side of a matrix; memory grows "
-        "with it.",
+        "Embedding size; memory grows with it.",
     ),
-    "context": ("Context", "Characters that the model reads at once; memory grows with it."),
+    "context": ("Context", "Characters the model sees at once; memory grows with it."),
     "data": (
         "Data",
-        "What the data folder has: CSV files of path,label, and folders with one folder a class. "
-        "STEPSCOPE_DATA names the data folder when the server is started.",
+        "Datasets in the data folder: CSV files with path,label, or one folder per class. Set "
+        "STEPSCOPE_DATA before starting the server to choose another folder.",
     ),
-    "image_size": ("Image size", "Pixels a side; memory grows with its square."),
-    "classes": ("Classes", "Synthetic patterns that the model has to tell apart."),
-    "dropout": ("Dropout", "Share of the activations set to 0 while training; 0 is off."),
+    "image_size": ("Image size", "Pixels per side; memory grows with its square."),
+    "classes": ("Classes", "Number of synthetic classes."),
+    "dropout": ("Dropout", "Share of activations zeroed during training; 0 is off."),
     "tied_head": (
-        "Tied head",
-        "The last layer uses the weights of the embedding. Fewer weights; it may learn better or "
+        "Tie embeddings",
+        "The output layer shares the embedding weights. Fewer parameters; may learn better or "
         "worse.",
     ),
     "flip": (
         "Random flip",
-        "Mirrors half of the training images left to right. Switch it off where left and right "
-        "have a meaning, as in digits and text.",
+        "Mirrors half of the training images. Turn it off where left and right matter, as in "
+        "digits or text.",
     ),
     "skip_broken": (
-        "Leave out broken images",
-        "Counts rows and images that cannot be read and goes on without them; otherwise the first "
-        "one ends the run.",
+        "Skip unreadable images",
+        "Counts unreadable rows and images and skips them; otherwise the first one ends the run.",
     ),
 }
 """Label and help of each field; its kind of widget follows from its type."""
@@ -102,7 +100,7 @@ def _data(config: RunConfig) -> None:
         label,
         options,
         key="config_data",
-        format_func=lambda name: name or "Nothing chosen",
+        format_func=lambda name: name or "No dataset selected",
         help=text,
     )
     problem = data_problem(config)
@@ -120,7 +118,7 @@ def _own(config: RunConfig) -> None:
     except UserWorkloadError:
         return
     if given is not None:
-        st.caption(f"`{given}`, given when the server was started.")
+        st.caption(f"`{given}`, set at server start.")
     for name, text in settings.items():
         st.session_state[f"own_{name}"] = config.has(name)
         st.toggle(name, key=f"own_{name}", help=text, on_change=_switch_own, args=(name,))

@@ -35,7 +35,7 @@ export class LedgerCard extends Card {
       {
         type: "button",
         class: "ss-tool",
-        title: "Scale to the total, or to what is in use",
+        title: "Scale the axis to the total or to usage",
         onclick: () => this.pick(this.free),
       },
       "full scale",
@@ -46,7 +46,7 @@ export class LedgerCard extends Card {
       el("button", { type: "button", title, onclick: () => this.choose(stacked) }, label);
     this.modes = [
       mode(false, "Lines", "Allocated, reserved, peak and used as lines"),
-      mode(true, "Where it goes", "The parts of the memory, on top of each other"),
+      mode(true, "Breakdown", "Stacked parts of the memory"),
     ];
     const attributes = { class: "ss-switch ss-modes", role: "group", "aria-label": "Memory as" };
     return [...list, this.whole, el("div", attributes, ...this.modes)];

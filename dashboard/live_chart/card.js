@@ -92,7 +92,7 @@ export class Card {
       {
         type: "button",
         class: "ss-chip",
-        title: "Show or hide this line",
+        title: "Toggle series",
         "aria-pressed": !this.hidden(trace),
         onclick: () => this.pick(trace),
       },
@@ -136,8 +136,8 @@ export class Card {
     const tool = (label, title, act) =>
       el("button", { type: "button", class: "ss-tool ss-quiet", title, onclick: act }, label);
     const list = [
-      tool("CSV", "Save the points shown as CSV", () => this.saveCsv()),
-      tool("PNG", "Save this chart as an image", () => this.savePng()),
+      tool("CSV", "Download visible points (CSV)", () => this.saveCsv()),
+      tool("PNG", "Download chart (PNG)", () => this.savePng()),
     ];
     if (spec.loss) {
       const slider = el("input", {
@@ -156,7 +156,7 @@ export class Card {
       list.push(slider, this.toggle("log", "log", "Logarithmic loss axis"));
     }
     if (spec.traces.some((trace) => trace.style === "context")) {
-      const title = "Scale to the dashed line, or to the values only";
+      const title = "Scale the axis to the dashed line or to the data";
       const full = this.toggle(`full-${spec.id}`, "full scale", title);
       full.dataset.full = "";
       list.push(full);

@@ -48,10 +48,10 @@ export class Board {
       {
         class: "ss-group",
         "data-testid": "custom",
-        "aria-label": "Metrics of the script",
+        "aria-label": "Custom metrics",
         hidden: "",
       },
-      el("h3", {}, "Metrics of the script"),
+      el("h3", {}, "Custom metrics"),
       this.grids.custom,
       this.note,
     );

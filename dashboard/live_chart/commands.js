@@ -52,11 +52,11 @@ const BOXES = {
     input: {
       type: "text",
       "aria-label": "Event text",
-      placeholder: "what happened",
+      placeholder: "Describe the event",
       maxlength: TEXT_LENGTH,
     },
     before: "",
-    button: "Add mark",
+    button: "Add annotation",
     args: (value) => ({ text: value }),
   },
   profile: {
@@ -195,7 +195,7 @@ export class RunPicker {
     this.node = el("select", {
       class: "ss-picker",
       "aria-label": "Run",
-      title: "The run that is shown. Live runs first, then the newest.",
+      title: "Shown run. Live runs first, then newest.",
       onchange: () => pick(this.node.value),
     });
     this.text = null;
@@ -206,7 +206,7 @@ export class RunPicker {
     if (text !== this.text) {
       this.text = text;
       const option = ([id, label]) => el("option", { value: id }, label);
-      this.node.replaceChildren(option(["", "No run shown"]), ...runs.map(option));
+      this.node.replaceChildren(option(["", "No run selected"]), ...runs.map(option));
     }
     this.node.value = picked || "";
     this.node.hidden = !runs.length;

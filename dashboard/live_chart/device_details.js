@@ -14,7 +14,7 @@ export class DeviceDetails {
     this.difference = el("p", { class: "ss-muted dv-note" });
     this.charts = el("div", { class: "dv-charts" });
     this.groups = el("div", { class: "dv-groups" });
-    this.run = el("a", { class: "ss-link", target: "_self" }, "Open the run");
+    this.run = el("a", { class: "ss-link", target: "_self" }, "Open run");
     this.processes = new ProcessTable("Processes");
     this.instances = el("div", { class: "dv-mig" });
     this.node = el(

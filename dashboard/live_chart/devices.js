@@ -162,7 +162,7 @@ class NoGpu {
     this.node = el(
       "section",
       { class: "dv-none", "data-testid": "no-gpu", hidden: "" },
-      el("h3", {}, "No GPU to show"),
+      el("h3", {}, "No GPU found"),
       this.reason,
       this.next,
     );

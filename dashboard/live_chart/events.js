@@ -17,32 +17,32 @@ export const EVENT_WORDS = {
   resume: "Resume",
   stop: "Stop",
   oom: "Out of memory",
-  oom_caught: "Out of memory, caught",
+  oom_caught: "OOM (caught)",
   nan: "NaN loss",
   error: "Error",
   gpu_lost: "GPU lost",
-  gpu_recovered: "GPU back",
+  gpu_recovered: "GPU recovered",
   throttle_start: "Throttling",
-  throttle_end: "Throttling over",
+  throttle_end: "Throttling ended",
   hang: "Hang",
-  hang_over: "Hang over",
+  hang_over: "Hang resolved",
   xid: "GPU error",
   ecc: "Memory errors",
-  remapped_rows: "Rows replaced",
-  gpu_recovery_action: "GPU needs help",
+  remapped_rows: "Rows remapped",
+  gpu_recovery_action: "GPU action required",
   status: "Status",
   resumed: "Resumed",
   sampler_slowed: "Sampler slowed",
   clock_set: "Clock set",
   memory_snapshot: "Memory snapshot",
   profile: "Profile",
-  hook_failed: "Not recorded",
-  output_lost: "Output not kept",
+  hook_failed: "Capture failed",
+  output_lost: "Output lost",
   amp_skipped: "Step skipped",
   compile: "Compile",
   cuda_graphs: "CUDA Graphs",
-  warmup: "Warm-up",
-  memory_warmup: "Memory warm-up",
+  warmup: "Kernel warm-up",
+  memory_warmup: "Preallocate memory",
   alert: "Alert",
   alerts_problem: "Alerts file",
 };
@@ -63,7 +63,7 @@ const MAX_ROWS = 200;
 
 // An alert has its level in place of the word.
 export function wordOf(event) {
-  if (isAlert(event)) return isOver(event) ? "Alert over" : `Alert: ${levelWord(event)}`;
+  if (isAlert(event)) return isOver(event) ? "Alert cleared" : `Alert: ${levelWord(event)}`;
   return EVENT_WORDS[event.kind] || event.kind;
 }
 
@@ -184,13 +184,13 @@ export class EventTable {
     const options = Object.entries(GROUPS).map(([value, text]) => el("option", { value }, text));
     this.select = el(
       "select",
-      { "aria-label": "Events to show", onchange: () => this.choose(this.select.value) },
+      { "aria-label": "Filter events", onchange: () => this.choose(this.select.value) },
       ...options,
     );
     const nothing =
-      "Nothing has happened yet: epochs, checkpoints, button presses and problems appear here.";
+      "No events yet. Epochs, checkpoints, actions and problems appear here.";
     this.empty = el("p", { class: "ss-muted ss-empty" }, nothing);
-    const head = ["Time", "Step", "Event", "What happened", "Before → after"].map((text) =>
+    const head = ["Time", "Step", "Event", "Details", "Before → after"].map((text) =>
       el("th", { scope: "col" }, text),
     );
     this.table = el("table", { hidden: "" }, el("thead", {}, el("tr", {}, ...head)), this.body);

@@ -108,7 +108,7 @@ class ProfileView {
       role: "application",
       "aria-roledescription": "flame graph",
       "aria-label":
-        "Stacks of the profile. Arrow keys move, Enter fills the width with a function, " +
+        "Profile flame graph. Arrow keys move, Enter zooms into a function, Escape resets." +
         "Escape shows all again.",
     });
     this.box = el("div", { class: "ss-flame-box" }, this.canvas);

@@ -142,7 +142,7 @@ export class Header {
   }
 
   updateStatus({ run, answer, unreadable }) {
-    const unknown = unreadable ? ["!", "Not readable"] : ["○", "Connecting"];
+    const unknown = unreadable ? ["!", "Unreadable"] : ["○", "Connecting"];
     const [icon, word] = answer ? STATUSES[answer.status] || ["?", answer.status] : unknown;
     setText(this.icon, icon);
     setText(this.word, word);

@@ -95,7 +95,7 @@ export class HeatCard extends Card {
     for (const { node, label, trace } of this.chips.filter((chip) =>
       this.rows.includes(chip.trace),
     )) {
-      const title = heat ? `Show the lines of GPU ${trace.gpu}` : "Show or hide this line";
+      const title = heat ? `Show the lines of GPU ${trace.gpu}` : "Toggle series";
       setAttribute(node, "title", title);
       setAttribute(node, "aria-pressed", heat ? null : !this.hidden(trace));
       setText(label, heat ? `GPU ${trace.gpu}` : trace.label);

@@ -21,7 +21,7 @@ export class FitCard extends Card {
       {
         ...spec,
         y: { unit: "" },
-        traces: [entry("learnt", "orange", "solid"), entry("truth", "gray", "dash")],
+        traces: [entry("fitted", "orange", "solid"), entry("true line", "gray", "dash")],
       },
       scene,
     );
@@ -55,10 +55,10 @@ export class FitCard extends Card {
     };
     const data = [dots];
     if (!this.hidden(this.spec.traces[1]))
-      data.push(line(fit.slope, fit.intercept, "truth", palette.gray, "dash"));
+      data.push(line(fit.slope, fit.intercept, "true line", palette.gray, "dash"));
     const known = weight !== null && bias !== null;
     if (known && !this.hidden(this.spec.traces[0]))
-      data.push(line(weight, bias, "learnt", palette.orange, "solid"));
+      data.push(line(weight, bias, "fitted", palette.orange, "solid"));
     const axis = {
       fixedrange: true,
       gridcolor: theme.grid,

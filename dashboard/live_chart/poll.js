@@ -18,7 +18,7 @@ export async function ask(url, signal = null, options = {}) {
   } catch (error) {
     if (signal?.aborted) throw error;
     throw new Error(
-      "The dashboard's server does not answer; training and recording go on without it.",
+      "The dashboard server is not responding; training and recording continue.",
     );
   }
   const body = await response.json().catch(() => null);

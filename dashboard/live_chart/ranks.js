@@ -22,15 +22,15 @@ export const METRICS = {
   },
   "perf/comm_wait": {
     ...{ label: "Waiting for ranks", unit: "s", color: "pink" },
-    help: "Time of a step that a rank waits in backward for others; the slowest waits least",
+    help: "Time per step spent in backward waiting for other ranks; the slowest rank waits least",
   },
   "perf/data_wait": {
     ...{ label: "Data wait", unit: "s", color: "orange" },
-    help: "Time of a step that a rank waits for its next batch",
+    help: "Time per step spent waiting for the next batch",
   },
   "memory/allocated": {
     ...{ label: "Allocated", unit: "B", color: "blue" },
-    help: "Memory of tensors on the GPU: the highest value of each column",
+    help: "Tensor memory on the GPU, maximum per column",
   },
   "process/rss": {
     ...{ label: "Process memory", unit: "B", color: "blue" },
@@ -38,7 +38,7 @@ export const METRICS = {
   },
   "gpu/util": {
     ...{ label: "GPU utilization", unit: "%", color: "green" },
-    help: "Share of the time in which the GPU works, for all processes on it",
+    help: "Share of time the GPU is busy, for all its processes",
   },
   "train/loss": {
     ...{ label: "Loss", unit: "", color: "blue" },
@@ -80,14 +80,14 @@ export class RankSection {
     this.modes = el("div", {
       class: "ss-switch ss-modes",
       role: "group",
-      "aria-label": "Strips of",
+      "aria-label": "Heatmap metric",
     });
     this.meanButton = el(
       "button",
       {
         type: "button",
         class: "ss-tool",
-        title: "The mean of all ranks as a line",
+        title: "Mean of all ranks",
         onclick: () => this.showMean(!this.mean),
       },
       "mean",
@@ -117,7 +117,7 @@ export class RankSection {
       "data-testid": "rank-communication",
       hidden: "",
     });
-    this.reading = el("p", { class: "ss-muted ss-empty" }, "Reading the ranks…");
+    this.reading = el("p", { class: "ss-muted ss-empty" }, "Loading ranks…");
     const head = el(
       "header",
       { class: "ss-card-head ss-rank-head" },

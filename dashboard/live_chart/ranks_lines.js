@@ -100,7 +100,7 @@ export class RankLines {
     this.point(this.x);
     setText(
       this.hint,
-      this.lines.length ? "" : "Tick ranks in the table, or click a strip, to see their lines.",
+      this.lines.length ? "" : "Select ranks in the table, or click a heatmap row, to plot them.",
     );
   }
 
@@ -113,7 +113,7 @@ export class RankLines {
           {
             type: "button",
             class: "ss-chip",
-            title: "Take this line away",
+            title: "Remove line",
             onclick: () => this.toggle(row),
           },
           el("i", { style: `border-color:var(--ss-${color})` }),

@@ -68,7 +68,7 @@ export class RankStrips {
       this.stage,
       "aria-label",
       `${metric.label} of ${rankCount(data.ranks)} over ${data.axisName}. ` +
-        "Arrow keys read single values, Enter shows a rank's line.",
+        "Arrow keys read values, Enter plots a rank.",
     );
   }
 

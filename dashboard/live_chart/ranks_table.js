@@ -11,23 +11,23 @@ const size = (value) => (isNumber(value) ? withUnit(value * MIB, "B") : MISSING)
 
 // key, title, help, text of a value, whether it is a number, whether it stays away without a value.
 export const COLUMNS = [
-  ["rank", "Rank", "torch's number of the process", String, true, false],
+  ["rank", "Rank", "Global rank", String, true, false],
   // Second, so that it is in view on a phone too.
-  ["state", "State", "Alive: its process still writes", null, false, false],
-  ["host", "Host", "The machine that it runs on", String, false, false],
+  ["state", "State", "Alive: the process is still recording", null, false, false],
+  ["host", "Host", "Host name", String, false, false],
   ["place", "Device", "The GPU by its index on that host", String, false, false],
   [
     "time",
     "Step time",
-    "Mean of the newest 128 steps, waiting for others included",
+    "Mean of the last 128 steps, including waiting for other ranks",
     seconds,
     true,
     false,
   ],
   [
     "own",
-    "Own time",
-    "Step time without the waiting for other ranks: the longest holds the others up",
+    "Busy time",
+    "Step time minus waiting for other ranks; the longest is the straggler",
     seconds,
     true,
     true,
@@ -35,7 +35,7 @@ export const COLUMNS = [
   [
     "wait",
     "Waits",
-    "Share of the step that it waits in backward for other ranks; who waits least is the slowest",
+    "Share of the step spent in backward waiting for other ranks; the slowest rank waits least",
     share,
     true,
     true,
@@ -46,7 +46,7 @@ export const COLUMNS = [
   [
     "step",
     "Last step",
-    "The newest step that it has recorded",
+    "Latest recorded step",
     (value) => value.toLocaleString("en-US"),
     true,
     false,

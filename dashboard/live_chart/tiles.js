@@ -55,7 +55,7 @@ export function tileContent(spec, live, ended = false) {
     return { ...shown, text: [number, [detail, spec.ended].filter(Boolean).join(" · ")] };
   }
   if (values.length) return { ...shown, text: tileText(spec, values, live) };
-  const reason = spec.reason || "No value recorded lately.";
+  const reason = spec.reason || "No recent value.";
   return { ...shown, text: [MISSING, ""], reason, drawn: false };
 }
 

@@ -7,7 +7,7 @@ import { mounting } from "./mount.js";
 
 // The sentence for a file that cannot be sent; null where it can.
 export function fileRefusal({ name, size }, limit) {
-  if (!/\.(pickle|pkl)$/i.test(name)) return "A snapshot's name ends in .pickle or .pkl.";
+  if (!/\.(pickle|pkl)$/i.test(name)) return "Choose a .pickle or .pkl file.";
   if (size > limit) return `The file has more than ${Math.round(limit / 2 ** 20)} MiB.`;
   return size ? null : "The file is empty.";
 }
@@ -48,7 +48,7 @@ class UploadView {
     request.upload.onprogress = ({ loaded, total }) =>
       setText(this.text, `${file.name}: ${percent((100 * loaded) / total)} sent`);
     request.onload = () => this.end(request);
-    request.onerror = () => this.end(request, "The server does not answer.");
+    request.onerror = () => this.end(request, "The server is not responding.");
     request.onabort = () => this.end(request, "Not sent.");
     request.open("POST", `/api/snapshot?${new URLSearchParams({ name: file.name })}`);
     request.setRequestHeader("Content-Type", "application/octet-stream");

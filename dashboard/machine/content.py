@@ -16,9 +16,9 @@ from stepscope.gpu.processes import GpuProcess
 Json = dict[str, Any]
 
 NO_GPU = (
-    "The page shows the machine alone until there is one; it looks again every 30 s. Training on "
-    "the CPU needs no GPU. To use one, install its driver, so that nvidia-smi lists it; start a "
-    "container with --gpus all. In a terminal, stepscope doctor says what is missing."
+    "Only host data is shown until there is a GPU; checked every 30 s. Training on the CPU "
+    "needs no GPU. To use one, install its driver so that nvidia-smi lists it; start "
+    "containers with --gpus all. `stepscope doctor` says what is missing."
 )
 
 
@@ -156,14 +156,14 @@ def _line(device: DeviceView) -> list[str]:
 def _who(device: DeviceView, ours: Mapping[int, str]) -> str:
     """Return in a line who is on the GPU, the largest first."""
     if device.lost is not None:
-        return "Who was on it cannot be told."
+        return "Processes unknown."
     if device.instances:
         count = len(device.instances)
         return f"Divided into {count} MIG instance{'' if count == 1 else 's'}."
     if device.processes is None:
         return f"Processes n/a: {device.missing.get('processes', 'the driver does not tell')}"
     if not device.processes:
-        return "Nobody is on it."
+        return "No processes."
     largest = sorted(device.processes, key=lambda process: -(process.memory or 0))
     shown = [_briefly(process, ours) for process in largest[:2]]
     more = len(largest) - len(shown)

@@ -15,11 +15,11 @@ from stepscope.gpu.machine_state import DeviceView
 from stepscope.gpu.processes import GpuProcess
 from stepscope.metrics import BY_KEY, Unit
 
-NOBODY = "Nobody is on this GPU."
+NOBODY = "No processes on this GPU."
 DIFFERENCE = (
-    "Utilization is the share of time in which at least one kernel ran, however small it was: at "
-    "100 % most of the chip may still stand idle. SM, tensor and DRAM activity say how much of it "
-    "worked; the GPU has them from Hopper on."
+    "Utilization is the share of time with at least one kernel running, however small: at 100 "
+    "% most of the chip may be idle. SM, tensor and DRAM activity show how much of it worked "
+    "(Hopper and newer)."
 )
 Row = tuple[str, str, str, bool]
 """Label, text, help, and whether the value is missing."""
@@ -133,8 +133,12 @@ def _heat(device: DeviceView, since: float, run: RunEnergy | None) -> Iterator[R
     yield _metric(device, "gpu/temp_mem")
     yield _metric(device, "gpu/temp_margin")
     if facts is not None:
-        yield _fact("Slows down at", facts.temp_slowdown, "{:.0f} °C", "The GPU's own threshold.")
-        yield _fact("Switches off at", facts.temp_shutdown, "{:.0f} °C", "The GPU's own threshold.")
+        yield _fact(
+            "Slowdown temperature", facts.temp_slowdown, "{:.0f} °C", "The GPU's own threshold."
+        )
+        yield _fact(
+            "Shutdown temperature", facts.temp_shutdown, "{:.0f} °C", "The GPU's own threshold."
+        )
     yield _metric(device, "gpu/power")
     default = None if facts is None else facts.power_limit_default
     yield _metric(
@@ -143,15 +147,15 @@ def _heat(device: DeviceView, since: float, run: RunEnergy | None) -> Iterator[R
     yield _metric(device, "gpu/fan")
     yield _energy(device, since)
     if run is not None:
-        help_text = "Of the whole GPU while the active run trained on it, pauses included."
+        help_text = "Whole GPU while the active run trained on it, including pauses."
         yield "Energy of the run", run.text, help_text, False
 
 
 def _energy(device: DeviceView, since: float) -> Row:
-    help_text = "Of the whole GPU, whoever used it, since a page of this server first looked."
+    help_text = "Whole GPU, all users, since a page of this server first looked."
     energy = device.energy
     if energy is None:
-        return "Energy since looked at", absent(device, "gpu/energy"), help_text, True
+        return "Energy since first viewed", absent(device, "gpu/energy"), help_text, True
     began = time.strftime("%H:%M:%S", time.localtime(since))
     how = (
         ""
@@ -159,7 +163,7 @@ def _energy(device: DeviceView, since: float) -> Row:
         else f", estimated from the power in {format_duration(energy.seconds)}"
     )
     return (
-        "Energy since looked at",
+        "Energy since first viewed",
         f"{format_energy(energy.joules)} since {began}{how}",
         help_text,
         False,
@@ -174,13 +178,13 @@ def _clocks(device: DeviceView) -> Iterator[Row]:
     ):
         yield _metric(device, key, "" if most is None else f" of {most:,.0f}")
     text = throttle_text(device.throttled, device.throttle_window_s)
-    help_text = "The driver counts for how long each reason lowers the clocks; several can at once."
+    help_text = "Time the driver lowered the clocks, by reason; reasons can overlap."
     yield "Clocks lowered", text, help_text, not device.throttled
 
 
 def _links(device: DeviceView) -> Iterator[Row]:
     facts = device.facts
-    help_text = "An idle GPU lowers its link to save power; under load it should be at its maximum."
+    help_text = "An idle GPU slows its link to save power; under load it should run at its maximum."
     if facts is None or facts.pcie_gen is None:
         yield "PCIe link", "n/a on this GPU: the driver does not tell", help_text, True
     else:
@@ -193,7 +197,7 @@ def _links(device: DeviceView) -> Iterator[Row]:
 
 def _errors(device: DeviceView) -> Row:
     help_text = "Errors that the driver reported while a page of this server looked, newest first."
-    label, why = "Driver's errors (Xid)", device.missing.get("xid")
+    label, why = "Xid errors", device.missing.get("xid")
     if device.xids:
         newest = device.xids[::-1]
         told = [f"{xid.text}, {format_duration(xid.age_s)} ago" for xid in newest]
@@ -203,17 +207,17 @@ def _errors(device: DeviceView) -> Row:
 
 def _identity(device: DeviceView, torchs: str) -> Iterator[Row]:
     info, facts = device.info, device.facts
-    yield "UUID", info.uuid, "A GPU keeps it; indices change.", False
+    yield "UUID", info.uuid, "Stable; indices can change.", False
     yield (
         "NVML index",
         str(info.nvml_index),
-        "As nvidia-smi counts; torch may count another way.",
+        "nvidia-smi's index; torch may number GPUs differently.",
         False,
     )
     yield (
         "Torch's name here",
         torchs,
-        "CUDA_VISIBLE_DEVICES hides GPUs and counts them anew.",
+        "CUDA_VISIBLE_DEVICES hides and renumbers GPUs.",
         False,
     )
     known = (
@@ -234,7 +238,7 @@ def _identity(device: DeviceView, torchs: str) -> Iterator[Row]:
 
 
 def _process(process: GpuProcess, ours: Mapping[int, str]) -> Json:
-    states = {"running": "", "zombie": "ended, not collected", "gone": "not to be seen from here"}
+    states = {"running": "", "zombie": "zombie", "gone": "not visible from here"}
     return {
         "pid": process.pid,
         "user": process.user,

@@ -95,12 +95,12 @@ class MachineWatch:
     def _silence(self) -> str | None:
         """Say that the driver does not answer, if the thread is stuck in one of its calls."""
         if not self._looked:
-            return "The NVIDIA driver does not answer: a GPU may be broken. Look into dmesg."
+            return "The NVIDIA driver does not respond: a GPU may have failed. Check dmesg."
         silent_s = self._clock() - self._seen_at
         if silent_s < SILENT_S:
             return None
         return (
-            f"The NVIDIA driver has not answered for {silent_s:.0f} s; this is what it said last."
+            f"No response from the NVIDIA driver for {silent_s:.0f} s; these are its last values."
         )
 
     def _run(self) -> None:

@@ -54,7 +54,7 @@ def choice(server: Services) -> None:
         plan = _plan(gpus)
         refused = refusal(plan, gpus, found.cuda_reason)
     except PlanError:
-        plan, refused = Plan(), "Choose at least one operation."
+        plan, refused = Plan(), "Select at least one operation."
     _start_button(server, plan, refused)
 
 
@@ -67,7 +67,7 @@ def _plan(gpus: int) -> Plan:
         index=1 if gpus > 1 else 0,
         format_func=NAMES.__getitem__,
         key="collectives_backend",
-        help="gloo passes tensors of CPUs on, NCCL those of GPUs, one GPU a rank.",
+        help="gloo transfers CPU tensors, NCCL GPU tensors (one GPU per rank).",
     )
     ranks = columns[1].number_input(
         "Ranks",
@@ -75,7 +75,7 @@ def _plan(gpus: int) -> Plan:
         max_value=MOST_RANKS,
         value=min(MOST_RANKS, max(2, gpus)),
         key="collectives_ranks",
-        help="Number of processes. More than there are CPU cores slow each other down with gloo.",
+        help="Number of processes. With gloo, more processes than CPU cores slow each other down.",
     )
     largest = columns[2].selectbox(
         "Largest size",
@@ -83,15 +83,15 @@ def _plan(gpus: int) -> Plan:
         index=2,
         format_func=format_bytes,
         key="collectives_largest",
-        help="From 1 KiB in steps of four times. Sizes whose buffers would take more than a "
-        "quarter of the free memory are left out.",
+        help="From 1 KiB in steps of ×4. Sizes whose buffers need more than a quarter of the "
+        "free memory are skipped.",
     )
     operations = columns[3].multiselect(
         "Operations",
         OPERATIONS,
         default=OPERATIONS,
         key="collectives_operations",
-        help="Each takes about a second for each size.",
+        help="About one second per operation and size.",
     )
     return Plan(
         backend=backend,
@@ -103,7 +103,7 @@ def _plan(gpus: int) -> Plan:
 
 def _start_button(server: Services, plan: Plan, refused: str | None) -> None:
     if server.collectives.running() is not None:
-        if st.button("Stop", icon=":material/stop:", help="End it; what was measured is kept."):
+        if st.button("Stop", icon=":material/stop:", help="Stop. Results so far are kept."):
             server.collectives.close()
             st.rerun()
         return
@@ -113,7 +113,7 @@ def _start_button(server: Services, plan: Plan, refused: str | None) -> None:
         type="primary",
         icon=":material/speed:",
         disabled=refused is not None,
-        help="Start torchrun with these processes on this machine.",
+        help="Run these ranks with torchrun on this machine.",
     )
     if refused is not None:
         st.caption(f":material/block: {escape_markdown(refused)}")
@@ -143,13 +143,13 @@ def _results(server: Services, was_running: bool) -> None:
         done = len(output.document["rows"])
         st.progress(
             min(1.0, done / last.plan.count),
-            text=f"{done} of {last.plan.count} results in {output.seconds:.0f} s. Starting the "
-            "processes takes the first seconds.",
+            text=f"{done} of {last.plan.count} results after {output.seconds:.0f} s. The first "
+            "seconds go to starting processes.",
         )
         _show(output.document, None)
         return
     if output is not None and output.reason is not None:
-        st.error(f"The last measurement has failed. {escape_markdown(output.reason)}")
+        st.error(f"The last measurement failed. {escape_markdown(output.reason)}")
     _kept(server)
 
 
@@ -165,7 +165,7 @@ def _kept(server: Services) -> None:
         names,
         format_func=result_label,
         key="collectives_shown",
-        help="Files in the folder `collectives` beside the runs, the newest first.",
+        help="Files in `collectives` in the runs folder, newest first.",
     )
     other = columns[1].selectbox(
         "Compare with",
@@ -174,7 +174,7 @@ def _kept(server: Services) -> None:
         format_func=result_label,
         placeholder="nothing",
         key="collectives_other",
-        help="Drawn as dotted lines.",
+        help="Shown as dotted lines.",
     )
     try:
         document = read_result(server.runs, shown)
@@ -204,7 +204,7 @@ def _chart(document: dict[str, Any], other: dict[str, Any] | None) -> None:
         list(SHOWN),
         horizontal=True,
         key="collectives_chart",
-        help="Both axes are logarithmic. The dashed line is what the link can do.",
+        help="Both axes are logarithmic. The dashed line is the link's peak.",
     )
     drawn = figure(what, document, other)
     if drawn is not None:

@@ -27,14 +27,14 @@ NAMES = {
     "activations": "Activations",
     "inputs": "Batches and data",
     "temporary": "Temporary (backward, optimizer)",
-    "workspace": "Workspaces of libraries",
-    "rounding": "Rounded up by the allocator",
-    "context": "CUDA context (a guess)",
-    "data_set": "Data set in memory",
-    "prefetched_batches": "Batches loaded ahead",
-    "process": "The process itself",
-    "gradient_buckets": "Buckets of gradients (DDP)",
-    "other_ranks": "The other ranks",
+    "workspace": "Library workspaces",
+    "rounding": "Allocator rounding",
+    "context": "CUDA context (estimate)",
+    "data_set": "Dataset in memory",
+    "prefetched_batches": "Prefetched batches",
+    "process": "Process itself",
+    "gradient_buckets": "DDP gradient buckets",
+    "other_ranks": "Other ranks",
 }
 
 
@@ -72,7 +72,7 @@ def _start(server: Services, config: RunConfig, largest: bool) -> None:
     try:
         server.start_estimate(config, largest=largest)
     except (RunError, OSError) as error:
-        st.session_state[ERROR] = f"The prediction could not start. {error}"
+        st.session_state[ERROR] = f"The estimate could not start. {error}"
 
 
 def estimate_panel(server: Services, config: RunConfig) -> None:
@@ -107,7 +107,7 @@ def _result(server: Services, run: PredictionRun, config: RunConfig) -> None:
     elif output.state is ChildState.STOPPED:
         st.caption(":material/stop: The prediction was stopped.")
     else:
-        st.error(f"Nothing was predicted. {escape_markdown(output.reason or '')}")
+        st.error(f"No estimate. {escape_markdown(output.reason or '')}")
     st.button("Close", key="fit_close", icon=":material/close:", on_click=server.estimates.drop)
 
 
@@ -117,13 +117,13 @@ def _answer(output: PredictionOutput, run: PredictionRun, config: RunConfig) -> 
     draw = {True: st.success, False: st.error, None: st.warning}[answer["fits"]]
     draw(said, icon=":material/memory:")
     if run.config != config:
-        st.caption(":material/info: The settings were changed since: predict again.")
+        st.caption(":material/info: Settings changed since this estimate. Run it again.")
     st.dataframe(rows(answer), hide_index=True, width="content", key="fit_parts")
     margin = answer["margin"]
     learned = (
         f"learned from {margin['runs']} earlier runs"
         if margin["source"] == "learned"
-        else f"the default; {margin['runs']} earlier runs tell too little"
+        else f"default; {margin['runs']} earlier runs are too few"
     )
     st.caption(
         f"{escape_markdown(answer['device_name'])} · batch {run.config.batch_size:,} · margin "
@@ -146,7 +146,7 @@ def rows(answer: Mapping[str, Any]) -> list[dict[str, str]]:
     if reserved is not None:
         found.append(_row("Reserved by torch", reserved))
     found += [_row(NAMES.get(name, name), size) for name, size in answer["outside"].items() if size]
-    found.append(_row("Needed, with margin", answer["needed_bytes"]))
+    found.append(_row("Total with safety margin", answer["needed_bytes"]))
     if answer["free_bytes"] is not None:
         found.append(_row("Free now", answer["free_bytes"]))
     return found
@@ -167,7 +167,7 @@ def _largest(curve: Mapping[str, Any], config: RunConfig) -> None:
     recommended = curve["recommended"]
     if recommended is not None and recommended != config.batch_size:
         st.button(
-            f"Use batches of {recommended:,}",
+            f"Use batch size {recommended:,}",
             key="fit_use",
             icon=":material/tune:",
             on_click=take_proposal,
@@ -175,4 +175,4 @@ def _largest(curve: Mapping[str, Any], config: RunConfig) -> None:
         )
 
 
-VERDICTS = {True: "It fits.", False: "It does not fit.", None: "It cannot be said."}
+VERDICTS = {True: "It fits.", False: "It does not fit.", None: "Unknown."}

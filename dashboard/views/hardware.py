@@ -31,7 +31,7 @@ if tab == "gpus":
         st.caption(
             "Updated once a second while the page is open; nothing is recorded. In a terminal: "
             "`stepscope devices --watch`.",
-            help="`stepscope record` writes the same readings into a run folder, ten times a "
+            help="`stepscope record` saves the same readings to a run folder, ten times per "
             "second.",
         )
 else:

@@ -35,15 +35,15 @@ with left, st.container(key="lab_choice"):
         width="stretch",
         key="lab_start",
         disabled=refused is not None,
-        help=refused or "Measure these settings, each sample in a process of its own.",
+        help=refused or "Measure the selected settings, one process per trial.",
     )
     if refused is not None:
         choice.place.caption(f":material/block: {escape_markdown(refused)}")
     other = newest_live(server.list_runs())
     if other is not None and other != server.active_id():
         choice.place.caption(
-            f":material/warning: The run {escape_markdown(other)} is live on this machine. While "
-            "it works, it disturbs the measurement."
+            f":material/warning: Run {escape_markdown(other)} is live on this machine and will "
+            "disturb the measurement."
         )
 watch_for_room(server, busy)
 # Not in a callback: it would have the settings of the last time that the page was drawn.

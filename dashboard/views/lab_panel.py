@@ -38,11 +38,11 @@ def empty_lab(server: Services) -> None:
     """Say what the lab does and what to press, and offer the recorded sweeps."""
     with st.container(border=True, key="lab_empty"):
         st.markdown(
-            "#### Which settings pay on this machine?\n"
-            "The lab trains the workload again and again in fresh processes, with and without each "
-            "setting, in random order. From the paired differences it says how much faster a "
-            "setting is, or that it makes no difference, and how small a difference it could have "
-            "seen.\n\nTick settings or take a preset, then press **Start sweep**."
+            "#### Which settings pay off on this machine?\\nTrains the workload repeatedly in "
+            "fresh processes, with and without each setting, in random order. From the paired "
+            "differences it reports how much faster a setting is, or that there is no "
+            "difference, and how small a difference it could have detected.\\n\\nSelect "
+            "settings or a preset, then press **Start sweep**."
         )
         for example in server.sweeps.list_sweeps():
             opened = st.button(
@@ -116,7 +116,7 @@ def _state(sweep: Sweep) -> None:
     reason = escape_markdown(content.reason) if content.reason else ""
     progress = content.progress
     if content.status is SweepStatus.STOPPED:
-        done = f" {progress.done} of at most {progress.total} samples are measured."
+        done = f" {progress.done} of at most {progress.total} trials measured."
         said = f"{reason or 'Stopped.'}{done if progress.total else ''}"
         st.warning(said, icon=":material/pause_circle:")
     elif content.status is SweepStatus.FAILED:
@@ -127,7 +127,7 @@ def progress_words(content: SweepContent, now: float | None = None) -> str:
     """Return what the sweep is doing and how long it will still take at most."""
     progress = content.progress
     if content.status is SweepStatus.PENDING or not progress.total:
-        return "Starting: PyTorch is being loaded…"
+        return "Starting: loading PyTorch…"
     doing = progress.doing or "measuring"
     before, _, names = doing.rpartition(": ")
     labels = {arm.name: arm.label for arm in content.arms}
@@ -150,8 +150,7 @@ def _actions(server: Services, sweep: Sweep) -> None:
             icon=":material/stop_circle:",
             key=f"lab_stop_{sweep.id}",
             disabled=sweep.look_only is not None,
-            help=sweep.look_only
-            or "End the sweep now. What is measured stays, and Resume goes on from there.",
+            help=sweep.look_only or "Stop now. Measurements are kept; Resume continues from there.",
         )
         if stop:
             with st.spinner("Stopping…"):
@@ -164,7 +163,7 @@ def _actions(server: Services, sweep: Sweep) -> None:
             icon=":material/resume:",
             key=f"lab_resume_{sweep.id}",
             disabled=refused is not None,
-            help=refused or "Go on after the last sample.",
+            help=refused or "Continue after the last trial.",
         )
         if resume:
             _try("The sweep could not go on", lambda: server.resume_sweep(sweep.id))
@@ -174,10 +173,10 @@ def _actions(server: Services, sweep: Sweep) -> None:
 
 def _delete(server: Services, sweep: Sweep) -> None:
     with st.popover("Delete…", icon=":material/delete:", key="lab_delete"):
-        st.markdown("Delete this sweep and everything that it measured?")
+        st.markdown("Delete this sweep and all its measurements?")
         # Its key names the sweep: a press on a page of before must not delete another one.
         sure = st.button(
-            "Delete it", type="primary", key=f"lab_delete_sure_{sweep.id}", help="For good."
+            "Delete", type="primary", key=f"lab_delete_sure_{sweep.id}", help="For good."
         )
     if sure:
         show_sweep(None)
@@ -195,9 +194,9 @@ def _try(failed: str, action: Callable[[], None]) -> None:
 
 def _downloads(sweep: Sweep) -> None:
     for name, ending, mime, make, text in (
-        ("CSV", "csv", "text/csv", to_csv, "The table, a line a setting."),
-        ("JSON", "json", "application/json", _json, "All of sweep.json: each sample is in it."),
-        ("HTML report", "html", "text/html", to_html, "One file to send or print."),
+        ("CSV", "csv", "text/csv", to_csv, "The table, one row per setting."),
+        ("JSON", "json", "application/json", _json, "The complete sweep.json with every trial."),
+        ("HTML report", "html", "text/html", to_html, "A single file to share or print."),
     ):
         st.download_button(
             name,

@@ -21,7 +21,7 @@ def results(sweep: SweepContent, use: Callable[[], None]) -> None:
         if figure is not None:
             st.plotly_chart(figure, key="lab_effects", config={"displayModeBar": False})
         elif sweep.status.live:
-            st.caption("Effects stand here once the first rounds are measured.")
+            st.caption("Effects appear after the first rounds.")
     _disturbances(sweep)
     if sweep.arms:
         with st.container(key="lab_table"):
@@ -71,8 +71,8 @@ def _best(sweep: SweepContent, use: Callable[[], None]) -> None:
         if sweep.tried and sweep.status is SweepStatus.FINISHED:
             with st.container(border=True, key="lab_best"):
                 st.markdown(
-                    "**No best combination:** the loss of each combination that was faster is "
-                    "worse after equal steps."
+                    "**No best combination:** every faster combination had a worse loss after "
+                    "the same number of steps."
                 )
         return
     with st.container(border=True, horizontal=True, vertical_alignment="center", key="lab_best"):
@@ -88,7 +88,7 @@ def _best(sweep: SweepContent, use: Callable[[], None]) -> None:
         )
         problem = _problem(sweep.status, arm)
         pressed = st.button(
-            "Use these settings",
+            "Apply settings",
             type="primary",
             icon=":material/tune:",
             key="lab_use",
@@ -103,9 +103,9 @@ def _said(best: Arm) -> str:
     """Return what the confirmation says of the best combination."""
     parts = [f"{best.text.rstrip('.')}." if best.text else ""]
     if best.verdict in (Verdict.SLOWER, Verdict.NO_DIFFERENCE):
-        parts.append("Confirmed against the baseline, it does not pay.")
+        parts.append("The confirmation against the baseline shows no gain.")
     elif best.verdict not in (None, Verdict.FASTER, Verdict.MEASURING):
-        parts.append("It is not confirmed against the baseline.")
+        parts.append("Not confirmed against the baseline.")
     if best.loss_is_worse:
         parts.append(f"Its loss after equal steps is worse: {best.loss_text or 'no figure'}.")
     elif best.loss_not_shown_equal:
@@ -118,11 +118,11 @@ def _said(best: Arm) -> str:
 def _problem(status: SweepStatus, best: Arm) -> str | None:
     """Say why the settings of the best combination cannot be taken; None where they can."""
     if status.live:
-        return "It is still being confirmed."
+        return "Confirmation is still running."
     if best.verdict is Verdict.FAILED:
-        return "It failed when it was confirmed against the baseline."
+        return "The confirmation run failed."
     if best.verdict is Verdict.SLOWER:
-        return "Confirmed against the baseline, it is slower."
+        return "The confirmation shows it is slower."
     if best.loss_is_worse:
-        return "Its loss after equal steps is worse than the baseline's."
+        return "Its loss is worse than the baseline's after the same number of steps."
     return None

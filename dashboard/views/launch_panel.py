@@ -31,21 +31,21 @@ def launch_panel(server: Services, config: RunConfig) -> None:
     if not config.distributed:
         return
     several = config.nodes > 1
-    title = "Start it on several machines" if several else "Start it without this page"
+    title = "Launch on several nodes" if several else "Launch from a terminal"
     with st.expander(title, icon=":material/terminal:", expanded=several, key="launch"):
         columns = st.columns([3, 1])
         host = columns[0].text_input(
             "First machine",
             socket.gethostname(),
             key="launch_host",
-            help="Its name or address, by which the other machines reach it.",
+            help="Host name or address the other nodes can reach.",
         )
         port = columns[1].number_input(
             "Port",
             *PORTS,
             PORT,
             key="launch_port",
-            help="A port of the first machine that is free, and that the others may reach.",
+            help="A free port on the first node that the others can reach.",
         )
         try:
             _commands(config, _launch(config, _folder(server, config), host.strip(), int(port)))
@@ -55,14 +55,14 @@ def launch_panel(server: Services, config: RunConfig) -> None:
 
 def _commands(config: RunConfig, launch: Launch) -> None:
     machines = f"each of the {config.nodes} machines" if config.nodes > 1 else "the machine"
-    st.markdown(f"Run this on {machines}, within some minutes:")
+    st.markdown(f"Run this on {machines} within a few minutes:")
     st.code(machine_command(launch), language="bash", wrap_lines=True)
-    st.markdown("Or save this as `job.sbatch` and give it to Slurm, with `sbatch job.sbatch`:")
+    st.markdown("Or save this as `job.sbatch` and submit it with `sbatch job.sbatch`:")
     st.code(slurm_script(launch), language="bash", wrap_lines=True)
     st.caption(
-        f"All machines need this program in `{launch.project}` and the folder "
-        f"`{launch.folder.parent}` on a disk that they share. The run then appears in the list by "
-        "itself, with all its ranks."
+        f"All nodes need this program in `{launch.project}` and the folder "
+        f"`{launch.folder.parent}` on shared storage. The run then appears in the list with all "
+        "its ranks."
     )
 
 

@@ -17,7 +17,7 @@ asked = st.query_params.get("lesson", LESSONS[0].name)
 lesson = BY_NAME.get(asked)
 if lesson is None:
     st.warning(
-        "The link names a lesson that does not exist. Choose one from the list.",
+        "No such lesson. Choose one from the list.",
         icon=":material/link_off:",
     )
     lesson = LESSONS[0]

@@ -84,8 +84,8 @@ def _result(server: Services, lesson: Lesson, was_running: bool) -> None:
             st.rerun()
         st.progress(
             min(1.0, output.seconds / lesson.limit_s),
-            text=f"Running for {output.seconds:.0f} s, at most {lesson.limit_s:.0f} s. "
-            "Loading PyTorch takes the first seconds.",
+            text=f"Running for {output.seconds:.0f} s (limit {lesson.limit_s:.0f} s). The first "
+            "seconds go to loading PyTorch.",
         )
     else:
         _run_button(server, lesson)
@@ -116,8 +116,8 @@ def _run_button(server: Services, lesson: Lesson) -> None:
 
 def _run_help(lesson: Lesson) -> str:
     if lesson.ranks == 1:
-        return "Run this program in a process of its own, on this machine."
-    return f"Run this program in {lesson.ranks} processes that torchrun starts on this machine."
+        return "Run this program in its own process on this machine."
+    return f"Run this program as {lesson.ranks} torchrun processes on this machine."
 
 
 def _show(output: LessonOutput) -> None:

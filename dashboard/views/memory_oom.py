@@ -23,10 +23,10 @@ FRAMES = 12
 LIBRARY = ("/torch/", "/site-packages/")
 text, number = st.column_config.TextColumn, st.column_config.NumberColumn
 COLUMNS = {
-    "Size": number(format="%.1f MiB", pinned=True, help="Of all blocks of the row."),
-    "Blocks": number(format="localized", help="How many blocks of the row are alive."),
-    "Module": text(help="The module whose forward pass asked for it, where the stack tells."),
-    "Line": text(width="large", help="The innermost line that is not torch's."),
+    "Size": number(format="%.1f MiB", pinned=True, help="Total of all blocks in the row."),
+    "Blocks": number(format="localized", help="Live blocks in the row."),
+    "Module": text(help="Module whose forward pass allocated it, if the stack shows one."),
+    "Line": text(width="large", help="Innermost line outside torch."),
     "Stack": text(width="large", help="The innermost line first."),
 }
 
@@ -38,7 +38,7 @@ def oom_section(run: RunInfo) -> None:
         found = shortage(run, server.devices().devices)
     except (OSError, ValueError) as error:
         st.warning(
-            f"What was captured when memory ran out cannot be read: {escape_markdown(str(error))}",
+            f"The out-of-memory record cannot be read: {escape_markdown(str(error))}",
             icon=":material/error:",
         )
         return
@@ -61,7 +61,7 @@ def oom_section(run: RunInfo) -> None:
 
 def _headline(found: Judged) -> None:
     verdict, report = found.verdict, found.report
-    ended = "Why memory ran out" if report.ended else "An allocation failed, and the script went on"
+    ended = "Out of memory" if report.ended else "Allocation failed, script continued"
     st.markdown(f"#### {ended}: {escape_markdown(verdict.case.value)}")
     st.markdown(escape_markdown(verdict.text))
     st.caption(escape_markdown(_when(found)))
@@ -72,21 +72,21 @@ def _when(found: Judged) -> str:
     try:
         clock = f"{datetime.datetime.fromtimestamp(last.ts):%H:%M:%S}"
     except (ValueError, OverflowError, OSError):
-        clock = "a time that is none"
+        clock = "unknown time"
     parts = [f"After step {last.step:,}", f"at {clock}"]
     if last.phase is not None:
-        parts.append(f"in the part “{last.phase}”")
+        parts.append(f"during {last.phase}")
     if seen > 1:
-        parts.append(f"the last of {seen:,} that failed")
+        parts.append(f"last of {seen:,} failed allocations")
     if last.incomplete is not None:
-        parts.append(f"without {last.incomplete}")
+        parts.append(f"missing: {last.incomplete}")
     return f"{', '.join(parts)}."
 
 
 def evidence_table(evidence: Iterable[Evidence]) -> str:
     """Return the figures as a table in Markdown, the values aligned on the right."""
     rows = [f"| {_cell(one.name)} | {_cell(one.shown)} |" for one in evidence]
-    return "\n".join(["| What proves it | |", "|:--|--:|", *rows])
+    return "\n".join(["| Evidence | |", "|:--|--:|", *rows])
 
 
 def _cell(text: str) -> str:
@@ -94,7 +94,7 @@ def _cell(text: str) -> str:
 
 
 def _next(steps: tuple[Step, ...]) -> None:
-    st.markdown("##### What to do, the best first")
+    st.markdown("##### What to try, best first")
     for position, step in enumerate(steps, start=1):
         st.markdown(f"{position}. {escape_markdown(step.text)}")
         if step.code is not None:
@@ -154,5 +154,5 @@ def block_row(block: Block) -> dict[str, Any]:
 def _stack(record: OomRecord) -> None:
     if not record.stack:
         return
-    with st.expander("The lines that asked for it, the innermost first"):
+    with st.expander("Allocating stack, innermost frame first"):
         st.code("\n".join(record.stack), language=None)

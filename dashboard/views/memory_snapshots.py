@@ -25,8 +25,8 @@ WAITS = "snapshot_waits"
 LOOK_S = 1.0
 """Between two looks at a snapshot that is being opened."""
 VIZ = (
-    "To see every single allocation, download the file and drop it on "
-    "[pytorch.org/memory_viz](https://pytorch.org/memory_viz): it is read in your browser."
+    "To inspect single allocations, download the file and drop it on "
+    "[pytorch.org/memory_viz](https://pytorch.org/memory_viz); it stays in your browser."
 )
 
 
@@ -74,14 +74,14 @@ def _choice(files: list[SnapshotFile]) -> tuple[SnapshotFile | None, SnapshotFil
     if st.session_state.get(OTHER) not in rest:
         st.session_state[OTHER] = None
     other = st.selectbox(
-        "Compared with an earlier one",
+        "Compare with",
         rest,
         index=None,
         format_func=_label,
         key=OTHER,
         placeholder="None",
         width=340,
-        help="Shows what is live in the first and not in the second, and the reverse.",
+        help="Shows allocations that are live in only one of the two.",
     )
     return file, other
 
@@ -103,8 +103,8 @@ def _download(file: SnapshotFile) -> None:
         icon=":material/download:",
         key=f"snapshot_file_{file.path}",
         on_click="ignore",
-        help="For pytorch.org/memory_viz. It is a pickle file: load it with Python only if you "
-        "trust who wrote it. Opening it here is safe.",
+        help="For pytorch.org/memory_viz. A pickle file: load it in Python only if you trust "
+        "its author. Opening it here is safe.",
     )
 
 
@@ -129,9 +129,8 @@ def _empty(run: RunInfo | None) -> None:
         how = "A run on CUDA can take one: **Memory snapshot** in the memory chart of the Overview."
     folder = escape_markdown(str(services.get().snapshots.folder))
     st.caption(
-        f":material/memory: No snapshot here. {how} Any file of "
-        "`torch.cuda.memory._dump_snapshot` can be opened too, here or put into the folder "
-        f"{folder}."
+        f":material/memory: No snapshots. {how} You can also open any "
+        f"`torch.cuda.memory._dump_snapshot` file, here or from {folder}."
     )
 
 
@@ -163,7 +162,7 @@ def _summary(file: SnapshotFile) -> Summary | None:
     if opening is not None and opening.summary is not None:
         return opening.summary
     if opening is not None and opening.error is not None:
-        st.warning(f"It cannot be opened. {escape_markdown(printable(opening.error))}")
+        st.warning(f"The snapshot cannot be opened. {escape_markdown(printable(opening.error))}")
         st.button("Try again", key="snapshot_again", on_click=snapshots.forget, args=(file,))
         _wait(False)
         return None

@@ -37,7 +37,7 @@ def logs_tab(run: RunInfo) -> None:
     whose = f" of rank {run.cause_rank}" if distributed else ""
     drawn = [
         _text_file(run, rank_file("traceback.txt", run.cause), f"Traceback{whose}", expanded=True),
-        _text_file(run, "worker.log", "Output of the training process"),
+        _text_file(run, "worker.log", "Training process output"),
         bool(run.cause)
         and _text_file(run, rank_file("worker.log", run.cause), f"Output of rank {run.cause_rank}"),
     ]
@@ -108,7 +108,7 @@ def _script(script: Mapping[str, Any]) -> None:
 def _output(folder: Path) -> None:
     """Draw the end of the script's output; read only while expanded."""
     box = st.expander(
-        "Output of the script",
+        "Script output",
         icon=":material/terminal:",
         key="output",
         on_change="rerun",
@@ -123,12 +123,12 @@ def _output(folder: Path) -> None:
             icon=":material/refresh:",
             key="refresh_output",
             type="tertiary",
-            help="Read the last 20 kB again.",
+            help="Reload the last 20 kB.",
         )
         if text is None:
             st.caption("The output file cannot be read.")
         elif not text.strip():
-            st.caption("The script has printed nothing yet.")
+            st.caption("No output yet.")
         else:
             long = text.count("\n") > OUTPUT_LINES
             # The box, not the text in it, has the height: only a box can begin at its end.
@@ -161,13 +161,13 @@ def _checkpoints(server: Services, run: RunInfo, names: list[str]) -> None:
     with st.container(horizontal=True, key="checkpoints"):
         for name in names:
             st.download_button(
-                f"Weights of {name}",
+                f"Download weights ({name})",
                 functools.partial(server.weights, run.id, name),
                 file_name=f"{run.id}-{name.removesuffix('.pt')}-weights.pt",
                 icon=":material/download:",
                 key=f"weights_{name}",
                 on_click="ignore",
-                help="The state_dict alone; load it with torch.load(..., weights_only=True).",
+                help="state_dict only; load it with torch.load(..., weights_only=True).",
             )
         st.button(
             "Resume in a new run",

@@ -78,7 +78,7 @@ def _processes(run: RunInfo) -> None:
     else:
         known = [row["Memory"] for row in rows if row["Memory"] is not None]
         if len(known) == len(rows) > 1:
-            st.caption(f"{len(rows)} processes, {format_bytes(sum(known) * 2**20)} together.")
+            st.caption(f"{len(rows)} processes, {format_bytes(sum(known) * 2**20)} in total.")
         st.dataframe(
             rows,
             column_config=COLUMNS,

@@ -25,26 +25,30 @@ from stepscope.recorder.recorder import CommandName
 from stepscope.run import RunInfo, read_only_reason
 
 TABLE_HEIGHT = 320  # px
-NO_CUDA = "CUDA time was not recorded: Nsight Systems was attached, which has it for itself."
+NO_CUDA = "No CUDA times: Nsight Systems was attached and had exclusive access."
 number = st.column_config.NumberColumn
 TIME, MEMORY = "%.3f ms", "%.2f MiB"
 COLUMNS = {
     "Operator": st.column_config.TextColumn(
         pinned=True,
         width="large",
-        help="As torch names it; aten:: are those of torch's tensor library.",
+        help="PyTorch's name; aten:: is its core tensor library.",
     ),
     "Calls": number(format="localized", help="In all profiled steps."),
-    "CUDA self": number(format=TIME, help="Time of the kernels that the operator itself started."),
-    "CUDA total": number(format=TIME, help="With the kernels of the operators within it."),
+    "CUDA self": number(format=TIME, help="Time of kernels launched by the operator itself."),
+    "CUDA total": number(format=TIME, help="Including child operators."),
     "CPU self": number(format=TIME, help="Time in the operator itself, in all profiled steps."),
     "CPU total": number(format=TIME, help="With the operators that it calls."),
-    "CUDA memory": number(format=MEMORY, help="Taken less given back by the operator itself."),
-    "CPU memory": number(format=MEMORY, help="Taken less given back by the operator itself."),
+    "CUDA memory": number(
+        format=MEMORY, help="Net memory: allocated minus freed by the operator itself."
+    ),
+    "CPU memory": number(
+        format=MEMORY, help="Net memory: allocated minus freed by the operator itself."
+    ),
 }
 PERFETTO = (
-    "To open the trace, go to [ui.perfetto.dev](https://ui.perfetto.dev) and choose *Open trace "
-    "file*: it is read in your browser, and nothing is uploaded by us."
+    "Open the trace at [ui.perfetto.dev](https://ui.perfetto.dev) with *Open trace file*; it "
+    "stays in your browser."
 )
 
 
@@ -153,7 +157,7 @@ def _operators(summary: Summary) -> None:
         hide_index=True,
         height=TABLE_HEIGHT if len(summary.operators) > 8 else "auto",
         key="operators",
-        alt="Operators, those with the most time of their own first",
+        alt="Operators by self time",
     )
 
 
@@ -162,8 +166,8 @@ def _notes(run: RunInfo, summary: Summary, profile: Profile) -> list[str]:
     steps = summary.last - summary.first + 1
     said = [f"Sums over {steps} steps." if steps > 1 else "Of one step."]
     if summary.operators_left:
-        said.append(f"{summary.operators_left:,} operators that took less are not in the table.")
-    said.append("A click on a column's title sorts by it.")
+        said.append(f"{summary.operators_left:,} smaller operators are not shown.")
+    said.append("Click a column to sort.")
     if not summary.cuda:
         on_gpu = run_content(run).has_cuda
         said.append(NO_CUDA if on_gpu else "There is no CUDA time on a CPU.")

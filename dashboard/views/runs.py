@@ -11,25 +11,26 @@ AGAIN = "5s"  # the rows are read again while the page is open: some millisecond
 number, text = st.column_config.NumberColumn, st.column_config.TextColumn
 COLUMNS = {
     "Name": text(pinned=True, help="The script, or the built-in workload."),
-    "Status": text(help="Stopped: by the user. Failed: by an error. Crashed: without a word."),
+    "Status": text(help="Stopped by the user, failed with an error, or crashed without a message."),
     "Kind": text(help="Built-in training, watched script, script with stepscope.init, recording."),
-    "Ranks": text(help="Processes of a job of several, and how they share the work."),
-    "Device": text(help="The device that the run trains on."),
-    "Precision": text(help="Of built-in trainings; a script decides for itself."),
+    "Ranks": text(help="Number of ranks and how they share the work."),
+    "Device": text(help="Training device."),
+    "Precision": text(help="Built-in runs only."),
     "Steps": number(format="localized", help="Optimizer steps recorded."),
     "Best loss": number(
         format="%.4g", help="Lowest validation loss; training loss where nothing is validated."
     ),
     "Samples/s": number(
         format="%,.0f",
-        help="Samples of a step by the mean step time. Of a job: rank 0's times the ranks.",
+        help=(
+            "Samples per step divided by mean step time. Distributed runs: rank 0's rate times the "
+            "number of ranks."
+        ),
     ),
     "Peak allocated": number(
-        format="%.2f GiB", help="Highest value of torch's CUDA allocator; none on a CPU."
+        format="%.2f GiB", help="Peak of torch's CUDA allocator; empty for CPU runs."
     ),
-    "Peak process": number(
-        format="%.2f GiB", help="Highest resident memory of the training process."
-    ),
+    "Peak process": number(format="%.2f GiB", help="Peak resident memory of the training process."),
     "Started": st.column_config.DatetimeColumn(format="D MMM HH:mm", help="Local time."),
     "Duration": number(format="compact", help="Hours:minutes:seconds from start to end."),
 }
@@ -43,9 +44,7 @@ def table() -> None:
     """Draw a row for each run; one that is chosen opens in Live."""
     runs = server.list_runs()
     if not runs:
-        st.markdown(
-            f"#### No runs yet\nWhat is recorded in `{server.runs.absolute()}` stands here."
-        )
+        st.markdown(f"#### No runs yet\\nRuns recorded in `{server.runs.absolute()}` appear here.")
         return
     with st.spinner("Reading the runs…", show_time=True):
         rows = [row(run, server.summary(run)) for run in runs]
@@ -59,7 +58,7 @@ def table() -> None:
         key="runs_table",
         alt="All runs, live ones first, then the newest",
     )["selection"]["rows"]
-    st.caption("Select a row to open the run. A click on a column's title sorts by it.")
+    st.caption("Select a row to open the run. Click a column to sort.")
     if chosen:
         open_run(runs[chosen[0]].id)
 

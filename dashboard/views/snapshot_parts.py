@@ -25,7 +25,7 @@ number = st.column_config.NumberColumn
 SIZE = "%.3f MiB"
 COLUMNS = {
     "Size": number(format=SIZE, help="As the allocator gives it, rounded up."),
-    "Change": number(format="%+.3f MiB", help="After less before."),
+    "Change": number(format="%+.3f MiB", help="After minus before."),
     "Before": number(format=SIZE),
     "After": number(format=SIZE),
     "Blocks": number(format="localized"),
@@ -34,8 +34,8 @@ COLUMNS = {
     ),
     "Module": st.column_config.TextColumn(
         width="medium",
-        help="The file of the innermost forward that nn.Module called, and the line that called "
-        "it. Frames name no classes; where no such forward is in the stack, it is empty.",
+        help="File of the innermost nn.Module forward, and the line that called it. Empty if "
+        "the stack has none; frames carry no class names.",
     ),
     "Stack": st.column_config.ListColumn(
         width="large", help="Innermost frame first. A double click shows all of it."
@@ -50,7 +50,7 @@ def summary_parts(summary: Summary) -> None:
         {one.device for one in summary.devices} | {one.device for one in summary.histories}
     )
     if not devices:
-        st.caption("There are no segments and no history in this snapshot.")
+        st.caption("This snapshot has no segments and no history.")
         return
     device = devices[0]
     if len(devices) > 1:
@@ -63,7 +63,7 @@ def summary_parts(summary: Summary) -> None:
         st.markdown(_totals(memory))
     _failed(summary, device)
     if history is None:
-        st.caption("It has no history: it was taken without `_record_memory_history`.")
+        st.caption("No history: taken without `_record_memory_history`.")
     else:
         _history(summary, history)
     _allocations(summary, device, history)
@@ -131,9 +131,8 @@ def _history(summary: Summary, history: History) -> None:
         config={"displayModeBar": False},
     )
     said = [
-        "A band is what one stack has allocated, named by the innermost line outside of installed "
-        "packages; the largest at the peak have bands of their own. Sizes as the program asked for "
-        "them."
+        "Each band is what one stack allocated, named by its innermost line outside installed "
+        "packages; the largest at the peak get their own band. Sizes as requested."
     ]
     if summary.unreadable:
         said.append(f"{summary.unreadable:,} entries could not be read.")
@@ -166,14 +165,14 @@ def _allocations(summary: Summary, device: int, history: History | None) -> None
     if kind != "At the peak" and summary.sites_left:
         whose = " of all GPUs" if len(summary.devices) > 1 else ""
         st.caption(
-            f"Not listed: {summary.sites_left:,} further stacks{whose}, which hold "
+            f"Not shown: {summary.sites_left:,} more stacks{whose}, holding "
             f"{format_bytes(summary.size_left)}."
         )
 
 
 def _map(summary: Summary, memory: DeviceMemory) -> None:
     shown = memory.rows[:MAP_ROWS]
-    title = "**Segments:** what the allocator has taken from the driver, most split first"
+    title = "**Segments:** memory taken from the driver, most fragmented first"
     st.markdown(title)
     st.plotly_chart(
         map_figure(summary, memory), key="snapshot_map", config={"displayModeBar": False}
@@ -209,7 +208,7 @@ def difference_parts(after: Summary, before: Summary) -> None:
     else:
         st.caption("The same stacks hold the same memory in both.")
     if not changes.complete:
-        st.caption("Not complete: one of them has more stacks than are kept.")
+        st.caption("Incomplete: one of them has more stacks than are kept.")
 
 
 def _table(rows: list[dict[str, object]], key: str, alt: str) -> None:

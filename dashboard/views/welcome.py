@@ -73,7 +73,7 @@ def examples(server: Services) -> None:
                 str(run.run_json["name"]),
                 key=f"open_{run.id}",
                 icon=":material/play_circle:",
-                help="Open this recording. Nothing is trained.",
+                help="Open this recording.",
             )
             st.caption(str(run.run_json["note"]))
         if opened:

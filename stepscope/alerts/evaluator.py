@@ -231,7 +231,7 @@ class Judge:
         if state is State.CLEARED:
             lasted = format_duration(facts.now - alarm.raised_at)
             about = facts.label(source) if source else finding.metric or rule.metric
-            text = f"{title(rule.name)}{f' ({about})' if about else ''}: over after {lasted}"
+            text = f"{title(rule.name)}{f' ({about})' if about else ''}: cleared after {lasted}"
         else:
             text = filled(rule, facts.label(source), finding, facts.step)
         return Change(rule, state, source, text, finding.value)

@@ -185,8 +185,8 @@ def parts_of(figures: Figures, setup: Setup) -> Parts | str:
     """
     if figures.data_wait is None and (setup.on_gpu or figures.process_cpu is None):
         return (
-            "Not told: the time that this run waits for data is not known; it is measured where "
-            "batches come from a torch DataLoader or rec.batches()."
+            "No diagnosis: data wait is unknown; it is measured for batches from a torch "
+            "DataLoader or rec.batches()."
         )
     wait = min(1.0, (figures.data_wait or 0.0) / figures.step_time)
     if not setup.on_gpu:
@@ -194,8 +194,7 @@ def parts_of(figures: Figures, setup: Setup) -> Parts | str:
     busy = _busy(figures)
     if busy is None:
         return (
-            "Not told: the GPU's utilization is not known here, and without it nothing tells "
-            "whether the GPU computes or stands still."
+            "No diagnosis: without GPU utilization, computing and idle time cannot be told apart."
         )
     idle = 1.0 - busy
     copied = min(1.0, (figures.copies or 0.0) / figures.step_time)
@@ -213,8 +212,8 @@ def parts_of(figures: Figures, setup: Setup) -> Parts | str:
 def _cpu_parts(figures: Figures, wait: float) -> Parts | str:
     if figures.process_cpu is None and wait <= STANDS_STILL:
         return (
-            "Not told: whether the process computes or waits is not known; that takes a second of "
-            "steps at least."
+            "No diagnosis: whether the process computes or waits is unknown; that takes at "
+            "least a second of steps."
         )
     other = 0.0
     if figures.process_cpu is not None:
@@ -262,22 +261,22 @@ def percent(share: float) -> str:
 
 def _too_young(missing: int) -> str:
     steps = "1 more step is" if missing == 1 else f"{missing} more steps are"
-    return f"Not enough data yet: {steps} needed; the first ones, slow by nature, do not count."
+    return f"Not enough data yet: {steps} needed; the first, slow steps do not count."
 
 
 def _text(kind: Kind, parts: Parts, figures: Figures, setup: Setup) -> str:
     if kind is Kind.INPUT:
-        return f"Input-bound: {percent(parts.data)} of a step waits for data."
+        return f"Input-bound: {percent(parts.data)} of each step waits for data."
     if kind is Kind.TRANSFER:
-        return f"Transfer-bound: {percent(parts.copies)} of a step copies data to the GPU."
+        return f"Transfer-bound: {percent(parts.copies)} of each step copies data to the GPU."
     if kind is Kind.LAUNCH:
         return (
-            f"Launch-bound: the GPU stands still for {percent(parts.other)} of a step, "
-            "because the host does not launch its work fast enough."
+            f"Launch-bound: the GPU is idle for {percent(parts.other)} of each step because the "
+            "host launches kernels too slowly."
         )
     who = "the GPU computes" if setup.on_gpu else "the CPU computes"
     if kind is Kind.COMPUTE:
-        text = f"Compute-bound: {who} for {percent(parts.compute)} of a step."
+        text = f"Compute-bound: {who} for {percent(parts.compute)} of each step."
         if figures.throttled:
             text += f" For {percent(figures.throttled)} of the time {_lowered(figures)}."
         return text
@@ -285,22 +284,22 @@ def _text(kind: Kind, parts: Parts, figures: Figures, setup: Setup) -> str:
 
 
 def _lowered(figures: Figures) -> str:
-    reasons = " and ".join(figures.throttle_words) or "a reason that the driver does not name"
+    reasons = " and ".join(figures.throttle_words) or "a reason the driver does not report"
     text = f"the GPU lowers its clock ({reasons})"
     now, highest = figures.sm_clock, figures.sm_clock_max
     if now is not None and highest is not None and now < highest:
-        text += f", {now:.0f} MHz where this run had {highest:.0f}"
+        text += f", {now:.0f} MHz instead of this run's {highest:.0f}"
     return text
 
 
 def _unclear(parts: Parts, figures: Figures, setup: Setup) -> str:
     crowded = (figures.host_cpu or 0.0) >= BUSY_HOST
-    unnamed = "waiting for a core that others have" if crowded else "waiting for something else"
+    unnamed = "waiting for a CPU core" if crowded else "waiting for something else"
     shares: Mapping[str, float] = {
         "computing": parts.compute,
         "waiting for data": parts.data,
-        "copies to the GPU": parts.copies,
+        "H2D copy time": parts.copies,
         "gaps between launches" if setup.on_gpu else unnamed: parts.other,
     }
     said = [f"{percent(share)} {name}" for name, share in shares.items() if share >= 0.005]
-    return f"No single cause: a step is {', '.join(said)}."
+    return f"No single cause: each step is {', '.join(said)}."

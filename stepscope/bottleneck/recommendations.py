@@ -178,15 +178,12 @@ _CANDIDATES: dict[str, Callable[[Setup], Iterator[Candidate]]] = {
     "launch-bound": _launch,
     "compute-bound": _compute,
 }
-_COOL = (
-    "Look at the GPU's cooling, its place in the machine and its power supply: no setting of the "
-    "training helps."
-)
+_COOL = "Check the GPU's cooling, slot and power supply; no training setting helps."
 _NOTHING_LEFT = {
-    "input-bound": "The settings for loading are used up: look at what loading one sample does.",
-    "transfer-bound": "The settings for copies are used up: send smaller numbers, such as uint8.",
-    "launch-bound": "The settings for launches are used up: a larger batch or model fills gaps.",
-    "compute-bound": "The settings for computing are used up: a smaller model or another device.",
+    "input-bound": "All loading settings are in use: check what loading one sample does.",
+    "transfer-bound": "All copy settings are in use: send smaller dtypes, such as uint8.",
+    "launch-bound": "All launch settings are in use: a larger batch or model fills the gaps.",
+    "compute-bound": "All compute settings are in use: try a smaller model or another device.",
     "throttled": _COOL,
 }
 
@@ -195,8 +192,8 @@ def _words(kind: str, setup: Setup) -> str:
     workers = min(MOST_WORKERS, max(FEWEST_CORES, setup.cores))
     if kind == "input-bound":
         return (
-            f"In the DataLoader call try num_workers={workers}, or more if it has that many, and "
-            "persistent_workers=True."
+            f"Try num_workers={workers} (more if it already has that many) and "
+            "persistent_workers=True in the DataLoader."
         )
     if kind == "compute-bound":
         if not setup.on_gpu:
@@ -204,13 +201,13 @@ def _words(kind: str, setup: Setup) -> str:
         old = setup.capability is not None and setup.capability < BF16_FROM
         dtype = "float16, with a GradScaler," if old else "bfloat16"
         return (
-            f"Put the forward pass under torch.autocast('cuda') in {dtype} if it is not; then "
+            f"Run the forward pass under torch.autocast('cuda') in {dtype} if it is not; then "
             "try torch.compile(model)."
         )
     return {
-        "transfer-bound": "Try pin_memory=True in the DataLoader call, and "
-        ".to(device, non_blocking=True) for each batch.",
-        "launch-bound": "Try a larger batch, fused=True in the optimizer's call, or "
+        "transfer-bound": "Try pin_memory=True in the DataLoader and .to(device, "
+        "non_blocking=True) for each batch.",
+        "launch-bound": "Try a larger batch, fused=True in the optimizer, or "
         "torch.compile(model, mode='reduce-overhead').",
         "throttled": _COOL,
     }[kind]

@@ -25,13 +25,13 @@ INTERRUPTED = 130
 COMMANDS = {
     "watch": "run a training script unchanged and record it",
     "record": "record this machine's GPUs and host, without any training",
-    "devices": "show every GPU of this machine: load, memory, heat, health and who is on it",
+    "devices": "show every GPU of this machine: load, memory, temperature, health, processes",
     "runs": "list recorded runs, live ones first, then newest first",
-    "fit": "run a script's first steps and say how much larger a batch fits",
-    "diagnose": "say what a run's steps wait for, what ended it, and what to try next",
-    "snapshot": "say what a memory snapshot of PyTorch holds, or how two of them differ",
+    "fit": "measure a script's first steps and report how much larger the batch can be",
+    "diagnose": "diagnose a run: what its steps wait for, what ended it, what to try next",
+    "snapshot": "summarize a PyTorch memory snapshot, or compare two",
     "export": "write a run's values as csv, json, parquet or TensorBoard event files",
-    "doctor": "say what was found on this machine, what is missing, and why",
+    "doctor": "check this machine: what works, what is missing, and why",
     "ui": "open the dashboard on this machine's runs",
 }
 """Help lines. Each command but `watch` is the module `stepscope.cli.NAME`, which has
@@ -68,8 +68,8 @@ def parser(command: str | None = None) -> argparse.ArgumentParser:
     """Return the parser; only the module of `command` is imported, to add its options."""
     root = argparse.ArgumentParser(
         prog="stepscope",
-        description="Record, list, export and look at training runs. Run folders live under "
-        "STEPSCOPE_RUNS (runs/ by default); RUN is the name of such a folder.",
+        description="Record, list, export and inspect training runs. Runs are stored in "
+        "STEPSCOPE_RUNS (default: runs/); RUN is a folder name there.",
         epilog="'stepscope COMMAND --help' shows a command's options and examples.",
     )
     root.add_argument("--version", action="version", version=f"stepscope {__version__}")

@@ -308,10 +308,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=_seconds,
         const=1.0,
         metavar="SECONDS",
-        help="show it again every SECONDS (default: 1), until Ctrl-C",
+        help="repeat every SECONDS (default: 1) until Ctrl-C",
     )
     parser.add_argument(
-        "--json", action="store_true", help="one JSON object; with --watch one a line"
+        "--json", action="store_true", help="print JSON: one object, or one per line with --watch"
     )
 
 
@@ -374,7 +374,7 @@ def in_place(view: MachineView) -> str:
     size = shutil.get_terminal_size()
     lines = table(view, size.columns)
     if len(lines) >= size.lines:
-        note = "A larger window, or --json, shows all of it."
+        note = "Enlarge the window or use --json to see everything."
         room = max(0, size.lines - 2)
         lines = [*brief(view, size.columns)[:room], note[: size.columns]]
     return HOME + "".join(f"{line}{CLEAR_LINE}\n" for line in lines) + CLEAR_BELOW

@@ -53,7 +53,7 @@ def stacks(run: RunInfo) -> Iterator[str]:
 def _stack(run: RunInfo, standing: RankStanding | None, program: str | None) -> str:
     told = standing.run_json if standing is not None else None
     if told is None:
-        return "it has written nothing."
+        return "nothing recorded."
     theirs = RunInfo(run.folder, run.status, None, 0.0, told)
     pid = process.pid if (process := process_of(told)) is not None else None
     if read_only_reason(theirs) is not None:
@@ -92,13 +92,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "id", metavar="RUN", help="name of the run folder ('stepscope runs'), or its path"
     )
-    parser.add_argument(
-        "--json", action="store_true", help="a JSON array of findings, and nothing else"
-    )
+    parser.add_argument("--json", action="store_true", help="print only a JSON array of findings")
     parser.add_argument(
         "--stacks",
         action="store_true",
-        help="of a hang also the Python stacks of the ranks to look at, by py-spy",
+        help="for a hang, also print Python stacks of the ranks in question (py-spy)",
     )
 
 

@@ -345,11 +345,11 @@ def findings(machine: Machine) -> Iterator[Finding]:
 def _run_folder(machine: Machine) -> Finding:
     if machine.recording_error is not None:
         detail = f"{machine.runs} cannot hold a run: {machine.recording_error}"
-        remedy = "Set STEPSCOPE_RUNS to a folder that can be written."
+        remedy = "Set STEPSCOPE_RUNS to a writable folder."
         return Finding(Mark.BROKEN, "run folder", detail, remedy)
     detail = f"{machine.runs}, {format_bytes(machine.free)} free"
     if machine.free is not None and machine.free < LOW_SPACE:
-        remedy = "A run takes some 200 MB a day; free disk space, or set STEPSCOPE_RUNS."
+        remedy = "A run takes about 200 MB per day; free disk space or set STEPSCOPE_RUNS."
         return Finding(Mark.BROKEN, "run folder", detail, remedy)
     return Finding(Mark.OK, "run folder", detail)
 
@@ -360,12 +360,12 @@ def _driver(machine: Machine) -> Finding:
         return Finding(Mark.OK, "NVIDIA driver", detail)
     detail = machine.nvml_reason
     if machine.device_nodes:
-        detail += " Yet /dev/nvidiactl is there"
+        detail += " But /dev/nvidiactl exists"
     elif machine.torch and machine.torch.get("available"):
         detail += " Yet torch sees a GPU"
     elif not machine.nvml_broken:
         return Finding(Mark.MISSING, "NVIDIA driver", detail, "No GPU values then.")
-    remedy = "Check that nvidia-smi works here; utilization, power and temperature are missing."
+    remedy = "Check that nvidia-smi works; utilization, power and temperature are missing."
     return Finding(Mark.BROKEN, "NVIDIA driver", detail, remedy)
 
 
@@ -407,7 +407,7 @@ def _torch(machine: Machine) -> Iterator[Finding]:
     if found and not oldest <= (int(found[1]), int(found[2])) <= newest:
         tested = " to ".join(f"{major}.{minor}" for major, minor in TORCH_TESTED)
         detail = f"{found[0]}; Stepscope is tested with {tested}"
-        remedy = "Training is not changed; stderr says which values cannot be recorded."
+        remedy = "Training is unaffected; stderr lists values that cannot be recorded."
         yield Finding(Mark.MISSING, "torch's version", detail, remedy)
 
 

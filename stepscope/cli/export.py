@@ -25,14 +25,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("id", metavar="RUN", help="name of the run folder ('stepscope runs')")
     parser.add_argument("--format", required=True, choices=formats)
     parser.add_argument(
-        "--stream", default="steps", choices=streams, help="which rows (default: steps)"
+        "--stream", default="steps", choices=streams, help="stream to export (default: steps)"
     )
     parser.add_argument(
         "--output",
         type=Path,
         metavar="FILE",
-        help="file to write, or log directory of tensorboard "
-        "(default: standard output, csv and json only)",
+        help="output file, or log directory for tensorboard (default: stdout; csv and json only)",
     )
     parser.add_argument(
         "--rank", type=_rank, default=0, metavar="N", help="rank of a distributed run (default: 0)"

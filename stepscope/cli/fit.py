@@ -74,8 +74,8 @@ def _why_none(steps: FirstSteps) -> str:
     if steps.refused is not None:
         return steps.refused
     if not steps.has_torch:
-        return "No step was seen: the script did not import torch."
-    return "No step was seen: no optimizer of torch was stepped in this process."
+        return "No step seen: the script did not import torch."
+    return "No step seen: no torch optimizer stepped in this process."
 
 
 def _tell(found: FitReport, steps: FirstSteps, as_json: bool, out: TextIO) -> None:
@@ -100,9 +100,7 @@ def _tell(found: FitReport, steps: FirstSteps, as_json: bool, out: TextIO) -> No
 def _lines(found: FitReport, count: int, name: str | None) -> list[str]:
     if found.peak is None or name is None:
         return [printable(found.text)]
-    share = (
-        "" if not found.room else f", {100 * found.peak / found.room:.0f} % of what it could have"
-    )
+    share = "" if not found.room else f", {100 * found.peak / found.room:.0f} % of what it can have"
     lines = [
         f"{count} steps measured on {printable(name)}.",
         f"Peak: {format_bytes(found.peak)}"
@@ -126,7 +124,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "-m",
         dest="module",
         action="store_true",
-        help="what follows is a module's name, as for python -m",
+        help="run a module, like python -m",
     )
 
 
@@ -149,8 +147,8 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(
         prog="stepscope fit",
         usage="%(prog)s [--steps N] [--json] (script.py | -m module) [arguments]",
-        description="Run a script's first optimizer steps, end it, and say what they took and how "
-        "much larger a batch would fit.",
+        description="Run a script's first optimizer steps, stop it, and report their memory "
+        "use and how much larger a batch would fit.",
         epilog="\n  ".join(("examples:", *EXAMPLES)),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

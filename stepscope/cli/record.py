@@ -52,7 +52,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="seconds between samples, 0.01 to 60 (default: 0.1)",
     )
-    parser.add_argument("--host", action="store_true", help="the host alone, no GPU")
+    parser.add_argument("--host", action="store_true", help="record only the host, no GPUs")
 
 
 def run(options: argparse.Namespace, root: Path) -> int:
@@ -125,7 +125,7 @@ def record(
     try:
         session = Session(new_run_folder(root, name), name=name, kind=RunKind.RECORD)
     except (StoreError, OSError) as error:
-        print(f"{root}: cannot hold a run ({error}). Set STEPSCOPE_RUNS.", file=sys.stderr)
+        print(f"Cannot create a run in {root} ({error}). Set STEPSCOPE_RUNS.", file=sys.stderr)
         return 1
     folder = session.recorder.folder
     what = f"{len(devices)} GPU{'s' if len(devices) != 1 else ''} and this host"

@@ -18,7 +18,7 @@ EXAMPLES = ("stepscope runs", "stepscope runs --json | jq '.[0].id'")
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add what `run` reads."""
-    parser.add_argument("--json", action="store_true", help="a JSON array with more fields")
+    parser.add_argument("--json", action="store_true", help="print a JSON array with more fields")
 
 
 def run(options: argparse.Namespace, root: Path) -> int:

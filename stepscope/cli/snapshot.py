@@ -36,13 +36,13 @@ PLACES = 12
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add what `run` reads."""
-    parser.add_argument("file", type=Path, metavar="FILE", help="a snapshot (.pickle) of torch")
+    parser.add_argument("file", type=Path, metavar="FILE", help="PyTorch memory snapshot (.pickle)")
     parser.add_argument(
         "other",
         type=Path,
         nargs="?",
         metavar="OTHER",
-        help="a later snapshot: print what is live in it and not in FILE, and the reverse",
+        help="a later snapshot: print what is live in only one of the two",
     )
     parser.add_argument(
         "--top",
@@ -51,7 +51,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"how many allocations or changes to list (default: {TOP})",
     )
-    parser.add_argument("--json", action="store_true", help="a JSON object, and nothing else")
+    parser.add_argument("--json", action="store_true", help="print only a JSON object")
 
 
 def run(options: argparse.Namespace, root: Path) -> int:
@@ -198,7 +198,7 @@ def _changes(changes: Difference, top: int) -> Iterator[str]:
     if len(changes.changes) > top:
         yield f"  and {len(changes.changes) - top:,} further stacks"
     if not changes.complete:
-        yield "Not complete: one of them has more stacks than are kept."
+        yield "Incomplete: one of them has more stacks than are kept."
 
 
 def parts_sentence(parts: Fragmentation) -> str:

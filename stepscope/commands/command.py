@@ -139,12 +139,10 @@ def empty_cache(before: Bytes, after: Bytes) -> str:
     text = f"Empty cache: reserved {_change(before, after, 'memory/reserved')}"
     left = after["memory/reserved"]
     if left == 0:
-        return f"{text}; nothing stays"
+        return f"{text}; nothing left"
     held = after["memory/allocated"]
     # torch counts as allocated what it gives to cuBLAS, too: 32 MiB on an H100.
-    text += (
-        f"; {format_bytes(left)} stay: {format_bytes(held)} held by tensors and library workspaces"
-    )
+    text += f"; {format_bytes(left)} remain: {format_bytes(held)} in tensors and library workspaces"
     if left > held:
         text += f", {format_bytes(left - held)} free parts of blocks in use (fragmentation)"
     return text
@@ -171,7 +169,7 @@ def memory_snapshot(name: str, size: int, first: int, last: int) -> str:
     """Say which steps a snapshot file covers; `last` is before `first` where no step has ended."""
     steps = f"step {first}" if first == last else f"steps {first} to {last}"
     if last < first:
-        steps = f"step {first}, which the run did not end"
+        steps = f"step {first}, which did not finish"
     return f"Memory snapshot: {name}, {format_bytes(size)}, all allocations of {steps}"
 
 
@@ -235,7 +233,7 @@ def profile(
     if slower is not None:
         percent = round(100 * slower)
         text += f", {percent} % slower than before" if percent > 0 else ", no slower than before"
-    text += f"; training stood still for {held_s:.2f} s"
+    text += f"; training paused for {held_s:.2f} s"
     if early is not None:
         text += f"; it ended early: {early}"
     return text if size is None else f"{text}; trace of {format_bytes(size)}"

@@ -288,7 +288,7 @@ class JobCommands:
                 self._waited[notice.command.id] = entry
             self._came.set()
         for late in self.member.late:
-            why = "number 0 decided when this rank had gone on without it"
+            why = "rank 0 decided after this rank had moved on"
             self._listener.refused(late.command, why)
         self.member.late.clear()
 

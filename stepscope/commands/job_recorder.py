@@ -129,7 +129,7 @@ class Job:
         if self._number:
             return
         if dealt_with:
-            text = f"{command.label} cannot be at the same step on all ranks: {why}"
+            text = f"{command.label} cannot run at the same step on all ranks: {why}"
             self._recorder.event(command.name, text, ok=False)
         else:
             text = f"{command.label}: withdrawn on all ranks: {why}"

@@ -107,10 +107,10 @@ def findings(recorded: Recorded) -> list[Finding]:
 def nothing_to_say(recorded: Recorded) -> str:
     """Return the sentence in place of an empty list."""
     if not recorded.has_steps:
-        return "Nothing to say: this is a recording of the machine, without steps."
+        return "No findings: this is a recording of the machine, without steps."
     straggler = recorded.straggler
     ranks = f" {straggler.text}" if straggler is not None else ""
-    return f"Nothing to say. {recorded.ranks[0].verdict.text}{ranks}"
+    return f"No findings. {recorded.ranks[0].verdict.text}{ranks}"
 
 
 def end(recorded: Recorded) -> Iterator[Finding]:
@@ -321,10 +321,10 @@ def _after(kind: str, recorded: Recorded) -> tuple[str, dict[str, Any] | None]:
 _WORDS = {
     "out-of-memory": "Try a smaller batch.",
     "loss-not-finite": "Try a lower learning rate, or clip the gradients.",
-    "crashed": "Look at the machine's log, such as dmesg, for what killed the process.",
+    "crashed": "Check the machine's log (dmesg) for what killed the process.",
     "rank-dead": "Look at the log of its machine, such as dmesg, for what killed the process.",
-    "rank-missing": "Look at the launcher's output on its machine, and at its output.rankN.log.",
-    "failed": "Look at traceback.txt and output.log in the run's folder.",
+    "rank-missing": "Check the launcher's output on that node, and output.rankN.log.",
+    "failed": "See traceback.txt and output.log in the run folder.",
 }
 
 

@@ -122,30 +122,30 @@ def sentences(figures: Figures) -> list[str]:
     said = []
     if figures.bytes is not None:
         rate = "" if figures.rate is None else f", {format_bytes(figures.rate)} a second"
-        said.append(f"Each step gives {format_bytes(figures.bytes)} to collectives{rate}.")
+        said.append(f"Each step passes {format_bytes(figures.bytes)} to collectives{rate}.")
     share = share_of_step(figures.time_s, figures.step_s)
     if share is not None and figures.time_s is not None:
         time, whole = format_short_time(figures.time_s), format_short_time(figures.step_s or 0.0)
         said.append(
-            f"The device spends {time} of a step in them, {_percent(share)} of its {whole}, "
-            "waiting for other ranks included."
+            f"The device spends {time} per step in them, {_percent(share)} of its {whole}, "
+            "including waiting for other ranks."
         )
     hidden = overlap(figures.time_s, figures.wait_s)
     if hidden is not None and share is not None and share >= LITTLE_SHARE:
-        said.append(f"{_percent(hidden)} of that is hidden behind the backward pass.")
+        said.append(f"{_percent(hidden)} of that overlaps with the backward pass.")
     if figures.bus_bandwidth is not None:
         said.append(_bandwidth(figures.bus_bandwidth, figures.link))
     return said
 
 
 def _bandwidth(bus: float, link: Link | None) -> str:
-    speed = f"Large collectives reach a bus bandwidth of {rate_text(bus)}"
+    speed = f"Large collectives reach {rate_text(bus)} bus bandwidth"
     share = reached(bus, link)
     if link is None or share is None:
-        return f"{speed}; what the link can do is not known."
+        return f"{speed}; the link's peak is unknown."
     most = f"{link.name} can do ({rate_text(link.bytes_per_s)})"
     why = " They wait for other ranks, or do not go over this link." if share < LOW_SHARE else ""
-    return f"{speed}, {_percent(share)} of what {most}.{why}"
+    return f"{speed}, {_percent(share)} of the peak of {most}.{why}"
 
 
 def rate_text(bytes_per_s: float) -> str:

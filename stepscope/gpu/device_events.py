@@ -12,10 +12,10 @@ from typing import Any
 from stepscope.common.formatting import format_duration
 
 REASONS: dict[str, str] = {
-    "gpu/throttle_hw_thermal": "slowed by heat (hardware)",
-    "gpu/throttle_sw_thermal": "slowed by heat (driver)",
-    "gpu/throttle_brake": "slowed by the power brake",
-    "gpu/throttle_power": "held by the power limit, which is normal at full load",
+    "gpu/throttle_hw_thermal": "thermal slowdown (hardware)",
+    "gpu/throttle_sw_thermal": "thermal slowdown (software)",
+    "gpu/throttle_brake": "power brake time",
+    "gpu/throttle_power": "power-limited, normal at full load",
 }
 """What each counter means, what should not be first."""
 SHORTEST_S = 0.05
@@ -60,10 +60,10 @@ def throttle_total(values: Mapping[str, float]) -> str:
 
 def _sentence(times: tuple[ThrottleTime, ...], span: str, share: Callable[[float], str]) -> str:
     if not times:
-        return "Not told: the driver does not count the time for which clocks are lowered."
+        return "Unknown: the driver does not report throttled time."
     long = [time for time in times if time.seconds >= SHORTEST_S]
     if not long:
-        return f"Not lowered {span}."
+        return f"Not throttled {span}."
     parts = [f"{_seconds(time.seconds)}{share(time.seconds)} {time.words}" for time in long]
     return f"{span[:1].upper()}{span[1:]}: {'; '.join(parts)}."
 

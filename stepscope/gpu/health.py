@@ -116,9 +116,7 @@ class Evidence:
 def health(evidence: Evidence) -> Health:
     """Judge one GPU."""
     if evidence.lost is not None:
-        text = (
-            f"{evidence.lost[:1].upper()}{evidence.lost[1:].rstrip('.')}. It is looked for again."
-        )
+        text = f"{evidence.lost[:1].upper()}{evidence.lost[1:].rstrip('.')}. Retrying."
         return Health(Level.CRITICAL, text, (Sign(Level.CRITICAL, text),))
     found = [sign for rule in RULES for sign in [rule(evidence)] if sign is not None]
     signs = tuple(sorted(found, key=lambda sign: -sign.level.rank))
@@ -130,7 +128,7 @@ def health(evidence: Evidence) -> Health:
 def _well(evidence: Evidence, signs: tuple[Sign, ...]) -> str:
     """Say what a GPU does that has no trouble, and what could not be looked at."""
     load = evidence.values.get("gpu/util")
-    doing = "No trouble seen." if load is None else "Idle." if load < IDLE else "Working."
+    doing = "No problems found." if load is None else "Idle." if load < IDLE else "Working."
     said = " ".join([doing, *(sign.text for sign in signs)])
     unseen = [name for name in TELLTALES if name in evidence.missing]
     if unseen and len(unseen) == len(TELLTALES):
@@ -144,7 +142,7 @@ def _well(evidence: Evidence, signs: tuple[Sign, ...]) -> str:
 def _recovery(evidence: Evidence) -> Sign | None:
     if evidence.recovery is None:
         return None
-    return Sign(Level.CRITICAL, f"The driver says: {evidence.recovery}.")
+    return Sign(Level.CRITICAL, f"Driver: {evidence.recovery}.")
 
 
 def _uncorrected(evidence: Evidence) -> Sign | None:
@@ -156,12 +154,10 @@ def _uncorrected(evidence: Evidence) -> Sign | None:
         errors = _number(new, "uncorrected memory error")
         return Sign(
             Level.CRITICAL,
-            f"{errors} while this was watched: results may be wrong. Start the program again.",
+            f"{errors} while being watched: results may be wrong. Restart the program.",
         )
     errors = _number(count, "uncorrected memory error")
-    return Sign(
-        Level.WARNING, f"{errors} since the driver was loaded, none while this was watched."
-    )
+    return Sign(Level.WARNING, f"{errors} since the driver was loaded, none while being watched.")
 
 
 def _xid(evidence: Evidence) -> Sign | None:
@@ -183,11 +179,9 @@ def _heat(evidence: Evidence) -> Sign | None:
     limit = "" if slowdown is None else f", slowdown at {slowdown:.0f} °C"
     if mask & (SW_THERMAL | HW_THERMAL):
         who = "hardware" if mask & HW_THERMAL else "driver"
-        return Sign(Level.WARNING, f"Slowed by heat now, by the {who}{degrees}{limit}.")
+        return Sign(Level.WARNING, f"Thermal throttling now, by the {who}{degrees}{limit}.")
     if mask & SLOWDOWN and not mask & POWER_BRAKE:
-        return Sign(
-            Level.WARNING, f"Slowed by the hardware now, for heat or power{degrees}{limit}."
-        )
+        return Sign(Level.WARNING, f"Hardware slowdown now, for heat or power{degrees}{limit}.")
     margin = _margin(evidence, slowdown)
     if margin is not None and margin <= HOT_MARGIN:
         near = f"{margin:.0f} °C below its slowdown" if margin > 0 else "at its slowdown"
@@ -209,7 +203,7 @@ def _brake(evidence: Evidence) -> Sign | None:
         return None
     return Sign(
         Level.WARNING,
-        "Slowed by the power brake now: the machine's power supply or cooling asks for it.",
+        "Power brake active: the machine's power supply or cooling requests it.",
     )
 
 
@@ -222,7 +216,7 @@ def _link(evidence: Evidence) -> Sign | None:
         link(facts.pcie_max_gen, facts.pcie_max_width),
     )
     return Sign(
-        Level.WARNING, f"PCIe link at {now} under load, it can do {most}: copies take longer."
+        Level.WARNING, f"PCIe link at {now} under load, but capable of {most}: copies take longer."
     )
 
 
@@ -250,8 +244,8 @@ def _zombies(evidence: Evidence) -> Sign | None:
     dead = [process for process in evidence.processes if process.state == "zombie"]
     if not dead:
         return None
-    who = "An ended process still holds" if len(dead) == 1 else f"{len(dead)} ended processes hold"
-    return Sign(Level.WARNING, f"{who} {_held(dead)} End what started it.")
+    who = "A dead process still holds" if len(dead) == 1 else f"{len(dead)} ended processes hold"
+    return Sign(Level.WARNING, f"{who} {_held(dead)} Kill its parent.")
 
 
 def _hidden(evidence: Evidence) -> Sign | None:
@@ -261,7 +255,7 @@ def _hidden(evidence: Evidence) -> Sign | None:
     who = "A process" if len(gone) == 1 else f"{len(gone)} processes"
     return Sign(
         Level.NOTICE,
-        f"{who} that cannot be seen from here (ended, or in another container) "
+        f"{who} not visible from here (ended, or in another container) "
         f"hold{'s' if len(gone) == 1 else ''} {_held(gone)}",
     )
 
@@ -283,25 +277,25 @@ def _memory(evidence: Evidence) -> Sign | None:
     if used < MEMORY_FULL * usable:
         return None
     free = format_bytes(max(0.0, usable - used))
-    return Sign(Level.NOTICE, f"Memory nearly full: {free} of {format_bytes(total)} are free.")
+    return Sign(Level.NOTICE, f"Memory nearly full: {free} of {format_bytes(total)} free.")
 
 
 def _remapped(evidence: Evidence) -> Sign | None:
     if evidence.values.get("gpu/remap_failed", 0) > 0:
         return Sign(
             Level.CRITICAL,
-            "A bad row of the memory could not be replaced: ask the vendor of the GPU.",
+            "A bad memory row could not be remapped: contact the GPU vendor.",
         )
     if evidence.values.get("gpu/remap_pending", 0) > 0:
         return Sign(
             Level.WARNING,
-            "Bad rows of the memory are to be replaced: it takes effect after a GPU reset.",
+            "Bad memory rows are pending remap; takes effect after a GPU reset.",
         )
     rows = evidence.values.get("gpu/remapped_rows", 0)
     if rows <= 0:
         return None
     are = "is" if rows == 1 else "are"
-    return Sign(Level.NOTICE, f"{_number(rows, 'row')} of the memory {are} replaced by spare ones.")
+    return Sign(Level.NOTICE, f"{_number(rows, 'row')} of memory {are} remapped to spare rows.")
 
 
 def _capped(evidence: Evidence) -> Sign | None:
@@ -312,11 +306,9 @@ def _capped(evidence: Evidence) -> Sign | None:
     at = "" if limit is None else f" of {limit:.0f} W"
     default = facts.power_limit_default if facts is not None else None
     if limit is not None and default is not None and limit < default - 1:
-        return Sign(
-            Level.NOTICE, f"Held by a power limit{at}, which was set below its own {default:.0f} W."
-        )
+        return Sign(Level.NOTICE, f"Capped by a power limit{at} below its default {default:.0f} W.")
     if evidence.values.get("gpu/util", 100.0) < FULL_LOAD:
-        return Sign(Level.OK, f"Its clocks are held by the power limit{at}.")
+        return Sign(Level.OK, f"Clocks are capped by the power limit{at}.")
     return Sign(Level.OK, f"At its power limit{at}: normal at full load.")
 
 

@@ -139,36 +139,36 @@ def _factor(steps: Sequence[StepMemory], room: int) -> tuple[float | None, str]:
     if allowed < largest.peak:  # here it is cautious to take little for the batch's
         factor = max(0.0, (allowed - largest.kept) / _freed(largest))
         return factor, (
-            f"The batch leaves less than {100 * HEADROOM:.0f} % free. About {factor:.2g} times the "
-            f"batch would, taken that only what an update frees again "
+            f"This batch leaves less than {100 * HEADROOM:.0f} % free. About {factor:.2g}× this "
+            "batch size would fit, assuming only memory freed by each update "
             f"({format_bytes(_freed(largest))}) shrinks with it."
         )
     factor = min(MOST, (allowed - _known(largest)) / _growing(largest))
     return factor, (
-        f"The batch can be about {_short(factor)} times as large and leave {100 * HEADROOM:.0f} % "
-        "free, taken that all of the peak besides trained parameters, gradients and optimizer "
-        f"state ({format_bytes(_growing(largest))}) grows in proportion to it."
+        f"The batch can be about {_short(factor)}× as large and still leave "
+        f"{100 * HEADROOM:.0f} % free, assuming the whole peak except trained parameters, "
+        f"gradients and optimizer state ({format_bytes(_growing(largest))}) scales with it."
     )
 
 
 def _incomparable(steps: Sequence[StepMemory]) -> str | None:
     if len(steps) < 2:
-        return "Only one step was measured, and the first is not like the others: no advice."
+        return "No advice: only one step was measured, and the first is not representative."
     if len({step.optimizer for step in steps}) > 1:
-        return "Several optimizers take turns, so their steps cannot be compared: no advice."
+        return "No advice: several optimizers alternate, so their steps are not comparable."
     if steps[-1].waiting:
         return (
-            "Another optimizer was not stepped yet, so what it will take is not known: no advice. "
+            "No advice: another optimizer has not stepped yet, so its memory is unknown. "
             "Measure more steps with --steps."
         )
     before, last = steps[-2].state, steps[-1].state
     if before < (1 - LEAST_SHARE) * last:
         return (
-            f"The optimizer's state still grew at the last step ({format_bytes(before)} to "
-            f"{format_bytes(last)}): no advice. Measure more steps with --steps."
+            "No advice: the optimizer state still grew at the last step "
+            f"({format_bytes(before)} to {format_bytes(last)}). Measure more steps with --steps."
         )
     if len({(step.device.kind, step.device.index) for step in steps}) > 1:
-        return "The steps were on several devices, so they cannot be compared: no advice."
+        return "No advice: the steps ran on several devices, so they are not comparable."
     return None
 
 
@@ -176,8 +176,9 @@ def _too_little(largest: StepMemory) -> str | None:
     if _freed(largest) >= max(LEAST_REST, LEAST_SHARE * largest.peak):
         return None
     return (
-        f"Activations and the rest are {format_bytes(max(0, _freed(largest)))} of a peak of "
-        f"{format_bytes(largest.peak)}: too little to tell how they grow with the batch."
+        "No advice: activations and other memory are only "
+        f"{format_bytes(max(0, _freed(largest)))} of a peak of {format_bytes(largest.peak)}, "
+        "too little to tell how they scale with the batch."
     )
 
 
@@ -185,8 +186,8 @@ def _uneven(amounts: Sequence[int]) -> str | None:
     if min(amounts) >= (1 - UNEVEN) * max(amounts):
         return None
     return (
-        f"The steps differ ({format_bytes(max(0, min(amounts)))} to {format_bytes(max(amounts))} "
-        "besides the weights), as batches of uneven length do: no advice."
+        f"No advice: the steps differ ({format_bytes(max(0, min(amounts)))} to "
+        f"{format_bytes(max(amounts))} besides the weights), as with batches of varying length."
     )
 
 

@@ -71,12 +71,12 @@ _PARAMETERS = Category(
 )
 
 _OF_A_DEVICE = (
-    Category("free", "free", "ledger_free", "Device memory that nobody uses."),
+    Category("free", "free", "ledger_free", "Unused device memory."),
     Category(
         "driver",
         "driver reserve",
         "ledger_driver",
-        "Device memory that the driver keeps for itself.",
+        "Device memory reserved by the driver.",
         "driver",
     ),
     Category(
@@ -90,8 +90,8 @@ _OF_A_DEVICE = (
         "unnamed",
         "not attributed",
         "ledger_unnamed",
-        "Device memory in use that the driver counts for no process it names: processes of other "
-        "containers or users, graphics, the driver itself.",
+        "Device memory the driver attributes to no listed process: other containers or users, "
+        "graphics, the driver itself.",
     ),
     Category(
         "elsewhere",
@@ -112,13 +112,13 @@ _OF_A_DEVICE = (
         "process",
         "this process",
         "ledger_whole",
-        "All device memory of this process; what PyTorch holds of it is not known.",
+        "All device memory of this process; PyTorch's share is unknown.",
     ),
     Category(
         "used",
-        "in use, not told apart",
+        "in use (unattributed)",
         "ledger_used",
-        "Device memory in use, without word of who uses it.",
+        "Device memory in use by unknown processes.",
     ),
     Category(
         "split",
@@ -130,9 +130,9 @@ _OF_A_DEVICE = (
     ),
     Category(
         "cached",
-        "cached, returnable",
+        "cached (reclaimable)",
         "ledger_cached",
-        "Whole cached blocks without a tensor: reused for the next ones, returned by Empty cache.",
+        "Whole cached blocks without tensors: reused next, returned by Empty cache.",
         "cached",
     ),
     Category(
@@ -143,7 +143,7 @@ _OF_A_DEVICE = (
     ),
     Category(
         "activations",
-        "activations and the rest",
+        "activations and other",
         "ledger_activations",
         "Allocated tensors that are neither parameters, gradients nor optimizer state: "
         "activations, batches, buffers, temporary results.",
@@ -164,7 +164,7 @@ _OF_THE_HOST = (
         "free",
         "available",
         "ledger_free",
-        "Host memory that a program can have at once: free, or cache that the system gives up.",
+        "Host memory a program could get at once: free, or reclaimable cache.",
     ),
     Category(
         "others",
@@ -181,7 +181,7 @@ _OF_THE_HOST = (
     ),
     Category(
         "used",
-        "in use, not told apart",
+        "in use (unattributed)",
         "ledger_used",
         "Host memory in use, without word of who uses it.",
     ),
@@ -243,11 +243,11 @@ class _Note:
     absent: str | None = None
 
 
-_NOT_SPLIT = "is not split into parameters, gradients, optimizer state and the rest"
+_NOT_SPLIT = "is not broken down into parameters, gradients, optimizer state and other"
 _NOTES: Mapping[Place, tuple[_Note, ...]] = {
     Place.DEVICE: (
         _Note(
-            "Only what PyTorch has reserved is shown; free memory and what others use is not known",
+            "Only PyTorch's reserved memory is shown; free memory and other use are unknown",
             ("gpu/mem_used", "gpu/mem_total"),
             absent="free",
         ),
@@ -258,7 +258,7 @@ _NOTES: Mapping[Place, tuple[_Note, ...]] = {
             absent="driver",
         ),
         _Note(
-            "Other processes and this one outside PyTorch cannot be told apart",
+            "Other processes cannot be separated from this one's memory outside PyTorch",
             ("memory/process_used", "gpu/mem_others"),
             ("elsewhere",),
             absent="others",
@@ -269,7 +269,7 @@ _NOTES: Mapping[Place, tuple[_Note, ...]] = {
             ("elsewhere", "others"),
         ),
         _Note(
-            "Who has the memory outside of this process is not known",
+            "Who holds the memory outside this process is unknown",
             ("gpu/mem_others",),
             ("unnamed",),
             absent="others",

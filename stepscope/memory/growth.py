@@ -98,8 +98,8 @@ class Growth:
             [100 * rate for rate in (trend.bytes_per_step, trend.low, trend.high)]
         )
         return (
-            f"{self._name} grows by {rate} per 100 steps (95 % interval {low} to {high}, "
-            f"over {trend.steps} steps) and is now {format_bytes(trend.level)}{self._share}."
+            f"{self._name} grows by {rate} per 100 steps (95 % CI {low} to {high}, "
+            f"{trend.steps} steps) and is now {format_bytes(trend.level)}{self._share}."
         )
 
     @property
@@ -150,24 +150,24 @@ class Growth:
 
 _ADVICE = {
     Where.ALLOCATED: (
-        "Look for tensors that are kept from step to step: a list or a sum of losses with their "
-        "graphs (use loss.item() or loss.detach()), outputs that hooks store, retain_graph=True. "
-        "Where batches get longer, as in an epoch sorted by length, the last batch takes more of "
-        "it each time, and nothing is kept. A memory snapshot names what allocated them."
+        "Look for tensors kept across steps: a list or sum of losses with their graphs (use "
+        "loss.item() or loss.detach()), outputs stored by hooks, retain_graph=True. If batches "
+        "get longer, as in an epoch sorted by length, the last batch simply needs more and "
+        "nothing leaks. A memory snapshot shows what allocated them."
     ),
     Where.PROCESS: (
-        "Look for what is kept from step to step: a list or a sum of losses with their graphs (use "
-        "loss.item() or loss.detach()), results that are gathered, a data set that keeps every "
-        "sample it has read."
+        "Look for objects kept across steps: a list or sum of losses with their graphs (use "
+        "loss.item() or loss.detach()), collected results, a dataset that keeps every sample "
+        "it has read."
     ),
     Where.WORKERS: (
-        "Each worker copies the pages of a data set that it touches: reading a long list or dict "
-        "of Python objects changes their reference counts. Keep them in one array or tensor, take "
-        "fewer workers, or look for what the data set keeps of each sample."
+        "Each worker copies the dataset pages it touches: reading a long list or dict of "
+        "Python objects changes their reference counts. Store them in one array or tensor, use "
+        "fewer workers, or check what the dataset keeps per sample."
     ),
 }
 _CYCLES = (
-    "Python's garbage collector has had no full run meanwhile: if Collect garbage frees it, "
+    "Python's garbage collector has not run in full meanwhile: if Collect garbage frees it, "
     "reference cycles hold it."
 )
 

@@ -20,7 +20,7 @@ DEVICES: tuple[Metric, ...] = (
     _device(
         "gpu/mem_util",
         Unit.PERCENT,
-        "memory controller",
+        "memory access",
         "nvmlDeviceGetUtilizationRates.memory",
         "Share of the sample window in which device memory was read or written.",
     ),
@@ -113,14 +113,14 @@ DEVICES: tuple[Metric, ...] = (
     _device(
         "gpu/temp_margin",
         Unit.CELSIUS,
-        "margin to slowdown",
+        "thermal margin",
         "nvmlDeviceGetMarginTemperature",
         "Degrees left until the GPU slows itself down.",
     ),
     _device(
         "gpu/throttle_power",
         Unit.SECOND,
-        "held by the power cap",
+        "power-capped time",
         "NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_POWER_CAP",
         "Time since the driver was loaded in which the power cap lowered the clocks, which is "
         "normal at full load; only differences are meaningful.",
@@ -128,7 +128,7 @@ DEVICES: tuple[Metric, ...] = (
     _device(
         "gpu/throttle_sw_thermal",
         Unit.SECOND,
-        "slowed by heat (software)",
+        "thermal slowdown time (software)",
         "NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN",
         "Time in which the driver lowered the clocks because of heat; only differences are "
         "meaningful. Drivers before R575 do not tell.",
@@ -136,7 +136,7 @@ DEVICES: tuple[Metric, ...] = (
     _device(
         "gpu/throttle_hw_thermal",
         Unit.SECOND,
-        "slowed by heat (hardware)",
+        "thermal slowdown (hardware)",
         "NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN",
         "Time in which the hardware lowered the clocks because of heat; only differences are "
         "meaningful. Drivers before R575 do not tell.",
@@ -144,7 +144,7 @@ DEVICES: tuple[Metric, ...] = (
     _device(
         "gpu/throttle_brake",
         Unit.SECOND,
-        "slowed by the power brake",
+        "power brake time",
         "NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN",
         "Time in which an external power brake lowered the clocks; only differences are "
         "meaningful. Drivers before R575 do not tell.",

@@ -163,7 +163,7 @@ SAMPLES: tuple[Metric, ...] = (
     _sample(
         "comm/bytes",
         Unit.BYTES,
-        "collectives per step",
+        "collective bytes per step",
         "Flight Recorder: input sizes",
         "Bytes of the tensors that this rank gave to collectives in a step: the mean of the steps "
         "since the reading before, 1 to 64 s ago. Only in jobs of several processes. What was "
@@ -172,7 +172,7 @@ SAMPLES: tuple[Metric, ...] = (
     _sample(
         "comm/rate",
         Unit.BYTES_PER_SECOND,
-        "bytes to collectives",
+        "collective throughput",
         "Flight Recorder: input sizes",
         "Bytes that this rank gave to collectives a second, over the time since the reading "
         "before; not what goes over the link, which is up to twice as much.",
@@ -180,7 +180,7 @@ SAMPLES: tuple[Metric, ...] = (
     _sample(
         "comm/time",
         Unit.SECOND,
-        "time in collectives per step",
+        "collective time per step",
         "Flight Recorder: duration_ms; NCCL with TORCH_NCCL_ENABLE_TIMING=1",
         "Time that the device spent in collectives in a step, waiting for other ranks included: "
         "the mean of the steps since the reading before. Collectives of several groups at the "

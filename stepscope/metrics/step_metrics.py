@@ -169,7 +169,7 @@ STEPS: tuple[Metric, ...] = (
     _step(
         "perf/comm_wait",
         Unit.SECOND,
-        "waiting for ranks",
+        "wait for other ranks",
         "DistributedDataParallel's logging data",
         "Time that backward() waited for averaged gradients after its own computing was done. Of "
         "sampled steps, in the row of the step after. The rank that the others wait for waits "
@@ -178,7 +178,7 @@ STEPS: tuple[Metric, ...] = (
     _step(
         "perf/ddp_iteration",
         Unit.COUNT,
-        "sampled iteration",
+        "DDP iteration (sampled)",
         "DistributedDataParallel's logging data",
         "Number of the iteration to which perf/comm_wait in this row belongs, as "
         "DistributedDataParallel counts them: the same on all ranks.",
@@ -194,7 +194,7 @@ STEPS: tuple[Metric, ...] = (
     _step(
         "perf/h2d",
         Unit.SECOND,
-        "copies to the GPU",
+        "H2D copy time",
         "CUDA events around Tensor.to",
         "Time that the device spent on copies from the host by .to() and .cuda(). In a watched "
         "script one step in 10 ms is measured, and its row is the one at which all of them had "
@@ -213,7 +213,7 @@ STEPS: tuple[Metric, ...] = (
     _step(
         "perf/gpu_wait",
         Unit.SECOND,
-        "wait for the GPU",
+        "host wait for GPU",
         "host clock",
         "Part of the step time in which the host, two steps ahead, waited for the GPU. Near 0 the "
         "GPU waits for the host: for its launches, or for data. Built-in loop only.",

@@ -310,7 +310,7 @@ class WriterThread:
 
     def _note_problem(self, error: Exception) -> None:
         problem = (
-            f"Recording is held up: {first_line(error)}. Training goes on and the rows wait in "
+            f"Recording is delayed: {first_line(error)}. Training continues and rows wait in "
             "memory; free disk space or repair the folder."
         )
         if self.run_json["problem"] is None:

@@ -135,7 +135,7 @@ def _standing(rank: RankFile) -> RankStanding:
     reason = rank.run_json.get("reason")
     text = {
         RankState.ALIVE: "Alive.",
-        RankState.DEAD: "Gone without a word: killed, or the machine went down.",
+        RankState.DEAD: "Gone without a message: killed, or the machine went down.",
     }.get(state, str(reason) if reason else f"{state.capitalize()}.")
     host = rank.run_json.get("host")
     return RankStanding(
@@ -155,7 +155,9 @@ def _unreadable(number: int) -> RankStanding:
     return RankStanding(rank=number, number=number, state=RankState.UNRECORDED, text=text)
 
 
-_ELSEWHERE = "It is recorded in another folder, if at all: hosts that share no disk have one each."
+_ELSEWHERE = (
+    "It may be recorded in another folder: hosts without shared storage each have their own."
+)
 _STATES = {
     RunStatus.FINISHED: RankState.FINISHED,
     RunStatus.STOPPED: RankState.STOPPED,
@@ -192,7 +194,7 @@ def _missing(
     if run_json.get("kind") == RunKind.INIT:
         state, text = RankState.UNRECORDED, "It has not called stepscope.init, or never started."
     elif not ended and created is not None and now - created < GRACE_S:
-        state, text = RankState.STARTING, "Nothing is heard of it yet."
+        state, text = RankState.STARTING, "Waiting for its first heartbeat."
     else:
         state, text = RankState.NEVER_STARTED, "It has never started, or it is not watched."
     for rank in expected:

@@ -67,9 +67,9 @@ class Shortage(StrEnum):
 
 
 _REMEDIES = {
-    Shortage.GPU: "A smaller batch, a lower precision or gradient checkpointing needs less.",
+    Shortage.GPU: "Use a smaller batch, a lower precision or activation checkpointing.",
     Shortage.HOST: "Smaller batches or less data kept in memory need less.",
-    Shortage.PINNED: "Smaller or fewer pinned batches (pin_memory, prefetch_factor) need less.",
+    Shortage.PINNED: "Pin fewer or smaller batches (pin_memory, prefetch_factor).",
 }
 
 
@@ -153,7 +153,7 @@ def with_lost_worker(ended: Outcome, kills: int | None) -> Outcome:
     if not kills:
         return ended
     remedy = "Fewer DataLoader workers or smaller batches need less."
-    reason = f"{Shortage.HOST}: the kernel ended a DataLoader worker. {remedy}"
+    reason = f"{Shortage.HOST}: the kernel killed a DataLoader worker. {remedy}"
     return Outcome(RunStatus.FAILED, reason, failure="oom")
 
 

@@ -101,7 +101,9 @@ def end_job(run: RunInfo) -> str:
         _note(run.folder, number, FORCED_REASON.format(signals))
     if stay:
         still = "it waits" if len(stay) == 1 else "they wait"
-        return f"End now: SIGKILL sent; {len(stay)} still there: {still} in a driver or for a disk."
+        return (
+            f"Force stop: SIGKILL sent; {len(stay)} still there: {still} in a driver or for a disk."
+        )
     what = "rank has" if len(ranks) == 1 else "ranks have"
     return " ".join(filter(None, (f"End now: {len(ranks)} {what} ended ({signals}).", refused)))
 
@@ -339,7 +341,10 @@ def kill_unheard(run: RunInfo) -> str | None:
     until = time.monotonic() + KILLED_S
     while process_of(run_json) is not None:
         if time.monotonic() > until:
-            return "SIGKILL sent. The process is still there: it waits in a driver, or for a disk."
+            return (
+                "SIGKILL sent, but the process is still there: it is stuck in a driver or on a "
+                "disk."
+            )
         time.sleep(0.01)
     reason = f"Stopped from the page (SIGKILL): it had not answered for {silent_s:.0f} s."
     note_end(run.folder, RunStatus.STOPPED, reason)

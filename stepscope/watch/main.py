@@ -66,8 +66,8 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         prog="stepscope watch",
         usage="%(prog)s [--name NAME] [--runs DIR] [--time-collectives] "
         "(script.py | -m module) [arguments]",
-        description="Run a training script unchanged and record it: loss, learning rate, times, "
-        "memory and GPUs, live on the page of 'stepscope ui'.",
+        description="Run a training script unchanged and record loss, learning rate, timings, "
+        "memory and GPUs, live in 'stepscope ui'.",
         allow_abbrev=False,
     )
     parser.add_argument("--name", help="name of the run (default: the script's)")
@@ -80,14 +80,13 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument(
         "--time-collectives",
         action="store_true",
-        help=f"have NCCL time its collectives ({NCCL_TIMING}=1); this may lessen how much they "
-        "overlap with computing",
+        help=f"time collectives with NCCL ({NCCL_TIMING}=1); may reduce overlap with compute",
     )
     parser.add_argument(
         "-m",
         dest="module",
         action="store_true",
-        help="what follows is a module's name, as for python -m",
+        help="run a module, like python -m",
     )
     # Ours alone: a watched process gives it to those that it starts.
     parser.add_argument("--rank-of", type=Path, help=argparse.SUPPRESS)

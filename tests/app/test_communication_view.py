@@ -52,7 +52,7 @@ def test_nothing_measured_says_what_to_press(
     assert "NCCL needs GPUs. torch" in text_of(app)
     label(app, "selectbox", "Backend").select("gloo").run()
     label(app, "multiselect", "Operations").set_value([]).run()
-    assert "Choose at least one operation." in text_of(app)
+    assert "Select at least one operation." in text_of(app)
 
 
 def test_with_two_gpus_nccl_is_offered_and_more_ranks_are_refused(

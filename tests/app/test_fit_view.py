@@ -159,20 +159,20 @@ def test_the_recommended_batch_goes_into_the_sidebar(
     assert "Something is not predicted" in said
     label(app, "button", "Use batches of 256").click().run()
     assert app.number_input(key="config_batch_size").value == 256
-    assert "predict again" in text_of(app)
+    assert ":material/info: Settings changed since this estimate. Run it again." in text_of(app)
 
 
 def test_a_failure_is_a_sentence(page: OpenPage, server: services.Services) -> None:
     server.fits._last = Ended(  # type: ignore[assignment]
         defaults(Workload.LINEAR), PredictionOutput(ChildState.FAILED, reason="It <b>broke.")
     )
-    assert "Nothing was predicted" in text_of(page(workload="linear", device="cpu"))
+    assert "No estimate." in text_of(page(workload="linear", device="cpu"))
 
 
 def test_the_table_and_the_curve_have_what_was_predicted() -> None:
     table = {row["Memory"]: row["Size"] for row in rows(ANSWER)}
-    assert "Workspaces of libraries" not in table
-    assert (table["Predicted peak"], table["Data set in memory"]) == ("3.00 GiB", "1.00 GiB")
+    assert "Library workspaces" not in table
+    assert (table["Predicted peak"], table["Dataset in memory"]) == ("3.00 GiB", "1.00 GiB")
     figure = batch_figure(ANSWER["largest"])
     assert figure is not None
     memory, rate = figure["data"]

@@ -78,11 +78,14 @@ def has(app: AppTest, kind: str, text: str) -> bool:
 
 def test_an_empty_lab_says_what_it_does_and_what_to_press(lab: OpenPage) -> None:
     app = lab()
-    assert "Which settings pay on this machine?" in text_of(app)
+    assert (
+        r"#### Which settings pay off on this machine?\nTrains the workload repeatedly in fresh processes, with and without each setting, in random order. From the paired differences it reports how much faster a setting is, or that there is no difference, and how small a difference it could have detected.\n\nSelect settings or a preset, then press **Start sweep**."
+        in text_of(app)
+    )
     assert "then press **Start sweep**" in text_of(app)
     assert label(app, "button", "Start sweep").disabled
-    assert "Tick at least one setting" in text_of(app)
-    assert "every technique off but set\\_to\\_none, which zero\\_grad() does" in text_of(app)
+    assert "Select at least one setting or a preset." in text_of(app)
+    assert "all techniques off (set_to_none is the zero_grad() default)" in text_of(app)
 
 
 def test_every_control_has_help(lab: OpenPage, server: services.Services) -> None:
@@ -98,8 +101,8 @@ def test_a_tick_says_how_long_it_takes_and_start_takes_it(
 ) -> None:
     app = lab()
     label(app, "selectbox", "Workload").select("digits_mlp").run()
-    label(app, "number_input", "Rounds at most").set_value(3)
-    label(app, "number_input", "Steps a sample").set_value(20)
+    label(app, "number_input", "Max rounds").set_value(3)
+    label(app, "number_input", "Steps per trial").set_value(20)
     label(app, "checkbox", "bf16 AMP").check().run()
     assert "Takes **" in text_of(app)
     assert "1 setting and the baseline, at most 3 rounds" in text_of(app)
@@ -114,12 +117,12 @@ def test_a_tick_says_how_long_it_takes_and_start_takes_it(
 
 def test_the_choice_is_there_after_another_page(lab: OpenPage, started: list[Plan]) -> None:
     app = lab()
-    label(app, "number_input", "Rounds at most").set_value(7)
+    label(app, "number_input", "Max rounds").set_value(7)
     label(app, "checkbox", "bf16 AMP").check().run()
     app.switch_page("views/runs.py").run()
     app.switch_page("views/lab.py").run()
     assert label(app, "checkbox", "bf16 AMP").value
-    assert label(app, "number_input", "Rounds at most").value == 7
+    assert label(app, "number_input", "Max rounds").value == 7
 
 
 def at_address(page: OpenPage, **params: str) -> AppTest:
@@ -134,14 +137,14 @@ def at_address(page: OpenPage, **params: str) -> AppTest:
 def test_the_ticks_are_there_after_a_reload(lab: OpenPage, page: OpenPage) -> None:
     app = lab()
     label(app, "selectbox", "Workload").select("digits_mlp").run()
-    label(app, "radio", "Baseline settings").set_value("sidebar").run()
+    label(app, "radio", "Baseline").set_value("sidebar").run()
     label(app, "checkbox", "bf16 AMP").check().run()
     label(app, "checkbox", "num_workers 2").check().run()
     address = {name: str(value) for name, value in app.query_params.items()}
     assert address["ticks"].split("~") == ["precision=bf16", "num_workers=2"]
     again = at_address(page, **address)
     assert label(again, "selectbox", "Workload").value == "digits_mlp"
-    assert label(again, "radio", "Baseline settings").value == "sidebar"
+    assert label(again, "radio", "Baseline").value == "sidebar"
     ticked = [box.label for box in again.checkbox if box.value]
     assert sorted(ticked) == ["bf16 AMP", "num_workers 2"]
     label(again, "checkbox", "num_workers 2").uncheck().run()
@@ -174,7 +177,7 @@ def test_what_a_cpu_cannot_do_is_disabled_with_its_reason(lab: OpenPage, machine
     box = label(app, "checkbox", "pin_memory")
     assert box.disabled
     assert not box.value
-    assert "page-locked memory serves copies to a GPU" in text_of(app)
+    assert "pinned memory only speeds up copies to a GPU" in text_of(app)
     assert "Switch it off" not in text_of(app)  # it is off
 
 
@@ -183,13 +186,13 @@ def test_a_preset_ticks_its_settings_and_lists_what_cannot_be(
 ) -> None:
     machine()
     app = lab()
-    pills = label(app, "button_group", "Take a preset")
+    pills = label(app, "button_group", "Preset")
     pills.set_value("precision").run()
     assert label(app, "checkbox", "bf16 AMP").value
     assert label(app, "checkbox", "tf32").value
     label(app, "checkbox", "tf32").uncheck().run()
     assert label(app, "checkbox", "tf32").disabled  # it could not be measured
-    assert "cannot be had here and are listed with their reason" in text_of(app)
+    assert "are not supported here and are listed with the reason." in text_of(app)
     label(app, "checkbox", "bf16 AMP").uncheck().run()
     label(app, "button", "Start sweep").click().run()
     names = {arm.name for arm in started[0].arms}
@@ -203,25 +206,25 @@ def test_a_second_press_on_a_preset_takes_all_its_ticks_back(
 ) -> None:
     machine()
     app = lab()
-    pills = label(app, "button_group", "Take a preset")
+    pills = label(app, "button_group", "Preset")
     pills.set_value("precision").run()
     assert any(box.value for box in app.checkbox)
-    label(app, "button_group", "Take a preset").set_value(None).run()
+    label(app, "button_group", "Preset").set_value(None).run()
     assert not any(box.value for box in app.checkbox)
 
 
 def test_cpu_against_gpu_without_a_gpu_cannot_start(lab: OpenPage, machine: Machine) -> None:
     machine()
     app = lab()
-    label(app, "button_group", "Take a preset").set_value("cpu_gpu").run()
+    label(app, "button_group", "Preset").set_value("cpu_gpu").run()
     assert label(app, "button", "Start sweep").disabled
-    assert "None of these settings can be measured here" in text_of(app)
+    assert "None of these settings can be measured on this machine." in text_of(app)
 
 
 def test_cpu_against_gpu_with_one(lab: OpenPage, started: list[Plan], machine: Machine) -> None:
     machine(GPU)
     app = lab()
-    label(app, "button_group", "Take a preset").set_value("cpu_gpu").run()
+    label(app, "button_group", "Preset").set_value("cpu_gpu").run()
     label(app, "button", "Start sweep").click().run()
     assert started[0].config.device == "cpu"
     assert started[0].arms[0].changes["device"] == GPU.id
@@ -243,7 +246,7 @@ def test_a_workload_chosen_in_the_sidebar_is_the_lab_s_until_another_is_chosen_t
 
 def test_the_sidebar_can_be_the_baseline(lab: OpenPage, started: list[Plan]) -> None:
     app = lab(workload="digits_mlp", precision="bf16", batch_size="64", epochs="3")
-    label(app, "radio", "Baseline settings").set_value("sidebar").run()
+    label(app, "radio", "Baseline").set_value("sidebar").run()
     label(app, "checkbox", "fp32").check().run()
     label(app, "button", "Start sweep").click().run()
     config = started[0].config
@@ -275,7 +278,7 @@ def test_a_finished_sweep_shows_chart_table_and_best(
 def test_use_these_settings_fills_the_sidebar(lab: OpenPage, server: services.Services) -> None:
     store(server.runs, sweep(best=BEST | {"changes": {"precision": "bf16", "fused": False}}))
     app = lab()
-    label(app, "button", "Use these settings").click().run()
+    label(app, "button", "Apply settings").click().run()
     assert not app.exception
     assert app.query_params["precision"] == ["bf16"] or app.query_params["precision"] == "bf16"
     assert label(app, "selectbox", "Precision").value == "bf16"
@@ -286,8 +289,8 @@ def test_use_these_settings_fills_the_sidebar(lab: OpenPage, server: services.Se
     assert not app.success  # said once
 
 
-REFUTED = "Confirmed against the baseline, it does not pay."
-OPEN = "It is not confirmed against the baseline."
+REFUTED = "The confirmation against the baseline shows no gain."
+OPEN = "Not confirmed against the baseline."
 
 
 @pytest.mark.parametrize(
@@ -306,7 +309,7 @@ def test_only_a_confirmation_that_is_decided_refutes_the_best_combination(
     store(server.runs, sweep("stopped", best=BEST | {"verdict": verdict}))
     app = lab()
     assert [text for text in (REFUTED, OPEN) if text in text_of(app)] == [said][: said is not None]
-    assert label(app, "button", "Use these settings").disabled is not usable
+    assert label(app, "button", "Apply settings").disabled is not usable
     assert f"{escape_markdown(BEST['text'])}." in text_of(app)
 
 
@@ -318,7 +321,7 @@ def test_a_best_combination_with_a_worse_loss_says_so_and_cannot_be_taken(
     app = lab()
     said = f"Its loss after equal steps is worse: {loss['text']}."
     assert escape_markdown(said) in text_of(app)
-    button = label(app, "button", "Use these settings")
+    button = label(app, "button", "Apply settings")
     assert button.disabled
     assert "loss" in button.help
 
@@ -330,7 +333,7 @@ def test_a_best_combination_whose_loss_is_not_shown_equal_says_so_and_can_be_tak
     store(server.runs, sweep(best=BEST | {"loss": loss}))
     app = lab()
     assert escape_markdown(f"After equal steps, its {loss['text']}.") in text_of(app)
-    assert not label(app, "button", "Use these settings").disabled
+    assert not label(app, "button", "Apply settings").disabled
 
 
 def test_where_each_combination_has_a_worse_loss_there_is_none(
@@ -339,8 +342,11 @@ def test_where_each_combination_has_a_worse_loss_there_is_none(
     tried = [{"tried": ["compile"], "kept": False, "reason": "its loss is worse"}]
     store(server.runs, sweep(best=None, combining=tried))
     app = lab()
-    assert "**No best combination:** the loss of each combination" in text_of(app)
-    assert "Use these settings" not in labels(app)
+    assert (
+        "**No best combination:** every faster combination had a worse loss after the same number of steps."
+        in text_of(app)
+    )
+    assert "Apply settings" not in labels(app)
 
 
 def test_foreign_changes_that_no_run_takes_are_refused(
@@ -348,7 +354,7 @@ def test_foreign_changes_that_no_run_takes_are_refused(
 ) -> None:
     store(server.runs, sweep(best=BEST | {"changes": {"batch_size": 10**9}}))
     app = lab()
-    label(app, "button", "Use these settings").click().run()
+    label(app, "button", "Apply settings").click().run()
     assert not app.exception
     assert "These settings cannot be used" in text_of(app)
 
@@ -382,7 +388,9 @@ def test_a_killed_sweep_is_stopped_with_the_reason(
     app = lab()
     assert "Its process is gone" in text_of(app)
     assert not label(app, "button", "Resume").disabled
-    assert not label(app, "button", "Start sweep").disabled or "Tick at least" in text_of(app)
+    assert not label(
+        app, "button", "Start sweep"
+    ).disabled or "Select at least one setting or a preset." in text_of(app)
 
 
 def test_the_progress_has_the_label_that_the_table_has() -> None:
@@ -409,7 +417,7 @@ def test_a_sweep_of_another_host_is_for_looking(lab: OpenPage, server: services.
     app = lab()
     assert label(app, "button", "Resume").disabled
     assert "belongs to the host elsewhere" in label(app, "button", "Resume").help
-    assert not has(app, "button", "Delete it")
+    assert not has(app, "button", "Delete")
 
 
 def test_delete_asks_and_shows_the_next(lab: OpenPage, server: services.Services) -> None:
@@ -417,12 +425,15 @@ def test_delete_asks_and_shows_the_next(lab: OpenPage, server: services.Services
     folder = store(server.runs, sweep())
     app = lab()
     assert label(app, "selectbox", "Sweep").value == ID
-    label(app, "button", "Delete it").click().run()
+    label(app, "button", "Delete").click().run()
     assert not app.exception
     assert not folder.exists()
     assert label(app, "selectbox", "Sweep").value == "20261101-000000-a-1"
-    label(app, "button", "Delete it").click().run()
-    assert "Which settings pay on this machine?" in text_of(app)
+    label(app, "button", "Delete").click().run()
+    assert (
+        r"#### Which settings pay off on this machine?\nTrains the workload repeatedly in fresh processes, with and without each setting, in random order. From the paired differences it reports how much faster a setting is, or that there is no difference, and how small a difference it could have detected.\n\nSelect settings or a preset, then press **Start sweep**."
+        in text_of(app)
+    )
 
 
 def test_a_named_sweep_opens_by_its_address(page: OpenPage, server: services.Services) -> None:
@@ -445,7 +456,7 @@ def test_a_deleted_sweep_is_missed_in_a_sentence(lab: OpenPage, server: services
     assert label(app, "selectbox", "Sweep").value == "20261101-000000-a-1"
     assert app.query_params["sweep"] in ("20261101-000000-a-1", ["20261101-000000-a-1"])
     app.run()
-    assert "no longer there" not in text_of(app)  # said once
+    assert "no longer exists." not in text_of(app)  # said once
 
 
 def test_a_link_to_a_deleted_sweep_says_so(page: OpenPage) -> None:
@@ -453,7 +464,10 @@ def test_a_link_to_a_deleted_sweep_says_so(page: OpenPage) -> None:
     app.query_params["sweep"] = ID
     app.switch_page("views/lab.py").run()
     assert f"The sweep {ID} is no longer there." in text_of(app)
-    assert "Which settings pay on this machine?" in text_of(app)
+    assert (
+        r"#### Which settings pay off on this machine?\nTrains the workload repeatedly in fresh processes, with and without each setting, in random order. From the paired differences it reports how much faster a setting is, or that there is no difference, and how small a difference it could have detected.\n\nSelect settings or a preset, then press **Start sweep**."
+        in text_of(app)
+    )
     assert "sweep" not in app.query_params
 
 
@@ -475,7 +489,10 @@ def test_a_page_looks_whether_its_sweep_is_still_there(
 def test_a_damaged_sweep_is_left_out(lab: OpenPage, server: services.Services, broken: str) -> None:
     folder = store(server.runs, sweep())
     (folder / "sweep.json").write_text(broken)
-    assert "Which settings pay on this machine?" in text_of(lab())
+    assert (
+        r"#### Which settings pay off on this machine?\nTrains the workload repeatedly in fresh processes, with and without each setting, in random order. From the paired differences it reports how much faster a setting is, or that there is no difference, and how small a difference it could have detected.\n\nSelect settings or a preset, then press **Start sweep**."
+        in text_of(lab())
+    )
 
 
 def test_a_link_out_of_the_folder_is_not_followed(
@@ -485,8 +502,8 @@ def test_a_link_out_of_the_folder_is_not_followed(
     (server.runs / "lab").mkdir(parents=True)
     os.symlink(tmp_path / "other" / "lab" / ID, server.runs / "lab" / "link")
     app = lab()
-    if has(app, "button", "Delete it"):
-        label(app, "button", "Delete it").click().run()
+    if has(app, "button", "Delete"):
+        label(app, "button", "Delete").click().run()
     assert (tmp_path / "other" / "lab" / ID / "sweep.json").exists()
 
 
@@ -496,11 +513,14 @@ def test_an_empty_lab_offers_the_recorded_sweep_for_looking(
     store(tmp_path / "examples", sweep(best=BEST), "cpu-sweep", host="example", user="example")
     monkeypatch.setattr(server.sweeps, "_examples", tmp_path / "examples")
     app = lab()
-    assert "Which settings pay on this machine?" in text_of(app)
+    assert (
+        r"#### Which settings pay off on this machine?\nTrains the workload repeatedly in fresh processes, with and without each setting, in random order. From the paired differences it reports how much faster a setting is, or that there is no difference, and how small a difference it could have detected.\n\nSelect settings or a preset, then press **Start sweep**."
+        in text_of(app)
+    )
     label(app, "button", "Example: Digits, MLP (real data) on CPU").click().run()
     assert "**Best combination:**" in text_of(app)
-    assert has(app, "button", "Use these settings")
-    assert not has(app, "button", "Delete it")
+    assert has(app, "button", "Apply settings")
+    assert not has(app, "button", "Delete")
     store(server.runs, sweep())
     assert label(lab(), "selectbox", "Sweep").value == ID
 

@@ -112,7 +112,7 @@ def test_a_cpu_disables_what_needs_a_gpu_with_the_reason(page: OpenPage, machine
     app = page()
     assert label(app, "toggle", "pin_memory").disabled
     assert label(app, "number_input", "prefetch_factor").disabled
-    assert "page-locked memory serves copies to a GPU" in text_of(app)
+    assert "pinned memory only speeds up copies to a GPU" in text_of(app)
 
 
 def test_a_gpu_is_preselected_and_named_with_memory_and_uuid(

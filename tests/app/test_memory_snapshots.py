@@ -125,7 +125,9 @@ def test_without_one_it_says_how_to_get_it(
     (folder / "run.json").write_text(json.dumps(run_json | {"status": status}))
     app = section("one")
     assert ("beside the memory chart" in texts(app)) is live
-    assert "No snapshot here" in texts(app)
+    assert "You can also open any `torch.cuda.memory._dump_snapshot` file, here or from" in texts(
+        app
+    )
 
 
 def test_files_put_into_the_folder_open_without_a_run(
@@ -138,7 +140,7 @@ def test_files_put_into_the_folder_open_without_a_run(
     app = section(None)
     [chosen] = app.selectbox
     assert [option.partition(" ")[0] for option in chosen.options] == ["mine.pickle"]
-    assert "It has no history" in texts(app)
+    assert "No history: taken without `_record_memory_history`." in texts(app)
 
 
 def test_settings_of_a_foreign_file_are_no_markdown(

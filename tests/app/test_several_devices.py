@@ -31,7 +31,7 @@ def test_one_device_has_no_further_controls(page: OpenPage) -> None:
     app = page()
     assert drawn(app) == {"parallel"}
     assert widget(app, "parallel").options == ["None: one device", "DDP", "FSDP2"]
-    assert "DataParallel copies the model to several GPUs" in text_of(app)
+    assert "DataParallel replicates the model across GPUs" in text_of(app)
 
 
 def test_each_control_has_its_two_sentences(page: OpenPage) -> None:
@@ -153,7 +153,7 @@ def test_an_attempt_says_why_it_began_and_leads_to_the_one_before(
     app = page(run=later.name)
     said = "Restart 1 of 3: rank 2 was killed (SIGKILL); resumed after step 400."
     assert said in text_of(app).replace("\\", "")
-    (button,) = [one for one in app.button if one.label == "Attempt before"]
+    (button,) = [one for one in app.button if one.label == "Previous attempt"]
     button.click().run()
     assert header(app)["picked"] == before.name
     # Somebody has chosen the old attempt: the page stays there.

@@ -53,7 +53,7 @@ def test_an_impossible_switch_is_disabled_with_the_reason(
 def test_what_cannot_be_off_is_disabled_while_it_is_on(page: OpenPage) -> None:
     app = page()
     assert widget(app, "persistent_workers").disabled  # there are no workers
-    assert "no workers that could end with each epoch." in text_of(app)
+    assert "there are no workers to keep alive" in text_of(app)
     assert "Switch it on" not in text_of(app)
     widget(app, "num_workers").set_value(2).run()
     assert not widget(app, "persistent_workers").disabled

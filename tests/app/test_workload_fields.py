@@ -31,7 +31,7 @@ def test_a_link_sets_them_and_another_workload_has_its_own_defaults(page: OpenPa
     app = page(workload="gpt", layers="3", width="96", tied_head="0", dropout="0.25")
     shown = drawn(app)
     assert (shown["Layers"], shown["Width"], shown["Context"]) == (3, 96, 64)
-    assert (shown["Tied head"], shown["Dropout"]) == (False, 0.25)
+    assert (shown["Tie embeddings"], shown["Dropout"]) == (False, 0.25)
     app.sidebar.selectbox(key="config_workload").select(Workload.RESNET).run()
     assert not app.exception
     assert drawn(app)["Width"] == 64

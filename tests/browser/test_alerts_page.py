@@ -106,7 +106,7 @@ def test_an_alert_is_a_toast_a_count_and_an_event(
         # One that is over goes by itself.
         (tmp_path / "low").unlink()
         expect(count).to_have_text("1 alert", timeout=SLOW_MS)
-        expect(row.nth(0)).to_contain_text("Alert over", timeout=SLOW_MS)
+        expect(row.nth(0)).to_contain_text("Alert cleared", timeout=SLOW_MS)
         (tmp_path / "low").touch()
         expect(low).to_have_count(1, timeout=SLOW_MS)
         (tmp_path / "low").unlink()

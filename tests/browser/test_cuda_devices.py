@@ -99,7 +99,7 @@ def test_every_gpu_has_a_card_and_all_are_seen_at_once(
     assert max(box["y"] + box["height"] for box in boxes if box) <= 1000
     last, pid = other
     if last > 0:
-        expect(card(page, 0)).to_contain_text("Nobody is on it.")
+        expect(card(page, 0)).to_contain_text("No processes.")
     expect(card(page, last)).to_contain_text(re.compile(r"you: \S*python"))
     expect(card(page, last).locator(".dv-cuda")).to_have_text(f"cuda:{last}", timeout=60_000)
     assert violations(page) == []
@@ -117,16 +117,16 @@ def test_every_gpu_has_a_card_and_all_are_seen_at_once(
 def test_the_run_of_the_page_is_named_with_its_energy(open_page: OpenPage, server: Server) -> None:
     page = open_page(f"/?workload=fill&{SMALL}")
     start(page)
-    page.get_by_test_id("stHeader").get_by_role("link", name="Devices").click()
+    page.get_by_test_id("stHeader").get_by_role("link", name="Devices per node").click()
     working = page.get_by_test_id("gpus").locator("article").filter(has_text="run fill")
     expect(working).to_have_count(1, timeout=TRAINS_MS)
     working.get_by_role("button").click()
     expect(fact(page, "Energy of the run")).to_contain_text("J a sample", timeout=TRAINS_MS)
-    expect(fact(page, "Energy since looked at")).to_contain_text("Wh")
+    expect(fact(page, "Energy since first viewed")).to_contain_text("Wh")
     expect(fact(page, "GPU utilization")).to_contain_text("%")
     lines = page.locator(".dv-chart path:not(.dv-mark)")
     wait_until(lambda: "L" in (lines.first.get_attribute("d") or ""), page, 20)
     page.screenshot(path=ARTIFACTS / "cuda-devices-run.png")
-    page.get_by_role("link", name="Open the run").click()
+    page.get_by_role("link", name="Open run").click()
     button(page, "Stop").click()
     expect(page.get_by_test_id("status")).to_contain_text("Stopped", timeout=TRAINS_MS)

@@ -240,7 +240,7 @@ def test_the_ledger_sums_to_the_gpu_and_shows_another_process(
         other.kill()
     wait_until(lambda: table(page)["ledger/others"] < grown, page, 30)
     page.get_by_test_id("stHeader").get_by_role("link", name="Live").click()
-    button(page, "Where it goes").click()
+    button(page, "Breakdown").click()
     wait_until(lambda: "parameters" in areas(page, "memory"), page, 30)
     keep(page, f"ledger-live-{scheme}")
     button(page, "Stop").click()

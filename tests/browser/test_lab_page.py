@@ -67,9 +67,9 @@ def start(page: Page, rounds: int) -> None:
     expect(button(page, "Start sweep")).to_be_disabled(timeout=PATIENCE)
     page.get_by_role("combobox", name="Workload").click()
     page.get_by_role("option", name="Digits, MLP").click()
-    page.get_by_text("How long").click()
-    fill(page, "Rounds at most", rounds)
-    fill(page, "Steps a sample", 20)
+    page.get_by_text("Duration").click()
+    fill(page, "Max rounds", rounds)
+    fill(page, "Steps per trial", 20)
     for name in ("bf16 AMP", "Fused optimizer", "foreach optimizer"):
         tick(page, name)
     expect(page.get_by_text("3 settings and the baseline")).to_be_visible()
@@ -132,7 +132,7 @@ def test_stop_reload_and_resume(open_page: OpenPage, server: Server) -> None:
     wait_until(lambda: samples(server) > had, page, 60)
     page.goto(f"{server.url}/lab")
     button(page, "Stop").click(timeout=PATIENCE)
-    expect(page.get_by_text("resume goes on from here")).to_be_visible(timeout=PATIENCE)
+    expect(page.get_by_text("Stopped; resume continues from here.")).to_be_visible(timeout=PATIENCE)
     had = samples(server)
     assert had < SAMPLES
     button(page, "Resume").click()
@@ -153,7 +153,7 @@ def test_stop_reload_and_resume(open_page: OpenPage, server: Server) -> None:
 def test_use_these_settings(open_page: OpenPage, server: Server) -> None:
     store(server, best=BEST | {"changes": {"precision": "bf16", "fused": False}})
     page = open_page("/lab", expected="404")
-    button(page, "Use these settings").click(timeout=PATIENCE)
+    button(page, "Apply settings").click(timeout=PATIENCE)
     expect(page.get_by_text("New run")).to_be_visible(timeout=PATIENCE)
     expect(page.get_by_role("combobox", name="Precision")).to_have_value("bf16 AMP")
     assert "precision=bf16" in page.url
@@ -175,8 +175,8 @@ def test_what_has_not_changed_is_not_drawn_anew(open_page: OpenPage, server: Ser
     page = open_page("/lab", expected="404")
     plot = page.locator(".st-key-lab_chart .js-plotly-plot")
     expect(plot).to_be_visible(timeout=PATIENCE)
-    page.get_by_text("How long").click()
-    field = page.get_by_role("spinbutton", name="Rounds at most")
+    page.get_by_text("Duration").click()
+    field = page.get_by_role("spinbutton", name="Max rounds")
     field.fill("7")
     plot.evaluate("node => { node.dataset.mine = 'chart'; }")
     row(page, "compile").evaluate("node => { node.dataset.mine = 'row'; }")
@@ -221,9 +221,15 @@ def themed(request: pytest.FixtureRequest, browser: Browser) -> Iterator[Page]:
 def test_no_state_has_a_violation(themed: Page, server: Server) -> None:
     page = themed
     page.goto(f"{server.url}/lab")
-    expect(page.get_by_text("Which settings pay on this machine?")).to_be_visible(timeout=PATIENCE)
-    page.get_by_text("All the tutorials' techniques").click()
-    expect(page.get_by_text("cannot be had here")).to_be_visible(timeout=PATIENCE)
+    expect(
+        page.get_by_text(
+            r"#### Which settings pay off on this machine?\nTrains the workload repeatedly in fresh processes, with and without each setting, in random order. From the paired differences it reports how much faster a setting is, or that there is no difference, and how small a difference it could have detected.\n\nSelect settings or a preset, then press **Start sweep**."
+        )
+    ).to_be_visible(timeout=PATIENCE)
+    page.get_by_text("All techniques").click()
+    expect(
+        page.get_by_text("are not supported here and are listed with the reason.")
+    ).to_be_visible(timeout=PATIENCE)
     settled(page)
     assert violations(page) == []
     drift = {"rho": -0.9, "p": 0.001, "text": "The machine became slower."}
@@ -245,10 +251,14 @@ def test_delete_asks_first(open_page: OpenPage, server: Server) -> None:
     folder = store(server)
     page = open_page("/lab", expected="404")
     page.get_by_role("button", name="Delete…").click(timeout=PATIENCE)
-    expect(page.get_by_text("Delete this sweep and everything")).to_be_visible()
+    expect(page.get_by_text("Delete this sweep and all its measurements?")).to_be_visible()
     assert folder.exists()
-    button(page, "Delete it").click()
-    expect(page.get_by_text("Which settings pay on this machine?")).to_be_visible()
+    button(page, "Delete").click()
+    expect(
+        page.get_by_text(
+            r"#### Which settings pay off on this machine?\nTrains the workload repeatedly in fresh processes, with and without each setting, in random order. From the paired differences it reports how much faster a setting is, or that there is no difference, and how small a difference it could have detected.\n\nSelect settings or a preset, then press **Start sweep**."
+        )
+    ).to_be_visible()
     assert not folder.exists()
 
 

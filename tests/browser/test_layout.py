@@ -11,7 +11,7 @@ from tests.support.browser_page import OpenPage, wait_until
 from tests.support.large_gpus import GPUS, record
 from tests.support.server import Server
 
-PAGES = ["Live", "Lab", "Memory", "Devices", "Communication", "Runs", "Learn"]
+PAGES = ["Live", "Lab", "Memory", "Devices per node", "Communication", "Runs", "Learn"]
 CUT = """nodes => nodes.filter((node) => node.scrollWidth > node.clientWidth)
     .map((node) => node.value ?? node.textContent)"""
 
@@ -76,7 +76,7 @@ def test_epochs_are_one_line_of_the_events_until_asked_for(open_page: OpenPage, 
     rows.last.get_by_role("button").click()
     expect(rows).to_have_count(40)
     expect(rows.first).to_contain_text("Epoch 40")
-    page.get_by_label("Events to show").select_option("Commands")
+    page.get_by_label("Filter events").select_option("Commands")
     expect(rows).to_have_count(1)
 
 

@@ -46,7 +46,7 @@ def test_start_and_watch_the_loss_fall(open_page: OpenPage, server: Server) -> N
     for name in ("Pause", "Resume", "Stop", "Empty cache", "Mark"):
         expect(button(page, name)).to_have_count(0)
     # What a CPU cannot do is disabled, and the reason stands beside it.
-    expect(page.get_by_text("TF32 is a mode of NVIDIA tensor cores")).to_be_visible()
+    expect(page.get_by_text("TF32 needs NVIDIA tensor cores")).to_be_visible()
     start(page)
     wait_until(lambda: points(page) > 5, page)
     first_points, first_loss = points(page), number(page, "loss")
@@ -168,7 +168,7 @@ def test_a_store_that_cannot_be_read_ends_in_what_to_do(
     trouble = page.get_by_test_id("trouble")
     expect(trouble).to_contain_text("not a readable Stepscope store", timeout=30_000)
     expect(trouble).to_contain_text("Choose another run, or start one")
-    expect(page.get_by_test_id("status")).to_contain_text("Not readable")
+    expect(page.get_by_test_id("status")).to_contain_text("Unreadable")
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     page.wait_for_timeout(2500)

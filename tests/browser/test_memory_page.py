@@ -44,7 +44,7 @@ def test_a_cpu_runs_memory_is_told_apart_live_and_afterwards(
     chart = page.get_by_test_id("chart-memory")
     wait_until(lambda: chart.locator(".js-plotly-plot").count() == 1, page, 30)
     assert areas(page, "memory") == {}
-    button(page, "Where it goes").click()
+    button(page, "Breakdown").click()
     wait_until(lambda: len(areas(page, "memory")) > 1, page, 30)
     expect(chart).to_contain_text("available")
     keep(page, f"live-{theme}")

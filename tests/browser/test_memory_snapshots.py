@@ -31,7 +31,11 @@ def test_a_file_is_sent_drawn_and_still_there_after_a_reload(
     open_page: OpenPage, server: Server, tmp_path: Path
 ) -> None:
     page = open_page(PAGE, expected="404")
-    expect(section(page).get_by_text("No snapshot here")).to_be_visible(timeout=60_000)
+    expect(
+        section(page).get_by_text(
+            "You can also open any `torch.cuda.memory._dump_snapshot` file, here or from"
+        )
+    ).to_be_visible(timeout=60_000)
     path = Path(shutil.copy(REAL, tmp_path / "my run.pickle"))
     send(page, path)
     expect(section(page).get_by_text("36.0 MiB reserved")).to_be_visible(timeout=60_000)
@@ -47,7 +51,7 @@ def test_a_file_is_sent_drawn_and_still_there_after_a_reload(
         pickle.dumps(snapshot([live_block(2**20)]))
     )
     page.reload()
-    other = section(page).get_by_role("combobox", name="Compared with an earlier one")
+    other = section(page).get_by_role("combobox", name="Compare with")
     other.click(timeout=60_000)
     page.get_by_role("option").first.click()
     expect(section(page).get_by_text(re.compile(r"Difference: .* (more|less) than"))).to_be_visible(
@@ -61,7 +65,7 @@ def test_a_file_is_sent_drawn_and_still_there_after_a_reload(
 @pytest.mark.parametrize(
     ("name", "data", "words"),
     [
-        ("notes.txt", b"x", "name ends in .pickle or .pkl"),
+        ("notes.txt", b"x", "Choose a .pickle or .pkl file."),
         ("empty.pickle", b"", "The file is empty"),
         ("call.pickle", b"cos\nsystem\n(S'true'\ntR.", "only plain containers are read"),
     ],

@@ -174,13 +174,13 @@ def started_with_ddp(page: Page) -> None:
     """Choose DDP with four ranks in the sidebar, and press Start."""
     sidebar = page.get_by_test_id("stSidebar")
     expect(button(page, "Start")).to_be_enabled(timeout=PATIENCE)
-    sidebar.locator("summary").get_by_text("Several devices", exact=True).click()
-    kind = sidebar.get_by_role("combobox", name="Parallelism")
+    sidebar.locator("summary").get_by_text("Scaling", exact=True).click()
+    kind = sidebar.get_by_role("combobox", name="Strategy")
     kind.scroll_into_view_if_needed()
     page.wait_for_timeout(500)  # the group is still opening: a list over it would close again
     kind.click()
     page.get_by_role("option", name="DDP", exact=True).click()
-    ranks_wanted = sidebar.get_by_label("Devices", exact=True)
+    ranks_wanted = sidebar.get_by_label("Devices per node", exact=True)
     expect(ranks_wanted).to_be_visible()
     ranks_wanted.fill(str(RANKS))
     ranks_wanted.press("Enter")

@@ -241,7 +241,7 @@ def test_the_output_opens_at_its_newest_line(
     output.write_text("".join(f"line {number:03}\n" for number in range(300)))
     button(page, "Stop").click()  # with its end the page is drawn anew
     expect(page.get_by_test_id("status")).to_contain_text("Stopped")
-    page.get_by_text("Output of the script").click()
+    page.get_by_text("Script output").click()
     code = page.get_by_test_id("stCode").filter(has_text="line 250").locator("code")
     wait_until(lambda: bool(code.evaluate(IN_SIGHT, "line 299")), page)
     assert not code.evaluate(IN_SIGHT, "line 200")
@@ -267,7 +267,7 @@ def test_a_script_under_watch_is_shown_and_stopped(
     button(page, "Stop").click()
     assert child.wait(20) == 130  # as at Ctrl-C, and in the script's own words
     expect(page.get_by_test_id("status")).to_contain_text("Stopped")
-    page.get_by_text("Output of the script").click()
+    page.get_by_text("Script output").click()
     expect(page.get_by_text("interrupted, saved nothing")).to_be_visible()
     (folder,) = server.runs.iterdir()
     assert read_run(folder).status is RunStatus.STOPPED

@@ -12,7 +12,7 @@ from tests.support.server import Server
 GROUPS = {
     "Data loading": "num_workers",
     "Optimizer": "Gradient accumulation",
-    "Kernels and graphs": "torch.compile",
+    "Compilation and kernels": "torch.compile",
     "Memory": "Activation checkpointing",
     "More": "Steps at most",
 }

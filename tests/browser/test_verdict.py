@@ -51,7 +51,9 @@ def test_a_script_is_told_in_words_and_a_young_run_has_no_line(
     recorded_run(server.runs, "input_bound_cpu")
     page = open_page("/?run=input_bound_cpu")
     page.get_by_test_id("verdict").wait_for(timeout=SLOW_MS)
-    expect(page.get_by_test_id("verdict")).to_contain_text("In the DataLoader call try")
+    expect(page.get_by_test_id("verdict")).to_contain_text(
+        "(more if it already has that many) and persistent_workers=True in the DataLoader."
+    )
     expect(page.get_by_test_id("verdict").get_by_role("button")).to_be_hidden()
     live = {"status": RunStatus.FINISHED.value, "created": time.time() - 5}
     write_run(server.runs / "young", live, steps=rows(0.06, count=10))

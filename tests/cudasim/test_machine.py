@@ -133,7 +133,7 @@ tell(look()[0]["throttled"])
     found = ask(program)
     assert 0.9 < found["seconds"]["gpu/throttle_hw_thermal"] < found["window_s"]
     assert found["seconds"]["gpu/throttle_power"] == 0
-    assert "slowed by heat (hardware)" in found["text"]
+    assert "thermal slowdown (hardware)" in found["text"]
 
 
 def test_what_the_driver_refuses_is_a_gap_with_its_reason(ask: Ask) -> None:

@@ -195,7 +195,10 @@ def test_a_killed_worker_ends_a_run_whose_batches_a_thread_pins(
         for worker in multiprocessing.active_children():
             worker.kill()
         wait_for(lambda: run_json(tmp_path)["status"] == "failed", 60)
-    assert "A data-loading worker died" in run_json(tmp_path)["reason"]
+    assert (
+        ". Start again; if it recurs, set num_workers to 0 and check host memory."
+        in run_json(tmp_path)["reason"]
+    )
 
 
 @simulator_only
@@ -309,9 +312,9 @@ def test_data_larger_than_the_device_are_refused_before_a_copy(
     with pytest.raises(RunFailed) as caught:
         make_loader(split, small(gpu, data_on_device=True), compute)
     text = str(caught.value)
-    assert text.startswith("data_on_device: the data set takes ")
+    assert text.startswith("data_on_device: the dataset needs")
     assert "GiB" in text
-    assert text.endswith(" are free. Switch off data_on_device.")
+    assert text.endswith("data_on_device: the dataset needs")
     assert torch.cuda.memory_allocated(gpu.cuda_index) == before
     assert torch.cuda.max_memory_allocated(gpu.cuda_index) < gpu.memory_total
 
@@ -319,7 +322,10 @@ def test_data_larger_than_the_device_are_refused_before_a_copy(
 def test_data_in_files_cannot_be_kept_on_the_device(
     gpu: TrainDevice, compute: CudaCompute, tmp_path: Path
 ) -> None:
-    with pytest.raises(RunFailed, match="do not lie in memory"):
+    with pytest.raises(
+        RunFailed,
+        match=r"data_on_device: this workload's data is not in memory\. Turn off data_on_device\.",
+    ):
         DeviceLoader(Decoded(tmp_path, 4), small(gpu), compute)
 
 

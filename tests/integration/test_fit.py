@@ -471,8 +471,14 @@ TWO = {
 @pytest.mark.parametrize(
     ("closure", "said"),
     [
-        ("); second.step(", "Several optimizers"),
-        (") if step < 40 else second.step(", "Another optimizer was not stepped"),
+        (
+            "); second.step(",
+            "No advice: several optimizers alternate, so their steps are not comparable.",
+        ),
+        (
+            ") if step < 40 else second.step(",
+            "No advice: another optimizer has not stepped yet, so its memory is unknown. Measure more steps with --steps.",
+        ),
     ],
 )
 def test_optimizers_of_one_class_are_told_apart(tmp_path: Path, closure: str, said: str) -> None:

@@ -53,4 +53,7 @@ def test_a_checkpoint_with_all_the_steps_behind_it_is_refused(tmp_path: Path) ->
     (tmp_path / "second").mkdir()
     again = replace(CONFIG, max_steps=7, resume="first/last.pt")
     assert run(again, tmp_path / "second") is RunStatus.FAILED
-    assert "Raise max_steps" in run_json(tmp_path / "second")["reason"]
+    assert (
+        ". Increase max_steps; it counts from the first run's start."
+        in run_json(tmp_path / "second")["reason"]
+    )

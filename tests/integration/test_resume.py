@@ -78,7 +78,7 @@ def test_last_pt_of_a_finished_run_goes_on_with_more_epochs(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"epochs": 2}, "Raise epochs"),
+        ({"epochs": 2}, ". Increase epochs; it counts from the first run's start."),
         ({"workload": Workload.DIGITS_CNN}, "made with workload digits_mlp"),
         ({"optimizer": Optimizer.SGD}, "made with optimizer adam"),
         ({"schedule": Schedule.NONE}, "made with schedule cosine"),

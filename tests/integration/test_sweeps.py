@@ -51,7 +51,7 @@ def test_a_sweep_runs_to_its_end_and_no_training_beside_it(server: Services) -> 
     assert server.sweeps.active_id() == sweep_id
     with pytest.raises(RunError, match=f"disturb what the sweep {sweep_id} measures"):
         server.start(defaults(Workload.LINEAR))
-    with pytest.raises(SweepError, match="One sweep at a time"):
+    with pytest.raises(SweepError, match=r"is running\. Stop it first\."):
         server.start_sweep(plan(server))
     sweep = ended(server, sweep_id)
     assert sweep.content.status is SweepStatus.FINISHED, sweep.content.reason
@@ -137,7 +137,7 @@ def test_a_process_that_cannot_begin_leaves_its_last_words(server: Services) -> 
     (folder / "plan.json").write_text("{}")
     server.resume_sweep(sweep_id)
     sweep = ended(server, sweep_id)
-    assert "ended before it measured" in str(sweep.content.reason)
+    assert "The process exited before measuring:" in str(sweep.content.reason)
     assert "plan.json: is no plan" in str(sweep.content.reason)
 
 

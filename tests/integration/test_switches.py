@@ -190,4 +190,4 @@ def test_an_operation_without_a_deterministic_algorithm_is_told_with_the_remedy(
     assert run(replace(CNN, deterministic=True), tmp_path) is RunStatus.FAILED
     reason = run_json(tmp_path)["reason"]
     assert reason.startswith("deterministic: put_ has no algorithm")
-    assert "Switch deterministic off" in reason
+    assert "has no deterministic implementation. Turn off deterministic." in reason

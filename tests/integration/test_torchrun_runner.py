@@ -118,7 +118,7 @@ def test_somebody_else_may_end_torchrun(tmp_path: Path) -> None:
     wait_until(lambda: step_of(run.folder) > 5, 90)
     os.kill(run._process.pid, signal.SIGTERM)
     ended = wait_for_end(run)
-    assert (ended.status, ended.reason) == (RunStatus.STOPPED, "torchrun was told to end.")
+    assert (ended.status, ended.reason) == (RunStatus.STOPPED, "torchrun was told to stop.")
     assert "job_end" not in ended.run_json
 
 
@@ -169,7 +169,7 @@ def test_ranks_end_when_torchrun_is_killed(tmp_path: Path) -> None:
     assert alive == []
     ended = wait_for_end(run)
     assert ended.status is RunStatus.STOPPED
-    assert "torchrun, which had started the ranks, is gone" in str(ended.reason)
+    assert "The torchrun that started the ranks is gone." in str(ended.reason)
 
 
 def test_a_killed_rank_restarts_all_and_nothing_is_lost(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_only_what_a_run_answers_can_be_asked() -> None:
 def test_a_paused_run_resumes_and_does_not_pause_again() -> None:
     paused = run(RunStatus.PAUSED)
     assert refusal(CommandName.RESUME, paused) is None
-    assert refusal(CommandName.PAUSE, paused) == "the run is paused already."
+    assert refusal(CommandName.PAUSE, paused) == "the run is already paused."
 
 
 def test_before_the_first_step_a_script_can_be_stopped_and_the_trainer_waits() -> None:
@@ -97,7 +97,7 @@ def test_pause_and_resume_share_a_place() -> None:
 
 def test_a_button_that_is_possible_but_not_now_says_why() -> None:
     (pause,) = [button for button in buttons(run()) if button["name"] == "pause"]
-    assert pause["when"] == {"pending": "the first step has not been made yet.", "running": None}
+    assert pause["when"] == {"pending": "the first step has not finished yet.", "running": None}
 
 
 def test_the_memory_buttons_are_told_from_the_others() -> None:

@@ -98,7 +98,10 @@ def test_a_kill_for_lack_of_memory_is_told(tmp_path: Path, monkeypatch: pytest.M
         "trainer.runners.job_outcome.kills_since", lambda first: first and first["count"]
     )
     folder = job(tmp_path, rank1={"oom_kills": {"count": 1}})
-    assert "no memory left" in end_of(folder, printed(tmp_path, -9, 1)).short
+    assert (
+        "was killed by the system (SIGKILL): out of memory. Use a smaller batch, fewer ranks or fewer num_workers"
+        in end_of(folder, printed(tmp_path, -9, 1)).short
+    )
 
 
 @pytest.mark.parametrize(
@@ -193,7 +196,7 @@ def test_begin_links_both_folders_and_says_what_happened(tmp_path: Path) -> None
     assert read_run(first).run_json["restarted_as"] == "job-restart1"
 
 
-STOPPED = {"status": "stopped", "reason": "torchrun was told to end.", "ended": 5.0}
+STOPPED = {"status": "stopped", "reason": "torchrun was told to stop.", "ended": 5.0}
 FINISHED = {"status": "finished", "ended": 5.0}
 
 
@@ -232,7 +235,7 @@ def test_a_job_is_complete_once_its_newest_attempt_has_finished(tmp_path: Path) 
 def test_begin_says_that_there_was_nothing_to_resume(tmp_path: Path) -> None:
     restart = begin(attempt(job(tmp_path), 1, CONFIG), printed(tmp_path, -9, 1), 1)
     assert restart is not None
-    assert "no checkpoint, so it begins anew" in restart.text
+    assert "no checkpoint yet, starting from scratch" in restart.text
     assert begin(attempt(tmp_path / "new", 0, CONFIG), tmp_path / "log", 1) is None
     assert read_run(tmp_path / "new").status is RunStatus.PENDING
 

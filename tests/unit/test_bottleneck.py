@@ -211,7 +211,9 @@ def test_without_cpu_time_nothing_is_called_compute_bound() -> None:
     blind = Figures(steps=200, step_time=0.001, data_wait=0.0)
     found = verdict(blind, CPU)
     assert found.kind is Kind.UNCLEAR
-    assert found.text.startswith("Not told: whether the process computes or waits is not known")
+    assert found.text.startswith(
+        "No diagnosis: whether the process computes or waits is unknown; that takes at least a second of steps."
+    )
     assert verdict(replace(blind, data_wait=0.0006), CPU).kind is Kind.INPUT
     assert verdict(replace(blind, process_cpu=1.0), CPU).kind is Kind.COMPUTE
 

@@ -96,5 +96,5 @@ def test_nothing_is_said_of_what_is_not_known() -> None:
     assert sentences(Figures()) == []
     assert sentences(Figures(bytes=512.0)) == ["Each step gives 512 B to collectives."]
     (said,) = sentences(Figures(bus_bandwidth=1e9))
-    assert "what the link can do is not known" in said
+    assert "; the link's peak is unknown." in said
     assert len(sentences(Figures(time_s=0.001, step_s=0.1, wait_s=0.0))) == 1  # too little

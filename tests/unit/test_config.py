@@ -51,10 +51,10 @@ from trainer.config_validation import TrainDevice, choice_problem, problems
         ("data", "a\n", "must be a path inside the data folder"),
         ("data", ".hidden", "must be a path inside the data folder"),
         ("data", "a/" * 8 + "b", "must be a path inside the data folder"),
-        ("own", "A", "must be names of a workload's own settings"),
-        ("own", "a,,b", "must be names of a workload's own settings"),
-        ("own", "a,", "must be names of a workload's own settings"),
-        ("own", "a;b", "must be names of a workload's own settings"),
+        ("own", "A", "must be comma-separated names of the workload's own options"),
+        ("own", "a,,b", "must be comma-separated names of the workload's own options"),
+        ("own", "a,", "must be comma-separated names of the workload's own options"),
+        ("own", "a;b", "must be comma-separated names of the workload's own options"),
     ],
 )
 def test_it_refuses_nonsense_with_field_value_and_remedy(

@@ -30,8 +30,8 @@ def judged(values: dict[str, float] | None = None, **evidence: Any) -> Health:
 def test_a_gpu_without_trouble_says_what_it_does() -> None:
     assert judged() == Health(Level.OK, "Working.")
     assert health(Evidence(values=IDLE, facts=FACTS)).text == "Idle."
-    assert health(Evidence(values=without(BUSY, "gpu/util"))).text == "No trouble seen."
-    assert health(Evidence()) == Health(Level.OK, "No trouble seen.")
+    assert health(Evidence(values=without(BUSY, "gpu/util"))).text == "No problems found."
+    assert health(Evidence()) == Health(Level.OK, "No problems found.")
 
 
 def test_without_any_sensor_it_does_not_claim_to_know() -> None:
@@ -68,7 +68,7 @@ def test_the_drivers_own_advice_comes_first() -> None:
         (0x60, "Slowed by heat now, by the hardware: 61 °C, slowdown at 92 °C."),
         (0x08, "Slowed by the hardware now, for heat or power: 61 °C, slowdown at 92 °C."),
         (0x48, "Slowed by heat now, by the hardware: 61 °C, slowdown at 92 °C."),
-        (0x88, "Slowed by the power brake now: the machine's power supply or cooling asks for it."),
+        (0x88, "Power brake active: the machine's power supply or cooling requests it."),
     ],
 )
 def test_a_gpu_that_is_slowed_now_names_the_reason(mask: int, words: str) -> None:
@@ -150,9 +150,14 @@ def test_remapped_rows_are_repaired_rows() -> None:
 def test_rows_that_are_not_replaced_yet_or_cannot_be_are_trouble() -> None:
     pending = judged({"gpu/remapped_rows": 3.0, "gpu/remap_pending": 1.0})
     assert pending.level is Level.WARNING
-    assert pending.text.endswith("it takes effect after a GPU reset.")
+    assert pending.text.endswith(
+        "Bad memory rows are pending remap; takes effect after a GPU reset."
+    )
     failed = judged({"gpu/remap_pending": 1.0, "gpu/remap_failed": 1.0})
-    assert (failed.level, "ask the vendor" in failed.text) == (Level.CRITICAL, True)
+    assert (
+        failed.level,
+        "A bad memory row could not be remapped: contact the GPU vendor." in failed.text,
+    ) == (Level.CRITICAL, True)
 
 
 def xid(code: int, level: Level, age_s: float, advice: str = "Restart the machine.") -> Xid:

@@ -118,7 +118,7 @@ def test_where_not_all_fits_the_terminal_each_gpu_has_a_line(
     lines = [line.removesuffix(devices.CLEAR_LINE) for line in drawn.splitlines()]
     assert len(lines) <= 24, "23 lines and what clears below them: nothing scrolls"
     assert max(map(len, lines[1:-1])) <= 80
-    assert lines[-2] == "A larger window, or --json, shows all of it."
+    assert lines[-2] == "Enlarge the window or use --json to see everything."
     shown = [line for line in lines if "Working." in line or "Idle." in line]
     assert len(shown) == min(count, 19)
 

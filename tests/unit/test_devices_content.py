@@ -83,7 +83,7 @@ def test_the_largest_processes_are_named_by_whose_they_are() -> None:
     (card,) = page(gpu, ours={2: "digits_cnn"})["cards"]
     assert card["who"] == "run digits_cnn: python 3.00 GiB, bob: ollama 2.00 GiB and 1 more"
     gpu.processes = ()
-    assert page(gpu)["cards"][0]["who"] == "Nobody is on it."
+    assert page(gpu)["cards"][0]["who"] == "No processes."
     gpu.processes, gpu.missing = None, {"processes": "permission"}
     assert page(gpu)["cards"][0]["who"] == "Processes n/a: permission"
 
@@ -101,7 +101,7 @@ def test_of_a_lost_gpu_only_its_health_says_why() -> None:
     (card,) = page(Gpu(lost="lost: GPU is lost", processes=None))["cards"]
     assert card["health"] == "Lost: GPU is lost. It is looked for again."
     assert card["utilization"] == card["memory"] == {"share": None, "text": "n/a"}
-    assert card["who"] == "Who was on it cannot be told."
+    assert card["who"] == "Processes unknown."
 
 
 def test_a_divided_gpu_shows_its_instances_memory() -> None:
@@ -131,17 +131,17 @@ def test_every_metric_is_there_or_says_why_not() -> None:
     assert found["Tensor cores active"] == "33 %"
     assert found["SM occupancy"] == "22 %"
     assert found["Power limit"] == "700 W (default 700 W)"
-    assert found["Slows down at"] == "92 °C"
+    assert found["Slowdown temperature"] == "92 °C"
     assert found["SM clock"] == "1,755 MHz of 1,980"
     assert found["PCIe link"] == "gen 5 ×16, at most gen 5 ×16"
     assert found["PCIe sent"] == "1.50 GiB/s"
     assert found["Clocks lowered"] == "Not lowered in 1 s."
-    assert found["Energy since looked at"].startswith("0 J (0 Wh) since ")
+    assert found["Energy since first viewed"].startswith("0 J (0 Wh) since ")
     assert found["Fan"] == "n/a on this GPU: no answer yet"
     gpu.missing = dict.fromkeys(gpu.values, "permission")
     hidden = rows(shown(gpu))
     assert hidden["SM active"] == "n/a on this GPU: permission"
-    assert hidden["Energy since looked at"] == "n/a on this GPU: permission"
+    assert hidden["Energy since first viewed"] == "n/a on this GPU: permission"
     assert found.keys() == hidden.keys(), "no row comes and goes"
 
 
@@ -161,7 +161,7 @@ def test_errors_of_the_driver_are_told_newest_first_and_none_is_not_unknown() ->
             watched.note_xid(xid_event(info().uuid, code, NO_INSTANCE))
         clock.now += 2
         (device,) = watched.look().devices
-        told.append(rows(details(device, 0.0, None, {}))["Driver's errors (Xid)"])
+        told.append(rows(details(device, 0.0, None, {}))["Xid errors"])
     watched.xid_refused = {"GPU-other": "permission"}
     assert watched.look().devices[0].missing.get("xid") is None
     watched.xid_refused = {info().uuid: "permission"}
@@ -212,7 +212,7 @@ def test_processes_are_whole_in_the_details() -> None:
     gpu.processes = (process(7), process(8, yours=False, user="bob", state="zombie", sm=None))
     found = shown(gpu)["processes"]
     assert [one["whose"] for one in found] == ["you", ""]
-    assert found[1]["state"] == "ended, not collected"
+    assert found[1]["state"] == "zombie"
     assert (found[0]["sm"], found[1]["sm"]) == ("96 %", "n/a")
     gpu.processes = None
     hidden = shown(gpu)

@@ -80,14 +80,26 @@ def test_a_batch_that_is_too_large_already_should_shrink() -> None:
 @pytest.mark.parametrize(
     ("steps", "said"),
     [
-        ([STEP], "Only one step"),
-        ([STEP, STEP, replace(STEP, optimizer=1)], "Several optimizers"),
+        ([STEP], "No advice: only one step was measured, and the first is not representative."),
+        (
+            [STEP, STEP, replace(STEP, optimizer=1)],
+            "No advice: several optimizers alternate, so their steps are not comparable.",
+        ),
         ([FIRST, replace(STEP, state=GIB // 4), STEP], "state still grew"),
-        ([STEP, STEP, replace(STEP, waiting=1)], "Another optimizer was not stepped"),
+        (
+            [STEP, STEP, replace(STEP, waiting=1)],
+            "No advice: another optimizer has not stepped yet, so its memory is unknown. Measure more steps with --steps.",
+        ),
         ([STEP, STEP, replace(STEP, device=replace(GPU, index=1))], "several devices"),
         ([STEP, replace(STEP, kept=STEP.peak - 1000)], "too little to tell"),
-        ([STEP, STEP, replace(STEP, peak=5 * GIB)], "The steps differ"),
-        ([STEP, STEP, replace(STEP, peak=5 * GIB, kept=3 * GIB)], "The steps differ"),
+        (
+            [STEP, STEP, replace(STEP, peak=5 * GIB)],
+            "besides the weights), as with batches of varying length.",
+        ),
+        (
+            [STEP, STEP, replace(STEP, peak=5 * GIB, kept=3 * GIB)],
+            "besides the weights), as with batches of varying length.",
+        ),
     ],
 )
 def test_where_it_cannot_be_told_there_is_no_factor(steps: list[StepMemory], said: str) -> None:

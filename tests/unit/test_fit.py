@@ -280,7 +280,7 @@ def prediction(size: int) -> Prediction:
     ("free", "fits", "said"),
     [
         (2000, True, "It needs"),
-        (1050, None, "It is close"),
+        (1050, None, "is free. Use a smaller batch."),
         (900, False, "Use a smaller batch"),
         (None, None, "nobody knows"),
     ],

@@ -200,7 +200,7 @@ def test_known_devices(subtests: pytest.Subtests) -> None:
 @pytest.mark.parametrize(
     ("device", "said"),
     [
-        (None, "a CPU's depends"),
+        (None, "No MFU: a CPU's peak depends on its cores, clock and vector units."),
         ("NVIDIA A10G", "none is known for NVIDIA A10G"),
         ("NVIDIA GeForce RTX 4090 D", "none is known"),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", "none is known"),

@@ -223,7 +223,7 @@ def test_nothing_is_said_of_a_rank_without_a_record() -> None:
     found = judge(late, 9.0, 4)
     assert found is not None
     assert (found.ranks, found.phase) == ((3,), None)
-    assert "at work on something that is no step" in found.text
+    assert "busy with something other than a step" in found.text
 
 
 def test_no_hang_while_a_rank_without_a_record_is_at_a_later_step() -> None:

@@ -124,9 +124,9 @@ def test_the_end_of_number_0_withdraws_what_is_open(ranks: list[Rank]) -> None:
 
 
 def test_number_0_hears_once_that_another_rank_wants_all_to_stop(ranks: list[Rank]) -> None:
-    ranks[1].commands.want_stop("torchrun was told to end.")
+    ranks[1].commands.want_stop("torchrun was told to stop.")
     assert ranks[0].over.wait(PATIENCE_S)
     ranks[0].commands.offer(Command(7, CommandName.MARK, {}))  # it looks again
     assert ranks[0].flagged.wait(PATIENCE_S)
-    assert ranks[0].wishes == ["torchrun was told to end."]
+    assert ranks[0].wishes == ["torchrun was told to stop."]
     assert not ranks[1].wishes

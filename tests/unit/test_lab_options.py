@@ -140,7 +140,7 @@ def test_options_of_the_baseline() -> None:
         (["--set", "batch_size"], "must be FIELD=VALUE"),
         (["--set", "nonsense=1"], "is no setting"),
         (["--device", "cuda"], "no usable GPU"),
-        (["--precision", "tf32"], "TF32 is a mode of NVIDIA"),
+        (["--precision", "tf32"], "TF32 needs NVIDIA tensor cores"),
         (["--max-rounds", "0"], "max_rounds: must be 1 to 100"),
     ],
 )

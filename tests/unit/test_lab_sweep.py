@@ -715,7 +715,7 @@ def test_reports_escape_what_a_foreign_folder_may_hold(tmp_path: Path) -> None:
 
 
 def test_a_report_names_an_arm_with_its_reason_once(tmp_path: Path) -> None:
-    wrong = Problem("pin_memory", "page-locked memory serves copies to a GPU", "Switch it off")
+    wrong = Problem("pin_memory", "pinned memory only speeds up copies to a GPU", "Switch it off")
     found = sweep(
         tmp_path, plan(replace(arm(pin_memory=True), problem=wrong)), FakeTaker({"x": 0.0})
     )

@@ -109,7 +109,7 @@ def test_with_only_this_process_known_the_rest_is_nobodys() -> None:
     found = made(without(CUDA, "gpu/mem_others"))
     assert amounts(without(CUDA, "gpu/mem_others"))["unnamed"] == 11 * GIB
     (note,) = found.notes
-    assert note.startswith("Who has the memory outside of this process is not known")
+    assert note.startswith("Who holds the memory outside this process is unknown")
 
 
 def test_without_the_allocator_a_process_is_whole() -> None:

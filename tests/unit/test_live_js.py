@@ -790,7 +790,7 @@ def test_at_most_three_toasts_are_shown_and_one_that_is_over_goes(js: Script) ->
         (alert(1, "x", level="critical"), "Alert: Critical", "bad", "alert"),
         (alert(1, "x", level="<b>"), "Alert: Warning", "bad", "alert"),
         (alert(1, "x", level="info"), "Alert: Info", "routine", "alert"),
-        (alert(1, "x", "cleared"), "Alert over", "routine", ""),
+        (alert(1, "x", "cleared"), "Alert cleared", "routine", ""),
         ({"id": 1, "step": 1, "kind": "alerts_problem"}, "Alerts file", "routine", ""),
     ],
 )
@@ -811,7 +811,7 @@ def test_a_file_that_is_no_snapshot_is_not_sent(js: Script) -> None:
 
     assert refusal("a.PICKLE", 2**30) is None
     assert refusal("a.pkl", 5) is None
-    assert refusal("a.zip", 5) == "A snapshot's name ends in .pickle or .pkl."
+    assert refusal("a.zip", 5) == "Choose a .pickle or .pkl file."
     assert refusal("a.pickle", 2**30 + 1) == "The file has more than 1024 MiB."
     assert refusal("a.pickle", 0) == "The file is empty."
 

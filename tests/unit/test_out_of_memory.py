@@ -61,7 +61,7 @@ def test_a_training_that_never_had_room_is_too_big() -> None:
         "1.68 GiB was in use and 300 MiB more was asked for: the GPU has 2.00 GiB" in verdict.text
     )
     assert verdict.text.startswith("Before the first step")
-    assert figures(verdict)["Asked for"] == "300 MiB"
+    assert figures(verdict)["Requested"] == "300 MiB"
     assert figures(verdict)["Other processes"] == "0 B"
     assert "batch" in verdict.next[0].text
     assert str(verdict.next[0].code).endswith(
@@ -317,7 +317,7 @@ def test_one_long_batch_is_a_spike() -> None:
     verdict = judge(after(100, 700 * MIB, inputs=("8 × 4096",)))
     assert verdict.case is Case.SPIKE
     assert "In the forward of one step 1.97 GiB was needed, against 700 MiB at most" in verdict.text
-    assert figures(verdict)["Input of the model"] == "8 × 4096"
+    assert figures(verdict)["Model inputs"] == "8 × 4096"
     assert "length" in verdict.next[0].text
 
 
@@ -481,7 +481,7 @@ def test_where_nothing_explains_it_the_verdict_says_so() -> None:
     assert verdict.case is Case.UNKNOWN
     assert "was refused although 100 MiB was free a moment later" in verdict.text
     unrecorded = replace(FULL, step=9, steps_done=9)
-    assert "what earlier steps needed was not recorded" in judge(unrecorded).text
+    assert "; the need of earlier steps was not recorded." in judge(unrecorded).text
 
 
 OURS = {

@@ -217,7 +217,10 @@ def test_warnings_tell_values_on_the_gpu_from_what_the_disk_did_not_take(tmp_pat
     (gpu,) = answer(tmp_path, dropped_values=3)["warnings"]
     assert gpu.startswith("3 steps lack values that were on the GPU")
     (disk,) = answer(tmp_path, dropped=1)["warnings"]
-    assert "the disk did not take them" in disk
+    assert (
+        "not recorded: the disk was too slow and the memory buffer is full, or the store cannot hold them. Training was not delayed."
+        in disk
+    )
 
 
 def test_a_window_gives_detail(tmp_path: Path) -> None:

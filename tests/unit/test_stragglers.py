@@ -85,7 +85,7 @@ def test_one_slow_rank_is_named_with_its_phase(case: str, rank: int, share: floa
 def test_nothing_is_said_of_equal_ranks() -> None:
     found = judge(recorded("none"))
     assert (found.kind, found.ranks, found.phase, found.share) == (Kind.NONE, (), None, None)
-    assert found.text.startswith("No rank holds the others up: the latest one costs ")
+    assert found.text.startswith("No straggler: the latest rank costs")
 
 
 def test_ranks_that_are_late_in_turn_are_nobodys_fault() -> None:
@@ -94,7 +94,7 @@ def test_ranks_that_are_late_in_turn_are_nobodys_fault() -> None:
     assert found.text.startswith("Different ranks are late in turn")
     crowded = judge(recorded("uneven"), busy_host=True)
     assert crowded.kind is Kind.NONE
-    assert "All cores of the host are in use" in crowded.text
+    assert "All host cores are busy: a rank that gets none is late." in crowded.text
     assert judge(recorded("communication"), busy_host=True).kind is Kind.NONE
 
 
@@ -193,7 +193,7 @@ def test_waiting_that_no_phase_explains_gets_no_cause() -> None:
     others = [replace(one, wait=one.wait + 0.004) for one in ranks if one is not ranks[1]]
     found = judge([late, *others])
     assert (found.kind, found.ranks) == (Kind.NONE, ())
-    assert "no phase that is recorded explains it" in found.text
+    assert "of each step, but no recorded phase explains it." in found.text
 
 
 @pytest.mark.parametrize(

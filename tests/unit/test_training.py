@@ -212,7 +212,7 @@ def test_what_comes_from_the_checkpoint_is_named() -> None:
         "place in the cosine schedule",
         f"learning rate {first.learning_rate:.4g}",
         "random numbers",
-        "order of the samples",
+        "sample order",
     ]
     assert changed == {"seed": [1, 2]}
 

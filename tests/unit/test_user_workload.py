@@ -158,8 +158,8 @@ def test_it_is_kept_as_a_whole_path_for_child_processes(
     ("text", "words"),
     [
         ("SETTINGS = ['a']", "mine.py, line 1: SETTINGS must be a dict"),
-        ("SETTINGS = {'a': 1}", "must be a dict of names and sentences"),
-        ("SETTINGS = dict(a='x')", "must be a dict of names and sentences, written out"),
+        ("SETTINGS = {'a': 1}", "SETTINGS must be a literal dict of names and descriptions"),
+        ("SETTINGS = dict(a='x')", "SETTINGS must be a literal dict of names and descriptions"),
         ("x = 1\nSETTINGS = {'Bad name': 'x'}", "mine.py, line 2: the setting 'Bad name' needs"),
         (f"SETTINGS = { ({f'a{n}': 'x' for n in range(33)}) }", "has 33 names, 32 are allowed"),
         ("def build(:", "mine.py, line 1: invalid syntax"),
@@ -201,7 +201,7 @@ def test_problems_of_the_choice(write: Write, tmp_path: Path) -> None:
 
 
 def test_without_a_file_no_run_can_start() -> None:
-    with pytest.raises(UserCodeError, match="no workload of your own was given"):
+    with pytest.raises(UserCodeError, match="no custom workload was given"):
         make()
 
 

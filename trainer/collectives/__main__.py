@@ -67,12 +67,9 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         "--sizes",
         default="1K..16M",
-        help="bytes of the whole array: 1K..64M in steps of four times, or 1K,1M "
-        "(default: 1K..16M)",
+        help="total bytes: 1K..64M in steps of ×4, or a list such as 1K,1M (default: 1K..16M)",
     )
-    found.add_argument(
-        "--seconds", type=float, default=0.2, help="time for each size (default: 0.2)"
-    )
+    found.add_argument("--seconds", type=float, default=0.2, help="seconds per size (default: 0.2)")
     found.add_argument(
         "--runs", type=Path, metavar="DIR", help="folder of all runs (default: STEPSCOPE_RUNS)"
     )

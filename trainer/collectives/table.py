@@ -48,8 +48,8 @@ def _disturbed(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     if number == 0:
         return []
     return [
-        f"Other work disturbed {number} of {len(measured)} results: their slowest part took more "
-        f"than {DISTURBED} times as long as the fastest. Measure again while the machine is quiet."
+        f"Other work disturbed {number} of {len(measured)} results: their slowest part took "
+        f"over {DISTURBED}× the fastest. Measure again on an idle machine."
     ]
 
 

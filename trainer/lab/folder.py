@@ -31,7 +31,7 @@ SAMPLES = "samples.jsonl"
 LOCK = "lock"
 _BYTES_LIMIT = 16 * 2**20
 """Size up to which plan.json and sweep.json are read."""
-GONE = "Its process is gone: it was killed, or the machine went down. Resume goes on from there."
+GONE = "The process is gone (killed, or the machine went down). Resume continues from here."
 
 
 STALE_S = 3600.0
@@ -110,7 +110,7 @@ def only_one(folder: Path) -> Iterator[None]:
         locked = try_lock(file.fileno())
         if locked is False or (locked is None and _is_running(folder)):
             raise SweepError(
-                f"{folder.name}: another process works on this sweep. Stop that one first."
+                f"{folder.name}: another process is running this sweep. Stop it first."
             )
         yield
 

@@ -44,21 +44,40 @@ def parser() -> argparse.ArgumentParser:
     add = found.add_argument
     built_in = ", ".join(one for one in Workload if one is not Workload.USER)
     add("--workload", metavar="W", help=f"path.py:build of your own, or one of {built_in}")
-    add("--arms", metavar="A,B=1,…", help="settings to compare; without it all that can be")
-    add("--preset", choices=sorted(PRESETS), help="a baseline and arms, instead of --arms")
+    add(
+        "--arms",
+        metavar="A,B=1,…",
+        help="settings to compare (default: all that are supported here)",
+    )
+    add(
+        "--preset",
+        choices=sorted(PRESETS),
+        help="a ready-made baseline and settings, instead of --variants",
+    )
     add("--device", metavar="D", help="cpu, cuda (the largest GPU) or a GPU's UUID")
     add("--precision", metavar="P", help="the baseline's precision")
     add("--batch-size", metavar="N", help="the baseline's batch_size")
-    add("--set", metavar="FIELD=VALUE", action="append", default=[], help="more of the baseline")
-    add("--steps", metavar="N", type=int, help="measured steps a sample (chosen by itself)")
-    add("--warmup", metavar="N", type=int, help="steps before them (a quarter, 10 at least)")
-    add("--max-rounds", metavar="N", type=int, help="rounds after which to give up (12)")
-    add("--no-best", action="store_true", help="do not search the best combination")
-    add("--folder", metavar="DIR", help="folder of the sweep; one with a plan.json is resumed")
-    add("--json", metavar="FILE", help="write the results there as JSON, at each sample; - is out")
-    add("--html", metavar="FILE", help="write a report of one self-contained page at the end")
+    add(
+        "--set",
+        metavar="FIELD=VALUE",
+        action="append",
+        default=[],
+        help="any other baseline setting",
+    )
+    add("--steps", metavar="N", type=int, help="measured steps per trial (default: automatic)")
+    add(
+        "--warmup",
+        metavar="N",
+        type=int,
+        help="warm-up steps before them (default: a quarter, at least 10)",
+    )
+    add("--max-rounds", metavar="N", type=int, help="maximum number of rounds (default: 12)")
+    add("--no-best", action="store_true", help="skip the search for the best combination")
+    add("--folder", metavar="DIR", help="sweep folder; resumes if it contains plan.json")
+    add("--json", metavar="FILE", help="write results as JSON after every trial (- for stdout)")
+    add("--html", metavar="FILE", help="write a self-contained HTML report at the end")
     add("--csv", metavar="FILE", help="write the arms as CSV at the end")
-    add("--list", action="store_true", help="list the arms for this baseline, and measure nothing")
+    add("--list", action="store_true", help="list the settings for this baseline and exit")
     return found
 
 
@@ -184,8 +203,8 @@ def _arms(
                 continue
             if field in given:
                 raise UsageError(
-                    f"--arms: {field} is on in the baseline by --set. Leave it out there, or give "
-                    f"{field}=false as the arm."
+                    f"--variants: {field} is turned on in the baseline by --set. Remove it "
+                    f"there, or compare {field}=false."
                 )
             config = replace(config, **make_arm({field: False}, config, devices).changes)
             notes.append(f"{field} is off in the baseline, because an arm switches it on")
@@ -209,9 +228,7 @@ def _changes(
     for field, _, _ in named:
         _known(field, "--arms", own)
         if field in FIXED:
-            raise UsageError(
-                f"--arms: {field} cannot be an arm, it is the same for all. Set it with --set."
-            )
+            raise UsageError(f"--variants: {field} must be the same for all. Set it with --set.")
     switched = {field: _on(field, equals + text) for field, equals, text in named if field in own}
     named = [part for part in named if part[0] not in own]
     bare = [field for field, equals, _ in named if not equals and not _is_switch(field)]

@@ -164,31 +164,30 @@ def _arms(fields: Sequence[str], baseline: RunConfig, devices: Devices) -> list[
 
 PRESETS: dict[str, Preset] = {
     "tutorials": Preset(
-        label="All the tutorials' techniques",
-        help="The baseline is a tutorial's plain loop, with every technique off. Each arm switches "
-        "one of them on.",
+        label="All techniques",
+        help="Baseline: a plain tutorial loop with every technique off. Each setting turns one on.",
         build=_tutorials,
     ),
     "cpu_gpu": Preset(
-        label="CPU against GPU",
-        help="The baseline trains on the CPU in fp32. Each GPU of this machine is an arm.",
+        label="CPU vs. GPU",
+        help="Baseline: CPU in FP32, compared with each GPU of this machine.",
         build=_cpu_gpu,
     ),
     "loading": Preset(
         label="Loading",
-        help="The baseline loads in the training thread and copies from ordinary memory. The arms "
-        "are workers, pinned memory and the other ways to feed the device.",
+        help="Baseline: loads in the training thread from pageable memory. Compared with "
+        "workers, pinned memory and the other ways to feed the device.",
         build=_loading,
     ),
     "precision": Preset(
         label="Precision",
-        help="The baseline computes in fp32. Each other precision that RunConfig knows is an arm.",
+        help="Baseline: FP32, compared with every other precision.",
         build=_precision,
     ),
     "scaling": Preset(
-        label="Several devices",
-        help="The baseline trains on one device. The arms are DataParallel, DDP and FSDP on 2, 4, "
-        "… of them. Each rank keeps its batch size, and the samples of all count together.",
+        label="Scaling",
+        help="Baseline: one device, compared with DataParallel, DDP and FSDP on 2, 4, … "
+        "devices. Each rank keeps its batch size; the samples of all ranks count.",
         build=_scaling,
     ),
 }

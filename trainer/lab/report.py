@@ -116,7 +116,7 @@ def _best(sweep: Mapping[str, Any]) -> list[str]:
     lines = ["<h2>Best combination</h2>"]
     text = of_best(sweep)
     if text is not None:
-        rounds = "" if best is None else f" Rounds against the baseline: {best['rounds']}."
+        rounds = "" if best is None else f" Confirmation rounds: {best['rounds']}."
         lines.append(f"<p>{escape(text + rounds)}</p>")
     items = [
         f"<li>{escape(' + '.join(map(str, one['tried'])))}: "

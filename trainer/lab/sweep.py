@@ -113,7 +113,7 @@ class Sweep:
             if where.next is None:
                 return self._write(plan, where, "finished", None)
             if self._taker.stopping:
-                return self._write(plan, where, "stopped", "Stopped; resume goes on from here.")
+                return self._write(plan, where, "stopped", "Stopped; resume continues from here.")
             self._write(plan, where, "running", None)
             taken = self._taker.take(self._job(plan, where), self._timeout_s(where))
             if self._taker.stopping:
@@ -125,7 +125,7 @@ class Sweep:
     def _cannot_go_on(self, taken: Mapping[str, Any]) -> str | None:
         """Say why no sample can be taken now, for which no setting is to blame."""
         if taken.get("stops"):
-            return f"{taken['reason']} Resume goes on from here when that is solved."
+            return f"{taken['reason']} Resume continues from here once that is fixed."
         machine = taken.get("machine") or {}
         for key in SAME_MACHINE:
             before, now = self._machine.get(key), machine.get(key)

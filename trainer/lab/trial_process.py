@@ -102,7 +102,7 @@ class SampleProcess:
             self._process = None
             code = _end(process)
         if time.monotonic() - began >= timeout_s:
-            return {"reason": f"It took longer than {format_duration(timeout_s)} and was ended."}
+            return {"reason": f"Timed out after {format_duration(timeout_s)}."}
         return _parsed(text) or {"reason": _reason(code, log)}
 
 
@@ -163,8 +163,8 @@ def _reason(code: int, log: Path) -> str:
     """Say how a process ended that gave no answer."""
     if code == -signal.SIGKILL:
         return (
-            "Its process was killed (SIGKILL), as the system does when the host's memory runs out. "
-            "Use a smaller batch or model."
+            "The process was killed (SIGKILL), usually because host memory ran out. Use a "
+            "smaller batch or model."
         )
     if code < 0:
         return f"Its process was ended by {signal.Signals(-code).name}. {_last_line(log)}".strip()

@@ -55,7 +55,10 @@ def judged(standing: Standing, name: str, rules: Rules, *, over: bool) -> dict[s
         text = _open(finding, over=over)
         first = min(rules.judged_after, default=None)
         if over and (first is None or finding.rounds < first):
-            reason = f"Only {_rounds(finding.rounds)}: arms are judged after {min(rules.looks)}."
+            reason = (
+                f"Only {_rounds(finding.rounds)}: results are evaluated from round "
+                f"{min(rules.looks)} on."
+            )
     if name not in standing.failed:
         stalls = _stalls(finding, standing.mean_effect.get(name))
         reason = " ".join(filter(None, (reason, standing.flaky.get(name), stalls))) or None
@@ -78,8 +81,8 @@ def _stalls(finding: Finding, mean: float | None) -> str | None:
     if mean is None or effect is None or resolution is None or abs(mean - effect) <= resolution:
         return None
     return (
-        f"By the mean over all steps it is {signed(mean)} instead of {signed(effect)}: rare long "
-        "steps count there, and not in the verdict."
+        f"By the mean over all steps it is {signed(mean)} instead of {signed(effect)}: rare "
+        "slow steps count there, not in the verdict."
     )
 
 
@@ -92,7 +95,7 @@ def impossible(reason: str) -> dict[str, Any]:
         **nothing,
         "rounds": 0,
         "reason": reason,
-        "text": f"impossible: {reason}",
+        "text": f"unsupported: {reason}",
         "loss": loss,
     }
 
@@ -105,7 +108,7 @@ def of_loss(standing: Standing, name: str) -> dict[str, Any]:
     if broken:
         verdict = "worse"
         of = standing.speed[name].rounds
-        text = f"loss is no finite number in {broken} of {_rounds(of)}"
+        text = f"loss is NaN or infinite in {broken} of {_rounds(of)}"
     elif finding.effect is None:
         verdict, text = "undecided", "no loss to compare yet"
     elif finding.side is Side.OPEN:
@@ -135,8 +138,8 @@ def of_drift(found: Drift | None, first_to_last: float | None) -> dict[str, Any]
         way = "slower" if found.rho < 0 else "faster"
         size = "" if first_to_last is None else f" by {percent(abs(first_to_last))}"
         text = (
-            f"The machine became {way}{size} from the first round to the last {figures}. Each "
-            "round compares its own samples, so the verdicts stand; the intervals may be wider."
+            f"The machine got {way}{size} from the first to the last round {figures}. Each "
+            "round compares its own trials, so the verdicts hold; intervals may be wider."
         )
     return {"rho": found.rho, "p": found.p, "text": text}
 
@@ -192,14 +195,14 @@ def summary(counts: Mapping[str, int]) -> str:
 
 def _decided(finding: Finding) -> str:
     if finding.side is Side.SAME:
-        return f"no difference above {percent(finding.resolution)}"
+        return f"no difference larger than {percent(finding.resolution)}"
     effect = finding.effect or 0.0
     way = "faster" if effect > 0 else "slower"
     return f"{way} by {percent(abs(effect))} {_interval(finding, absolute=True)}"
 
 
 def _open(finding: Finding, *, over: bool) -> str:
-    start = "undecided after" if over else "measuring, after"
+    start = "inconclusive after" if over else "measuring, after"
     if finding.effect is None:
         return f"{start} {_rounds(finding.rounds)}"
     return f"{start} {_rounds(finding.rounds)}: {signed(finding.effect)} {_interval(finding)}"

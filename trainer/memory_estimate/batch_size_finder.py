@@ -109,12 +109,12 @@ def curve(points: Sequence[Point], room: int | None) -> Curve:
     """Return the curve with its limit and the recommended batch."""
     found = Curve(points=tuple(points), room=room)
     if room is None:
-        return replace(found, why="How much memory is free is unknown, so no limit can be drawn.")
+        return replace(found, why="Free memory is unknown, so no limit can be shown.")
     fitting = [point for point in points if point.needed <= room * (1 - HEADROOM)]
     if not fitting:
         why = (
-            "Not even a batch of one sample leaves 10 % of the free memory. Use a smaller "
-            "model, activation checkpointing, or another device."
+            "Even batch size 1 leaves less than 10 % of the free memory. Use a smaller model, "
+            "activation checkpointing, or another device."
         )
         return replace(found, why=why)
     largest = max(point.batch_size for point in fitting)
@@ -134,15 +134,15 @@ def _recommended(fitting: Sequence[Point], largest: int) -> tuple[int | None, st
     }
     if len(rates) < 2:
         return None, (
-            f"{largest:,} fits with 10 % headroom. Throughput was measured at "
-            f"{len(rates)} of these sizes, and two are needed to recommend one."
+            f"Batch size {largest:,} fits with 10 % headroom. A recommendation needs throughput "
+            f"at two of these sizes; {len(rates)} measured."
         )
     best = max(rates.values())
     chosen = min(size for size, rate in rates.items() if rate >= (1 - NEAR_BEST) * best)
     return chosen, (
-        f"{chosen:,} reaches {rate_text(rates[chosen])} samples/s, "
-        f"{_of_best(rates[chosen], best)}, and leaves 10 % of the free memory; {largest:,} is the "
-        "largest that does."
+        f"Batch size {chosen:,} reaches {rate_text(rates[chosen])} samples/s, "
+        f"{_of_best(rates[chosen], best)}, with 10 % of the free memory to spare; {largest:,} "
+        "is the largest that fits with that headroom."
     )
 
 

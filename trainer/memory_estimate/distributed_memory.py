@@ -6,7 +6,7 @@ from trainer.config import Parallel, RunConfig
 from trainer.memory_estimate.allocation_tracker import Part
 from trainer.memory_estimate.peak import Peak
 
-NCCL_NOTE = "NCCL's own buffers are not in it: some 100 MiB a GPU, more with many ranks."
+NCCL_NOTE = "NCCL's own buffers are not included: about 100 MiB per GPU, more with many ranks."
 NOT_MEASURED = "The throughput of several ranks is not measured here."
 _REFUSED = {
     Parallel.FSDP: (
@@ -15,8 +15,8 @@ _REFUSED = {
         "no_sync keeps, or start the run and look."
     ),
     Parallel.DP: (
-        "parallel: DataParallel copies the model anew in each step, which is not predicted. "
-        "Set parallel to ddp, or start the run and look."
+        "parallel: DataParallel replicates the model every step, which is not predicted. Use "
+        "ddp, or start the run and watch."
     ),
 }
 

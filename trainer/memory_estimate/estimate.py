@@ -39,7 +39,7 @@ def answer(
     Raises RunFailed for data that cannot be used, OSError where a probe has no folder.
     """
     began = time.perf_counter()
-    say("Playing the step on tensors without values", 0.1)
+    say("Simulating a step on fake tensors", 0.1)
     prediction = predict(config, device)
     free = _free(device)
     say("Looking at earlier runs", 0.3)
@@ -58,7 +58,7 @@ def answer(
 
 def _free(device: TrainDevice) -> Free:
     if device.id == ABSENT:
-        return Free(None, None, "This GPU is not in this machine, so its memory is unknown.")
+        return Free(None, None, "This GPU is not installed here, so its memory is unknown.")
     return free_memory(device)
 
 
@@ -77,7 +77,7 @@ def _largest(
     def needs(size: int) -> tuple[int, int, int]:
         nonlocal count
         count += 1
-        say(f"Predicting a batch of {size:,}", min(0.9, 0.3 + 0.04 * count))
+        say(f"Predicting batch size {size:,}", min(0.9, 0.3 + 0.04 * count))
         other = predict(replace(config, batch_size=size), device)
         return other.peak.allocated, judge(other, free, margin).needed, other.samples
 

@@ -44,8 +44,8 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of `python -m trainer.memory_estimate`."""
     found = argparse.ArgumentParser(
         prog="python -m trainer.memory_estimate",
-        description="Predict the peak memory of a run, without running it and without a GPU, and "
-        "compare it with what the device has free.",
+        description="Predict a run's peak memory without running it or needing a GPU, and "
+        "compare it with free device memory.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -58,7 +58,11 @@ def parser() -> argparse.ArgumentParser:
     add("--batch-size", metavar="N", help="samples in a batch")
     add("--config", metavar="FILE", help="settings as JSON, or a run.json; - is standard input")
     add("--set", metavar="FIELD=VALUE", action="append", default=[], help="a setting")
-    add("--largest", action="store_true", help="also predict other batch sizes, up to the limit")
+    add(
+        "--largest",
+        action="store_true",
+        help="also predict other batch sizes, up to the largest that fits",
+    )
     add("--probe", action="store_true", help="with --largest: measure throughput in short runs")
     add("--runs", metavar="DIR", type=Path, help="folder of all runs (STEPSCOPE_RUNS, or runs/)")
     add("--json", action="store_true", help="print one JSON object")

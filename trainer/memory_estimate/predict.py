@@ -78,8 +78,8 @@ def predict(config: RunConfig, device: TrainDevice) -> Prediction:
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         place = place_in_user_code(error) if config.workload is Workload.USER else None
         raise RunFailed(
-            f"The model's code reads values while it runs ({place or error}), and the tensors of "
-            "a prediction have none. Use stepscope fit with a script that trains it."
+            f"The model's code reads tensor values ({place or error}), and fake tensors have "
+            "none. Run `stepscope measure-memory` on a script that trains it."
         ) from error
     find = device_peak if on_gpu else host_peak
     peak = find(played.events, played.parts)
@@ -108,23 +108,23 @@ def judge(prediction: Prediction, free: Free, margin: Margin = DEFAULT) -> Verdi
     outside = sum(prediction.outside.values())
     needed = round(prediction.taken * margin.factor) + outside
     if free.bytes is None:
-        return Verdict(fits=None, reason=free.reason or "What is free is unknown.", needed=needed)
+        return Verdict(fits=None, reason=free.reason or "Free memory is unknown.", needed=needed)
     room = format_bytes(free.bytes)
     if prediction.taken + outside > free.bytes:
         least = format_bytes(prediction.taken + outside)
         return Verdict(
             fits=False,
-            reason=f"It needs about {least}, and {room} are free. Use a smaller batch or model.",
+            reason=f"Needs about {least}; {room} is free. Use a smaller batch or model.",
             needed=needed,
         )
     with_margin = f"{format_bytes(needed)} with a margin of {100 * (margin.factor - 1):.0f} %"
     if needed > free.bytes:
         return Verdict(
             fits=None,
-            reason=f"It is close: {with_margin}, and {room} are free. Use a smaller batch.",
+            reason=f"Close call: {with_margin}; {room} is free. Use a smaller batch.",
             needed=needed,
         )
-    return Verdict(fits=True, reason=f"It needs {with_margin}, and {room} are free.", needed=needed)
+    return Verdict(fits=True, reason=f"Needs {with_margin}; {room} is free.", needed=needed)
 
 
 def _on_host(config: RunConfig, peak: Peak, played: Played, process: int) -> dict[str, int]:

@@ -105,12 +105,13 @@ def _notes(config: RunConfig, capability: tuple[int, int] | None) -> tuple[str, 
     found = []
     if config.compile is not Compile.NONE:
         found.append(
-            "torch.compile changes which activations are kept: this is the model as it is written."
+            "torch.compile changes which activations are kept; this estimate is for the "
+            "uncompiled model."
         )
     if capability is not None and TRAITS[config.workload].convolutions:
-        found.append("The workspaces of cuDNN are not predicted.")
+        found.append("cuDNN workspaces are not included.")
     if capability is not None and not HAS_CUDA:
-        found.append("This torch has no CUDA: types and activations are judged by a CPU's rules.")
+        found.append("This PyTorch has no CUDA: dtypes and activations follow CPU rules.")
     if capability is not None and config.cuda_graphs:
-        found.append("What the driver takes for the graphs themselves is not predicted.")
+        found.append("Driver memory for the graphs themselves is not included.")
     return tuple(found)

@@ -77,7 +77,7 @@ def write_pending(folder: Path, config: RunConfig) -> None:
             "name": config.workload,
             "created": now,
             "status": RunStatus.PENDING,
-            "reason": f"Starting {where}: the first time PyTorch takes some seconds to load.",
+            "reason": f"Starting {where}: loading PyTorch takes a few seconds the first time.",
             "heartbeat": now,
             "problem": None,
             "config": config.to_dict(),

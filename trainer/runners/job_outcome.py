@@ -144,15 +144,15 @@ def _gone(rank: int, code: int | None, known: Mapping[str, Any]) -> JobEnd:
     """Return the end of a rank that could not say why it ended."""
     if code == -signal.SIGKILL and kills_since(known.get("oom_kills")):
         how = (
-            "was killed by the system (SIGKILL), which had no memory left. Use a smaller batch, "
-            "fewer ranks or fewer num_workers"
+            "was killed by the system (SIGKILL): out of memory. Use a smaller batch, fewer "
+            "ranks or fewer num_workers"
         )
     elif code is None:
-        how = "was killed, or ended without a word"
+        how = "was killed, or exited without a message"
     elif code < 0:
         how = f"was killed ({_signal(code)})"
     else:
-        how = f"ended without a word (exit code {code})"
+        how = f"exited without a message (exit code {code})"
     return JobEnd(RunStatus.FAILED, f"rank {rank} {how}", rank, code)
 
 

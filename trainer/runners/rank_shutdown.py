@@ -38,11 +38,11 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """torchrun sends its ranks the one that it gets itself, and SIGTERM where a rank has failed."""
 SERVER_SIGNAL = signal.SIGHUP
 """By which the page's server ends torchrun, and nobody else does: the ranks tell it from others."""
-AFTER_PEER = "Ended by torchrun: another rank had failed."
+AFTER_PEER = "Stopped by torchrun: another rank failed."
 SERVER_ENDED = "The server was shut down."
-TOLD = "torchrun was told to end."
+TOLD = "torchrun was told to stop."
 TOLD_OR_PEER = "torchrun was told to end, or a rank of another machine has failed."
-ORPHANED = "torchrun, which had started the ranks, is gone."
+ORPHANED = "The torchrun that started the ranks is gone."
 
 
 class Ending:

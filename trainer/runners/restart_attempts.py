@@ -137,7 +137,7 @@ def _restart(this: Attempt, end: JobEnd, max_restarts: int) -> Restart:
     assert this.former is not None
     resume = this.config.resume
     step = checkpoint_step(this.folder.parent / resume) if resume else None
-    where = "there was no checkpoint, so it begins anew"
+    where = "no checkpoint yet, starting from scratch"
     if resume:
         where = f"resumes after step {step:,}" if step is not None else f"resumes from {resume}"
     number = f"Restart {this.number}" + (f" of {max_restarts}" if max_restarts else "")

@@ -43,9 +43,9 @@ def graphed(step: TrainStep, training: Training, split: Split) -> GraphedStep:
                     whole_step(step, batch, training.config.accumulation)
             if draws.seen:
                 raise RunFailed(
-                    "cuda_graphs: this model draws random numbers (dropout), and recomputed in a "
-                    "graph they would be others. Switch off activation_checkpointing or "
-                    "cuda_graphs."
+                    "cuda_graphs: this model uses dropout, which would draw different random "
+                    "numbers when recomputed inside a graph. Turn off activation_checkpointing "
+                    "or cuda_graphs."
                 )
         torch.cuda.current_stream().wait_stream(stream)
         try:
@@ -69,8 +69,9 @@ def _full_batch(split: Split, training: Training) -> Batch:
     found, size = len(batch[1]), full_batch_size(split, config)
     if found < size:
         raise RunFailed(
-            f"cuda_graphs: the step is captured for batches of {size:,}, and {found:,} of the "
-            f"{split.length:,} samples could be loaded. Lower batch_size or switch cuda_graphs off."
+            f"cuda_graphs: the step is captured for batches of {size:,}, but only {found:,} of "
+            f"{split.length:,} samples could be loaded. Reduce batch_size or turn off "
+            "cuda_graphs."
         )
     return batch
 

@@ -63,8 +63,8 @@ def shard(model: nn.Module, config: RunConfig, ranks: Ranks, device: torch.devic
     """
     if weight_type(config.precision) is not None and _norms(model):
         raise RunFailed(
-            f"precision: in {config.precision} batch norm keeps 32 bits, and fsdp wants one type "
-            f"for all weights of a block. Choose {config.precision.removeprefix('pure_')} or ddp."
+            f"precision: with {config.precision}, batch norm stays in 32 bits, but FSDP needs "
+            f"one dtype per block. Choose {config.precision.removeprefix('pure_')} or ddp."
         )
     mesh = init_device_mesh(device.type, (ranks.world_size,))
     offload = CPUOffloadPolicy() if config.cpu_offload else OffloadPolicy()

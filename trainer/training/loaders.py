@@ -138,16 +138,16 @@ def _checked(batches: Iterator[Batch], order: Tensor, split: Split, size: int) -
 def _moved(split: Split, compute: CudaCompute) -> TensorSplit:
     if not isinstance(split, TensorSplit):
         raise RunFailed(
-            "data_on_device: this workload's data do not lie in memory. Switch off data_on_device."
+            "data_on_device: this workload's data is not in memory. Turn off data_on_device."
         )
     parts = (split.inputs, split.targets)
     needed = sum(part.numel() * part.element_size() for part in parts)
     free, total = compute.free_memory()
     if needed > free:
         raise RunFailed(
-            f"data_on_device: the data set takes {format_bytes(needed)}, and "
-            f"{format_bytes(free)} of the GPU's {format_bytes(total)} are free. "
-            "Switch off data_on_device."
+            f"data_on_device: the dataset needs {format_bytes(needed)}, but only "
+            f"{format_bytes(free)} of the GPU's {format_bytes(total)} is free. Turn off "
+            "data_on_device."
         )
     inputs, targets = (part.to(compute.device) for part in parts)
     return replace(split, inputs=inputs, targets=targets)

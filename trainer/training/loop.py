@@ -42,8 +42,8 @@ from trainer.workloads.task import Batch, Task
 log = logging.getLogger(__name__)
 
 _NOTHING_LOADED = (
-    "None of the samples of a batch could be loaded, and the other ranks wait for this one. "
-    "Check the data, or raise batch_size."
+    "No sample of a batch could be loaded, and the other ranks are waiting for this one. Check "
+    "the data or increase batch_size."
 )
 LAST_EVERY_S = 10.0
 """Least time between two `last.pt`: epochs of a small model take a fraction of a second."""
@@ -291,7 +291,7 @@ class Loop:
             size = save(self.recorder.folder / name, self.training)
         except OSError as error:
             log.warning("checkpoint %s: %s", name, error)
-            text = f"Checkpoint {name} failed ({error}). Training goes on; free disk space"
+            text = f"Checkpoint {name} failed ({error}). Training continues; free disk space"
             self.recorder.event("checkpoint", text, ok=False, path=name)
             return
         if size is None:

@@ -145,13 +145,14 @@ class Training:
             ) from error
         if self.epoch > self.config.epochs:
             raise CheckpointError(
-                f"epochs: the checkpoint has {self.epoch - 1} epochs behind it, "
-                f"got {self.config.epochs}. Raise epochs, which counts from the first run's start."
+                f"epochs: the checkpoint already has {self.epoch - 1} epochs, got "
+                f"{self.config.epochs}. Increase epochs; it counts from the first run's start."
             )
         if self.has_ended:
             raise CheckpointError(
-                f"max_steps: the checkpoint has {self.step} steps behind it, got "
-                f"{self.config.max_steps}. Raise max_steps, counted from the first run's start."
+                f"max_steps: the checkpoint already has {self.step} steps, got "
+                f"{self.config.max_steps}. Increase max_steps; it counts from the first run's "
+                "start."
             )
 
     def from_checkpoint(self, state: dict[str, Any]) -> tuple[list[str], dict[str, list[Any]]]:
@@ -164,12 +165,12 @@ class Training:
         }
         taken = ["weights", f"state of {self.config.optimizer}"]
         if self.config.schedule is not Schedule.NONE:
-            taken.append(f"place in the {self.config.schedule} schedule")
+            taken.append(f"{self.config.schedule} scheduler position")
         if "learning_rate" not in changed:
             taken.append(f"learning rate {self.learning_rate:.4g}")
         if self.scaler.is_enabled() and state["scaler"]:
             taken.append(f"loss scale {state['scaler']['scale']:g}")
-        return [*taken, "random numbers", "order of the samples"], changed
+        return [*taken, "random numbers", "sample order"], changed
 
     def _load(self, state: dict[str, Any]) -> None:
         ours = self.model.state_dict()

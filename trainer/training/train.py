@@ -315,9 +315,9 @@ def _captured(step: TrainStep, training: Training, task: Task, recorder: Recorde
     """Return the step as CUDA graphs, and say what runs without them."""
     config = training.config
     captured = graphed(step, training, task.train)
-    text = f"The step is captured, for batches of {config.batch_size}"
+    text = f"Step captured for batches of {config.batch_size}"
     if task.train.length % config.step_size:
-        text += "; the last step of an epoch is smaller and runs without the graph"
+        text += "; the smaller last step of each epoch runs without the graph"
     recorder.event("cuda_graphs", f"{text}; so does validation", batch_size=config.batch_size)
     return captured
 

@@ -42,7 +42,9 @@ def rehearse(training: Training, step: TrainStep, task: Task, recorder: Recorder
         if config.warmup:
             batch = first_batch(task.train, config, training.compute)
             seconds = _repeat(training, step, batch, WARMUP_STEPS)
-            text = f"Warm-up: {WARMUP_STEPS} steps in {seconds:.2f} s, which changed nothing"
+            text = (
+                f"Kernel warm-up: {WARMUP_STEPS} steps in {seconds:.2f} s, training state unchanged"
+            )
             recorder.event("warmup", text, seconds=seconds, steps=WARMUP_STEPS)
         if config.memory_warmup:
             _reserve(training, step, task, recorder)
@@ -120,7 +122,7 @@ def _compile(training: Training, step: TrainStep, task: Task, recorder: Recorder
     config = training.config
     batch = first_batch(task.train, config, training.compute)
     mode = config.compile
-    text = f"Compiling the model (torch.compile, {mode}): training begins when this is done"
+    text = f"Compiling the model (torch.compile, {mode}); training starts when it is done"
     recorder.event("compile", text, mode=str(mode))
     with told_in_a_sentence(config):
         seconds = _repeat(training, step, batch, 1)
@@ -139,7 +141,7 @@ def _reserve(training: Training, step: TrainStep, task: Task, recorder: Recorder
     reshard(training.model)
     after = compute.memory()
     reserved = [format_bytes(memory["memory/reserved"]) for memory in (after, before)]
-    text = f"Memory warm-up: {reserved[0]} reserved, {reserved[1]} before"
+    text = f"Preallocated memory: {reserved[0]} reserved, {reserved[1]} before"
     recorder.event("memory_warmup", text, seconds=seconds, before=before, after=after)
 
 

@@ -37,8 +37,8 @@ def task(config: RunConfig) -> Task:
         classifies=False,
         tokens_per_sample=config.context,
         run_info={
-            "data": f"Python's own help texts: {len(train):,} characters, {len(characters)} "
-            f"different ones; {len(held_out):,} more are held out; loss in nats per character"
+            "data": f"Python's own help text: {len(train):,} characters, {len(characters)} "
+            f"distinct; {len(held_out):,} held out; loss in nats per character"
         },
     )
 

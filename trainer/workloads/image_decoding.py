@@ -63,7 +63,7 @@ def _in_color(image: Image.Image) -> Image.Image:
     if image.mode in GRAY_16 or (image.mode == "I" and image.format in SIXTEEN_BITS_AS_32):
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     elif image.mode in ("I", "F"):
-        raise BrokenImage("its pixels have 32 bits, of which nobody knows the range of values")
+        raise BrokenImage("it has 32-bit pixels, whose value range is unknown")
     if image.has_transparency_data:
         layer = image.convert("RGBA")
         white = Image.new("RGBA", layer.size, "white")

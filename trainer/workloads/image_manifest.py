@@ -55,7 +55,7 @@ class Broken:
         sentence = reason if reason.startswith(where) else f"{where}: {reason}"
         if not self.skip:
             raise ImageError(
-                f"{sentence}. Correct it, or switch on skip_broken to leave out what is broken."
+                f"{sentence}. Fix it, or turn on skip_broken to skip what cannot be read."
             )
         self.count += 1
         if len(self.reasons) < KEPT_REASONS:
@@ -87,8 +87,8 @@ def image_list(folder: Path, entries: Iterable[Entry], broken: Broken) -> ImageL
     names = Counter(entry.label for entry in usable)
     if len(names) < 2:
         raise ImageError(
-            f"data: images of at least two classes are needed, got {len(usable)} images of "
-            f"{len(names)}{_first_reason(broken)}. Look at the labels in {folder.name}."
+            f"data: at least two classes are needed, got {len(names)} with {len(usable)} "
+            f"images{_first_reason(broken)}. Check the labels in {folder.name}."
         )
     if len(names) > MAX_CLASSES:
         raise ImageError(
@@ -149,7 +149,7 @@ class Places:
             return f"{shown(path)} has control characters"
         *parents, name = path.split("/")
         if ".." in parents or name in ("", ".", ".."):
-            return f"{shown(path)} leads out of the folder or names none of its files"
+            return f"{shown(path)} points outside the folder or at no file in it"
         for depth in range(1, len(parents) + 1):
             parent = "/".join(parents[:depth])
             if parent not in self._folders:

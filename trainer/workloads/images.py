@@ -119,8 +119,8 @@ class ImageSplit:
                     ) from error
                 self.broken[place] = True
         raise ImageError(
-            f"data: none of {self.length:,} images can be decoded; the first: {self.reason(0)}. "
-            "Look at the files."
+            f"data: none of the {self.length:,} images can be decoded; the first error: "
+            f"{self.reason(0)}. Check the files."
         )
 
 

@@ -83,7 +83,7 @@ def _stopped(found: Sequence[JobRank]) -> tuple[Cause, str, str]:
     who = [one.rank for one in found]
     where = ", ".join(f"process {one.pid} on {one.host}" for one in found[:NAMED])
     what = f"{names(who)} {is_are(who)} stopped by a signal, such as SIGSTOP ({where})"
-    return Cause.STOPPED, what, f"kill -CONT {found[0].pid} lets it go on."
+    return Cause.STOPPED, what, f"Resume it with kill -CONT {found[0].pid}."
 
 
 def _silent(found: Sequence[JobRank]) -> tuple[Cause, str, str]:
@@ -91,8 +91,8 @@ def _silent(found: Sequence[JobRank]) -> tuple[Cause, str, str]:
     first = found[0]
     age = format_duration(first.beat_age_s)
     what = (
-        f"{names(who)} {'gives' if len(who) == 1 else 'give'} no sign of life for {age}: a call "
-        "holds its interpreter, or its host hangs"
+        f"{names(who)} {'gives' if len(who) == 1 else 'give'} not responded for {age}: a call "
+        "holds the GIL, or its host hangs"
     )
     return Cause.SILENT, what, f"On {first.host}: py-spy dump --pid {first.pid} shows where it is."
 
@@ -101,14 +101,14 @@ def _over(found: Sequence[JobRank]) -> tuple[Cause, str, str]:
     who = [one.rank for one in found]
     said = f": {found[0].reason.rstrip('.')}" if found[0].reason else ""
     what = f"{names(who)} {'has' if len(who) == 1 else 'have'} ended{said}"
-    return Cause.ENDED, what, "All ranks must make the same number of steps."
+    return Cause.ENDED, what, "All ranks must run the same number of steps."
 
 
 def _absent(found: Sequence[JobRank]) -> tuple[Cause, str, str]:
     who = [one.rank for one in found]
     has = "has" if len(who) == 1 else "have"
     what = f"{names(who)} {has} never started, or {is_are(who)} not recorded"
-    return Cause.ABSENT, what, "Look at the log of its launcher."
+    return Cause.ABSENT, what, "Check its launcher's log."
 
 
 _LOST = {
@@ -199,7 +199,7 @@ def _not_entered(job: Job, blocked: Blocked, late: Sequence[int]) -> Hang:
     phase = job.records[late[0]].phase
     place = at(job, late[0])
     next_text = (
-        f"Look at what rank {late[0]} {'did' if job.ended else 'does'} there."
+        f"Check what rank {late[0]} {'did' if job.ended else 'does'} there."
         if place
         else f"py-spy dump --pid {pid_of(job, late[0])} shows where rank {late[0]} is."
     )
@@ -236,15 +236,15 @@ def _all_entered(job: Job, blocked: Blocked) -> Hang | None:
     ranks = sorted(blocked.entered)
     what = (
         f"{names(ranks)} {'has' if len(ranks) == 1 else 'have all'} entered "
-        f"{collective_words(blocked, entered)}, and it does not end"
+        f"{collective_words(blocked, entered)}, but it does not complete"
     )
     return job.hang(
         Cause.ALL_ENTERED,
         ranks,
         ranks,
         what,
-        "Look for errors of the network or of a GPU; NCCL_DEBUG=INFO tells more. A kernel that "
-        "was launched before may not end either.",
+        "Check for network or GPU errors; NCCL_DEBUG=INFO shows more. A kernel launched "
+        "earlier may be stuck as well.",
         "communication",
         blocked,
     )
@@ -265,9 +265,9 @@ def _working(job: Job, blocked: Blocked) -> Hang | None:
     who, came = [one.rank for one in busy], sorted(blocked.entered)
     what = (
         f"{names(came)} {wait_waits(came)} in {collective_words(blocked, entered)} for "
-        f"{names(who)}, which {is_are(who)} at work on something that is no step"
+        f"{names(who)}, which {is_are(who)} busy with something other than a step"
     )
-    next_text = "A validation or a checkpoint on one rank holds the others up; do it on all."
+    next_text = "Validation or a checkpoint on one rank blocks the others; run it on all ranks."
     return job.hang(Cause.NOT_ENTERED, who, came, what, next_text, None, blocked)
 
 
@@ -325,12 +325,12 @@ def stacks(job: Job) -> Hang | None:
     if waits and elsewhere:
         place = at(job, elsewhere[0])
         what = f"{names(waits)} {wait_waits(waits)} for others ({where(job, waits[0])}). {place}"
-        next_text = f"Look at what rank {elsewhere[0]} does there."
+        next_text = f"Check what rank {elsewhere[0]} is doing there."
         phase = job.records[elsewhere[0]].phase
         return job.hang(Cause.STACK, elsewhere, waits, what.rstrip(". "), next_text, phase)
     if waits and len(waits) == len(job.records):
         places = "; ".join(f"rank {rank} {where(job, rank)}" for rank in waits[:NAMED])
         what = f"all ranks wait for each other: {places}"
-        next_text = "torch has no record of what they wait for; compare the lines."
+        next_text = "PyTorch has no record of what they wait for; compare the stacks."
         return job.hang(Cause.STACK, waits, waits, what, next_text, "communication")
     return None

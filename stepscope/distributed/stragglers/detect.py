@@ -138,7 +138,9 @@ def judge(
         return _too_few(len(steps))
     table = _Table.of(sorted(ranks, key=lambda one: one.rank), steps)
     if table.span_s < LEAST_S:
-        text = f"The ranks' steps in common span {table.span_s:.1f} s; {LEAST_S:.0f} s are needed."
+        text = (
+            f"The steps common to all ranks span {table.span_s:.1f} s; {LEAST_S:.0f} s is needed."
+        )
         return StragglerVerdict(kind=Kind.NONE, text=text, steps=len(steps))
     return _judged(table, max(world_size or 0, len(ranks)), busy_host)
 
@@ -208,8 +210,8 @@ def _named(table: _Table, named: Places, late: Floats, facts: dict[str, Any]) ->
     waiting = other[0] if len(other) == 1 else None
     if not phases:
         text = (
-            f"{waits(waiting)} for rank {ranks[0]}, for {percent(share)} of the step, but no phase "
-            "that is recorded explains it."
+            f"{waits(waiting)} for rank {ranks[0]}, {percent(share)} of each step, but no "
+            "recorded phase explains it."
         )
         return StragglerVerdict(kind=Kind.NONE, text=text, **facts)
     return StragglerVerdict(
@@ -236,9 +238,9 @@ def _most(table: _Table, facts: dict[str, Any]) -> StragglerVerdict | None:
     if not early or len(late) <= len(early) or len(late + early) < len(among) or share < NAMED:
         return None
     text = (
-        f"Most ranks are late in nearly all steps ({several(late)}), by {percent(share)} of the "
-        f"step. Whether these are slow or the others ({several(early)}) have less to do cannot be "
-        "told."
+        f"Most ranks are late in nearly every step ({several(late)}), by {percent(share)} of "
+        f"the step. Either these are slow, or the others ({several(early)}) have less to do; "
+        "the data cannot tell."
     )
     return StragglerVerdict(kind=Kind.NONE, text=text, **facts)
 
@@ -263,8 +265,9 @@ def _uneven(table: _Table, facts: dict[str, Any]) -> StragglerVerdict | None:
     if not phases or among.max() > EXPLAINED > among.min():  # always the same ones
         return None
     text = (
-        f"Different ranks are late in turn, mostly {where(phases, has_loader=table.has_loader)}: "
-        f"{percent(share)} of the step is lost to the slowest of each step. No rank is to blame."
+        "Different ranks are late in turn, mostly "
+        f"{where(phases, has_loader=table.has_loader)}: {percent(share)} of each step is lost "
+        "to that step's slowest rank. No single rank is at fault."
     )
     return StragglerVerdict(
         kind=Kind.UNEVEN, text=text, phase=phases[0], share=share, next=UNEVEN_NEXT, **facts
@@ -282,14 +285,14 @@ def _communication(
         return None
     if world_size > len(table.ranks):
         text = (
-            f"All {len(table.ranks)} ranks recorded here wait alike, {percent(share)} of the step. "
-            f"The job has {world_size}: the others may be slow, or the network."
+            f"All {len(table.ranks)} recorded ranks wait alike, {percent(share)} of each step. "
+            f"The job has {world_size} ranks: the others may be slow, or the network."
         )
         return StragglerVerdict(kind=Kind.NONE, text=text, **facts)
     return StragglerVerdict(
         kind=Kind.COMMUNICATION,
-        text=f"Averaging gradients takes {percent(share)} of the step after computing is done, on "
-        "all ranks alike: no rank is late.",
+        text=f"After computing, averaging gradients takes {percent(share)} of each step, on all "
+        "ranks alike: no rank is late.",
         phase=Phase.COMMUNICATION,
         share=share,
         next=next_step(Phase.COMMUNICATION),
@@ -301,19 +304,19 @@ def _nothing(table: _Table, facts: dict[str, Any], busy_host: bool) -> Straggler
     most = max(facts["standings"], key=lambda one: one.late)
     share = most.late / facts["step_time"]
     if share < NAMED:
-        text = f"No rank holds the others up: the latest one costs {percent(share)} of the step."
+        text = f"No straggler: the latest rank costs {percent(share)} of each step."
     else:
         text = (
-            f"Rank {most.rank} seems late by {percent(share)} of the step, but chance or several "
-            "ranks would look the same."
+            f"Rank {most.rank} seems late by {percent(share)} of each step, but chance or "
+            "several late ranks would look the same."
         )
     if table.per_step > 1:
         text += (
-            f" Gradients are averaged {table.per_step} times a step, and one of these was looked "
-            "at: what delays only some of them may be missing."
+            f" Gradients are averaged {table.per_step} times per step and only one of these was "
+            "examined: a delay in the others may go unseen."
         )
     if busy_host:
-        text += " All cores of the host are in use: whoever gets none is late."
+        text += " All host cores are busy: a rank that gets none is late."
     return StragglerVerdict(kind=Kind.NONE, text=text, **facts)
 
 
@@ -351,15 +354,15 @@ def _excess_by_step(table: _Table, place: int) -> Floats:
 def _missing(ranks: Sequence[RankTimes]) -> str | None:
     """Return what is missing for any verdict."""
     if len(ranks) < 2:
-        return "Nobody waits for another: one process is recorded."
+        return "Only one process is recorded, so no rank waits for another."
     if not any(one.timed for one in ranks):
         return "No rank has recorded how long its steps take."
     silent = [one.rank for one in ranks if not len(one.steps)]
     models = max(one.models for one in ranks)
     if silent and models > 1:
         return (
-            f"Who waits for whom is not known: {models} models in DistributedDataParallel are "
-            "trained, which meet the other ranks apart."
+            f"Waiting times are unknown: {models} DistributedDataParallel models are trained, "
+            "which synchronize separately."
         )
     if len(silent) == len(ranks):
         if max(one.timed for one in ranks) < 3 * MIN_STEPS:
@@ -371,7 +374,7 @@ def _missing(ranks: Sequence[RankTimes]) -> str | None:
     if silent:
         which = ", ".join(map(str, sorted(silent)))
         whose = f"rank {which} is" if len(silent) == 1 else f"ranks {which} are"
-        return f"The waiting of {whose} not known, so nobody can be compared."
+        return f"The waiting time of {whose} unknown, so ranks cannot be compared."
     return None
 
 

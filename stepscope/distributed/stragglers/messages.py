@@ -12,30 +12,30 @@ from stepscope.distributed.stragglers.step_phases import Phase
 _WHERE = {
     Phase.INPUT: "to get a batch",
     Phase.FORWARD: "in forward",
-    Phase.BACKWARD: "in the computing of backward",
+    Phase.BACKWARD: "in backward computation",
     Phase.OPTIMIZER: "in the optimizer's step",
     Phase.OTHER: "between the optimizer's step and the next batch",
 }
 _NEXT = {
-    Phase.INPUT: "Look at this rank's loading: its shard of the data, its disk or network storage, "
+    Phase.INPUT: "Check this rank's loading: its data shard, its disk or network storage, "
     "other programs on its cores; give its DataLoader more workers.",
     Phase.FORWARD: "Compare this rank's forward with another's: larger or longer samples, code "
     "that only this rank runs (prints, checks, metrics), lower clocks or another program on its "
     "GPU or cores. A profile of both ranks shows the difference.",
-    Phase.BACKWARD: "Compare this rank's device with another's: clocks, temperature, another "
-    "program on it, and the size of its samples. Hooks on gradients run in backward too.",
+    Phase.BACKWARD: "Compare this rank's device with another's: clocks, temperature, other "
+    "programs, sample sizes. Gradient hooks also run in backward.",
     Phase.OPTIMIZER: "Look at what this rank does between backward() and the end of "
     "optimizer.step(): clipping, logging, reading values, or weights that only it updates.",
-    Phase.OTHER: "Look at what only this rank does between its steps, such as logging, saving or "
-    "validation; let all ranks share it, or do it less often.",
+    Phase.OTHER: "Check what only this rank does between steps, such as logging, saving or "
+    "validation; share it among ranks, or do it less often.",
     Phase.COMMUNICATION: "Average less often (no_sync over several batches), send fewer bytes "
     "(a bf16 compression hook), try larger buckets, and check that the backend uses the fast link "
     "(NCCL_DEBUG=INFO names it).",
 }
 _WITHOUT_LOADER = "before it calls its model"
 _NEXT_WITHOUT_LOADER = (
-    "Look at what only this rank does between optimizer.step() and the call of its model: making "
-    "its batch, logging, saving, validation. Without a DataLoader these are not told apart."
+    "Check what only this rank does between optimizer.step() and the next model call: building "
+    "its batch, logging, saving, validation. Without a DataLoader these cannot be separated."
 )
 UNEVEN_NEXT = (
     "Give all ranks the same amount of work each step: sort or bucket samples by length, pad to "

@@ -65,7 +65,7 @@ FULL = 0.80
 class Case(StrEnum):
     """Why memory ran out; the value is the headline."""
 
-    TOO_BIG = "Simply too big"
+    TOO_BIG = "Too large to fit"
     FRAGMENTATION = "Fragmentation"
     OTHER_PROCESS = "Another process"
     GROWTH = "Growth over steps"
@@ -80,9 +80,7 @@ Proposed = tuple[Case, str, float | None, Advice]
 
 def gpu_case(record: OomRecord, figures: Figures | None, found: Trend | None) -> Proposed:
     if figures is None:
-        text = (
-            "What the allocator counted was not recorded, so the cause cannot be told from figures."
-        )
+        text = "The allocator's counters were not recorded, so the cause is unknown."
         return Case.UNKNOWN, text, None, Advice.ANY
     return (
         _growth(figures, found)
@@ -102,9 +100,9 @@ def _growth(figures: Figures, found: Trend | None) -> Proposed | None:
     if grown < max(missing, GROWN * figures.limit):
         return None
     text = (
-        f"Allocated memory grew by {format_bytes(found.per_step)} a step, by "
-        f"{format_bytes(grown)} over {found.steps:,} steps, until "
-        f"{format_bytes(figures.requested)} more did not fit."
+        f"Allocated memory grew by {format_bytes(found.per_step)} per step, by "
+        f"{format_bytes(grown)} over {found.steps:,} steps, until another "
+        f"{format_bytes(figures.requested)} did not fit."
     )
     return Case.GROWTH, text, grown / figures.limit, Advice.GROWTH
 
@@ -114,7 +112,7 @@ def _validation(record: OomRecord, figures: Figures) -> Proposed | None:
     if not record.steps_done or not evaluates_with_gradients(record):
         return None
     where = f" (in {record.function})" if record.function else ""
-    kept = f"In validation{where} gradients were on, so activations were kept"
+    kept = f"Validation{where} ran with gradients on, so activations were kept"
     more = _above_usual(record, figures)
     if not more:
         return None
@@ -124,8 +122,8 @@ def _validation(record: OomRecord, figures: Figures) -> Proposed | None:
 
 def _needed(figures: Figures, usual: int) -> str:
     return (
-        f"{format_bytes(figures.demand)} was needed, against {format_bytes(usual)} at most in the "
-        "steps before"
+        f"{format_bytes(figures.demand)} was needed, versus at most {format_bytes(usual)} in "
+        "earlier steps"
     )
 
 
@@ -189,9 +187,9 @@ def _spike(record: OomRecord, figures: Figures, more: int) -> Proposed:
 def _other_process(record: OomRecord, figures: Figures, others: int) -> Proposed:
     who = holders(record.processes)
     text = (
-        f"{who} {'hold' if len(record.processes) > 1 else 'holds'} {format_bytes(others)} of the "
-        f"GPU's {format_bytes(record.total or figures.limit)}; without that "
-        f"{format_bytes(figures.requested)} would have fitted."
+        f"{who} {'hold' if len(record.processes) > 1 else 'holds'} {format_bytes(others)} of "
+        f"the GPU's {format_bytes(record.total or figures.limit)}; without that, "
+        f"{format_bytes(figures.requested)} would have fit."
     )
     return Case.OTHER_PROCESS, text, others / figures.limit, Advice.OTHERS
 
@@ -218,9 +216,9 @@ def _fragmentation(record: OomRecord, figures: Figures, pieces: int) -> Proposed
             else "another stream"
         )
         text = (
-            f"A free block of {format_bytes(segments.elsewhere)} is there for the "
-            f"{format_bytes(figures.requested)} that was asked for, but it belongs to {whose} "
-            "which alone may use it."
+            f"A free block of {format_bytes(segments.elsewhere)} could take the requested "
+            f"{format_bytes(figures.requested)}, but it belongs to {whose} which alone may use "
+            "it."
         )
         return Case.FRAGMENTATION, text, share, Advice.STREAMS
     free = _free_in_pieces(record, pieces)
@@ -265,15 +263,16 @@ def _optimizer(record: OomRecord, figures: Figures) -> Proposed | None:
     state = record.optimizer
     if state is None:
         text = (
-            "The first step of the optimizer makes its state, and "
-            f"{format_bytes(figures.requested)} of that did not fit beside the "
-            f"{format_bytes(figures.allocated)} that was allocated."
+            "The optimizer creates its state in its first step, and "
+            f"{format_bytes(figures.requested)} of that did not fit next to "
+            f"{format_bytes(figures.allocated)} allocated."
         )
         return Case.OPTIMIZER, text, None, Advice.OPTIMIZER
     if state.expected is not None and state.state >= state.expected:
         text = (
-            f"The state of {state.name}, {format_bytes(state.state)}, was complete, and its first "
-            f"update needed {format_bytes(figures.requested)} more, as for copies of the gradients."
+            f"The state of {state.name}, {format_bytes(state.state)}, was complete; its first "
+            f"update needed another {format_bytes(figures.requested)}, as for copies of the "
+            "gradients."
         )
         return Case.OPTIMIZER, text, state.state / figures.limit, Advice.OPTIMIZER
     if state.expected is None:
@@ -281,9 +280,9 @@ def _optimizer(record: OomRecord, figures: Figures) -> Proposed | None:
     else:
         keeps = f"keeps {format_bytes(state.expected)} of state"
     text = (
-        f"{state.name} {keeps} for parameters of {format_bytes(state.parameters)}; its first step "
-        f"makes it, and {format_bytes(state.state)} was there when "
-        f"{format_bytes(figures.requested)} more did not fit."
+        f"{state.name} {keeps} for {format_bytes(state.parameters)} of parameters; its first "
+        f"step creates it, and {format_bytes(state.state)} existed when another "
+        f"{format_bytes(figures.requested)} did not fit."
     )
     share = None if state.expected is None else state.expected / figures.limit
     return Case.OPTIMIZER, text, share, Advice.OPTIMIZER
@@ -293,8 +292,8 @@ def _too_big(record: OomRecord, figures: Figures) -> Proposed | None:
     """Name it where the figures leave nothing else: not where somebody else may hold the memory."""
     if figures.requested > figures.limit:
         text = (
-            f"One tensor of {format_bytes(figures.requested)} was asked for, more than the "
-            f"{format_bytes(figures.limit)} that the GPU has for this process in all."
+            f"A single tensor of {format_bytes(figures.requested)} was requested, more than the "
+            f"{format_bytes(figures.limit)} this process can have on the GPU."
         )
         return Case.TOO_BIG, text, None, Advice.SMALLER
     others = others_of(record, figures)
@@ -336,14 +335,14 @@ def _unknown(record: OomRecord, figures: Figures) -> Proposed:
         )
     elif figures.requested <= figures.room:
         text = (
-            f"{format_bytes(figures.requested)} was refused although {format_bytes(figures.room)} "
-            "was free a moment later: the driver's own memory may be in pieces, or another process "
-            "was faster."
+            f"{format_bytes(figures.requested)} was refused although "
+            f"{format_bytes(figures.room)} was free a moment later: the driver's memory may be "
+            "fragmented, or another process was faster."
         )
     else:
         text = (
-            f"{format_bytes(figures.requested)} more did not fit beside "
-            f"{format_bytes(figures.allocated)}; what earlier steps needed was not recorded."
+            f"{format_bytes(figures.requested)} more did not fit next to "
+            f"{format_bytes(figures.allocated)}; the need of earlier steps was not recorded."
         )
     return Case.UNKNOWN, text, None, Advice.ANY
 
@@ -351,16 +350,14 @@ def _unknown(record: OomRecord, figures: Figures) -> Proposed:
 def host_case(record: OomRecord) -> Proposed:
     host = record.host
     if record.memory is Memory.PINNED:
-        text = "The host could not page-lock more memory: the GPU's memory was not the limit."
+        text = "The host could not pin more memory; GPU memory was not the limit."
         return Case.HOST, text, None, Advice.PINNED
     if is_beyond_host(record):
         text = f"One allocation of {format_bytes(record.requested)} was requested, more than "
         return Case.HOST, text + "the host has in all.", None, Advice.HOST
     if host is not None and host.kills:
         what = "a process" if host.kills == 1 else f"{host.kills} processes"
-        text = (
-            f"The kernel ended {what} of this machine's or container's because its memory was full."
-        )
+        text = f"The kernel killed {what} because this machine or container was out of memory."
         return Case.HOST, text, None, Advice.HOST
     left = ""
     if host is not None and host.available is not None and host.total is not None:
@@ -369,7 +366,7 @@ def host_case(record: OomRecord) -> Proposed:
             used = f"{format_bytes(host.limit_used)} of the container's"
             left += f", {used} {format_bytes(host.limit)} used"
     asked = f" for {format_bytes(record.requested)}" if record.requested else ""
-    return Case.HOST, f"The host's memory was not enough{asked}{left}.", None, Advice.HOST
+    return Case.HOST, f"The host ran out of memory{asked}{left}.", None, Advice.HOST
 
 
 __all__ = [

@@ -229,20 +229,20 @@ def gpu_evidence(
     usual = usual_peak(record)
     segments, state = record.segments, record.optimizer
     sizes = [
-        ("Asked for", record.requested),
+        ("Requested", record.requested),
         ("Allocated (tensors)", record.allocated),
-        ("Reserved and free, in pieces", None if figures is None else figures.cached),
-        ("Largest free piece", None if segments is None else segments.largest_free),
-        ("Largest free piece of other streams and pools", segments.elsewhere if segments else None),
+        ("Reserved but free (fragmented)", None if figures is None else figures.cached),
+        ("Largest free block", None if segments is None else segments.largest_free),
+        ("Largest free block in other streams and pools", segments.elsewhere if segments else None),
         ("Free on the device", record.free),
         ("Other processes", None if figures is None else others_of(record, figures)),
         ("Outside of PyTorch's memory", None if figures is None else figures.outside),
-        ("Allowed to this process", record.allowed),
-        ("Device in all", record.total),
-        ("Peak of the steps before", usual),
+        ("Limit of this process", record.allowed),
+        ("Device total", record.total),
+        ("Peak of earlier steps", usual),
         ("Parameters", None if state is None else state.parameters),
-        ("Optimizer state, there", None if state is None else state.state),
-        ("Optimizer state, whole", None if state is None else state.expected),
+        ("Optimizer state, so far", None if state is None else state.state),
+        ("Optimizer state, complete", None if state is None else state.expected),
     ]
     told = [Evidence(name=name, size=size) for name, size in sizes if size is not None]
     if record.others is None and record.others_reason:
@@ -257,10 +257,10 @@ def _circumstances(record: OomRecord) -> tuple[Evidence, ...]:
     modes = {True: "training", False: "evaluation", None: None}
     grads = {True: "on", False: "off", None: None}
     words = [
-        ("Part of the step", record.phase),
-        ("Mode of the model", modes[record.training]),
+        ("Phase", record.phase),
+        ("Model mode", modes[record.training]),
         ("Gradients", grads[record.grad]),
-        ("Input of the model", ", ".join(record.inputs) or None),
+        ("Model inputs", ", ".join(record.inputs) or None),
         ("Steps completed", None if record.steps_done is None else f"{record.steps_done:,}"),
         ("Allocator settings", record.settings.text or None),
         ("Retries before", None if not record.retries else f"{record.retries:,}"),
@@ -270,7 +270,7 @@ def _circumstances(record: OomRecord) -> tuple[Evidence, ...]:
 
 def host_evidence(record: OomRecord) -> tuple[Evidence, ...]:
     host = record.host
-    sizes = [("Asked for", record.requested)]
+    sizes = [("Requested", record.requested)]
     if host is not None:
         sizes += [
             ("Host, available", host.available),

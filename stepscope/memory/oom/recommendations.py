@@ -77,17 +77,17 @@ def _smaller(record: OomRecord, setup: Setup) -> Iterator[Step]:
         yield from _smaller_of_ours(setup)
     else:
         yield Step(
-            text="Halve the batch and accumulate the gradients of two batches for each step: the "
-            "activations of half the samples are alive at a time.",
+            text="Halve the batch and accumulate gradients over two batches per step: only "
+            "half the activations are live at a time.",
             code="(loss / 2).backward()\nif i % 2:\n"
             "    optimizer.step()\n    optimizer.zero_grad()",
         )
         yield Step(
-            text="Put the forward pass under autocast: activations take half.",
+            text="Run the forward pass under autocast: activations take half the memory.",
             code='with torch.autocast("cuda", torch.bfloat16):\n    loss = loss_of(model(inputs))',
         )
         yield Step(
-            text="Recompute the activations of the large blocks in the backward pass.",
+            text="Use activation checkpointing for the large blocks.",
             code="hidden = torch.utils.checkpoint.checkpoint(block, hidden, use_reentrant=False)",
         )
     yield Step(text="Choose a smaller model or a device with more memory.")
@@ -122,11 +122,11 @@ def _pieces(record: OomRecord, setup: Setup) -> Iterator[Step]:
         yield from _smaller_of_ours(setup)
     else:
         yield Step(
-            text="Keep the shapes of batches alike, such as by padding to a few lengths: blocks of "
-            "one step then fit the next one."
+            text="Keep batch shapes alike, for example by padding to a few lengths: freed "
+            "blocks then fit the next step."
         )
         yield Step(
-            text="Give the cache back where the shapes change, such as between training and "
+            text="Empty the cache where shapes change, for example between training and "
             "validation.",
             code="torch.cuda.empty_cache()",
         )
@@ -142,8 +142,8 @@ def _allocator(record: OomRecord) -> Iterator[Step]:
         return
     if settings.expandable_segments is not True:
         yield Step(
-            text="Let the allocator map memory in pieces, before the process starts CUDA "
-            "(not on Windows, and not where tensors are shared between processes by CUDA IPC).",
+            text="Use expandable segments, set before the process starts CUDA (not on Windows, "
+            "nor if tensors are shared between processes over CUDA IPC).",
             code=f"export PYTORCH_ALLOC_CONF={with_expandable(settings.text)}",
         )
 
@@ -155,8 +155,8 @@ def _streams(record: OomRecord, setup: Setup) -> Iterator[Step]:
                 yield _setting(name, False)
     else:
         yield Step(
-            text="Free what the other stream or the graph has used before this allocation, or make "
-            "the tensors of both on one stream: a freed block stays with its stream.",
+            text="Free what the other stream or graph used before this allocation, or create "
+            "both tensors on one stream: a freed block stays with its stream.",
             code="torch.cuda.empty_cache()",
         )
     yield from _smaller(record, setup)
@@ -180,29 +180,29 @@ def _others(record: OomRecord, setup: Setup) -> Iterator[Step]:
 
 def _growth(record: OomRecord, setup: Setup) -> Iterator[Step]:
     yield Step(
-        text="Look for what keeps tensors of earlier steps: a list of losses keeps the graph of "
-        "every step, unless only their numbers are kept.",
+        text="Look for tensors kept from earlier steps: a list of losses keeps every step's "
+        "graph unless only the numbers are stored.",
         code="losses.append(loss.item())  # not: losses.append(loss)",
     )
     yield Step(
-        text="Record two memory snapshots some steps apart: the stacks that have grown between "
-        "them are the ones that keep it."
+        text="Take two memory snapshots some steps apart; the stacks that grew in between hold "
+        "the memory."
     )
 
 
 def _no_grad(record: OomRecord, setup: Setup) -> Iterator[Step]:
     yield Step(
-        text="Switch gradients off while validating: without them no activation is kept.",
+        text="Turn gradients off for validation, so that no activations are kept.",
         code="model.eval()\nwith torch.no_grad():\n    outputs = model(inputs)",
     )
-    yield Step(text="Or give the validation a smaller batch than training has.")
+    yield Step(text="Or validate with a smaller batch than you train with.")
 
 
 def _long_batch(record: OomRecord, setup: Setup) -> Iterator[Step]:
     if not setup.own:
         yield Step(
-            text="Limit the length of a sample, or fill batches up to a number of tokens instead "
-            "of samples: one long sample makes its whole batch long.",
+            text="Cap the sample length, or fill batches by tokens instead of samples: one "
+            "long sample makes the whole batch long.",
             code="tokens = tokens[:max_length]",
         )
     yield from _smaller(record, setup)
@@ -221,15 +221,15 @@ def _optimizer(record: OomRecord, setup: Setup) -> Iterator[Step]:
             yield _setting("foreach", False, ", which needs copies of all gradients")
     else:
         yield Step(
-            text="Choose an optimizer with less state: AdamW in 8 bits keeps a quarter of it, SGD "
-            "with momentum half, Adafactor hardly any."
+            text="Use an optimizer with less state: 8-bit AdamW keeps a quarter, SGD with "
+            "momentum half, Adafactor hardly any."
         )
         yield Step(
-            text="Share the state between several GPUs.",
+            text="Shard the optimizer state across GPUs.",
             code="optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW)",
         )
         yield Step(
-            text="Update the weights without copies of all gradients.",
+            text="Use the fused optimizer: it updates without copies of all gradients.",
             code="torch.optim.AdamW(model.parameters(), fused=True)",
         )
     yield Step(
@@ -266,12 +266,12 @@ def _host(record: OomRecord, setup: Setup) -> Iterator[Step]:
             yield _setting("batch_size", batch // 2, " with twice the accumulation")
     elif _held_by_workers(record):
         yield Step(
-            text="Use fewer worker processes, and let each read ahead less.",
+            text="Use fewer workers, and have each prefetch less.",
             code="DataLoader(data, num_workers=2, prefetch_factor=1)",
         )
         yield Step(
-            text="Keep data in arrays or in files that are mapped: lists of Python objects are "
-            "copied into each worker, little by little."
+            text="Keep data in arrays or memory-mapped files: lists of Python objects are "
+            "gradually copied into every worker."
         )
     else:
         yield Step(
@@ -297,16 +297,16 @@ def _pinned(record: OomRecord, setup: Setup) -> Iterator[Step]:
             yield _setting("batch_size", batch // 2, " with twice the accumulation")
     else:
         yield Step(
-            text="Page-lock fewer or smaller batches.",
+            text="Pin fewer or smaller batches.",
             code="DataLoader(data, pin_memory=True, num_workers=2, prefetch_factor=1)",
         )
-    yield Step(text="Raise the limit of locked memory (ulimit -l), or the container's memory.")
+    yield Step(text="Raise the locked-memory limit (ulimit -l) or the container's memory.")
 
 
 def _any(record: OomRecord, setup: Setup) -> Iterator[Step]:
     yield from _smaller(record, setup)
     yield Step(
-        text="Record a memory snapshot of a step before: it shows which lines hold the memory."
+        text="Take a memory snapshot of an earlier step: it shows which lines hold the memory."
     )
 
 
