@@ -83,10 +83,9 @@ SWITCHES: tuple[Switch, ...] = (
     Switch(
         "pin_memory",
         "pin_memory",
-        "Copies batches into page-locked memory, with workers in a thread of the DataLoader: from "
-        "there a GPU copies faster and beside its computing. Small batches gain nothing, "
-        "page-locked memory is lost to other programs, and beside data_on_device, with which no "
-        "batch is copied, it does nothing.",
+        "Copies batches into pinned memory, which the GPU copies faster and while it computes. No "
+        "gain for small batches, no effect with the dataset on the device; pinned memory is not "
+        "available to other programs.",
     ),
     Switch(
         "non_blocking",
@@ -142,7 +141,7 @@ SWITCHES: tuple[Switch, ...] = (
         "compile",
         "torch.compile",
         "Compiles the model for full batches into fewer, larger kernels; reduce-overhead adds CUDA "
-        "Graphs, max-autotune tries many kernels. Compiling takes from seconds to minutes, which a "
+        "Graphs, max-autotune tries many kernels. Compiling takes seconds to minutes, which a "
         "short run does not earn back.",
     ),
     Switch(
@@ -185,9 +184,9 @@ PARALLEL_SWITCHES: tuple[Switch, ...] = (
     Switch(
         "no_sync",
         "no_sync",
-        "Averages the gradients of all ranks once a step, instead of after each of its batches. "
-        "It changes nothing without gradient accumulation, and with FSDP2 each rank keeps whole "
-        "gradients in between.",
+        "Averages gradients across ranks once per optimizer step instead of after every batch. No "
+        "effect without gradient accumulation; with FSDP2, each rank keeps full gradients in "
+        "between.",
     ),
     Switch(
         "static_graph",

@@ -25,7 +25,7 @@ def picked_run(server: Services, listing: Listing) -> str | None:
     """
     state = st.session_state
     if RUN not in state and "run" in st.query_params:
-        choose(st.query_params["run"])
+        state[RUN], state[_CHOSEN] = st.query_params["run"], True
     picked: str | None = state.get(RUN)
     if state.get(_CHOSEN):
         return picked

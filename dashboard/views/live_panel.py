@@ -113,11 +113,13 @@ def live_panel(
     )
 
 
-def start_with(config: RunConfig) -> None:
+def start_with(config: RunConfig | None) -> None:
     """Put settings into the sidebar and have the Run page start them.
 
-    Call it in a callback, or before switching to that page.
+    Call it in a callback. Does nothing for None.
     """
+    if config is None:
+        return
     load(config)
     st.session_state.setdefault("link_problems", [])  # no link is followed any more
     st.session_state[START] = True
@@ -125,8 +127,7 @@ def start_with(config: RunConfig) -> None:
 
 def _retry(again: Retry | None) -> None:
     """Put the settings that need less memory into the sidebar, and start them."""
-    if again is not None and again.config is not None:
-        start_with(again.config)
+    start_with(None if again is None else again.config)
 
 
 def _open_tab() -> None:

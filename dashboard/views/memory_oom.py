@@ -104,19 +104,18 @@ def _next(steps: tuple[Step, ...]) -> None:
 def _retry(server: Services, again: Retry, *, helps: bool) -> None:
     """Draw the button; it stands out where a smaller batch is among the proposals."""
     button = again.as_button(server.busy_reason(Activity.RUN))
-    pressed = st.button(
+    st.button(
         button["label"],
         icon=":material/replay:",
         type="primary" if helps else "secondary",
         key="oom_retry",
         disabled=button["refused"] is not None,
         help=button["refused"] or button["help"],
+        on_click=start_with,
+        args=(again.config,),
     )
     if button["refused"] is not None:
         st.caption(escape_markdown(button["refused"]))
-    if pressed and again.config is not None:
-        start_with(again.config)
-        st.rerun()
 
 
 def _blocks(record: OomRecord) -> None:

@@ -52,8 +52,15 @@ def welcome(server: Services, found: Devices, refused: str | None) -> None:
             "Without a GPU, the memory chart shows the memory of the process: PyTorch has no "
             "allocated and reserved counters for the CPU."
         )
-    with st.expander("Open a memory snapshot", icon=":material/memory_alt:"):
-        snapshot_section(None)
+    box = st.expander(
+        "Open a memory snapshot",
+        icon=":material/memory_alt:",
+        key="welcome_snapshot",
+        on_change="rerun",
+    )
+    if box.open:
+        with box:
+            snapshot_section(None)
 
 
 def watch_command(runs: Path) -> str:

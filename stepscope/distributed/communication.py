@@ -143,7 +143,7 @@ def _bandwidth(bus: float, link: Link | None) -> str:
     share = reached(bus, link)
     if link is None or share is None:
         return f"{speed}; the link's peak is unknown."
-    most = f"{link.name} can do ({rate_text(link.bytes_per_s)})"
+    most = f"{link.name} ({rate_text(link.bytes_per_s)})"
     why = " They wait for other ranks, or do not go over this link." if share < LOW_SHARE else ""
     return f"{speed}, {_percent(share)} of the peak of {most}.{why}"
 

@@ -1,4 +1,4 @@
-"""The communication page: refusals with reasons, a real measurement, files to compare."""
+"""The Collectives tab: refusals with reasons, a real measurement, files to compare."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stepscope.run import RunError
 from tests.support.app_page import GPU, Machine, label, text_of
 from tests.support.collectives_results import DOCUMENT, ROW
 from trainer.collectives.plan import Plan
-from trainer.collectives.results import new_result_path, write_result
+from trainer.collectives.results import new_result_path, read_result, result_names, write_result
 
 
 @pytest.fixture
@@ -25,7 +25,8 @@ def communication(page: Callable[..., AppTest]) -> Callable[[], AppTest]:
 
     def opened() -> AppTest:
         app = page()
-        app.switch_page("views/communication.py").run()
+        app.query_params["tab"] = "collectives"
+        app.switch_page("views/hardware.py").run()
         assert not app.exception
         return app
 
@@ -78,18 +79,18 @@ def test_it_measures_keeps_and_shows(
     assert label(app, "button", "Stop").help
     with pytest.raises(RunError, match="Collectives are being measured"):
         server.start_collectives(Plan())
-    assert "page Communication" in str(server.lesson_refusal())
+    assert "Hardware page" in str(server.busy_reason(services.Activity.LESSON))
     until = time.monotonic() + 90
     while server.collectives.running() is not None:
         assert time.monotonic() < until
         time.sleep(0.1)
     app.run()
     assert not app.exception
-    [name] = server.collectives.names()
+    [name] = result_names(server.runs)
     assert label(app, "selectbox", "Measurement").value == name
-    assert [row["bytes"] for row in server.collectives.read(name)["rows"]][-1] == 2**20
+    assert [row["bytes"] for row in read_result(server.runs, name)["rows"]][-1] == 2**20
     assert "2 ranks by gloo on" in text_of(app)
-    assert server.lesson_refusal() is None
+    assert server.busy_reason(services.Activity.LESSON) is None
 
 
 def test_kept_ones_are_compared_and_a_broken_one_is_said(
@@ -98,7 +99,7 @@ def test_kept_ones_are_compared_and_a_broken_one_is_said(
     machine()
     for _ in range(2):
         write_result(new_result_path(server.runs, "nccl", 8), DOCUMENT)
-    first, second = server.collectives.names()
+    first, second = result_names(server.runs)
     app = communication()
     assert "8 ranks by nccl on H100, 18 NVLinks" in text_of(app)
     options = label(app, "selectbox", "Measurement").options

@@ -1,4 +1,4 @@
-"""The page Devices under AppTest: without a GPU, and with several."""
+"""The GPUs tab of the Hardware page: without a GPU, and with several."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def sees(server: services.Services, monkeypatch: pytest.MonkeyPatch) -> Iterator
 def devices_page(page: OpenPage) -> Callable[[], AppTest]:
     def open_it() -> AppTest:
         app = page()
-        app.switch_page("views/devices.py").run()
+        app.switch_page("views/hardware.py").run()
         assert not app.exception
         return app
 
@@ -80,8 +80,8 @@ def test_the_settings_outlive_a_look_at_the_devices(page: OpenPage, sees: Sees) 
     app = page()
     next(box for box in app.number_input if box.label == "Seed").set_value(7).run()
     app.query_params.clear()
-    app.switch_page("views/devices.py").run()
-    app.switch_page("views/live.py").run()
+    app.switch_page("views/hardware.py").run()
+    app.switch_page("views/run.py").run()
     assert next(box for box in app.number_input if box.label == "Seed").value == 7
 
 

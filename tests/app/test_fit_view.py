@@ -1,4 +1,4 @@
-"""The button "Will it fit?": progress, result, refusal, and the recommended batch."""
+"""Estimate memory: progress, result, refusal, and the recommended batch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from streamlit.testing.v1 import AppTest
@@ -93,7 +93,7 @@ def labels(app: AppTest) -> list[str]:
 
 def wait(server: services.Services) -> None:
     deadline = time.monotonic() + 120
-    while server.fits.running() is not None:
+    while server.estimates.running() is not None:
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
@@ -102,9 +102,9 @@ def test_a_press_predicts_the_settings_of_the_sidebar(
     page: OpenPage, server: services.Services
 ) -> None:
     app = page(workload="linear", device="cpu", batch_size="256")
-    label(app, "button", "Will it fit?").click().run()
+    label(app, "button", "Estimate memory").click().run()
     assert not app.exception
-    run = server.fits.last()
+    run = server.estimates.last()
     assert run is not None
     assert run.config.batch_size == 256
     wait(server)
@@ -116,7 +116,7 @@ def test_a_press_predicts_the_settings_of_the_sidebar(
     assert {"Parameters", "Predicted peak", "Free now"} <= set(table["Memory"])
     assert run.output().answer["parts"]["parameters"] == 8
     label(app, "button", "Close").click().run()
-    assert server.fits.last() is None
+    assert server.estimates.last() is None
     assert "It fits." not in text_of(app)
 
 
@@ -124,12 +124,12 @@ def test_a_prediction_can_be_stopped_and_there_is_one_at_a_time(
     page: OpenPage, server: services.Services
 ) -> None:
     app = page(workload="gpt", device="cpu")
-    label(app, "button", "Will it fit?").click().run()
-    with pytest.raises(RunError, match="One prediction at a time"):
-        server.start_fit(defaults(Workload.LINEAR), largest=False)
-    assert label(app, "button", "Largest batch").disabled
+    label(app, "button", "Estimate memory").click().run()
+    with pytest.raises(RunError, match="memory estimate is running"):
+        server.start_estimate(defaults(Workload.LINEAR), largest=False)
+    assert label(app, "button", "Find max batch size").disabled
     label(app, "button", "Stop").click().run()
-    run = server.fits.last()
+    run = server.estimates.last()
     assert run is not None
     assert run.output().state is ChildState.STOPPED
     app.run()
@@ -137,35 +137,35 @@ def test_a_prediction_can_be_stopped_and_there_is_one_at_a_time(
 
 
 def test_settings_that_cannot_start_have_no_button(page: OpenPage) -> None:
-    assert "Will it fit?" in labels(page(workload="linear", device="cpu"))
-    assert "Will it fit?" not in labels(page(workload="linear", device="cpu", precision="tf32"))
+    assert "Estimate memory" in labels(page(workload="linear", device="cpu"))
+    assert "Estimate memory" not in labels(page(workload="linear", device="cpu", precision="tf32"))
 
 
 def test_the_largest_batch_waits_for_a_run(page: OpenPage, server: services.Services) -> None:
     server.active_id = lambda: "one"  # type: ignore[method-assign]
-    assert "one is active" in str(server.fit_refusal(largest=True))
-    assert server.fit_refusal(largest=False) is None
+    reason = server.busy_reason(services.Activity.BATCH_SIZE_FINDER)
+    assert "one is active" in str(reason)
+    assert server.busy_reason(services.Activity.ESTIMATE) is None
 
 
 def test_the_recommended_batch_goes_into_the_sidebar(
     page: OpenPage, server: services.Services
 ) -> None:
     config = replace(defaults(Workload.LINEAR), batch_size=128)
-    server.fits._last = finished(config, ANSWER)
+    server.estimates.start(lambda: finished(config, ANSWER))
     app = page(workload="linear", device="cpu", batch_size="128")
     said = text_of(app)
     assert "256 reaches 1,000 samples/s" in said
     assert "a step would take about 9 s" in said
     assert "Something is not predicted" in said
-    label(app, "button", "Use batches of 256").click().run()
+    label(app, "button", "Use batch size 256").click().run()
     assert app.number_input(key="config_batch_size").value == 256
     assert ":material/info: Settings changed since this estimate. Run it again." in text_of(app)
 
 
 def test_a_failure_is_a_sentence(page: OpenPage, server: services.Services) -> None:
-    server.fits._last = Ended(  # type: ignore[assignment]
-        defaults(Workload.LINEAR), PredictionOutput(ChildState.FAILED, reason="It <b>broke.")
-    )
+    output = PredictionOutput(ChildState.FAILED, reason="It <b>broke.")
+    server.estimates.start(lambda: cast(Any, Ended(defaults(Workload.LINEAR), output)))
     assert "No estimate." in text_of(page(workload="linear", device="cpu"))
 
 
@@ -201,10 +201,10 @@ def test_a_limit_far_above_all_points_is_not_drawn() -> None:
 
 
 def test_a_server_that_ends_ends_the_prediction(server: services.Services, tmp_path: Path) -> None:
-    server.start_fit(defaults(Workload.GPT), largest=False)
-    run = server.fits.last()
+    server.start_estimate(defaults(Workload.GPT), largest=False)
+    run = server.estimates.last()
     assert run is not None
-    with pytest.raises(RunError, match="prediction is at work"):
+    with pytest.raises(RunError, match="memory estimate is running"):
         server.start_lesson(LESSONS[0])
     server.close()
     assert not run.running()

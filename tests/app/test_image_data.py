@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from tests.support.app_page import start_refused
 from trainer.datasets import MAKE_DIGITS, VARIABLE
 
 OpenPage = Callable[..., AppTest]
@@ -29,8 +30,7 @@ def test_without_data_the_page_tells_the_command(page: OpenPage, root: Path) -> 
     app = page(workload="images")
     # As code, with the end of the sentence outside: it can be copied.
     assert f"`{MAKE_DIGITS} {root}/digits`." in said(app)
-    (live,) = app.get("bidi_component")
-    assert MAKE_DIGITS in live.proto.json  # beside the button Start
+    assert MAKE_DIGITS in str(start_refused(app))
     (warning,) = app.warning  # where the page says what to press
     assert f"`{MAKE_DIGITS} {root}/digits`." in warning.value
 

@@ -37,10 +37,7 @@ def short_of_memory(
 
 
 def memory_page(page: OpenPage, **params: str) -> AppTest:
-    app = page(**params)
-    app.switch_page("views/memory.py").run()
-    assert not app.exception
-    return app
+    return page(**params, tab="memory")
 
 
 def test_the_case_its_proof_and_what_to_do_are_shown(page: OpenPage, tmp_path: Path) -> None:
@@ -49,10 +46,10 @@ def test_the_case_its_proof_and_what_to_do_are_shown(page: OpenPage, tmp_path: P
     short_of_memory(tmp_path, replace(PIECES, blocks=blocks, stack=stack))
     app = memory_page(page, run="short")
     said = text_of(app)
-    assert "#### Why memory ran out: Fragmentation" in said
+    assert "#### Out of memory: Fragmentation" in said
     assert "840 MiB of the reserved memory was free in pieces of at most 60.0 MiB" in said
-    assert "| Asked for | 300 MiB |" in said
-    assert "the last of 3 that failed" in said
+    assert "| Requested | 300 MiB |" in said
+    assert "last of 3 failed allocations" in said
     assert "1. Let the allocator map memory in pieces" in said
     assert "export PYTORCH_ALLOC_CONF=expandable_segments:True" in said
     table = next(one.value for one in app.dataframe if "Line" in one.value.columns)
@@ -71,7 +68,7 @@ def test_a_run_without_such_a_failure_has_no_section(page: OpenPage, tmp_path: P
 def test_a_caught_failure_is_told_and_cannot_be_retried(page: OpenPage, tmp_path: Path) -> None:
     short_of_memory(tmp_path, FULL, ended=False)
     app = memory_page(page, run="short")
-    assert "An allocation failed, and the script went on: Simply too big" in text_of(app)
+    assert "#### Allocation failed, script continued: Too large to" in text_of(app)
     assert not [one for one in app.button if one.key == "oom_retry"]
     assert header(page(run="short"))["retry"] is None
 
@@ -107,7 +104,7 @@ def test_retry_starts_half_the_batch_with_twice_the_accumulation(
     monkeypatch.setattr(server, "start", start)
     app = memory_page(page, run="short")
     (button,) = [one for one in app.button if one.key == "oom_retry"]
-    assert button.label == "Retry with batch 8 × 4"
+    assert button.label == "Retry with batch size 8 × 4 accumulation steps"
     button.click().run()
     assert not app.exception
     assert started == [replace(CONFIG, batch_size=8, accumulation=4)]
@@ -140,13 +137,13 @@ def test_what_cannot_be_retried_says_why(
     monkeypatch: pytest.MonkeyPatch,
     why: str,
 ) -> None:
-    config, words = CONFIG, "One run at a time: another is active"
+    config, words = CONFIG, "The run another is active."
     if why == "batch of one":
         config, words = replace(CONFIG, batch_size=1), "a batch of one sample cannot be halved"
     elif why == "another machine":
         machine()
         config = replace(CONFIG, device=GPU.id)
-        words = "is not in this machine"
+        words = "this machine"
     else:
         monkeypatch.setattr(server, "active_id", lambda: "another")
     short_of_memory(tmp_path, FULL, config=config)

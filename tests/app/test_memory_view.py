@@ -13,6 +13,7 @@ from streamlit.testing.v1 import AppTest
 from dashboard import services
 from stepscope.run import RunKind
 from tests.app.conftest import MAIN
+from tests.support.app_page import header, trigger
 from tests.support.ledger_rows import GPU, PROCESSES, device, process, sample
 from tests.support.recorded_runs import write_run
 
@@ -27,10 +28,9 @@ def memory(server: services.Services) -> MemoryPage:
 
     def run(**params: str) -> AppTest:
         app = AppTest.from_file(str(MAIN), default_timeout=30)
-        for name, value in params.items():
+        for name, value in {"tab": "memory", **params}.items():
             app.query_params[name] = value
         app.run()
-        app.switch_page("views/memory.py").run()
         assert not app.exception
         return app
 
@@ -40,7 +40,7 @@ def memory(server: services.Services) -> MemoryPage:
 def mounted(app: AppTest) -> dict[str, Any]:
     """What the ledger's component was given."""
     drawn = [json.loads(part.proto.json) for part in app.get("bidi_component")]
-    [found] = [data for data in drawn if "page_token" in data and "layout" in data]
+    [found] = [data for data in drawn if "layout" in data and "header" not in data]
     told: dict[str, Any] = found
     return told
 
@@ -55,18 +55,9 @@ def cuda_run(root: Path, **run_json: Any) -> Path:
     return write_run(root / "cuda", ON_GPU | run_json, gpu=GPU, samples=rows, devices=gpu)
 
 
-def test_without_a_run_it_says_what_to_do(memory: MemoryPage, tmp_path: Path) -> None:
-    app = memory()
-    assert mounted(app)["run"] is None  # it waits for a run to begin
-    assert "No run is shown" in said(app)
-    assert "stepscope watch train.py" in app.code[0].value
-    assert str(tmp_path) in app.code[0].value
-    assert len(app.dataframe) == 0
-
-
 def test_a_run_that_is_not_there_is_named(memory: MemoryPage) -> None:
     app = memory(run="20990101-000000-never")
-    assert "20990101" in app.warning[0].value
+    assert "20990101" in header(app)["trouble"]
     assert "No run is shown" in said(app)
 
 
@@ -101,13 +92,13 @@ def test_a_cuda_run_names_its_gpu_and_the_other_processes(
 def test_hidden_processes_are_said_to_be_hidden(memory: MemoryPage, tmp_path: Path) -> None:
     cuda_run(tmp_path, capabilities={"missing": {GPU: {"processes": "hidden in a container"}}})
     app = memory(run="cuda")
-    assert "Not known: hidden in a container." in said(app)
+    assert "Unknown: hidden in a container." in said(app)
     assert len(app.dataframe) == 0
 
 
 def test_a_gpu_without_other_processes_says_so(memory: MemoryPage, tmp_path: Path) -> None:
     cuda_run(tmp_path, gpu_processes={GPU: [{"pid": 1, "name": "train.py"}]})
-    assert "None: this run has the GPU for itself." in said(memory(run="cuda"))
+    assert "None. This run is the only" in said(memory(run="cuda"))
 
 
 def test_another_run_can_be_chosen_and_the_address_follows(
@@ -116,15 +107,11 @@ def test_another_run_can_be_chosen_and_the_address_follows(
     cuda_run(tmp_path)
     write_run(tmp_path / "cpu", {"device": "cpu", "name": "digits"}, samples=[sample(0)])
     app = memory(run="cuda")
-    [picker] = app.selectbox
-    assert picker.value == "cuda"
-    picker.select("cpu").run()
-    assert not app.exception
+    trigger(app, "run", "cpu")
     assert mounted(app)["run"] == "cpu"
     assert app.query_params["run"] == "cpu"
-    app.selectbox[0].select_index(None).run()
-    assert not app.exception
-    assert mounted(app)["run"] is None
+    trigger(app, "run", "")
+    assert "No run is shown" in said(app)
     assert "run" not in app.query_params
 
 

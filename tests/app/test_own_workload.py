@@ -54,7 +54,7 @@ def test_its_settings_are_switches_that_a_link_can_set(page: OpenPage) -> None:
 
 def test_an_unknown_setting_in_a_link_is_named(page: OpenPage) -> None:
     choose(f"{EXAMPLE}:build")
-    assert "the file has no setting nothing; it has wide, slow_loading" in said(
+    assert "the file has no option nothing; it has wide, slow_loading." in said(
         page(workload="user", own="nothing")
     )
 

@@ -12,7 +12,7 @@ from streamlit.testing.v1.element_tree import Selectbox
 
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus
-from tests.support.app_page import OpenPage, record
+from tests.support.app_page import OpenPage, drawn_components, record
 from tests.support.profiles import write_profile
 
 
@@ -21,16 +21,16 @@ def test_a_run_with_profiles_shows_the_newest(page: OpenPage, tmp_path: Path) ->
     write_profile(folder, 5, 6)
     write_profile(folder, 10, 12)
     (folder / "profile-step-10-12.json.gz").write_bytes(b"trace")
-    app = page(run="one")
+    app = page(run="one", tab="profile")
     [choice] = [box for box in app.selectbox if box.key == "chosen_profile"]
     assert choice.options == ["Steps 10 to 12", "Steps 5 to 6"]
-    drawn = [json.loads(part.proto.json) for part in app.get("bidi_component")]
+    drawn = drawn_components(app)
     assert {"run": "one", "first": 10, "last": 12, "rank": 0} in drawn
     [table] = app.dataframe
     assert "CUDA self" in table.value.columns
     assert any("ui.perfetto.dev" in caption.value for caption in app.caption)
     choice.select_index(1).run()
-    drawn = [json.loads(part.proto.json) for part in app.get("bidi_component")]
+    drawn = drawn_components(app)
     assert {"run": "one", "first": 5, "last": 6, "rank": 0} in drawn
     assert not any("ui.perfetto.dev" in caption.value for caption in app.caption)
     assert [box for box in app.selectbox if box.key == "profile_rank"] == []
@@ -55,30 +55,30 @@ def test_the_profile_of_each_rank_can_be_chosen(page: OpenPage, tmp_path: Path) 
     for rank in (0, 1):
         write_profile(folder, 10, 12, rank)
     (folder / "profile-step-10-12.rank1.json.gz").write_bytes(b"trace")
-    app = page(run="one")
+    app = page(run="one", tab="profile")
     assert chooser(app, "chosen_profile").options == ["Steps 10 to 12", "Steps 5 to 6"]
     ranks = chooser(app, "profile_rank")
     assert ranks.options[0].startswith("Rank 0 · ")
     assert ranks.options[1] == "Rank 1 · *node*"
     ranks.select_index(1).run()
-    drawn = [json.loads(part.proto.json) for part in app.get("bidi_component")]
+    drawn = drawn_components(app)
     assert {"run": "one", "first": 10, "last": 12, "rank": 1} in drawn
     assert any("ui.perfetto.dev" in caption.value for caption in app.caption)
     chooser(app, "chosen_profile").select_index(1).run()
-    drawn = [json.loads(part.proto.json) for part in app.get("bidi_component")]
+    drawn = drawn_components(app)
     assert {"run": "one", "first": 5, "last": 6, "rank": 0} in drawn
 
 
 def test_the_only_rank_with_a_profile_is_named(page: OpenPage, tmp_path: Path) -> None:
     write_profile(job(tmp_path), 5, 6, 1)
-    app = page(run="one")
+    app = page(run="one", tab="profile")
     assert r"Rank 1 · \*node\*" in [text.value for text in app.markdown]
 
 
 def test_what_is_no_summary_is_told(page: OpenPage, tmp_path: Path) -> None:
     folder = record(tmp_path, "one")
     (folder / "profile-step-5-6.summary.json").write_text("[]")
-    app = page(run="one")
+    app = page(run="one", tab="profile")
     [warning] = [said.value for said in app.warning if "profile" in said.value]
     assert warning.endswith("must be an object of schema 1. Profile again.")
     assert len(app.dataframe) == 0
@@ -92,5 +92,7 @@ def test_without_one_a_live_run_says_how_to_get_it(
     folder = record(tmp_path, "one", commands=["profile", "stop"])
     run_json = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps(run_json | {"status": status}))
-    told = any("No profile yet" in caption.value for caption in page(run="one").caption)
+    told = any(
+        "No profile yet" in caption.value for caption in page(run="one", tab="profile").caption
+    )
     assert told is live

@@ -15,7 +15,7 @@ from dashboard.run_summary import summarize
 from dashboard.views.run_rows import row
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunKind, RunStatus, read_run
-from tests.support.app_page import component
+from tests.support.app_page import header
 
 OpenPage = Callable[..., AppTest]
 
@@ -44,20 +44,21 @@ def codes(app: AppTest) -> list[str]:
     return [code.value for code in app.code]
 
 
-def test_only_a_job_has_the_section_ranks(page: OpenPage, job: Path) -> None:
-    assert component(page(run="job"))["layout"]["ranks"] is True
+def tabs(app: AppTest) -> list[str]:
+    return [name for name, _ in header(app)["tabs"]]
+
+
+def test_only_a_distributed_run_has_the_tab_ranks(page: OpenPage, job: Path) -> None:
+    assert "ranks" in tabs(page(run="job"))
     for size in (1, "4", None, -2, 10**12):
         describe(job, world_size=size)
-        app = page(run="job")
-        assert component(app)["layout"]["ranks"] is False
-        assert "ranks_details" not in {box.key for box in app.selectbox}
+        app = page(run="job", tab="ranks")
+        assert "ranks" not in tabs(app)
+        assert header(app)["tab"] == "overview"
 
 
 def test_each_rank_has_its_output_settings_and_export(page: OpenPage, job: Path) -> None:
-    app = page(run="job")
-    assert "of the second <b>x</b>" not in codes(app)  # folded away and so not read
-    app.session_state["ranks_details"] = True
-    app.run()
+    app = page(run="job", tab="ranks")
     picker = app.selectbox(key="rank_details")
     assert [option.split(" · ")[0] for option in picker.options] == ["Rank 0", "Rank 1"]
     assert picker.help
@@ -73,9 +74,7 @@ def test_each_rank_has_its_output_settings_and_export(page: OpenPage, job: Path)
 
 def test_a_rank_whose_file_is_broken_is_no_error(page: OpenPage, job: Path) -> None:
     (job / "rank1.json").write_text("[1, 2")
-    app = page(run="job")
-    app.session_state["ranks_details"] = True
-    app.run()
+    app = page(run="job", tab="ranks")
     app.selectbox(key="rank_details").select_index(1).run()
     assert not app.exception
     assert "cannot be read" in app.json[0].value

@@ -107,7 +107,7 @@ def test_the_page_lists_the_runs_and_live_shows_the_one_that_was_opened(
     assert list(table["Name"]) == ["digits_cnn", "digits_cnn"]
     assert list(table["Status"]) == ["finished", "finished"]
     app.session_state["run"] = "one"
-    app.switch_page("views/live.py").run()
+    app.switch_page("views/run.py").run()
     assert component(app)["run"] == "one"
 
 
@@ -122,9 +122,9 @@ def test_without_runs_the_page_says_where_they_would_be(
 
 def test_the_settings_outlive_a_look_at_the_runs(runs_page: Callable[[], AppTest]) -> None:
     app = runs_page()
-    app.switch_page("views/live.py").run()
+    app.switch_page("views/run.py").run()
     next(box for box in app.number_input if box.label == "Seed").set_value(7).run()
     app.query_params.clear()  # as a browser does on the way to another page
     app.switch_page("views/runs.py").run()
-    app.switch_page("views/live.py").run()
+    app.switch_page("views/run.py").run()
     assert next(box for box in app.number_input if box.label == "Seed").value == 7

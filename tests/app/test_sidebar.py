@@ -9,7 +9,7 @@ from streamlit.testing.v1 import AppTest
 
 from dashboard import services
 from dashboard.controls import config_widgets, sidebar
-from tests.support.app_page import GPU, Machine, label, text_of, trigger, widget
+from tests.support.app_page import GPU, Machine, label, start_refused, start_run, text_of, widget
 from trainer.config import Problem, RunConfig
 from trainer.config_validation import TrainDevice
 from trainer.techniques import SWITCHES
@@ -30,11 +30,12 @@ def refuse(monkeypatch: pytest.MonkeyPatch, *refused: tuple[str, object]) -> Non
 
 
 def test_each_switch_is_drawn_with_its_two_sentences(page: OpenPage) -> None:
-    app = page()
+    app = page(num_workers="1")
     drawn = {switch.field: widget(app, switch.field) for switch in SWITCHES}
-    assert {field: (found.label, found.help) for field, found in drawn.items()} == {
-        switch.field: (switch.label, switch.help) for switch in SWITCHES
-    }
+    for switch in SWITCHES:
+        found = drawn[switch.field]
+        assert found.label == switch.label
+        assert found.help.startswith(switch.help)
 
 
 def test_an_impossible_switch_is_disabled_with_the_reason(
@@ -42,25 +43,46 @@ def test_an_impossible_switch_is_disabled_with_the_reason(
 ) -> None:
     refuse(monkeypatch, ("cuda_graphs", True), ("num_workers", 1), ("accumulation", 2))
     app = page()
-    assert {s.field for s in SWITCHES if widget(app, s.field).disabled} == {
-        "cuda_graphs",
-        "num_workers",
-        "accumulation",
-    }
-    assert text_of(app).count("this machine cannot. Leave it.") == 3
+    of_workers = ("prefetch_factor", "persistent_workers")
+    drawn = {s.field: widget(app, s.field) for s in SWITCHES if s.field not in of_workers}
+    disabled = {field: found.help for field, found in drawn.items() if found.disabled}
+    assert disabled.keys() == {"cuda_graphs", "num_workers", "accumulation"}
+    assert all(text.endswith("Disabled: this machine cannot.") for text in disabled.values())
+    assert "this machine cannot" not in text_of(app), "a reason that blocks nothing is a tooltip"
 
 
-def test_what_cannot_be_off_is_disabled_while_it_is_on(page: OpenPage) -> None:
+def test_settings_of_workers_appear_with_workers(page: OpenPage) -> None:
     app = page()
-    assert widget(app, "persistent_workers").disabled  # there are no workers
-    assert "there are no workers to keep alive" in text_of(app)
-    assert "Switch it on" not in text_of(app)
+    assert not [one for one in app.toggle if one.key == "config_persistent_workers"]
     widget(app, "num_workers").set_value(2).run()
     assert not widget(app, "persistent_workers").disabled
-    widget(app, "persistent_workers").set_value(False).run()
-    widget(app, "num_workers").set_value(0).run()
-    assert not widget(app, "persistent_workers").disabled  # so that it can be switched back
-    assert "Switch it on, or set num_workers above 0." in text_of(app)
+    assert widget(app, "prefetch_factor").value == 2
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("learning_rate", -3.0), ("epochs", 0), ("batch_size", 10**8)]
+)
+def test_a_number_out_of_range_is_shown_and_cannot_start(
+    page: OpenPage, field: str, value: float
+) -> None:
+    """Streamlit's own limits turn the field red, and Start trained with the value before."""
+    app = page(workload="linear")
+    widget(app, field).set_value(value).run()
+    assert widget(app, field).value == value
+    assert ":red[" in text_of(app)
+    assert f"{field}: must be between" in str(start_refused(app))
+    app.switch_page("views/runs.py").run()
+    app.switch_page("views/run.py").run()
+    assert f"{field}: must be between" in str(start_refused(app))
+
+
+def test_a_group_names_what_differs_from_the_defaults(page: OpenPage) -> None:
+    app = page(workload="digits_mlp", cudnn_benchmark="1", compile="default")
+    labels = [group.label for group in app.sidebar.expander]
+    assert labels[0] == "Training"
+    assert labels[1] == "Performance · torch.compile default, cudnn.benchmark on"
+    app.button(key="reset_settings").click().run()
+    assert app.sidebar.expander[1].label == "Performance"
 
 
 def test_a_warm_up_of_the_learning_rate_is_disabled_with_plateau(page: OpenPage) -> None:
@@ -88,11 +110,17 @@ def test_what_is_on_and_impossible_can_be_switched_off(
     assert widget(app, "warmup").disabled
 
 
-def test_one_reason_for_several_kinds_is_said_once(page: OpenPage, machine: Machine) -> None:
+def test_kinds_that_are_missing_are_one_line_with_reasons_as_help(
+    page: OpenPage, machine: Machine
+) -> None:
     machine(GPU)
-    refused = [line for line in text_of(page()).split(":material/block:") if "7.5" in line]
-    assert any(line.lstrip().startswith("tf32 needs") for line in refused)
-    assert "bf16 AMP" not in widget(page(), "precision").options
+    app = page()
+    found = widget(app, "precision")
+    assert "bf16 AMP" not in found.options
+    assert "- tf32" in found.help
+    assert "7.5" in found.help
+    [line] = [one.value for one in app.caption if one.value.startswith("Not available on")]
+    assert line.startswith("Not available on this device: tf32, bf16 AMP")
 
 
 def test_another_device_takes_back_what_it_cannot_do(
@@ -135,7 +163,7 @@ def test_values_survive_another_page_and_are_in_the_link(
     for field, value in wanted.items():
         assert app.query_params[field] == value
     app.switch_page("views/runs.py").run()
-    app.switch_page("views/live.py").run()
+    app.switch_page("views/run.py").run()
     assert not app.exception
     assert widget(app, "accumulation").value == 4
     assert widget(app, "set_to_none").value is False
@@ -145,7 +173,7 @@ def test_values_survive_another_page_and_are_in_the_link(
 def test_start_takes_the_switches(page: OpenPage, server: services.Services) -> None:
     app = page(workload="linear", epochs="1", max_steps="3", accumulation="2", foreach="0")
     widget(app, "set_to_none").set_value(False)
-    trigger(app, "start")
+    start_run(app)
     (run,) = server.list_runs()
     config = run.run_json["config"]
     assert (config["max_steps"], config["accumulation"]) == (3, 2)

@@ -274,7 +274,11 @@ def with_model(monkeypatch: pytest.MonkeyPatch, make: Callable[[], nn.Module]) -
         (
             Draws,
             {"activation_checkpointing": True},
-            "cuda_graphs: this model uses dropout, which would draw different random numbers when recomputed inside a graph. Turn off activation_checkpointing or cuda_graphs.",
+            (
+                "cuda_graphs: this model uses dropout, which would draw different random "
+                "numbers when recomputed inside a graph. Turn off "
+                "activation_checkpointing or cuda_graphs."
+            ),
         ),
         (Waits, {}, "operation not permitted when stream is capturing"),
     ],

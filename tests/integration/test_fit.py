@@ -477,7 +477,10 @@ TWO = {
         ),
         (
             ") if step < 40 else second.step(",
-            "No advice: another optimizer has not stepped yet, so its memory is unknown. Measure more steps with --steps.",
+            (
+                "No advice: another optimizer has not stepped yet, so its memory is "
+                "unknown. Measure more steps with --steps."
+            ),
         ),
     ],
 )

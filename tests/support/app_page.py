@@ -41,9 +41,13 @@ def record(root: Path, name: str, status: RunStatus = RunStatus.FINISHED, **run_
 
 
 def component(app: AppTest) -> dict[str, Any]:
-    (live,) = app.get("bidi_component")
-    data: dict[str, Any] = json.loads(live.proto.json)
+    data: dict[str, Any] = json.loads(_first(app).proto.json)
     return data
+
+
+def _first(app: AppTest) -> Any:
+    """The component of the run, or of the GPUs: the first one of its page."""
+    return next(iter(app.get("bidi_component")))
 
 
 def header(app: AppTest) -> dict[str, Any]:
@@ -52,9 +56,26 @@ def header(app: AppTest) -> dict[str, Any]:
     return told
 
 
+def start_run(app: AppTest) -> None:
+    """Press Start run in the sidebar."""
+    app.button(key="start_run").click().run()
+    assert not app.exception
+
+
+def start_refused(app: AppTest) -> str | None:
+    """Why Start run is disabled; None where it is not."""
+    button = app.button(key="start_run")
+    return str(button.help) if button.disabled else None
+
+
+def drawn_components(app: AppTest) -> list[dict[str, Any]]:
+    """What each component was given."""
+    return [json.loads(part.proto.json) for part in app.get("bidi_component")]
+
+
 def trigger(app: AppTest, event: str, value: object = 1) -> None:
-    """Do what the component in the browser does for a press on Start or a choice of a run."""
-    (live,) = app.get("bidi_component")
+    """Do what the component in the browser does for a press or a choice."""
+    live = _first(app)
     states = app._tree.get_widget_states()
     name = f"$$STREAMLIT_INTERNAL_KEY_{live.proto.id}__events"
     states.widgets.add(id=name, json_trigger_value=json.dumps([{"event": event, "value": value}]))

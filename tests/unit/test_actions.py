@@ -15,7 +15,7 @@ from dashboard.controls.actions import (
     buttons,
     can_end_now,
     refusal,
-    start_button,
+    start_refusal,
     supported_commands,
 )
 from stepscope.recorder.recorder import CommandName
@@ -51,7 +51,7 @@ def test_only_what_a_run_answers_can_be_asked() -> None:
     assert possible(watched) == set(SCRIPT) - {CommandName.RESUME}
     recording = run(kind="record", commands=["mark", "stop"])
     assert possible(recording) == {CommandName.MARK, CommandName.STOP}
-    assert "does not answer" in str(refusal(CommandName.PAUSE, recording))
+    assert "does not support" in str(refusal(CommandName.PAUSE, recording))
 
 
 def test_a_paused_run_resumes_and_does_not_pause_again() -> None:
@@ -117,9 +117,9 @@ def test_help_says_what_happens_to_a_script() -> None:
 
 def test_start_says_what_is_in_its_way() -> None:
     wrong = Problem("precision", "fp16 needs CUDA", "Choose fp32")
-    assert start_button(None, ())["refused"] is None
-    assert "fp16 needs CUDA" in start_button(None, (wrong,))["refused"]
-    assert "run-1 is active" in start_button("run-1", (wrong,))["refused"]
+    assert start_refusal(None, ()) is None
+    assert "fp16 needs CUDA" in str(start_refusal(None, (wrong,)))
+    assert start_refusal("run-1 is active.", (wrong,)) == "run-1 is active."
 
 
 def test_end_now_is_for_a_job_that_does_not_stop() -> None:

@@ -78,7 +78,7 @@ def test_full_memory_with_retries_is_told_once_and_is_over_when_both_are() -> No
     assert found[0][1].text.startswith("NVIDIA A100: 98 % of the memory is in use")
     assert found[0][1].value == pytest.approx(97.5)
     assert found[0][1].source == GPU
-    assert found[1][1].text == "Memory full (NVIDIA A100): over after 36 s"
+    assert found[1][1].text == "Memory full (NVIDIA A100): cleared after 36 s"
 
 
 def test_full_memory_without_retries_is_what_a_cache_is_for() -> None:
@@ -169,7 +169,7 @@ def test_a_lost_gpu_is_told_and_so_is_its_return() -> None:
     found = told(Judge(DEFAULTS), looks)
     assert states(found) == [(1, GPU_LOST, "raised"), (33, GPU_LOST, "cleared")]
     assert found[0][1].text == "NVIDIA T4: GPU is lost"
-    assert found[1][1].text == "GPU lost (NVIDIA T4): over after 32 s"
+    assert found[1][1].text == "GPU lost (NVIDIA T4): cleared after 32 s"
 
 
 # --- losses ---
@@ -187,7 +187,7 @@ def test_a_loss_that_is_no_number_is_told_with_its_step_and_each_loss_for_itself
     found = told(Judge(DEFAULTS), looks)
     assert states(found) == [(1, LOSS, "raised"), (13, LOSS, "cleared")]
     assert found[0][1].text == "train/loss is NaN at step 7"
-    assert found[1][1].text == "Loss not finite (train/loss): over after 12 s"
+    assert found[1][1].text == "Loss not finite (train/loss): cleared after 12 s"
     assert RULES[LOSS].level == "critical"
 
 

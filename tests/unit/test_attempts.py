@@ -72,7 +72,7 @@ def test_a_killed_rank_is_named_with_its_signal(tmp_path: Path) -> None:
 
 def test_an_exit_code_without_a_word_is_said(tmp_path: Path) -> None:
     end = end_of(job(tmp_path), printed(tmp_path, 3, 0))
-    assert (end.rank, end.short) == (0, "rank 0 ended without a word (exit code 3)")
+    assert (end.rank, end.short) == (0, "rank 0 exited without a message (exit code 3)")
 
 
 def test_an_exception_is_told_in_its_own_words(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_an_exception_is_told_in_its_own_words(tmp_path: Path) -> None:
 def test_another_version_of_torchrun_may_print_something_else(tmp_path: Path) -> None:
     peer = {"status": "failed", "reason": "Connection closed by peer", "ended": time.time()}
     end = end_of(job(tmp_path, rank0=peer), tmp_path / "missing.log")
-    assert (end.rank, end.short) == (1, "rank 1 was killed, or ended without a word")
+    assert (end.rank, end.short) == (1, "rank 1 was killed, or exited without a message")
 
 
 def test_a_kill_for_lack_of_memory_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,9 +99,9 @@ def test_a_kill_for_lack_of_memory_is_told(tmp_path: Path, monkeypatch: pytest.M
     )
     folder = job(tmp_path, rank1={"oom_kills": {"count": 1}})
     assert (
-        "was killed by the system (SIGKILL): out of memory. Use a smaller batch, fewer ranks or fewer num_workers"
-        in end_of(folder, printed(tmp_path, -9, 1)).short
-    )
+        "was killed by the system (SIGKILL): out of memory. Use a smaller batch, "
+        "fewer ranks or fewer num_workers"
+    ) in end_of(folder, printed(tmp_path, -9, 1)).short
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def figures(**more: Any) -> Figures:
 def test_a_gpu_that_waits_for_data_is_input_bound() -> None:
     found = verdict(figures(data_wait=0.063, device_time=0.034, utilization=0.4), gpu())
     assert found.kind == "input-bound"
-    assert found.text == "Input-bound: 63 % of a step waits for data."
+    assert found.text == "Input-bound: 63 % of each step waits for data."
     assert found.share == pytest.approx(0.063 / 0.066)
     assert found.phase == "data"
     assert found.next is not None
@@ -63,7 +63,7 @@ def test_a_gpu_that_waits_for_data_is_input_bound() -> None:
 def test_a_wait_behind_a_busy_gpu_holds_nothing_up() -> None:
     found = verdict(figures(data_wait=0.06), gpu())
     assert found.kind == "compute-bound"
-    assert found.text == "Compute-bound: the GPU computes for 95 % of a step."
+    assert found.text == "Compute-bound: the GPU computes for 95 % of each step."
 
 
 def test_copies_on_the_computing_stream_are_transfer_bound() -> None:
@@ -71,7 +71,7 @@ def test_copies_on_the_computing_stream_are_transfer_bound() -> None:
     assert found.kind == "transfer-bound"
     assert found.share == pytest.approx(0.04 / 0.045)
     assert found.phase == "copy"
-    assert "40 % of a step copies" in found.text
+    assert "40 % of each step copies" in found.text
 
 
 def test_a_blocking_copy_is_no_wait_for_data() -> None:
@@ -133,8 +133,8 @@ def test_two_causes_of_the_same_size_are_not_told_apart() -> None:
     assert not found.kind.names_a_cause
     assert (found.share, found.next) == (None, None)
     assert found.text == (
-        "No single cause: a step is 40 % computing, 30 % waiting for data, 1 % copies to the GPU, "
-        "29 % gaps between launches."
+        "No single cause: each step is 40 % computing, 30 % waiting for data, 1 % "
+        "H2D copy time, 29 % gaps between launches."
     )
 
 
@@ -143,8 +143,8 @@ def test_a_busy_gpu_with_a_lowered_clock_is_throttled() -> None:
     found = verdict(figures(throttled=0.97, sm_clock_max=1980.0, **hot), gpu())
     assert found.kind == "throttled"
     assert found.text == (
-        "Throttled: for 97 % of the time the GPU lowers its clock (hardware thermal slowdown), "
-        "1200 MHz where this run had 1980."
+        "Throttled: for 97 % of the time the GPU lowers its clock (hardware thermal "
+        "slowdown), 1200 MHz instead of this run's 1980."
     )
     assert found.next is not None
     assert found.next.name is None
@@ -201,7 +201,7 @@ def test_a_process_that_neither_computes_nor_loads_is_not_compute_bound() -> Non
     # More threads would make it worse: no cause is named, and nothing to try.
     crowded = verdict(replace(asleep, host_cpu=0.99), CPU)
     assert crowded.kind is Kind.UNCLEAR
-    assert "70 % waiting for a core that others have" in crowded.text
+    assert "70 % waiting for a CPU core." in crowded.text
     assert crowded.next is None
     assert verdict(replace(asleep, host_cpu=None), CPU).kind is Kind.UNCLEAR
 
@@ -212,7 +212,8 @@ def test_without_cpu_time_nothing_is_called_compute_bound() -> None:
     found = verdict(blind, CPU)
     assert found.kind is Kind.UNCLEAR
     assert found.text.startswith(
-        "No diagnosis: whether the process computes or waits is unknown; that takes at least a second of steps."
+        "No diagnosis: whether the process computes or waits is unknown; that takes "
+        "at least a second of steps."
     )
     assert verdict(replace(blind, data_wait=0.0006), CPU).kind is Kind.INPUT
     assert verdict(replace(blind, process_cpu=1.0), CPU).kind is Kind.COMPUTE
@@ -357,7 +358,7 @@ def test_a_script_is_told_in_words_what_to_change() -> None:
     waits = verdict(figures(data_wait=0.06, device_time=None, utilization=0.35), SCRIPT)
     assert waits.next is not None
     assert waits.next.name is None
-    assert "DataLoader call try num_workers=4" in waits.next.text
+    assert "Try num_workers=4" in waits.next.text
     busy = verdict(figures(device_time=None), SCRIPT)
     assert busy.next is not None
     assert "torch.autocast('cuda') in bfloat16" in busy.next.text

@@ -125,7 +125,7 @@ def test_what_a_gpu_does_not_give_is_said_once_with_its_reason() -> None:
     gpu = Gpu(uuid="MIG-1", name="H100", missing=lacks | {"gpu/mem_util": lacks["gpu/util"]})
     made = layout(RunContent(has_cuda=True, gpus=(gpu,), training_gpu="MIG-1"))
     assert made["absent"] == (
-        "GPU utilization, memory controller: not available with MIG enabled."
+        "GPU utilization, memory access: not available with MIG enabled."
     )  # the energy counter is in no chart
     hidden = {tile["id"]: tile["hide"] for tile in made["kpis"]}
     assert (hidden["gpu_util"], hidden["power"], hidden["loss"]) == (True, False, False)
@@ -230,7 +230,7 @@ def test_the_scripts_own_metrics_get_small_charts_after_the_others() -> None:
     assert [entry["title"] for entry in own] == ["d_real", "val/f1"]
     groups = [entry["group"] for entry in made["charts"]]
     assert groups == sorted(groups, key=["main", "custom", "more"].index)
-    assert made["custom_note"].startswith("3 more metrics are recorded without a chart")
+    assert made["custom_note"].startswith("3 more metrics are recorded but not charted;")
     assert layout(CPU)["custom_note"] is None
 
 

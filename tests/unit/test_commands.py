@@ -296,18 +296,19 @@ def test_a_run_that_ends_within_the_step_keeps_what_there_is(
     bench.commands.close()
     assert history.calls[1:] == ["dump", ("record", None, None)]
     [(_, text, _)] = bench.recorder.events
-    assert text.endswith("step 1, which the run did not end")
+    assert text.endswith("step 1, which did not finish")
 
 
 def test_empty_cache_says_what_stays() -> None:
     before = {"memory/reserved": 2.1 * 2**30, "memory/allocated": 0.5 * 2**30}
     after = {"memory/reserved": 0.75 * 2**30, "memory/allocated": 0.5 * 2**30}
     assert results.empty_cache(before, after) == (
-        "Empty cache: reserved 2.10 GiB → 768 MiB; 768 MiB stay: 512 MiB held by "
-        "tensors and library workspaces, 256 MiB free parts of blocks in use (fragmentation)"
+        "Empty cache: reserved 2.10 GiB → 768 MiB; 768 MiB remain: 512 MiB in "
+        "tensors and library workspaces, 256 MiB free parts of blocks in use "
+        "(fragmentation)"
     )
     nothing = {"memory/reserved": 0, "memory/allocated": 0}
-    assert results.empty_cache(before, nothing).endswith("→ 0 B; nothing stays")
+    assert results.empty_cache(before, nothing).endswith("→ 0 B; nothing left")
     assert "no CUDA cache" in results.empty_cache({"process/rss": 1}, {"process/rss": 1})
 
 

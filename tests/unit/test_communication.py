@@ -83,18 +83,22 @@ def test_all_is_said_that_is_known() -> None:
         link=link_of(H100),
     )
     assert sentences(figures) == [
-        "Each step gives 100 MiB to collectives, 2.00 GiB a second.",
-        "The device spends 12.0 ms of a step in them, 25 % of its 48.0 ms, waiting for other ranks "
-        "included.",
-        "75 % of that is hidden behind the backward pass.",
-        "Large collectives reach a bus bandwidth of 239 GB/s, 50 % of what 18 NVLinks can do "
-        "(478 GB/s). They wait for other ranks, or do not go over this link.",
+        "Each step passes 100 MiB to collectives, 2.00 GiB a second.",
+        (
+            "The device spends 12.0 ms per step in them, 25 % of its 48.0 ms, including "
+            "waiting for other ranks."
+        ),
+        "75 % of that overlaps with the backward pass.",
+        (
+            "Large collectives reach 239 GB/s bus bandwidth, 50 % of the peak of 18 "
+            "NVLinks (478 GB/s). They wait for other ranks, or do not go over this link."
+        ),
     ]
 
 
 def test_nothing_is_said_of_what_is_not_known() -> None:
     assert sentences(Figures()) == []
-    assert sentences(Figures(bytes=512.0)) == ["Each step gives 512 B to collectives."]
+    assert sentences(Figures(bytes=512.0)) == ["Each step passes 512 B to collectives."]
     (said,) = sentences(Figures(bus_bandwidth=1e9))
     assert "; the link's peak is unknown." in said
     assert len(sentences(Figures(time_s=0.001, step_s=0.1, wait_s=0.0))) == 1  # too little

@@ -17,10 +17,11 @@ from tests.support.recorded_runs import Row, write_run
 
 LINK = {"nvlinks": 18, "nvlink_speed": 25e9, "pcie_max_gen": 5, "pcie_max_width": 16}
 SAID = (
-    "Communication of rank 0: Each step gives 100 MiB to collectives, 2.00 GiB a second. The "
-    "device spends 10.0 ms of a step in them, 25 % of its 40.0 ms, waiting for other ranks "
-    "included. 70 % of that is hidden behind the backward pass. Large collectives reach a bus "
-    "bandwidth of 360 GB/s, 80 % of what 18 NVLinks can do (450 GB/s)."
+    "Communication of rank 0: Each step passes 100 MiB to collectives, 2.00 GiB a "
+    "second. The device spends 10.0 ms per step in them, 25 % of its 40.0 ms, "
+    "including waiting for other ranks. 70 % of that overlaps with the backward "
+    "pass. Large collectives reach 360 GB/s bus bandwidth, 80 % of the peak of 18 "
+    "NVLinks can do (450 GB/s)."
 )
 
 
@@ -70,7 +71,7 @@ def test_nothing_is_said_of_a_process_by_itself_or_without_readings(
 def test_without_a_link_the_bandwidth_stands_alone(tmp_path: Path, link: object) -> None:
     said = communication_text(read_run(job(tmp_path / "job", link=link)))
     assert said is not None
-    assert said.endswith("a bus bandwidth of 360 GB/s; what the link can do is not known.")
+    assert said.endswith("collectives reach 360 GB/s bus bandwidth; the link's peak is unknown.")
 
 
 @pytest.mark.parametrize(("ranks", "kept"), [(2, LINK), (1, None)])

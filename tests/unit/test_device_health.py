@@ -46,7 +46,7 @@ def test_a_lost_gpu_says_only_that() -> None:
     found = judged({"gpu/throttle_reasons": 0x40}, lost="lost: GPU is lost", recovery="reset")
     assert (found.level, found.text) == (
         Level.CRITICAL,
-        "Lost: GPU is lost. It is looked for again.",
+        "Lost: GPU is lost. Retrying.",
     )
     assert len(found.signs) == 1
 
@@ -55,7 +55,7 @@ def test_the_drivers_own_advice_comes_first() -> None:
     found = judged({"gpu/throttle_reasons": 0x40}, recovery="the GPU has to be reset")
     assert (found.level, found.text) == (
         Level.CRITICAL,
-        "The driver says: the GPU has to be reset.",
+        "Driver: the GPU has to be reset.",
     )
     assert [sign.level for sign in found.signs] == [Level.CRITICAL, Level.WARNING]
 
@@ -63,11 +63,11 @@ def test_the_drivers_own_advice_comes_first() -> None:
 @pytest.mark.parametrize(
     ("mask", "words"),
     [
-        (0x40, "Slowed by heat now, by the hardware: 61 °C, slowdown at 92 °C."),
-        (0x20, "Slowed by heat now, by the driver: 61 °C, slowdown at 92 °C."),
-        (0x60, "Slowed by heat now, by the hardware: 61 °C, slowdown at 92 °C."),
-        (0x08, "Slowed by the hardware now, for heat or power: 61 °C, slowdown at 92 °C."),
-        (0x48, "Slowed by heat now, by the hardware: 61 °C, slowdown at 92 °C."),
+        (0x40, "Thermal throttling now, by the hardware: 61 °C, slowdown at 92 °C."),
+        (0x20, "Thermal throttling now, by the driver: 61 °C, slowdown at 92 °C."),
+        (0x60, "Thermal throttling now, by the hardware: 61 °C, slowdown at 92 °C."),
+        (0x08, "Hardware slowdown now, for heat or power: 61 °C, slowdown at 92 °C."),
+        (0x48, "Thermal throttling now, by the hardware: 61 °C, slowdown at 92 °C."),
         (0x88, "Power brake active: the machine's power supply or cooling requests it."),
     ],
 )
@@ -78,7 +78,7 @@ def test_a_gpu_that_is_slowed_now_names_the_reason(mask: int, words: str) -> Non
 
 def test_heat_without_a_temperature_or_a_threshold_is_still_heat() -> None:
     hot = without(BUSY, "gpu/temp", "gpu/temp_margin") | {"gpu/throttle_reasons": 0x20}
-    assert health(Evidence(values=hot)).text == "Slowed by heat now, by the driver."
+    assert health(Evidence(values=hot)).text == "Thermal throttling now, by the driver."
 
 
 @pytest.mark.parametrize(
@@ -114,14 +114,14 @@ def test_a_power_cap_at_full_load_is_normal_and_said_so() -> None:
         "Working. At its power limit of 700 W: normal at full load.",
     )
     half = judged({"gpu/throttle_reasons": 0x04, "gpu/util": 40.0})
-    assert half.text == "Working. Its clocks are held by the power limit of 700 W."
+    assert half.text == "Working. Clocks are capped by the power limit of 700 W."
 
 
 def test_a_power_limit_below_the_gpus_own_is_worth_knowing() -> None:
     found = judged({"gpu/throttle_reasons": 0x04, "gpu/power_limit": 300.0})
     assert (found.level, found.text) == (
         Level.NOTICE,
-        "Held by a power limit of 300 W, which was set below its own 700 W.",
+        "Capped by a power limit of 300 W below its default 700 W.",
     )
     unheld = judged({"gpu/power_limit": 300.0})
     assert unheld.level is Level.OK
@@ -131,20 +131,20 @@ def test_uncorrected_errors_are_worse_while_one_looks() -> None:
     old = judged({"gpu/ecc_uncorrected": 2.0}, first={"gpu/ecc_uncorrected": 2.0})
     assert (old.level, old.text) == (
         Level.WARNING,
-        "2 uncorrected memory errors since the driver was loaded, none while this was watched.",
+        "2 uncorrected memory errors since the driver was loaded, none while being watched.",
     )
     new = judged({"gpu/ecc_uncorrected": 3.0}, first={"gpu/ecc_uncorrected": 2.0})
     assert new.level is Level.CRITICAL
-    assert new.text.startswith("1 uncorrected memory error while this was watched: results may")
+    assert new.text.startswith("1 uncorrected memory error while being watched: results may")
 
 
 def test_remapped_rows_are_repaired_rows() -> None:
     one = judged({"gpu/remapped_rows": 1.0})
     assert (one.level, one.text) == (
         Level.NOTICE,
-        "1 row of the memory is replaced by spare ones.",
+        "1 row of memory is remapped to spare rows.",
     )
-    assert "3 rows of the memory are" in judged({"gpu/remapped_rows": 3.0}).text
+    assert "3 rows of memory are" in judged({"gpu/remapped_rows": 3.0}).text
 
 
 def test_rows_that_are_not_replaced_yet_or_cannot_be_are_trouble() -> None:
@@ -192,7 +192,7 @@ def test_a_link_below_its_maximum_counts_only_under_load() -> None:
     found = judged(facts=slow, slow_links=LINK_LOOKS)
     assert (found.level, found.text) == (
         Level.WARNING,
-        "PCIe link at gen 1 ×8 under load, it can do gen 5 ×16: copies take longer.",
+        "PCIe link at gen 1 ×8 under load, but capable of gen 5 ×16: copies take longer.",
     )
     assert judged(facts=replace(FACTS, pcie_width=8), slow_links=9).level is Level.WARNING
     assert judged({"gpu/util": 3.0}, facts=slow, slow_links=9).level is Level.OK
@@ -205,7 +205,7 @@ def test_memory_that_is_nearly_full() -> None:
     found = judged({"gpu/mem_used": 78.0 * GIB})
     assert (found.level, found.text) == (
         Level.NOTICE,
-        "Memory nearly full: 1.50 GiB of 80.0 GiB are free.",
+        "Memory nearly full: 1.50 GiB of 80.0 GiB free.",
     )
     assert judged({"gpu/mem_used": 75.0 * GIB}).level is Level.OK
     kept_back = judged({"gpu/mem_used": 75.8 * GIB})
@@ -218,12 +218,12 @@ def test_a_zombie_that_holds_memory() -> None:
     found = judged(processes=(dead, process()))
     assert (found.level, found.text) == (
         Level.WARNING,
-        "An ended process still holds 2.00 GiB of memory: 77 (python). End what started it.",
+        "A dead process still holds 2.00 GiB of memory: 77 (python). Kill its parent.",
     )
     four = tuple(process(pid, state="zombie", memory=None) for pid in range(1, 5))
     assert judged(processes=four).text == (
-        "4 ended processes hold memory: 1 (python), 2 (python), 3 (python) and 1 more. "
-        "End what started it."
+        "4 ended processes hold memory: 1 (python), 2 (python), 3 (python) and 1 "
+        "more. Kill its parent."
     )
 
 
@@ -231,8 +231,8 @@ def test_a_process_that_cannot_be_seen_from_here_is_not_called_a_zombie() -> Non
     found = judged(processes=(process(77, state="gone", memory=GIB),))
     assert found.level is Level.NOTICE
     assert found.text == (
-        "A process that cannot be seen from here (ended, or in another container) holds "
-        "1.00 GiB of memory: 77 (python)."
+        "A process not visible from here (ended, or in another container) holds 1.00 "
+        "GiB of memory: 77 (python)."
     )
 
 

@@ -42,7 +42,7 @@ def test_a_block_has_all_that_is_known_of_a_gpu() -> None:
         "Temperature 61 °C (slows down at 92, off at 95) · memory 68 °C · power 553 of 700 W",
         "SM clock 1755 of 1980 MHz · memory clock 2619 MHz · PCIe gen 5 ×16",
         "PCIe out 1.50 GiB/s in 256 MiB/s · NVLink out 0 B/s in 0 B/s",
-        "Clocks since the driver was loaded: 10 s held by the power limit, which is normal",
+        "   Clocks since the driver was loaded: 10 s power-limited, normal",
         "ok Working.",
         "*    4000 ada         38.0 GiB   96 %  python train.py --epochs 3",
         "* your process",
@@ -79,7 +79,7 @@ def test_zombies_are_named_and_foreign_processes_not_marked() -> None:
     other = next(line for line in lines if " 2 bob" in line)
     assert other.startswith("    ")
     assert "n/a" in other
-    assert any(line.startswith("   !  An ended process still holds") for line in lines)
+    assert any(line.startswith("   !  A dead process still holds") for line in lines)
 
 
 def test_instances_stand_indented_under_their_parent() -> None:
@@ -99,8 +99,7 @@ def test_in_brief_a_gpu_is_a_line() -> None:
     lines = brief(machine(FakeSource([first, second])).look(), 100)
     assert lines[-2:] == [
         " 0  ok   97 %   40.0 GiB of 80.0 GiB   61 °C  553 W  Working.",
-        " 1  ✗     n/a        n/a of      n/a     n/a    n/a  Lost: GPU is lost. "
-        "It is looked for again.",
+        " 1  ✗     n/a        n/a of      n/a     n/a    n/a  Lost: GPU is lost. Retrying.",
     ]
     assert max(map(len, brief(machine(FakeSource(gpus(16))).look(), 40))) <= 40
 
@@ -111,7 +110,7 @@ def test_after_some_watching_the_throttling_is_that_of_the_watching() -> None:
     found.look()
     clock.now += 5
     said = "\n".join(table(found.look(), 120))
-    assert "Clocks not lowered in 5 s." in said
+    assert "Clocks not throttled in 5 s." in said
 
 
 def test_a_process_on_an_instance_is_listed_once() -> None:
@@ -131,8 +130,8 @@ def test_a_sign_beside_the_line_of_health_is_told_too() -> None:
     (gpu,) = gpus(1)
     gpu.values |= {"gpu/throttle_reasons": 0x40, "gpu/remapped_rows": 2.0}
     said = text(gpu, columns=200)
-    assert "!  Slowed by heat now, by the hardware: 61 °C, slowdown at 92 °C." in said
-    assert "      2 rows of the memory are replaced by spare ones." in said
+    assert "!  Thermal throttling now, by the hardware: 61 °C, slowdown at 92 °C." in said
+    assert "      2 rows of memory are remapped to spare rows." in said
 
 
 def test_no_name_can_steer_the_terminal() -> None:

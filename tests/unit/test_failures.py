@@ -117,19 +117,19 @@ HOST_OOM = RuntimeError("DefaultCPUAllocator: not enough memory: you tried to al
             OOM,
             {"precision": Precision.BF16},
             gpu(),
-            "samples could be loaded. Reduce batch_size or turn off cuda_graphs.",
+            "Lower batch_size.",
         ),
         (
             OOM,
             {"precision": Precision.FP16},
             gpu(),
-            "samples could be loaded. Reduce batch_size or turn off cuda_graphs.",
+            "Lower batch_size.",
         ),
         (
             OOM,
             {"precision": Precision.PURE_BF16},
             gpu(),
-            "samples could be loaded. Reduce batch_size or turn off cuda_graphs.",
+            "Lower batch_size.",
         ),
         (
             OOM,
@@ -153,7 +153,7 @@ HOST_OOM = RuntimeError("DefaultCPUAllocator: not enough memory: you tried to al
             HOST_OOM,
             {},
             gpu(),
-            "samples could be loaded. Reduce batch_size or turn off cuda_graphs.",
+            "Lower batch_size.",
         ),
         (HOST_OOM, {"num_workers": 2}, gpu(), "Lower batch_size or num_workers."),
         (HOST_OOM, {"device": "cpu"}, CPU_DEVICE, "Lower batch_size, or choose bf16."),
@@ -230,7 +230,7 @@ def test_a_lost_worker_is_known_by_its_connection_too(
 @pytest.mark.parametrize(
     ("kills", "failure", "words"),
     [
-        (1, "oom", "The host ran out of memory: the kernel ended a DataLoader worker"),
+        (1, "oom", "The host ran out of memory: the kernel killed a DataLoader worker."),
         (0, "error", "RuntimeError: DataLoader worker (pid 9) is killed by signal: Killed."),
         (None, "error", "Host memory may have run out"),
     ],

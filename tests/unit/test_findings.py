@@ -61,7 +61,7 @@ def test_a_slow_loader_is_found(runs: Path, capsys: pytest.CaptureFixture[str]) 
     assert "num_workers=2" in finding["next"]
     assert err == ""
     out, _ = diagnose(capsys, "input_bound_cpu")
-    assert out.startswith("Input-bound: 95 % of a step waits for data. In the DataLoader call")
+    assert out.startswith("Input-bound: 95 % of each step waits for data. Try")
 
 
 def test_our_own_run_gets_a_setting(tmp_path: Path) -> None:
@@ -84,8 +84,8 @@ def test_a_young_run_is_an_empty_list_and_a_sentence(
     out, err = diagnose(capsys, "young", "--json")
     assert json.loads(out) == []
     assert err == (
-        "Nothing to say. Not enough data yet: 16 more steps are needed; the first ones, slow by "
-        "nature, do not count.\n"
+        "No findings. Not enough data yet: 16 more steps are needed; the first, slow "
+        "steps do not count.\n"
     )
     assert diagnose(capsys, "young") == (err, "")
 

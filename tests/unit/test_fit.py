@@ -279,7 +279,7 @@ def prediction(size: int) -> Prediction:
 @pytest.mark.parametrize(
     ("free", "fits", "said"),
     [
-        (2000, True, "It needs"),
+        (2000, True, "Needs 1.08"),
         (1050, None, "is free. Use a smaller batch."),
         (900, False, "Use a smaller batch"),
         (None, None, "nobody knows"),

@@ -201,12 +201,12 @@ def test_known_devices(subtests: pytest.Subtests) -> None:
     ("device", "said"),
     [
         (None, "No MFU: a CPU's peak depends on its cores, clock and vector units."),
-        ("NVIDIA A10G", "none is known for NVIDIA A10G"),
-        ("NVIDIA GeForce RTX 4090 D", "none is known"),
-        ("NVIDIA GeForce RTX 4090 Laptop GPU", "none is known"),
-        ("NVIDIA H100 80GB HBM3 (cudasim)", "none is known"),
+        ("NVIDIA A10G", "the peak of NVIDIA A10G"),
+        ("NVIDIA GeForce RTX 4090 D", "is unknown."),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", "is unknown."),
+        ("NVIDIA H100 80GB HBM3 (cudasim)", "is unknown."),
         ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "a part of a GPU"),
-        ("Tesla T4", "has no bf16 arithmetic"),
+        ("Tesla T4", "has no native bf16 arithmetic."),
     ],
 )
 def test_what_has_no_peak_says_why(device: Any, said: str) -> None:

@@ -263,7 +263,7 @@ def test_the_words() -> None:
     )
     growth = Growth(where=Where.ALLOCATED, trend=trend, collections=2)
     assert growth.text == (
-        "Allocated memory grows by 12.3 MiB per 100 steps (95 % interval 11.8 to 12.9, over 400 "
+        "Allocated memory grows by 12.3 MiB per 100 steps (95 % CI 11.8 to 12.9, 400 "
         "steps) and is now 700 MiB."
     )
     assert "loss.detach()" in growth.next
@@ -271,7 +271,7 @@ def test_the_words() -> None:
     assert growth.data["steps"] == 400
     assert growth.data["where"] == "allocated"
     uncollected = Growth(where=Where.ALLOCATED, trend=trend, collections=0)
-    assert "garbage collector has had no full run" in uncollected.next
+    assert "garbage collector has not run" in uncollected.next
     workers = Growth(
         where=Where.WORKERS, trend=trend, workers=500 * MIB, workers_grown=0.9 * trend.grown
     )
@@ -284,7 +284,7 @@ def test_the_words() -> None:
     assert own.text.endswith("is now 700 MiB.")
     assert "reference counts" in workers.next
     small = Growth(where=Where.PROCESS, trend=trend_of(7.0))
-    assert "grows by 700 B per 100 steps (95 % interval 700 to 700," in small.text
+    assert "grows by 700 B per 100 steps (95 % CI 700 to 700," in small.text
 
 
 def test_stretches_are_long_enough() -> None:

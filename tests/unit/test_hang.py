@@ -166,7 +166,7 @@ def test_one_of_several_is_elsewhere_by_its_stack() -> None:
     [
         (Condition.GONE, Cause.GONE, "rank 2 is gone without a word", "dmesg"),
         (Condition.STOPPED, Cause.STOPPED, "rank 2 is stopped by a signal", "kill -CONT 102"),
-        (Condition.SILENT, Cause.SILENT, "no sign of life for 12 s", "py-spy dump --pid 102"),
+        (Condition.SILENT, Cause.SILENT, "not responded for 12 s:", "py-spy dump --pid 102"),
         (Condition.ENDED, Cause.ENDED, "rank 2 has ended", "same number of steps"),
         (Condition.ABSENT, Cause.ABSENT, "rank 2 has never started", "launcher"),
     ],
@@ -261,7 +261,7 @@ def test_how_an_ended_job_hung() -> None:
     assert found.text.startswith("It had made no step for ")
     assert "rank 1 had not entered all_reduce #81 (16 B), which rank 0 entered" in found.text
     assert "Rank 1 was at hanging.py:84 in hang." in found.text
-    assert found.next == "Look at what rank 1 did there."
+    assert found.next == "Check what rank 1 did there."
 
 
 def test_a_killed_rank_of_an_ended_job() -> None:

@@ -202,7 +202,7 @@ def test_a_bad_row_is_named_and_ends_the_run_or_is_left_out(
                 read(path)
             assert str(caught.value).startswith("labels.csv, line 7: ")
             assert reason in str(caught.value)
-            assert str(caught.value).endswith("switch on skip_broken to leave out what is broken.")
+            assert str(caught.value).endswith("turn on skip_broken to skip what cannot be read.")
             assert len(str(caught.value)) < 400
             images, broken = read(path, skip=True)
             assert paths(images) == PLAIN
@@ -231,8 +231,8 @@ def test_only_the_first_reasons_are_kept(folder: Path) -> None:
 NO_TABLES = [
     ("", "labels.csv has no rows"),
     ("\n\n", "labels.csv has no rows"),
-    ("path,label\n", "at least two classes are needed, got 0 images of 0"),
-    (rows("a.png,x", "b.png,x"), "at least two classes are needed, got 2 images of 1"),
+    ("path,label\n", "at least two classes are needed, got 0 with 0"),
+    (rows("a.png,x", "b.png,x"), "at least two classes are needed, got 1 with 2 images."),
     ("a,b\nc,d\n", "columns named path and label are needed, got a, b"),
     ("path,kind\na.png,x\n", "columns named path and label are needed"),
     (rows('"a.png,x', "b.png,y"), "no valid CSV"),

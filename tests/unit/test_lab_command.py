@@ -59,7 +59,7 @@ def test_a_sweep_that_another_process_runs_is_left_alone(
     with only_one(folder):
         assert main(["--folder", str(folder)]) == USAGE
     assert (folder / SWEEP_JSON).read_text() == before
-    assert "another process works on this sweep" in capsys.readouterr().err
+    assert "another process is running this sweep." in capsys.readouterr().err
 
 
 def test_a_plan_that_is_none_is_a_sentence(

@@ -129,9 +129,9 @@ def test_options_of_the_baseline() -> None:
     ("words", "said"),
     [
         (["--arms", "pin_memry"], "Did you mean pin_memory"),
-        (["--arms", "epochs=3"], "epochs cannot be an arm"),
+        (["--arms", "epochs=3"], "epochs must be the same"),
         (["--arms", "precision=fp31"], "must be one of fp32"),
-        (["--arms", "batch_size=0"], "must be 1 to 65536"),
+        (["--arms", "batch_size=0"], "must be between 1 and 65536"),
         (["--arms", "precision=fp32"], "the baseline's own setting"),
         (["--arms", "num_workers+pin_memory"], "has no value"),
         (["--arms", "width"], "no value to suggest"),

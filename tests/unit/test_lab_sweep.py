@@ -142,7 +142,7 @@ def test_two_rounds_leave_all_undecided(tmp_path: Path) -> None:
     only = found["arms"][0]
     assert (only["verdict"], only["rounds"]) == ("undecided", 2)
     assert only["resolution"] > 0
-    assert only["reason"] == "Only 2 rounds: arms are judged after 5."
+    assert only["reason"] == "Only 2 rounds: results are evaluated from round 5 on."
     assert found["best"] is None
 
 
@@ -203,7 +203,7 @@ def test_an_impossible_arm_costs_no_time(tmp_path: Path) -> None:
     taker = FakeTaker({})
     found = sweep(tmp_path, plan(arm(pin_memory=True), max_rounds=1), taker)
     assert verdicts(found) == {"pin_memory": "impossible"}
-    assert "page-locked" in found["arms"][0]["reason"]
+    assert "pinned memory" in found["arms"][0]["reason"]
     assert all(not job["changes"] for job in taker.jobs)
 
 
@@ -272,7 +272,7 @@ def test_a_combination_whose_confirmed_loss_is_worse_gives_way_to_the_one_before
     assert found["best"]["loss"]["verdict"] == "same"
     assert found["best"]["metrics"]["samples_per_sec"] == pytest.approx(1200, rel=0.01)
     assert [one["kept"] for one in found["combining"]] == [True, False]
-    assert "loss is no finite number" in found["combining"][1]["reason"]
+    assert "loss is NaN or infinite in" in found["combining"][1]["reason"]
     assert found["rounds"][-1]["phase"] == "confirming"
     assert "Not in it: fused: confirmed against the baseline, loss" in "\n".join(closing(found))
 
@@ -290,7 +290,7 @@ def test_without_a_sound_combination_the_reports_say_that_there_is_none(tmp_path
     stopped = sweep(tmp_path, a_plan, taker)
     taker.stop_after, taker.stopping = math.inf, False
     for text in ("\n".join(closing(stopped)), to_html(stopped)):
-        assert "loss is no finite number in 2 of 2 rounds" in text
+        assert "loss is NaN or infinite in 2 of 2 rounds." in text
     found = sweep(tmp_path, a_plan, taker)
     assert found["best"] is None
     for text in ("\n".join(closing(found)), to_html(found)):
@@ -314,7 +314,7 @@ def test_a_loss_that_is_no_number_is_worse(tmp_path: Path) -> None:
     found = sweep(tmp_path, plan(arm(fused=True)), taker)
     assert found["arms"][0]["verdict"] == "faster"
     assert found["arms"][0]["loss"]["verdict"] == "worse"
-    assert found["arms"][0]["loss"]["text"] == "loss is no finite number in 5 of 5 rounds"
+    assert found["arms"][0]["loss"]["text"] == "loss is NaN or infinite in 5 of 5 rounds"
     assert found["best"] is None
 
 
@@ -382,7 +382,7 @@ def test_a_sample_that_cannot_be_stored_stops_the_sweep_and_blames_no_setting(
     taker.answers["fused"] = lambda job: {"reason": "No space left.", "stops": True, "metrics": {}}
     found = sweep(tmp_path, a_plan, taker)
     assert found["status"] == "stopped"
-    assert found["reason"] == "No space left. Resume goes on from here when that is solved."
+    assert found["reason"] == "No space left. Resume continues from here once that is fixed."
     assert found["arms"][0]["verdict"] == "undecided"
     assert sweep(tmp_path, a_plan, FakeTaker({}))["status"] == "finished"
 
@@ -516,7 +516,7 @@ def test_drift_of_the_machine_is_said_and_fools_no_arm(tmp_path: Path) -> None:
     found = sweep(tmp_path, plan(arm(fused=True), arm(set_to_none=False), find_best=False), taker)
     assert verdicts(found) == {"fused": "faster", "set_to_none=false": "no_difference"}
     assert found["drift"]["p"] < 0.05
-    assert "became slower" in found["drift"]["text"]
+    assert "got slower" in found["drift"]["text"]
 
 
 def test_an_arm_that_left_keeps_its_share_and_its_variance() -> None:
@@ -719,7 +719,7 @@ def test_a_report_names_an_arm_with_its_reason_once(tmp_path: Path) -> None:
     found = sweep(
         tmp_path, plan(replace(arm(pin_memory=True), problem=wrong)), FakeTaker({"x": 0.0})
     )
-    assert "<li><b>pin_memory</b>: page-locked memory serves" in to_html(found)
+    assert "<li><b>pin_memory</b>: pinned memory only speeds" in to_html(found)
 
 
 def test_reports_are_made_of_a_sweep_that_has_measured_nothing(tmp_path: Path) -> None:

@@ -88,7 +88,10 @@ def test_hidden_processes_are_merged_with_a_reason() -> None:
     assert amounts(hidden)["elsewhere"] == 12 * GIB
     assert not {"others", "outside", "unnamed"} & set(amounts(hidden))
     assert found.notes == (
-        "Other processes and this one outside PyTorch cannot be told apart: not supported in WSL.",
+        (
+            "Other processes cannot be separated from this one's memory outside PyTorch: "
+            "not supported in WSL."
+        ),
     )
 
 
@@ -146,7 +149,7 @@ def test_without_the_device_only_what_pytorch_holds_is_divided() -> None:
     values = without(CUDA, *DEVICE, "memory/process_used")
     found = made(values, **{"gpu/mem_used": "No NVIDIA driver library was found"})
     assert (found.total, found.whole) == (28 * GIB, False)
-    assert found.notes[0].endswith("is not known: No NVIDIA driver library was found.")
+    assert found.notes[0].endswith("unknown: No NVIDIA driver library was found.")
 
 
 @pytest.mark.parametrize("key", TENSORS)

@@ -11,7 +11,7 @@ import pytest
 from dashboard.charts import memory_breakdown, series
 from dashboard.charts.memory_breakdown import SERIES, TOTAL
 from dashboard.charts.series import Cursor
-from dashboard.views.memory_breakdown import process_rows
+from dashboard.views.run_memory import process_rows
 from stepscope.memory.allocator import NO_SPLIT
 from stepscope.run import RunInfo, RunKind, read_run
 from stepscope.store import RunReader
@@ -58,16 +58,14 @@ def test_a_long_run_is_answered_in_buckets(tmp_path: Path) -> None:
     assert (live["first"], len(live["t"])) == (2992, 1)
 
 
-def test_now_and_the_peak_are_one_moment_each(tmp_path: Path) -> None:
+def test_now_is_one_moment_and_peaks_are_the_parts_own(tmp_path: Path) -> None:
     found = answer(cuda_run(tmp_path))["ledger"]
     assert found["now"]["t"] == pytest.approx(5.9)
-    assert found["peak"]["t"] == pytest.approx(3.3)
-    assert found["peak"]["of"] == "when most of the device was in use"
-    for moment in (found["now"], found["peak"]):
-        values = moment["v"]
-        assert values[TOTAL] == sum(size for key, size in values.items() if key != TOTAL)
-    assert found["now"]["v"]["ledger/free"] == (10240 - 2000) * MIB
-    assert found["peak"]["v"]["ledger/free"] == (10240 - 2500) * MIB
+    values = found["now"]["v"]
+    assert values[TOTAL] == sum(size for key, size in values.items() if key != TOTAL)
+    assert values["ledger/free"] == (10240 - 2000) * MIB
+    assert "ledger/free" not in found["peaks"]
+    assert found["peaks"]["ledger/reserved"] >= values["ledger/split"]
 
 
 def test_the_notes_have_the_reasons_of_the_runs_process(tmp_path: Path) -> None:
@@ -75,9 +73,14 @@ def test_the_notes_have_the_reasons_of_the_runs_process(tmp_path: Path) -> None:
     run = cuda_run(tmp_path, capabilities={"missing": missing})
     assert answer(run)["ledger"]["notes"] == [
         "The driver's own reserve cannot be told apart from what is in use: old driver.",
-        "Other processes and this one outside PyTorch cannot be told apart: hidden in a container.",
-        "Allocated memory is not split into parameters, gradients, optimizer state and the rest: "
-        "this run has not recorded it.",
+        (
+            "Other processes cannot be separated from this one's memory outside PyTorch: "
+            "hidden in a container."
+        ),
+        (
+            "Allocated memory is not broken down into parameters, gradients, optimizer "
+            "state and other: this run has not recorded it."
+        ),
     ]
 
 

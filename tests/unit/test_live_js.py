@@ -662,9 +662,7 @@ def moment(**sizes: int) -> dict[str, Any]:
 
 def test_the_table_has_the_order_of_the_stack_and_sums_above_their_parts(js: Script) -> None:
     now = moment(free=50, cached=10, activations=30, parameters=10, total=100)
-    lines = js(
-        "linesOf(traces, sums, moments)", traces=TRACES, sums=LEDGER_SUMS, moments=[now, None]
-    )
+    lines = js("linesOf(traces, sums, now)", traces=TRACES, sums=LEDGER_SUMS, now=now)
     assert [(line["label"], line["depth"]) for line in lines] == [
         ("free", 0),
         ("reserved", 0),
@@ -680,10 +678,8 @@ def test_the_table_has_the_order_of_the_stack_and_sums_above_their_parts(js: Scr
 
 
 def test_a_sum_of_one_part_is_not_said_twice(js: Script) -> None:
-    now, peak = moment(free=50, allocated=50), moment(free=40, others=60)
-    lines = js(
-        "linesOf(traces, sums, moments)", traces=TRACES, sums=LEDGER_SUMS, moments=[now, peak]
-    )
+    now = moment(free=50, others=60, allocated=50)
+    lines = js("linesOf(traces, sums, now)", traces=TRACES, sums=LEDGER_SUMS, now=now)
     assert [line["label"] for line in lines] == ["free", "others", "allocated"]
 
 

@@ -69,5 +69,5 @@ def test_what_has_no_effect_beside_data_on_the_device_says_so_in_its_help() -> N
     """It is no problem: pin_memory is on by default on a GPU."""
     helps = {switch.field: switch.help for switch in SWITCHES}
     for field in ("pin_memory", "non_blocking"):
-        assert "data_on_device" in helps[field]
+        assert "dataset on the device" in helps[field]
         assert field in helps["data_on_device"]

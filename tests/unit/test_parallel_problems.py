@@ -68,7 +68,7 @@ def test_a_refusal_names_what_to_choose_as_the_list_does(asked: RunConfig) -> No
 
 
 def test_each_rank_needs_a_usable_gpu() -> None:
-    assert "torch can use 2 of this machine" in refused(replace(config(DDP), ranks=3))["ranks"]
+    assert "PyTorch can use 2 here." in refused(replace(config(DDP), ranks=3))["ranks"]
     assert refused(replace(config(DDP, "cpu"), ranks=8)) == {}
 
 
@@ -93,7 +93,7 @@ def test_blocks_that_compute_again_cannot_be_copied_to_other_gpus() -> None:
 
 def test_data_parallel_is_for_gpus_of_one_process() -> None:
     assert refused(config(DP)) == {}
-    assert "several GPUs" in refused(config(DP, "cpu"))["parallel"]
+    assert "or a GPU." in refused(config(DP, "cpu"))["parallel"]
     compiled = refused(config(DP, compile=Compile.DEFAULT))
     assert {"compile", "parallel"} <= compiled.keys()
     assert "ranks" in refused(replace(config(DP), ranks=3))
@@ -156,7 +156,7 @@ def test_a_step_is_what_all_devices_take() -> None:
     each = config(DDP, batch_size=64, accumulation=4, nodes=3)
     text = step_sentence(each)
     assert text is not None
-    assert text.startswith("A step takes 1,536 samples: 64 × 2 ranks × 3 machines × 4 batches.")
+    assert text.startswith("Each step uses 1,536 samples: 64 × 2 ranks × 3 machines × 4 batches.")
     divided = step_sentence(config(DP, batch_size=64))
     assert divided is not None
-    assert "64 samples: batches of 64, each divided among 2 GPUs" in divided
+    assert "64 samples: batches of 64, each split across 2 GPUs." in divided

@@ -215,12 +215,12 @@ def test_a_tile_knows_since_when_at_any_length(tmp_path: Path, rows: int) -> Non
 def test_warnings_tell_values_on_the_gpu_from_what_the_disk_did_not_take(tmp_path: Path) -> None:
     log(tmp_path, [0.5])
     (gpu,) = answer(tmp_path, dropped_values=3)["warnings"]
-    assert gpu.startswith("3 steps lack values that were on the GPU")
+    assert gpu.startswith("3 steps lack GPU values such as the")
     (disk,) = answer(tmp_path, dropped=1)["warnings"]
     assert (
-        "not recorded: the disk was too slow and the memory buffer is full, or the store cannot hold them. Training was not delayed."
-        in disk
-    )
+        "not recorded: the disk was too slow and the memory buffer is full, or the "
+        "store cannot hold them. Training was not delayed."
+    ) in disk
 
 
 def test_a_window_gives_detail(tmp_path: Path) -> None:
@@ -314,8 +314,8 @@ def test_what_was_not_recorded_is_said() -> None:
 def test_a_live_run_whose_folder_stands_still_is_said_and_an_ended_one_is_not() -> None:
     for status in (RunStatus.PENDING, RunStatus.RUNNING, RunStatus.PAUSED):
         (sentence,) = state(status, 12.4)["warnings"]
-        assert sentence.startswith("No news for 12 s.")
-    assert state(RunStatus.RUNNING, 200.0)["warnings"][0].startswith("No news for 3 min.")
+        assert sentence.startswith("No update for 12 s.")
+    assert state(RunStatus.RUNNING, 200.0)["warnings"][0].startswith("No update for 3 min.")
     assert state(RunStatus.FINISHED, 1e6)["warnings"] == []
     assert state(RunStatus.RUNNING, 1.0, problem="Disk full.")["warnings"] == ["Disk full."]
 

@@ -84,10 +84,10 @@ def test_of_two_that_exclude_each_other_either_can_be_switched_off() -> None:
     config = replace(RunConfig(), fused=True)
     problem = choice_problem("foreach", True, config, [CPU])
     assert problem is not None
-    assert problem.remedy == "Switch off fused"
+    assert problem.remedy == "Turn off fused"
     other = choice_problem("fused", True, replace(config, fused=False, foreach=True), [CPU])
     assert other is not None
-    assert other.remedy == "Switch off foreach"
+    assert other.remedy == "Turn off foreach"
     assert choice_problem("fused", False, replace(config, foreach=True), [CPU]) is None
 
 

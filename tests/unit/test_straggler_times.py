@@ -99,8 +99,8 @@ def test_one_of_four_averaged_batches_stands_for_all() -> None:
     np.testing.assert_allclose(own(found, Phase.BACKWARD), 0.02)
     told = judge([found, of_rank(1, iterations=iterations, **given)])
     assert told.text.endswith(
-        " Gradients are averaged 4 times a step, and one of these was looked at: what delays only "
-        "some of them may be missing."
+        "Gradients are averaged 4 times per step and only one of these was examined: "
+        "a delay in the others may go unseen."
     )
     slow = of_rank(
         1, iterations=iterations, forward=0.036, backward_compute=0.005, comm_wait=0.0005
@@ -141,7 +141,7 @@ def test_two_models_in_ddp_are_said(tmp_path: Path) -> None:
     assert [one.models for one in ranks] == [2, 2]
     found = judge(ranks)
     assert found.kind is Kind.NONE
-    assert "2 models in DistributedDataParallel are trained" in found.text
+    assert "2 DistributedDataParallel models are trained" in found.text
 
 
 def test_one_model_after_two_is_looked_at_again() -> None:

@@ -203,7 +203,7 @@ def test_waiting_that_no_phase_explains_gets_no_cause() -> None:
         (recorded("forward", "perf/comm_wait"), "whose log tells waiting from computing."),
         (
             [*recorded("forward")[:3], recorded("forward", "perf/comm_wait")[3]],
-            "waiting of rank 3 is not known",
+            "waiting time of rank 3 is unknown,",
         ),
         (recorded("forward", "perf/step_time"), "No rank has recorded how long"),
     ],
@@ -319,7 +319,7 @@ def test_of_two_ranks_the_other_one_waits() -> None:
     silent = [replace(one, own=np.full_like(one.own, np.nan)) for one in ranks]
     found = judge(silent)
     assert found.kind is Kind.NONE
-    assert found.text.startswith("Rank 0 waits for rank 1, for ")
+    assert found.text.startswith("Rank 0 waits for rank 1,")
 
 
 def test_a_share_is_of_the_mean_step_as_the_lateness_is() -> None:
@@ -338,7 +338,7 @@ def test_most_ranks_are_neither_blamed_nor_late_in_turn(count: int, late: int) -
     found = judge(made(own))
     assert (found.kind, found.ranks) == (Kind.NONE, ())
     numbers = ", ".join(map(str, range(count - late, count)))
-    assert found.text.startswith(f"Most ranks are late in nearly all steps (ranks {numbers}), by ")
+    assert found.text.startswith(f"Most ranks are late in nearly every step (ranks {numbers}), by ")
 
 
 def test_half_of_many_ranks_are_as_late_as_half_of_few() -> None:

@@ -26,7 +26,10 @@ def folder(tmp_path: Path) -> Path:
 def test_a_sweep_whose_lock_is_held_stays(tmp_path: Path, folder: Path, status: str) -> None:
     (folder / SWEEP_JSON).write_text(json.dumps(sweep(status)))
     sweeps = Sweeps(tmp_path, tmp_path / "examples")
-    with only_one(folder), pytest.raises(SweepError, match="another process works on this sweep"):
+    with (
+        only_one(folder),
+        pytest.raises(SweepError, match=r"another process is running this sweep\."),
+    ):
         sweeps.delete(ID)
     assert (folder / SWEEP_JSON).is_file()
     sweeps.delete(ID)

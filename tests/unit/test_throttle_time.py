@@ -17,8 +17,8 @@ def test_times_are_differences_in_words() -> None:
         "gpu/throttle_power": 300.0,
     }
     assert throttle_text(times, 600.0) == (
-        "In 10 min 00 s: 12 s (2 %) slowed by heat (hardware); 5 min 00 s (50 %) held by the power "
-        "limit, which is normal at full load."
+        "In 10 min 00 s: 12 s (2 %) thermal slowdown (hardware); 5 min 00 s (50 %) "
+        "power-limited, normal at full load."
     )
 
 
@@ -28,21 +28,21 @@ def test_a_counter_that_fell_counts_from_the_new_load_of_the_driver() -> None:
 
 
 def test_nothing_lowered_and_nothing_known_are_two_things() -> None:
-    assert throttle_text(throttle_times(NOTHING, NOTHING), 60.0) == "Not lowered in 1 min 00 s."
-    assert "does not count" in throttle_text(throttle_times(NOTHING, {}), 60.0)
-    assert "does not count" in throttle_text(throttle_times({}, NOTHING), 60.0)
+    assert throttle_text(throttle_times(NOTHING, NOTHING), 60.0) == "Not throttled in 1 min 00 s."
+    assert "does not report" in throttle_text(throttle_times(NOTHING, {}), 60.0)
+    assert "does not report" in throttle_text(throttle_times({}, NOTHING), 60.0)
 
 
 def test_a_share_is_at_most_all_of_the_window() -> None:
     times = throttle_times({"gpu/throttle_brake": 0.0}, {"gpu/throttle_brake": 2.04})
-    assert throttle_text(times, 2.0) == "In 2 s: 2.0 s (100 %) slowed by the power brake."
-    assert throttle_text(times, 0.0) == "In 0 s: 2.0 s slowed by the power brake."
+    assert throttle_text(times, 2.0) == "In 2 s: 2.0 s (100 %) power brake time."
+    assert throttle_text(times, 0.0) == "In 0 s: 2.0 s power brake time."
 
 
 def test_the_counters_themselves_tell_of_the_time_since_the_driver_was_loaded() -> None:
     counters = dict.fromkeys(REASONS, 0.0)
-    assert throttle_total(counters) == "Not lowered since the driver was loaded."
+    assert throttle_total(counters) == "Not throttled since the driver was loaded."
     assert throttle_total(counters | {"gpu/throttle_brake": 3.25}) == (
-        "Since the driver was loaded: 3.2 s slowed by the power brake."
+        "Since the driver was loaded: 3.2 s power brake time."
     )
-    assert "does not count" in throttle_total({})
+    assert "does not report" in throttle_total({})

@@ -209,7 +209,7 @@ def test_what_comes_from_the_checkpoint_is_named() -> None:
     assert taken == [
         "weights",
         "state of adam",
-        "place in the cosine schedule",
+        "cosine scheduler position",
         f"learning rate {first.learning_rate:.4g}",
         "random numbers",
         "sample order",

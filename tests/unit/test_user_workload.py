@@ -157,7 +157,7 @@ def test_it_is_kept_as_a_whole_path_for_child_processes(
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("SETTINGS = ['a']", "mine.py, line 1: SETTINGS must be a dict"),
+        ("SETTINGS = ['a']", "mine.py, line 1: SETTINGS must be a"),
         ("SETTINGS = {'a': 1}", "SETTINGS must be a literal dict of names and descriptions"),
         ("SETTINGS = dict(a='x')", "SETTINGS must be a literal dict of names and descriptions"),
         ("x = 1\nSETTINGS = {'Bad name': 'x'}", "mine.py, line 2: the setting 'Bad name' needs"),
@@ -193,7 +193,7 @@ def test_problems_of_the_choice(write: Write, tmp_path: Path) -> None:
     assert user_problem(replace(config, own="a")) is None
     unknown = user_problem(replace(config, own="a,b"))
     assert unknown is not None
-    assert (unknown.field, unknown.reason) == ("own", "the file has no setting b; it has a")
+    assert (unknown.field, unknown.reason) == ("own", "the file has no option b; it has a")
     path.unlink()
     gone = user_problem(config)
     assert gone is not None
@@ -201,7 +201,7 @@ def test_problems_of_the_choice(write: Write, tmp_path: Path) -> None:
 
 
 def test_without_a_file_no_run_can_start() -> None:
-    with pytest.raises(UserCodeError, match="no custom workload was given"):
+    with pytest.raises(UserCodeError, match=r"no workload of your own was given\."):
         make()
 
 

@@ -152,7 +152,7 @@ def test_what_the_browser_gets() -> None:
     ours = verdict(waits, Setup(on_gpu=False, own=True, cores=8))
     assert as_json(ours) == {
         "kind": "input-bound",
-        "text": "Input-bound: 63 % of a step waits for data.",
+        "text": "Input-bound: 63 % of each step waits for data.",
         "setting": {
             "field": "num_workers",
             "value": 4,
@@ -183,7 +183,7 @@ def test_the_line_has_a_link_words_or_nothing(js: Script) -> None:
     answer = {"verdict": {"kind": "transfer-bound", "text": "T.", "setting": setting}}
     shown = "verdictContent(answer, settings)"
     linked = js(shown, answer=answer, settings={"pin_memory": False})
-    assert linked["link"] == "Try pin_memory on →"
+    assert linked["link"] == "Apply pin_memory on →"
     assert "for the next run" in linked["title"]
     taken = js(shown, answer=answer, settings={"pin_memory": True})
     assert (taken["link"], taken["words"]) == (None, "pin_memory on is set for the next run.")
@@ -197,13 +197,12 @@ def test_the_line_has_a_link_words_or_nothing(js: Script) -> None:
     assert js(shown, answer=None, settings=None) is None
 
 
-def test_a_verdict_may_name_a_page_that_says_more(js: Script) -> None:
-    page = {"url": "memory?run=a", "text": "Memory →"}
-    answer = {"verdict": {"kind": "out-of-memory", "text": "T.", "words": "W.", "page": page}}
+def test_a_verdict_may_name_the_tab_with_its_details(js: Script) -> None:
+    answer = {"verdict": {"kind": "out-of-memory", "text": "T.", "words": "W.", "tab": "memory"}}
     assert js("verdictContent(answer, {})", answer=answer) == {
         "text": "T.",
         "words": "W.",
         "link": None,
         "title": None,
-        "page": page,
+        "tab": "memory",
     }
