@@ -109,10 +109,14 @@ export class Board {
         nodes.every((node, i) => grid.children[i] === node);
       if (!same) grid.replaceChildren(...nodes);
     }
-    this.cards.find((card) => card.spec.id === "memory")?.putInHead(this.memoryButtons);
+    if (this.scene.store.tab !== "memory") this.placeMemoryButtons();
     this.custom.hidden = !this.grids.custom.childElementCount;
     setText(this.note, layout.custom_note || "");
     this.note.hidden = !layout.custom_note;
+  }
+
+  placeMemoryButtons() {
+    this.cards.find((card) => card.spec.id === "memory")?.putInHead(this.memoryButtons);
   }
 
   make(spec, described) {

@@ -187,8 +187,7 @@ export class EventTable {
       { "aria-label": "Filter events", onchange: () => this.choose(this.select.value) },
       ...options,
     );
-    const nothing =
-      "No events yet. Epochs, checkpoints, actions and problems appear here.";
+    const nothing = "No events yet. Epochs, checkpoints, actions and problems appear here.";
     this.empty = el("p", { class: "ss-muted ss-empty" }, nothing);
     const head = ["Time", "Step", "Event", "Details", "Before → after"].map((text) =>
       el("th", { scope: "col" }, text),

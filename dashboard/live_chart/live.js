@@ -69,7 +69,8 @@ class LiveView {
     });
     const parts = [this.verdict, this.tiles, this.bar, this.board, this.ranks, this.table];
     this.inOverview = [this.verdict, this.tiles, this.board, this.table];
-    this.body = el("div", { class: "ss-body" }, ...parts.map((part) => part.node));
+    this.memoryBar = el("div", { class: "ss-memory-bar" });
+    this.body = el("div", { class: "ss-body" }, ...parts.map((part) => part.node), this.memoryBar);
     this.root = el(
       "div",
       { class: "ss-root", "data-testid": "stepscope-live", "data-polls": 0 },
@@ -163,6 +164,8 @@ class LiveView {
     for (const part of this.inOverview)
       part.node.classList.toggle("ss-elsewhere", tab !== "overview");
     this.bar.node.classList.toggle("ss-elsewhere", !["overview", "ranks"].includes(tab));
+    if (tab === "memory") this.memoryBar.append(this.memoryButtons.node);
+    else this.board.placeMemoryButtons();
     this.ranks.show(tab === "ranks" ? this.store.run : null);
     this.showState();
     this.redraw();

@@ -17,9 +17,7 @@ export async function ask(url, signal = null, options = {}) {
     response = await fetch(url, { cache: "no-store", ...options, signal: any });
   } catch (error) {
     if (signal?.aborted) throw error;
-    throw new Error(
-      "The dashboard server is not responding; training and recording continue.",
-    );
+    throw new Error("The dashboard server is not responding; training and recording continue.");
   }
   const body = await response.json().catch(() => null);
   if (response.ok && body) return body;

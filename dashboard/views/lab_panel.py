@@ -133,7 +133,7 @@ def progress_words(content: SweepContent, now: float | None = None) -> str:
     labels = {arm.name: arm.label for arm in content.arms}
     parts = [
         f"{before}: {labels[names]}" if before and names in labels else doing,
-        f"{progress.done} of {progress.total} samples",
+        f"{progress.done} of {progress.total} trials",
     ]
     if progress.seconds_left is not None:
         passed = (time.time() if now is None else now) - content.updated

@@ -124,9 +124,9 @@ def _empty(run: RunInfo | None) -> None:
         and read_only_reason(run) is None
         and CommandName.MEMORY_SNAPSHOT in supported_commands(run)
     )
-    how = "**Memory snapshot** in the memory chart records the allocations of the next steps."
+    how = "**Memory snapshot** above records the allocations of the next steps."
     if not can:
-        how = "A run on CUDA can take one: **Memory snapshot** in the memory chart of the Overview."
+        how = "A live run on CUDA can record one with **Memory snapshot**."
     folder = escape_markdown(str(services.get().snapshots.folder))
     st.caption(
         f":material/memory: No snapshots. {how} You can also open any "

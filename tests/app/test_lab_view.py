@@ -363,7 +363,7 @@ def test_a_running_sweep_shows_its_progress_and_blocks_the_start(
     assert f"{ID} is measuring" in text_of(app)
     (bar,) = app.get("progress")
     assert bar.proto.value == int(100 * 17 / 96)
-    assert "17 of 96 samples · at most 5\\:4" in bar.proto.text
+    assert "17 of 96 trials · at most 5\\:4" in bar.proto.text
     assert has(app, "button", "Stop")
     live = page()
     assert f"The sweep {ID} is measuring" in str(start_refused(live))
@@ -389,7 +389,7 @@ def test_the_progress_has_the_label_that_the_table_has() -> None:
     both = one | {"name": "a=2+b=false", "label": "a 2, b off"}
     progress = sweep()["progress"] | {"doing": "combining, round 3 of 12: a=2+b=false"}
     told = lab_panel.progress_words(to_content(sweep("running", arms=[both], progress=progress)))
-    assert told.startswith("combining, round 3 of 12: a 2, b off · 17 of 96 samples")
+    assert told.startswith("combining, round 3 of 12: a 2, b off · 17 of 96 trials")
 
 
 def test_a_training_blocks_start_and_resume(

@@ -124,7 +124,7 @@ def test_without_one_it_says_how_to_get_it(
     run_json = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps(run_json | {"status": status}))
     app = section("one")
-    assert ("A run on CUDA can take one" in texts(app)) is not live
+    assert ("A live run on CUDA" in texts(app)) is not live
     assert "You can also open any `torch.cuda.memory._dump_snapshot` file, here or from" in texts(
         app
     )

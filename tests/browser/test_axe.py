@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from stepscope.run import RunStatus, read_run, run_folders
-from tests.support.browser_page import OpenPage, button, press, violations
+from tests.support.browser_page import OpenPage, button, open_tab, press, violations
 from tests.support.server import ROOT, Server, start_server, stop_server
 
 LONG = "/?epochs=5000"
@@ -53,12 +53,16 @@ def unfold_all(page: Page) -> None:
 def test_no_page_has_a_violation(themed: Page, server: Server) -> None:
     page = themed
     page.goto(server.url)
-    expect(page.get_by_text("Nothing is running yet")).to_be_visible(timeout=60_000)
+    expect(page.get_by_text("No run is shown", exact=True)).to_be_visible(timeout=60_000)
     assert violations(page) == []
     for run in ("one", "two-simulated-gpus"):  # finished with look-only buttons, and failed
         show(page, server, run)
         unfold_all(page)
         assert violations(page) == []
+        for tab in ("Memory", "Profile", "Logs", "Details"):
+            open_tab(page, tab)
+            page.wait_for_timeout(1_000)
+            assert violations(page) == [], tab
     page.get_by_test_id("stHeader").get_by_role("link", name="Runs").click()
     expect(page.get_by_test_id("stDataFrame")).to_be_visible(timeout=60_000)
     assert violations(page) == []
@@ -67,11 +71,11 @@ def test_no_page_has_a_violation(themed: Page, server: Server) -> None:
 def test_a_running_page_has_no_violation(themed: Page, server: Server) -> None:
     page = themed
     page.goto(f"{server.url}{LONG}")
-    button(page, "Start").click()
+    button(page, "Start run").click()
     expect(page.get_by_test_id("status")).to_contain_text("Running", timeout=60_000)
     expect(page.get_by_test_id("chart-loss")).to_be_visible()
     # Streamlit fades what is about to go.
-    expect(page.get_by_text("Nothing is running yet")).to_have_count(0)
+    expect(page.get_by_text("No run is shown", exact=True)).to_have_count(0)
     found = violations(page)
     button(page, "Stop").click()
     expect(page.get_by_test_id("status")).to_contain_text("Stopped")
@@ -80,8 +84,8 @@ def test_a_running_page_has_no_violation(themed: Page, server: Server) -> None:
 
 def test_start_pause_and_stop_by_keyboard(open_page: OpenPage, server: Server) -> None:
     page = open_page(LONG)
-    expect(button(page, "Start")).to_be_enabled(timeout=60_000)
-    press(page, button(page, "Start"))
+    expect(button(page, "Start run")).to_be_enabled(timeout=60_000)
+    press(page, button(page, "Start run"))
     status = page.get_by_test_id("status")
     expect(status).to_contain_text("Running", timeout=60_000)
     press(page, button(page, "Pause"))
@@ -101,7 +105,7 @@ def test_an_example_opens_by_one_click_and_then_by_its_address(
     expect(page.get_by_text("Recorded on a CPU").first).to_be_visible()
     other = open_page(page.url.removeprefix(server.url))
     expect(other.get_by_test_id("status")).to_contain_text("Finished")
-    expect(button(other, "Start")).to_be_enabled()
+    expect(button(other, "Start run")).to_be_enabled()
     assert set(server.runs.iterdir()) == before
 
 
@@ -143,8 +147,8 @@ def test_a_phone_starts_with_the_sidebar_closed_and_nothing_is_wider_than_it(
 
 def test_content_begins_within_100_px(open_page: OpenPage) -> None:
     page = open_page()
-    expect(button(page, "Start")).to_be_visible(timeout=60_000)
-    expect(page.get_by_text("Nothing is running yet")).to_be_visible()
-    box = button(page, "Start").bounding_box()
+    expect(button(page, "Start run")).to_be_visible(timeout=60_000)
+    expect(page.get_by_text("No run is shown", exact=True)).to_be_visible()
+    box = button(page, "Start run").bounding_box()
     assert box is not None
     assert box["y"] < 100

@@ -33,7 +33,7 @@ def shown(page: Page) -> None:
 
 @pytest.mark.timeout(300)
 def test_it_measures_and_shows_the_result(open_page: OpenPage) -> None:
-    page = open_page("/communication", expected=MISSING)
+    page = open_page("/hardware?tab=collectives", expected=MISSING)
     shown(page)
     button(page, "Measure").click()
     expect(page.get_by_role("progressbar")).to_be_visible(timeout=30 * SECOND)
@@ -54,7 +54,7 @@ def test_it_has_no_violation_and_fits(
     size = {"width": width, "height": 1000}
     context = browser.new_context(viewport=size, color_scheme=scheme)
     page = context.new_page()
-    page.goto(f"{server.url}/communication")
+    page.goto(f"{server.url}/hardware?tab=collectives")
     shown(page)
     expect(page.locator(".js-plotly-plot")).to_be_visible(timeout=60 * SECOND)
     settle(page)

@@ -92,7 +92,7 @@ def test_every_gpu_has_a_card_and_all_are_seen_at_once(
         color_scheme="light" if theme == "light" else "dark",
     )
     page = context.new_page()
-    page.goto(f"{server.url}/devices")
+    page.goto(f"{server.url}/hardware?tab=gpus")
     expect(card(page, 0)).to_be_visible(timeout=60_000)
     boxes = [one.bounding_box() for one in page.locator("article").all()]
     assert len(boxes) >= 1

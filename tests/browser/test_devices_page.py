@@ -36,7 +36,7 @@ def polls(page: Page) -> int:
 
 
 def open_devices(page: Page, server: Server) -> None:
-    page.goto(f"{server.url}/devices")
+    page.goto(f"{server.url}/hardware?tab=gpus")
     expect(page.get_by_test_id("no-gpu")).to_be_visible(timeout=60_000)
 
 
@@ -63,7 +63,7 @@ def test_without_a_gpu_it_shows_the_machine_and_says_why_and_what_to_do(
 def test_it_is_kept_current_without_anything_being_drawn_anew(
     open_page: OpenPage, server: Server
 ) -> None:
-    page = open_page("/devices", "404")  # Streamlit looks for two files below a deep link
+    page = open_page("/hardware?tab=gpus", "404")  # Streamlit looks for two files below a deep link
     expect(page.get_by_test_id("host")).to_be_visible(timeout=60_000)
     page.evaluate("document.querySelector('[data-testid=host]').marked = true")
     seen = polls(page)
@@ -77,13 +77,13 @@ def test_it_stands_between_memory_and_runs_and_one_comes_back_from_it(
 ) -> None:
     page = open_page()
     links = page.get_by_test_id("stHeader").get_by_role("link")
-    expect(page.get_by_text("Nothing is running yet")).to_be_visible(timeout=60_000)
+    expect(page.get_by_text("No run is shown", exact=True)).to_be_visible(timeout=60_000)
     names = [name.strip() for name in links.all_inner_texts() if name.strip()]
     assert names.index("Memory") < names.index("Devices per node") < names.index("Runs")
     links.filter(has_text="Devices per node").click()
     expect(page.get_by_test_id("host")).to_be_visible()
     links.filter(has_text="Live").click()
-    expect(page.get_by_text("Nothing is running yet")).to_be_visible()
+    expect(page.get_by_text("No run is shown", exact=True)).to_be_visible()
     expect(page.get_by_test_id("devices")).to_have_count(0)
 
 
@@ -151,7 +151,7 @@ def test_all_gpus_are_seen_at_once(
     )
     page = context.new_page()
     answers(page, many(count))
-    page.goto(f"{server.url}/devices")
+    page.goto(f"{server.url}/hardware?tab=gpus")
     cards = page.get_by_test_id("gpus").locator("article")
     expect(cards).to_have_count(count, timeout=60_000)
     boxes = [box for box in (card.bounding_box() for card in cards.all()) if box]
@@ -177,7 +177,7 @@ def test_the_numbers_under_the_pointer_are_those_of_that_time(
 ) -> None:
     page = browser.new_page(viewport={"width": 1400, "height": 1000})
     answers(page, gpus(1))
-    page.goto(f"{server.url}/devices")
+    page.goto(f"{server.url}/hardware?tab=gpus")
     page.get_by_role("button", name="GPU 0").click(timeout=60_000)
     chart = page.locator(".dv-chart").first
     expect(chart.locator(".dv-legend")).to_contain_text("utilization 97 %")
@@ -201,7 +201,7 @@ def test_an_open_gpu_is_not_wider_than_a_phone(
 ) -> None:
     page = browser.new_page(viewport={"width": width, "height": 800})
     answers(page, many(8))
-    page.goto(f"{server.url}/devices")
+    page.goto(f"{server.url}/hardware?tab=gpus")
     page.get_by_role("button", name="GPU 4").click(timeout=60_000)
     expect(page.get_by_test_id("gpu-details")).to_contain_text("Processes")
     assert page.evaluate("document.documentElement.scrollWidth") <= width

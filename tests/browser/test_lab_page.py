@@ -105,7 +105,7 @@ def downloaded(page: Page, name: str) -> str:
 def test_three_settings_from_ticking_to_the_report(open_page: OpenPage, server: Server) -> None:
     page = open_page("/lab", expected="404")
     start(page, rounds=2)
-    expect(page.get_by_text(f"of {SAMPLES} samples")).to_be_visible(timeout=PATIENCE)
+    expect(page.get_by_text(f"of {SAMPLES} trials")).to_be_visible(timeout=PATIENCE)
     expect(row(page, "fused")).to_contain_text("measuring", timeout=PATIENCE)
     expect(button(page, "Stop")).to_have_count(0, timeout=200_000)
     for arm in ("precision=bf16", "fused", "foreach"):
@@ -137,8 +137,8 @@ def test_stop_reload_and_resume(open_page: OpenPage, server: Server) -> None:
     assert had < SAMPLES
     button(page, "Resume").click()
     expect(button(page, "Stop")).to_be_visible(timeout=PATIENCE)
-    page.get_by_test_id("stHeader").get_by_role("link", name="Live").click()
-    expect(button(page, "Start")).to_be_disabled(timeout=PATIENCE)
+    page.get_by_test_id("stHeader").get_by_role("link", name="Run", exact=True).click()
+    expect(button(page, "Start run")).to_be_disabled(timeout=PATIENCE)
     page.get_by_test_id("stHeader").get_by_role("link", name="Lab").click()
     expect(button(page, "Start sweep")).to_be_visible(timeout=PATIENCE)
     expect(button(page, "Stop")).to_have_count(0, timeout=200_000)
@@ -146,8 +146,8 @@ def test_stop_reload_and_resume(open_page: OpenPage, server: Server) -> None:
     progress = json.loads(sweep.read_text())["progress"]
     assert (progress["done"], progress["total"]) == (SAMPLES, SAMPLES)
     assert samples(server) >= SAMPLES  # the open round was taken again whole
-    page.get_by_test_id("stHeader").get_by_role("link", name="Live").click()
-    expect(button(page, "Start")).to_be_enabled(timeout=PATIENCE)
+    page.get_by_test_id("stHeader").get_by_role("link", name="Run", exact=True).click()
+    expect(button(page, "Start run")).to_be_enabled(timeout=PATIENCE)
 
 
 def test_use_these_settings(open_page: OpenPage, server: Server) -> None:
@@ -165,9 +165,9 @@ def test_a_start_on_live_is_possible_again_when_the_sweep_ends(
 ) -> None:
     running(server)
     page = open_page("/")
-    expect(button(page, "Start")).to_be_disabled(timeout=PATIENCE)
+    expect(button(page, "Start run")).to_be_disabled(timeout=PATIENCE)
     store(server)
-    expect(button(page, "Start")).to_be_enabled(timeout=PATIENCE)
+    expect(button(page, "Start run")).to_be_enabled(timeout=PATIENCE)
 
 
 def test_what_has_not_changed_is_not_drawn_anew(open_page: OpenPage, server: Server) -> None:
@@ -182,7 +182,7 @@ def test_what_has_not_changed_is_not_drawn_anew(open_page: OpenPage, server: Ser
     row(page, "compile").evaluate("node => { node.dataset.mine = 'row'; }")
     before = page.get_by_role("progressbar").get_attribute("aria-valuenow")
     running(server, progress={"done": 48, "total": 96, "doing": "x", "seconds_left": 9.0})
-    expect(page.get_by_text("48 of 96 samples")).to_be_visible(timeout=PATIENCE)
+    expect(page.get_by_text("48 of 96 trials")).to_be_visible(timeout=PATIENCE)
     assert page.get_by_role("progressbar").get_attribute("aria-valuenow") != before
     assert page.locator("[data-mine]").count() == 2
     expect(field).to_have_value("7")  # typed, not yet sent

@@ -11,7 +11,7 @@ from tests.support.browser_page import OpenPage, wait_until
 from tests.support.large_gpus import GPUS, record
 from tests.support.server import Server
 
-PAGES = ["Live", "Lab", "Memory", "Devices per node", "Communication", "Runs", "Learn"]
+PAGES = ["Run", "Runs", "Lab", "Hardware", "Learn"]
 CUT = """nodes => nodes.filter((node) => node.scrollWidth > node.clientWidth)
     .map((node) => node.value ?? node.textContent)"""
 

@@ -14,7 +14,7 @@ from tests.support.browser_page import OpenPage, violations
 from tests.support.server import Server
 from tests.support.snapshots import REAL, live_block, snapshot
 
-PAGE = "/memory"
+PAGE = "/?tab=memory"
 
 
 def section(page: Page) -> Locator:

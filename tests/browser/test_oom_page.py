@@ -44,17 +44,17 @@ def test_why_memory_ran_out_and_one_click_to_try_again(
     line = page.get_by_test_id("verdict")
     line.wait_for(timeout=SLOW_MS)
     expect(line).to_contain_text("300 MiB")
-    again = page.get_by_role("button", name="Retry with batch 16 × 2")
+    again = page.get_by_role("button", name="Retry with batch size 16 × 2 accumulation steps")
     expect(again).to_be_visible()
     page.screenshot(path=ARTIFACTS / "oom-live.png")
-    line.get_by_role("link", name="Memory →").click()
-    page.wait_for_url("**/memory?run=short")
-    heading = page.get_by_role("heading", name="Why memory ran out: Fragmentation")
+    line.get_by_role("button", name="Memory tab →").click()
+    page.wait_for_url("**run=short&tab=memory")
+    heading = page.get_by_role("heading", name="Out of memory: Fragmentation")
     expect(heading).to_be_visible(timeout=SLOW_MS)
-    expect(page.get_by_role("row", name="Asked for 300 MiB")).to_be_visible()
+    expect(page.get_by_role("row", name="Requested 300 MiB")).to_be_visible()
     page.screenshot(path=ARTIFACTS / "oom-memory.png", full_page=True)
     assert [folder.name for folder in run_folders(server.runs)] == ["short"]
-    page.get_by_role("button", name="Retry with batch 16 × 2").click()
+    again.last.click()
     expect(page.get_by_test_id("status")).to_contain_text("Finished", timeout=2 * SLOW_MS)
     (started,) = [one for one in run_folders(server.runs) if one.name != "short"]
     settings = read_run(started).run_json["config"]

@@ -13,7 +13,7 @@ from playwright.sync_api import Locator, Page, expect
 
 from stepscope.profiling.summary import summarize, to_text
 from stepscope.profiling.trace_stats import NODES_LIMIT
-from tests.support.browser_page import OpenPage, button, violations, wait_until
+from tests.support.browser_page import OpenPage, button, open_tab, violations, wait_until
 from tests.support.profiles import MAIN, STEP, trace_of
 from tests.support.server import ROOT, Server
 
@@ -43,7 +43,9 @@ def test_a_profile_from_the_press_to_the_trace(
     open_page: OpenPage, server: Server, tmp_path: Path
 ) -> None:
     page = open_page(LONG)
-    button(page, "Start").click()
+    button(page, "Start run").click()
+    expect(page.get_by_test_id("status")).to_contain_text("Running", timeout=60_000)
+    open_tab(page, "Profile")
     expect(page.get_by_text("No profile yet")).to_be_visible(timeout=60_000)
     take_profile(page, 3)
     expect(flame(page)).to_have_attribute("data-nodes", re.compile(r"\d{2,}"), timeout=30_000)

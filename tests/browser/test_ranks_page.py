@@ -18,7 +18,14 @@ from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus, read_run
 from stepscope.run.rank_info import rank_numbers, read_rank_file
 from stepscope.store import RunReader
-from tests.support.browser_page import OpenPage, button, run_folder, violations, wait_until
+from tests.support.browser_page import (
+    OpenPage,
+    button,
+    open_tab,
+    run_folder,
+    violations,
+    wait_until,
+)
 from tests.support.server import ARTIFACTS, ROOT, Server
 
 SCRIPT = Path(__file__).with_name("scripts") / "slow_rank.py"
@@ -87,6 +94,7 @@ def processes(server: Server) -> list[int]:
 
 def ranks(page: Page) -> Locator:
     """The section of the ranks, in view: it asks only then."""
+    open_tab(page, "Ranks")
     section = page.get_by_test_id("ranks")
     expect(section).to_be_visible(timeout=PATIENCE)
     section.scroll_into_view_if_needed()
@@ -129,7 +137,7 @@ def test_a_job_with_a_slow_rank_from_its_start_to_its_end(
 
     # What the collectives cost stands below: with gloo their bytes.
     note = section.get_by_test_id("rank-communication")
-    expect(note).to_contain_text("Communication of rank 0: Each step gives", timeout=MINUTE)
+    expect(note).to_contain_text("Communication of rank 0: Each step passes", timeout=MINUTE)
 
     # Strips of another metric, lines of two ranks over each other.
     section.get_by_role("button", name="Waiting for ranks", exact=True).click()
@@ -173,8 +181,8 @@ def test_a_job_with_a_slow_rank_from_its_start_to_its_end(
 def started_with_ddp(page: Page) -> None:
     """Choose DDP with four ranks in the sidebar, and press Start."""
     sidebar = page.get_by_test_id("stSidebar")
-    expect(button(page, "Start")).to_be_enabled(timeout=PATIENCE)
-    sidebar.locator("summary").get_by_text("Scaling", exact=True).click()
+    expect(button(page, "Start run")).to_be_enabled(timeout=PATIENCE)
+    sidebar.locator("summary").get_by_text("Distributed", exact=True).click()
     kind = sidebar.get_by_role("combobox", name="Strategy")
     kind.scroll_into_view_if_needed()
     page.wait_for_timeout(500)  # the group is still opening: a list over it would close again
@@ -186,7 +194,7 @@ def started_with_ddp(page: Page) -> None:
     ranks_wanted.press("Enter")
     wait_until(lambda: f"ranks={RANKS}" in page.url, page)
     expect(sidebar.get_by_text(f"× {RANKS} ranks.")).to_be_visible()
-    button(page, "Start").click()
+    button(page, "Start run").click()
 
 
 @SLOW_TEST
@@ -202,6 +210,7 @@ def test_a_run_of_ours_from_start_to_stop(server: Server, open_page: OpenPage) -
     picture(page, "ranks-ours")
 
     # Each button acts on all ranks, at the same step.
+    open_tab(page, "Overview")
     for name, kind in BUTTONS.items():
         button(page, name).click()
         if kind == "mark":
@@ -222,7 +231,7 @@ def test_a_run_of_ours_from_start_to_stop(server: Server, open_page: OpenPage) -
         expect(row(section, rank)).to_contain_text("stopped", timeout=MINUTE)
     picture(page, "ranks-ours-stopped")
     assert processes(server) == []
-    expect(button(page, "Start")).to_be_enabled()
+    expect(button(page, "Start run")).to_be_enabled()
 
 
 def all_acted(server: Server, kind: str) -> bool:

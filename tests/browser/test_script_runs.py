@@ -22,6 +22,7 @@ from tests.support.browser_page import (
     button,
     drag_zoom,
     number,
+    open_tab,
     points,
     step_of,
     wait_until,
@@ -83,10 +84,8 @@ def test_a_run_appears_by_itself_and_the_list_follows(
     open_page: OpenPage, server: Server, begin: Begin
 ) -> None:
     page = open_page()
-    expect(page.get_by_text("Nothing is running yet")).to_be_visible(timeout=30_000)
-    expect(
-        page.get_by_text(f"STEPSCOPE_RUNS={server.runs} stepscope watch train.py")
-    ).to_be_visible()
+    expect(page.get_by_text("No run is shown", exact=True)).to_be_visible(timeout=30_000)
+    expect(page.get_by_text(f"STEPSCOPE_RUNS={server.runs}")).to_be_visible()
     foreign(begin, server, "1-first")
     expect(page.get_by_test_id("status")).to_contain_text("Running", timeout=15_000)
     expect(page).to_have_url(re.compile("run=1-first"))
@@ -202,13 +201,13 @@ def test_what_is_wrong_with_the_recording_is_said(
     expect(page.get_by_test_id("status")).to_contain_text("Running", timeout=30_000)
     expect(page.get_by_test_id("warnings")).to_be_empty()
     child.send_signal(signal.SIGSTOP)  # it lives, and its heartbeat stands still
-    expect(page.get_by_test_id("warnings")).to_contain_text("No news for 4 s")
+    expect(page.get_by_test_id("warnings")).to_contain_text("No update for 4 s")
     run_json = read_run(server.runs / "one").run_json | {"dropped": 7}
     (server.runs / "one" / "run.json").write_text(json.dumps(run_json))
     expect(page.get_by_test_id("warnings")).to_contain_text("7 steps or events were not recorded")
     child.kill()
     expect(page.get_by_test_id("status")).to_contain_text("Crashed")
-    expect(page.get_by_test_id("warnings")).not_to_contain_text("No news")
+    expect(page.get_by_test_id("warnings")).not_to_contain_text("No update")
 
 
 IN_SIGHT = """(code, text) => {
@@ -241,7 +240,7 @@ def test_the_output_opens_at_its_newest_line(
     output.write_text("".join(f"line {number:03}\n" for number in range(300)))
     button(page, "Stop").click()  # with its end the page is drawn anew
     expect(page.get_by_test_id("status")).to_contain_text("Stopped")
-    page.get_by_text("Script output").click()
+    open_tab(page, "Logs")
     code = page.get_by_test_id("stCode").filter(has_text="line 250").locator("code")
     wait_until(lambda: bool(code.evaluate(IN_SIGHT, "line 299")), page)
     assert not code.evaluate(IN_SIGHT, "line 200")
@@ -255,7 +254,7 @@ def test_a_script_under_watch_is_shown_and_stopped(
     open_page: OpenPage, server: Server, begin: Begin
 ) -> None:
     page = open_page()
-    expect(page.get_by_text("Nothing is running yet")).to_be_visible(timeout=30_000)
+    expect(page.get_by_text("No run is shown", exact=True)).to_be_visible(timeout=30_000)
     child = begin("-m", "stepscope.watch", str(SCRIPTS / "plain_loop.py"), "--flag")
     expect(page.get_by_test_id("status")).to_contain_text("Running", timeout=40_000)
     wait_until(lambda: points(page) > 5, page)
@@ -267,7 +266,7 @@ def test_a_script_under_watch_is_shown_and_stopped(
     button(page, "Stop").click()
     assert child.wait(20) == 130  # as at Ctrl-C, and in the script's own words
     expect(page.get_by_test_id("status")).to_contain_text("Stopped")
-    page.get_by_text("Script output").click()
+    open_tab(page, "Logs")
     expect(page.get_by_text("interrupted, saved nothing")).to_be_visible()
     (folder,) = server.runs.iterdir()
     assert read_run(folder).status is RunStatus.STOPPED

@@ -31,17 +31,17 @@ def test_the_link_sets_the_sidebar_for_the_next_run(
     assert above is not None
     assert tiles is not None
     assert above["y"] + above["height"] <= tiles["y"]
-    page.get_by_role("button", name="Try num_workers 4").press("Enter")
+    page.get_by_role("button", name="Apply num_workers 4").press("Enter")
     expect(line).to_contain_text("num_workers 4 is set for the next run (sidebar: Data loading).")
     page.wait_for_url("**num_workers=4**")
-    page.get_by_text("Data loading", exact=True).click()
+    page.get_by_test_id("stSidebar").get_by_text("Data loading").click()
     number = page.get_by_label("num_workers", exact=True)
     expect(number).to_have_value("4", timeout=SLOW_MS)
-    expect(page.get_by_role("button", name="Try num_workers 4")).to_have_count(0)
+    expect(page.get_by_role("button", name="Apply num_workers 4")).to_have_count(0)
     # Where the reader sets it back, it is proposed again.
     number.fill("0")
     number.press("Enter")
-    expect(page.get_by_role("button", name="Try num_workers 4")).to_be_visible(timeout=SLOW_MS)
+    expect(page.get_by_role("button", name="Apply num_workers 4")).to_be_visible(timeout=SLOW_MS)
 
 
 def test_a_script_is_told_in_words_and_a_young_run_has_no_line(

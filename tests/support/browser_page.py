@@ -28,8 +28,15 @@ def button(page: Page, name: str) -> Locator:
 
 
 def start(page: Page, status: str = "Running") -> None:
-    button(page, "Start").click()
+    button(page, "Start run").click()
     expect(page.get_by_test_id("status")).to_contain_text(status, timeout=TRAINS_MS)
+
+
+def open_tab(page: Page, name: str) -> None:
+    """Open a tab of the run."""
+    page.get_by_role("navigation", name="Views of the run").get_by_role(
+        "button", name=name, exact=True
+    ).click()
 
 
 def points(page: Page, chart: str = "loss") -> int:

@@ -1,8 +1,10 @@
-"""The page Memory in Chromium."""
+"""The Memory tab in Chromium."""
 
 from __future__ import annotations
 
 from playwright.sync_api import Page, expect
+
+from tests.support.browser_page import open_tab
 
 UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
@@ -43,7 +45,7 @@ def areas(page: Page, chart: str) -> dict[str, str]:
 
 
 def open_memory(page: Page) -> None:
-    page.get_by_test_id("stHeader").get_by_role("link", name="Memory").click()
+    open_tab(page, "Memory")
     expect(page.get_by_test_id("ledger-table")).to_be_visible(timeout=60_000)
     expect(page.get_by_test_id("stepscope-ledger")).to_have_attribute(
         "data-ready", "1", timeout=60_000
