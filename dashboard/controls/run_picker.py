@@ -14,26 +14,24 @@ from stepscope.run import RunInfo, is_run_id, read_only_reason
 
 RUN = "run"
 _CHOSEN = "run_chosen"
+_ENDED = "run_ended_when_shown"
 
 
 def picked_run(server: Services, listing: Listing) -> str | None:
     """Return the id of the run to show; None for none.
 
-    A run that the user or the URL chose stays. Otherwise the page shows the active run, then the
-    newest live one of this machine, then the newest one, and follows a run that begins after the
-    shown one has ended.
+    A run that the user or the URL chose stays. Otherwise it is the active run, the newest live one
+    of this machine, or the newest one; the latter gives way to a run that begins.
     """
     state = st.session_state
     if RUN not in state and "run" in st.query_params:
         state[RUN], state[_CHOSEN] = st.query_params["run"], True
     picked: str | None = state.get(RUN)
-    if state.get(_CHOSEN):
-        return picked
-    live = {run.id for run in listing.runs if run.status.live}
-    if picked not in live:
+    if not state.get(_CHOSEN) and picked in (None, state.get(_ENDED)):
+        live = server.active_id() or newest_live(listing.runs)
         newest = listing.runs[0].id if listing.runs else None
-        picked = server.active_id() or newest_live(listing.runs) or picked or newest
-        state[RUN] = picked
+        state[RUN] = picked = live or picked or newest
+        state[_ENDED] = None if live else picked
     return picked
 
 

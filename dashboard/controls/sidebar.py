@@ -49,7 +49,7 @@ WORKLOADS = {
     Workload.GPT: "Character-level GPT (real text)",
     Workload.RESNET: "ResNet-18, 224 px (synthetic)",
     Workload.MATMUL: "Matrix multiplication",
-    Workload.FILL: "GPU memory stress test (residual CNN)",
+    Workload.FILL: "GPU memory stress test",
     Workload.USER: "Custom workload",
 }
 PRECISIONS = {

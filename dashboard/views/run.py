@@ -17,7 +17,15 @@ from dashboard.format import escape_markdown
 from dashboard.services import Activity
 from dashboard.views.estimate_panel import estimate_buttons, estimate_panel
 from dashboard.views.launch_panel import launch_panel
-from dashboard.views.live_panel import APPLIED, START, live_panel, open_tab, start_if_requested
+from dashboard.views.live_panel import (
+    APPLIED,
+    START,
+    TAB,
+    TABS,
+    live_panel,
+    open_tab,
+    start_if_requested,
+)
 from dashboard.views.run_details import details_tab, logs_tab
 from dashboard.views.run_memory import memory_tab
 from dashboard.views.run_profile import profile_section
@@ -78,8 +86,9 @@ for problem in link_problems:
 params = controls.link_params(config, found.devices)
 if picked:
     params["run"] = picked
-if tab != "overview":
-    params["tab"] = tab
+chosen_tab = tab if run is not None else st.session_state[TAB]  # kept for the next run
+if chosen_tab in TABS and chosen_tab != "overview":
+    params["tab"] = chosen_tab
 if params != st.query_params.to_dict():
     st.query_params.from_dict(params)
 

@@ -12,6 +12,7 @@ import streamlit as st
 from dashboard.controls.run_picker import choose
 from dashboard.format import code_between_backticks, escape_markdown
 from dashboard.services import Devices, Services
+from dashboard.views.live_panel import TAB
 from dashboard.views.memory_snapshots import snapshot_section
 from stepscope.common.formatting import format_bytes
 
@@ -57,6 +58,7 @@ def welcome(server: Services, found: Devices, refused: str | None) -> None:
         icon=":material/memory_alt:",
         key="welcome_snapshot",
         on_change="rerun",
+        expanded=st.session_state.get(TAB) == "memory",
     )
     if box.open:
         with box:

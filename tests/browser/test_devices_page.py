@@ -72,17 +72,17 @@ def test_it_is_kept_current_without_anything_being_drawn_anew(
     assert page.evaluate("!document.querySelector('[data-stale=true]')")
 
 
-def test_it_stands_between_memory_and_runs_and_one_comes_back_from_it(
+def test_it_stands_between_lab_and_learn_and_one_comes_back_from_it(
     open_page: OpenPage,
 ) -> None:
     page = open_page()
     links = page.get_by_test_id("stHeader").get_by_role("link")
     expect(page.get_by_text("No run is shown", exact=True)).to_be_visible(timeout=60_000)
     names = [name.strip() for name in links.all_inner_texts() if name.strip()]
-    assert names.index("Memory") < names.index("Devices per node") < names.index("Runs")
-    links.filter(has_text="Devices per node").click()
+    assert names.index("Lab") < names.index("Hardware") < names.index("Learn")
+    links.filter(has_text="Hardware").click()
     expect(page.get_by_test_id("host")).to_be_visible()
-    links.filter(has_text="Live").click()
+    page.get_by_test_id("stHeader").get_by_role("link", name="Run", exact=True).click()
     expect(page.get_by_text("No run is shown", exact=True)).to_be_visible()
     expect(page.get_by_test_id("devices")).to_have_count(0)
 

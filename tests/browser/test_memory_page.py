@@ -6,13 +6,17 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.support.browser_page import button, open_tab, run_folder, start, violations, wait_until
 from tests.support.memory_page import areas, open_memory, sums_up, table
 from tests.support.server import ARTIFACTS, Server
 
 LONG = "/?epochs=5000&num_workers=1"
+
+
+def ledger(page: Page) -> Locator:
+    return page.get_by_test_id("stepscope-ledger")
 
 
 def keep(page: Page, name: str) -> None:
@@ -105,15 +109,15 @@ def test_hover_and_zoom_work_on_the_stack(themed: tuple[Page, str], server: Serv
     page.mouse.down()
     page.mouse.move(box["x"] + 0.7 * box["width"], box["y"] + 150, steps=5)
     page.mouse.up()
-    expect(page.get_by_test_id("back-to-live")).to_be_visible()
+    expect(ledger(page).get_by_test_id("back-to-live")).to_be_visible()
     zoomed = page.get_by_test_id("stepscope-ledger").get_attribute("data-zoom")
     assert zoomed
     low, high = map(float, zoomed.split(","))
     assert 0 < low < high
     page.wait_for_timeout(500)  # the zoom's finer moments
     keep(page, f"zoom-{theme}")
-    page.get_by_test_id("back-to-live").click()
-    expect(page.get_by_test_id("back-to-live")).to_be_hidden()
+    ledger(page).get_by_test_id("back-to-live").click()
+    expect(ledger(page).get_by_test_id("back-to-live")).to_be_hidden()
 
 
 @pytest.mark.parametrize("width", [400, 800])

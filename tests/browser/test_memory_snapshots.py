@@ -31,11 +31,7 @@ def test_a_file_is_sent_drawn_and_still_there_after_a_reload(
     open_page: OpenPage, server: Server, tmp_path: Path
 ) -> None:
     page = open_page(PAGE, expected="404")
-    expect(
-        section(page).get_by_text(
-            "You can also open any `torch.cuda.memory._dump_snapshot` file, here or from"
-        )
-    ).to_be_visible(timeout=60_000)
+    expect(section(page).get_by_text("You can also open any")).to_be_visible(timeout=60_000)
     path = Path(shutil.copy(REAL, tmp_path / "my run.pickle"))
     send(page, path)
     expect(section(page).get_by_text("36.0 MiB reserved")).to_be_visible(timeout=60_000)
