@@ -8,20 +8,14 @@ from typing import Any
 
 import pynvml
 
-from stepscope.gpu.nvml_queries import FieldValues, number_in
+from stepscope.gpu.nvml_queries import field_number
 
-ARCHITECTURES = {
-    2: "Kepler",
-    3: "Maxwell",
-    4: "Pascal",
-    5: "Volta",
-    6: "Turing",
-    7: "Ampere",
-    8: "Ada",
-    9: "Hopper",
-    10: "Blackwell",
-    13: "Rubin",
-}
+ARCHITECTURES = dict(
+    enumerate(
+        ["Kepler", "Maxwell", "Pascal", "Volta", "Turing", "Ampere", "Ada", "Hopper", "Blackwell"],
+        start=2,
+    )
+) | {13: "Rubin"}
 """NVML_DEVICE_ARCH_* (nvml.h)."""
 LINK_SPEEDS = (90, 164)
 """NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON, and NVML_FI_DEV_NVLINK_GET_SPEED of newer GPUs (nvml.h)."""
@@ -116,7 +110,7 @@ def describe(handle: Any, info: DeviceInfo, ask: Ask) -> DeviceFacts:
         parent_uuid=_parent(handle, info, ask),
         mig_profile=profile(info.name),
         nvlinks=nvlinks,
-        nvlink_speed=ask(_nvlink_speed, handle) if nvlinks else None,
+        nvlink_speed=_nvlink_speed(handle, ask) if nvlinks else None,
     )
 
 
@@ -144,13 +138,10 @@ def _nvlinks(handle: Any, ask: Ask) -> int | None:
     return states.count(pynvml.NVML_FEATURE_ENABLED) if states else None
 
 
-def _nvlink_speed(handle: Any) -> float:
-    """Return bytes/s of one link each way, as the driver gives it. Raises NVMLError without."""
-    for answer in FieldValues([(field, 0) for field in LINK_SPEEDS]).read(handle):
-        megabytes = number_in(answer) if answer.nvmlReturn == pynvml.NVML_SUCCESS else None
-        if megabytes:
-            return float(megabytes) * 1e6
-    raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+def _nvlink_speed(handle: Any, ask: Ask) -> float | None:
+    """Return bytes/s of one link each way; None where the driver has no answer."""
+    speeds = (ask(field_number, handle, number) for number in LINK_SPEEDS)
+    return next((megabytes * 1e6 for megabytes in speeds if megabytes), None)
 
 
 def _threshold(handle: Any, which: int, ask: Ask) -> float | None:

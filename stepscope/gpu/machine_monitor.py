@@ -298,7 +298,6 @@ class Machine:
         source = self._opened()
         for uuid in self._devices:
             source.read(uuid, Tier.FAST)
-            source.begin_rates(uuid)  # what a counter did between the looks is not known
         if self._devices:
             self._pause(RATE_S)
         now, ts = self._clock(), self._wall_clock()

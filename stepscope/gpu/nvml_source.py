@@ -7,7 +7,6 @@ CUDA.
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ import pynvml
 from stepscope.gpu.device_info import DeviceFacts, DeviceInfo, describe
 from stepscope.gpu.gpm import Activity
 from stepscope.gpu.nvml_device import Gpu, Library, static
-from stepscope.gpu.nvml_queries import FIELDS, FieldValues, Tier, memory_total, number_in
+from stepscope.gpu.nvml_queries import FIELDS, Tier, field_number, memory_total
 from stepscope.gpu.nvml_reader import GpuValues
 from stepscope.gpu.processes import GpuProcess, Processes, ProcessList
 
@@ -28,8 +27,6 @@ Clock = Callable[[], float]
 
 PCIE = {"gpu/pcie_tx", "gpu/pcie_rx"}
 """What GPM gives for less: the byte counters take 0.5 ms, ten times a second (docs/gpu)."""
-RARE_S = 10.0
-"""How old the recovery action, the power limit and the link may be."""
 RECOVERY_FIELD = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
 RECOVERY_ACTIONS = {
     1: "the GPU has to be reset",
@@ -52,9 +49,6 @@ class _Known:
     activity: Activity
     processes: ProcessList
     facts: DeviceFacts | None = None
-    facts_at: float = -math.inf
-    recovery: str | None = None
-    recovery_at: float = -math.inf
 
 
 class NvmlSource:
@@ -93,16 +87,10 @@ class NvmlSource:
             counted = known.values.counted()
             active = known.activity.read()
             values |= {key: active[key] for key in active if key not in counted}
-            known.values.leave_out(known.activity.given & PCIE)
+            known.values.left_out = known.activity.given & PCIE
         elif not self._armed:
-            known.values.leave_out(frozenset())
+            known.values.left_out = frozenset()
         return values
-
-    def begin_rates(self, uuid: str) -> None:
-        """Let the next rates be means from the latest reading on, for who looks now and then."""
-        known = self._known.get(uuid)
-        if known is not None:
-            known.values.begin_rates()
 
     def reasons(self, uuid: str) -> dict[str, str]:
         """Say why values are missing: those asked for so far, or all of them of a lost GPU.
@@ -123,16 +111,14 @@ class NvmlSource:
         return self._gpus[uuid].lost if uuid in self._gpus else None
 
     def facts(self, uuid: str) -> DeviceFacts | None:
-        """Describe a GPU or instance, limit and link at most 10 s old; None for an unknown one."""
+        """Describe a GPU or instance, with limit and link of now; None for an unknown one."""
         known = self._find(uuid)
         if known is None:
             return self._known[uuid].facts if uuid in self._known else None
-        now = self._clock()
         if known.facts is None:
             info = self._info(uuid) or _instance_info(known.gpu, self._infos, self._library)
             known.facts = describe(known.gpu.handle, info, static)
-        if now >= known.facts_at + RARE_S:
-            known.facts, known.facts_at = _refreshed(known.facts, known.gpu), now
+        known.facts = _refreshed(known.facts, known.gpu)
         return known.facts
 
     def instances(self, uuid: str) -> list[DeviceInfo]:
@@ -155,17 +141,13 @@ class NvmlSource:
         return None if known is None else known.processes.read()
 
     def recovery_action(self, uuid: str) -> str | None:
-        """Say in words what the driver wants done about a GPU; None for nothing, or not known."""
+        """Return the driver's recovery action for a GPU as text; None for none or unknown."""
         known = self._find(uuid)
         if known is None:
             return None
-        now = self._clock()
-        if now >= known.recovery_at + RARE_S:
-            asking = known.gpu.asking("recovery action")
-            number = known.gpu.ask(asking, (_recovery_action,))
-            known.recovery_at = now
-            known.recovery = RECOVERY_ACTIONS.get(number, f"action {number}") if number else None
-        return known.recovery
+        asking = known.gpu.asking("recovery action")
+        number = known.gpu.ask(asking, (lambda handle: field_number(handle, RECOVERY_FIELD),))
+        return RECOVERY_ACTIONS.get(int(number), f"action {number:g}") if number else None
 
     def arm_gpm(self, on: bool) -> None:
         """Read activity counters (Hopper and newer) from now on; each True wants a False."""
@@ -279,10 +261,3 @@ def _refreshed(facts: DeviceFacts, gpu: Gpu) -> DeviceFacts:
         ),
         pcie_width=gpu.ask(gpu.asking("PCIe width"), (pynvml.nvmlDeviceGetCurrPcieLinkWidth,)),
     )
-
-
-def _recovery_action(handle: Any) -> int:
-    (answer,) = FieldValues([(RECOVERY_FIELD, 0)]).read(handle)
-    if answer.nvmlReturn != pynvml.NVML_SUCCESS:
-        raise pynvml.NVMLError(answer.nvmlReturn)
-    return int(number_in(answer) or 0)

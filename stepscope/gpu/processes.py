@@ -7,7 +7,6 @@ container and this user may see.
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import pwd
 import time
@@ -183,8 +182,9 @@ def _stat(raw: bytes) -> tuple[str, str, str]:
     return head.partition("(")[2], fields[0], fields[19]
 
 
-GRAPHICS_S = 10.0
-"""Listing graphics processes takes milliseconds on some machines, and the list changes seldom."""
+GRAPHICS_S, SM_S = 10.0, 5.0
+"""Seconds for which an answer is kept: listing graphics processes and their utilization takes
+milliseconds on some machines (docs/gpu/h100.md)."""
 NOT_LISTED = "this driver lists no processes (as under WSL)"
 
 
@@ -195,8 +195,8 @@ class ProcessList:
         self._gpu = gpu
         self._names = names
         self._graphics: list[Any] = []
-        self._graphics_at = -math.inf
         self._stamp: int | None = None
+        self._sm: dict[int, float] = {}
 
     def read(self) -> tuple[GpuProcess, ...] | None:
         """Return the processes by number; None where the driver does not list them."""
@@ -227,31 +227,30 @@ class ProcessList:
 
     def _drawing(self) -> list[Any]:
         """Return the graphics processes, at most ten seconds old."""
-        gpu = self._gpu
-        now = gpu.library.clock()
-        if now >= self._graphics_at + GRAPHICS_S:
-            self._graphics_at = now
-            asking = gpu.asking("graphics processes")
-            self._graphics = (
-                gpu.ask(asking, (pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3,)) or []
-            )
+        asking = self._gpu.asking("graphics processes", rest_s=GRAPHICS_S)
+        found = self._gpu.ask(asking, (pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3,))
+        if found is not None or asking.reason is not None:
+            self._graphics = found or []
         return self._graphics
 
     def _shares(self, pids: Collection[int]) -> dict[int, float]:
-        """Return the shares since the last look; none at the first, which may return old ones."""
+        """Return the newest shares, at most 5 s old; none at the first call, which may be old."""
         gpu, since = self._gpu, self._stamp or 0
+        asking = gpu.asking("process utilization", 2, SM_S)
         samples = gpu.ask(
-            gpu.asking("process utilization", 2),
+            asking,
             (
                 lambda handle: pynvml.nvmlDeviceGetProcessesUtilizationInfo(handle, since),
                 lambda handle: pynvml.nvmlDeviceGetProcessUtilization(handle, since),
             ),
         )
-        if samples is None:
-            return {}
-        shares, stamp = sm_shares(samples, pids, since)
-        first, self._stamp = self._stamp is None, stamp
-        return {} if first else shares
+        if samples is not None:
+            shares, stamp = sm_shares(samples, pids, since)
+            self._sm = {} if self._stamp is None else shares
+            self._stamp = stamp
+        elif asking.reason is not None:
+            self._sm = {}
+        return self._sm
 
     def _process(self, pid: int, one: Any, is_compute: bool, share: float | None) -> GpuProcess:
         person = self._names.look(pid)
