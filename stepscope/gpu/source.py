@@ -68,6 +68,7 @@ class DeviceSource(Protocol):
 
     def arm_gpm(self, on: bool) -> None:
         """Read the activity counters of newer GPUs from now on; each True needs one False."""
+        return None  # noqa: RET501 - without a body it would be abstract
 
     def reasons(self, uuid: str) -> dict[str, str]:
         """Return why metrics, or "processes", are missing from this GPU's readings."""

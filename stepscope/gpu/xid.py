@@ -12,9 +12,9 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pynvml
 
@@ -34,83 +34,77 @@ FOLLOW = "Follow the advice of the errors before it."
 VENDOR = "Ask the GPU's vendor if it comes again."
 
 
-@dataclass(frozen=True, slots=True)
-class Meaning:
-    """An Xid in words."""
+class Meaning(NamedTuple):
+    """An Xid as text, and what NVIDIA advises."""
 
     text: str
     advice: str
 
 
-_KNOWN: dict[int, Meaning] = {
-    8: Meaning("the GPU stopped processing", RESTART_APP),
-    11: Meaning("invalid commands were sent to the GPU", CHECK_APP),
-    13: Meaning("a kernel caused an exception, such as an access out of bounds", CHECK_APP),
-    25: Meaning("invalid commands were sent to the GPU", CHECK_APP),
-    31: Meaning("a program accessed GPU memory that is not mapped", CHECK_APP),
-    32: Meaning("commands to the GPU were corrupted", CHECK_APP),
-    37: Meaning("error of the GPU's firmware", IGNORE_ONCE),
-    38: Meaning("error of the GPU's firmware", IGNORE_ONCE),
-    39: Meaning("a copy engine failed", RESTART_APP),
-    40: Meaning("a copy engine failed", RESTART_APP),
-    41: Meaning("a copy engine failed", RESTART_APP),
-    43: Meaning("the GPU stopped processing a program, which ended", IGNORE_ONCE),
-    44: Meaning("fault while the GPU changed between programs", IGNORE_ONCE),
-    45: Meaning("programs were taken off the GPU after an earlier error", FOLLOW),
-    46: Meaning("the GPU stopped processing", RESET),
-    48: Meaning("a memory error that ECC cannot correct", ECC),
-    54: Meaning("the GPU's power cable is not connected", "Connect the power cable."),
-    62: Meaning("the GPU's power controller halted", RESET),
-    63: Meaning("a bad row of memory was recorded to be replaced", IGNORE),
-    64: Meaning("a bad row of memory could not be replaced", RESET),
-    66: Meaning("illegal access by the driver", IGNORE_ONCE),
-    67: Meaning("illegal access by the driver", IGNORE_ONCE),
-    68: Meaning("the video decoder failed", RESTART_APP),
-    69: Meaning("a program used the GPU's engine wrongly", CHECK_APP),
-    74: Meaning("error of an NVLink connection", LINK),
-    78: Meaning("a virtual GPU could not start", "Update the driver and the vGPU software."),
-    79: Meaning("the GPU has fallen off the bus", REBOOT),
-    80: Meaning("corrupted data was sent to the GPU", CHECK_APP),
-    92: Meaning("many memory errors that ECC corrected", IGNORE_ONCE),
-    93: Meaning("the GPU's settings memory is written too often", IGNORE_ONCE),
-    94: Meaning("a memory error that reached one program only", RESTART_APP),
-    95: Meaning("a memory error that may have reached several programs", RESET),
-    109: Meaning("the GPU did not change between programs in time", RESET),
-    110: Meaning("security fault", RESET),
-    119: Meaning("the GPU's system processor (GSP) did not answer", RESET),
-    120: Meaning("error of the GPU's system processor (GSP)", RESET),
-    121: Meaning("error of the link between GPU and CPU", IGNORE_ONCE),
-    136: Meaning("an NVLink connection could not be set up", LINK),
-    137: Meaning("a program accessed memory over NVLink without the right to", CHECK_APP),
-    140: Meaning("memory errors that ECC cannot correct", RESET),
-    141: Meaning("error on CUDA's fast path", IGNORE_ONCE),
-    143: Meaning("the GPU could not be started", RESET),
-    151: Meaning("the encryption key could not be changed", "Restart the virtual machine."),
-    154: Meaning(
-        "the driver has changed what it wants done about the GPU",
-        "The page Devices and nvidia-smi -q say what.",
+_CATALOG: tuple[tuple[Iterable[int], str, str], ...] = (
+    ((8,), "the GPU stopped processing", RESTART_APP),
+    ((11, 25), "invalid commands were sent to the GPU", CHECK_APP),
+    ((13,), "a kernel caused an exception, such as an access out of bounds", CHECK_APP),
+    ((31,), "a program accessed GPU memory that is not mapped", CHECK_APP),
+    ((32,), "commands to the GPU were corrupted", CHECK_APP),
+    ((37, 38), "error of the GPU's firmware", IGNORE_ONCE),
+    (
+        (39, 40, 41, 70, 71, 72, 75, 76, 77, 85, *range(126, 136)),
+        "a copy engine failed",
+        RESTART_APP,
     ),
-    155: Meaning("error of an NVLink connection", LINK),
-    156: Meaning("a part of the GPU was put out of use", RESET),
-    157: Meaning("a part of the GPU could not be put out of use", IGNORE_ONCE),
-    158: Meaning("the GPU did not answer in time", RESET),
-}
-_COPY_ENGINES = {70, 71, 72, 75, 76, 77, 85, *range(126, 136)}
-_MEDIA = {60, 82, 83, 84, 86, 88, 89, *range(96, 106), 139, 142}
-_NVLINK5 = range(144, 151)
+    ((43,), "the GPU stopped processing a program, which ended", IGNORE_ONCE),
+    ((44,), "fault while the GPU changed between programs", IGNORE_ONCE),
+    ((45,), "programs were taken off the GPU after an earlier error", FOLLOW),
+    ((46,), "the GPU stopped processing", RESET),
+    ((48,), "a memory error that ECC cannot correct", ECC),
+    ((54,), "the GPU's power cable is not connected", "Connect the power cable."),
+    (
+        (60, 82, 83, 84, 86, 88, 89, *range(96, 106), 139, 142),
+        "an engine for video or pictures failed",
+        RESTART_APP,
+    ),
+    ((62,), "the GPU's power controller halted", RESET),
+    ((63,), "a bad row of memory was recorded to be replaced", IGNORE),
+    ((64,), "a bad row of memory could not be replaced", RESET),
+    ((66, 67), "illegal access by the driver", IGNORE_ONCE),
+    ((68,), "the video decoder failed", RESTART_APP),
+    ((69,), "a program used the GPU's engine wrongly", CHECK_APP),
+    ((74, *range(144, 151), 155), "error of an NVLink connection", LINK),
+    ((78,), "a virtual GPU could not start", "Update the driver and the vGPU software."),
+    ((79,), "the GPU has fallen off the bus", REBOOT),
+    ((80,), "corrupted data was sent to the GPU", CHECK_APP),
+    ((92,), "many memory errors that ECC corrected", IGNORE_ONCE),
+    ((93,), "the GPU's settings memory is written too often", IGNORE_ONCE),
+    ((94,), "a memory error that reached one program only", RESTART_APP),
+    ((95,), "a memory error that may have reached several programs", RESET),
+    ((109,), "the GPU did not change between programs in time", RESET),
+    ((110,), "security fault", RESET),
+    ((119,), "the GPU's system processor (GSP) did not answer", RESET),
+    ((120,), "error of the GPU's system processor (GSP)", RESET),
+    ((121,), "error of the link between GPU and CPU", IGNORE_ONCE),
+    ((136,), "an NVLink connection could not be set up", LINK),
+    ((137,), "a program accessed memory over NVLink without permission", CHECK_APP),
+    ((140,), "memory errors that ECC cannot correct", RESET),
+    ((141,), "error on CUDA's fast path", IGNORE_ONCE),
+    ((143,), "the GPU could not be started", RESET),
+    ((151,), "the encryption key could not be changed", "Restart the virtual machine."),
+    (
+        (154,),
+        "the driver has changed its recovery action for the GPU",
+        "The page Devices and nvidia-smi -q name it.",
+    ),
+    ((156,), "a part of the GPU was put out of use", RESET),
+    ((157,), "a part of the GPU could not be put out of use", IGNORE_ONCE),
+    ((158,), "the GPU did not answer in time", RESET),
+)
+_KNOWN = {code: Meaning(text, advice) for codes, text, advice in _CATALOG for code in codes}
+_UNKNOWN = Meaning("an error that NVIDIA's catalog does not explain", VENDOR)
 
 
 def meaning(code: int) -> Meaning:
-    """Return what an Xid means; of one that the catalog does not explain, just that."""
-    if code in _KNOWN:
-        return _KNOWN[code]
-    if code in _COPY_ENGINES:
-        return Meaning("a copy engine failed", RESTART_APP)
-    if code in _MEDIA:
-        return Meaning("an engine for video or pictures failed", RESTART_APP)
-    if code in _NVLINK5:
-        return Meaning("error of an NVLink connection", LINK)
-    return Meaning("an error that NVIDIA's catalog does not explain", VENDOR)
+    """Return what an Xid means; an unexplained one has a text that says so."""
+    return _KNOWN.get(code, _UNKNOWN)
 
 
 log = logging.getLogger(__name__)
