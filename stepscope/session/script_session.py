@@ -78,7 +78,7 @@ class ScriptSession(Session):
         self.recorder.describe(**place.described())
         if place.sharing > 1:
             self.recorder.join_job(place.number, place.sharing, lead=1)
-            self._stopper.wait_longer(JOB_GRACE_S)
+            self._stopper.grace_s = JOB_GRACE_S
             self._see_commands()
 
     def _see_commands(self) -> None:
