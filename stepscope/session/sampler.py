@@ -1,9 +1,8 @@
 """The 10 Hz thread that records memory, host and GPU values of a run.
 
-It makes no CUDA call. A source that fails loses only its own values and does not end the thread.
-The driver refreshes some values less often than they are read (utilization about 6 times a second),
-so these repeat. The training thread reads the allocator's counters at its step boundaries
-(`Readings`).
+It makes no CUDA call: the training thread reads the allocator's counters at its step boundaries
+(`Readings`). A source that fails loses only its own values and does not end the thread. The driver
+refreshes some values less often than they are read (utilization about 6 times a second).
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ class Sampler:
             (self._sharing.training,) = self._devices
         self._xid: XidWatch | None = None
         self._due = dict.fromkeys(PERIODS_S, -math.inf)
-        self._failed: dict[tuple[Any, ...], str] = {}
+        self._failed: dict[str, str] = {}
         self._told: set[str] = set()
         self._capabilities: dict[str, Any] = {}
         self._cost_s: float | None = None
@@ -124,7 +123,10 @@ class Sampler:
         begun = self._clock()
         tiers = self._due_tiers(begun)
         self._sample_process(slow=Tier.SLOW in tiers)
-        fast_s = sum(self._sample_gpu(*one, tiers) for one in self._devices.items())
+        fast_s = sum(
+            self._guarded(uuid, self._sample_gpu, uuid, device, tiers) or 0.0
+            for uuid, device in self._devices.items()
+        )
         if Tier.SLOW in tiers:
             self._describe()
         self._judge_cost(fast_s)
@@ -165,20 +167,18 @@ class Sampler:
     def _sample_gpu(self, uuid: str, device: SampledDevice, tiers: list[Tier]) -> float:
         """Record one GPU and its events; return the seconds that reading its fast tier took."""
         begun = self._clock()
-        values = self._guarded(uuid, self._source.read, uuid, Tier.FAST) or {}
+        values = self._source.read(uuid, Tier.FAST)
         now = self._clock()
         if tiers:
-            values |= self._guarded(uuid, self._source.read, uuid, *tiers) or {}
+            values |= self._source.read(uuid, *tiers)
         if values and Tier.SLOW in tiers:
-            values |= self._guarded(uuid, self._sharing.look, uuid, values) or {}
+            values |= self._sharing.look(uuid, values)
         if values:
             self._recorder.device(uuid, values)
         mask = values.get("gpu/throttle_reasons")
-        lost = self._guarded(uuid, self._source.lost, uuid)
-        events = device.events(now, mask, lost)
+        events = device.events(now, mask, self._source.lost(uuid))
         if Tier.RARE in tiers:
-            action = self._guarded(uuid, self._source.recovery_action, uuid)
-            events += device.health(values, action)
+            events += device.health(values, self._source.recovery_action(uuid))
         for kind, text, data in events:
             self._recorder.event(kind, text, uuid=uuid, **data)
         return now - begun
@@ -206,28 +206,37 @@ class Sampler:
         missing = {
             uuid: self._source.reasons(uuid) | self._sharing.reasons(uuid) for uuid in self._devices
         }
-        no_cuda = "the run has used no CUDA device" if self.readings.index is None else None
+        no_allocator = allocator.reason()
+        if self.readings.index is None:
+            no_allocator = "the run has used no CUDA device"
         capabilities = {
             "nvml": self._source.reason,
-            "allocator": no_cuda or allocator.reason(),
+            "allocator": no_allocator,
             "parts": self.readings.parts.reason,
             "missing": missing,
-            "failed": {what: text for (what, *_), text in self._failed.items()},
+            "failed": dict(self._failed),
         }
-        collectives = self.readings.collectives.reasons()
-        if collectives:
-            capabilities["collectives"] = collectives
-        no_split = allocator.split_reason() if capabilities["allocator"] is None else None
-        if no_split is not None:
-            capabilities["split"] = no_split
-        if self._xid is not None:
-            capabilities |= _unwatched(self._xid, missing)
+        optional = {
+            "collectives": self.readings.collectives.reasons() or None,
+            "split": None if no_allocator else allocator.split_reason(),
+            "xid": self._unwatched(missing),
+        }
+        capabilities |= {key: why for key, why in optional.items() if why is not None}
         if capabilities != self._capabilities:
             self._capabilities = capabilities
             self._recorder.describe(capabilities=capabilities)
         lists = self._sharing.changed()
         if lists is not None:
             self._recorder.describe(gpu_processes=lists)
+
+    def _unwatched(self, missing: dict[str, dict[str, str]]) -> str | None:
+        """Add why single GPUs are not watched for errors to `missing`; return why none is."""
+        if self._xid is None:
+            return None
+        for uuid, why in self._xid.refused.items():
+            if uuid in missing:
+                missing[uuid]["xid"] = why
+        return self._xid.reason
 
     def _on_xid(self, event: XidEvent) -> None:
         """Record an error of a GPU; called on the thread that waits for them."""
@@ -260,34 +269,19 @@ class Sampler:
         try:
             answer = call(*args)
         except Exception as error:  # an error of one source must not stop the others
-            self._failed[_asked(what, call, args)] = f"{type(error).__name__}: {error}"
+            self._failed[what] = f"{type(error).__name__}: {error}"
             if what not in self._told:
                 self._told.add(what)
                 log.warning("sampling %s failed; its values may be missing", what, exc_info=True)
             return None
-        if self._failed:
-            self._failed.pop(_asked(what, call, args), None)
+        self._failed.pop(what, None)
         return answer
-
-
-def _asked(what: str, call: Callable[..., Any], args: tuple[Any, ...]) -> tuple[str, ...]:
-    """Tell calls apart: two of one source fail separately, and clear only their own error."""
-    texts = [one for one in args if isinstance(one, str)]
-    return (what, getattr(call, "__name__", ""), *texts[:2])
 
 
 def next_deadline(deadline: float, period_s: float, now: float) -> float:
     """Return the next time of a tick after `now`; ticks that were missed are skipped."""
     missed = max(0, math.floor((now - deadline) / period_s))
     return deadline + (missed + 1) * period_s
-
-
-def _unwatched(watch: XidWatch, missing: dict[str, dict[str, str]]) -> dict[str, str]:
-    """Note in `missing` why single GPUs are not watched for errors; return why none is."""
-    for uuid, why in watch.refused.items():
-        if uuid in missing:
-            missing[uuid]["xid"] = why
-    return {} if watch.reason is None else {"xid": watch.reason}
 
 
 REPEATED_S = 5.0

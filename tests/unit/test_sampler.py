@@ -107,9 +107,6 @@ class FakeSource:
     def arm_gpm(self, on: bool) -> None:
         return None
 
-    def begin_rates(self, uuid: str) -> None:
-        return None
-
     def recovery_action(self, uuid: str) -> str | None:
         return self.recovery
 
