@@ -1,11 +1,11 @@
-"""One line of health for a GPU, from its readings, its facts and what happened to it. Pure.
+"""One line of health for a GPU, from its readings, its facts and its events. Pure.
 
-Each function of RULES looks at one thing and returns at most one sign. The worst sign is the line;
-among equally bad ones, the first rule's. Where nothing is wrong the line says what the GPU does, or
-that the driver gives none of the sensors that would tell about trouble.
+Each function of RULES checks one thing and returns at most one sign. The worst sign is the line;
+among equally bad ones, the first rule's. Without a sign the line says what the GPU does, or that
+the driver gives none of the sensors that would show trouble.
 
-A threshold is the GPU's own where the driver tells it: the temperature at which it slows down, its
-power limit, the most that its PCIe link can do. The others are named below.
+A threshold is the GPU's own where the driver gives it: the temperature at which it slows down, its
+power limit, the maximum of its PCIe link. The others are named below.
 """
 
 from __future__ import annotations
@@ -21,37 +21,30 @@ if TYPE_CHECKING:  # sampling is a neighbor of diagnosis, see docs/design.md
     from stepscope.gpu.device_info import DeviceFacts
     from stepscope.gpu.processes import GpuProcess
 
-HOT_MARGIN = 5.0
-"""°C below its slowdown from which a GPU counts as hot: fans and load move it by a few degrees."""
-LOADED = 50.0
-"""Utilization in % from which a PCIe link should run as fast as it can: idle ones save power."""
-LINK_LOOKS = 2
-"""Looks in a row, ten seconds apart, that have to find a link slow: it takes time to speed up."""
-FULL_LOAD = 90.0
-"""Utilization in % from which a power cap is what one expects."""
-MEMORY_FULL = 0.95
-"""Share of the memory from which the next allocation may fail."""
-IDLE = 1.0
-"""Utilization in % below which a GPU counts as idle."""
-XID_NEW_S = 600.0
-"""Age up to which an error that the driver reported counts as happening now."""
+HOT_MARGIN = 5.0  # °C below its slowdown; fans and load move it by a few degrees
+LOADED = (
+    50.0  # utilization (%) from which a PCIe link should run at full speed: idle ones slow down
+)
+LINK_LOOKS = 2  # looks in a row, 10 s apart, that find a link slow: it takes time to speed up
+FULL_LOAD = 90.0  # utilization (%) from which a power cap is expected
+MEMORY_FULL = 0.95  # share of the memory from which the next allocation may fail
+IDLE = 1.0  # utilization (%) below which a GPU counts as idle
+XID_NEW_S = 600.0  # age up to which an error that the driver reported counts as happening now
 
 POWER_CAP, SLOWDOWN, SW_THERMAL, HW_THERMAL, POWER_BRAKE = 0x04, 0x08, 0x20, 0x40, 0x80
 """Bits of nvmlClocksEventReasons (nvml.h)."""
 TELLTALES = ("gpu/temp", "gpu/throttle_reasons", "gpu/ecc_uncorrected")
-"""Metrics without which a GPU may be in trouble and this line would not know."""
+"""Metrics without which trouble of a GPU may not be seen."""
 
 
 class Level(StrEnum):
-    """How bad a sign is."""
+    """How bad a sign is: nothing to do, worth knowing, costs speed or memory, or endangers the
+    results or the whole GPU."""
 
     OK = "ok"
     NOTICE = "notice"
-    """Worth knowing; nothing has to be done."""
     WARNING = "warning"
-    """It costs speed or memory, or may come to harm."""
     CRITICAL = "critical"
-    """Results or the whole GPU are in danger."""
 
     @property
     def rank(self) -> int:
@@ -128,14 +121,13 @@ def health(evidence: Evidence) -> Health:
 
 
 def _well(evidence: Evidence, signs: tuple[Sign, ...]) -> str:
-    """Say what a GPU does that has no trouble, and what could not be looked at."""
+    """Return what a GPU without trouble does, and what could not be checked."""
     load = evidence.values.get("gpu/util")
     doing = "No trouble seen." if load is None else "Idle." if load < IDLE else "Working."
-    said = " ".join([doing, *(sign.text for sign in signs)])
-    unseen = [name for name in TELLTALES if name in evidence.missing]
-    if unseen and len(unseen) == len(TELLTALES):
-        return f"{said} Its sensors cannot be read here: {evidence.missing[unseen[0]]}."
-    return said
+    text = " ".join([doing, *(sign.text for sign in signs)])
+    if all(name in evidence.missing for name in TELLTALES):
+        return f"{text} Its sensors cannot be read here: {evidence.missing[TELLTALES[0]]}."
+    return text
 
 
 # --- the rules ------------------------------------------------------------------------------------
@@ -152,16 +144,12 @@ def _uncorrected(evidence: Evidence) -> Sign | None:
     if count <= 0:
         return None
     new = count - evidence.first.get("gpu/ecc_uncorrected", count)
+    errors = _number(new if new > 0 else count, "uncorrected memory error")
     if new > 0:
-        errors = _number(new, "uncorrected memory error")
-        return Sign(
-            Level.CRITICAL,
-            f"{errors} while this was watched: results may be wrong. Start the program again.",
-        )
-    errors = _number(count, "uncorrected memory error")
-    return Sign(
-        Level.WARNING, f"{errors} since the driver was loaded, none while this was watched."
-    )
+        text = "while this was watched: results may be wrong. Start the program again."
+        return Sign(Level.CRITICAL, f"{errors} {text}")
+    text = "since the driver was loaded, none while this was watched."
+    return Sign(Level.WARNING, f"{errors} {text}")
 
 
 def _xid(evidence: Evidence) -> Sign | None:
@@ -185,32 +173,22 @@ def _heat(evidence: Evidence) -> Sign | None:
         who = "hardware" if mask & HW_THERMAL else "driver"
         return Sign(Level.WARNING, f"Slowed by heat now, by the {who}{degrees}{limit}.")
     if mask & SLOWDOWN and not mask & POWER_BRAKE:
-        return Sign(
-            Level.WARNING, f"Slowed by the hardware now, for heat or power{degrees}{limit}."
-        )
-    margin = _margin(evidence, slowdown)
+        text = f"Slowed by the hardware now, for heat or power{degrees}{limit}."
+        return Sign(Level.WARNING, text)
+    margin = evidence.values.get("gpu/temp_margin")
+    if margin is None and temperature is not None and slowdown is not None:
+        margin = slowdown - temperature
     if margin is not None and margin <= HOT_MARGIN:
         near = f"{margin:.0f} °C below its slowdown" if margin > 0 else "at its slowdown"
         return Sign(Level.NOTICE, f"Hot{degrees}, {near}.")
     return None
 
 
-def _margin(evidence: Evidence, slowdown: float | None) -> float | None:
-    """Return the degrees left until the slowdown: the driver's own figure where it has one."""
-    told = evidence.values.get("gpu/temp_margin")
-    temperature = evidence.values.get("gpu/temp")
-    if told is not None or temperature is None or slowdown is None:
-        return told
-    return slowdown - temperature
-
-
 def _brake(evidence: Evidence) -> Sign | None:
     if not evidence.reasons & POWER_BRAKE:
         return None
-    return Sign(
-        Level.WARNING,
-        "Slowed by the power brake now: the machine's power supply or cooling asks for it.",
-    )
+    text = "Slowed by the power brake now: the machine's power supply or cooling asks for it."
+    return Sign(Level.WARNING, text)
 
 
 def _link(evidence: Evidence) -> Sign | None:
@@ -221,16 +199,15 @@ def _link(evidence: Evidence) -> Sign | None:
         link(facts.pcie_gen, facts.pcie_width),
         link(facts.pcie_max_gen, facts.pcie_max_width),
     )
-    return Sign(
-        Level.WARNING, f"PCIe link at {now} under load, it can do {most}: copies take longer."
-    )
+    text = f"PCIe link at {now} under load, it can do {most}: copies take longer."
+    return Sign(Level.WARNING, text)
 
 
 def slow_link(facts: DeviceFacts, values: Mapping[str, float]) -> bool:
-    """Say whether a link is below its best under load; both have to be of the same moment."""
-    below = _below(facts.pcie_gen, facts.pcie_max_gen)
-    narrow = _below(facts.pcie_width, facts.pcie_max_width)
-    return values.get("gpu/util", 0) >= LOADED and (below or narrow)
+    """Return True if a link is below its best under load; both have to be of the same moment."""
+    pairs = ((facts.pcie_gen, facts.pcie_max_gen), (facts.pcie_width, facts.pcie_max_width))
+    below = any(now is not None and most is not None and now < most for now, most in pairs)
+    return values.get("gpu/util", 0) >= LOADED and below
 
 
 def link(generation: int | None, width: int | None) -> str:
@@ -240,10 +217,6 @@ def link(generation: int | None, width: int | None) -> str:
     'gen 4 ×16'
     """
     return f"gen {generation or '?'} ×{width or '?'}"
-
-
-def _below(now: int | None, most: int | None) -> bool:
-    return now is not None and most is not None and now < most
 
 
 def _zombies(evidence: Evidence) -> Sign | None:
@@ -258,12 +231,9 @@ def _hidden(evidence: Evidence) -> Sign | None:
     gone = [process for process in evidence.processes if process.state == "gone"]
     if not gone:
         return None
-    who = "A process" if len(gone) == 1 else f"{len(gone)} processes"
-    return Sign(
-        Level.NOTICE,
-        f"{who} that cannot be seen from here (ended, or in another container) "
-        f"hold{'s' if len(gone) == 1 else ''} {_held(gone)}",
-    )
+    who, hold = ("A process", "holds") if len(gone) == 1 else (f"{len(gone)} processes", "hold")
+    where = "that cannot be seen from here (ended, or in another container)"
+    return Sign(Level.NOTICE, f"{who} {where} {hold} {_held(gone)}")
 
 
 def _held(processes: list[GpuProcess]) -> str:
@@ -288,15 +258,11 @@ def _memory(evidence: Evidence) -> Sign | None:
 
 def _remapped(evidence: Evidence) -> Sign | None:
     if evidence.values.get("gpu/remap_failed", 0) > 0:
-        return Sign(
-            Level.CRITICAL,
-            "A bad row of the memory could not be replaced: ask the vendor of the GPU.",
-        )
+        text = "A bad row of the memory could not be replaced: ask the vendor of the GPU."
+        return Sign(Level.CRITICAL, text)
     if evidence.values.get("gpu/remap_pending", 0) > 0:
-        return Sign(
-            Level.WARNING,
-            "Bad rows of the memory are to be replaced: it takes effect after a GPU reset.",
-        )
+        text = "Bad rows of the memory are to be replaced: it takes effect after a GPU reset."
+        return Sign(Level.WARNING, text)
     rows = evidence.values.get("gpu/remapped_rows", 0)
     if rows <= 0:
         return None
@@ -309,12 +275,11 @@ def _capped(evidence: Evidence) -> Sign | None:
         return None
     facts = evidence.facts
     limit = evidence.values.get("gpu/power_limit") or (facts.power_limit if facts else None)
-    at = "" if limit is None else f" of {limit:.0f} W"
     default = facts.power_limit_default if facts is not None else None
+    at = "" if limit is None else f" of {limit:.0f} W"
     if limit is not None and default is not None and limit < default - 1:
-        return Sign(
-            Level.NOTICE, f"Held by a power limit{at}, which was set below its own {default:.0f} W."
-        )
+        text = f"Held by a power limit{at}, which was set below its own {default:.0f} W."
+        return Sign(Level.NOTICE, text)
     if evidence.values.get("gpu/util", 100.0) < FULL_LOAD:
         return Sign(Level.OK, f"Its clocks are held by the power limit{at}.")
     return Sign(Level.OK, f"At its power limit{at}: normal at full load.")
@@ -324,8 +289,7 @@ def _number(count: float, what: str) -> str:
     return f"{count:.0f} {what}{'' if count == 1 else 's'}"
 
 
-Rule = Callable[[Evidence], Sign | None]
-RULES: tuple[Rule, ...] = (
+RULES: tuple[Callable[[Evidence], Sign | None], ...] = (
     _recovery,
     _uncorrected,
     _xid,

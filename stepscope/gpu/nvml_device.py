@@ -36,45 +36,33 @@ class Step(Enum):
     REOPEN = auto()
 
 
+_POLICY: dict[int, tuple[Step, str]] = {
+    3: (Step.ALTERNATIVE, NOT_BY_GPU),  # NVML_ERROR_NOT_SUPPORTED
+    13: (Step.ALTERNATIVE, NOT_BY_DRIVER),  # FUNCTION_NOT_FOUND
+    25: (Step.ALTERNATIVE, NOT_BY_DRIVER),  # ARGUMENT_VERSION_MISMATCH
+    26: (Step.ALTERNATIVE, NOT_BY_DRIVER),  # DEPRECATED
+    4: (Step.OFF, PERMISSION),  # NO_PERMISSION
+    9: (Step.LOST, "lost"),  # DRIVER_NOT_LOADED
+    15: (Step.LOST, "lost"),  # GPU_IS_LOST
+    16: (Step.LOST, "lost"),  # RESET_REQUIRED
+    28: (Step.LOST, "lost"),  # GPU_NOT_FOUND
+    1: (Step.REOPEN, ""),  # UNINITIALIZED: shut down by other code
+    7: (Step.AGAIN, NO_DATA),  # INSUFFICIENT_SIZE
+    0: (Step.NEXT_TIME, NO_DATA),
+    6: (Step.NEXT_TIME, NO_DATA),  # NOT_FOUND
+    10: (Step.NEXT_TIME, NO_DATA),  # TIMEOUT
+    21: (Step.NEXT_TIME, NO_DATA),  # NO_DATA
+}
+
+
 def judge(code: int, answered: bool) -> tuple[Step, str]:
     """Return what follows from NVML's return code, with the reason to show.
 
-    `answered`: the same question was answered before, so that an argument cannot be wrong but the
-    handle can.
+    `answered`: this call was answered before, so the handle is invalid and not the argument.
     """
-    match code:
-        case pynvml.NVML_ERROR_NOT_SUPPORTED:
-            return Step.ALTERNATIVE, NOT_BY_GPU
-        case (
-            pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
-            | pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH
-            | pynvml.NVML_ERROR_DEPRECATED
-        ):
-            return Step.ALTERNATIVE, NOT_BY_DRIVER
-        case pynvml.NVML_ERROR_INVALID_ARGUMENT if not answered:  # unknown to the driver
-            return Step.ALTERNATIVE, NOT_BY_GPU
-        case pynvml.NVML_ERROR_NO_PERMISSION:
-            return Step.OFF, PERMISSION
-        case (
-            pynvml.NVML_ERROR_DRIVER_NOT_LOADED
-            | pynvml.NVML_ERROR_GPU_IS_LOST
-            | pynvml.NVML_ERROR_RESET_REQUIRED
-            | pynvml.NVML_ERROR_GPU_NOT_FOUND
-            | pynvml.NVML_ERROR_INVALID_ARGUMENT  # what was valid before: the handle is not now
-        ):
-            return Step.LOST, "lost"
-        case pynvml.NVML_ERROR_UNINITIALIZED:  # shut down by other code
-            return Step.REOPEN, ""
-        case pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
-            return Step.AGAIN, NO_DATA
-        case (
-            pynvml.NVML_SUCCESS
-            | pynvml.NVML_ERROR_NOT_FOUND
-            | pynvml.NVML_ERROR_TIMEOUT
-            | pynvml.NVML_ERROR_NO_DATA
-        ):
-            return Step.NEXT_TIME, NO_DATA
-    return Step.PAUSE, "error"
+    if code == pynvml.NVML_ERROR_INVALID_ARGUMENT:
+        return (Step.LOST, "lost") if answered else (Step.ALTERNATIVE, NOT_BY_GPU)
+    return _POLICY.get(code, (Step.PAUSE, "error"))
 
 
 @dataclass(slots=True)

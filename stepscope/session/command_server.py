@@ -11,7 +11,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psutil
 
@@ -232,7 +232,7 @@ class CommandServer:
 
     def _mark(self, command: Command) -> None:
         text = str(command.args.get("text", "")).strip()[:MARK_LENGTH] or "Mark"
-        memory = {"after": self.memory.read()} if self._training else {}
+        memory: dict[str, Any] = {"after": self.memory.read()} if self._training else {}
         self._recorder.finish(command, text, **memory)
 
     def _empty_cache(self, command: Command) -> None:

@@ -17,7 +17,7 @@ def test_times_are_differences_in_words() -> None:
         "gpu/throttle_power": 300.0,
     }
     assert throttle_text(times, 600.0) == (
-        "In 10 min 00 s: 12 s (2 %) slowed by heat (hardware); 5 min 00 s (50 %) held by the power "
+        "In 10 min 00 s: 12 s (2%) slowed by heat (hardware); 5 min 00 s (50%) held by the power "
         "limit, which is normal at full load."
     )
 
@@ -35,7 +35,7 @@ def test_nothing_lowered_and_nothing_known_are_two_things() -> None:
 
 def test_a_share_is_at_most_all_of_the_window() -> None:
     times = throttle_times({"gpu/throttle_brake": 0.0}, {"gpu/throttle_brake": 2.04})
-    assert throttle_text(times, 2.0) == "In 2 s: 2.0 s (100 %) slowed by the power brake."
+    assert throttle_text(times, 2.0) == "In 2 s: 2.0 s (100%) slowed by the power brake."
     assert throttle_text(times, 0.0) == "In 0 s: 2.0 s slowed by the power brake."
 
 
