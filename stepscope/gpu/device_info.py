@@ -1,4 +1,4 @@
-"""What is known of a GPU beside its readings: its name, limits, thresholds, link and MIG mode."""
+"""Facts about a GPU: its name, limits, thresholds, link and MIG mode."""
 
 from __future__ import annotations
 
@@ -73,19 +73,16 @@ class DeviceFacts:
 
 
 Ask = Callable[..., Any]
-"""Calls a function of pynvml with its arguments; returns None where the driver refuses."""
+"""Calls a function of pynvml with its arguments; returns None for an error."""
 
 
 def describe(handle: Any, info: DeviceInfo, ask: Ask) -> DeviceFacts:
-    """Ask the driver once for everything that does not change; about 15 calls, and 1 per NVLink.
+    """Ask the driver for all facts; about 20 calls, and 1 per NVLink.
 
-    The power limit and the link of now are left to the caller: they change. On Ada
-    and newer the thresholds may be missing: these GPUs tell how far the slowdown is
-    (`gpu/temp_margin`).
+    On Ada and newer the thresholds may be missing: these GPUs have `gpu/temp_margin`.
     """
     pci = ask(pynvml.nvmlDeviceGetPciInfo, handle)
     nvlinks = _nvlinks(handle, ask)
-    default = ask(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)
     return DeviceFacts(
         uuid=info.uuid,
         name=info.name,
@@ -95,15 +92,15 @@ def describe(handle: Any, info: DeviceInfo, ask: Ask) -> DeviceFacts:
         memory_total=info.memory_total,
         driver_version=info.driver_version,
         cuda_version=_cuda_version(ask),
-        power_limit=None,
-        power_limit_default=None if default is None else default / 1e3,
+        power_limit=_watts(ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)),
+        power_limit_default=_watts(ask(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)),
         temp_slowdown=_threshold(handle, pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN, ask),
         temp_shutdown=_threshold(handle, pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN, ask),
         temp_max_operating=_threshold(handle, pynvml.NVML_TEMPERATURE_THRESHOLD_GPU_MAX, ask),
         max_sm_clock=ask(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_SM),
         max_mem_clock=ask(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_MEM),
-        pcie_gen=None,
-        pcie_width=None,
+        pcie_gen=ask(pynvml.nvmlDeviceGetCurrPcieLinkGeneration, handle),
+        pcie_width=ask(pynvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
         pcie_max_gen=ask(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
         pcie_max_width=ask(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
         mig=info.mig,
@@ -112,6 +109,10 @@ def describe(handle: Any, info: DeviceInfo, ask: Ask) -> DeviceFacts:
         nvlinks=nvlinks,
         nvlink_speed=_nvlink_speed(handle, ask) if nvlinks else None,
     )
+
+
+def _watts(milliwatts: int | None) -> float | None:
+    return None if milliwatts is None else milliwatts / 1e3
 
 
 def profile(name: str) -> str | None:

@@ -265,11 +265,11 @@ class Gpu:
 
 
 def static(call: Callable[..., Any], *args: Any) -> Any:
-    """Call the driver once for what does not change; None if it does not answer."""
+    """Call the driver without the error policy; None if it does not answer."""
     try:
         return call(*args)
     except driver_errors() as error:
-        log.info("%s: %s", call.__name__, error)
+        log.debug("%s: %s", call.__name__, error)
         return None
 
 

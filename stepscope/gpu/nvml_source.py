@@ -42,13 +42,12 @@ RECOVERY_ACTIONS = {
 
 @dataclass(slots=True)
 class _Known:
-    """What is remembered of one GPU as long as it is not lost."""
+    """The state of one GPU as long as it is not lost."""
 
     gpu: Gpu
     values: GpuValues
     activity: Activity
     processes: ProcessList
-    facts: DeviceFacts | None = None
 
 
 class NvmlSource:
@@ -68,10 +67,11 @@ class NvmlSource:
         self._names = Processes(clock=clock)
         self._gpus: dict[str, Gpu] = {}
         self._known: dict[str, _Known] = {}
+        self._facts: dict[str, DeviceFacts] = {}
         self._armed = 0
 
     def devices(self) -> list[DeviceInfo]:
-        """List the GPUs found at opening, in NVML's order (not CUDA's).
+        """Return the GPUs found at opening, in NVML's order (not CUDA's).
 
         `mig` is as of when the GPU was last found.
         """
@@ -93,7 +93,7 @@ class NvmlSource:
         return values
 
     def reasons(self, uuid: str) -> dict[str, str]:
-        """Say why values are missing: those asked for so far, or all of them of a lost GPU.
+        """Return why values are missing: those read so far, or all of them of a lost GPU.
 
         Keys are metrics, and "processes" for what `processes` returns.
         """
@@ -107,35 +107,38 @@ class NvmlSource:
         return {key: why for key, why in found.items() if key not in known.activity.given}
 
     def lost(self, uuid: str) -> str | None:
-        """Say why this GPU cannot be reached; None while it can (or before the first read)."""
+        """Return why this GPU cannot be reached; None while it can (or before the first read)."""
         return self._gpus[uuid].lost if uuid in self._gpus else None
 
     def facts(self, uuid: str) -> DeviceFacts | None:
-        """Describe a GPU or instance, with limit and link of now; None for an unknown one."""
+        """Describe a GPU or instance; None if it is unknown, the last facts if it is lost."""
         known = self._find(uuid)
         if known is None:
-            return self._known[uuid].facts if uuid in self._known else None
-        if known.facts is None:
-            info = self._info(uuid) or _instance_info(known.gpu, self._infos, self._library)
-            known.facts = describe(known.gpu.handle, info, static)
-        known.facts = _refreshed(known.facts, known.gpu)
-        return known.facts
+            return self._facts.get(uuid)
+        info = self._info(uuid) or _instance_info(known.gpu, self._infos, self._library)
+        self._facts[uuid] = found = describe(known.gpu.handle, info, static)
+        return found
 
     def instances(self, uuid: str) -> list[DeviceInfo]:
-        """List the MIG instances of a GPU; they have `read`, `facts` and `processes` too."""
+        """Return the MIG instances of a GPU; they have `read`, `facts` and `processes` too."""
         known = self._find(uuid)
         parent = self._info(uuid)
         if known is None or parent is None or not parent.mig:
             return []
         asking = known.gpu.asking("MIG instances")
         count = known.gpu.ask(asking, (pynvml.nvmlDeviceGetMaxMigDeviceCount,)) or 0
-        found = (_instance(known.gpu.handle, index, parent) for index in range(count))
-        return [info for info in found if info is not None]
+        found = []
+        for index in range(count):  # the numbers of instances have gaps
+            handle = static(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, known.gpu.handle, index)
+            one = None if handle is None else static(pynvml.nvmlDeviceGetUUID, handle)
+            if one is not None:
+                found.append(_described(handle, one, parent.nvml_index, self._library))
+        return found
 
     def processes(self, uuid: str) -> tuple[GpuProcess, ...] | None:
-        """List the processes on a GPU or an instance; None, with a reason, where they are hidden.
+        """Return the processes on a GPU or an instance; None, with a reason, where they are hidden.
 
-        Ask once a second at most. Shares of the multiprocessors are there from the second call on.
+        Call it once a second at most. `sm` is known from the second reading on.
         """
         known = self._find(uuid)
         return None if known is None else known.processes.read()
@@ -150,7 +153,7 @@ class NvmlSource:
         return RECOVERY_ACTIONS.get(int(number), f"action {number:g}") if number else None
 
     def arm_gpm(self, on: bool) -> None:
-        """Read activity counters (Hopper and newer) from now on; each True wants a False."""
+        """Read activity counters (Hopper and newer) from now on; each True needs one False."""
         self._armed = max(0, self._armed + (1 if on else -1))
         if not self._armed:
             for known in self._known.values():
@@ -187,50 +190,34 @@ class NvmlSource:
 
 
 def _list_devices(library: Library) -> list[DeviceInfo]:
-    infos = (_listed(index, library) for index in range(pynvml.nvmlDeviceGetCount()))
-    return [info for info in infos if info is not None]
+    found = []
+    for index in range(pynvml.nvmlDeviceGetCount()):
+        handle = static(pynvml.nvmlDeviceGetHandleByIndex, index)
+        uuid = None if handle is None else static(pynvml.nvmlDeviceGetUUID, handle)
+        if uuid is None:
+            log.warning("GPU %d of NVML cannot be reached and is left out", index)
+        else:
+            divided = _is_divided(handle) or False
+            found.append(_described(handle, uuid, index, library, mig=divided))
+    return found
 
 
-def _listed(index: int, library: Library) -> DeviceInfo | None:
-    handle = static(pynvml.nvmlDeviceGetHandleByIndex, index)
-    uuid = None if handle is None else static(pynvml.nvmlDeviceGetUUID, handle)
-    if uuid is None:
-        log.warning("GPU %d of NVML cannot be reached and is left out", index)
-        return None
+def _is_divided(handle: Any) -> bool | None:
+    """Return whether a GPU is in MIG mode; None where the driver has no answer."""
+    answer = static(pynvml.nvmlDeviceGetMigMode, handle)
+    return None if answer is None else bool(answer[0] == pynvml.NVML_DEVICE_MIG_ENABLE)
+
+
+def _described(
+    handle: Any, uuid: str, index: int, library: Library, mig: bool = False
+) -> DeviceInfo:
     return DeviceInfo(
         uuid=uuid,
         name=static(pynvml.nvmlDeviceGetName, handle) or "unknown GPU",
         nvml_index=index,
         memory_total=static(memory_total, handle),
         driver_version=library.driver,
-        mig=_is_divided(handle) or False,
-    )
-
-
-def _is_divided(handle: Any) -> bool | None:
-    """Say whether a GPU is in MIG mode; None where the driver does not tell."""
-    answer = static(pynvml.nvmlDeviceGetMigMode, handle)
-    return None if answer is None else bool(answer[0] == pynvml.NVML_DEVICE_MIG_ENABLE)
-
-
-def _instance(parent_handle: Any, index: int, parent: DeviceInfo) -> DeviceInfo | None:
-    """Describe one MIG instance; None for a number that no instance has."""
-    try:
-        handle = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(parent_handle, index)
-    except pynvml.NVMLError:  # not found: the numbers of instances have gaps
-        return None
-    uuid = static(pynvml.nvmlDeviceGetUUID, handle)
-    return None if uuid is None else _described(handle, uuid, parent)
-
-
-def _described(handle: Any, uuid: str, parent: DeviceInfo) -> DeviceInfo:
-    return DeviceInfo(
-        uuid=uuid,
-        name=static(pynvml.nvmlDeviceGetName, handle) or f"{parent.name} MIG",
-        nvml_index=parent.nvml_index,
-        memory_total=static(memory_total, handle),
-        driver_version=parent.driver_version,
-        mig=False,
+        mig=mig,
     )
 
 
@@ -238,26 +225,5 @@ def _instance_info(gpu: Gpu, infos: list[DeviceInfo], library: Library) -> Devic
     """Describe what was found by its UUID alone: an instance, with its parent's number."""
     parent_handle = static(pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, gpu.handle)
     uuid = None if parent_handle is None else static(pynvml.nvmlDeviceGetUUID, parent_handle)
-    unknown = DeviceInfo(
-        uuid="",
-        name="unknown GPU",
-        nvml_index=-1,
-        memory_total=None,
-        driver_version=library.driver,
-        mig=True,
-    )
-    parent = next((info for info in infos if info.uuid == uuid), unknown)
-    return _described(gpu.handle, gpu.uuid, parent)
-
-
-def _refreshed(facts: DeviceFacts, gpu: Gpu) -> DeviceFacts:
-    """Return the facts with the power limit and the link of now."""
-    limit = gpu.ask(gpu.asking("power limit"), (pynvml.nvmlDeviceGetEnforcedPowerLimit,))
-    return replace(
-        facts,
-        power_limit=None if limit is None else limit / 1e3,
-        pcie_gen=gpu.ask(
-            gpu.asking("PCIe generation"), (pynvml.nvmlDeviceGetCurrPcieLinkGeneration,)
-        ),
-        pcie_width=gpu.ask(gpu.asking("PCIe width"), (pynvml.nvmlDeviceGetCurrPcieLinkWidth,)),
-    )
+    index = next((info.nvml_index for info in infos if info.uuid == uuid), -1)
+    return _described(gpu.handle, gpu.uuid, index, library)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -130,7 +131,7 @@ class XidEvent:
     gpu_instance: int | None
 
 
-class Unsupported(Exception):
+class UnsupportedError(Exception):
     """No GPU here can be watched; the message says why."""
 
 
@@ -165,10 +166,7 @@ class XidWatch:
         self._thread.start()
 
     def stop(self, timeout_s: float = 2.0) -> bool:
-        """End the watch: nothing is told any more; False if the thread lives after `timeout_s`.
-
-        It ends when its wait for events does, half a second later at most.
-        """
+        """End the watch, in half a second; return False if the thread lives after `timeout_s`."""
         self._stopping.set()
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
@@ -178,7 +176,7 @@ class XidWatch:
             while not self._stopping.is_set():
                 self._watch()
                 self._stopping.wait(LOOK_AGAIN_S)
-        except Unsupported as why:
+        except UnsupportedError as why:
             self.reason = str(why)
             log.info("Xid errors are not watched: %s", why)
         except (pynvml.NVMLLibraryMismatchError, *BINDING_ERRORS) as error:
@@ -186,32 +184,33 @@ class XidWatch:
             log.warning("Xid errors are not watched any more: %s", self.reason)
 
     def _watch(self) -> None:
-        """Wait for events until the set fails or the watch is stopped. Raises Unsupported."""
+        """Wait for events until the set fails or the watch is stopped. Raises UnsupportedError."""
         events = None
         try:
             events = _asked(pynvml.nvmlEventSetCreate)
-            self._registered = {}
-            self._register(events)
-            look_at = time.monotonic() + LOOK_AGAIN_S
-            while self._registered and not self._stopping.is_set():
-                self._wait(events)
+            self._registered, look_at = {}, -math.inf
+            while not self._stopping.is_set():
                 if len(self._registered) < len(self._uuids) and time.monotonic() >= look_at:
-                    self._register(events)  # of those that were lost
+                    self._register(events)  # at first all, then those that were lost
                     look_at = time.monotonic() + LOOK_AGAIN_S
+                if not self._registered:
+                    break
+                self._wait(events)
         except pynvml.NVMLError as error:  # such as a GPU that is lost
             log.info("Xid events: %s; registering again", error)
         finally:
             if events is not None:
-                _free(events)
+                with contextlib.suppress(pynvml.NVMLError):  # it may have ended with NVML
+                    pynvml.nvmlEventSetFree(events)
 
     def _register(self, events: Any) -> None:
-        """Register the GPUs that are there. Raises Unsupported if none can ever be."""
+        """Register the GPUs that are there. Raises UnsupportedError if none can ever be."""
         known = set(self._registered.values())
         for uuid in [uuid for uuid in self._uuids if uuid not in known]:
             try:
                 handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
                 _asked(pynvml.nvmlDeviceRegisterEvents, handle, _xid_type(), events)
-            except Unsupported as why:
+            except UnsupportedError as why:
                 self.refused = {**self.refused, uuid: str(why)}
                 self._uuids = [other for other in self._uuids if other != uuid]
             except pynvml.NVMLError as error:
@@ -219,7 +218,7 @@ class XidWatch:
             else:
                 self._registered[_number(handle)] = uuid
         if not self._uuids:
-            raise Unsupported(", ".join(dict.fromkeys(self.refused.values())) or "no GPU")
+            raise UnsupportedError(", ".join(dict.fromkeys(self.refused.values())) or "no GPU")
 
     def _wait(self, events: Any) -> None:
         try:
@@ -246,7 +245,7 @@ def xid_event(uuid: str, code: int, gpu_instance: int) -> XidEvent:
 
 
 def _asked(call: Callable[..., Any], *args: Any) -> Any:
-    """Call the driver. Raises Unsupported for a refusal that stays, else what pynvml raises."""
+    """Call the driver. Raises UnsupportedError for a permanent refusal, else as pynvml."""
     try:
         return call(*args)
     except pynvml.NVMLError as error:
@@ -255,7 +254,7 @@ def _asked(call: Callable[..., Any], *args: Any) -> Any:
             pynvml.NVML_ERROR_NO_PERMISSION,
             pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
         ):
-            raise Unsupported(str(error)) from error
+            raise UnsupportedError(str(error)) from error
         raise
 
 
@@ -268,13 +267,7 @@ def _number(handle: Any) -> int:
     return int(ctypes.cast(handle, ctypes.c_void_p).value or 0)
 
 
-def _free(events: Any) -> None:
-    with contextlib.suppress(pynvml.NVMLError):  # it may have ended with NVML
-        pynvml.nvmlEventSetFree(events)
-
-
-KEPT = 20
-"""Errors of a GPU that are remembered, the newest."""
+KEPT = 20  # newest errors of a GPU
 LEVELS = {
     IGNORE: Level.NOTICE,
     IGNORE_ONCE: Level.NOTICE,
@@ -298,10 +291,12 @@ class Xids:
     def of(self, uuid: str, ts: float) -> tuple[Xid, ...]:
         """Return those of a GPU with their age at `ts`, oldest first."""
         return tuple(
-            Xid(event.code, event.text, event.advice, _level(event), max(0.0, ts - at))
+            Xid(
+                event.code,
+                event.text,
+                event.advice,
+                LEVELS.get(event.advice, Level.CRITICAL),
+                max(0.0, ts - at),
+            )
             for at, event in tuple(self._known.get(uuid, ()))
         )
-
-
-def _level(event: XidEvent) -> Level:
-    return LEVELS.get(event.advice, Level.CRITICAL)
