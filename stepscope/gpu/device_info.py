@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import pynvml
@@ -37,22 +37,17 @@ class DeviceInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceFacts:
+class DeviceFacts(DeviceInfo):
     """A GPU's or MIG instance's description; None is what the driver does not give.
 
     Bytes, watts, degrees Celsius and MHz. `power_limit` is the one in force, `pcie_gen` and
-    `pcie_width` are those of now: an idle GPU lowers its link. `parent_uuid` and `mig_profile`
-    (such as "1g.10gb") belong to an instance; `mig` to a GPU that is divided into some. `nvlinks`
-    counts the NVLinks that are up, `nvlink_speed` is of one of them, in bytes/s each way.
+    `pcie_width` are the current ones: an idle GPU lowers its link. `parent_uuid` and `mig_profile`
+    (such as "1g.10gb") belong to an instance. `nvlinks` counts the NVLinks that are up,
+    `nvlink_speed` is of one of them, in bytes/s each way.
     """
 
-    uuid: str
-    name: str
-    nvml_index: int
     pci_bus_id: str | None
     architecture: str | None
-    memory_total: int | None
-    driver_version: str | None
     cuda_version: str | None
     power_limit: float | None
     power_limit_default: float | None
@@ -65,7 +60,6 @@ class DeviceFacts:
     pcie_width: int | None
     pcie_max_gen: int | None
     pcie_max_width: int | None
-    mig: bool
     parent_uuid: str | None
     mig_profile: str | None
     nvlinks: int | None = None
@@ -84,13 +78,9 @@ def describe(handle: Any, info: DeviceInfo, ask: Ask) -> DeviceFacts:
     pci = ask(pynvml.nvmlDeviceGetPciInfo, handle)
     nvlinks = _nvlinks(handle, ask)
     return DeviceFacts(
-        uuid=info.uuid,
-        name=info.name,
-        nvml_index=info.nvml_index,
+        **asdict(info),
         pci_bus_id=None if pci is None else _text(pci.busId),
         architecture=ARCHITECTURES.get(ask(pynvml.nvmlDeviceGetArchitecture, handle)),
-        memory_total=info.memory_total,
-        driver_version=info.driver_version,
         cuda_version=_cuda_version(ask),
         power_limit=_watts(ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)),
         power_limit_default=_watts(ask(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)),
@@ -103,7 +93,6 @@ def describe(handle: Any, info: DeviceInfo, ask: Ask) -> DeviceFacts:
         pcie_width=ask(pynvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
         pcie_max_gen=ask(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
         pcie_max_width=ask(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
-        mig=info.mig,
         parent_uuid=_parent(handle, info, ask),
         mig_profile=profile(info.name),
         nvlinks=nvlinks,

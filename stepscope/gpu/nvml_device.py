@@ -37,21 +37,16 @@ class Step(Enum):
 
 
 _POLICY: dict[int, tuple[Step, str]] = {
-    3: (Step.ALTERNATIVE, NOT_BY_GPU),  # NVML_ERROR_NOT_SUPPORTED
-    13: (Step.ALTERNATIVE, NOT_BY_DRIVER),  # FUNCTION_NOT_FOUND
-    25: (Step.ALTERNATIVE, NOT_BY_DRIVER),  # ARGUMENT_VERSION_MISMATCH
-    26: (Step.ALTERNATIVE, NOT_BY_DRIVER),  # DEPRECATED
+    1: (Step.REOPEN, ""),  # NVML_ERROR_UNINITIALIZED: shut down by other code
+    3: (Step.ALTERNATIVE, NOT_BY_GPU),  # NOT_SUPPORTED
     4: (Step.OFF, PERMISSION),  # NO_PERMISSION
-    9: (Step.LOST, "lost"),  # DRIVER_NOT_LOADED
-    15: (Step.LOST, "lost"),  # GPU_IS_LOST
-    16: (Step.LOST, "lost"),  # RESET_REQUIRED
-    28: (Step.LOST, "lost"),  # GPU_NOT_FOUND
-    1: (Step.REOPEN, ""),  # UNINITIALIZED: shut down by other code
     7: (Step.AGAIN, NO_DATA),  # INSUFFICIENT_SIZE
-    0: (Step.NEXT_TIME, NO_DATA),
-    6: (Step.NEXT_TIME, NO_DATA),  # NOT_FOUND
-    10: (Step.NEXT_TIME, NO_DATA),  # TIMEOUT
-    21: (Step.NEXT_TIME, NO_DATA),  # NO_DATA
+    # FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH, DEPRECATED
+    **dict.fromkeys((13, 25, 26), (Step.ALTERNATIVE, NOT_BY_DRIVER)),
+    # DRIVER_NOT_LOADED, GPU_IS_LOST, RESET_REQUIRED, GPU_NOT_FOUND
+    **dict.fromkeys((9, 15, 16, 28), (Step.LOST, "lost")),
+    # SUCCESS, NOT_FOUND, TIMEOUT, NO_DATA
+    **dict.fromkeys((0, 6, 10, 21), (Step.NEXT_TIME, NO_DATA)),
 }
 
 

@@ -12,7 +12,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import psutil
@@ -225,16 +225,8 @@ class ProcessList:
         return self._sm
 
     def _process(self, pid: int, one: Any, is_compute: bool, share: float | None) -> GpuProcess:
-        person = self._names.look(pid)
-        memory = one.usedGpuMemory
-        return GpuProcess(
-            pid=pid,
-            name=person.name,
-            command=person.command,
-            user=person.user,
-            memory=None if memory is None else int(memory),
-            sm=share,
-            kind="compute" if is_compute else "graphics",
-            yours=person.yours,
-            state=person.state,
-        )
+        person = asdict(self._names.look(pid))
+        del person["born"]
+        memory = None if one.usedGpuMemory is None else int(one.usedGpuMemory)
+        kind: Literal["compute", "graphics"] = "compute" if is_compute else "graphics"
+        return GpuProcess(pid=pid, memory=memory, sm=share, kind=kind, **person)

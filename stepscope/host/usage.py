@@ -129,12 +129,10 @@ def _text(path: Path) -> str:
     return ""
 
 
-DEPTH = 4
-"""Generations that are followed: workers of a fork server are the second."""
-MOST = 512
-"""Children that are looked at: a script may start any number."""
+DEPTH = 4  # generations that are followed: workers of a fork server are the second
+MOST = 512  # children that are read: a script may start any number
 REST = 200
-"""Pause after a reading, in multiples of its time: 0.5 % of the sampler's thread."""
+"""Pause after a reading, in multiples of its time: 0.5% of the sampler's thread."""
 
 
 class Children:
