@@ -30,9 +30,6 @@ from stepscope.recorder.recorder import Recorder
 log = logging.getLogger(__name__)
 
 PERIODS_S = {Tier.MEDIUM: 0.5, Tier.SLOW: 1.0, Tier.RARE: 10.0}
-COST_BUDGET = 0.05  # share of the period that the fast GPU reads may take: 5 ms at 10 Hz
-COST_WINDOW = 50  # ticks over which it is judged
-SLOWEST_S = 1.0  # longest period that the budget may lead to
 
 T = TypeVar("T")
 
@@ -62,7 +59,7 @@ class Sampler:
         self._host = HostSource(clock=clock)
         self.readings = Readings(allocator_index, clock=clock, resident=self._host.resident)
         self.observers: list[Callable[[Mapping[str, float]], None]] = []
-        """Told of the process's values at each tick, in the sampler's thread."""
+        """Called with the process's values at each tick, in the sampler's thread."""
         self._source = open_source() if source is None else source
         self._period_s = period_s
         self._clock = clock
@@ -81,7 +78,6 @@ class Sampler:
         self._told: set[str] = set()
         self._capabilities: dict[str, Any] = {}
         self._cost_s: float | None = None
-        self._fast_costs: list[float] | None = None  # None: the first tick wakes the driver
         # Held while the thread runs: `acquire` with a timeout is a sleep that `release` ends, at
         # half the cost of Event.wait (28 us against 59 beside a training).
         self._ending = threading.Lock()
@@ -115,7 +111,7 @@ class Sampler:
             self._begin_watching()
 
     def train_on(self, uuid: str | None) -> None:
-        """Say which GPU this process trains on (None: a CPU); from any thread."""
+        """Set the GPU on which this process trains (None: a CPU); from any thread."""
         self._sharing.training = uuid
 
     def tick(self) -> None:
@@ -123,13 +119,10 @@ class Sampler:
         begun = self._clock()
         tiers = self._due_tiers(begun)
         self._sample_process(slow=Tier.SLOW in tiers)
-        fast_s = sum(
-            self._guarded(uuid, self._sample_gpu, uuid, device, tiers) or 0.0
-            for uuid, device in self._devices.items()
-        )
+        for uuid, device in self._devices.items():
+            self._guarded(uuid, self._sample_gpu, uuid, device, tiers)
         if Tier.SLOW in tiers:
             self._describe()
-        self._judge_cost(fast_s)
         self._cost_s = self._clock() - begun
 
     def _run(self) -> None:
@@ -164,13 +157,10 @@ class Sampler:
         for observer in self.observers:
             self._guarded("observer", observer, values)
 
-    def _sample_gpu(self, uuid: str, device: SampledDevice, tiers: list[Tier]) -> float:
-        """Record one GPU and its events; return the seconds that reading its fast tier took."""
-        begun = self._clock()
-        values = self._source.read(uuid, Tier.FAST)
+    def _sample_gpu(self, uuid: str, device: SampledDevice, tiers: list[Tier]) -> None:
+        """Record one GPU and its events."""
+        values = self._source.read(uuid, Tier.FAST, *tiers)
         now = self._clock()
-        if tiers:
-            values |= self._source.read(uuid, *tiers)
         if values and Tier.SLOW in tiers:
             values |= self._sharing.look(uuid, values)
         if values:
@@ -181,25 +171,6 @@ class Sampler:
             events += device.health(values, self._source.recovery_action(uuid))
         for kind, text, data in events:
             self._recorder.event(kind, text, uuid=uuid, **data)
-        return now - begun
-
-    def _judge_cost(self, fast_s: float) -> None:
-        """Double the period when reading the GPUs takes too large a share of it, and say so."""
-        if self._fast_costs is None:
-            self._fast_costs = []
-            return
-        self._fast_costs.append(fast_s)
-        if len(self._fast_costs) < COST_WINDOW:
-            return
-        mean_s, self._fast_costs = sum(self._fast_costs) / COST_WINDOW, []
-        if mean_s > COST_BUDGET * self._period_s and 2 * self._period_s <= SLOWEST_S:
-            self._period_s *= 2
-            text = (
-                f"Reading the GPUs took {1e3 * mean_s:.1f} ms a tick (a slow driver, or a thread "
-                f"that holds the GIL): sampling every {self._period_s:g} s from here on."
-            )
-            log.warning(text)
-            self._recorder.event("sampler_slowed", text, mean_s=mean_s, period_s=self._period_s)
 
     def _describe(self) -> None:
         """Record why metrics are missing: on the first tick, then when it changes."""
@@ -291,19 +262,18 @@ REPEATED_S = 5.0
 class Readings:
     """The counters of one run, read by the training thread and returned to the sampler by `take`.
 
-    Torch holds the allocator's lock while it gets memory from the driver or gives it back, which
-    takes long where the driver is stuck. It is the training thread that waits inside torch then,
-    so a read by that thread never waits for the lock; one by another thread would, and would stop
-    all Python threads meanwhile. So the training thread reads when asked (`wanted`), at most once
-    a tick: at its step boundaries (`serve`) and between the phases of a step (`look`). Inside a
-    phase the latest reading is repeated, for REPEATED_S at most.
+    Torch holds the allocator's lock while it gets memory from the driver, which may take long. A
+    read by another thread would wait for the lock and stop all Python threads meanwhile. So the
+    training thread reads when asked (`wanted`), at most once a tick: at its step boundaries
+    (`serve`) and between the phases of a step (`look`). Inside a phase the latest reading is
+    repeated, for REPEATED_S at most.
 
     `index` is the CUDA index whose allocator to read, None for a run without CUDA or before it is
     known. Make it in the training thread: retries and failures of allocations count from then on.
 
     About once a second a boundary also measures `parts`, and where there is no allocator the
-    `resident` bytes of this process, so that both are of one moment. In a job of several processes
-    it also reads its `collectives`, every 1 to 64 s.
+    `resident` bytes of this process at the same moment. In a distributed job it also reads its
+    `collectives`, every 1 to 64 s.
     """
 
     def __init__(
