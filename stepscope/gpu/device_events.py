@@ -1,25 +1,21 @@
-"""Detect events of one GPU: lost, throttled, memory errors, recommended reset.
-
-Also the throttle reasons as text, and for how long each held.
-"""
+"""Events of one GPU (lost, throttled, memory errors, recommended reset), and throttling as text."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from stepscope.common.formatting import format_duration
 
-REASONS: dict[str, str] = {
+REASONS: dict[str, str] = {  # what each counter means, the worst first
     "gpu/throttle_hw_thermal": "thermal slowdown (hardware)",
     "gpu/throttle_sw_thermal": "thermal slowdown (software)",
-    "gpu/throttle_brake": "power brake time",
+    "gpu/throttle_brake": "power brake",
     "gpu/throttle_power": "power-limited, normal at full load",
 }
-"""What each counter means, what should not be first."""
 SHORTEST_S = 0.05
-"""Less than this is not worth a word: half a tick of the sampler."""
+"""Less is not shown: half a tick of the sampler."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,33 +43,26 @@ def throttle_times(
 
 
 def throttle_text(times: tuple[ThrottleTime, ...], window_s: float) -> str:
-    """Say in one sentence for how long of `window_s` seconds each reason held."""
-    span = f"in {format_duration(window_s)}"
-    return _sentence(times, span, lambda seconds: _share(seconds, window_s))
+    """Return one sentence on how long of `window_s` seconds each reason held."""
+    return _sentence(times, f"in {format_duration(window_s)}", window_s)
 
 
 def throttle_total(values: Mapping[str, float]) -> str:
-    """Say for how long each reason held since the driver was loaded, from its counters."""
+    """Return how long each reason held since the driver was loaded, from its counters."""
     times = throttle_times(dict.fromkeys(REASONS, 0.0), values)
-    return _sentence(times, "since the driver was loaded", lambda seconds: "")
+    return _sentence(times, "since the driver was loaded", 0.0)
 
 
-def _sentence(times: tuple[ThrottleTime, ...], span: str, share: Callable[[float], str]) -> str:
+def _sentence(times: tuple[ThrottleTime, ...], span: str, window_s: float) -> str:
     if not times:
         return "Unknown: the driver does not report throttled time."
-    long = [time for time in times if time.seconds >= SHORTEST_S]
-    if not long:
-        return f"Not throttled {span}."
-    parts = [f"{_seconds(time.seconds)}{share(time.seconds)} {time.words}" for time in long]
-    return f"{span[:1].upper()}{span[1:]}: {'; '.join(parts)}."
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds < 10 else format_duration(seconds)
-
-
-def _share(seconds: float, window_s: float) -> str:
-    return f" ({100 * min(1.0, seconds / window_s):.0f} %)" if window_s > 0 else ""
+    parts = []
+    for time in times:
+        if time.seconds >= SHORTEST_S:
+            text = f"{time.seconds:.1f} s" if time.seconds < 10 else format_duration(time.seconds)
+            share = f" ({min(1.0, time.seconds / window_s):.0%})" if window_s > 0 else ""
+            parts.append(f"{text}{share} {time.words}")
+    return f"{span.capitalize()}: {'; '.join(parts)}." if parts else f"Not throttled {span}."
 
 
 _ALARMING = {

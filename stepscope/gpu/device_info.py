@@ -1,27 +1,21 @@
-"""What is known of a GPU beside its readings: its name, limits, thresholds, link and MIG mode."""
+"""Facts about a GPU: its name, limits, thresholds, link and MIG mode."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import pynvml
 
-from stepscope.gpu.nvml_queries import FieldValues, number_in
+from stepscope.gpu.nvml_queries import field_number
 
-ARCHITECTURES = {
-    2: "Kepler",
-    3: "Maxwell",
-    4: "Pascal",
-    5: "Volta",
-    6: "Turing",
-    7: "Ampere",
-    8: "Ada",
-    9: "Hopper",
-    10: "Blackwell",
-    13: "Rubin",
-}
+ARCHITECTURES = dict(
+    enumerate(
+        ["Kepler", "Maxwell", "Pascal", "Volta", "Turing", "Ampere", "Ada", "Hopper", "Blackwell"],
+        start=2,
+    )
+) | {13: "Rubin"}
 """NVML_DEVICE_ARCH_* (nvml.h)."""
 LINK_SPEEDS = (90, 164)
 """NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON, and NVML_FI_DEV_NVLINK_GET_SPEED of newer GPUs (nvml.h)."""
@@ -43,22 +37,17 @@ class DeviceInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceFacts:
+class DeviceFacts(DeviceInfo):
     """A GPU's or MIG instance's description; None is what the driver does not give.
 
     Bytes, watts, degrees Celsius and MHz. `power_limit` is the one in force, `pcie_gen` and
-    `pcie_width` are those of now: an idle GPU lowers its link. `parent_uuid` and `mig_profile`
-    (such as "1g.10gb") belong to an instance; `mig` to a GPU that is divided into some. `nvlinks`
-    counts the NVLinks that are up, `nvlink_speed` is of one of them, in bytes/s each way.
+    `pcie_width` are the current ones: an idle GPU lowers its link. `parent_uuid` and `mig_profile`
+    (such as "1g.10gb") belong to an instance. `nvlinks` counts the NVLinks that are up,
+    `nvlink_speed` is of one of them, in bytes/s each way.
     """
 
-    uuid: str
-    name: str
-    nvml_index: int
     pci_bus_id: str | None
     architecture: str | None
-    memory_total: int | None
-    driver_version: str | None
     cuda_version: str | None
     power_limit: float | None
     power_limit_default: float | None
@@ -71,7 +60,6 @@ class DeviceFacts:
     pcie_width: int | None
     pcie_max_gen: int | None
     pcie_max_width: int | None
-    mig: bool
     parent_uuid: str | None
     mig_profile: str | None
     nvlinks: int | None = None
@@ -79,45 +67,41 @@ class DeviceFacts:
 
 
 Ask = Callable[..., Any]
-"""Calls a function of pynvml with its arguments; returns None where the driver refuses."""
+"""Calls a function of pynvml with its arguments; returns None for an error."""
 
 
 def describe(handle: Any, info: DeviceInfo, ask: Ask) -> DeviceFacts:
-    """Ask the driver once for everything that does not change; about 15 calls, and 1 per NVLink.
+    """Ask the driver for all facts; about 20 calls, and 1 per NVLink.
 
-    The power limit and the link of now are left to the caller: they change. On Ada
-    and newer the thresholds may be missing: these GPUs tell how far the slowdown is
-    (`gpu/temp_margin`).
+    On Ada and newer the thresholds may be missing: these GPUs have `gpu/temp_margin`.
     """
     pci = ask(pynvml.nvmlDeviceGetPciInfo, handle)
     nvlinks = _nvlinks(handle, ask)
-    default = ask(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)
     return DeviceFacts(
-        uuid=info.uuid,
-        name=info.name,
-        nvml_index=info.nvml_index,
+        **asdict(info),
         pci_bus_id=None if pci is None else _text(pci.busId),
         architecture=ARCHITECTURES.get(ask(pynvml.nvmlDeviceGetArchitecture, handle)),
-        memory_total=info.memory_total,
-        driver_version=info.driver_version,
         cuda_version=_cuda_version(ask),
-        power_limit=None,
-        power_limit_default=None if default is None else default / 1e3,
+        power_limit=_watts(ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)),
+        power_limit_default=_watts(ask(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)),
         temp_slowdown=_threshold(handle, pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN, ask),
         temp_shutdown=_threshold(handle, pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN, ask),
         temp_max_operating=_threshold(handle, pynvml.NVML_TEMPERATURE_THRESHOLD_GPU_MAX, ask),
         max_sm_clock=ask(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_SM),
         max_mem_clock=ask(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_MEM),
-        pcie_gen=None,
-        pcie_width=None,
+        pcie_gen=ask(pynvml.nvmlDeviceGetCurrPcieLinkGeneration, handle),
+        pcie_width=ask(pynvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
         pcie_max_gen=ask(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
         pcie_max_width=ask(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
-        mig=info.mig,
         parent_uuid=_parent(handle, info, ask),
         mig_profile=profile(info.name),
         nvlinks=nvlinks,
-        nvlink_speed=ask(_nvlink_speed, handle) if nvlinks else None,
+        nvlink_speed=_nvlink_speed(handle, ask) if nvlinks else None,
     )
+
+
+def _watts(milliwatts: int | None) -> float | None:
+    return None if milliwatts is None else milliwatts / 1e3
 
 
 def profile(name: str) -> str | None:
@@ -144,13 +128,10 @@ def _nvlinks(handle: Any, ask: Ask) -> int | None:
     return states.count(pynvml.NVML_FEATURE_ENABLED) if states else None
 
 
-def _nvlink_speed(handle: Any) -> float:
-    """Return bytes/s of one link each way, as the driver gives it. Raises NVMLError without."""
-    for answer in FieldValues([(field, 0) for field in LINK_SPEEDS]).read(handle):
-        megabytes = number_in(answer) if answer.nvmlReturn == pynvml.NVML_SUCCESS else None
-        if megabytes:
-            return float(megabytes) * 1e6
-    raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+def _nvlink_speed(handle: Any, ask: Ask) -> float | None:
+    """Return bytes/s of one link each way; None where the driver has no answer."""
+    speeds = (ask(field_number, handle, number) for number in LINK_SPEEDS)
+    return next((megabytes * 1e6 for megabytes in speeds if megabytes), None)
 
 
 def _threshold(handle: Any, which: int, ask: Ask) -> float | None:

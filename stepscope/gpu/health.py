@@ -1,11 +1,11 @@
-"""One line of health for a GPU, from its readings, its facts and what happened to it. Pure.
+"""One line of health for a GPU, from its readings, its facts and its events. Pure.
 
-Each function of RULES looks at one thing and returns at most one sign. The worst sign is the line;
-among equally bad ones, the first rule's. Where nothing is wrong the line says what the GPU does, or
-that the driver gives none of the sensors that would tell about trouble.
+Each function of RULES checks one thing and returns at most one sign. The worst sign is the line;
+among equally bad ones, the first rule's. Without a sign the line says what the GPU does, or that
+the driver gives none of the sensors that would show trouble.
 
-A threshold is the GPU's own where the driver tells it: the temperature at which it slows down, its
-power limit, the most that its PCIe link can do. The others are named below.
+A threshold is the GPU's own where the driver gives it: the temperature at which it slows down, its
+power limit, the maximum of its PCIe link. The others are named below.
 """
 
 from __future__ import annotations
@@ -21,37 +21,30 @@ if TYPE_CHECKING:  # sampling is a neighbor of diagnosis, see docs/design.md
     from stepscope.gpu.device_info import DeviceFacts
     from stepscope.gpu.processes import GpuProcess
 
-HOT_MARGIN = 5.0
-"""°C below its slowdown from which a GPU counts as hot: fans and load move it by a few degrees."""
-LOADED = 50.0
-"""Utilization in % from which a PCIe link should run as fast as it can: idle ones save power."""
-LINK_LOOKS = 2
-"""Looks in a row, ten seconds apart, that have to find a link slow: it takes time to speed up."""
-FULL_LOAD = 90.0
-"""Utilization in % from which a power cap is what one expects."""
-MEMORY_FULL = 0.95
-"""Share of the memory from which the next allocation may fail."""
-IDLE = 1.0
-"""Utilization in % below which a GPU counts as idle."""
-XID_NEW_S = 600.0
-"""Age up to which an error that the driver reported counts as happening now."""
+HOT_MARGIN = 5.0  # °C below its slowdown; fans and load move it by a few degrees
+LOADED = (
+    50.0  # utilization (%) from which a PCIe link should run at full speed: idle ones slow down
+)
+LINK_LOOKS = 2  # looks in a row, 10 s apart, that find a link slow: it takes time to speed up
+FULL_LOAD = 90.0  # utilization (%) from which a power cap is expected
+MEMORY_FULL = 0.95  # share of the memory from which the next allocation may fail
+IDLE = 1.0  # utilization (%) below which a GPU counts as idle
+XID_NEW_S = 600.0  # age up to which an error that the driver reported counts as happening now
 
 POWER_CAP, SLOWDOWN, SW_THERMAL, HW_THERMAL, POWER_BRAKE = 0x04, 0x08, 0x20, 0x40, 0x80
 """Bits of nvmlClocksEventReasons (nvml.h)."""
 TELLTALES = ("gpu/temp", "gpu/throttle_reasons", "gpu/ecc_uncorrected")
-"""Metrics without which a GPU may be in trouble and this line would not know."""
+"""Metrics without which trouble of a GPU may not be seen."""
 
 
 class Level(StrEnum):
-    """How bad a sign is."""
+    """How bad a sign is: nothing to do, worth knowing, costs speed or memory, or endangers the
+    results or the whole GPU."""
 
     OK = "ok"
     NOTICE = "notice"
-    """Worth knowing; nothing has to be done."""
     WARNING = "warning"
-    """It costs speed or memory, or may come to harm."""
     CRITICAL = "critical"
-    """Results or the whole GPU are in danger."""
 
     @property
     def rank(self) -> int:
@@ -116,7 +109,9 @@ class Evidence:
 def health(evidence: Evidence) -> Health:
     """Judge one GPU."""
     if evidence.lost is not None:
-        text = f"{evidence.lost[:1].upper()}{evidence.lost[1:].rstrip('.')}. Retrying."
+        text = (
+            f"{evidence.lost[:1].upper()}{evidence.lost[1:].rstrip('.')}. It is looked for again."
+        )
         return Health(Level.CRITICAL, text, (Sign(Level.CRITICAL, text),))
     found = [sign for rule in RULES for sign in [rule(evidence)] if sign is not None]
     signs = tuple(sorted(found, key=lambda sign: -sign.level.rank))
@@ -126,14 +121,13 @@ def health(evidence: Evidence) -> Health:
 
 
 def _well(evidence: Evidence, signs: tuple[Sign, ...]) -> str:
-    """Say what a GPU does that has no trouble, and what could not be looked at."""
+    """Return what a GPU without trouble does, and what could not be checked."""
     load = evidence.values.get("gpu/util")
     doing = "No problems found." if load is None else "Idle." if load < IDLE else "Working."
-    said = " ".join([doing, *(sign.text for sign in signs)])
-    unseen = [name for name in TELLTALES if name in evidence.missing]
-    if unseen and len(unseen) == len(TELLTALES):
-        return f"{said} Its sensors cannot be read here: {evidence.missing[unseen[0]]}."
-    return said
+    text = " ".join([doing, *(sign.text for sign in signs)])
+    if all(name in evidence.missing for name in TELLTALES):
+        return f"{text} Its sensors cannot be read here: {evidence.missing[TELLTALES[0]]}."
+    return text
 
 
 # --- the rules ------------------------------------------------------------------------------------
@@ -142,7 +136,7 @@ def _well(evidence: Evidence, signs: tuple[Sign, ...]) -> str:
 def _recovery(evidence: Evidence) -> Sign | None:
     if evidence.recovery is None:
         return None
-    return Sign(Level.CRITICAL, f"Driver: {evidence.recovery}.")
+    return Sign(Level.CRITICAL, f"The driver says: {evidence.recovery}.")
 
 
 def _uncorrected(evidence: Evidence) -> Sign | None:
@@ -150,14 +144,12 @@ def _uncorrected(evidence: Evidence) -> Sign | None:
     if count <= 0:
         return None
     new = count - evidence.first.get("gpu/ecc_uncorrected", count)
+    errors = _number(new if new > 0 else count, "uncorrected memory error")
     if new > 0:
-        errors = _number(new, "uncorrected memory error")
-        return Sign(
-            Level.CRITICAL,
-            f"{errors} while being watched: results may be wrong. Restart the program.",
-        )
-    errors = _number(count, "uncorrected memory error")
-    return Sign(Level.WARNING, f"{errors} since the driver was loaded, none while being watched.")
+        text = "while being watched: results may be wrong. Restart the program."
+        return Sign(Level.CRITICAL, f"{errors} {text}")
+    text = "since the driver was loaded, none while being watched."
+    return Sign(Level.WARNING, f"{errors} {text}")
 
 
 def _xid(evidence: Evidence) -> Sign | None:
@@ -181,30 +173,22 @@ def _heat(evidence: Evidence) -> Sign | None:
         who = "hardware" if mask & HW_THERMAL else "driver"
         return Sign(Level.WARNING, f"Thermal throttling now, by the {who}{degrees}{limit}.")
     if mask & SLOWDOWN and not mask & POWER_BRAKE:
-        return Sign(Level.WARNING, f"Hardware slowdown now, for heat or power{degrees}{limit}.")
-    margin = _margin(evidence, slowdown)
+        text = f"Hardware slowdown now, for heat or power{degrees}{limit}."
+        return Sign(Level.WARNING, text)
+    margin = evidence.values.get("gpu/temp_margin")
+    if margin is None and temperature is not None and slowdown is not None:
+        margin = slowdown - temperature
     if margin is not None and margin <= HOT_MARGIN:
         near = f"{margin:.0f} °C below its slowdown" if margin > 0 else "at its slowdown"
         return Sign(Level.NOTICE, f"Hot{degrees}, {near}.")
     return None
 
 
-def _margin(evidence: Evidence, slowdown: float | None) -> float | None:
-    """Return the degrees left until the slowdown: the driver's own figure where it has one."""
-    told = evidence.values.get("gpu/temp_margin")
-    temperature = evidence.values.get("gpu/temp")
-    if told is not None or temperature is None or slowdown is None:
-        return told
-    return slowdown - temperature
-
-
 def _brake(evidence: Evidence) -> Sign | None:
     if not evidence.reasons & POWER_BRAKE:
         return None
-    return Sign(
-        Level.WARNING,
-        "Power brake active: the machine's power supply or cooling requests it.",
-    )
+    text = "Power brake active: the machine's power supply or cooling requests it."
+    return Sign(Level.WARNING, text)
 
 
 def _link(evidence: Evidence) -> Sign | None:
@@ -215,16 +199,15 @@ def _link(evidence: Evidence) -> Sign | None:
         link(facts.pcie_gen, facts.pcie_width),
         link(facts.pcie_max_gen, facts.pcie_max_width),
     )
-    return Sign(
-        Level.WARNING, f"PCIe link at {now} under load, but capable of {most}: copies take longer."
-    )
+    text = f"PCIe link at {now} under load, but capable of {most}: copies take longer."
+    return Sign(Level.WARNING, text)
 
 
 def slow_link(facts: DeviceFacts, values: Mapping[str, float]) -> bool:
-    """Say whether a link is below its best under load; both have to be of the same moment."""
-    below = _below(facts.pcie_gen, facts.pcie_max_gen)
-    narrow = _below(facts.pcie_width, facts.pcie_max_width)
-    return values.get("gpu/util", 0) >= LOADED and (below or narrow)
+    """Return True if a link is below its best under load; both have to be of the same moment."""
+    pairs = ((facts.pcie_gen, facts.pcie_max_gen), (facts.pcie_width, facts.pcie_max_width))
+    below = any(now is not None and most is not None and now < most for now, most in pairs)
+    return values.get("gpu/util", 0) >= LOADED and below
 
 
 def link(generation: int | None, width: int | None) -> str:
@@ -236,28 +219,21 @@ def link(generation: int | None, width: int | None) -> str:
     return f"gen {generation or '?'} ×{width or '?'}"
 
 
-def _below(now: int | None, most: int | None) -> bool:
-    return now is not None and most is not None and now < most
-
-
 def _zombies(evidence: Evidence) -> Sign | None:
     dead = [process for process in evidence.processes if process.state == "zombie"]
     if not dead:
         return None
-    who = "A dead process still holds" if len(dead) == 1 else f"{len(dead)} ended processes hold"
-    return Sign(Level.WARNING, f"{who} {_held(dead)} Kill its parent.")
+    who = "An ended process still holds" if len(dead) == 1 else f"{len(dead)} ended processes hold"
+    return Sign(Level.WARNING, f"{who} {_held(dead)} End what started it.")
 
 
 def _hidden(evidence: Evidence) -> Sign | None:
     gone = [process for process in evidence.processes if process.state == "gone"]
     if not gone:
         return None
-    who = "A process" if len(gone) == 1 else f"{len(gone)} processes"
-    return Sign(
-        Level.NOTICE,
-        f"{who} not visible from here (ended, or in another container) "
-        f"hold{'s' if len(gone) == 1 else ''} {_held(gone)}",
-    )
+    who, hold = ("A process", "holds") if len(gone) == 1 else (f"{len(gone)} processes", "hold")
+    where = "not visible from here (ended, or in another container)"
+    return Sign(Level.NOTICE, f"{who} {where} {hold} {_held(gone)}")
 
 
 def _held(processes: list[GpuProcess]) -> str:
@@ -277,25 +253,21 @@ def _memory(evidence: Evidence) -> Sign | None:
     if used < MEMORY_FULL * usable:
         return None
     free = format_bytes(max(0.0, usable - used))
-    return Sign(Level.NOTICE, f"Memory nearly full: {free} of {format_bytes(total)} free.")
+    return Sign(Level.NOTICE, f"Memory nearly full: {free} of {format_bytes(total)} are free.")
 
 
 def _remapped(evidence: Evidence) -> Sign | None:
     if evidence.values.get("gpu/remap_failed", 0) > 0:
-        return Sign(
-            Level.CRITICAL,
-            "A bad memory row could not be remapped: contact the GPU vendor.",
-        )
+        text = "A bad memory row could not be remapped: contact the GPU vendor."
+        return Sign(Level.CRITICAL, text)
     if evidence.values.get("gpu/remap_pending", 0) > 0:
-        return Sign(
-            Level.WARNING,
-            "Bad memory rows are pending remap; takes effect after a GPU reset.",
-        )
+        text = "Bad memory rows are pending remap; takes effect after a GPU reset."
+        return Sign(Level.WARNING, text)
     rows = evidence.values.get("gpu/remapped_rows", 0)
     if rows <= 0:
         return None
     are = "is" if rows == 1 else "are"
-    return Sign(Level.NOTICE, f"{_number(rows, 'row')} of memory {are} remapped to spare rows.")
+    return Sign(Level.NOTICE, f"{_number(rows, 'row')} of the memory {are} replaced by spare ones.")
 
 
 def _capped(evidence: Evidence) -> Sign | None:
@@ -303,10 +275,11 @@ def _capped(evidence: Evidence) -> Sign | None:
         return None
     facts = evidence.facts
     limit = evidence.values.get("gpu/power_limit") or (facts.power_limit if facts else None)
-    at = "" if limit is None else f" of {limit:.0f} W"
     default = facts.power_limit_default if facts is not None else None
+    at = "" if limit is None else f" of {limit:.0f} W"
     if limit is not None and default is not None and limit < default - 1:
-        return Sign(Level.NOTICE, f"Capped by a power limit{at} below its default {default:.0f} W.")
+        text = f"Capped by a power limit{at} below its default {default:.0f} W."
+        return Sign(Level.NOTICE, text)
     if evidence.values.get("gpu/util", 100.0) < FULL_LOAD:
         return Sign(Level.OK, f"Clocks are capped by the power limit{at}.")
     return Sign(Level.OK, f"At its power limit{at}: normal at full load.")
@@ -316,8 +289,7 @@ def _number(count: float, what: str) -> str:
     return f"{count:.0f} {what}{'' if count == 1 else 's'}"
 
 
-Rule = Callable[[Evidence], Sign | None]
-RULES: tuple[Rule, ...] = (
+RULES: tuple[Callable[[Evidence], Sign | None], ...] = (
     _recovery,
     _uncorrected,
     _xid,

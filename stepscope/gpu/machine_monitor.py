@@ -12,7 +12,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from stepscope.gpu.device_events import REASONS, throttle_times
 from stepscope.gpu.device_info import DeviceFacts, DeviceInfo
@@ -84,30 +84,6 @@ class History:
         return [reading for reading in tuple(self._readings) if reading.ts > ts]
 
 
-class Host:
-    """Reads this machine; always from the same thread, for the sake of the CPU's share."""
-
-    def __init__(self) -> None:
-        self._source = HostSource()
-
-    def look(self, driver: str | None, cuda: str | None) -> HostView:
-        """Return the machine now; `driver` and `cuda` are the versions that NVML told."""
-        values = self._source.host()
-        return HostView(
-            name=socket.gethostname(),
-            cpu=cpu_name(),
-            cores=os.cpu_count(),
-            platform=platform.platform(),
-            python=platform.python_version(),
-            torch=torch_version(),
-            driver=driver,
-            cuda=cuda,
-            cpu_percent=values.get("host/cpu"),
-            memory_used=values["host/mem_used"],
-            memory_total=values["host/mem_total"],
-        )
-
-
 def torch_version() -> str | None:
     """Return the version of torch without importing it; None where it is not installed."""
     loaded = getattr(sys.modules.get("torch"), "__version__", None)
@@ -122,17 +98,8 @@ def _installed_torch() -> str | None:
         return None
 
 
-SLOW_S, RARE_S = 0.9, 10.0
-PERIODS = {Tier.FAST: 0.0, Tier.MEDIUM: 0.0, Tier.SLOW: SLOW_S, Tier.RARE: RARE_S}
-"""Seconds after which a tier is read again; at one look a second the slow one is always due."""
-INSTANCES_S = 10.0
-"""Seconds after which MIG instances are looked for again: administrators change them."""
-
-
-@dataclass(slots=True)
-class _Tier:
-    values: dict[str, float] = field(default_factory=dict)
-    read_at: float = -math.inf
+RARE_S = 10.0
+"""Seconds after which what changes seldom is read again: health, facts and MIG instances."""
 
 
 class DeviceReadings:
@@ -141,7 +108,8 @@ class DeviceReadings:
     def __init__(self, info: DeviceInfo) -> None:
         self.info = info
         self.history = History((*DRAWN, *REASONS))
-        self._tiers = {tier: _Tier() for tier in PERIODS}
+        self._read: dict[str, tuple[float, float]] = {}  # metric -> value, time
+        self._rare_at = -math.inf
         self._first: dict[str, float] = {}
         self._energy = EnergyMeter()
         self._facts: DeviceFacts | None = None
@@ -149,58 +117,39 @@ class DeviceReadings:
         self._recovery: str | None = None
         self._slow_links = 0
         self._instances: dict[str, DeviceReadings] = {}
-        self._instances_at = -math.inf
 
     def read(self, source: DeviceSource, now: float, ts: float) -> None:
         """Read what is due; `ts` is the same moment in epoch seconds."""
-        uuid = self.info.uuid
-        due = [tier for tier, kept in self._tiers.items() if now - kept.read_at >= PERIODS[tier]]
-        for tier in due:
-            # Each by itself: what it does not answer any more must not be shown as if it were new.
-            values = source.read(uuid, tier)
-            self._tiers[tier] = _Tier(self._not_asked(source, tier, values) | values, now)
-        if Tier.SLOW in due:
-            self._processes = source.processes(uuid)
-        if Tier.RARE in due:
+        uuid, rare = self.info.uuid, now >= self._rare_at
+        tiers = [tier for tier in Tier if rare or tier is not Tier.RARE]
+        new = {key: (value, now) for key, value in source.read(uuid, *tiers).items()}
+        # A value without a reason to be missing is kept: it is read less often.
+        reasons = source.reasons(uuid)
+        self._read = {k: kept for k, kept in self._read.items() if k not in reasons} | new
+        values = self._values()
+        self._processes = source.processes(uuid)
+        if rare:
+            self._rare_at = now + RARE_S
             self._facts = source.facts(uuid) or self._facts
             if self._facts is not None:
                 self.info = replace(self.info, mig=self._facts.mig)
             self._recovery = source.recovery_action(uuid)
-        values = self._values()
-        if Tier.RARE in due:
             slow = self._facts is not None and slow_link(self._facts, values)
             self._slow_links = self._slow_links + 1 if slow else 0
-        for key, value in values.items():
-            self._first.setdefault(key, value)
+            self._instances = {
+                info.uuid: self._instances.get(info.uuid) or DeviceReadings(info)
+                for info in source.instances(uuid)
+            }
+        if source.lost(uuid) is not None:
+            self._rare_at = -math.inf  # read everything as soon as it is back
+        self._first = values | self._first
         self._energy.add(now, values.get("gpu/energy"), values.get("gpu/power"))
         self.history.add(ts, values)
-        self._read_instances(source, now, ts)
-
-    def _not_asked(
-        self, source: DeviceSource, tier: Tier, values: dict[str, float]
-    ) -> dict[str, float]:
-        """Return what is known of questions that the driver takes long to answer.
-
-        They are asked less often than their tier, and then have no reason to be missing.
-        """
-        former = self._tiers[tier].values
-        if former.keys() <= values.keys():
-            return {}
-        reasons = source.reasons(self.info.uuid)
-        return {key: former[key] for key in former if key not in reasons}
-
-    def _read_instances(self, source: DeviceSource, now: float, ts: float) -> None:
-        if now - self._instances_at >= INSTANCES_S:
-            self._instances_at = now
-            found = source.instances(self.info.uuid)
-            self._instances = {
-                info.uuid: self._instances.get(info.uuid) or DeviceReadings(info) for info in found
-            }
         for instance in self._instances.values():
             instance.read(source, now, ts)
 
     def _values(self) -> dict[str, float]:
-        return {key: value for tier in self._tiers.values() for key, value in tier.values.items()}
+        return {key: value for key, (value, _) in self._read.items()}
 
     def view(
         self,
@@ -234,7 +183,7 @@ class DeviceReadings:
             info=self.info,
             facts=self._facts,
             values=values,
-            ages={key: now - kept.read_at for kept in self._tiers.values() for key in kept.values},
+            ages={key: now - read_at for key, (_, read_at) in self._read.items()},
             missing=missing,
             health=health(evidence),
             processes=self._processes,
@@ -279,7 +228,7 @@ class Machine:
         self._retry_at = -math.inf
         self._since: float | None = None
         self._devices: dict[str, DeviceReadings] = {}
-        self._host = Host()
+        self._host = HostSource()
         self._xids = Xids()
         self.xid_reason: str | None = "they are not watched"
         """Why Xid errors are not told; None while somebody passes them to `note_xid`."""
@@ -298,7 +247,6 @@ class Machine:
         source = self._opened()
         for uuid in self._devices:
             source.read(uuid, Tier.FAST)
-            source.begin_rates(uuid)  # what a counter did between the looks is not known
         if self._devices:
             self._pause(RATE_S)
         now, ts = self._clock(), self._wall_clock()
@@ -315,7 +263,7 @@ class Machine:
             since=self._since,
             reason=source.reason,
             devices=devices,
-            host=self._host.look(*_versions(devices)),
+            host=_host(self._host.host(), devices),
         )
 
     def _xid_reason(self, uuid: str) -> str | None:
@@ -346,9 +294,19 @@ class Machine:
         return self._source
 
 
-def _versions(devices: tuple[DeviceView, ...]) -> tuple[str | None, str | None]:
-    """Return the versions of the driver and of the CUDA that it offers."""
-    if not devices:
-        return None, None
-    facts = devices[0].facts
-    return devices[0].info.driver_version, None if facts is None else facts.cuda_version
+def _host(values: Mapping[str, float], devices: tuple[DeviceView, ...]) -> HostView:
+    """Describe this machine, with the versions of the driver and of the CUDA that it offers."""
+    facts = devices[0].facts if devices else None
+    return HostView(
+        name=socket.gethostname(),
+        cpu=cpu_name(),
+        cores=os.cpu_count(),
+        platform=platform.platform(),
+        python=platform.python_version(),
+        torch=torch_version(),
+        driver=devices[0].info.driver_version if devices else None,
+        cuda=None if facts is None else facts.cuda_version,
+        cpu_percent=values.get("host/cpu"),
+        memory_used=values["host/mem_used"],
+        memory_total=values["host/mem_total"],
+    )

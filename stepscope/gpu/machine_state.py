@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from stepscope.gpu.device_events import ThrottleTime, throttle_text
@@ -28,42 +28,34 @@ class Energy:
 
 
 class EnergyMeter:
-    """Adds readings up; a counter that falls has begun again (the driver was loaded anew)."""
+    """Adds readings up; a counter that falls was reset (the driver was loaded again)."""
 
     def __init__(self) -> None:
-        self._counter: tuple[float, float] | None = None  # the last known one, and its time
+        self._counter: tuple[float, float] | None = None  # time, and J or W, of the last reading
         self._power: tuple[float, float] | None = None
-        self._counted: tuple[float, float] | None = None  # joules, seconds
-        self._estimated: tuple[float, float] | None = None
+        self._counted = self._estimated = Energy(0.0, 0.0, from_counter=True)
 
     def add(self, now: float, counter: float | None, power: float | None) -> None:
         """Take a reading at `now` (s): the counter in J, the power in W, None where not given."""
         if counter is not None:
-            self._count(now, counter)
+            last, self._counter = self._counter, (now, counter)
+            if last is not None and counter >= last[1]:
+                self._counted = _plus(self._counted, counter - last[1], now - last[0])
         if power is not None:
-            self._estimate(now, power)
-
-    def _count(self, now: float, counter: float) -> None:
-        last, self._counter = self._counter, (now, counter)
-        if last is not None and counter >= last[1]:
-            self._counted = _plus(self._counted, counter - last[1], now - last[0])
-
-    def _estimate(self, now: float, power: float) -> None:
-        last, self._power = self._power, (now, power)
-        if last is not None and now - last[0] <= LONGEST_GAP_S:
-            passed = now - last[0]
-            self._estimated = _plus(self._estimated, passed * (power + last[1]) / 2, passed)
+            last, self._power = self._power, (now, power)
+            if last is not None and now - last[0] <= LONGEST_GAP_S:
+                passed = now - last[0]
+                self._estimated = _plus(self._estimated, passed * (power + last[1]) / 2, passed)
 
     def energy(self) -> Energy | None:
-        """Return what was taken so far; None before two readings."""
-        if self._counted is not None:
-            return Energy(*self._counted, from_counter=True)
-        return None if self._estimated is None else Energy(*self._estimated, from_counter=False)
+        """Return the energy so far; None before two readings."""
+        if self._counted.seconds:
+            return self._counted
+        return replace(self._estimated, from_counter=False) if self._estimated.seconds else None
 
 
-def _plus(so_far: tuple[float, float] | None, joules: float, seconds: float) -> tuple[float, float]:
-    before = so_far or (0.0, 0.0)
-    return before[0] + joules, before[1] + seconds
+def _plus(so_far: Energy, joules: float, seconds: float) -> Energy:
+    return Energy(so_far.joules + joules, so_far.seconds + seconds, so_far.from_counter)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +64,8 @@ class DeviceView:
 
     `ages` has how old each value is in seconds, `missing` why a metric has none. `processes` is
     None where the driver hides them, and `missing["processes"]` says why; `missing["xid"]` does so
-    for `xids`. `throttled` and `energy`
-    are those since the looking began, `throttle_window_s` at most ten minutes ago.
+    for `xids`. `throttled` and `energy` are those since the first look, `throttled` of the last ten
+    minutes at most.
     """
 
     info: DeviceInfo

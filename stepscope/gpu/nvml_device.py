@@ -20,19 +20,8 @@ log = logging.getLogger(__name__)
 NOT_BY_GPU, NOT_BY_DRIVER = "not supported on this GPU", "not offered by this driver"
 NO_DATA, PERMISSION = "no data", "permission"
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-SLOW_S = 0.02
-"""A call that takes longer delays whoever else asks the driver."""
-SLOW_CALLS = 3
-SELDOM_S = 1.0
-"""How often such a call is made."""
-CHEAP_S, SHARE = 1e-4, 1e-3
-"""A call that takes longer than the first is made so seldom that it takes this share of a core.
-
-On an H100 (driver 580) most calls take 20 to 60 us, the energy counter 2.6 ms, the processes'
-utilization 1.5 ms, the margin to the temperature limit 0.8 ms (docs/gpu)."""
-LONGEST_REST_S = 5.0
-MEASURED_CALLS = 3
-"""The least of so many calls is what it takes: the first one may wake the driver."""
+SLOW_S, SLOW_CALLS, SELDOM_S = 0.02, 3, 1.0
+"""After so many calls in a row that took longer, a question is asked this seldom."""
 
 
 class Step(Enum):
@@ -47,53 +36,40 @@ class Step(Enum):
     REOPEN = auto()
 
 
+_POLICY: dict[int, tuple[Step, str]] = {
+    1: (Step.REOPEN, ""),  # NVML_ERROR_UNINITIALIZED: shut down by other code
+    3: (Step.ALTERNATIVE, NOT_BY_GPU),  # NOT_SUPPORTED
+    4: (Step.OFF, PERMISSION),  # NO_PERMISSION
+    7: (Step.AGAIN, NO_DATA),  # INSUFFICIENT_SIZE
+    # FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH, DEPRECATED
+    **dict.fromkeys((13, 25, 26), (Step.ALTERNATIVE, NOT_BY_DRIVER)),
+    # DRIVER_NOT_LOADED, GPU_IS_LOST, RESET_REQUIRED, GPU_NOT_FOUND
+    **dict.fromkeys((9, 15, 16, 28), (Step.LOST, "lost")),
+    # SUCCESS, NOT_FOUND, TIMEOUT, NO_DATA
+    **dict.fromkeys((0, 6, 10, 21), (Step.NEXT_TIME, NO_DATA)),
+}
+
+
 def judge(code: int, answered: bool) -> tuple[Step, str]:
     """Return what follows from NVML's return code, with the reason to show.
 
-    `answered`: the same question was answered before, so that an argument cannot be wrong but the
-    handle can.
+    `answered`: this call was answered before, so the handle is invalid and not the argument.
     """
-    match code:
-        case pynvml.NVML_ERROR_NOT_SUPPORTED:
-            return Step.ALTERNATIVE, NOT_BY_GPU
-        case (
-            pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
-            | pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH
-            | pynvml.NVML_ERROR_DEPRECATED
-        ):
-            return Step.ALTERNATIVE, NOT_BY_DRIVER
-        case pynvml.NVML_ERROR_INVALID_ARGUMENT if not answered:  # unknown to the driver
-            return Step.ALTERNATIVE, NOT_BY_GPU
-        case pynvml.NVML_ERROR_NO_PERMISSION:
-            return Step.OFF, PERMISSION
-        case (
-            pynvml.NVML_ERROR_DRIVER_NOT_LOADED
-            | pynvml.NVML_ERROR_GPU_IS_LOST
-            | pynvml.NVML_ERROR_RESET_REQUIRED
-            | pynvml.NVML_ERROR_GPU_NOT_FOUND
-            | pynvml.NVML_ERROR_INVALID_ARGUMENT  # what was valid before: the handle is not now
-        ):
-            return Step.LOST, "lost"
-        case pynvml.NVML_ERROR_UNINITIALIZED:  # shut down by other code
-            return Step.REOPEN, ""
-        case pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
-            return Step.AGAIN, NO_DATA
-        case (
-            pynvml.NVML_SUCCESS
-            | pynvml.NVML_ERROR_NOT_FOUND
-            | pynvml.NVML_ERROR_TIMEOUT
-            | pynvml.NVML_ERROR_NO_DATA
-        ):
-            return Step.NEXT_TIME, NO_DATA
-    return Step.PAUSE, "error"
+    if code == pynvml.NVML_ERROR_INVALID_ARGUMENT:
+        return (Step.LOST, "lost") if answered else (Step.ALTERNATIVE, NOT_BY_GPU)
+    return _POLICY.get(code, (Step.PAUSE, "error"))
 
 
 @dataclass(slots=True)
 class Asking:
-    """One question about one GPU: which of its `readers` is asked, when again, and why it fails."""
+    """One question about one GPU: which of its `readers` is asked, when again, and why it fails.
+
+    `rest_s`: how long an answer is good for.
+    """
 
     what: str
-    readers: int
+    readers: int = 1
+    rest_s: float = 0.0
     reader: int = 0
     off: bool = False
     answered: bool = False
@@ -101,42 +77,21 @@ class Asking:
     pause_s: float = FIRST_PAUSE_S
     reason: str | None = None
     slow_calls: int = 0
-    calls: int = 0
-    cost_s: float = math.inf
-    """What a call takes: the least of the first ones."""
 
-    def answer(self) -> None:
-        """Note an answer: what went wrong before is over."""
+    def answer(self, now: float, seconds: float) -> None:
+        """Record an answer that took this long."""
         self.answered, self.reason, self.pause_s = True, None, FIRST_PAUSE_S
-
-    @property
-    def measured(self) -> bool:
-        """Whether it is known what a call takes."""
-        return self.calls >= MEASURED_CALLS
-
-    def measure(self, seconds: float) -> None:
-        """Note what one of the first calls took."""
-        if not self.measured:
-            self.calls += 1
-            self.cost_s = min(self.cost_s, seconds)
-
-    def rest(self, now: float) -> None:
-        """Do not ask again before its share of a core allows it, once that is known."""
-        if self.measured and self.cost_s > CHEAP_S:
-            self.retry_at = now + min(self.cost_s / SHARE, LONGEST_REST_S)
-
-    def took(self, now: float, seconds: float) -> None:
-        """Ask seldom what has taken long a few times."""
         self.slow_calls = self.slow_calls + 1 if seconds > SLOW_S else 0
-        if self.slow_calls >= SLOW_CALLS:
-            if self.slow_calls == SLOW_CALLS:
-                log.warning(
-                    "%s: %.0f ms a call; asked once a second at most", self.what, 1e3 * seconds
-                )
-            self.retry_at = max(self.retry_at, now + SELDOM_S)
+        if self.slow_calls == SLOW_CALLS:
+            log.warning("%s: %.0f ms a call; asked once a second at most", self.what, 1e3 * seconds)
+        self.rest(now, SELDOM_S if self.slow_calls >= SLOW_CALLS else 0.0)
+
+    def rest(self, now: float, least_s: float = 0.0) -> None:
+        """Do not ask again before `rest_s` is over."""
+        self.retry_at = now + max(self.rest_s, least_s)
 
     def unsupported(self, reason: str) -> bool:
-        """Go over to the next reader; False, and never asked again, where there is none."""
+        """Switch to the next reader; return False, and never ask again, if there is none."""
         if self.reader + 1 < self.readers:
             self.reader += 1
             return True
@@ -144,9 +99,9 @@ class Asking:
         return False
 
     def turn_off(self, reason: str) -> None:
-        """Do not ask again; one line in the log."""
+        """Never ask again; one line in the log."""
         log.info("%s: %s; not asked again", self.what, reason)
-        self.off, self.reason = True, reason
+        self.off, self.reason, self.retry_at = True, reason, math.inf
 
     def back_off(self, now: float, reason: str) -> None:
         """Ask again after a pause, which doubles each time; one line in the log."""
@@ -163,7 +118,12 @@ T = TypeVar("T")
 LOOK_AGAIN_S = 5.0
 """For a lost GPU."""
 BINDING_ERRORS = (AttributeError, OSError, ValueError, LookupError)
-"""What pynvml raises, beside its own errors, over a library that it does not fit."""
+"""What pynvml also raises where it does not match the installed library."""
+
+
+def driver_errors() -> tuple[type[Exception], ...]:
+    """Return all errors of a call, looked up late: another package may be named pynvml."""
+    return pynvml.NVMLError, pynvml.NVMLLibraryMismatchError, *BINDING_ERRORS
 
 
 class Library:
@@ -235,55 +195,47 @@ class Gpu:
         self._others = {}
         return True
 
-    def asking(self, what: str, readers: int = 1) -> Asking:
-        """Return what is known of a question; forgotten when the GPU was lost and found again."""
+    def asking(self, what: str, readers: int = 1, rest_s: float = 0.0) -> Asking:
+        """Return the state of a question; a GPU that was lost and found again has new ones."""
         known = self._others.get(what)
         if known is None:
-            known = self._others[what] = Asking(what, readers)
+            known = self._others[what] = Asking(what, readers, rest_s)
         return known
 
-    def questions(self) -> dict[str, Asking]:
-        """Return the questions asked so far, by name."""
-        return self._others
+    def ask(self, asking: Asking, calls: Sequence[Callable[[Any], T]]) -> T | None:
+        """Call the driver if it is due; None, with `asking.reason`, where it does not answer.
 
-    def ask(
-        self, asking: Asking, calls: Sequence[Callable[[Any], T]], *, tries: int = 2
-    ) -> T | None:
-        """Ask the driver, if it is time to; None, with `asking.reason`, where it does not answer.
-
-        `calls` are the alternatives, each with the handle as its only argument; `tries` says how
-        many calls there may be now: one alternative or repeat.
+        `calls` are the alternatives, each with the handle as its only argument. One alternative
+        or repeat is tried at once.
         """
         clock = self.library.clock
-        for _ in range(tries):
+        for _ in range(2):
             begun = clock()
-            if asking.off or begun < asking.retry_at or self.handle is None:
+            if begun < asking.retry_at or self.handle is None:
                 return None
             try:
                 answer = calls[asking.reader](self.handle)
-            except (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError, *BINDING_ERRORS) as error:
+            except driver_errors() as error:
                 if not self.failed(asking, error):
                     return None
             else:
-                self.answered(asking)
-                now = clock()
-                asking.measure(now - begun)
-                asking.rest(now)
-                asking.took(now, now - begun)
+                self.answered(asking, begun)
                 return answer
         return None
 
-    def answered(self, asking: Asking) -> None:
-        """Note that a question was answered, so that the GPU is there."""
+    def answered(self, asking: Asking, begun: float) -> None:
+        """Record the answer to a call made at `begun`: the GPU is there."""
         self.lost = None
-        asking.answer()
+        now = self.library.clock()
+        asking.answer(now, now - begun)
 
     def failed(self, asking: Asking, error: Exception) -> bool:
-        """Apply the error policy to what pynvml raised; True asks for another try at once."""
+        """Apply the error policy to what pynvml raised; return True to try again at once."""
+        now = self.library.clock()
         if isinstance(error, pynvml.NVMLLibraryMismatchError):  # not an NVMLError
             return asking.unsupported(NOT_BY_DRIVER)
         if not isinstance(error, pynvml.NVMLError):
-            asking.back_off(self.library.clock(), f"{type(error).__name__}: {error}")
+            asking.back_off(now, f"{type(error).__name__}: {error}")
             return False
         step, reason = judge(error.value, asking.answered)
         match step:
@@ -293,7 +245,7 @@ class Gpu:
                 asking.turn_off(reason)
             case Step.LOST:
                 self._handle, self.lost = None, f"lost: {error}"
-                self._look_at = self.library.clock() + LOOK_AGAIN_S
+                self._look_at = now + LOOK_AGAIN_S
             case Step.REOPEN:
                 self.library.closed()
             case Step.AGAIN:
@@ -301,17 +253,18 @@ class Gpu:
                 return True
             case Step.NEXT_TIME:
                 asking.reason = reason
+                asking.rest(now)
             case Step.PAUSE:
-                asking.back_off(self.library.clock(), str(error))
+                asking.back_off(now, str(error))
         return False
 
 
 def static(call: Callable[..., Any], *args: Any) -> Any:
-    """Ask once for what does not change; None if the driver does not give it."""
+    """Call the driver without the error policy; None if it does not answer."""
     try:
         return call(*args)
-    except (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError, *BINDING_ERRORS) as error:
-        log.info("%s: %s", call.__name__, error)
+    except driver_errors() as error:
+        log.debug("%s: %s", call.__name__, error)
         return None
 
 

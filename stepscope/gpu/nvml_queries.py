@@ -8,8 +8,7 @@ are used, so that a wrong or old package does not break the import.
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -60,7 +59,8 @@ class Field:
     """One question: the metrics it gives, and `readers` tried in turn until one is supported.
 
     `rate`: the reader gives a byte counter, from which the metric is worked out once a second.
-    `wraps`: that counter may have 32 bits.
+    `wraps`: that counter may have 32 bits. `rest_s`: how long a value is kept, for calls that take
+    the driver a millisecond or more (docs/gpu/h100.md).
     """
 
     tier: Tier
@@ -68,6 +68,7 @@ class Field:
     readers: tuple[Reader, ...]
     rate: bool = False
     wraps: bool = False
+    rest_s: float = 0.0
 
 
 # --- calls ----------------------------------------------------------------------------------------
@@ -100,60 +101,15 @@ def memory_total(handle: Any) -> int:
     return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
 
 
-def _power_average(handle: Any) -> Values:
-    return (pynvml.nvmlDeviceGetPowerUsage(handle) * MILLI,)
+def _call(function: str, *args: str, scale: float = 1) -> Call:
+    """Return a reader of one number, by the names of a function and constants of pynvml."""
 
+    def read(handle: Any) -> Values:
+        value = getattr(pynvml, function)(handle, *(getattr(pynvml, name) for name in args))
+        return (value * scale,)
 
-def _power_limit(handle: Any) -> Values:
-    return (pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) * MILLI,)
-
-
-def _energy(handle: Any) -> Values:
-    return (pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) * MILLI,)
-
-
-def _sm_clock(handle: Any) -> Values:
-    return (pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),)
-
-
-def _memory_clock(handle: Any) -> Values:
-    return (pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM),)
-
-
-def _event_reasons(handle: Any) -> Values:
-    return (pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle),)
-
-
-def _throttle_reasons(handle: Any) -> Values:
-    return (pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),)
-
-
-def _temperature_v(handle: Any) -> Values:
-    return (pynvml.nvmlDeviceGetTemperatureV(handle, pynvml.NVML_TEMPERATURE_GPU),)
-
-
-def _temperature(handle: Any) -> Values:
-    return (pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),)
-
-
-def _margin(handle: Any) -> Values:
-    return (pynvml.nvmlDeviceGetMarginTemperature(handle),)
-
-
-def _fan(handle: Any) -> Values:
-    return (pynvml.nvmlDeviceGetFanSpeed(handle),)
-
-
-def _ecc_corrected(handle: Any) -> Values:
-    return (_ecc(handle, pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED),)
-
-
-def _ecc_uncorrected(handle: Any) -> Values:
-    return (_ecc(handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),)
-
-
-def _ecc(handle: Any, kind: int) -> int:
-    return int(pynvml.nvmlDeviceGetTotalEccErrors(handle, kind, pynvml.NVML_VOLATILE_ECC))
+    read.__name__ = function
+    return read
 
 
 def _remapped_rows(handle: Any) -> Values:
@@ -161,60 +117,92 @@ def _remapped_rows(handle: Any) -> Values:
     return corrected + uncorrected, pending, failed
 
 
-def _pcie_replays(handle: Any) -> Values:
-    return (pynvml.nvmlDeviceGetPcieReplayCounter(handle),)
-
-
 # --- the table ------------------------------------------------------------------------------------
 
-_POWER_INSTANT = FieldValue(((0, 186),), MILLI)
-_MEMORY_TEMP = FieldValue(((0, 82),))
-_ENERGY = FieldValue(((0, 83),), MILLI)
-_PCIE_TX, _PCIE_RX = FieldValue(((0, 197),)), FieldValue(((0, 198),))
-_HELD_BY_POWER = FieldValue(((0, 74),), NANO)
-_SW_THERMAL = FieldValue(((580, 269), (575, 251)), NANO)
-_HW_THERMAL = FieldValue(((580, 270), (575, 252)), NANO)
-_POWER_BRAKE = FieldValue(((580, 271), (575, 253)), NANO)
-_NVLINK_TX = FieldValue(((0, 138),), KIB, ALL_LINKS)
-_NVLINK_RX = FieldValue(((0, 139),), KIB, ALL_LINKS)
-_NVLINK5_TX, _NVLINK5_RX = (
-    FieldValue(((0, 202),), 1, ALL_LINKS),
-    FieldValue(((0, 204),), 1, ALL_LINKS),
-)
-
 _FAST, _MEDIUM, _SLOW, _RARE = Tier.FAST, Tier.MEDIUM, Tier.SLOW, Tier.RARE
+_ECC = "nvmlDeviceGetTotalEccErrors"
+SELDOM_S, ENERGY_S = 5.0, 2.0
+"""Energy more often: runs and trials of some seconds need two readings of the counter."""
+
+
+def _one(number: int, scale: float = 1.0, scope: int = 0) -> FieldValue:
+    """Return a field that has the same number in every driver."""
+    return FieldValue(((0, number),), scale, scope)
+
+
+def _time(since_580: int) -> FieldValue:
+    """Return a time of lowered clocks, which R580 renumbered."""
+    return FieldValue(((580, since_580), (575, since_580 - 18)), NANO)
+
 
 FIELDS: tuple[Field, ...] = (
     Field(_FAST, ("gpu/util", "gpu/mem_util"), (_utilization,)),
     Field(_FAST, ("gpu/mem_used",), (_memory_used, _memory_used_v1)),
-    Field(_FAST, ("gpu/power",), (_POWER_INSTANT, _power_average)),
-    Field(_MEDIUM, ("gpu/sm_clock",), (_sm_clock,)),
-    Field(_MEDIUM, ("gpu/throttle_reasons",), (_event_reasons, _throttle_reasons)),
+    Field(_FAST, ("gpu/power",), (_one(186, MILLI), _call("nvmlDeviceGetPowerUsage", scale=MILLI))),
+    Field(_MEDIUM, ("gpu/sm_clock",), (_call("nvmlDeviceGetClockInfo", "NVML_CLOCK_SM"),)),
+    Field(
+        _MEDIUM,
+        ("gpu/throttle_reasons",),
+        (
+            _call("nvmlDeviceGetCurrentClocksEventReasons"),
+            _call("nvmlDeviceGetCurrentClocksThrottleReasons"),
+        ),
+    ),
     # Ten times a second, because a counter of 32 bits wraps in a fraction of a second; one that has
     # shown more bits is read once a second.
-    Field(_FAST, ("gpu/pcie_tx",), (_PCIE_TX,), rate=True, wraps=True),
-    Field(_FAST, ("gpu/pcie_rx",), (_PCIE_RX,), rate=True, wraps=True),
-    Field(_MEDIUM, ("gpu/temp",), (_temperature_v, _temperature)),
-    Field(_MEDIUM, ("gpu/temp_mem",), (_MEMORY_TEMP,)),
-    Field(_MEDIUM, ("gpu/temp_margin",), (_margin,)),
-    Field(_MEDIUM, ("gpu/mem_clock",), (_memory_clock,)),
-    Field(_MEDIUM, ("gpu/energy",), (_ENERGY, _energy)),
-    Field(_SLOW, ("gpu/throttle_power",), (_HELD_BY_POWER,)),
-    Field(_SLOW, ("gpu/throttle_sw_thermal",), (_SW_THERMAL,)),
-    Field(_SLOW, ("gpu/throttle_hw_thermal",), (_HW_THERMAL,)),
-    Field(_SLOW, ("gpu/throttle_brake",), (_POWER_BRAKE,)),
+    Field(_FAST, ("gpu/pcie_tx",), (_one(197),), rate=True, wraps=True),
+    Field(_FAST, ("gpu/pcie_rx",), (_one(198),), rate=True, wraps=True),
+    Field(
+        _MEDIUM,
+        ("gpu/temp",),
+        (
+            _call("nvmlDeviceGetTemperatureV", "NVML_TEMPERATURE_GPU"),
+            _call("nvmlDeviceGetTemperature", "NVML_TEMPERATURE_GPU"),
+        ),
+    ),
+    Field(_MEDIUM, ("gpu/temp_mem",), (_one(82),)),
+    Field(
+        _MEDIUM, ("gpu/temp_margin",), (_call("nvmlDeviceGetMarginTemperature"),), rest_s=SELDOM_S
+    ),
+    Field(_MEDIUM, ("gpu/mem_clock",), (_call("nvmlDeviceGetClockInfo", "NVML_CLOCK_MEM"),)),
+    Field(
+        _MEDIUM,
+        ("gpu/energy",),
+        (_one(83, MILLI), _call("nvmlDeviceGetTotalEnergyConsumption", scale=MILLI)),
+        rest_s=ENERGY_S,
+    ),
+    Field(_SLOW, ("gpu/throttle_power",), (_one(74, NANO),)),
+    Field(_SLOW, ("gpu/throttle_sw_thermal",), (_time(269),)),
+    Field(_SLOW, ("gpu/throttle_hw_thermal",), (_time(270),)),
+    Field(_SLOW, ("gpu/throttle_brake",), (_time(271),)),
     Field(_SLOW, ("gpu/mem_total", "gpu/mem_reserved"), (_memory_total, _memory_total_v1)),
-    Field(_SLOW, ("gpu/power_limit",), (_power_limit,)),
-    Field(_SLOW, ("gpu/fan",), (_fan,)),
-    Field(_SLOW, ("gpu/nvlink_tx",), (_NVLINK_TX, _NVLINK5_TX), rate=True),
-    Field(_SLOW, ("gpu/nvlink_rx",), (_NVLINK_RX, _NVLINK5_RX), rate=True),
-    Field(_RARE, ("gpu/ecc_corrected",), (_ecc_corrected,)),
-    Field(_RARE, ("gpu/ecc_uncorrected",), (_ecc_uncorrected,)),
+    Field(_SLOW, ("gpu/power_limit",), (_call("nvmlDeviceGetEnforcedPowerLimit", scale=MILLI),)),
+    Field(_SLOW, ("gpu/fan",), (_call("nvmlDeviceGetFanSpeed"),)),
+    # NVLink 5 has fields of its own, in bytes.
+    Field(
+        _SLOW, ("gpu/nvlink_tx",), (_one(138, KIB, ALL_LINKS), _one(202, 1, ALL_LINKS)), rate=True
+    ),
+    Field(
+        _SLOW, ("gpu/nvlink_rx",), (_one(139, KIB, ALL_LINKS), _one(204, 1, ALL_LINKS)), rate=True
+    ),
+    Field(
+        _RARE,
+        ("gpu/ecc_corrected",),
+        (_call(_ECC, "NVML_MEMORY_ERROR_TYPE_CORRECTED", "NVML_VOLATILE_ECC"),),
+    ),
+    Field(
+        _RARE,
+        ("gpu/ecc_uncorrected",),
+        (_call(_ECC, "NVML_MEMORY_ERROR_TYPE_UNCORRECTED", "NVML_VOLATILE_ECC"),),
+    ),
     Field(_RARE, ("gpu/remapped_rows", "gpu/remap_pending", "gpu/remap_failed"), (_remapped_rows,)),
-    Field(_RARE, ("gpu/pcie_replays",), (_pcie_replays,)),
+    Field(_RARE, ("gpu/pcie_replays",), (_call("nvmlDeviceGetPcieReplayCounter"),)),
 )
 
 # A value outside its range is a sentinel or garbage; 0 is inside where it can be real.
+FASTEST = 2e12
+"""B/s that no link reaches: NVLink 5 has 0.9e12 each way."""
+_SECONDS, _RATE, _COUNT = (0, 1e9), (0, FASTEST), (0, 2**53)  # 1e9 s are 30 years
 PLAUSIBLE: dict[str, tuple[float, float]] = {
     "gpu/util": (0, 100),
     "gpu/mem_util": (0, 100),
@@ -231,85 +219,42 @@ PLAUSIBLE: dict[str, tuple[float, float]] = {
     "gpu/temp_margin": (-200, 200),
     "gpu/fan": (0, 1000),
     "gpu/throttle_reasons": (0, 2**32 - 2),
-    "gpu/throttle_power": (0, 1e9),  # 30 years
-    "gpu/throttle_sw_thermal": (0, 1e9),
-    "gpu/throttle_hw_thermal": (0, 1e9),
-    "gpu/throttle_brake": (0, 1e9),
-    "gpu/pcie_tx": (0, 2e12),
-    "gpu/pcie_rx": (0, 2e12),
-    "gpu/nvlink_tx": (0, 2e12),
-    "gpu/nvlink_rx": (0, 2e12),
-    "gpu/ecc_corrected": (0, 2**53),
-    "gpu/ecc_uncorrected": (0, 2**53),
+    "gpu/throttle_power": _SECONDS,
+    "gpu/throttle_sw_thermal": _SECONDS,
+    "gpu/throttle_hw_thermal": _SECONDS,
+    "gpu/throttle_brake": _SECONDS,
+    "gpu/pcie_tx": _RATE,
+    "gpu/pcie_rx": _RATE,
+    "gpu/nvlink_tx": _RATE,
+    "gpu/nvlink_rx": _RATE,
+    "gpu/ecc_corrected": _COUNT,
+    "gpu/ecc_uncorrected": _COUNT,
     "gpu/remapped_rows": (0, 2**31),
     "gpu/remap_pending": (0, 1),
     "gpu/remap_failed": (0, 1),
     "gpu/pcie_replays": (0, 2**32 - 2),
 }
 
-COUNTERS = {
-    "gpu/energy",
-    "gpu/throttle_power",
-    "gpu/throttle_sw_thermal",
-    "gpu/throttle_hw_thermal",
-    "gpu/throttle_brake",
-}
+COUNTERS = {"gpu/energy", *(key for key in PLAUSIBLE if PLAUSIBLE[key] is _SECONDS)}
 """Values that only rise until the driver is loaded again: one that falls is dropped once."""
 
 
-class _Value(ctypes.Union):
-    """nvmlValue_t (nvml.h)."""
-
-    _fields_ = [
-        ("dVal", ctypes.c_double),
-        ("uiVal", ctypes.c_uint),
-        ("ulVal", ctypes.c_ulong),
-        ("ullVal", ctypes.c_ulonglong),
-        ("sllVal", ctypes.c_longlong),
-        ("siVal", ctypes.c_int),
-        ("usVal", ctypes.c_ushort),
-    ]
-
-
-class _FieldValue(ctypes.Structure):
-    """nvmlFieldValue_t (nvml.h)."""
-
-    _fields_ = [
-        ("fieldId", ctypes.c_uint),
-        ("scopeId", ctypes.c_uint),
-        ("timestamp", ctypes.c_longlong),
-        ("latencyUsec", ctypes.c_longlong),
-        ("valueType", ctypes.c_uint),
-        ("nvmlReturn", ctypes.c_uint),
-        ("value", _Value),
-    ]
-
-
-_MEMBERS = {index: entry[0] for index, entry in enumerate(_Value._fields_)}
-"""nvmlValueType_t: the types are numbered in the order of the union's members."""
-
-
-class FieldValues:
-    """Some fields, each a number and a scope, to be read again and again."""
-
-    def __init__(self, numbers: Sequence[tuple[int, int]]) -> None:
-        self._buffer = (_FieldValue * len(numbers))()
-        for entry, (number, scope) in zip(self._buffer, numbers, strict=True):
-            entry.fieldId, entry.scopeId = number, scope
-        self._count = ctypes.c_int(len(numbers))
-        self._pointer = ctypes.byref(self._buffer)
-
-    def read(self, handle: Any) -> ctypes.Array[_FieldValue]:
-        """Ask the driver; return its answers, valid until the next call. Raises NVMLError.
-
-        The call succeeds while single fields fail: `nvmlReturn` of each says so.
-        """
-        function = pynvml._nvmlGetFunctionPointer("nvmlDeviceGetFieldValues")
-        pynvml._nvmlCheckReturn(function(handle, self._count, self._pointer))
-        return self._buffer
+_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+"""nvmlValueType_t: the types are numbered in the order of the union's members (nvml.h)."""
 
 
 def number_in(answer: Any) -> float | None:
-    """Return the member of the union that the answer's type names; None for an unknown type."""
-    member = _MEMBERS.get(answer.valueType)
-    return None if member is None else getattr(answer.value, member)
+    """Return the value of a field as the type that it names; None for an unknown type.
+
+    Raises NVMLError for a field that could not be read: the call succeeds while fields fail.
+    """
+    if answer.nvmlReturn != pynvml.NVML_SUCCESS:
+        raise pynvml.NVMLError(answer.nvmlReturn)
+    known = answer.valueType < len(_MEMBERS)
+    return getattr(answer.value, _MEMBERS[answer.valueType]) if known else None
+
+
+def field_number(handle: Any, number: int) -> float | None:
+    """Read one field. Raises NVMLError."""
+    (answer,) = pynvml.nvmlDeviceGetFieldValues(handle, [(number, 0)])
+    return number_in(answer)

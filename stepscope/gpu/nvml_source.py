@@ -7,7 +7,6 @@ CUDA.
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ import pynvml
 from stepscope.gpu.device_info import DeviceFacts, DeviceInfo, describe
 from stepscope.gpu.gpm import Activity
 from stepscope.gpu.nvml_device import Gpu, Library, static
-from stepscope.gpu.nvml_queries import FIELDS, FieldValues, Tier, memory_total, number_in
+from stepscope.gpu.nvml_queries import FIELDS, Tier, field_number, memory_total
 from stepscope.gpu.nvml_reader import GpuValues
 from stepscope.gpu.processes import GpuProcess, Processes, ProcessList
 
@@ -28,8 +27,6 @@ Clock = Callable[[], float]
 
 PCIE = {"gpu/pcie_tx", "gpu/pcie_rx"}
 """What GPM gives for less: the byte counters take 0.5 ms, ten times a second (docs/gpu)."""
-RARE_S = 10.0
-"""How old the recovery action, the power limit and the link may be."""
 RECOVERY_FIELD = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
 RECOVERY_ACTIONS = {
     1: "the GPU has to be reset",
@@ -45,16 +42,12 @@ RECOVERY_ACTIONS = {
 
 @dataclass(slots=True)
 class _Known:
-    """What is remembered of one GPU as long as it is not lost."""
+    """The state of one GPU as long as it is not lost."""
 
     gpu: Gpu
     values: GpuValues
     activity: Activity
     processes: ProcessList
-    facts: DeviceFacts | None = None
-    facts_at: float = -math.inf
-    recovery: str | None = None
-    recovery_at: float = -math.inf
 
 
 class NvmlSource:
@@ -74,10 +67,11 @@ class NvmlSource:
         self._names = Processes(clock=clock)
         self._gpus: dict[str, Gpu] = {}
         self._known: dict[str, _Known] = {}
+        self._facts: dict[str, DeviceFacts] = {}
         self._armed = 0
 
     def devices(self) -> list[DeviceInfo]:
-        """List the GPUs found at opening, in NVML's order (not CUDA's).
+        """Return the GPUs found at opening, in NVML's order (not CUDA's).
 
         `mig` is as of when the GPU was last found.
         """
@@ -93,19 +87,13 @@ class NvmlSource:
             counted = known.values.counted()
             active = known.activity.read()
             values |= {key: active[key] for key in active if key not in counted}
-            known.values.leave_out(known.activity.given & PCIE)
+            known.values.left_out = known.activity.given & PCIE
         elif not self._armed:
-            known.values.leave_out(frozenset())
+            known.values.left_out = frozenset()
         return values
 
-    def begin_rates(self, uuid: str) -> None:
-        """Let the next rates be means from the latest reading on, for who looks now and then."""
-        known = self._known.get(uuid)
-        if known is not None:
-            known.values.begin_rates()
-
     def reasons(self, uuid: str) -> dict[str, str]:
-        """Say why values are missing: those asked for so far, or all of them of a lost GPU.
+        """Return why values are missing: those read so far, or all of them of a lost GPU.
 
         Keys are metrics, and "processes" for what `processes` returns.
         """
@@ -119,56 +107,53 @@ class NvmlSource:
         return {key: why for key, why in found.items() if key not in known.activity.given}
 
     def lost(self, uuid: str) -> str | None:
-        """Say why this GPU cannot be reached; None while it can (or before the first read)."""
+        """Return why this GPU cannot be reached; None while it can (or before the first read)."""
         return self._gpus[uuid].lost if uuid in self._gpus else None
 
     def facts(self, uuid: str) -> DeviceFacts | None:
-        """Describe a GPU or instance, limit and link at most 10 s old; None for an unknown one."""
+        """Describe a GPU or instance; None if it is unknown, the last facts if it is lost."""
         known = self._find(uuid)
         if known is None:
-            return self._known[uuid].facts if uuid in self._known else None
-        now = self._clock()
-        if known.facts is None:
-            info = self._info(uuid) or _instance_info(known.gpu, self._infos, self._library)
-            known.facts = describe(known.gpu.handle, info, static)
-        if now >= known.facts_at + RARE_S:
-            known.facts, known.facts_at = _refreshed(known.facts, known.gpu), now
-        return known.facts
+            return self._facts.get(uuid)
+        info = self._info(uuid) or _instance_info(known.gpu, self._infos, self._library)
+        self._facts[uuid] = found = describe(known.gpu.handle, info, static)
+        return found
 
     def instances(self, uuid: str) -> list[DeviceInfo]:
-        """List the MIG instances of a GPU; they have `read`, `facts` and `processes` too."""
+        """Return the MIG instances of a GPU; they have `read`, `facts` and `processes` too."""
         known = self._find(uuid)
         parent = self._info(uuid)
         if known is None or parent is None or not parent.mig:
             return []
         asking = known.gpu.asking("MIG instances")
         count = known.gpu.ask(asking, (pynvml.nvmlDeviceGetMaxMigDeviceCount,)) or 0
-        found = (_instance(known.gpu.handle, index, parent) for index in range(count))
-        return [info for info in found if info is not None]
+        found = []
+        for index in range(count):  # the numbers of instances have gaps
+            handle = static(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, known.gpu.handle, index)
+            one = None if handle is None else static(pynvml.nvmlDeviceGetUUID, handle)
+            if one is not None:
+                found.append(_described(handle, one, parent.nvml_index, self._library))
+        return found
 
     def processes(self, uuid: str) -> tuple[GpuProcess, ...] | None:
-        """List the processes on a GPU or an instance; None, with a reason, where they are hidden.
+        """Return the processes on a GPU or an instance; None, with a reason, where they are hidden.
 
-        Ask once a second at most. Shares of the multiprocessors are there from the second call on.
+        Call it once a second at most. `sm` is known from the second reading on.
         """
         known = self._find(uuid)
         return None if known is None else known.processes.read()
 
     def recovery_action(self, uuid: str) -> str | None:
-        """Say in words what the driver wants done about a GPU; None for nothing, or not known."""
+        """Return the driver's recovery action for a GPU as text; None for none or unknown."""
         known = self._find(uuid)
         if known is None:
             return None
-        now = self._clock()
-        if now >= known.recovery_at + RARE_S:
-            asking = known.gpu.asking("recovery action")
-            number = known.gpu.ask(asking, (_recovery_action,))
-            known.recovery_at = now
-            known.recovery = RECOVERY_ACTIONS.get(number, f"action {number}") if number else None
-        return known.recovery
+        asking = known.gpu.asking("recovery action")
+        number = known.gpu.ask(asking, (lambda handle: field_number(handle, RECOVERY_FIELD),))
+        return RECOVERY_ACTIONS.get(int(number), f"action {number:g}") if number else None
 
     def arm_gpm(self, on: bool) -> None:
-        """Read activity counters (Hopper and newer) from now on; each True wants a False."""
+        """Read activity counters (Hopper and newer) from now on; each True needs one False."""
         self._armed = max(0, self._armed + (1 if on else -1))
         if not self._armed:
             for known in self._known.values():
@@ -205,50 +190,34 @@ class NvmlSource:
 
 
 def _list_devices(library: Library) -> list[DeviceInfo]:
-    infos = (_listed(index, library) for index in range(pynvml.nvmlDeviceGetCount()))
-    return [info for info in infos if info is not None]
+    found = []
+    for index in range(pynvml.nvmlDeviceGetCount()):
+        handle = static(pynvml.nvmlDeviceGetHandleByIndex, index)
+        uuid = None if handle is None else static(pynvml.nvmlDeviceGetUUID, handle)
+        if uuid is None:
+            log.warning("GPU %d of NVML cannot be reached and is left out", index)
+        else:
+            divided = _is_divided(handle) or False
+            found.append(_described(handle, uuid, index, library, mig=divided))
+    return found
 
 
-def _listed(index: int, library: Library) -> DeviceInfo | None:
-    handle = static(pynvml.nvmlDeviceGetHandleByIndex, index)
-    uuid = None if handle is None else static(pynvml.nvmlDeviceGetUUID, handle)
-    if uuid is None:
-        log.warning("GPU %d of NVML cannot be reached and is left out", index)
-        return None
+def _is_divided(handle: Any) -> bool | None:
+    """Return whether a GPU is in MIG mode; None where the driver has no answer."""
+    answer = static(pynvml.nvmlDeviceGetMigMode, handle)
+    return None if answer is None else bool(answer[0] == pynvml.NVML_DEVICE_MIG_ENABLE)
+
+
+def _described(
+    handle: Any, uuid: str, index: int, library: Library, mig: bool = False
+) -> DeviceInfo:
     return DeviceInfo(
         uuid=uuid,
         name=static(pynvml.nvmlDeviceGetName, handle) or "unknown GPU",
         nvml_index=index,
         memory_total=static(memory_total, handle),
         driver_version=library.driver,
-        mig=_is_divided(handle) or False,
-    )
-
-
-def _is_divided(handle: Any) -> bool | None:
-    """Say whether a GPU is in MIG mode; None where the driver does not tell."""
-    answer = static(pynvml.nvmlDeviceGetMigMode, handle)
-    return None if answer is None else bool(answer[0] == pynvml.NVML_DEVICE_MIG_ENABLE)
-
-
-def _instance(parent_handle: Any, index: int, parent: DeviceInfo) -> DeviceInfo | None:
-    """Describe one MIG instance; None for a number that no instance has."""
-    try:
-        handle = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(parent_handle, index)
-    except pynvml.NVMLError:  # not found: the numbers of instances have gaps
-        return None
-    uuid = static(pynvml.nvmlDeviceGetUUID, handle)
-    return None if uuid is None else _described(handle, uuid, parent)
-
-
-def _described(handle: Any, uuid: str, parent: DeviceInfo) -> DeviceInfo:
-    return DeviceInfo(
-        uuid=uuid,
-        name=static(pynvml.nvmlDeviceGetName, handle) or f"{parent.name} MIG",
-        nvml_index=parent.nvml_index,
-        memory_total=static(memory_total, handle),
-        driver_version=parent.driver_version,
-        mig=False,
+        mig=mig,
     )
 
 
@@ -256,33 +225,5 @@ def _instance_info(gpu: Gpu, infos: list[DeviceInfo], library: Library) -> Devic
     """Describe what was found by its UUID alone: an instance, with its parent's number."""
     parent_handle = static(pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, gpu.handle)
     uuid = None if parent_handle is None else static(pynvml.nvmlDeviceGetUUID, parent_handle)
-    unknown = DeviceInfo(
-        uuid="",
-        name="unknown GPU",
-        nvml_index=-1,
-        memory_total=None,
-        driver_version=library.driver,
-        mig=True,
-    )
-    parent = next((info for info in infos if info.uuid == uuid), unknown)
-    return _described(gpu.handle, gpu.uuid, parent)
-
-
-def _refreshed(facts: DeviceFacts, gpu: Gpu) -> DeviceFacts:
-    """Return the facts with the power limit and the link of now."""
-    limit = gpu.ask(gpu.asking("power limit"), (pynvml.nvmlDeviceGetEnforcedPowerLimit,))
-    return replace(
-        facts,
-        power_limit=None if limit is None else limit / 1e3,
-        pcie_gen=gpu.ask(
-            gpu.asking("PCIe generation"), (pynvml.nvmlDeviceGetCurrPcieLinkGeneration,)
-        ),
-        pcie_width=gpu.ask(gpu.asking("PCIe width"), (pynvml.nvmlDeviceGetCurrPcieLinkWidth,)),
-    )
-
-
-def _recovery_action(handle: Any) -> int:
-    (answer,) = FieldValues([(RECOVERY_FIELD, 0)]).read(handle)
-    if answer.nvmlReturn != pynvml.NVML_SUCCESS:
-        raise pynvml.NVMLError(answer.nvmlReturn)
-    return int(number_in(answer) or 0)
+    index = next((info.nvml_index for info in infos if info.uuid == uuid), -1)
+    return _described(gpu.handle, gpu.uuid, index, library)

@@ -17,8 +17,8 @@ from stepscope.gpu.source import DeviceSource
 OTHERS, OWN = "gpu/mem_others", "memory/process_used"
 DESCRIBED_S = 5.0
 """Least time between two lists of processes in run.json."""
-MOVED = 0.05
-"""Share by which a process's memory has to change to be written again."""
+MOVED = 256 * 2**20
+"""Bytes by which a process's memory has to change to be written again."""
 UNLISTED_SHARE, UNLISTED_BYTES = 0.02, 256 * 2**20
 """Memory in use, beyond the processes listed, that the driver may take for itself."""
 
@@ -71,7 +71,7 @@ class Sharing:
         self._own: float | None = None
         self._reasons: dict[str, dict[str, str]] = {}
         self._lists: dict[str, tuple[GpuProcess, ...]] = {}
-        self._described: dict[str, Any] = {}
+        self._described: dict[str, list[tuple[Any, ...]]] = {}
         self._describe_at = 0.0
 
     def look(self, uuid: str, values: Mapping[str, float]) -> dict[str, float]:
@@ -107,44 +107,21 @@ class Sharing:
     def changed(self) -> dict[str, list[dict[str, Any]]] | None:
         """Return `gpu_processes` of run.json if it has changed, at most every 5 s."""
         now = self._clock()
-        if now < self._describe_at:
+        key = {uuid: [_key(one) for one in found] for uuid, found in self._lists.items()}
+        if now < self._describe_at or key == self._described:
             return None
-        lists = {uuid: [_entry(one) for one in found] for uuid, found in self._lists.items()}
-        if same(self._described, lists):
-            return None
-        self._described, self._describe_at = lists, now + DESCRIBED_S
-        return lists
+        self._described, self._describe_at = key, now + DESCRIBED_S
+        return {uuid: [_entry(one) for one in found] for uuid, found in self._lists.items()}
+
+
+def _key(process: GpuProcess) -> tuple[Any, ...]:
+    """Return what makes a process worth writing again: not small changes of its memory."""
+    memory = None if process.memory is None else process.memory // MOVED
+    return process.pid, process.name, process.state, memory
 
 
 def _entry(process: GpuProcess) -> dict[str, Any]:
     """Describe a process for run.json, which may be shared: without its arguments."""
-    return {
-        "pid": process.pid,
-        "user": process.user,
-        "name": process.name,
-        "command": program_of(process.command) if process.yours else process.name,
-        "memory": process.memory,
-        "sm": process.sm,
-        "yours": process.yours,
-        "state": process.state,
-    }
-
-
-def same(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    """Say whether two lists tell the same: shares of time and small changes of memory aside."""
-    if before.keys() != after.keys():
-        return False
-    return all(
-        len(before[uuid]) == len(after[uuid])
-        and all(_alike(a, b) for a, b in zip(before[uuid], after[uuid], strict=True))
-        for uuid in before
-    )
-
-
-def _alike(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-    if any(a[key] != b[key] for key in a if key not in ("memory", "sm")):
-        return False
-    one, other = a["memory"], b["memory"]
-    if one is None or other is None:
-        return one is other
-    return bool(abs(one - other) <= MOVED * max(one, other))
+    keys = ("pid", "user", "name", "memory", "sm", "yours", "state")
+    command = program_of(process.command) if process.yours else process.name
+    return {key: getattr(process, key) for key in keys} | {"command": command}

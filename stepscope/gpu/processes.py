@@ -1,20 +1,21 @@
 """The processes on a GPU: whose they are, what they run, and their share of its time.
 
-NVML knows a process by its number and memory. The rest comes from /proc, so it is what this
-container and this user may see.
+NVML knows a process by its number and memory. The rest comes from the operating system, so it is
+what this container and this user may see.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import os
-import pwd
 import time
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+import psutil
 import pynvml
 
 from stepscope.gpu.nvml_device import NOT_BY_GPU, Gpu
@@ -25,6 +26,7 @@ COMMAND_LIMIT = 200
 LOOK_AGAIN_S = 0.5
 REMEMBERED = 1000
 """Processes whose names are kept."""
+ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 State = Literal["running", "zombie", "gone"]
 
@@ -52,82 +54,58 @@ class GpuProcess:
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """What /proc says of a process; `born` tells two processes of one number apart."""
+    """What the operating system says of a process; `born` tells two of one number apart."""
 
     name: str
-    command: str
-    user: str
-    yours: bool
-    state: State
-    born: str
+    command: str = ""
+    user: str = "unknown"
+    yours: bool = False
+    state: State = "gone"
+    born: float = 0.0
 
 
 class Processes:
     """Looks processes up by number; remembers names, so that one that has ended keeps its own.
 
-    A look at a known process reads one file (about 20 us), at most twice a second.
+    A process is looked up at most twice a second: it may be on several GPUs.
     """
 
-    def __init__(self, root: str = "/proc", clock: Callable[[], float] = time.monotonic) -> None:
-        self._root = root
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._known: dict[int, Person] = {}
-        self._looked: dict[int, float] = {}
+        self._known: dict[int, tuple[float, Person]] = {}
 
     def look(self, pid: int) -> Person:
         """Return what is known of a process now, or was half a second ago."""
-        known, now = self._known.get(pid), self._clock()
-        if known is not None and now - self._looked[pid] < LOOK_AGAIN_S:
-            return known  # a process may be on several GPUs
-        found = self._look(pid, known)
-        if len(self._known) >= REMEMBERED and known is None:
-            oldest = next(iter(self._known))
-            del self._known[oldest], self._looked[oldest]
-        self._known[pid], self._looked[pid] = found, now
+        now = self._clock()
+        looked_at, known = self._known.get(pid, (-math.inf, None))
+        if known is not None and now - looked_at < LOOK_AGAIN_S:
+            return known
+        if len(self._known) >= REMEMBERED:
+            self._known.clear()
+        found = _look_up(pid, known)
+        self._known[pid] = now, found
         return found
 
-    def _look(self, pid: int, known: Person | None) -> Person:
-        try:
-            name, letter, born = _stat(self._read(pid, "stat", 1024))
-        except (OSError, ValueError, IndexError):
-            return self._not_here(pid, known)
-        if known is None or known.born != born:
-            user, yours = self._owner(pid)
-            known = Person(name, self._command(pid) or name, user, yours, "running", born)
-        state: State = "zombie" if letter in "ZX" else "running"
-        return Person(known.name, known.command, known.user, known.yours, state, born)
 
-    def _read(self, pid: int, name: str, size: int) -> bytes:
-        """Read the begin of a file of a process; the kernel makes it as it is read."""
-        file = os.open(f"{self._root}/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return os.read(file, size)
-        finally:
-            os.close(file)
+def _look_up(pid: int, known: Person | None) -> Person:
+    try:
+        process = psutil.Process(pid)
+        with process.oneshot():
+            born, ended = process.create_time(), process.status() in ENDED
+            if known is None or known.born != born:
+                name, yours = process.name(), process.uids().real == os.getuid()
+                known = Person(
+                    name, _command(process) or name, process.username(), yours, "running", born
+                )
+    except psutil.Error:  # ended, or hidden from this user or container
+        return replace(known, state="gone") if known is not None else Person(f"process {pid}")
+    return replace(known, state="zombie" if ended else "running")
 
-    def _not_here(self, pid: int, known: Person | None) -> Person:
-        """Say what is known of a process that /proc does not show."""
-        if known is not None:
-            return Person(known.name, known.command, known.user, known.yours, "gone", known.born)
-        return Person(f"process {pid}", "", "unknown", False, "gone", "")
 
-    def _owner(self, pid: int) -> tuple[str, bool]:
-        try:
-            owner = os.stat(f"{self._root}/{pid}").st_uid
-        except OSError:
-            return "unknown", False
-        try:
-            name = pwd.getpwuid(owner).pw_name
-        except KeyError:  # a user of the host, in a container
-            name = str(owner)
-        return name, owner == os.getuid()
-
-    def _command(self, pid: int) -> str:
-        try:
-            raw = self._read(pid, "cmdline", COMMAND_LIMIT)
-        except OSError:
-            return ""
-        return raw.decode("utf-8", "replace").replace("\0", " ").strip()[:COMMAND_LIMIT]
+def _command(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.Error):
+        return " ".join(process.cmdline()).strip()[:COMMAND_LIMIT]
+    return ""
 
 
 def program_of(command: str) -> str:
@@ -176,15 +154,9 @@ def sm_shares(
     return {pid: newest.get(pid, (0, 0.0))[1] for pid in pids}, stamp
 
 
-def _stat(raw: bytes) -> tuple[str, str, str]:
-    """Return name, state letter and time of birth from "PID (NAME) STATE ..." (proc(5))."""
-    head, _, rest = raw.decode("utf-8", "replace").rpartition(")")
-    fields = rest.split()
-    return head.partition("(")[2], fields[0], fields[19]
-
-
-GRAPHICS_S = 10.0
-"""Listing graphics processes takes milliseconds on some machines, and the list changes seldom."""
+GRAPHICS_S, SM_S = 10.0, 5.0
+"""Seconds for which an answer is kept: listing graphics processes and their utilization takes
+milliseconds on some machines (docs/gpu/h100.md)."""
 NOT_LISTED = "this driver lists no processes (as under WSL)"
 
 
@@ -195,8 +167,8 @@ class ProcessList:
         self._gpu = gpu
         self._names = names
         self._graphics: list[Any] = []
-        self._graphics_at = -math.inf
         self._stamp: int | None = None
+        self._sm: dict[int, float] = {}
 
     def read(self) -> tuple[GpuProcess, ...] | None:
         """Return the processes by number; None where the driver does not list them."""
@@ -227,43 +199,34 @@ class ProcessList:
 
     def _drawing(self) -> list[Any]:
         """Return the graphics processes, at most ten seconds old."""
-        gpu = self._gpu
-        now = gpu.library.clock()
-        if now >= self._graphics_at + GRAPHICS_S:
-            self._graphics_at = now
-            asking = gpu.asking("graphics processes")
-            self._graphics = (
-                gpu.ask(asking, (pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3,)) or []
-            )
+        asking = self._gpu.asking("graphics processes", rest_s=GRAPHICS_S)
+        found = self._gpu.ask(asking, (pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3,))
+        if found is not None or asking.reason is not None:
+            self._graphics = found or []
         return self._graphics
 
     def _shares(self, pids: Collection[int]) -> dict[int, float]:
-        """Return the shares since the last look; none at the first, which may return old ones."""
+        """Return the newest shares, at most 5 s old; none at the first call, which may be old."""
         gpu, since = self._gpu, self._stamp or 0
+        asking = gpu.asking("process utilization", 2, SM_S)
         samples = gpu.ask(
-            gpu.asking("process utilization", 2),
+            asking,
             (
                 lambda handle: pynvml.nvmlDeviceGetProcessesUtilizationInfo(handle, since),
                 lambda handle: pynvml.nvmlDeviceGetProcessUtilization(handle, since),
             ),
         )
-        if samples is None:
-            return {}
-        shares, stamp = sm_shares(samples, pids, since)
-        first, self._stamp = self._stamp is None, stamp
-        return {} if first else shares
+        if samples is not None:
+            shares, stamp = sm_shares(samples, pids, since)
+            self._sm = {} if self._stamp is None else shares
+            self._stamp = stamp
+        elif asking.reason is not None:
+            self._sm = {}
+        return self._sm
 
     def _process(self, pid: int, one: Any, is_compute: bool, share: float | None) -> GpuProcess:
-        person = self._names.look(pid)
-        memory = one.usedGpuMemory
-        return GpuProcess(
-            pid=pid,
-            name=person.name,
-            command=person.command,
-            user=person.user,
-            memory=None if memory is None else int(memory),
-            sm=share,
-            kind="compute" if is_compute else "graphics",
-            yours=person.yours,
-            state=person.state,
-        )
+        person = asdict(self._names.look(pid))
+        del person["born"]
+        memory = None if one.usedGpuMemory is None else int(one.usedGpuMemory)
+        kind: Literal["compute", "graphics"] = "compute" if is_compute else "graphics"
+        return GpuProcess(pid=pid, memory=memory, sm=share, kind=kind, **person)

@@ -10,7 +10,6 @@ import math
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 import pynvml
@@ -36,79 +35,61 @@ Clock = Callable[[], float]
 
 
 class DeviceSource(Protocol):
-    """A source of GPU values, for the sampler and the pages; one thread at a time may use it."""
+    """A source of GPU values; one thread at a time may use it. These bodies know no GPU."""
 
     @property
     def reason(self) -> str | None:
-        """Say why there is no GPU to read; None when there is one."""
+        """Why there is no GPU to read; None if there is one."""
+        return None
 
     def devices(self) -> list[DeviceInfo]:
-        """List the GPUs in NVML's order."""
+        """Return the GPUs in NVML's order."""
+        return []
 
     def instances(self, uuid: str) -> list[DeviceInfo]:
-        """List the MIG instances of a GPU."""
+        """Return the MIG instances of a GPU."""
+        return []
 
     def facts(self, uuid: str) -> DeviceFacts | None:
         """Describe a GPU or an instance; None if it cannot be reached."""
+        return None
 
     def read(self, uuid: str, *tiers: Tier) -> dict[str, float]:
         """Read these tiers of one GPU now: metric key -> value, missing values left out."""
-
-    def begin_rates(self, uuid: str) -> None:
-        """Let the next rates be means from the latest reading on, for who looks now and then."""
+        return {}
 
     def processes(self, uuid: str) -> tuple[GpuProcess, ...] | None:
-        """List the processes on a GPU; None where they are hidden, see `reasons`."""
+        """Return the processes on a GPU; None where they are hidden, see `reasons`."""
+        return None
 
     def recovery_action(self, uuid: str) -> str | None:
-        """Say in words what the driver wants done about a GPU; None for nothing, or not known."""
+        """Return the driver's recovery action for a GPU as text; None for none or unknown."""
+        return None
 
     def arm_gpm(self, on: bool) -> None:
-        """Read the activity counters of newer GPUs from now on; each True wants a False."""
+        """Read the activity counters of newer GPUs from now on; each True needs one False."""
+        return None  # noqa: RET501 - without a body it would be abstract
 
     def reasons(self, uuid: str) -> dict[str, str]:
-        """Say why metrics, or "processes", are missing from this GPU's readings."""
+        """Return why metrics, or "processes", are missing from this GPU's readings."""
+        return {}
 
     def lost(self, uuid: str) -> str | None:
-        """Say why this GPU cannot be reached; None while it can."""
+        """Return why this GPU cannot be reached; None while it can."""
+        return None
 
 
-@dataclass(frozen=True, slots=True)
-class NullSource:
+class NullSource(DeviceSource):
     """No GPU to read: `reason` is a sentence that says why, `retry_at` when to look again."""
 
-    reason: str
-    retry_at: float = math.inf
+    def __init__(self, reason: str, retry_at: float = math.inf) -> None:
+        self._reason = reason
+        self.retry_at = retry_at
 
-    def devices(self) -> list[DeviceInfo]:
-        return []
-
-    def instances(self, uuid: str) -> list[DeviceInfo]:
-        return []
-
-    def facts(self, uuid: str) -> DeviceFacts | None:
-        return None
-
-    def read(self, uuid: str, *tiers: Tier) -> dict[str, float]:
-        return {}
-
-    def begin_rates(self, uuid: str) -> None:
-        return None
-
-    def processes(self, uuid: str) -> tuple[GpuProcess, ...] | None:
-        return None
-
-    def recovery_action(self, uuid: str) -> str | None:
-        return None
-
-    def arm_gpm(self, on: bool) -> None:
-        return None
-
-    def reasons(self, uuid: str) -> dict[str, str]:
-        return {}
-
-    def lost(self, uuid: str) -> str | None:
-        return None
+    @property
+    def reason(self) -> str:
+        """Why there is no GPU to read."""
+        return self._reason
 
 
 def nvml_uuid(uuid: str, name: str) -> str:

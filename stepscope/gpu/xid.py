@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
+import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pynvml
 
@@ -34,83 +35,77 @@ FOLLOW = "Follow the advice of the errors before it."
 VENDOR = "Ask the GPU's vendor if it comes again."
 
 
-@dataclass(frozen=True, slots=True)
-class Meaning:
-    """An Xid in words."""
+class Meaning(NamedTuple):
+    """An Xid as text, and what NVIDIA advises."""
 
     text: str
     advice: str
 
 
-_KNOWN: dict[int, Meaning] = {
-    8: Meaning("the GPU stopped processing", RESTART_APP),
-    11: Meaning("invalid commands were sent to the GPU", CHECK_APP),
-    13: Meaning("a kernel caused an exception, such as an access out of bounds", CHECK_APP),
-    25: Meaning("invalid commands were sent to the GPU", CHECK_APP),
-    31: Meaning("a program accessed GPU memory that is not mapped", CHECK_APP),
-    32: Meaning("commands to the GPU were corrupted", CHECK_APP),
-    37: Meaning("error of the GPU's firmware", IGNORE_ONCE),
-    38: Meaning("error of the GPU's firmware", IGNORE_ONCE),
-    39: Meaning("a copy engine failed", RESTART_APP),
-    40: Meaning("a copy engine failed", RESTART_APP),
-    41: Meaning("a copy engine failed", RESTART_APP),
-    43: Meaning("the GPU stopped processing a program, which ended", IGNORE_ONCE),
-    44: Meaning("fault while the GPU changed between programs", IGNORE_ONCE),
-    45: Meaning("programs were taken off the GPU after an earlier error", FOLLOW),
-    46: Meaning("the GPU stopped processing", RESET),
-    48: Meaning("a memory error that ECC cannot correct", ECC),
-    54: Meaning("the GPU's power cable is not connected", "Connect the power cable."),
-    62: Meaning("the GPU's power controller halted", RESET),
-    63: Meaning("a bad row of memory was recorded to be replaced", IGNORE),
-    64: Meaning("a bad row of memory could not be replaced", RESET),
-    66: Meaning("illegal access by the driver", IGNORE_ONCE),
-    67: Meaning("illegal access by the driver", IGNORE_ONCE),
-    68: Meaning("the video decoder failed", RESTART_APP),
-    69: Meaning("a program used the GPU's engine wrongly", CHECK_APP),
-    74: Meaning("error of an NVLink connection", LINK),
-    78: Meaning("a virtual GPU could not start", "Update the driver and the vGPU software."),
-    79: Meaning("the GPU has fallen off the bus", REBOOT),
-    80: Meaning("corrupted data was sent to the GPU", CHECK_APP),
-    92: Meaning("many memory errors that ECC corrected", IGNORE_ONCE),
-    93: Meaning("the GPU's settings memory is written too often", IGNORE_ONCE),
-    94: Meaning("a memory error that reached one program only", RESTART_APP),
-    95: Meaning("a memory error that may have reached several programs", RESET),
-    109: Meaning("the GPU did not change between programs in time", RESET),
-    110: Meaning("security fault", RESET),
-    119: Meaning("the GPU's system processor (GSP) did not answer", RESET),
-    120: Meaning("error of the GPU's system processor (GSP)", RESET),
-    121: Meaning("error of the link between GPU and CPU", IGNORE_ONCE),
-    136: Meaning("an NVLink connection could not be set up", LINK),
-    137: Meaning("a program accessed memory over NVLink without the right to", CHECK_APP),
-    140: Meaning("memory errors that ECC cannot correct", RESET),
-    141: Meaning("error on CUDA's fast path", IGNORE_ONCE),
-    143: Meaning("the GPU could not be started", RESET),
-    151: Meaning("the encryption key could not be changed", "Restart the virtual machine."),
-    154: Meaning(
-        "the driver has changed what it wants done about the GPU",
-        "The page Devices and nvidia-smi -q say what.",
+_CATALOG: tuple[tuple[Iterable[int], str, str], ...] = (
+    ((8,), "the GPU stopped processing", RESTART_APP),
+    ((11, 25), "invalid commands were sent to the GPU", CHECK_APP),
+    ((13,), "a kernel caused an exception, such as an access out of bounds", CHECK_APP),
+    ((31,), "a program accessed GPU memory that is not mapped", CHECK_APP),
+    ((32,), "commands to the GPU were corrupted", CHECK_APP),
+    ((37, 38), "error of the GPU's firmware", IGNORE_ONCE),
+    (
+        (39, 40, 41, 70, 71, 72, 75, 76, 77, 85, *range(126, 136)),
+        "a copy engine failed",
+        RESTART_APP,
     ),
-    155: Meaning("error of an NVLink connection", LINK),
-    156: Meaning("a part of the GPU was put out of use", RESET),
-    157: Meaning("a part of the GPU could not be put out of use", IGNORE_ONCE),
-    158: Meaning("the GPU did not answer in time", RESET),
-}
-_COPY_ENGINES = {70, 71, 72, 75, 76, 77, 85, *range(126, 136)}
-_MEDIA = {60, 82, 83, 84, 86, 88, 89, *range(96, 106), 139, 142}
-_NVLINK5 = range(144, 151)
+    ((43,), "the GPU stopped processing a program, which ended", IGNORE_ONCE),
+    ((44,), "fault while the GPU changed between programs", IGNORE_ONCE),
+    ((45,), "programs were taken off the GPU after an earlier error", FOLLOW),
+    ((46,), "the GPU stopped processing", RESET),
+    ((48,), "a memory error that ECC cannot correct", ECC),
+    ((54,), "the GPU's power cable is not connected", "Connect the power cable."),
+    (
+        (60, 82, 83, 84, 86, 88, 89, *range(96, 106), 139, 142),
+        "an engine for video or pictures failed",
+        RESTART_APP,
+    ),
+    ((62,), "the GPU's power controller halted", RESET),
+    ((63,), "a bad row of memory was recorded to be replaced", IGNORE),
+    ((64,), "a bad row of memory could not be replaced", RESET),
+    ((66, 67), "illegal access by the driver", IGNORE_ONCE),
+    ((68,), "the video decoder failed", RESTART_APP),
+    ((69,), "a program used the GPU's engine wrongly", CHECK_APP),
+    ((74, *range(144, 151), 155), "error of an NVLink connection", LINK),
+    ((78,), "a virtual GPU could not start", "Update the driver and the vGPU software."),
+    ((79,), "the GPU has fallen off the bus", REBOOT),
+    ((80,), "corrupted data was sent to the GPU", CHECK_APP),
+    ((92,), "many memory errors that ECC corrected", IGNORE_ONCE),
+    ((93,), "the GPU's settings memory is written too often", IGNORE_ONCE),
+    ((94,), "a memory error that reached one program only", RESTART_APP),
+    ((95,), "a memory error that may have reached several programs", RESET),
+    ((109,), "the GPU did not change between programs in time", RESET),
+    ((110,), "security fault", RESET),
+    ((119,), "the GPU's system processor (GSP) did not answer", RESET),
+    ((120,), "error of the GPU's system processor (GSP)", RESET),
+    ((121,), "error of the link between GPU and CPU", IGNORE_ONCE),
+    ((136,), "an NVLink connection could not be set up", LINK),
+    ((137,), "a program accessed memory over NVLink without permission", CHECK_APP),
+    ((140,), "memory errors that ECC cannot correct", RESET),
+    ((141,), "error on CUDA's fast path", IGNORE_ONCE),
+    ((143,), "the GPU could not be started", RESET),
+    ((151,), "the encryption key could not be changed", "Restart the virtual machine."),
+    (
+        (154,),
+        "the driver has changed its recovery action for the GPU",
+        "The page Devices and nvidia-smi -q name it.",
+    ),
+    ((156,), "a part of the GPU was put out of use", RESET),
+    ((157,), "a part of the GPU could not be put out of use", IGNORE_ONCE),
+    ((158,), "the GPU did not answer in time", RESET),
+)
+_KNOWN = {code: Meaning(text, advice) for codes, text, advice in _CATALOG for code in codes}
+_UNKNOWN = Meaning("an error that NVIDIA's catalog does not explain", VENDOR)
 
 
 def meaning(code: int) -> Meaning:
-    """Return what an Xid means; of one that the catalog does not explain, just that."""
-    if code in _KNOWN:
-        return _KNOWN[code]
-    if code in _COPY_ENGINES:
-        return Meaning("a copy engine failed", RESTART_APP)
-    if code in _MEDIA:
-        return Meaning("an engine for video or pictures failed", RESTART_APP)
-    if code in _NVLINK5:
-        return Meaning("error of an NVLink connection", LINK)
-    return Meaning("an error that NVIDIA's catalog does not explain", VENDOR)
+    """Return what an Xid means; an unexplained one has a text that says so."""
+    return _KNOWN.get(code, _UNKNOWN)
 
 
 log = logging.getLogger(__name__)
@@ -136,7 +131,7 @@ class XidEvent:
     gpu_instance: int | None
 
 
-class Unsupported(Exception):
+class UnsupportedError(Exception):
     """No GPU here can be watched; the message says why."""
 
 
@@ -171,10 +166,7 @@ class XidWatch:
         self._thread.start()
 
     def stop(self, timeout_s: float = 2.0) -> bool:
-        """End the watch: nothing is told any more; False if the thread lives after `timeout_s`.
-
-        It ends when its wait for events does, half a second later at most.
-        """
+        """End the watch, in half a second; return False if the thread lives after `timeout_s`."""
         self._stopping.set()
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
@@ -184,7 +176,7 @@ class XidWatch:
             while not self._stopping.is_set():
                 self._watch()
                 self._stopping.wait(LOOK_AGAIN_S)
-        except Unsupported as why:
+        except UnsupportedError as why:
             self.reason = str(why)
             log.info("Xid errors are not watched: %s", why)
         except (pynvml.NVMLLibraryMismatchError, *BINDING_ERRORS) as error:
@@ -192,32 +184,33 @@ class XidWatch:
             log.warning("Xid errors are not watched any more: %s", self.reason)
 
     def _watch(self) -> None:
-        """Wait for events until the set fails or the watch is stopped. Raises Unsupported."""
+        """Wait for events until the set fails or the watch is stopped. Raises UnsupportedError."""
         events = None
         try:
             events = _asked(pynvml.nvmlEventSetCreate)
-            self._registered = {}
-            self._register(events)
-            look_at = time.monotonic() + LOOK_AGAIN_S
-            while self._registered and not self._stopping.is_set():
-                self._wait(events)
+            self._registered, look_at = {}, -math.inf
+            while not self._stopping.is_set():
                 if len(self._registered) < len(self._uuids) and time.monotonic() >= look_at:
-                    self._register(events)  # of those that were lost
+                    self._register(events)  # at first all, then those that were lost
                     look_at = time.monotonic() + LOOK_AGAIN_S
+                if not self._registered:
+                    break
+                self._wait(events)
         except pynvml.NVMLError as error:  # such as a GPU that is lost
             log.info("Xid events: %s; registering again", error)
         finally:
             if events is not None:
-                _free(events)
+                with contextlib.suppress(pynvml.NVMLError):  # it may have ended with NVML
+                    pynvml.nvmlEventSetFree(events)
 
     def _register(self, events: Any) -> None:
-        """Register the GPUs that are there. Raises Unsupported if none can ever be."""
+        """Register the GPUs that are there. Raises UnsupportedError if none can ever be."""
         known = set(self._registered.values())
         for uuid in [uuid for uuid in self._uuids if uuid not in known]:
             try:
                 handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
                 _asked(pynvml.nvmlDeviceRegisterEvents, handle, _xid_type(), events)
-            except Unsupported as why:
+            except UnsupportedError as why:
                 self.refused = {**self.refused, uuid: str(why)}
                 self._uuids = [other for other in self._uuids if other != uuid]
             except pynvml.NVMLError as error:
@@ -225,7 +218,7 @@ class XidWatch:
             else:
                 self._registered[_number(handle)] = uuid
         if not self._uuids:
-            raise Unsupported(", ".join(dict.fromkeys(self.refused.values())) or "no GPU")
+            raise UnsupportedError(", ".join(dict.fromkeys(self.refused.values())) or "no GPU")
 
     def _wait(self, events: Any) -> None:
         try:
@@ -252,7 +245,7 @@ def xid_event(uuid: str, code: int, gpu_instance: int) -> XidEvent:
 
 
 def _asked(call: Callable[..., Any], *args: Any) -> Any:
-    """Call the driver. Raises Unsupported for a refusal that stays, else what pynvml raises."""
+    """Call the driver. Raises UnsupportedError for a permanent refusal, else as pynvml."""
     try:
         return call(*args)
     except pynvml.NVMLError as error:
@@ -261,7 +254,7 @@ def _asked(call: Callable[..., Any], *args: Any) -> Any:
             pynvml.NVML_ERROR_NO_PERMISSION,
             pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
         ):
-            raise Unsupported(str(error)) from error
+            raise UnsupportedError(str(error)) from error
         raise
 
 
@@ -274,13 +267,7 @@ def _number(handle: Any) -> int:
     return int(ctypes.cast(handle, ctypes.c_void_p).value or 0)
 
 
-def _free(events: Any) -> None:
-    with contextlib.suppress(pynvml.NVMLError):  # it may have ended with NVML
-        pynvml.nvmlEventSetFree(events)
-
-
-KEPT = 20
-"""Errors of a GPU that are remembered, the newest."""
+KEPT = 20  # newest errors of a GPU
 LEVELS = {
     IGNORE: Level.NOTICE,
     IGNORE_ONCE: Level.NOTICE,
@@ -304,10 +291,12 @@ class Xids:
     def of(self, uuid: str, ts: float) -> tuple[Xid, ...]:
         """Return those of a GPU with their age at `ts`, oldest first."""
         return tuple(
-            Xid(event.code, event.text, event.advice, _level(event), max(0.0, ts - at))
+            Xid(
+                event.code,
+                event.text,
+                event.advice,
+                LEVELS.get(event.advice, Level.CRITICAL),
+                max(0.0, ts - at),
+            )
             for at, event in tuple(self._known.get(uuid, ()))
         )
-
-
-def _level(event: XidEvent) -> Level:
-    return LEVELS.get(event.advice, Level.CRITICAL)

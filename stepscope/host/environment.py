@@ -17,8 +17,8 @@ from typing import Any
 def environment(driver: str | None, gpu: str | None, code: Path | None) -> dict[str, Any]:
     """Return JSON values; None for what does not exist here, or is not known yet.
 
-    `gpu` is the name of the GPU that trains. `code` is a folder whose git commit is recorded: that
-    starts a process of some ms. torch is asked only if the program itself has imported it.
+    `gpu` is the name of the GPU that trains, `code` a folder whose git commit is recorded. torch is
+    used only if the program has imported it.
     """
     torch = sys.modules.get("torch")
     return {
@@ -86,7 +86,7 @@ def running_name() -> str:
 
 
 def in_notebook() -> bool:
-    """Say whether a notebook's kernel runs this process (Jupyter, VS Code, Colab)."""
+    """Return True if a notebook's kernel runs this process (Jupyter, VS Code, Colab)."""
     return _program().endswith("kernel_launcher.py")
 
 

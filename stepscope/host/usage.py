@@ -1,6 +1,6 @@
-"""Memory and CPU of this process, its children, its container and its host.
+"""Memory and CPU of this process, its children, its container (cgroup) and its host.
 
-Reads psutil, /proc and the cgroup; counts processes that the kernel killed for memory.
+The only reader of the cgroup; also counts processes that the kernel killed for memory.
 """
 
 from __future__ import annotations
@@ -129,12 +129,10 @@ def _text(path: Path) -> str:
     return ""
 
 
-DEPTH = 4
-"""Generations that are followed: workers of a fork server are the second."""
-MOST = 512
-"""Children that are looked at: a script may start any number."""
+DEPTH = 4  # generations that are followed: workers of a fork server are the second
+MOST = 512  # children that are read: a script may start any number
 REST = 200
-"""Pause after a reading, in multiples of its time: 0.5 % of the sampler's thread."""
+"""Pause after a reading, in multiples of its time: 0.5% of the sampler's thread."""
 
 
 class Children:
@@ -167,9 +165,8 @@ class Children:
 def resident() -> int | None:
     """Return the resident bytes of this process's children, and of theirs; 0 where it has none.
 
-    None where the kernel does not list them: without Linux's /proc, or CONFIG_PROC_CHILDREN.
-    Children that end meanwhile do not count. Those that native threads started do not count, until
-    the thread ends.
+    Returns None where the kernel does not list them (CONFIG_PROC_CHILDREN). Children of a native
+    thread do not count until the thread ends.
     """
     pid = os.getpid()
     if not os.path.exists(f"/proc/{pid}/task/{pid}/children"):
@@ -200,16 +197,9 @@ def _pages(pid: int) -> int:
 
 def _read(path: str) -> bytes:
     """Return what a file of /proc says, nothing once its process has ended."""
-    try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return b""
-    try:
-        return os.read(file, 1 << 16)
-    except OSError:
-        return b""
-    finally:
-        os.close(file)
+    with contextlib.suppress(OSError):
+        return Path(path).read_bytes()
+    return b""
 
 
 def own_container() -> Container:

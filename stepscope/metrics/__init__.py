@@ -1,7 +1,4 @@
-"""Every metric Stepscope records, in one table a stream.
-
-`docs/metrics.md` is written from these tables; a test compares them.
-"""
+"""Every metric Stepscope records, in one table a stream; docs/metrics.md is written from them."""
 
 from stepscope.metrics.device_metrics import DEVICES
 from stepscope.metrics.metric import Metric, Stream, Unit

@@ -14,8 +14,7 @@ DEVICES: tuple[Metric, ...] = (
         Unit.PERCENT,
         "GPU utilization",
         "nvmlDeviceGetUtilizationRates.gpu",
-        "Share of the driver's sample window in which at least one kernel ran; "
-        "the driver refreshes it about 6 times a second. Not SM occupancy.",
+        "Share of the driver's sample window (1/6 to 1 s) in which at least one kernel ran.",
     ),
     _device(
         "gpu/mem_util",
@@ -64,8 +63,7 @@ DEVICES: tuple[Metric, ...] = (
         Unit.JOULE,
         "energy counter",
         "NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION, else nvmlDeviceGetTotalEnergyConsumption",
-        "Energy of the board since the driver was loaded, by all processes; only differences are "
-        "meaningful.",
+        "A counter: energy of the board since the driver was loaded, by all processes.",
     ),
     _device(
         "gpu/sm_clock",
@@ -100,15 +98,15 @@ DEVICES: tuple[Metric, ...] = (
         Unit.BYTES,
         "other processes",
         "nvmlDeviceGetComputeRunningProcesses",
-        "Device memory of all processes but this one, once a second; run.json names them. Missing "
-        "where the driver does not list all who hold memory, as in a container.",
+        "Memory of all other processes, once a second; run.json names them. Missing where the "
+        "driver does not list all of them, as in a container.",
     ),
     _device(
         "gpu/temp_mem",
         Unit.CELSIUS,
         "memory temperature",
         "NVML_FI_DEV_MEMORY_TEMP",
-        "Temperature of the device memory; most consumer GPUs do not tell.",
+        "Temperature of the device memory; missing on most consumer GPUs.",
     ),
     _device(
         "gpu/temp_margin",
@@ -122,32 +120,28 @@ DEVICES: tuple[Metric, ...] = (
         Unit.SECOND,
         "power-capped time",
         "NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_POWER_CAP",
-        "Time since the driver was loaded in which the power cap lowered the clocks, which is "
-        "normal at full load; only differences are meaningful.",
+        "A counter: time in which the power cap lowered the clocks, normal at full load.",
     ),
     _device(
         "gpu/throttle_sw_thermal",
         Unit.SECOND,
         "thermal slowdown time (software)",
         "NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN",
-        "Time in which the driver lowered the clocks because of heat; only differences are "
-        "meaningful. Drivers before R575 do not tell.",
+        "A counter: time in which the driver lowered the clocks because of heat; R575 and newer.",
     ),
     _device(
         "gpu/throttle_hw_thermal",
         Unit.SECOND,
         "thermal slowdown (hardware)",
         "NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN",
-        "Time in which the hardware lowered the clocks because of heat; only differences are "
-        "meaningful. Drivers before R575 do not tell.",
+        "A counter: time in which the hardware did so because of heat; R575 and newer.",
     ),
     _device(
         "gpu/throttle_brake",
         Unit.SECOND,
         "power brake time",
         "NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN",
-        "Time in which an external power brake lowered the clocks; only differences are "
-        "meaningful. Drivers before R575 do not tell.",
+        "A counter: time in which an external power brake did so; R575 and newer.",
     ),
     _device(
         "gpu/fan",
@@ -190,8 +184,7 @@ DEVICES: tuple[Metric, ...] = (
         Unit.PERCENT,
         "SM active",
         "nvmlGpmMetricsGet",
-        "Share of time, over all streaming multiprocessors, in which one had work; Hopper and "
-        "newer.",
+        "Share of time in which a streaming multiprocessor had work; Hopper and newer.",
     ),
     _device(
         "gpu/sm_occupancy",
@@ -205,8 +198,7 @@ DEVICES: tuple[Metric, ...] = (
         Unit.PERCENT,
         "tensor cores active",
         "nvmlGpmMetricsGet",
-        "Share of time in which the tensor cores worked, over all multiprocessors; Hopper and "
-        "newer.",
+        "Share of time in which the tensor cores were active; Hopper and newer.",
     ),
     _device(
         "gpu/dram_active",
@@ -234,8 +226,7 @@ DEVICES: tuple[Metric, ...] = (
         Unit.COUNT,
         "remapped rows",
         "nvmlDeviceGetRemappedRows",
-        "Rows of the device memory that were replaced by spare ones, over the GPU's life; Ampere "
-        "and newer, not with MIG.",
+        "Memory rows replaced by spare ones, over the GPU's life; Ampere and newer, not with MIG.",
     ),
     _device(
         "gpu/remap_pending",

@@ -87,8 +87,7 @@ SAMPLES: tuple[Metric, ...] = (
         Unit.PERCENT,
         "process CPU",
         "time.process_time()",
-        "CPU time of the training process per wall time, worker processes left out; "
-        "100 % is one core.",
+        "CPU time of the training process per wall time, without workers; 100% is one core.",
     ),
     _sample(
         "host/cpu",
@@ -141,8 +140,7 @@ SAMPLES: tuple[Metric, ...] = (
         Unit.BYTES,
         "optimizer state",
         "storages in optimizer.state",
-        "Bytes of the tensors that the optimizers keep on the device that trains, such as Adam's "
-        "moments.",
+        "Bytes of the optimizers' tensors on the device that trains, such as Adam's moments.",
     ),
     _sample(
         "memory/process_used",
@@ -199,7 +197,6 @@ SAMPLES: tuple[Metric, ...] = (
         Unit.BYTES_PER_SECOND,
         "bus bandwidth",
         "Flight Recorder; nccl-tests, doc/PERFORMANCE.md",
-        "Bus bandwidth of the timed collectives of at least 1 MiB, as nccl-tests define it; "
-        "waiting for other ranks lowers it.",
+        "Bus bandwidth, as nccl-tests define it, of the timed collectives of at least 1 MiB.",
     ),
 )

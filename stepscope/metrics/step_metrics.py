@@ -70,8 +70,7 @@ STEPS: tuple[Metric, ...] = (
         Unit.NONE,
         "validation loss",
         "training loop",
-        "Mean loss over the validation split, once an epoch; all ranks of a job share the split "
-        "and have the same number.",
+        "Mean loss over the validation split, once an epoch; the same on all ranks of a job.",
     ),
     _step(
         "val/accuracy",
@@ -106,16 +105,14 @@ STEPS: tuple[Metric, ...] = (
         Unit.PER_SECOND,
         "samples/s",
         "host clock",
-        "Samples of this step divided by its step time; of several ranks each records its own, "
-        "and the job's rate is their sum.",
+        "Samples of this step divided by its step time; a job's rate is the sum of its ranks'.",
     ),
     _step(
         "perf/tokens_per_sec",
         Unit.PER_SECOND,
         "tokens/s",
         "gpt workload; the script: tokens=…",
-        "Tokens of this step, which a script gives to stepscope.log or step, divided by its "
-        "step time.",
+        "Tokens of this step divided by its step time; scripts pass them to stepscope.log or step.",
     ),
     _step(
         "perf/data_wait",
@@ -138,16 +135,15 @@ STEPS: tuple[Metric, ...] = (
         Unit.SECOND,
         "backward",
         "host clock",
-        "Part of the step time in backward(), waiting for other ranks included. Recorded in jobs "
-        "of several processes.",
+        "Part of the step time in backward(), with waiting for other ranks. In distributed jobs.",
     ),
     _step(
         "perf/optimizer",
         Unit.SECOND,
         "optimizer",
         "host clock",
-        "Part of the step time from the end of backward() to the end of the optimizer's step, "
-        "clipping included. Recorded in jobs of several processes.",
+        "Part of the step time from the end of backward() to the end of the optimizer's step, with "
+        "clipping. In distributed jobs.",
     ),
     _step(
         "perf/forward_compute",

@@ -1,7 +1,6 @@
-"""Serves the page's buttons at a step boundary: the only place where they touch a training.
+"""Serves the page's buttons at a step boundary: the only place where they affect a training.
 
-All kinds of runs share it. What differs between them comes in as handlers of their own, and as a
-check that may end the run.
+Kinds of runs differ by their own handlers, and by a check that may end the run.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import psutil
 
@@ -29,20 +29,18 @@ PAUSED_POLL_S = 0.1  # how long a paused run may miss that it has to end
 MARK_LENGTH = 200  # characters of a mark's text that are kept
 
 Handler = Callable[[Command], None]
+T = TypeVar("T")
 
 
 class Memory:
-    """The memory that a training uses: torch's CUDA allocator, or on a CPU this process.
-
-    torch is found in `sys.modules`.
-    """
+    """The memory that a training uses: torch's CUDA allocator, or on a CPU this process."""
 
     def __init__(self, readings: Readings) -> None:
         self._readings = readings
 
     @property
     def on_gpu(self) -> bool:
-        """Say whether training has begun on a CUDA device."""
+        """Whether training has begun on a CUDA device."""
         return self._readings.index is not None and allocator.reason() is None
 
     def read(self) -> dict[str, float]:
@@ -52,12 +50,12 @@ class Memory:
         return {"process/rss": float(psutil.Process().memory_info().rss)}
 
     def empty_cache(self) -> None:
-        """Give unused cached blocks back to the driver; waits for the device."""
+        """Free unused cached blocks; waits for the device."""
         if self.on_gpu:
             sys.modules["torch"].cuda.empty_cache()
 
     def reset_peaks(self) -> None:
-        """Start the allocator's peaks again from the current values."""
+        """Reset the allocator's peaks to the current values."""
         if self.on_gpu:
             sys.modules["torch"].cuda.reset_peak_memory_stats(self._readings.index)
 
@@ -66,10 +64,9 @@ class CommandServer:
     """Answers the commands of one run; called by the training thread.
 
     `own` holds the handlers that only this kind of run has, STOP among them. `check` is called at
-    each boundary, and again and again while the run is paused: it may raise to end the run. A run
-    that is no `training` answers MARK and `own` alone. `step` returns the number of the last step,
-    the recorder's if not given: a loop of ours is ahead of it. `closed_here` says that the training
-    thread itself calls `close`, however training ends.
+    each boundary, and repeatedly while the run is paused: it may raise to end the run. A run that
+    is no `training` answers only MARK and `own`. `step` returns the number of the last step, the
+    recorder's by default. `closed_here`: the training thread itself calls `close`.
     """
 
     def __init__(
@@ -96,10 +93,7 @@ class CommandServer:
         self.step = step or (lambda: recorder.step)
         self._readings.collectives.step = self.step
         self.profiling = Profiling(
-            recorder,
-            step=self.step,
-            on_gpu=lambda: self.memory.on_gpu,
-            ended_here=closed_here,
+            recorder, step=self.step, on_gpu=lambda: self.memory.on_gpu, ended_here=closed_here
         )
         self._handlers: dict[CommandName, Handler] = {CommandName.MARK: self._mark, **own}
         if training:
@@ -197,8 +191,7 @@ class CommandServer:
     def _serve_one(self, command: Command) -> None:
         handler = self._handlers.get(command.name)
         if handler is None:
-            text = f"{command.label}: this run does not answer it"
-            self._recorder.finish(command, text, ok=False)
+            self._refuse(command, "this run does not answer it")
         elif command.name is CommandName.STOP:
             self._leave_pause()
             handler(command)
@@ -211,12 +204,14 @@ class CommandServer:
                 handler(command)
         except Exception as error:  # a button must not end a training
             log.warning("stepscope: %s failed", command.name, exc_info=True)
-            text = f"{command.label}: failed ({type(error).__name__}: {error})"
-            self._recorder.finish(command, text, ok=False)
+            self._refuse(command, f"failed ({type(error).__name__}: {error})")
+
+    def _refuse(self, command: Command, text: str) -> None:
+        self._recorder.finish(command, f"{command.label}: {text}", ok=False)
 
     def _pause(self, command: Command) -> None:
         if self._paused:
-            self._recorder.finish(command, "Pause: the run is paused already", ok=False)
+            self._refuse(command, "the run is paused already")
             return
         self._paused = True
         self.profiling.interrupt("the run was paused")
@@ -224,11 +219,11 @@ class CommandServer:
         self._recorder.finish(command, f"Pause: after step {self._recorder.step}")
 
     def _resume(self, command: Command) -> None:
-        if not self._paused:
-            self._recorder.finish(command, "Resume: the run is not paused", ok=False)
-            return
-        self._leave_pause()
-        self._recorder.finish(command, "Resume")
+        if self._paused:
+            self._leave_pause()
+            self._recorder.finish(command, "Resume")
+        else:
+            self._refuse(command, "the run is not paused")
 
     def _leave_pause(self) -> None:
         if self._paused:
@@ -237,47 +232,40 @@ class CommandServer:
 
     def _mark(self, command: Command) -> None:
         text = str(command.args.get("text", "")).strip()[:MARK_LENGTH] or "Mark"
-        if self._training:
-            self._recorder.finish(command, text, after=self.memory.read())
-        else:
-            self._recorder.finish(command, text)
+        memory: dict[str, Any] = {"after": self.memory.read()} if self._training else {}
+        self._recorder.finish(command, text, **memory)
 
     def _empty_cache(self, command: Command) -> None:
-        before = self.memory.read()
-        self.memory.empty_cache()
-        after = self.memory.read()
+        before, _, after = self._around(self.memory.empty_cache)
         text = results.empty_cache(before, after)
         self._recorder.finish(command, text, before=before, after=after)
 
     def _reset_peaks(self, command: Command) -> None:
-        before = self.memory.read()
-        self.memory.reset_peaks()
-        after = self.memory.read()
+        before, _, after = self._around(self.memory.reset_peaks)
         before["process/peak_rss"], after["process/peak_rss"] = self._reset_process_peak()
         text = results.reset_peaks(before, after)
         self._recorder.finish(command, text, before=before, after=after)
 
     def _collect_garbage(self, command: Command) -> None:
-        before = self.memory.read()
-        objects = gc.collect()
-        after = self.memory.read()
+        before, objects, after = self._around(gc.collect)
         text = results.collect_garbage(objects, before, after)
         self._recorder.finish(command, text, before=before, after=after, objects=objects)
+
+    def _around(self, act: Callable[[], T]) -> tuple[dict[str, float], T, dict[str, float]]:
+        return self.memory.read(), act(), self.memory.read()
 
     def _memory_snapshot(self, command: Command) -> None:
         """Begin a history at this boundary, and end it at one where its steps have passed."""
         refused = steps_refusal(command)
         if refused is not None:
-            self._recorder.finish(command, f"Memory snapshot: {refused}", ok=False)
+            self._refuse(command, refused)
         elif not self.memory.on_gpu:
-            text = "Memory snapshot: a CPU run has no CUDA allocator to take it of"
-            self._recorder.finish(command, text, ok=False)
+            self._refuse(command, "a CPU run has no CUDA allocator to take it of")
         elif self._snapshot is None:
             self._snapshot = SnapshotRecording(command, self._recorder.step)
             self._recorder.put_back([command])
         elif self._snapshot.command is not command:
-            text = "Memory snapshot: one is being taken already"
-            self._recorder.finish(command, text, ok=False)
+            self._refuse(command, "one is being taken already")
         elif self._recorder.step >= self._snapshot.last_step:
             self._end_snapshot(command)
         else:

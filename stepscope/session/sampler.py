@@ -1,9 +1,8 @@
 """The 10 Hz thread that records memory, host and GPU values of a run.
 
-It makes no CUDA call. A source that fails loses only its own values and does not end the thread.
-The driver refreshes some values less often than they are read (utilization about 6 times a second),
-so these repeat. The training thread reads the allocator's counters at its step boundaries
-(`Readings`).
+It makes no CUDA call: the training thread reads the allocator's counters at its step boundaries
+(`Readings`). A source that fails loses only its own values and does not end the thread. The driver
+refreshes some values less often than they are read (utilization about 6 times a second).
 """
 
 from __future__ import annotations
@@ -31,9 +30,6 @@ from stepscope.recorder.recorder import Recorder
 log = logging.getLogger(__name__)
 
 PERIODS_S = {Tier.MEDIUM: 0.5, Tier.SLOW: 1.0, Tier.RARE: 10.0}
-COST_BUDGET = 0.05  # share of the period that the fast GPU reads may take: 5 ms at 10 Hz
-COST_WINDOW = 50  # ticks over which it is judged
-SLOWEST_S = 1.0  # longest period that the budget may lead to
 
 T = TypeVar("T")
 
@@ -63,7 +59,7 @@ class Sampler:
         self._host = HostSource(clock=clock)
         self.readings = Readings(allocator_index, clock=clock, resident=self._host.resident)
         self.observers: list[Callable[[Mapping[str, float]], None]] = []
-        """Told of the process's values at each tick, in the sampler's thread."""
+        """Called with the process's values at each tick, in the sampler's thread."""
         self._source = open_source() if source is None else source
         self._period_s = period_s
         self._clock = clock
@@ -78,11 +74,10 @@ class Sampler:
             (self._sharing.training,) = self._devices
         self._xid: XidWatch | None = None
         self._due = dict.fromkeys(PERIODS_S, -math.inf)
-        self._failed: dict[tuple[Any, ...], str] = {}
+        self._failed: dict[str, str] = {}
         self._told: set[str] = set()
         self._capabilities: dict[str, Any] = {}
         self._cost_s: float | None = None
-        self._fast_costs: list[float] | None = None  # None: the first tick wakes the driver
         # Held while the thread runs: `acquire` with a timeout is a sleep that `release` ends, at
         # half the cost of Event.wait (28 us against 59 beside a training).
         self._ending = threading.Lock()
@@ -116,7 +111,7 @@ class Sampler:
             self._begin_watching()
 
     def train_on(self, uuid: str | None) -> None:
-        """Say which GPU this process trains on (None: a CPU); from any thread."""
+        """Set the GPU on which this process trains (None: a CPU); from any thread."""
         self._sharing.training = uuid
 
     def tick(self) -> None:
@@ -124,10 +119,10 @@ class Sampler:
         begun = self._clock()
         tiers = self._due_tiers(begun)
         self._sample_process(slow=Tier.SLOW in tiers)
-        fast_s = sum(self._sample_gpu(*one, tiers) for one in self._devices.items())
+        for uuid, device in self._devices.items():
+            self._guarded(uuid, self._sample_gpu, uuid, device, tiers)
         if Tier.SLOW in tiers:
             self._describe()
-        self._judge_cost(fast_s)
         self._cost_s = self._clock() - begun
 
     def _run(self) -> None:
@@ -162,72 +157,57 @@ class Sampler:
         for observer in self.observers:
             self._guarded("observer", observer, values)
 
-    def _sample_gpu(self, uuid: str, device: SampledDevice, tiers: list[Tier]) -> float:
-        """Record one GPU and its events; return the seconds that reading its fast tier took."""
-        begun = self._clock()
-        values = self._guarded(uuid, self._source.read, uuid, Tier.FAST) or {}
+    def _sample_gpu(self, uuid: str, device: SampledDevice, tiers: list[Tier]) -> None:
+        """Record one GPU and its events."""
+        values = self._source.read(uuid, Tier.FAST, *tiers)
         now = self._clock()
-        if tiers:
-            values |= self._guarded(uuid, self._source.read, uuid, *tiers) or {}
         if values and Tier.SLOW in tiers:
-            values |= self._guarded(uuid, self._sharing.look, uuid, values) or {}
+            values |= self._sharing.look(uuid, values)
         if values:
             self._recorder.device(uuid, values)
         mask = values.get("gpu/throttle_reasons")
-        lost = self._guarded(uuid, self._source.lost, uuid)
-        events = device.events(now, mask, lost)
+        events = device.events(now, mask, self._source.lost(uuid))
         if Tier.RARE in tiers:
-            action = self._guarded(uuid, self._source.recovery_action, uuid)
-            events += device.health(values, action)
+            events += device.health(values, self._source.recovery_action(uuid))
         for kind, text, data in events:
             self._recorder.event(kind, text, uuid=uuid, **data)
-        return now - begun
-
-    def _judge_cost(self, fast_s: float) -> None:
-        """Double the period when reading the GPUs takes too large a share of it, and say so."""
-        if self._fast_costs is None:
-            self._fast_costs = []
-            return
-        self._fast_costs.append(fast_s)
-        if len(self._fast_costs) < COST_WINDOW:
-            return
-        mean_s, self._fast_costs = sum(self._fast_costs) / COST_WINDOW, []
-        if mean_s > COST_BUDGET * self._period_s and 2 * self._period_s <= SLOWEST_S:
-            self._period_s *= 2
-            text = (
-                f"Reading the GPUs took {1e3 * mean_s:.1f} ms a tick (a slow driver, or a thread "
-                f"that holds the GIL): sampling every {self._period_s:g} s from here on."
-            )
-            log.warning(text)
-            self._recorder.event("sampler_slowed", text, mean_s=mean_s, period_s=self._period_s)
 
     def _describe(self) -> None:
         """Record why metrics are missing: on the first tick, then when it changes."""
         missing = {
             uuid: self._source.reasons(uuid) | self._sharing.reasons(uuid) for uuid in self._devices
         }
-        no_cuda = "the run has used no CUDA device" if self.readings.index is None else None
+        no_allocator = allocator.reason()
+        if self.readings.index is None:
+            no_allocator = "the run has used no CUDA device"
         capabilities = {
             "nvml": self._source.reason,
-            "allocator": no_cuda or allocator.reason(),
+            "allocator": no_allocator,
             "parts": self.readings.parts.reason,
             "missing": missing,
-            "failed": {what: text for (what, *_), text in self._failed.items()},
+            "failed": dict(self._failed),
         }
-        collectives = self.readings.collectives.reasons()
-        if collectives:
-            capabilities["collectives"] = collectives
-        no_split = allocator.split_reason() if capabilities["allocator"] is None else None
-        if no_split is not None:
-            capabilities["split"] = no_split
-        if self._xid is not None:
-            capabilities |= _unwatched(self._xid, missing)
+        optional = {
+            "collectives": self.readings.collectives.reasons() or None,
+            "split": None if no_allocator else allocator.split_reason(),
+            "xid": self._unwatched(missing),
+        }
+        capabilities |= {key: why for key, why in optional.items() if why is not None}
         if capabilities != self._capabilities:
             self._capabilities = capabilities
             self._recorder.describe(capabilities=capabilities)
         lists = self._sharing.changed()
         if lists is not None:
             self._recorder.describe(gpu_processes=lists)
+
+    def _unwatched(self, missing: dict[str, dict[str, str]]) -> str | None:
+        """Add why single GPUs are not watched for errors to `missing`; return why none is."""
+        if self._xid is None:
+            return None
+        for uuid, why in self._xid.refused.items():
+            if uuid in missing:
+                missing[uuid]["xid"] = why
+        return self._xid.reason
 
     def _on_xid(self, event: XidEvent) -> None:
         """Record an error of a GPU; called on the thread that waits for them."""
@@ -260,34 +240,19 @@ class Sampler:
         try:
             answer = call(*args)
         except Exception as error:  # an error of one source must not stop the others
-            self._failed[_asked(what, call, args)] = f"{type(error).__name__}: {error}"
+            self._failed[what] = f"{type(error).__name__}: {error}"
             if what not in self._told:
                 self._told.add(what)
                 log.warning("sampling %s failed; its values may be missing", what, exc_info=True)
             return None
-        if self._failed:
-            self._failed.pop(_asked(what, call, args), None)
+        self._failed.pop(what, None)
         return answer
-
-
-def _asked(what: str, call: Callable[..., Any], args: tuple[Any, ...]) -> tuple[str, ...]:
-    """Tell calls apart: two of one source fail separately, and clear only their own error."""
-    texts = [one for one in args if isinstance(one, str)]
-    return (what, getattr(call, "__name__", ""), *texts[:2])
 
 
 def next_deadline(deadline: float, period_s: float, now: float) -> float:
     """Return the next time of a tick after `now`; ticks that were missed are skipped."""
     missed = max(0, math.floor((now - deadline) / period_s))
     return deadline + (missed + 1) * period_s
-
-
-def _unwatched(watch: XidWatch, missing: dict[str, dict[str, str]]) -> dict[str, str]:
-    """Note in `missing` why single GPUs are not watched for errors; return why none is."""
-    for uuid, why in watch.refused.items():
-        if uuid in missing:
-            missing[uuid]["xid"] = why
-    return {} if watch.reason is None else {"xid": watch.reason}
 
 
 REPEATED_S = 5.0
@@ -297,19 +262,18 @@ REPEATED_S = 5.0
 class Readings:
     """The counters of one run, read by the training thread and returned to the sampler by `take`.
 
-    Torch holds the allocator's lock while it gets memory from the driver or gives it back, which
-    takes long where the driver is stuck. It is the training thread that waits inside torch then,
-    so a read by that thread never waits for the lock; one by another thread would, and would stop
-    all Python threads meanwhile. So the training thread reads when asked (`wanted`), at most once
-    a tick: at its step boundaries (`serve`) and between the phases of a step (`look`). Inside a
-    phase the latest reading is repeated, for REPEATED_S at most.
+    Torch holds the allocator's lock while it gets memory from the driver, which may take long. A
+    read by another thread would wait for the lock and stop all Python threads meanwhile. So the
+    training thread reads when asked (`wanted`), at most once a tick: at its step boundaries
+    (`serve`) and between the phases of a step (`look`). Inside a phase the latest reading is
+    repeated, for REPEATED_S at most.
 
     `index` is the CUDA index whose allocator to read, None for a run without CUDA or before it is
     known. Make it in the training thread: retries and failures of allocations count from then on.
 
     About once a second a boundary also measures `parts`, and where there is no allocator the
-    `resident` bytes of this process, so that both are of one moment. In a job of several processes
-    it also reads its `collectives`, every 1 to 64 s.
+    `resident` bytes of this process at the same moment. In a distributed job it also reads its
+    `collectives`, every 1 to 64 s.
     """
 
     def __init__(

@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 class ScriptSession(Session):
     """One process of a script's run; the first process of a machine samples its GPUs and host.
 
-    `parts` knows the script's optimizers: who meets one tells it. Without `sample` nothing is
-    sampled. Raises OSError or StoreError where the folder cannot be written.
+    Without `sample` nothing is sampled. Raises OSError or StoreError where the folder cannot be
+    written.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class ScriptSession(Session):
         self._leads_job = place.local_rank == 0 and place.world_size > 1
         if place.world_size > 1:
             self.open_nccl_pipe()
-        self._see_commands()
+        self._watch_commands()
         self.oom.attach()
         self.recorder.describe(**place.described())
         try:
@@ -78,10 +78,10 @@ class ScriptSession(Session):
         self.recorder.describe(**place.described())
         if place.sharing > 1:
             self.recorder.join_job(place.number, place.sharing, lead=1)
-            self._stopper.wait_longer(JOB_GRACE_S)
-            self._see_commands()
+            self._stopper.grace_s = JOB_GRACE_S
+            self._watch_commands()
 
-    def _see_commands(self) -> None:
+    def _watch_commands(self) -> None:
         if self.recorder.job is not None:
             self.recorder.job.on_withdrawn = self._withdrawn
         self._waiting = self.recorder.command_waiting
@@ -102,11 +102,10 @@ class ScriptSession(Session):
         self._at_close.callback(self._stopper.close)
 
     def boundary(self) -> float:
-        """Serve the page's buttons between two steps, in the training thread.
+        """Serve the page's buttons between two steps, in the training thread; return the seconds.
 
-        Return the seconds that took, 0.0 at once when none waits. A reading for the sampler takes
-        some microseconds ten times a second, and is not counted. While the run is paused this does
-        not return. Stop acts as Ctrl-C, so it raises what the script's own SIGINT handler raises.
+        Does not return while the run is paused. Stop acts as Ctrl-C, so it raises what the script's
+        own SIGINT handler raises.
         """
         if not self._waiting and not self.readings.wanted and not self._profiling.active:
             return 0.0
@@ -115,7 +114,7 @@ class ScriptSession(Session):
         return self._commands.serve(self._settle)
 
     def train_on(self, cuda_index: int | None) -> None:
-        """Say where the first step ran (None: on the CPU); the run counts as running from now on.
+        """Record where the first step ran (None: on the CPU), and that the run is running.
 
         Call it in the training thread, after the script itself has started CUDA.
         """
@@ -129,10 +128,7 @@ class ScriptSession(Session):
         self.recorder.set_status(RunStatus.RUNNING)
 
     def failed(self, outcome: Outcome, error: BaseException) -> Outcome:
-        """Keep the traceback of what ended the script; `close` has still to be called.
-
-        Return the outcome, which names the case where memory ran out.
-        """
+        """Record the traceback of what ended the script; return the outcome, with its OOM case."""
         if outcome.failure is None or os.getpid() != self._pid:
             return outcome
         outcome = self.told_case(outcome, error)
@@ -162,16 +158,18 @@ class ScriptSession(Session):
             return {}
 
     def _describe_device(self, gpu: Gpu | None) -> None:
-        """Describe the device that the script trains on, by what torch says of it."""
-        self.recorder.describe(device="cpu" if gpu is None else gpu["uuid"])
-        if gpu is not None:  # a rank that samples no GPU knows its size from here
-            self.recorder.describe(device_memory=gpu["memory_total"])
+        """Record the device that the script trains on, by what torch says of it."""
+        uuid = None if gpu is None else gpu["uuid"]
+        self.recorder.describe(device=uuid or "cpu")
         self.describe_environment(None if gpu is None else gpu["name"])
-        self.describe_link(None if gpu is None else gpu["uuid"])
-        self.sampler.train_on(None if gpu is None else gpu["uuid"])
-        if gpu is not None and gpu["uuid"].startswith("MIG-") and self._source.reason is None:
+        self.describe_link(uuid)
+        self.sampler.train_on(uuid)
+        if gpu is None or uuid is None:
+            return
+        self.recorder.describe(device_memory=gpu["memory_total"])  # a rank may sample no GPU
+        if uuid.startswith("MIG-") and self._source.reason is None:
             # NVML lists no instance among its devices, but reads one by its UUID.
-            self.sampler.sample_only(gpu["uuid"], gpu["name"])
+            self.sampler.sample_only(uuid, gpu["name"])
             self.recorder.describe(devices=[gpu])
 
     def _heard(self, command: Command) -> None:

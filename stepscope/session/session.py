@@ -56,18 +56,15 @@ Gpu = Mapping[str, Any]
 
 
 class Session:
-    """One run of this process: its recorder from the start, a sampler and commands when asked for.
-
-    `close` ends the sampler and the recorder; who serves the commands closes them before.
+    """One run of this process: its recorder, and on request a sampler and commands.
 
     `folder` exists. `rank` is the number of this process in it, of `ranks` that serve a command at
-    the same step; `lead` is that of `consensus.Member`. `on_command` hears of each command in a
-    thread of ours. `code` is a folder of the code that trains: its git commit is recorded.
-    Raises OSError or StoreError where the folder cannot be written.
+    the same step; `lead` is that of `consensus.Member`. `on_command` is called for each command in
+    a thread of ours. `code` is a folder whose git commit is recorded. `close` ends the sampler and
+    the recorder. Raises OSError or StoreError where the folder cannot be written.
     """
 
-    sampler: Sampler
-    """Set by `sample`."""
+    sampler: Sampler  # set by `sample`
 
     def __init__(
         self,
@@ -93,7 +90,9 @@ class Session:
             ranks=ranks,
             lead=lead,
         )
-        self.alerts = Watch(alerts_config.load(), folder, rank=rank, signs=self._signs)
+        self.alerts = Watch(
+            alerts_config.load(), folder, rank=rank, signs=lambda: self.recorder.signs
+        )
         self.hang = HangWatch(self.recorder, rank)
         self.recorder.observe(_Observers(self.alerts, self.hang))
         self.alerts.stuck = lambda: self.hang.text
@@ -172,11 +171,9 @@ class Session:
         own: Mapping[CommandName, Handler],
         *,
         check: Callable[[], None] = lambda: None,
-        training: bool = True,
-        step: Callable[[], int] | None = None,
-        closed_here: bool = False,
+        **options: Any,
     ) -> CommandServer:
-        """Return the CommandServer with these arguments, and list its commands in run.json.
+        """Return a CommandServer with these arguments, and list its commands in run.json.
 
         The caller closes it.
         """
@@ -186,21 +183,12 @@ class Session:
                 self.oom.settle()
             check()
 
-        server = CommandServer(
-            self.recorder,
-            self.sampler,
-            own,
-            check=look,
-            training=training,
-            step=step,
-            closed_here=closed_here,
-        )
+        server = CommandServer(self.recorder, self.sampler, own, check=look, **options)
         self.recorder.describe(commands=server.supported_commands())
-        # Weakly: its handlers hold the model, which must go before the session does.
+        # Weakly: its handlers hold the model, which must be freed before the session is.
         alive = weakref.ref(server)
-        job = self.recorder.job
+        job, recorder = self.recorder.job, self.recorder
         if job is not None:
-            recorder = self.recorder
             job.combined = combined
             job.commands.member.step = lambda: (
                 recorder.step if (found := alive()) is None else found.step()
@@ -212,10 +200,10 @@ class Session:
     def told_case(
         self, outcome: Outcome, error: BaseException, allowed: Allowed | None = None
     ) -> Outcome:
-        """Keep what is known of a failure that is about memory; return the outcome with its case.
+        """Record a failure that is about memory; return the outcome with its case.
 
-        `allowed(field, value)` says which settings are possible, for a run of ours. Call it before
-        the stack of the error is given up.
+        `allowed(field, value)` says which settings are possible, for a run of ours. Call it while
+        the error still has its stack.
         """
         outcome = self.oom.with_lost_worker(error, outcome)
         report = self.oom.failed(error, outcome)
@@ -225,12 +213,11 @@ class Session:
         growth = growth_told(self.recorder.folder, self._rank)
         verdict = judge(report.last, setup, growth=growth, allowed=allowed)
         if verdict.case is Case.UNKNOWN or (verdict.case is Case.HOST and setup.own):
-            return outcome  # nobody knows, or the first sentence names it with its settings
+            return outcome  # unknown, or the first sentence names it with its settings
         if verdict.case is Case.HOST:
             return with_case(outcome, None, verdict.next[0].text)
         own = verdict.case is not Case.TOO_BIG and verdict.next
-        remedy = verdict.next[0].text if own else None
-        return with_case(outcome, verdict.case.lower(), remedy)
+        return with_case(outcome, verdict.case.lower(), verdict.next[0].text if own else None)
 
     def note_failure(
         self, outcome: Outcome, trace: str | None, **memory: Mapping[str, float]
@@ -260,14 +247,11 @@ class Session:
                 self.recorder.close(status, reason)
                 self.alerts.close()
 
-    def _signs(self) -> int:
-        return self.recorder.signs
-
     def _end_alerts(self, status: RunStatus, reason: str | None) -> None:
         recorder = self.recorder
-        says = self.alerts.ended(recorder.run_json, recorder.step, status, reason)
-        if says is not None:
-            kind, text, data = says
+        event = self.alerts.ended(recorder.run_json, recorder.step, status, reason)
+        if event is not None:
+            kind, text, data = event
             recorder.event(kind, text, **data)
 
 

@@ -2,14 +2,13 @@
 
 The first Stop acts as Ctrl-C at the next step boundary, or after GRACE_S if none comes. Each
 further Stop sends the next harder signal at once. The run folder records what is about to happen
-before the signal is sent, because a killed process can write nothing any more.
+before the signal is sent, because a killed process cannot write.
 
-In a job of several ranks each rank signals itself, first at the boundary of the same step
+In a job each rank signals itself, first at the boundary of the same step
 (`stepscope/commands/consensus.py`). Where the ranks do not agree on one, each acts at once.
 
 A thread that waits for a hung GPU may keep the GIL, and then no thread of the script can serve a
-Stop. In that case the page's process sends the last signal, by `kill_unheard`. `handlers_wait`
-holds other signal handlers back while a file is written.
+Stop. In that case the page's process sends the last signal, by `kill_unheard`.
 """
 
 from __future__ import annotations
@@ -20,15 +19,17 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import psutil
 
 from stepscope.common.files import read_json
 from stepscope.distributed.rendezvous import RESTARTS
+from stepscope.gpu.processes import program_of
 from stepscope.recorder.recorder import Command, Recorder
 from stepscope.recorder.recovery import note_end
 from stepscope.run import (
@@ -60,18 +61,16 @@ TERM_S = 5.0
 """Time between SIGTERM and SIGKILL."""
 KILL_S = 2.0
 """Time that the system may need to end a killed process, unless it waits in a driver."""
-LAUNCHERS = frozenset(
-    {
-        "torchrun",
-        "torch.distributed.run",
-        "torch.distributed.launch",
-        "accelerate",
-        "accelerate-launch",
-        "accelerate.commands.launch",
-        "accelerate.commands.accelerate_cli",
-        "trainer.runners.agent",
-    }
-)
+LAUNCHERS = {
+    "torchrun",
+    "torch.distributed.run",
+    "torch.distributed.launch",
+    "accelerate",
+    "accelerate-launch",
+    "accelerate.commands.launch",
+    "accelerate.commands.accelerate_cli",
+    "trainer.runners.agent",
+}
 """Programs and modules that start ranks and end with them."""
 MAX_RESTARTS = "TORCHELASTIC_MAX_RESTARTS"
 OTHERS_S = 5.0
@@ -145,41 +144,28 @@ def _live_ranks(run: RunInfo) -> Iterator[RankFile]:
     files = (find_rank(run.folder, number) for number in rank_numbers(run.folder))
     for rank in filter(None, files):
         info = RunInfo(run.folder, rank.status, None, rank.age_s, rank.run_json)
-        certain = rank.run_json.get("pid_namespace") == pid_namespace()
-        if rank.status.live and certain and read_only_reason(info) is None:
+        if _is_ours(info):
             yield rank
+
+
+def _is_ours(run: RunInfo) -> bool:
+    """Return True if a live run's process numbers are those of this host, and its user ours."""
+    here = run.run_json.get("pid_namespace") == pid_namespace()
+    return run.status.live and here and read_only_reason(run) is None
 
 
 def _launcher(rank: psutil.Process) -> psutil.Process | None:
     """Return the parent of a rank if it is a program that starts ranks, of the same user."""
     with contextlib.suppress(psutil.Error):
         parent = rank.parent()
-        if parent is None or parent.uids().real != rank.uids().real:
-            return None
-        if _program(parent.cmdline()) in LAUNCHERS:
-            return parent
+        if parent is not None and parent.uids().real == rank.uids().real:
+            return parent if starts_ranks(" ".join(parent.cmdline())) else None
     return None
 
 
-def _program(words: Sequence[str]) -> str:
-    """Return what a process runs: the name of its file, or the module after Python's -m.
-
-    Only that: a shell or an editor may name torchrun among its arguments.
-    """
-    left = iter(words)
-    name = Path(next(left, "")).name
-    if not name.startswith("python"):
-        return name
-    for word in left:
-        if word == "-m":
-            return next(left, "")
-        if word in ("-X", "-W"):
-            next(left, None)
-        elif not word.startswith("-"):
-            return Path(word).name
-        elif word == "-c":
-            return ""
-    return ""
+def starts_ranks(command: str) -> bool:
+    """Return True if a command is a launcher; a shell or an editor may only name one."""
+    return program_of(command).rpartition(" ")[2] in LAUNCHERS
 
 
 def _note(folder: Path, number: int, reason: str) -> None:
@@ -190,9 +176,7 @@ def _note(folder: Path, number: int, reason: str) -> None:
             ended = {"status": RunStatus.STOPPED, "reason": reason, "ended": now_of(run_json)}
             write_run_json(folder, run_json | ended, rank_json(number))
     except UNREADABLE as error:
-        log.warning(
-            "stepscope: %s: the end of rank %d could not be noted: %s", folder, number, error
-        )
+        log.warning("stepscope: %s: rank %d: end not written: %s", folder, number, error)
 
 
 GRACE_S = 5.0
@@ -201,8 +185,6 @@ JOB_GRACE_S = 30.0
 waiting in a collective, so slow steps are given more time."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 REASON = "Stopped from the page."
-KILLED_S = 2.0
-"""Time that the system may need to end a killed process, unless it waits in a driver."""
 WRITTEN_S = 2.0
 """Longest wait for run.json to be written: on a full disk the signal is sent all the same."""
 
@@ -212,7 +194,7 @@ class Stopper:
 
     def __init__(self, run_json_file: Path, *, grace_s: float = GRACE_S) -> None:
         self._run_json_file = run_json_file
-        self._grace_s = grace_s
+        self.grace_s = grace_s
         self._lock = threading.Lock()
         self._waiting: list[Command] = []
         self._sent = 0
@@ -231,13 +213,8 @@ class Stopper:
             first = not self._waiting and not self._sent
             self._waiting.append(command)
             which = self._sent
-        # A thread of its own: the writer's thread has to write the reason meanwhile.
-        delay_s = self._grace_s if first else 0.0
-        timer = threading.Timer(delay_s, self._send, (recorder, command, which))
-        timer.name, timer.daemon = "stepscope-stop", True
-        if first:
-            self._grace = timer
-        timer.start()
+        timer = self._send_later(self.grace_s if first else 0.0, recorder, command, which)
+        self._grace = timer if first else self._grace
 
     def at_boundary(self, recorder: Recorder, command: Command) -> None:
         """Act as Ctrl-C, in the training thread; raises what the script's own handler raises."""
@@ -249,19 +226,22 @@ class Stopper:
         """Act now: no boundary will come at which all ranks of a job could act together."""
         if command in self._waiting:
             self._end_grace()
-            timer = threading.Timer(0.0, self._send, (recorder, command, 0))
-            timer.name, timer.daemon = "stepscope-stop", True
-            timer.start()
+            self._send_later(0.0, recorder, command, 0)
+
+    def _send_later(
+        self, delay_s: float, recorder: Recorder, command: Command, which: int
+    ) -> threading.Timer:
+        # A thread of its own: the writer's thread has to write the reason meanwhile.
+        timer = threading.Timer(delay_s, self._send, (recorder, command, which))
+        timer.name, timer.daemon = "stepscope-stop", True
+        timer.start()
+        return timer
 
     def close(self) -> None:
         """Send no signal from now on."""
         with self._lock:
             self._closed = True
         self._end_grace()
-
-    def wait_longer(self, grace_s: float) -> None:
-        """Give the script so long for a boundary from now on, as a rank among several needs it."""
-        self._grace_s = grace_s
 
     def _end_grace(self) -> None:
         if self._grace is not None:
@@ -303,30 +283,24 @@ class Stopper:
         while time.monotonic() < until and self._written_reason() != reason:
             time.sleep(0.01)
 
-    def _written_reason(self) -> str | None:
-        """The reason in the run folder: the writer writes events first, then the run_json."""
-        try:
-            reason = read_json(self._run_json_file, BYTES_LIMIT, follow_links=True)["reason"]
-        except (OSError, ValueError):
-            return None
-        return None if reason is None else str(reason)
+    def _written_reason(self) -> Any:
+        """Return the reason in the run folder: the writer writes events first, then run.json."""
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            return read_json(self._run_json_file, BYTES_LIMIT, follow_links=True)["reason"]
+        return None
 
 
 def kill_unheard(run: RunInfo) -> str | None:
     """Send SIGKILL to a script that gives no sign of life; return a sentence on what came of it.
 
-    Does nothing, and returns None, unless the heartbeat is stale and the process is a script of
-    this host and user. It is sent no signal unless it has the store of this folder open for
-    writing. A built-in training is never killed: its process may be the server. Of a job all ranks
-    are ended.
+    Returns None, and does nothing, unless the heartbeat is stale and the process is a script of
+    this host and user; it must have this folder's store open for writing. A built-in training is
+    never killed: its process may be the server. All ranks of a job are ended.
     """
     run_json = run.run_json
     silent_s = run.heartbeat_age_s
-    certain = run_json.get("pid_namespace") == pid_namespace() and read_only_reason(run) is None
-    a_script = (
-        run_json.get("kind") in (RunKind.WATCH, RunKind.INIT) and run_json["pid"] != os.getpid()
-    )
-    if not (run.status.live and certain and a_script) or silent_s < STALE_S:
+    a_script = run_json.get("kind") in (RunKind.WATCH, RunKind.INIT)
+    if not (a_script and _is_ours(run)) or run_json["pid"] == os.getpid() or silent_s < STALE_S:
         return None
     if run_json.get("world_size", 1) != 1:
         return end_job(run)
@@ -338,7 +312,7 @@ def kill_unheard(run: RunInfo) -> str | None:
         send_signal(process, signal.SIGKILL)
     except (psutil.Error, OSError) as error:
         return f"SIGKILL could not be sent: {error}."
-    until = time.monotonic() + KILLED_S
+    until = time.monotonic() + KILL_S
     while process_of(run_json) is not None:
         if time.monotonic() > until:
             return (
@@ -367,10 +341,9 @@ def _text(number: signal.Signals, step: int) -> str:
 
 @contextmanager
 def handlers_wait() -> Iterator[None]:
-    """Within it, signals are kept for later where Python code handles them; Ctrl-C is not.
+    """Delay signals that Python code handles until the end; Ctrl-C is not delayed.
 
-    They are raised again at the end. Python runs handlers in the main thread alone: in any other
-    one this does nothing.
+    Python runs handlers in the main thread alone: in any other one this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -304,6 +304,8 @@ def test_an_older_driver_is_not_asked_for_what_it_numbers_otherwise(
 # --- processes, activity, links -------------------------------------------------------------------
 
 PROCESSES = """
+from stepscope.gpu import processes
+processes.SM_S = 0.1
 first = source.processes(uuids[0])
 time.sleep(0.2)
 ticks(1)

@@ -140,7 +140,7 @@ def half_busy() -> None:
 @pytest.mark.alone
 def test_energy_is_the_integral_of_power(source: DeviceSource, tmp_path: Path) -> None:
     """On a GPU roughly: its power is an average of the driver's, or read now and then."""
-    folder = record(tmp_path / "run", 4.0, half_busy)
+    folder = record(tmp_path / "run", 5.0, half_busy)
     when, energy = device_values(folder, "gpu/energy")
     times, power = device_values(folder, "gpu/power")
     inner = (times >= when[0]) & (times <= when[-1])

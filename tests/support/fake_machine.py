@@ -207,9 +207,6 @@ class FakeSource:
             key: gpu.values[key] for key in keys if key in gpu.values and key not in gpu.missing
         }
 
-    def begin_rates(self, uuid: str) -> None:
-        return None
-
     def reasons(self, uuid: str) -> dict[str, str]:
         gpu = self._gpu(uuid)
         if gpu.lost is not None:

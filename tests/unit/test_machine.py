@@ -61,9 +61,6 @@ def test_fast_values_are_read_at_each_look_and_rare_ones_seldom() -> None:
     looks(found, clock, 11)
     counts = {tier: [asked for _, asked in source.reads].count(tier) for tier in Tier}
     assert counts == {Tier.FAST: 22, Tier.MEDIUM: 11, Tier.SLOW: 11, Tier.RARE: 2}
-    source.reads.clear()
-    looks(found, clock, 4, seconds=0.25)
-    assert [tier for _, tier in source.reads].count(Tier.SLOW) == 1
 
 
 def test_two_readings_of_a_look_are_so_close_that_no_counter_wraps_between_them() -> None:
@@ -111,14 +108,7 @@ def test_a_lost_gpu_has_no_values_and_the_others_go_on() -> None:
     one, other = looks(found, clock, 1).devices
     assert one.health.level is Level.OK
     assert (other.health.level, other.lost) == (Level.CRITICAL, "lost: GPU is lost")
-    assert set(other.values) == {*BUSY} & {
-        "gpu/ecc_corrected",
-        "gpu/ecc_uncorrected",
-        "gpu/remapped_rows",
-        "gpu/remap_pending",
-        "gpu/remap_failed",
-        "gpu/pcie_replays",
-    }, "what is read every 10 s is still young enough"
+    assert other.values == {}
     second.lost = None
     assert looks(found, clock, 1).devices[1].values == BUSY
 

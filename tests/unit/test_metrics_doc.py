@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from stepscope.metrics import METRICS
-from stepscope.metrics.document import metrics_markdown
+from stepscope.metrics.__main__ import metrics_markdown
 
 DOC = Path(__file__).parents[2] / "docs" / "metrics.md"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from typing import Any
 
 import pynvml
 import pytest
@@ -11,9 +12,9 @@ import pytest
 from stepscope.gpu.gpm import BEFORE_HOPPER, NOT_ARMED, ONLY_ROOT, SHARES
 from stepscope.gpu.machine_monitor import Machine
 from stepscope.gpu.nvml_device import SELDOM_S, SLOW_CALLS, SLOW_S, Asking
-from stepscope.gpu.nvml_queries import FieldValues, Tier
+from stepscope.gpu.nvml_queries import Tier
 from stepscope.gpu.nvml_reader import MAY_HAVE_WRAPPED, ONE_READING
-from stepscope.gpu.processes import NOT_LISTED
+from stepscope.gpu.processes import NOT_LISTED, SM_S
 from stepscope.gpu.source import NvmlSource
 from tests.support.fake_nvml import GIB, NS, FakeClock, FakeGpu, FakeNvml, FakeProcess, install
 
@@ -84,34 +85,24 @@ def test_a_newer_field_has_the_speed_of_nvlink(source: NvmlSource, gpu: FakeGpu)
     assert facts.nvlink_speed == 53_125e6
 
 
-def test_facts_are_asked_once_and_limit_and_link_every_ten_seconds(
-    source: NvmlSource, library: FakeNvml, gpu: FakeGpu, clock: FakeClock
-) -> None:
-    source.facts(A)
-    library.calls.clear()
-    gpu.link, gpu.limit_mw = (5, 16), 300_000
+def test_facts_have_the_limit_and_link_of_now(source: NvmlSource, gpu: FakeGpu) -> None:
     first = source.facts(A)
-    assert not library.calls
-    clock.now += 10
+    gpu.link, gpu.limit_mw = (5, 16), 300_000
     second = source.facts(A)
     assert first is not None
     assert second is not None
     assert (first.pcie_gen, second.pcie_gen, second.power_limit) == (4, 5, 300.0)
-    assert sum(library.calls.values()) == 3
 
 
 def test_what_a_driver_does_not_tell_is_none_in_the_facts(
-    source: NvmlSource, library: FakeNvml, gpu: FakeGpu, clock: FakeClock
+    source: NvmlSource, library: FakeNvml, gpu: FakeGpu
 ) -> None:
     library.missing = {"nvmlDeviceGetArchitecture", "nvmlSystemGetCudaDriverVersion_v2"}
     gpu.errors = {"nvmlDeviceGetPciInfo_v3": 4, "nvmlDeviceGetEnforcedPowerLimit": 4}
-    for _ in range(3):
-        facts = source.facts(A)
-        clock.now += 10
+    facts = source.facts(A)
     assert facts is not None
     assert (facts.architecture, facts.cuda_version) == (None, None)
     assert (facts.pci_bus_id, facts.power_limit) == (None, None)
-    assert library.calls["nvmlDeviceGetEnforcedPowerLimit"] == 1
 
 
 def test_an_unknown_gpu_has_no_facts_and_a_lost_one_keeps_them(
@@ -207,7 +198,9 @@ def test_an_instances_activity_is_asked_of_its_parent(
 # --- processes ------------------------------------------------------------------------------------
 
 
-def test_processes_have_memory_kind_and_share(source: NvmlSource, gpu: FakeGpu) -> None:
+def test_processes_have_memory_kind_and_share(
+    source: NvmlSource, gpu: FakeGpu, clock: FakeClock
+) -> None:
     gpu.processes = [
         FakeProcess(ME, 5, sm=30, stamp=10),
         FakeProcess(4_000_000, None, sm=20, stamp=11, graphics=True),
@@ -219,10 +212,13 @@ def test_processes_have_memory_kind_and_share(source: NvmlSource, gpu: FakeGpu) 
         (4_000_000, None, "graphics", None),
     ]
     gpu.processes[0].stamp = 20
+    clock.now += SM_S
+    source.processes(A)
     second = source.processes(A)
     assert second is not None
-    assert [one.sm for one in second] == [30.0, 0.0]
+    assert [one.sm for one in second] == [30.0, 0.0], "kept until the next reading"
     assert [one.yours for one in second] == [True, False]
+    clock.now += SM_S
     third = source.processes(A)
     assert third is not None
     assert [one.sm for one in third] == [None, None], "nothing new"
@@ -283,16 +279,6 @@ def test_a_recovery_action_is_in_words(
 ) -> None:
     gpu.fields[230] = number
     assert source.recovery_action(A) == words
-
-
-def test_a_recovery_action_is_asked_for_every_ten_seconds(
-    source: NvmlSource, library: FakeNvml, gpu: FakeGpu, clock: FakeClock
-) -> None:
-    gpu.fields[230] = 1
-    for _ in range(100):
-        assert source.recovery_action(A) == "the GPU has to be reset"
-        clock.now += 0.2
-    assert library.asked_fields.count(230) == 2
 
 
 def test_a_driver_without_recovery_actions_is_asked_once(
@@ -553,14 +539,14 @@ def test_throttle_times_have_the_numbers_of_the_driver(
 def test_a_value_of_an_unknown_type_backs_off(
     source: NvmlSource, library: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = FieldValues.read
+    real = pynvml.nvmlDeviceGetFieldValues
 
-    def odd(fields: FieldValues, handle: object) -> object:
-        values = real(fields, handle)
+    def odd(handle: object, numbers: object) -> Any:
+        values = real(handle, numbers)
         values[0].valueType = 77
         return values
 
-    monkeypatch.setattr(FieldValues, "read", odd)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetFieldValues", odd)
     source.read(A, Tier.MEDIUM)
     assert "unknown type 77" in source.reasons(A)["gpu/temp_mem"]
 
@@ -569,10 +555,10 @@ def test_a_value_of_an_unknown_type_backs_off(
 def test_a_binding_that_does_not_fit_backs_off(
     source: NvmlSource, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    def fail(fields: FieldValues, handle: object) -> None:
+    def fail(handle: object, numbers: object) -> None:
         raise error
 
-    monkeypatch.setattr(FieldValues, "read", fail)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetFieldValues", fail)
     values = source.read(A, Tier.MEDIUM, Tier.SLOW)
     assert values["gpu/temp"] == 51.0
     if isinstance(error, AttributeError):
@@ -607,15 +593,15 @@ def test_a_field_is_lost_with_its_gpu(source: NvmlSource, gpu: FakeGpu) -> None:
 
 
 def test_a_call_that_takes_long_is_made_seldom() -> None:
-    asking = Asking("x", 1)
+    asking = Asking("x")
     for now in range(SLOW_CALLS - 1):
-        asking.took(now, 2 * SLOW_S)
-    assert asking.retry_at == -math.inf
-    asking.took(10.0, 2 * SLOW_S)
+        asking.answer(now, 2 * SLOW_S)
+    assert asking.retry_at <= now
+    asking.answer(10.0, 2 * SLOW_S)
     assert asking.retry_at == 10.0 + SELDOM_S
-    asking.took(20.0, SLOW_S / 2)
-    asking.took(30.0, 2 * SLOW_S)
-    assert asking.retry_at == 10.0 + SELDOM_S, "one alone is no reason"
+    asking.answer(20.0, SLOW_S / 2)
+    asking.answer(30.0, 2 * SLOW_S)
+    assert asking.retry_at == 30.0, "one alone is no reason"
 
 
 def test_a_slow_call_is_left_out_of_the_ticks_between(
@@ -631,23 +617,16 @@ def test_a_slow_call_is_left_out_of_the_ticks_between(
     for _ in range(100):
         assert "gpu/power" in source.read(A, Tier.FAST)
         clock.now += 0.1
-    assert library.calls["nvmlDeviceGetUtilizationRates"] == 4, "three, then one in 5 s"
+    assert library.calls["nvmlDeviceGetUtilizationRates"] == 12, "three, then one a second"
 
 
-def test_a_call_that_takes_some_time_gets_its_share_of_a_core(
-    source: NvmlSource, library: FakeNvml, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("key", "rest_s"), [("gpu/energy", 2.0), ("gpu/temp_margin", 5.0)])
+def test_what_costs_the_driver_a_millisecond_is_read_seldom(
+    source: NvmlSource, clock: FakeClock, key: str, rest_s: float
 ) -> None:
-    real = pynvml.nvmlDeviceGetMarginTemperature
-
-    def takes_time(handle: object) -> object:
-        clock.now += 0.002
-        return real(handle)
-
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetMarginTemperature", takes_time)
     found = []
-    for _ in range(100):
-        found.append("gpu/temp_margin" in source.read(A, Tier.MEDIUM))
-        assert "gpu/temp_margin" not in source.reasons(A)
-        clock.now += 0.1
-    assert found[:3] == [True] * 3, "the first ones tell what it takes"
-    assert sum(found[3:]) in (4, 5), "10 s, one in 2 s"
+    for _ in range(21):
+        found.append(key in source.read(A, Tier.MEDIUM))
+        assert key not in source.reasons(A)
+        clock.now += 0.5
+    assert [at for at, there in enumerate(found) if there] == list(range(0, 21, int(2 * rest_s)))

@@ -11,12 +11,12 @@ import pytest
 from stepscope.gpu.process_memory import (
     DESCRIBED_S,
     HIDDEN,
+    MOVED,
     NO_MEMORY,
     NOT_LISTED,
     OTHERS,
     OWN,
     Sharing,
-    same,
     shares,
 )
 from stepscope.gpu.processes import GpuProcess
@@ -190,15 +190,20 @@ def test_the_list_has_the_command_only_of_this_users_processes(
     ("changes", "is_same"),
     [
         ({"sm": 50.0}, True),
-        ({"memory": round(1.04 * GIB)}, True),
-        ({"memory": round(1.06 * GIB)}, False),
+        ({"memory": GIB + 2**20}, True),
+        ({"memory": GIB + MOVED}, False),
         ({"memory": None}, False),
         ({"state": "zombie"}, False),
         ({"pid": 6}, False),
     ],
 )
-def test_small_changes_are_not_written(changes: dict[str, Any], is_same: bool) -> None:
-    one = {"pid": 5, "memory": GIB, "sm": 10.0, "state": "running"}
-    assert same({A: [one]}, {A: [one | changes]}) is is_same
-    assert not same({A: [one]}, {A: [one], B: []})
-    assert not same({A: [one]}, {A: []})
+def test_small_changes_are_not_written(
+    sharing: Sharing, source: Source, clock: FakeClock, changes: dict[str, Any], is_same: bool
+) -> None:
+    source.listed = {A: (process(5),)}
+    sharing.look(A, {})
+    assert sharing.changed() is not None
+    source.listed = {A: (replace(process(5), **changes),)}
+    sharing.look(A, {})
+    clock.now += DESCRIBED_S
+    assert (sharing.changed() is None) == is_same

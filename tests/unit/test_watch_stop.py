@@ -83,7 +83,7 @@ def test_without_a_boundary_each_stop_is_harder(bench: Bench) -> None:
 
 
 def test_a_boundary_is_first_and_the_timer_then_does_nothing(bench: Bench) -> None:
-    bench.stopper._grace_s = 60.0
+    bench.stopper.grace_s = 60.0
     command = bench.ask(1)
     [timer] = [one for one in threading.enumerate() if one.name == "stepscope-stop"]
     assert isinstance(timer, threading.Timer)
@@ -98,7 +98,7 @@ def test_a_boundary_is_first_and_the_timer_then_does_nothing(bench: Bench) -> No
 
 
 def test_nothing_is_sent_after_the_end(bench: Bench) -> None:
-    bench.stopper._grace_s = 60.0
+    bench.stopper.grace_s = 60.0
     command = bench.ask(1)
     bench.stopper.close()
     bench.boundary(command)
@@ -106,7 +106,7 @@ def test_nothing_is_sent_after_the_end(bench: Bench) -> None:
 
 
 def test_a_second_click_does_not_wait_for_a_boundary(bench: Bench) -> None:
-    bench.stopper._grace_s = 60.0
+    bench.stopper.grace_s = 60.0
     bench.ask(1)
     [timer] = [one for one in threading.enumerate() if one.name == "stepscope-stop"]
     bench.ask(2)
