@@ -109,9 +109,7 @@ class Evidence:
 def health(evidence: Evidence) -> Health:
     """Judge one GPU."""
     if evidence.lost is not None:
-        text = (
-            f"{evidence.lost[:1].upper()}{evidence.lost[1:].rstrip('.')}. It is looked for again."
-        )
+        text = f"{evidence.lost[:1].upper()}{evidence.lost[1:].rstrip('.')}. Retrying."
         return Health(Level.CRITICAL, text, (Sign(Level.CRITICAL, text),))
     found = [sign for rule in RULES for sign in [rule(evidence)] if sign is not None]
     signs = tuple(sorted(found, key=lambda sign: -sign.level.rank))
@@ -136,7 +134,7 @@ def _well(evidence: Evidence, signs: tuple[Sign, ...]) -> str:
 def _recovery(evidence: Evidence) -> Sign | None:
     if evidence.recovery is None:
         return None
-    return Sign(Level.CRITICAL, f"The driver says: {evidence.recovery}.")
+    return Sign(Level.CRITICAL, f"Driver: {evidence.recovery}.")
 
 
 def _uncorrected(evidence: Evidence) -> Sign | None:
@@ -223,8 +221,8 @@ def _zombies(evidence: Evidence) -> Sign | None:
     dead = [process for process in evidence.processes if process.state == "zombie"]
     if not dead:
         return None
-    who = "An ended process still holds" if len(dead) == 1 else f"{len(dead)} ended processes hold"
-    return Sign(Level.WARNING, f"{who} {_held(dead)} End what started it.")
+    who = "A dead process still holds" if len(dead) == 1 else f"{len(dead)} ended processes hold"
+    return Sign(Level.WARNING, f"{who} {_held(dead)} Kill its parent.")
 
 
 def _hidden(evidence: Evidence) -> Sign | None:
@@ -253,7 +251,7 @@ def _memory(evidence: Evidence) -> Sign | None:
     if used < MEMORY_FULL * usable:
         return None
     free = format_bytes(max(0.0, usable - used))
-    return Sign(Level.NOTICE, f"Memory nearly full: {free} of {format_bytes(total)} are free.")
+    return Sign(Level.NOTICE, f"Memory nearly full: {free} of {format_bytes(total)} free.")
 
 
 def _remapped(evidence: Evidence) -> Sign | None:
@@ -267,7 +265,7 @@ def _remapped(evidence: Evidence) -> Sign | None:
     if rows <= 0:
         return None
     are = "is" if rows == 1 else "are"
-    return Sign(Level.NOTICE, f"{_number(rows, 'row')} of the memory {are} replaced by spare ones.")
+    return Sign(Level.NOTICE, f"{_number(rows, 'row')} of memory {are} remapped to spare rows.")
 
 
 def _capped(evidence: Evidence) -> Sign | None:

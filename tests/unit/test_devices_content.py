@@ -195,7 +195,7 @@ def test_throttle_time_is_told_by_reason_in_words() -> None:
     gpu.values["gpu/throttle_sw_thermal"] += 15.0
     (device,) = watched.look().devices
     found = rows(details(device, 0.0, None, {}))
-    assert found["Clocks lowered"] == "In 1 min 00 s: 15 s (25 %) thermal slowdown (software)."
+    assert found["Clocks lowered"] == "In 1 min 00 s: 15 s (25%) thermal slowdown (software)."
 
 
 def test_the_energy_of_the_active_run_has_joules_watt_hours_and_joules_a_sample() -> None:
