@@ -38,10 +38,10 @@ def empty_lab(server: Services) -> None:
     """Say what the lab does and what to press, and offer the recorded sweeps."""
     with st.container(border=True, key="lab_empty"):
         st.markdown(
-            "#### Which settings pay off on this machine?\\nTrains the workload repeatedly in "
+            "#### Which settings pay off on this machine?\nTrains the workload repeatedly in "
             "fresh processes, with and without each setting, in random order. From the paired "
             "differences it reports how much faster a setting is, or that there is no "
-            "difference, and how small a difference it could have detected.\\n\\nSelect "
+            "difference, and how small a difference it could have detected.\n\nSelect "
             "settings or a preset, then press **Start sweep**."
         )
         for example in server.sweeps.list_sweeps():

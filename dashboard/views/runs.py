@@ -1,9 +1,10 @@
-"""The runs page: one row a run, sortable and searchable; choosing a row opens the run in Live."""
+"""The Runs page: one row per run, sortable and searchable; a click on a cell opens the run."""
 
 import streamlit as st
 
 from dashboard import services
 from dashboard.controls.sidebar import keep_settings
+from dashboard.format import escape_markdown
 from dashboard.views.run_rows import row
 from dashboard.views.welcome import examples, open_run
 
@@ -41,10 +42,10 @@ keep_settings()
 
 @st.fragment(run_every=AGAIN)
 def table() -> None:
-    """Draw a row for each run; one that is chosen opens in Live."""
+    """Draw a row for each run; a click on a cell opens the run."""
     runs = server.list_runs()
     if not runs:
-        st.markdown(f"#### No runs yet\\nRuns recorded in `{server.runs.absolute()}` appear here.")
+        st.markdown(f"#### No runs yet\nRuns recorded in `{server.runs.absolute()}` appear here.")
         return
     with st.spinner("Reading the runs…", show_time=True):
         rows = [row(run, server.summary(run)) for run in runs]
@@ -54,13 +55,19 @@ def table() -> None:
         hide_index=True,
         placeholder="–",
         on_select="rerun",
-        selection_mode="single-row",
+        selection_mode=["single-row", "single-cell"],
         key="runs_table",
         alt="All runs, live ones first, then the newest",
-    )["selection"]["rows"]
-    st.caption("Select a row to open the run. Click a column to sort.")
-    if chosen:
-        open_run(runs[chosen[0]].id)
+    )["selection"]
+    if chosen["cells"]:
+        open_run(runs[chosen["cells"][0][0]].id)
+    ticked = chosen["rows"]
+    with st.container(horizontal=True, vertical_alignment="center"):
+        if ticked:
+            name = escape_markdown(str(rows[ticked[0]]["Name"]))
+            if st.button(f"Open {name}", icon=":material/open_in_full:", key="open_ticked"):
+                open_run(runs[ticked[0]].id)
+        st.caption("Click a cell to open the run. Click a column title to sort.")
 
 
 table()

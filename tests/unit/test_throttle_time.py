@@ -17,7 +17,8 @@ def test_times_are_differences_in_words() -> None:
         "gpu/throttle_power": 300.0,
     }
     assert throttle_text(times, 600.0) == (
-        "In 10 min 00 s: 12 s (2%) thermal slowdown (hardware); 5 min 00 s (50%) power-limited, normal at full load."
+        "In 10 min 00 s: 12 s (2%) thermal slowdown (hardware); 5 min 00 s (50%) "
+        "power-limited, normal at full load."
     )
 
 
