@@ -70,7 +70,7 @@ CAPTURES: tuple[tuple[str, Attach], ...] = (
 
 
 class Hooks:
-    """The captures of one run, waiting for torch or attached to it."""
+    """The hooks of one run, waiting for torch or installed in it."""
 
     def __init__(self, session: ScriptSession) -> None:
         self._state = State(session)
@@ -80,7 +80,7 @@ class Hooks:
         self._import.start()
 
     def end(self) -> str | None:
-        """Record what was held back at the script's end; where there are no steps return why."""
+        """Record the held rows at the script's end; without steps return the reason."""
         state = self._state
         Guard("the steps of a script without an optimizer").call(state.by_hand.release)
         if state.recorder.step or state.amp_skipped:
@@ -88,7 +88,7 @@ class Hooks:
         return why_nothing(state, has_torch=self._has_torch)
 
     def remove(self) -> None:
-        """Put torch back as it was; nothing is recorded any more."""
+        """Restore torch's functions; nothing more is recorded."""
         self.leave()
         _installed[:] = [hooks for hooks in _installed if hooks is not self]
         self._patches.undo()
@@ -113,7 +113,7 @@ class Hooks:
 
 
 def why_nothing(state: State, *, has_torch: bool) -> str:
-    """Return one sentence, or two: why no step was recorded of a script that has ended."""
+    """Return why no step was recorded of a script that has ended."""
     if not has_torch:
         why = "the script did not import torch"
     elif state.parties.made:
@@ -128,7 +128,7 @@ def why_nothing(state: State, *, has_torch: bool) -> str:
 
 
 def install(session: ScriptSession) -> Hooks:
-    """Capture what the script trains, once it imports torch; see the package's docstring."""
+    """Record the training of the script, once it imports torch."""
     hooks = Hooks(session)
     _installed.append(hooks)
     return hooks
