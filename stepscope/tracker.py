@@ -1,14 +1,7 @@
-"""`stepscope.init()`: what a script of the user's own calls to be on the page.
+"""`stepscope.init()`: record the training of a script that calls it.
 
-    import stepscope
-
-    rec = stepscope.init("my model")
-    for batch in rec.batches(loader):
-        ...
-        rec.step(loss=loss, lr=lr)
-
-Each `step` is one optimizer step: a row, and the moment at which the page's buttons act. Tensors
-are taken as they are; one on a GPU is never waited for.
+Each `step` is one optimizer step: a row, and the moment at which the page's buttons take effect. A
+tensor on a GPU is never waited for.
 """
 
 from __future__ import annotations
@@ -22,7 +15,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 from stepscope.common.clock import clock, elapsed
@@ -174,12 +166,7 @@ class Tracker:
     def __enter__(self) -> Tracker:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if not self.watched:
             self._end(error)
 

@@ -141,7 +141,7 @@ def _start_of(pid: int) -> float:
 
 def own_start() -> float:
     """Return when this process began, in epoch seconds."""
-    return _start_of(os.getpid())  # by pid: a forked child has another start
+    return _start_of(os.getpid())
 
 
 def start_ticks(pid: int) -> int | None:

@@ -67,10 +67,7 @@ _OTHER_RUNNER = (
 )
 
 _HUNG = "It hung before:"
-_MISMATCH = (
-    " gloo aborts a rank that receives another size than it expects: one rank may have skipped a "
-    "collective, or called it with another size."
-)
+_MISMATCH = " gloo aborts a rank whose collective has another size than that of its peers."
 
 
 @dataclass(frozen=True, slots=True, repr=False)

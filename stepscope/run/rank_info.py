@@ -178,8 +178,11 @@ def _is_valid(name: str, value: Any) -> bool:
     """Return True if a field can have this value. Raises ValueError for a required field."""
     import msgspec  # noqa: PLC0415 - see _types
 
+    kind = _types().get(name)
+    if kind is None or value is None:
+        return True
     try:
-        msgspec.convert(value, _types().get(name, Any) if value is not None else None)
+        msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         if name in _REQUIRED:
             raise ValueError(f"{name}: {error}, got {value!r:.80}") from None
@@ -265,11 +268,6 @@ def read_rank_file(folder: Path, number: int) -> RankFile:
         status = RunStatus.CRASHED
     # Heartbeats and times of files are by the wall clock, all else by that of the process.
     return RankFile(number, run_json, status, beat - wall_offset_of(run_json), age_s)
-
-
-def moment(value: Any) -> float | None:
-    """Return a time in epoch seconds; None for a value that is no time."""
-    return float(value) if type(value) in (int, float) and 0 <= value < _LAST_S else None
 
 
 def find_rank(folder: Path, number: int) -> RankFile | None:

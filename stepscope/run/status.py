@@ -115,12 +115,7 @@ def out_of_memory(short: Shortage, error: BaseException, remedy: str) -> Outcome
 
 
 def with_case(ended: Outcome, case: str | None, remedy: str | None = None) -> Outcome:
-    """Add a case of `out_of_memory` to its reason, and replace the remedy if the case has one.
-
-    >>> short = Outcome(reason="The GPU ran out of memory (tried to allocate 2.50 GiB). Do this.")
-    >>> with_case(short, "fragmentation").reason
-    'The GPU ran out of memory (tried to allocate 2.50 GiB): fragmentation. Do this.'
-    """
+    """Add a case of `out_of_memory` to its reason, and replace the remedy if the case has one."""
     first, _, rest = (ended.reason or "").partition(". ")
     named = f"{first}: {case}" if case else first
     return replace(ended, reason=f"{named}. {remedy or rest}")

@@ -303,23 +303,17 @@ def _event(
     return None if level else EventRow(number, ts, step, epoch, kind, text, found)
 
 
-def new_command_id() -> int:
-    """Return an id for `send_command`: microseconds since the epoch, so ids rise with time."""
-    return time.time_ns() // 1000
-
-
 def send_command(
     folder: Path, name: str, args: dict[str, Any], command_id: int | None = None
 ) -> int:
-    """Send a command to the run in `folder`; return the command's id.
+    """Send a command to the run in `folder`; return the command's id. Raises StoreError.
 
-    The training process takes it at its next step boundary. Raises StoreError where the store
-    cannot be written.
+    The training process executes it at its next step boundary.
     """
     path = folder / schema.STORE_NAME
     if not os.path.isfile(path):
         raise StoreError(f"{folder.name}: has no store. Start a run first.")
-    command_id = command_id or new_command_id()
+    command_id = command_id or time.time_ns() // 1000  # ids rise with time
     try:
         with closing(schema.open_writable(path)) as connection:
             connection.execute(
@@ -356,7 +350,7 @@ class Rows:
     ) -> Iterator[tuple[str, Block]]:
         """Yield source and rows, one source after another; None means all keys, or all sources.
 
-        Each slice opens the store anew: while a reader is open the write-ahead log grows.
+        Opens the store for each slice: while a reader is open the write-ahead log grows.
         """
         for series in self._series:
             if source not in (None, series.source):

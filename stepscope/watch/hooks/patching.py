@@ -36,34 +36,25 @@ class Patches:
         `is_compiling()`. Else it runs between two graphs, like the original.
         """
         original = getattr(owner, name)
-        inherited = name not in vars(owner)
         wrapper = functools.wraps(original)(opaque(make(original)))
         if not traced:
             wrapper._torchdynamo_disable = True  # type: ignore[attr-defined]
-        setattr(owner, name, wrapper)
-
-        def undo() -> None:
-            if getattr(owner, name, None) is not wrapper:
-                return  # someone wrapped ours; without it theirs would call nothing
-            if inherited:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, original)
-
-        self._undo.append(undo)
+        self._set(owner, name, wrapper)
 
     def replace_bound(self, owner: type, name: str, bind: Callable[[Any], Function | None]) -> None:
         """Let `instance.name` be the result of `bind(instance)`, unless that is None.
 
         `owner.name` stays the original, which scripts use as a key and compare by identity.
         """
-        original, own = getattr(owner, name), vars(owner).get(name)
-        wrapper = _Bound(original, bind)
+        self._set(owner, name, _Bound(getattr(owner, name), bind))
+
+    def _set(self, owner: Any, name: str, wrapper: object) -> None:
+        own = vars(owner).get(name)  # None: inherited
         setattr(owner, name, wrapper)
 
         def undo() -> None:
             if vars(owner).get(name) is not wrapper:
-                return  # replaced meanwhile
+                return  # wrapped again by the script, whose wrapper calls ours
             if own is None:
                 delattr(owner, name)
             else:

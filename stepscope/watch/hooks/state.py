@@ -12,7 +12,6 @@ from stepscope.watch.hooks.epochs import Feed
 from stepscope.watch.hooks.step_timing import Times
 
 if TYPE_CHECKING:
-    pass
     from stepscope.session.script_session import ScriptSession
     from stepscope.watch.hooks.step_timing import Phases
 
