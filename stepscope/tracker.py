@@ -108,7 +108,7 @@ class Tracker:
         return None
 
     def log(self, values: Mapping[str, Any] | None = None, /, **metrics: Any) -> None:
-        """Record values beside the last step, such as a validation loss; counts no step.
+        """Add values to the last step, such as a validation loss; counts no step.
 
         `samples` and `tokens` are added to those of the step under way, which ends with the next
         `step` (under `stepscope watch`: of an optimizer), and are shown as rates.

@@ -90,7 +90,7 @@ class DeviceScalars:
     def __init__(self, sink: RowSink) -> None:
         self._sink = sink
         self._waiting: deque[_Waiting] = deque()
-        self._told = False
+        self._warned = False
         self._pages: dict[tuple[int, int], tuple[Any, Any, Sequence[Any]]] = {}
         """By device and stream: the stream, CELLS elements on the device, and their views."""
         self._open: dict[tuple[int, int], _Slot] = {}
@@ -180,7 +180,7 @@ class DeviceScalars:
                 slot.cells, slot.rows = len(scalars), 1
                 return slot, 0
         except Exception as error:  # noqa: BLE001 - torch's own, whichever it raises
-            self._tell(error)
+            self._warn_once(error)
         if slot is not None:
             slot.home.append(slot)
         return _NOTHING
@@ -230,7 +230,7 @@ class DeviceScalars:
                     self._due = time.monotonic() + PERIOD_S
             except Exception as error:  # noqa: BLE001 - torch's own, whichever it raises
                 self._open.pop(key, None)
-                self._tell(error)
+                self._warn_once(error)
                 slot.cells = 0
 
     def _hand_on(self, waiting: _Waiting) -> None:
@@ -249,17 +249,17 @@ class DeviceScalars:
     def _give_up(self, error: Exception) -> None:
         """Record every row without scalars; their slots are not free, copies may still arrive."""
         global _free
-        self._tell(error)
+        self._warn_once(error)
         _free = None
         while self._waiting:
             row = self._waiting.popleft()
             self.dropped += row.slot is not None
             self._sink(row.step, row.ts, row.row)
 
-    def _tell(self, error: Exception) -> None:
-        if not self._told:
+    def _warn_once(self, error: Exception) -> None:
+        if not self._warned:
             log.warning("stepscope: values on the GPU could not be read: %s", first_line(error))
-        self._told = True
+        self._warned = True
 
 
 _Started = tuple[_Slot | None, int]

@@ -67,7 +67,7 @@ class Recorder:
         self.step = 0
         self.epoch = 0
         run_json = _first_run_json(name, kind, config, rank)
-        if ranks > 1:  # of a rank that is killed soon the others' files tell why
+        if ranks > 1:  # the status of a rank killed early depends on it
             run_json["world_size"] = ranks
         self.signs = 0
         """Rises with work that need not be a step, such as a validation batch."""

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 LIVE = tuple(status for status in RunStatus if status.live)
 
-_told: set[tuple[Path, int]] = set()
+_logged: set[tuple[Path, int]] = set()
 
 
 def recover_ended(run: RunInfo) -> int:
@@ -52,9 +52,9 @@ def recover_ended(run: RunInfo) -> int:
         try:
             gained += recover(run.folder, number)
         except (RingError, StoreError, OSError, sqlite3.Error) as error:
-            if (run.folder, number) not in _told:  # a page asks twice a second
+            if (run.folder, number) not in _logged:  # a page asks twice a second
                 log.warning("%s: the last rows could not be stored: %s", run.id, error)
-            _told.add((run.folder, number))
+            _logged.add((run.folder, number))
     return gained
 
 

@@ -95,7 +95,7 @@ class Ring:
         self.gate = self.limit = CROWDED
         """`put` checks for room from row `limit` on. `gate` is `limit`, or -1 while a command, a
         tensor on a GPU or the end needs more than a `put`."""
-        self._tell_crowded = crowded
+        self._on_crowded = crowded
         self.drained = 0
         """Rows before this number are in the store."""
         self._final: int | None = None
@@ -135,7 +135,7 @@ class Ring:
             self.dropped += 1
             return False
         self._set_limit(self.end)
-        self._tell_crowded()
+        self._on_crowded()
         return True
 
     def _set_limit(self, limit: int) -> None:
@@ -276,7 +276,7 @@ def _remains(name: str, data: bytes, stored: int) -> Remains:
         raise RingError(f"{name}: not a ring of this version.")
     layouts = _read_layouts(data[len(MAGIC) : HEADER_BYTES])
     slots = np.frombuffer(data, SLOT, SLOTS, HEADER_BYTES)
-    # A number stands in the one slot that is its own, or it is damage.
+    # A number belongs to one slot; in another slot it is damage.
     number = slots["number"] - 1
     good = (
         (number >= stored)
@@ -320,6 +320,6 @@ def _locked(path: Path) -> int:
     except OSError:  # too many open files
         path.unlink()
         raise
-    with contextlib.suppress(OSError):  # without a lock, host and pid say whose it is
+    with contextlib.suppress(OSError):  # without locks, host and pid identify the owner
         try_lock(file)
     return file

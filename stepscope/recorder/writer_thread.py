@@ -91,7 +91,7 @@ class WriterThread:
             self._store = RunWriter(folder / store_name(rank))
             undo.callback((folder / store_name(rank)).unlink, missing_ok=True)
             undo.callback(self._store.close)
-            self._sleeper = Sleeper(folder)  # touched by who sends a command
+            self._sleeper = Sleeper(folder)  # touched by `send_command`
             self.wake = self._sleeper.wake
             self.ring = Ring(folder / f"rank{rank}.ring", crowded=self.wake)
             undo.callback(self.ring.close)
@@ -134,7 +134,7 @@ class WriterThread:
     def leave(self) -> None:
         """In a forked child, where this thread does not exist and its locks may be held."""
         self.run_json_lock = threading.RLock()
-        self.wake = lambda: None  # the parent's thread must not hear of the child
+        self.wake = lambda: None  # the child must not wake the parent's thread
         self.ring.leave()
 
     def _work(self) -> None:

@@ -1,4 +1,4 @@
-"""The run folder: its name, its `run.json`, which process writes it, and how it stands."""
+"""The run folder: its name, its `run.json`, its process and its status."""
 # ruff: noqa: I001 - "NAME as NAME" exports a name; one import for each module
 
 from stepscope.run.folder import (

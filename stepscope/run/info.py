@@ -1,4 +1,4 @@
-"""Read `run.json`: what a run is, its status, its last heartbeat, why it hung."""
+"""Read a run: its `run.json`, its status, and the cause of its end."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def read_only_reason(run: RunInfo) -> str | None:
         return f"This run belongs to the host {host}: read-only. Its buttons work on a page there."
     if user != user_name():
         return f"This run belongs to the user {user}: read-only."
-    if not is_own_folder(run.folder):  # whoever copies a folder may have changed its run.json
+    if not is_own_folder(run.folder):  # run.json of a copy may be changed
         return "The folder of this run belongs to another user: read-only."
     return None
 
@@ -214,10 +214,10 @@ def _end_of_all(
     numbers = sorted(by_number[end.number].rank for end in causes)
     if causes[0].reason is None:
         killed_by = fatal_signal(folder, first.number)
-        who, what = names(numbers, len(ranks)), GONE
+        end = f"{names(numbers, len(ranks))} {GONE}"
         if killed_by is not None:
-            who, what = f"Rank {first.rank}", f"was killed by {killed_by}. {_KEPT}"
-        return RunStatus.CRASHED, f"{who} {what}{_waited(ranks, killed_by)}", first
+            end = f"Rank {first.rank} was killed by {killed_by}. {_KEPT}"
+        return RunStatus.CRASHED, f"{end}{_waited(ranks, killed_by)}", first
     if first.status is RunStatus.STOPPED:
         return RunStatus.STOPPED, causes[0].reason, first
     hosts = {str(rank.run_json.get("host")) for rank in ranks}

@@ -12,7 +12,7 @@ from stepscope.common.formatting import terminal_text
 
 HEARTBEAT_S = 1.0
 STALE_S = 10.0
-"""Silence after which a run whose process cannot be looked up counts as crashed."""
+"""Age of a heartbeat from which a run of another host counts as crashed."""
 FRESH_S = 3 * HEARTBEAT_S
 """Age of a heartbeat up to which a run without a process of its pid, as in a container, is live."""
 
@@ -35,7 +35,7 @@ class RunStatus(StrEnum):
 
 
 class RunKind(StrEnum):
-    """Who writes a run: determines the content and the buttons of its page."""
+    """Program that writes a run: determines the content and the buttons of its page."""
 
     TRAINER = "trainer"
     """The built-in workloads."""

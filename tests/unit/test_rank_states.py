@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 
 from stepscope.diagnosis.findings import findings, read_recorded
 from stepscope.run import (
-    RunError,
     RunStatus,
     new_run_folder,
     process_identity,
@@ -157,22 +155,6 @@ def test_an_odd_place_on_the_host_is_not_believed(job: Job, odd: dict[str, Any])
     job.rank(0, folder_of="host", **odd)
     assert job.states() == ["alive"] + [RankState.ELSEWHERE.value] * 3
     assert read_run(job.folder).reason is None
-
-
-@pytest.mark.parametrize("name", ["heartbeat", "created"])
-def test_a_time_that_no_clock_has_is_no_run(job: Job, name: str) -> None:
-    job.rank(0)
-    told = json.loads((job.folder / "run.json").read_text())
-    (job.folder / "run.json").write_text(json.dumps(told | {name: 10**400}))
-    with pytest.raises(RunError, match="not a Stepscope run"):
-        read_run(job.folder)
-
-
-def test_a_nested_run_json_is_no_run(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text("[" * 100_000)
-    with pytest.raises(RunError, match="not a Stepscope run"):
-        read_run(tmp_path)
-    assert rank_states(tmp_path) == []
 
 
 def test_an_end_that_no_clock_has_is_the_last_sign_of_life(job: Job) -> None:

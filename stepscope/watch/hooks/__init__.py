@@ -1,4 +1,4 @@
-"""Zero-code capture: what `stepscope watch` records of a script that knows nothing of Stepscope.
+"""Zero-code capture: what `stepscope watch` records of a script without calls of Stepscope.
 
 `install(session)` is called before the script runs. It imports nothing: an import hook waits until
 the script has imported torch, so that environment variables set before it still count, and then
@@ -19,9 +19,9 @@ wraps a handful of torch's functions:
 also measures a step's times, `epochs.py` counts its batches and epochs, `attribution.py` finds
 which of several optimizers a loss belongs to.
 
-No wrapper waits for a GPU or changes a result. One that fails says so once and is off from then
-on; the script never notices. They work in one thread, the one that steps the optimizers, and are
-off in forked children and DataLoader workers. docs/watch.md lists what they cannot see.
+No wrapper waits for a GPU or changes a result. One that fails is logged once and disabled. They
+work in one thread, the one that steps the optimizers, and are off in forked children and DataLoader
+workers. docs/watch.md lists what they cannot see.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ CAPTURES: tuple[tuple[str, Attach], ...] = (
     ("train/amp_scale and train/amp_skipped", loss.attach_grad_scaler),
     ("perf/data_wait, perf/samples_per_sec and train/epoch", dataloader.attach),
     (DDP_METRICS, step_timing.attach),
-    ("what there is to know of a failed allocation", _failed_allocations),
+    ("details of failed allocations", _failed_allocations),
 )
 
 

@@ -90,7 +90,7 @@ class Batches:
         current.batches += 1
         if number == current.until:
             current.ended_s = now_s
-            if self._undecided is None:  # the loader may never say that it has ended
+            if self._undecided is None:  # the loader may never end
                 self._undecided = current
         state.data_wait_s += now_s - began_s
         if state.phases is not None:
@@ -182,7 +182,7 @@ class Batches:
                 state.data_wait_s = whole.data_wait_s
         whole.judged = True
 
-    def tell(self, ended: Pass, number: int, ended_s: float) -> None:
+    def report(self, ended: Pass, number: int, ended_s: float) -> None:
         """Add the event of an epoch, unless epochs take milliseconds."""
         if number > EVENTS_AT_ONCE and ended_s < self._event_s + EVENT_EVERY_S:
             return
@@ -228,6 +228,6 @@ def attach(torch: ModuleType, state: State, patches: Patches) -> None:
     """Wrap the iterators' common `__next__`."""
     module = import_module("torch.utils.data.dataloader")
     batches = Batches(torch, state)
-    state.feed = Feed(batches.tell)
+    state.feed = Feed(batches.report)
     patches.replace(module.DataLoader, "_get_iterator", _remember_loader, traced=False)
     patches.replace(module._BaseDataLoaderIter, "__next__", batches.around_next, traced=False)

@@ -57,8 +57,8 @@ class Pass:
 class Feed:
     """The batches between the loaders and the steps."""
 
-    def __init__(self, tell: Callable[[Pass, int, float], None]) -> None:
-        self._tell = tell
+    def __init__(self, report: Callable[[Pass, int, float], None]) -> None:
+        self._report = report
         self.epoch: int | None = None
         """Epoch of the last step, counted from 1; None if not certain."""
         self.is_read = False
@@ -120,7 +120,7 @@ class Feed:
     def close(self, whole: Pass) -> None:
         """Report the end of an epoch."""
         if whole is self._current and self._is_certain:
-            self._tell(whole, self._number, whole.ended_s)
+            self._report(whole, self._number, whole.ended_s)
 
     def _learn(self, newest: Pass, backwards: int) -> None:
         """Find how many batches are read ahead, from the first two steps of a pass."""
@@ -160,7 +160,7 @@ class Feed:
             self._is_certain = self._is_certain and not source.steps
         elif before.is_whole or (source.dataset == before.dataset and before.steps > 1):
             if self._is_certain and not before.judged:
-                self._tell(before, self._number, self._stepped_s)
+                self._report(before, self._number, self._stepped_s)
             self._number += 1
         else:
             self._is_certain = False

@@ -134,7 +134,7 @@ class OptimizerSteps:
                 )
             self._told_of_more = True
             return self._remember(optimizer, None)
-        # A replacement goes on counting where the deleted one stopped. The second optimizer of a
+        # A replacement continues the count of the deleted one. The second optimizer of a
         # pair, as in a GAN, takes the step that the first has just taken.
         count = self._state.step - (0 if places or not self._slots else 1)
         track = Track(optimizer, index, count)

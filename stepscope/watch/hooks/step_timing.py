@@ -63,7 +63,7 @@ class Times:
                 row["perf/data_wait"] = state.data_wait_s
             if samples:
                 row[RATES[SAMPLES]] = samples / elapsed_s
-        if state.recorder.counts:  # what the script counts itself replaces ours
+        if state.recorder.counts:  # counts of the script replace these
             for key, number in state.recorder.take_counts().items():
                 if elapsed_s > 0:
                     row[RATES[key]] = number / elapsed_s
