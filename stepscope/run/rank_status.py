@@ -76,15 +76,10 @@ def rank_states(folder: Path, *, now: float | None = None) -> list[RankStanding]
         return []
     numbers = rank_numbers(folder)[1:]
     files = [first, *(rank for number in numbers if (rank := find_rank(folder, number)))]
-    unreadable = set(numbers) - {rank.number for rank in files}
+    state, text = RankState.UNRECORDED, "Its file cannot be read."
     here = {
-        number: RankStanding(
-            rank=number,
-            number=number,
-            state=RankState.UNRECORDED,
-            text="Its file cannot be read.",
-        )
-        for number in unreadable
+        number: RankStanding(rank=number, number=number, state=state, text=text)
+        for number in set(numbers) - {rank.number for rank in files}
     } | {rank.rank: _standing(rank) for rank in files}
     at = now_of(first.run_json) if now is None else now
     missing = missing_ranks(first, here.keys(), ended=not first.status.live, now=at)

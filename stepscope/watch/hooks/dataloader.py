@@ -198,17 +198,13 @@ def _length_of_pass(iterator: Any) -> tuple[float, bool]:
     A loader may use one iterator for ever (ultralytics, timm): its own length is that of a pass.
     `len` of a stream's loader would warn.
     """
-    loader = getattr(iterator, LOADER, _no_loader)()
+    loader = getattr(iterator, LOADER, lambda: None)()
     for owner in (iterator._index_sampler, loader if iterator._auto_collation else None):
         try:
             return max(1, len(owner)), True  # type: ignore[arg-type]
         except (TypeError, NotImplementedError, AttributeError):
             continue
     return math.inf, hasattr(type(iterator._dataset), "__len__")
-
-
-def _no_loader() -> None:
-    return None
 
 
 def _remember_loader(original: Function) -> Function:

@@ -114,20 +114,19 @@ class CopyTimes:
 
     def _begin(self, tensor: Any, target: Any) -> Pair | None:
         with self._plainly():
-            return self._begin_pair(target) if tensor.is_cpu else None
-
-    def _begin_pair(self, target: Any) -> Pair | None:
-        if isinstance(target, self._tensor):
-            target = target.device
-        elif isinstance(target, str):
-            target = self._device(target)
-        elif type(target) is int:
-            target = self._device("cuda", target)
-        if not isinstance(target, self._device) or target.type != "cuda":
-            return None
-        if target.index not in (None, self._current()) or self._is_capturing():
-            return None
-        return self._transfers.begin()
+            if not tensor.is_cpu:
+                return None
+            if isinstance(target, self._tensor):
+                target = target.device
+            elif isinstance(target, str):
+                target = self._device(target)
+            elif type(target) is int:
+                target = self._device("cuda", target)
+            if not isinstance(target, self._device) or target.type != "cuda":
+                return None
+            if target.index not in (None, self._current()) or self._is_capturing():
+                return None
+            return self._transfers.begin()
 
 
 def attach(torch: ModuleType, state: State, patches: Patches) -> Transfers:
