@@ -4,7 +4,7 @@
 >>> with stepscope.init("example", config={"lr": 0.1}, sample=False) as rec:
 ...     for batch in rec.batches([[1.0, 2.0], [3.0, 4.0], [5.0]]):
 ...         rec.step(loss=sum(batch))        # one optimizer step
-...     stepscope.log(val_loss=4.5)          # beside the last step
+...     stepscope.log(val_loss=4.5)          # added to the last step
 >>> run = stepscope.open(rec.folder)         # or by the name of its folder
 >>> run.status, run.config
 (<RunStatus.FINISHED: 'finished'>, {'lr': 0.1})
@@ -42,7 +42,7 @@ _PLACES = {
 
 
 def log(values: Mapping[str, Any] | None = None, /, **metrics: Any) -> None:
-    """Record values beside the last step, where this process is recorded.
+    """Add values to the last step, if this process is recorded.
 
     Under `stepscope watch`, or after `stepscope.init()`, this is `Tracker.log`. Elsewhere it does
     nothing and costs nothing, so the line may stay in the script. Never raises.

@@ -23,7 +23,7 @@ from stepscope.store.reader import EVERY, Rows
 
 
 class Series(NamedTuple):
-    """One metric over a run, a value a row; NaN where a row has none, or has a NaN."""
+    """One metric over a run, a value for each row; NaN if a row has none, or has a NaN."""
 
     time: Floats
     """Epoch seconds."""
@@ -32,11 +32,11 @@ class Series(NamedTuple):
 
 
 class Run:
-    """One rank of a recorded run. Each attribute and call reads what the folder has at that moment.
+    """One rank of a recorded run. Each attribute and call reads the present content of the folder.
 
-    No file stays open, so there is nothing to close. A live run writes twice a second. The last
-    steps of a killed run that are still in its ring are read from there. Raises RunError where
-    there is no such run or metric, StoreError for a store that is missing or damaged.
+    No file stays open. A live run writes twice a second. Reads the last steps of a killed run from
+    its ring. Raises RunError for an unknown run or metric, StoreError for a store that is missing
+    or damaged.
     """
 
     def __init__(self, folder: Path, rank: int = 0) -> None:
@@ -45,7 +45,7 @@ class Run:
         self.info()  # raises where this is no run
 
     def info(self) -> RunInfo:
-        """Return what `run.json` says, with the status judged now."""
+        """Return the content of `run.json` and the present status."""
         return read_run(self.folder)
 
     @property
@@ -55,27 +55,27 @@ class Run:
 
     @property
     def status(self) -> RunStatus:
-        """How the run stands; a status is also a text, such as "finished"."""
+        """The present status, which is also a text, such as "finished"."""
         return self.info().status
 
     @property
     def run_json(self) -> dict[str, Any]:
-        """All that `run.json` has (docs/storage.md)."""
+        """The content of `run.json` (docs/storage.md)."""
         return self.info().run_json
 
     @property
     def config(self) -> dict[str, Any]:
-        """The settings of the run, as the script gave them."""
+        """The settings of the run, as the script passed them."""
         return dict(self.run_json.get("config") or {})
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Numbers of the processes that have a store here; `open` takes one as `rank`."""
+        """Numbers of the processes that have a store here, for `rank` of `open`."""
         return tuple(numbers_with(self.folder, "sqlite"))
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Every metric that the run has, those of the steps first."""
+        """Every metric of the run, those of the steps first."""
         with self._in_ring() as left:
             rows = [self._rows(stream).keys for stream in Stream]
         return tuple(dict.fromkeys(key for keys in (*rows, left.keys) for key in keys))
@@ -88,8 +88,8 @@ class Run:
     def series(self, key: str, gpu: str | None = None) -> Series:
         """Return a metric over the whole run (1 s per million rows).
 
-        Metrics of a stream share their rows, so the arrays of an ended run fit together. `gpu` is
-        the UUID of the GPU, for a metric of `gpu/`; it may be left out where there is only one.
+        Metrics of a stream share their rows, so the arrays of an ended run have the same length.
+        `gpu` is the UUID of the GPU, for a metric of `gpu/`; optional if there is only one.
         """
         with self._in_ring() as left:
             for stream in Stream:
@@ -104,7 +104,7 @@ class Run:
         raise RunError(f"metric: {self.id} has no {key!r}. {_near(key, self.metrics)}")
 
     def events(self) -> list[EventRow]:
-        """Return the markers of the run, oldest first."""
+        """Return the events of the run, oldest first."""
         with RunReader(self.folder, self.rank) as reader:
             return reader.events(limit=EVERY)
 
@@ -126,7 +126,7 @@ class Run:
 
     @contextlib.contextmanager
     def _in_ring(self) -> Iterator[Block]:
-        """Give the steps of a killed process that are in its ring and not in the store.
+        """Yield the steps of a killed process that are in its ring and not in the store.
 
         Until the end of the block no other reader can move them into the store.
         """
@@ -146,7 +146,7 @@ def open_run(run: str | Path, *, runs: str | Path | None = None, rank: int = 0) 
     """Open a recorded run by its folder, or by its id (the folder's name) below `runs`.
 
     `runs` is the folder of all runs, by default STEPSCOPE_RUNS or ./runs; `rank` counts the
-    processes of a distributed run. Raises RunError where there is no such run.
+    processes of a distributed run. Raises RunError if there is no such run.
     """
     if os.path.isfile(os.path.join(run, RUN_JSON)):
         return Run(Path(run).resolve(), rank)

@@ -1,14 +1,7 @@
-"""`stepscope.init()`: what a script of the user's own calls to be on the page.
+"""`stepscope.init()`: record the training of a script that calls it.
 
-    import stepscope
-
-    rec = stepscope.init("my model")
-    for batch in rec.batches(loader):
-        ...
-        rec.step(loss=loss, lr=lr)
-
-Each `step` is one optimizer step: a row, and the moment at which the page's buttons act. Tensors
-are taken as they are; one on a GPU is never waited for.
+Each `step` is one optimizer step: a row, and the moment at which the page's buttons take effect. A
+tensor on a GPU is never waited for.
 """
 
 from __future__ import annotations
@@ -22,7 +15,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 from stepscope.common.clock import clock, elapsed
@@ -51,8 +43,8 @@ class Tracker:
 
     Without a `session` every call does nothing. Under `stepscope watch` (`watched`) the steps of
     the optimizers are counted already: `step` then adds values to the last one, and counts only in
-    a script without optimizers of torch. Of what happens here only Stop on the page is raised into
-    the training, as Ctrl-C is.
+    a script without optimizers of torch. Only Stop on the page raises into the training, as Ctrl-C
+    does.
     """
 
     def __init__(self, session: ScriptSession | None, *, watched: bool = False) -> None:
@@ -60,13 +52,13 @@ class Tracker:
         self.watched = watched
         """True under `stepscope watch`, which counts the steps itself."""
         self._counted = 0
-        """The last step that a call of `step` recorded itself."""
+        """The last step that a call of `step` counted."""
         self._begun = False
         self._closed = session is None
         self._waited_s: float | None = None
         self._samples = 0
         self._layouts: dict[tuple[str, ...], Layout] = {}
-        """By the names given to `step`: where their values go in the ring as they are."""
+        """Ring layouts by the names given to `step`."""
         self._tensor: type[Any] | None = None
         # Looked at in every step, where each attribute of an attribute counts.
         self._recorder: Any = session.recorder if session is not None else None
@@ -78,7 +70,7 @@ class Tracker:
 
     @property
     def folder(self) -> Path | None:
-        """The run's folder; None where none could be made."""
+        """The run's folder; None if none could be made."""
         return self.session.recorder.folder if self.session else None
 
     @property
@@ -116,7 +108,7 @@ class Tracker:
         return None
 
     def log(self, values: Mapping[str, Any] | None = None, /, **metrics: Any) -> None:
-        """Record values beside the last step, such as a validation loss; counts no step.
+        """Add values to the last step, such as a validation loss; counts no step.
 
         `samples` and `tokens` are added to those of the step under way, which ends with the next
         `step` (under `stepscope watch`: of an optimizer), and are shown as rates.
@@ -164,8 +156,8 @@ class Tracker:
     def close(self, status: RunStatus = RunStatus.FINISHED, reason: str | None = None) -> None:
         """End the run; a second call does nothing, nor one under `stepscope watch`.
 
-        At the script's end it happens by itself. Outside a `with` block a script that ends by
-        `sys.exit(3)` reads as finished: the interpreter does not tell that to anyone.
+        Called at the script's end. Outside a `with` block a script that ends by `sys.exit(3)` has
+        the status finished, as its exit code is not known.
         """
         if self.session is not None and not self._closed and not self.watched:
             self._closed = True
@@ -174,18 +166,13 @@ class Tracker:
     def __enter__(self) -> Tracker:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if not self.watched:
             self._end(error)
 
     @handlers_wait()
     def _end(self, error: BaseException | None) -> None:
-        """Close with what ended the script, if anything did."""
+        """Close with the exception that ended the script, if any."""
         if self.session is None or self._closed:
             return
         ended = outcome(error)
@@ -194,7 +181,7 @@ class Tracker:
         self.close(ended.status, ended.reason)
 
     def _step(self, values: Mapping[str, Any] | None, metrics: Mapping[str, Any]) -> None:
-        """Record a step of any values, and serve what the page asks."""
+        """Record a step of any values, and execute commands."""
         if self.session is None or self._closed:
             return
         recorder = self.session.recorder
@@ -206,7 +193,7 @@ class Tracker:
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Say once what goes wrong: a metric is never worth a training run."""
+        """Log the first error: a metric is never worth a training run."""
         try:
             yield
         except Exception:
@@ -240,12 +227,12 @@ class Tracker:
             self._remember_layout(recorder, tuple(metrics), tuple(given))
 
     def _measure(self) -> None:
-        """From now on every step has to look for what was gathered since the one before."""
+        """Record what is measured between two steps in each step from now on."""
         self._measuring = True
         self._layouts.clear()
 
     def _begin(self, session: ScriptSession, given: Mapping[str, Any]) -> None:
-        """Tell the run which device the script trains on."""
+        """Set the device on which the script trains."""
         self._begun = True
         on_gpu = [value for value in given.values() if getattr(value, "is_cuda", False)]
         torch = sys.modules.get("torch")
@@ -257,7 +244,7 @@ class Tracker:
             session.train_on(None)
 
     def _host_numbers(self, values: Collection[Any]) -> list[float]:
-        """Return floats and tensors on the CPU as numbers; nothing where another value is there."""
+        """Return floats and tensors on the CPU as numbers; nothing if there is another value."""
         numbers = []
         try:
             for value in values:
@@ -273,7 +260,7 @@ class Tracker:
     def _remember_layout(
         self, recorder: Recorder, names: tuple[str, ...], keys: tuple[str, ...]
     ) -> None:
-        """Let `step` put the next values of these names into the ring by itself."""
+        """Let `step` put the next values of these names into the ring directly."""
         # An epoch is the run's as well. A name with None for a value has no key.
         if "epoch" in names or not 0 < len(keys) == len(names) <= WIDTH:
             return
@@ -292,11 +279,11 @@ def init(
     config: Mapping[str, Any] | None = None,
     sample: bool = True,
 ) -> Tracker:
-    """Start recording this process, say where on stderr, and return what to call at each step.
+    """Start recording this process, print the run on stderr, and return a Tracker.
 
     `runs` is the folder of all runs, by default STEPSCOPE_RUNS or ./runs; `sample` records memory
     and GPUs ten times a second. A second call, or one under `stepscope watch`, returns the tracker
-    of the run there is. Where no run folder can be written it warns, and records nothing.
+    of the present run. If no run folder can be written it warns, and records nothing.
     """
     global _current
     if _current is not None and not _current._closed and _current._pid == os.getpid():
@@ -333,7 +320,7 @@ def current() -> Tracker | None:
 def batch_length(batch: Any, depth: int = 4) -> int | None:
     """Return the samples of a batch: the first dimension of the first tensor or array in it.
 
-    None where none is found in the first 8 parts of each level.
+    None if the first 8 parts of each level have none.
     """
     shape = getattr(batch, "shape", None)
     if isinstance(shape, tuple):  # as torch.Size is
@@ -368,7 +355,7 @@ def _count(recorder: Recorder, given: dict[str, Any]) -> None:
 
 
 def _epoch(epoch: Any, before: int) -> int:
-    """Return the epoch as the store can hold it; what is no number changes nothing."""
+    """Return an epoch that the store can represent; `before` if it is no number."""
     try:
         return max(0, min(int(epoch), 2**53))
     except Exception:  # noqa: BLE001 - the value is the script's and may raise anything

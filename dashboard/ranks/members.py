@@ -12,7 +12,7 @@ from pathlib import Path
 from dashboard.charts.run_view import MOST_RANKS, run_content, training_device
 from stepscope.common.formatting import printable
 from stepscope.run import RunInfo, RunStatus
-from stepscope.run.rank_info import RankFile, find_rank, moment
+from stepscope.run.rank_info import RankFile, find_rank
 
 MOST = 64
 """Ranks of a job that are shown; the others are counted."""
@@ -89,5 +89,5 @@ def _ended(file: RankFile) -> float | None:
     """Return when a rank ended, or was last heard of, in epoch seconds."""
     if file.status.live:
         return None
-    ended = None if file.status is RunStatus.CRASHED else moment(file.run_json.get("ended"))
+    ended = None if file.status is RunStatus.CRASHED else file.run_json.get("ended")
     return file.beat if ended is None else ended

@@ -63,11 +63,11 @@ def details_tab(server: Services, run: RunInfo) -> None:
         _script(script)
     checkpoints = sorted(run.folder.glob("*.pt")) if trainer else []
     if checkpoints and not run.status.live:
-        st.markdown("##### Checkpoints")
+        st.markdown("#### Checkpoints")
         _checkpoints(server, run, [path.name for path in checkpoints[:CHECKPOINTS]])
     kept = snapshots(run.folder)
     if kept:
-        st.markdown("##### Memory snapshots")
+        st.markdown("#### Memory snapshots")
         _snapshots(run, kept)
     config = run.run_json.get("config")
     if isinstance(config, dict) and config:
@@ -75,7 +75,7 @@ def details_tab(server: Services, run: RunInfo) -> None:
     environment = run.run_json.get("environment")
     if isinstance(environment, dict):
         _table("Environment", environment)
-    st.markdown("##### Export")
+    st.markdown("#### Export")
     st.code(f"stepscope export {run.id} --format csv", language=None, wrap_lines=True)
     with st.expander("All recorded properties (run.json)", icon=":material/data_object:"):
         st.json({name: value for name, value in run.run_json.items() if name not in _HIDDEN})
@@ -87,7 +87,7 @@ def _table(title: str, values: Mapping[str, Any]) -> None:
         {"Name": name, "Value": value if isinstance(value, str) else json.dumps(value)}
         for name, value in values.items()
     ]
-    st.markdown(f"##### {title}")
+    st.markdown(f"#### {title}")
     key = f"details_{title.lower()}"
     st.dataframe(rows, hide_index=True, height="content", width="content", key=key, alt=title)
 

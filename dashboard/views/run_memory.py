@@ -69,7 +69,7 @@ def _processes(run: RunInfo) -> None:
         return  # the folder was deleted; the header shows it
     gpu = gpu_of(run_content(run)) or ""
     rows = process_rows(run.run_json, gpu)
-    st.markdown("##### Other processes on this GPU")
+    st.markdown("#### Other processes on this GPU")
     if rows is None:
         reason = missing_reasons(run).get("gpu/mem_others", "this run has not recorded them")
         st.caption(f"Unknown: {escape_markdown(reason.rstrip('.'))}.")

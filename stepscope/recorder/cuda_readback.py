@@ -1,12 +1,12 @@
-"""Brings a step's scalars (loss, gradient norm, …) to the host without stopping the device.
+"""Bring a step's scalars (loss, gradient norm, …) to the host without stopping the device.
 
 `.item()` on a CUDA tensor waits until the device has caught up. `DeviceScalars` copies scalars on
-their device at each step, and all copies since the last time into page-locked memory every
-PERIOD_S; rows go on at a later step, when they have landed there. Stream order protects a copied
-value from later in-place work, collectives and graph replays. Rows come out in order and whole;
-when all slots are in flight a row is recorded without its scalars.
+their device at each step, and all copies since the last time into pinned memory every PERIOD_S;
+rows are recorded at a later step. Stream order protects a copied value from later in-place work,
+collectives and graph replays. Rows stay in order; a row without a free slot is recorded without its
+scalars.
 
-Torch is found in `sys.modules`: whoever has a tensor has imported it.
+Torch is found in `sys.modules`: the owner of a tensor has imported it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.005
 SLOTS = 1024
-"""Copies under way at a time: as many launches as CUDA lets a loop run ahead of the device."""
+"""Maximum number of pending copies: as many launches as CUDA queues ahead of the device."""
 CELLS = 256
 """Maximum number of scalars in one copy to the host."""
 PERIOD_S = 0.01
@@ -41,7 +41,7 @@ RowSink = Callable[[int, float, Row], None]
 
 @dataclass(slots=True, eq=False, repr=False)
 class _Slot:
-    """Page-locked memory for one copy of the scalars of some rows, and the events after it."""
+    """Pinned memory for one copy of the scalars of some rows, and the events after it."""
 
     host: Any
     """A tensor of CELLS elements, float64."""
@@ -49,7 +49,7 @@ class _Slot:
     """The same memory as an array."""
     home: list[_Slot]
     events: dict[int, Any] = field(default_factory=dict)
-    """By number of the device: an event belongs to the one where it was first recorded."""
+    """By device index: an event belongs to the device that recorded it first."""
     landed: Any = None
     """The event after the copy; None before the copy is queued."""
     cells: int = 0
@@ -58,7 +58,7 @@ class _Slot:
     """Number of rows that use the slot."""
 
     def record(self, device: Any) -> None:
-        """Record the event after the copy on the current stream, which is one of `device`."""
+        """Record the event after the copy on the current stream of `device`."""
         event = self.events.get(device.index)
         if event is None:
             event = self.events[device.index] = _event()
@@ -81,26 +81,26 @@ class _Waiting:
 
 
 class DeviceScalars:
-    """The rows of one recorder whose scalars are under way.
+    """The rows of one recorder whose scalars are being copied.
 
-    Only `put`, `poll` and `flush` call CUDA: the last rows wait for the next of these calls.
-    Where the device fails, rows go on without their scalars: nothing here raises what CUDA raises.
+    Only `put`, `poll` and `flush` call CUDA. If the device fails, rows are recorded without their
+    scalars: nothing here raises errors of CUDA.
     """
 
     def __init__(self, sink: RowSink) -> None:
         self._sink = sink
         self._waiting: deque[_Waiting] = deque()
-        self._told = False
+        self._warned = False
         self._pages: dict[tuple[int, int], tuple[Any, Any, Sequence[Any]]] = {}
-        """By device and stream: the stream, CELLS elements on the device, and these one by one."""
+        """By device and stream: the stream, CELLS elements on the device, and their views."""
         self._open: dict[tuple[int, int], _Slot] = {}
         """By device and stream: the slot of the next copy to the host."""
         self._due = 0.0
         self.dropped = 0
-        """Rows that went on without some of their scalars."""
+        """Rows recorded without some of their scalars."""
 
     def __len__(self) -> int:
-        """Rows under way."""
+        """Number of waiting rows."""
         return len(self._waiting)
 
     def put(self, step: int, ts: float, row: Row, scalars: Mapping[str, Any]) -> None:
@@ -112,12 +112,12 @@ class DeviceScalars:
         self._waiting.append(_Waiting(step, ts, row, keys, slot, first))
 
     def poll(self) -> None:
-        """Hand on the rows whose scalars have landed. What the sink raises is the caller's."""
+        """Record the rows whose scalars have been copied. Raises what the sink raises."""
         for _ in range(self._landed()):
             self._hand_on(self._waiting.popleft())
 
     def _landed(self) -> int:
-        """Return how many rows may go on; none where the device fails, as all have gone then."""
+        """Return the number of rows whose scalars have been copied; 0 if the device fails."""
         count = 0
         try:
             if self._waiting and not _is_capturing():  # else the question would end the capture
@@ -136,10 +136,10 @@ class DeviceScalars:
         return count
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Wait for all copies and hand on every row: at a command, an epoch's or the run's end.
+        """Wait for all copies and record every row: at a command, the end of an epoch or run.
 
-        After `timeout_s` the rest goes on without its scalars: a device may hang for ever. What
-        the sink raises is the caller's.
+        After `timeout_s` the rest is recorded without scalars: a device may hang. Raises what the
+        sink raises.
         """
         try:
             if self._waiting and not _is_capturing():
@@ -160,10 +160,7 @@ class DeviceScalars:
             self._give_up(TimeoutError("the GPU does not answer"))
 
     def _start(self, scalars: list[Any]) -> _Started:
-        """Begin the copies; return their slot and the first element there.
-
-        No slot where the device or torch refuses.
-        """
+        """Begin the copies; return their slot, None on failure, and the first element there."""
         slot = None
         try:
             device = scalars[0].device
@@ -183,7 +180,7 @@ class DeviceScalars:
                 slot.cells, slot.rows = len(scalars), 1
                 return slot, 0
         except Exception as error:  # noqa: BLE001 - torch's own, whichever it raises
-            self._tell(error)
+            self._warn_once(error)
         if slot is not None:
             slot.home.append(slot)
         return _NOTHING
@@ -218,7 +215,7 @@ class DeviceScalars:
         return slot, first
 
     def _send(self) -> None:
-        """Queue one copy to the host of what each stream has gathered, on that stream."""
+        """Queue one copy to the host of each stream's scalars, on that stream."""
         for key, slot in list(self._open.items()):
             stream, memory, _ = self._pages[key]
             try:
@@ -233,7 +230,7 @@ class DeviceScalars:
                     self._due = time.monotonic() + PERIOD_S
             except Exception as error:  # noqa: BLE001 - torch's own, whichever it raises
                 self._open.pop(key, None)
-                self._tell(error)
+                self._warn_once(error)
                 slot.cells = 0
 
     def _hand_on(self, waiting: _Waiting) -> None:
@@ -250,30 +247,30 @@ class DeviceScalars:
         self._sink(waiting.step, waiting.ts, waiting.row)
 
     def _give_up(self, error: Exception) -> None:
-        """Hand on every row without its scalars; their slots may still be written to: not free."""
+        """Record every row without scalars; their slots are not free, copies may still arrive."""
         global _free
-        self._tell(error)
+        self._warn_once(error)
         _free = None
         while self._waiting:
             row = self._waiting.popleft()
             self.dropped += row.slot is not None
             self._sink(row.step, row.ts, row.row)
 
-    def _tell(self, error: Exception) -> None:
-        if not self._told:
+    def _warn_once(self, error: Exception) -> None:
+        if not self._warned:
             log.warning("stepscope: values on the GPU could not be read: %s", first_line(error))
-        self._told = True
+        self._warned = True
 
 
 _Started = tuple[_Slot | None, int]
 _NOTHING: _Started = (None, 0)
 
 _free: list[_Slot] | None = None
-"""The slots of this process that no copy uses; None before the first, and after a failure."""
+"""Unused slots of this process; None before the first, and after a failure."""
 
 
 def _take_slot() -> _Slot | None:
-    """Return the slot that was freed last: its event is there already."""
+    """Return the slot that was freed last, which has an event already; None if all are in use."""
     global _free
     if _free is None:
         _free = _new_slots(SLOTS)
@@ -295,17 +292,16 @@ def _new_slots(count: int) -> list[_Slot]:
 
 
 def keep_for_good(kept: object) -> None:
-    """Never free this, not even at the interpreter's end.
+    """Never free an object, not even at the interpreter's end.
 
-    Torch's deleters of page-locked memory and of events call CUDA, and end the process where it
-    does not answer: in a forked child, and after an error that stays with the device.
+    Torch's deleters of pinned memory and of events call CUDA, and end the process in a forked
+    child, or after a sticky error.
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
 
 def _ordinary_mode() -> AbstractContextManager[Any]:
-    """Leave the modes that the script is in: what is made or changed there may not be plain memory,
-    and a script that counts operations must not find ours."""
+    """Leave the script's dispatch and inference modes, which would see or change our tensors."""
     torch = sys.modules["torch"]
     dispatched, inference = torch._C._len_torch_dispatch_stack(), torch.is_inference_mode_enabled()
     if not dispatched and not inference:
@@ -332,14 +328,14 @@ def _current(device: Any) -> AbstractContextManager[Any]:
 
 
 def _copy(scalars: list[Any], slot: _Slot, device: Any) -> None:
-    """Queue a conversion and a copy to the host of each scalar, whatever kind of tensor it is."""
+    """Queue a copy to the host of each scalar, of any tensor type."""
     for place, scalar in enumerate(scalars):
         value = scalar.detach().reshape(()).to(device, slot.host.dtype, non_blocking=True)
         slot.host[place].copy_(value, non_blocking=True)
 
 
 def _pinned(slots: int, width: int) -> Any:
-    """Return page-locked memory, whatever defaults the script has set."""
+    """Return pinned memory, whatever defaults the script has set."""
     torch = sys.modules["torch"]
     return torch.empty((slots, width), dtype=torch.float64, device="cpu", pin_memory=True)
 
@@ -349,19 +345,16 @@ def _event() -> Any:
 
 
 def _is_capturing() -> bool:
-    """A copy or an event inside a CUDA graph's capture would become part of the graph."""
+    """Return True in a CUDA graph's capture, which a copy or an event would change."""
     return bool(sys.modules["torch"].cuda.is_current_stream_capturing())
 
 
 Pair = tuple[Any, Any]
-"""Two `torch.cuda.Event` that keep the time."""
+"""Two `torch.cuda.Event` with timing."""
 
 
 class EventPairs:
-    """The pairs of one device, each free or around work that it has not finished; used again.
-
-    At most `limit` pairs are made, each when it is first needed. They are never freed.
-    """
+    """Reusable event pairs of one device, at most `limit`, created on demand and never freed."""
 
     def __init__(self, new_event: Callable[[], Any], limit: int) -> None:
         self._new_event = new_event
@@ -369,7 +362,7 @@ class EventPairs:
         self._left = limit
 
     def begin(self) -> Pair | None:
-        """Record the first event of a pair on the current stream; None when all are in use."""
+        """Record the first event of a pair on the current stream; None if all are in use."""
         if not self._free:
             if not self._left:
                 return None
@@ -386,18 +379,19 @@ class EventPairs:
         pair[1].record()
 
     def has_ended(self, pair: Pair) -> bool:
-        """Say whether the device has passed both events."""
+        """Return True if the device has passed both events."""
         return bool(pair[1].query())
 
     def seconds(self, pair: Pair) -> float:
-        """Return the time between the events of a pair that has ended, and free the pair.
+        """Return the time between the events of a completed pair, and free the pair.
 
-        Raises what torch raises where it has not, or where the device failed: the pair stays taken.
+        Raises what torch raises for an incomplete pair or a failed device; the pair stays in use
+        then.
         """
         seconds: float = pair[0].elapsed_time(pair[1]) / 1e3  # milliseconds
         self._free.append(pair)
         return seconds
 
     def free(self, pair: Pair) -> None:
-        """Take back a pair that nobody will ask; a CUDA event may be recorded again at any time."""
+        """Free an unread pair; a CUDA event may be recorded again at any time."""
         self._free.append(pair)

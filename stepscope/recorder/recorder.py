@@ -1,8 +1,8 @@
-"""What a training loop calls: log a step, mark an event, take commands.
+"""The interface of a training loop to a run folder: log steps, add events, take commands.
 
-A row of a step goes into a mapped ring and is safe there even if the process is killed; samples and
-events go into a queue. One writer thread moves both into the run folder twice a second, and
-at once for events. Only the constructor raises; only `close` waits for the disk.
+A step's row goes into a mapped ring and survives a killed process; samples and events go into a
+queue. A writer thread moves both into the run folder twice a second, and at once for events. Only
+the constructor raises; only `close` waits for the disk.
 """
 
 from __future__ import annotations
@@ -33,19 +33,18 @@ log = logging.getLogger(__name__)
 STEP_LIMIT = 2**53
 """Steps beyond are no longer whole in the store, where they are 64-bit floats."""
 RECENT_S = 30.0
-"""Age up to which samples stay at hand, for what has to be told at once of a failure."""
+"""Age up to which samples are kept in memory, for the analysis of a failure."""
 SETTLE_S = 2.0
-"""Longest wait for values on a GPU when a run is closed."""
+"""Timeout for values on a GPU when a run is closed."""
 
 
 class Recorder:
-    """Records one rank of one run into `folder`; safe to call from several threads.
+    """Records one rank of one run into `folder`; thread-safe.
 
-    In a forked child it records nothing more; the parent goes on. `on_command` is told of each
-    command in a thread of ours, before the loop can take it. Where several `ranks` share the
-    folder, numbered from 0, all serve a command at the same step; `lead` is that of
-    `consensus.Member`. Raises StoreError or OSError if the folder cannot be set up; no later call
-    raises.
+    Records nothing in a forked child. `on_command` gets each command in the writer thread, before
+    the loop. If several `ranks` share the folder, numbered from 0, all serve a command at the same
+    step; `lead` is that of `consensus.Member`. Raises StoreError or OSError if the folder cannot be
+    set up; no later call raises.
     """
 
     def __init__(
@@ -64,25 +63,25 @@ class Recorder:
             clock.restart()  # in a server the wall clock may have been set since its last run
         self.folder = folder
         self.number = rank
-        """Of this process in the folder."""
+        """Number of this process in the folder."""
         self.step = 0
         self.epoch = 0
         run_json = _first_run_json(name, kind, config, rank)
-        if ranks > 1:  # of a rank that is killed soon the others' files tell why
+        if ranks > 1:  # the status of a rank killed early depends on it
             run_json["world_size"] = ranks
         self.signs = 0
-        """Rises with work of the training that need not be a step, such as a validation batch."""
+        """Rises with work that need not be a step, such as a validation batch."""
         self._on_command = on_command
         self._commands: Commands = OwnCommands(self.want_boundary, self._open_gate)
         # Looked at in every step of a script, where a property would cost as much as the rest.
         self.command_waiting: Collection[object] = self._commands.waiting
         """Not empty when a boundary has to look at the commands."""
         self.recent: deque[Sample] = deque()
-        """The samples of the last RECENT_S seconds, oldest first; list it before looking."""
+        """The samples of the last RECENT_S seconds, oldest first; copy it before iterating."""
         self.counts: dict[str, Any] = {}
-        """Samples and tokens of the step under way, by their keys; see `count`."""
+        """Samples and tokens of the current step, by their keys; see `count`."""
         self.also_dropped: Callable[[], int] = int
-        """Rows without some of their values that the owner brings from a GPU by itself."""
+        """Returns the rows without some of the values that the owner reads from a GPU itself."""
         self._closed = False
         self._rows = RingWriter(self._open_gate)
         self._writer = WriterThread(
@@ -99,9 +98,9 @@ class Recorder:
         return f"Recorder({str(self.folder)!r}, step={self.step})"
 
     def join_job(self, rank: int, ranks: int, *, lead: int) -> None:
-        """Serve commands with all `ranks` of a job from now on; before the first step only.
+        """Serve commands with all `ranks` of a job; before the first step only. Raises OSError.
 
-        `command_waiting` is another object then. Raises OSError.
+        Replaces `command_waiting`.
         """
         self.job = Job(self, self.folder, rank, ranks, lead=lead, on_command=self._on_command)
         self._commands = self.job.commands
@@ -109,7 +108,7 @@ class Recorder:
 
     @property
     def dropped(self) -> int:
-        """Rows and events lost because too many waited, or their thread died writing them."""
+        """Rows and events lost because too many waited, or the writer thread failed."""
         return self._writer.dropped
 
     @property
@@ -122,12 +121,14 @@ class Recorder:
     def log(self, step: int, values: Mapping[str, Any], ts: float | None = None) -> None:
         """Record a step's metrics; `step` must not fall.
 
-        Values are numbers, tensors of one element, or None for no value. A tensor on a GPU is not
-        waited for: its row is recorded some steps later.
+        Values are numbers, tensors of one element, or None. Never waits for a tensor on a GPU: its
+        row is recorded some steps later.
         """
         try:
-            if type(step) is not int or not -STEP_LIMIT < step < STEP_LIMIT:
-                step = _whole(step)  # such as numpy's
+            if type(step) is not int:
+                step = int(step)  # such as numpy's
+            if not -STEP_LIMIT < step < STEP_LIMIT:
+                raise ValueError("the step is too large")
             now, ring = elapsed() + clock.offset, self.ring
             if ts is not None and 0 < float(ts) < now:
                 now = float(ts)
@@ -147,7 +148,7 @@ class Recorder:
             self._rows.refuse("step", error)
 
     def log_step(self, values: Mapping[str, Any]) -> None:
-        """Count a step and record its metrics; its step time is worked out by the writer.
+        """Count a step and record its metrics; the writer computes its step time.
 
         `perf/samples`, the samples of the step, becomes `perf/samples_per_sec`; tokens likewise.
         """
@@ -159,9 +160,9 @@ class Recorder:
             self._rows.refuse("step", error)
 
     def count(self, key: str, number: Any) -> None:
-        """Add to the samples or tokens of the step under way; `take_counts` returns them.
+        """Add to the samples or tokens of the current step; see `take_counts`.
 
-        A tensor on a GPU is added there, and not waited for.
+        Adds a tensor on a GPU there, without waiting.
         """
         if number is None:
             return
@@ -173,70 +174,70 @@ class Recorder:
             self._rows.refuse(key, error)
 
     def take_counts(self) -> dict[str, Any]:
-        """Return what was counted for the step that ends now."""
+        """Return and reset the counts of the step that ends now."""
         taken, self.counts = self.counts, {}
         return taken
 
     def restart_clock(self) -> None:
-        """Do not count the time since the last `log_step` as step time: after a pause."""
+        """Exclude the time since the last `log_step` from the step time: after a pause."""
         self._rows.record(self.step, clock.now(), {RESTART: 0.0}, TimedRow())
 
     def settle(self, timeout_s: float | None = None) -> None:
-        """Wait for the tensors under way and record their rows; after `timeout_s` without them."""
+        """Wait for pending tensors and record their rows; after `timeout_s` without them."""
         self._rows.settle(timeout_s)
 
     def sample(self, values: Values) -> None:
-        """Record one sampler tick of process, host and allocator."""
+        """Record one reading of process, host and allocator."""
         self._put_sample(Stream.SAMPLES, "", values)
 
     def device(self, uuid: str, values: Values) -> None:
-        """Record one sampler tick of a GPU."""
+        """Record one reading of a GPU."""
         self._put_sample(Stream.DEVICES, to_text(uuid), values)
 
     def event(self, kind: str, text: str, /, **data: Any) -> None:
-        """Mark an event now; of `data` what JSON can hold is kept."""
+        """Add an event now; keeps of `data` what JSON can represent."""
         self._put(self._event(kind, text, data))
         self._writer.wake()
 
     def describe(self, **run_json: Any) -> None:
-        """Add entries to run.json, such as total_steps; does nothing once the run is closed."""
+        """Add entries to run.json, such as total_steps; does nothing after `close`."""
         with self._writer.run_json_lock:
             if not self._closed:
                 self._describe(run_json)
         self._writer.wake()
 
     def described(self) -> dict[str, Any]:
-        """Return what run.json says now."""
+        """Return a copy of the present run.json."""
         with self._writer.run_json_lock:
             return dict(self._writer.run_json)
 
     def take_commands(self) -> list[Command]:
-        """Return the commands to serve at this boundary; costs about 100 ns when there are none."""
+        """Return the commands to execute at this boundary; about 100 ns without any."""
         return self._commands.take() if self.command_waiting else []
 
     def want_boundary(self) -> None:
-        """Have the next step take the long way, which looks at what is asked of it; any thread."""
+        """Make the next step check for commands; from any thread."""
         if self.ring.gate >= 0:
             self.ring.gate = -1
 
     def put_back(self, commands: Sequence[Command]) -> None:
-        """Keep commands for the next boundary: they need a whole step, or stand behind a stop."""
+        """Keep commands for the next boundary: they need a whole step, or follow a stop."""
         self._commands.put_back(commands)
 
     def wait_command(self, timeout_s: float) -> list[Command]:
-        """Wait for a command, at most `timeout_s`; for a loop that stands at a boundary."""
+        """Wait for a command, at most `timeout_s`; for a loop at a boundary."""
         return self._commands.wait(timeout_s)
 
     def may_leave(self) -> bool:
-        """Say whether a loop that took commands may leave its boundary; if not, ask again."""
+        """Return True if a loop that took commands may leave its boundary; else ask again."""
         return self._commands.may_leave()
 
     def left(self) -> None:
-        """Tell that an exception leaves the boundary."""
+        """Report that an exception leaves the boundary."""
         self._commands.leave()
 
     def finish(self, command: Command, text: str, *, ok: bool = True, **data: Any) -> None:
-        """Acknowledge a command and mark what it did, such as before={...} and after={...}."""
+        """Acknowledge a command and add its event, such as with before={...} and after={...}."""
         ended = Ended(command.id, "done" if ok else "refused", clock.now(), text)
         event = self._event(command.name, text, {"ok": ok, "command_id": command.id, **data})
         if self.job is None:
@@ -251,12 +252,12 @@ class Recorder:
         self._writer.wake()
 
     def observe(self, observer: Observer) -> None:
-        """Have an observer hear, in the writer's thread, of all that is stored from now on."""
+        """Let an observer receive, in the writer's thread, all that is stored from now on."""
         self._writer.observer = observer
 
     @property
     def run_json(self) -> Mapping[str, Any]:
-        """What run.json says as of now; others may change it meanwhile."""
+        """The present run.json; other threads may change it."""
         return self._writer.run_json
 
     def set_status(self, status: RunStatus, reason: str | None = None) -> None:
@@ -264,7 +265,7 @@ class Recorder:
         self.describe(status=status, reason=reason)
 
     def close(self, status: RunStatus, reason: str | None = None, timeout_s: float = 4.0) -> None:
-        """Write what is left and the final status; a second call does nothing."""
+        """Write the waiting rows and the final status; a second call does nothing."""
         if self.job is not None and not self._closed:
             self.job.close()
         with self._writer.run_json_lock:  # what others describe comes before, or not at all
@@ -335,14 +336,6 @@ class Recorder:
             except Exception:
                 log.exception("stepscope: a command could not be announced")
         self._commands.offer(command)
-
-
-def _whole(step: Any) -> int:
-    """Return a step as the store can hold it. Raises ValueError, or what the value raises."""
-    whole = int(step)
-    if not -STEP_LIMIT < whole < STEP_LIMIT:
-        raise ValueError("no step that the store can hold")
-    return whole
 
 
 _open_recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()

@@ -1,7 +1,7 @@
-"""Writes what a killed process could not: its last rows, and how it ended.
+"""Write the last rows of a killed process, and how it ended.
 
-Nowhere else does a process write into a run folder that another one records into. Whoever shows or
-exports an ended run calls `recover_ended`; whoever killed or started its process, `note_end`.
+Only these functions write into a run folder of another process. Call `recover_ended` before showing
+or exporting an ended run, `note_end` after killing or starting its process.
 """
 
 from __future__ import annotations
@@ -36,15 +36,14 @@ log = logging.getLogger(__name__)
 
 LIVE = tuple(status for status in RunStatus if status.live)
 
-_told: set[tuple[Path, int]] = set()
+_logged: set[tuple[Path, int]] = set()
 
 
 def recover_ended(run: RunInfo) -> int:
-    """Move the last rows of an ended run from its rings into its stores; return how many.
+    """Move the last rows of an ended run from its rings into its stores; return their number.
 
-    There are such rows if its process was killed, or the disk was full. Does nothing to runs that
-    are live, or belong to another host or user. A ring that cannot be read is kept, and the log
-    says why.
+    Does nothing for runs that are live, or of another host or user. Keeps a ring that cannot be
+    read, and logs the reason.
     """
     if run.status.live or read_only_reason(run) is not None:
         return 0
@@ -53,18 +52,17 @@ def recover_ended(run: RunInfo) -> int:
         try:
             gained += recover(run.folder, number)
         except (RingError, StoreError, OSError, sqlite3.Error) as error:
-            if (run.folder, number) not in _told:  # a page asks twice a second
+            if (run.folder, number) not in _logged:  # a page asks twice a second
                 log.warning("%s: the last rows could not be stored: %s", run.id, error)
-            _told.add((run.folder, number))
+            _logged.add((run.folder, number))
     return gained
 
 
 def recover(folder: Path, rank: int = 0) -> int:
-    """Move the ring of a dead process into its store and delete it; return the rows gained.
+    """Move the ring of a dead process into its store and delete it; return the number of rows.
 
-    A transaction that the process had not completed is rolled back, unless the process may run.
-    Raises RingError while its process or another reader holds it, StoreError or OSError where the
-    ring or the store cannot be written.
+    Rolls back an incomplete transaction. Raises RingError if the process or another reader has the
+    ring open, StoreError or OSError if the ring or the store cannot be written.
     """
     path = folder / f"rank{rank}.ring"
     if not os.path.lexists(path):
@@ -95,7 +93,7 @@ def recover(folder: Path, rank: int = 0) -> int:
 def note_end(
     folder: Path, status: RunStatus, reason: str, instead_of: Collection[str] = LIVE
 ) -> None:
-    """Write how a run ended that cannot say it itself; only over one of these statuses.
+    """Write the end of a run whose process could not; only over one of these statuses.
 
     Does nothing in a folder of another user.
     """
@@ -109,7 +107,7 @@ def note_end(
 
 
 def _may_run(folder: Path, rank: int) -> bool:
-    """Return False if the process of a rank was on this host and is gone."""
+    """Return False if the process of a rank was on this host and has ended."""
     found = find_rank(folder, rank)
     if found is None or found.status.live or found.run_json.get("host") != socket.gethostname():
         return True
@@ -117,10 +115,7 @@ def _may_run(folder: Path, rank: int) -> bool:
 
 
 def _note_step(folder: Path, rank: int, step: int) -> None:
-    """Write into run.json the last step that the store has now.
-
-    The file keeps its time of change: it counts as a sign of life of the process.
-    """
+    """Write the last step of the store into run.json; keep its time of change, a sign of life."""
     path = folder / rank_json(rank)
     try:
         run_json, times = read_run_json(folder, rank), path.stat()

@@ -1,12 +1,12 @@
 """The ring in front of the store: a file mapped into memory, one fixed slot a row.
 
-The training thread packs a row into the next slot and goes on: no lock, no allocation, no system
-call. The writer thread moves rows into the store. A killed process loses nothing, because the
-kernel keeps the pages of a mapped file; `recovery.py` stores what the writer had not.
+The training thread packs a row into the next slot: no lock, no allocation, no system call. The
+writer thread moves rows into the store. The kernel keeps the pages of a killed process;
+`recovery.py` stores its last rows.
 
 The file is a header of 64 KiB (the magic word, then one JSON line a layout) and SLOTS slots of 128
 bytes: layout, epoch seconds, step, up to 12 values and, written last, the row's number plus one. A
-slot whose number is not the expected one is not written yet, or was torn by a kill.
+slot with another number is not written yet, or was torn by a kill.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ FILE_BYTES = HEADER_BYTES + SLOTS * SLOT_BYTES
 WIDTH = 12
 """Values of a slot; a wider row takes several slots with the same time and step."""
 CROWDED = SLOTS // 4
-"""Rows that wait when the writer is told not to sleep any longer."""
+"""Waiting rows from which the writer is woken."""
 MARGIN = 64
-"""Slots never filled: as many threads may pass the check for room at the same moment."""
+"""Slots never filled: as many threads may pass the check for room at the same time."""
 HOLE_S = 1.0
 """Age at which a claimed slot counts as lost: its thread was interrupted before writing."""
 SETTLE_S = 0.05
-"""What a thread may need from claiming to writing, waited for once at the end."""
+"""Time that a thread may need from claiming to writing."""
 
 SLOT = np.dtype(
     [("layout", "<i8"), ("ts", "<f8"), ("step", "<i8"), ("values", "<f8", WIDTH), ("number", "<i8")]
@@ -53,7 +53,7 @@ Slots = NDArray[np.void]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What the values of a slot are; of `timed` rows the writer works out the step time."""
+    """Metrics of a slot's values; the writer computes the step time of `timed` rows."""
 
     number: int
     keys: tuple[str, ...]
@@ -63,7 +63,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """Rows that wait for the writer, the number behind them, and slots that nobody wrote."""
+    """Rows that wait for the writer, the number after them, and the count of unwritten slots."""
 
     slots: Slots
     upto: int
@@ -77,9 +77,8 @@ class RingError(Exception):
 class Ring:
     """The ring of one process; `put` from any thread, `pending` and `release` from one.
 
-    Without a file that can be made (no space, read-only), and on a network file system, it lives in
-    memory: `reason` says why. A mapped file of a network blocks the thread that writes to it while
-    the server is away. `crowded` is called when many rows wait, once until some are released.
+    In memory if no file can be made, and on a network file system, which blocks the training while
+    the server is away: `reason` says why. `crowded` is called once when many rows wait.
     """
 
     def __init__(self, path: Path, *, crowded: Callable[[], None] = lambda: None) -> None:
@@ -94,13 +93,13 @@ class Ring:
         self.end = SLOTS - MARGIN
         """First row for which there is no room."""
         self.gate = self.limit = CROWDED
-        """From row number `limit` on, `put` has to make sure that there is room. `gate` is the same
-        number, or -1 while a command, a tensor on a GPU or the end asks for more than a `put`."""
-        self._tell_crowded = crowded
+        """`put` checks for room from row `limit` on. `gate` is `limit`, or -1 while a command, a
+        tensor on a GPU or the end needs more than a `put`."""
+        self._on_crowded = crowded
         self.drained = 0
         """Rows before this number are in the store."""
         self._final: int | None = None
-        """The exact end, once there is one: `last` may fall back when two threads race."""
+        """The exact end, once there is one: `last` may fall when two threads race."""
         self._hole: tuple[int, float] | None = None
         self._layouts: dict[tuple[tuple[str, ...], bool], Layout] = {}
         self._layout_lock = threading.Lock()
@@ -119,12 +118,12 @@ class Ring:
         self._slots = np.frombuffer(self.memory, SLOT, SLOTS, HEADER_BYTES)
 
     def layout(self, keys: tuple[str, ...], timed: bool) -> Layout | None:
-        """Return the layout of these keys (WIDTH at most); None when the header has no room."""
+        """Return the layout of these keys (WIDTH at most); None if the header is full."""
         found = self._layouts.get((keys, timed))
         return found if found is not None else self._new_layout(keys, timed)
 
     def put(self, layout: Layout, ts: float, step: int, values: Iterable[float | None]) -> None:
-        """Write one row; when the ring is full it is counted in `dropped` instead."""
+        """Write one row; a full ring counts it in `dropped` instead."""
         if self.last >= self.limit and not self._has_room():
             return
         self.last = number = self.claim()
@@ -136,7 +135,7 @@ class Ring:
             self.dropped += 1
             return False
         self._set_limit(self.end)
-        self._tell_crowded()
+        self._on_crowded()
         return True
 
     def _set_limit(self, limit: int) -> None:
@@ -145,13 +144,13 @@ class Ring:
             self.gate = limit
 
     def waiting(self) -> int:
-        """Return about how many rows wait for the writer."""
+        """Return the approximate number of rows that wait for the writer."""
         return (self.last + 1 if self._final is None else self._final) - self.drained
 
     def pending(self, *, everything: bool = False) -> Pending:
-        """Return a copy of the rows that wait, up to the first slot claimed and not yet written.
+        """Return a copy of the waiting rows, up to the first slot claimed and not yet written.
 
-        `everything`: wait a moment for the threads that are writing, then go on behind such slots.
+        `everything`: wait for SETTLE_S, then skip such slots.
         """
         numbers = np.arange(self.drained, self.drained + self.waiting())
         taken = self._slots[numbers % SLOTS]
@@ -170,7 +169,7 @@ class Ring:
         return self._at_hole(taken, written)
 
     def release(self, pending: Pending) -> None:
-        """Free the slots of these rows: they are stored."""
+        """Free the slots of these rows, which are stored."""
         self.drained = pending.upto
         self.lost += pending.lost
         if self._final is None:
@@ -182,13 +181,13 @@ class Ring:
         return list(self._layouts)
 
     def stop(self) -> None:
-        """Take no more rows; all claimed ones are `pending` now."""
+        """Accept no more rows; all claimed ones are `pending` now."""
         self.gate = self.limit = self.end = -1
         if self._final is None:
             self._final = self.claim()
 
     def leave(self) -> None:
-        """In a forked child: touch the parent's ring no more, and do not keep its lock."""
+        """In a forked child: leave the parent's ring and its lock alone."""
         self.gate = self.limit = self.end = -1
         self._header_used = HEADER_BYTES  # a new layout would be written over the parent's
         if self._lock is not None:
@@ -196,7 +195,7 @@ class Ring:
             self._lock = None
 
     def close(self) -> None:
-        """Delete the file; `put` may still be called and changes nothing on disk."""
+        """Delete the file; a later `put` changes nothing on disk."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -204,7 +203,7 @@ class Ring:
                 self.path.unlink()
 
     def _at_hole(self, taken: Slots, written: NDArray[np.bool_]) -> Pending:
-        """Wait for the slot that the first row claimed; after HOLE_S go on behind it."""
+        """Wait for the slot that the first row claimed; after HOLE_S skip it."""
         now = time.monotonic()
         if self._hole is None or self._hole[0] != self.drained:
             self._hole = self.drained, now
@@ -238,8 +237,8 @@ class Ring:
 
 @dataclass(frozen=True, slots=True)
 class Remains:
-    """What a killed process left: slots in order, the number behind the last of them, and keys
-    and `timed` of their layouts."""
+    """The unstored slots of a killed process in order, the number after them, and keys and `timed`
+    of their layouts."""
 
     slots: Slots
     end: int
@@ -250,11 +249,11 @@ class Remains:
 def abandoned(
     path: Path, *, look_only: bool = False, alive: Callable[[], bool] = lambda: False
 ) -> Iterator[Callable[[int], Remains]]:
-    """Give a reader of a dead process's ring: a function from rows already stored to Remains.
+    """Yield a function that reads a dead process's ring: from the number of stored rows to Remains.
 
-    `alive` says whether the ring's process runs, where the file system has no locks. A ring that
-    this process may not write is read without a lock if `look_only`. Raises RingError where the
-    file is no ring, or its writer or another reader is at it; OSError where it cannot be opened.
+    `alive` returns whether the ring's process runs, for a file system without locks. `look_only`
+    reads a ring without write permission without a lock. Raises RingError if the file is no ring or
+    in use, OSError if it cannot be opened.
     """
     try:
         descriptor = open_regular_file(path, writable=True)  # NFS locks no other
@@ -277,7 +276,7 @@ def _remains(name: str, data: bytes, stored: int) -> Remains:
         raise RingError(f"{name}: not a ring of this version.")
     layouts = _read_layouts(data[len(MAGIC) : HEADER_BYTES])
     slots = np.frombuffer(data, SLOT, SLOTS, HEADER_BYTES)
-    # A number stands in the one slot that is its own, or it is damage.
+    # A number belongs to one slot; in another slot it is damage.
     number = slots["number"] - 1
     good = (
         (number >= stored)
@@ -301,10 +300,7 @@ def _read_layouts(header: bytes) -> list[tuple[tuple[str, ...], bool]]:
 
 
 def _map_file(path: Path) -> mmap.mmap:
-    """Make and map the file with all its blocks: a page that the disk refuses kills the process.
-
-    Raises OSError, and leaves no file then.
-    """
+    """Create and map the file. Raises OSError, and leaves no file then."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
     try:
         os.posix_fallocate(file, 0, FILE_BYTES)
@@ -317,13 +313,13 @@ def _map_file(path: Path) -> mmap.mmap:
 
 
 def _locked(path: Path) -> int:
-    """Open the file once more and lock it: a forked child must be able to let go of the lock alone,
-    and a map keeps its own descriptor open."""
+    """Open the file again and lock it: a forked child must close the lock alone, and a map keeps
+    its descriptor open."""
     try:
         file = open_regular_file(path, writable=True)
     except OSError:  # too many open files
         path.unlink()
         raise
-    with contextlib.suppress(OSError):  # without a lock, host and pid say whose it is
+    with contextlib.suppress(OSError):  # without locks, host and pid identify the owner
         try_lock(file)
     return file

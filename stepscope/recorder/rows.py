@@ -24,9 +24,9 @@ STEP_TIME = "perf/step_time"
 SAMPLES = "perf/samples"
 RATE = "perf/samples_per_sec"
 RATES = {SAMPLES: RATE, "perf/tokens": "perf/tokens_per_sec"}
-"""Amounts of a step that are recorded as rates: divided here by its step time."""
+"""Amounts of a step that are recorded as rates: divided by its step time."""
 RESTART = "perf/restart"
-"""The one key of a row that only restarts the clock: time so far is no step time."""
+"""The only key of a row that restarts the clock: time so far is no step time."""
 LOSS = "train/loss"
 
 Layouts = Sequence[tuple[tuple[str, ...], bool]]
@@ -44,7 +44,7 @@ class BrokenLoss:
 
     @property
     def text(self) -> str:
-        """What the marker says."""
+        """Text of the event."""
         whose = self.key.removeprefix(LOSS)
         return f"The loss {f'({self.key}) ' if whose else ''}is {self.loss} at step {self.step}"
 
@@ -53,17 +53,16 @@ class BrokenLoss:
 class StepRows:
     """Turns slots into blocks, batch after batch, for one store.
 
-    A timed row stands for one step and gets the time since the timed row before it, or since the
-    RESTART between them.
+    A timed row is one step; its step time begins at the timed row, or the RESTART, before it.
     """
 
     broken: list[BrokenLoss] = field(default_factory=list)
-    """Found since it was last cleared."""
+    """Found since the list was last cleared."""
     _timed_before: float = np.nan
     _ts: float = -np.inf
     _step: float = -np.inf
     _broken_now: frozenset[str] = frozenset()
-    """The losses that were not finite when they came last."""
+    """The losses whose last value was not finite."""
 
     def block(self, slots: Slots, layouts: Layouts) -> Block:
         """Return the rows of these slots, in order."""
@@ -96,7 +95,7 @@ class StepRows:
     def _with_times(
         self, keys: tuple[str, ...], values: Floats, ts: Floats, timed: Flags, bare: Flags
     ) -> tuple[tuple[str, ...], Floats]:
-        """Add step time and, for rows that tell an amount, its rate."""
+        """Add step time and the rates of amounts."""
         elapsed = np.full(len(ts), np.nan)
         elapsed[timed] = np.diff(ts[timed], prepend=self._timed_before)
         self._timed_before = float(ts[timed][-1])
@@ -113,7 +112,7 @@ class StepRows:
         return tuple(columns), np.array(list(columns.values())).reshape(len(columns), len(ts))
 
     def _rising(self, ts: Floats, step: Floats) -> tuple[Floats, Floats]:
-        """Let neither axis fall: two threads may have written in another order than they began."""
+        """Make both axes monotonic: two threads may write in another order than they began."""
         if len(ts):
             ts = np.maximum.accumulate(np.maximum(ts, self._ts))
             step = np.maximum.accumulate(np.maximum(step, self._step))
@@ -121,7 +120,7 @@ class StepRows:
         return ts, step
 
     def _note_broken_loss(self, key: str, slots: Slots, layouts: Layouts) -> None:
-        """Note each time that a loss turned from a number to NaN or infinity."""
+        """Add each change of a loss from a number to NaN or infinity."""
         columns = [names.index(key) if key in names else -1 for names, _ in layouts]
         column = np.array(columns, dtype=np.intp)[slots["layout"]]
         have = np.flatnonzero(column >= 0)
@@ -136,7 +135,7 @@ class StepRows:
 
 
 def _fill(columns: dict[str, Floats], key: str, values: Floats) -> None:
-    """Add a column; what a row has given of it by itself stays."""
+    """Add a column; values that rows have of it stay."""
     given = columns.get(key)
     columns[key] = values if given is None else np.where(missing(given), values, given)
 
@@ -148,28 +147,24 @@ NAME_LIMIT = 500
 
 
 class TimedRow(Row):
-    """A row that stands for one step: the writer works out its step time."""
+    """A row that is one step: the writer computes its step time."""
 
 
 class RingWriter:
-    """Sorts a row's values and hands it to the ring; `open_gate` lets the shorter way be taken.
-
-    What is no number is left out, and the log says so once for each name.
-    """
+    """Puts rows into the ring; leaves out what is no number, and logs each such name once."""
 
     ring: Ring
-    """Set by the owner before the first row: the writer thread makes it, and may already ask what
-    was dropped."""
+    """Set by the owner before the first row, as the writer thread creates it."""
 
     def __init__(self, open_gate: Callable[[], None]) -> None:
         self._open_gate = open_gate
         self.late: DeviceScalars | None = None
-        """The rows whose values are under way; None before there was one."""
+        """Rows that wait for values on a GPU; None before the first."""
         self._late_lock = threading.RLock()  # a signal handler may come in the middle
         self._refused: set[str] = set()
 
     def record(self, step: int, ts: float, values: Mapping[str, Any], row: Row) -> None:
-        """Sort plain numbers from tensors on a GPU and put the row into the ring, now or later."""
+        """Put a row into the ring, now or when its tensors on a GPU have been copied."""
         tensors: dict[str, Any] = {}
         for key, value in values.items():
             if type(key) is not str or not key.isascii() or len(key) > NAME_LIMIT:
@@ -192,7 +187,7 @@ class RingWriter:
         self.ring.gate = -1
 
     def read(self, key: str, value: Any, row: Row, tensors: dict[str, Any]) -> None:
-        """Put a value into the row, or into `tensors` where it is on a GPU."""
+        """Put a value into the row, or into `tensors` if it is on a GPU."""
         try:
             if getattr(value, "is_cuda", False) and value.numel() == 1:
                 tensors[key] = value
@@ -202,7 +197,7 @@ class RingWriter:
             self.refuse(key, error)
 
     def refuse(self, key: str, error: Exception) -> None:
-        """Say once that a metric has values that cannot be recorded."""
+        """Log once that values of a metric cannot be recorded."""
         if key not in self._refused:
             self._refused.add(key)
             log.warning(
@@ -232,7 +227,7 @@ class RingWriter:
             self.put(step, ts, type(row)(part))
 
     def settle(self, timeout_s: float | None) -> None:
-        """Wait for the values under way and put their rows; after `timeout_s` without them."""
+        """Wait for the values on GPUs and put their rows; after `timeout_s` without them."""
         late = self.late
         if late is not None and self._late_lock.acquire(timeout=timeout_s or -1):
             try:

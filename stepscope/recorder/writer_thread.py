@@ -1,7 +1,7 @@
-"""The one thread that writes a run folder: rows, events, run.json, and takes commands from it.
+"""The thread that writes a run folder: rows, events, run.json, and takes commands from it.
 
-Rows leave the ring and the queue only after their commit; while the disk refuses to write they
-wait there, and run.json says so.
+Rows leave the ring and the queue only after their commit. While the disk refuses writes they wait
+there, and run.json has the problem.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import copy
 import itertools
 import logging
 import os
+import re
 import sqlite3
 import threading
 import time
@@ -33,34 +34,33 @@ from stepscope.store.blocks import Event, Item, Observer, Sample, Values
 log = logging.getLogger(__name__)
 
 COMMAND_POLL_S = 0.05
-"""How often to look for commands where inotify cannot tell of one; elsewhere one ends the sleep."""
+"""Period of looking for commands without inotify, which ends the sleep otherwise."""
 FLUSH_S = 0.5
-"""Rows of steps are safe in the mapped ring before; the page asks twice a second. Without a mapped
-ring it is half of that: with the commit itself, a killed process loses 0.5 s at most."""
-RETRY_S = (0.5, 8.0)
-"""First and longest pause after a failed write."""
+"""Period of commits: rows of steps are safe in the mapped ring. Half of it without a mapped ring: a
+killed process then loses 0.5 s at most."""
+RETRY_S = 2.0
+"""Pause after a failed write."""
 QUEUE_LIMIT = 100_000
-"""Samples and events kept while the disk refuses them (about 400 B each)."""
+"""Maximum number of samples and events in memory (about 400 B each)."""
 BATCH_LIMIT = 50_000
 BALLAST = "ballast"
 BALLAST_BYTES = 256 * 1024
-"""Freed when the disk is full, so that run.json can still say so."""
+"""Freed when the disk is full, so that run.json can be written."""
 CUSTOM_LISTED = 64
+_NUMBERED = re.compile(r"\.optimizer|\.group")
 TOLD_LIMIT = 20
-"""Different errors that the log is told of."""
-SALVAGE_TRIES = 64
-"""Commits tried, one after another, to find the rows that no store can hold."""
+"""Maximum number of different errors that are logged."""
 
 Offer = Callable[[int, str, str], None]
-"""Takes a command's id, name and arguments (JSON), in this thread."""
+"""Takes a command's id, name and arguments (JSON), in the writer thread."""
 
 
 class WriterThread:
-    """Writes one rank's part of a run folder from its making to `close`.
+    """Writes one rank's part of a run folder until `close`.
 
     `run_json` is the content of run.json; the owner changes it under `run_json_lock`. `progress`
-    returns the entries that change at every step. Raises StoreError or OSError where the folder
-    cannot be set up.
+    returns the entries that change at every step. Raises StoreError or OSError if the folder cannot
+    be set up.
     """
 
     def __init__(
@@ -84,14 +84,14 @@ class WriterThread:
         self._closing = threading.Event()
         self._ended = False
         self._steps = StepRows()
-        self._custom: dict[str, None] = {}
-        self._told: set[str] = set()
+        self._custom: list[str] = []
+        self._logged: set[str] = set()
         self._wall_offset_s = 0.0
         with contextlib.ExitStack() as undo:  # a run that cannot begin leaves nothing behind
             self._store = RunWriter(folder / store_name(rank))
             undo.callback((folder / store_name(rank)).unlink, missing_ok=True)
             undo.callback(self._store.close)
-            self._sleeper = Sleeper(folder)  # touched by who sends a command
+            self._sleeper = Sleeper(folder)  # touched by `send_command`
             self.wake = self._sleeper.wake
             self.ring = Ring(folder / f"rank{rank}.ring", crowded=self.wake)
             undo.callback(self.ring.close)
@@ -112,18 +112,18 @@ class WriterThread:
 
     @property
     def dropped(self) -> int:
-        """Rows and events lost because too many waited, or this thread died writing them."""
+        """Rows and events lost because too many waited, or this thread failed."""
         return self._lost + self.ring.dropped + self.ring.lost
 
     def put(self, item: Item) -> None:
-        """Queue an item; when too many wait it is counted as dropped."""
+        """Queue an item; count it as dropped if too many wait."""
         if len(self._queue) >= QUEUE_LIMIT:
             self._lost += 1
         else:
             self._queue.append(item)
 
     def close(self, timeout_s: float) -> None:
-        """Write what is left and end; a second call does nothing."""
+        """Write what waits and end; a second call does nothing."""
         self.ring.stop()
         self._closing.set()
         self.wake()
@@ -134,22 +134,18 @@ class WriterThread:
     def leave(self) -> None:
         """In a forked child, where this thread does not exist and its locks may be held."""
         self.run_json_lock = threading.RLock()
-        self.wake = lambda: None  # the parent's thread must not hear of the child
+        self.wake = lambda: None  # the child must not wake the parent's thread
         self.ring.leave()
 
     def _work(self) -> None:
-        pause_s = RETRY_S[0]
         while not self._ended:
-            begun, last_try = time.monotonic(), self._closing.is_set()
+            last_try = self._closing.is_set()
             try:
                 self._loop()
             except Exception as error:  # noqa: BLE001 - the recording would end with this thread
-                self._say_once("the writer stumbled and goes on", error, traceback=True)
+                self._log_once("the writer failed and retries", error, traceback=True)
                 self._ended = last_try
-                if time.monotonic() - begun > RETRY_S[1]:
-                    pause_s = RETRY_S[0]
-                self._closing.wait(pause_s)
-                pause_s = min(pause_s * 2, RETRY_S[1])
+                self._closing.wait(RETRY_S)
         self._store.close()
         self._sleeper.close()
         if self.ring.waiting() <= 0:  # what could not be stored stays in the ring's file
@@ -157,7 +153,7 @@ class WriterThread:
         (self.folder / BALLAST).unlink(missing_ok=True)
 
     def _loop(self) -> None:
-        version, pause_s = -1, RETRY_S[0]
+        version = -1
         flush_s = FLUSH_S if self.ring.reason is None else FLUSH_S / 2
         next_flush = time.monotonic() + flush_s
         next_beat = time.monotonic() + HEARTBEAT_S  # run.json has just been written
@@ -174,8 +170,7 @@ class WriterThread:
             now = time.monotonic()
             if woken or closing or now >= next_flush:
                 failed = self._flush(closing)
-                pause_s = min(pause_s * 2, RETRY_S[1]) if failed else RETRY_S[0]
-                next_flush = now + (pause_s if failed else flush_s)
+                next_flush = now + (RETRY_S if failed else flush_s)
             if closing or now >= next_look:
                 self._ask_observer(closing)
                 next_look = now + HEARTBEAT_S
@@ -189,14 +184,14 @@ class WriterThread:
             version = self._poll_commands(version)
 
     def _flush(self, everything: bool) -> bool:
-        """Write what waits, and with `everything` what has come meanwhile; return True where the
-        disk refused it."""
+        """Write what waits, and with `everything` what arrives meanwhile; return True if that
+        failed."""
         while self.ring.waiting() > 0 or self._queue:
             rows = self.ring.pending(everything=everything)
             batch = list(itertools.islice(self._queue, BATCH_LIMIT))
             if rows.upto == self.ring.drained and not batch:
                 break  # a slot is claimed and not written yet
-            if not self._store_what_can_be(rows, batch):
+            if not self._store_valid(rows, batch):
                 return True
             self._note_recovery()
             if not everything and len(self._queue) < BATCH_LIMIT:
@@ -204,7 +199,7 @@ class WriterThread:
         return False
 
     def _store_rows(self, rows: Pending, batch: Sequence[Item]) -> None:
-        """Commit these and let go of them; where that fails all is as before."""
+        """Commit rows and items and release them; change nothing on failure."""
         steps = copy.copy(self._steps)
         steps.broken = []
         block = steps.block(rows.slots, self.ring.layouts())
@@ -212,36 +207,28 @@ class WriterThread:
             self._write(block, steps, batch)
             self._store.store_slots(rows.upto)
         self._steps = steps
-        self.ring.release(rows)
-        self._forget(batch)
+        self._release(rows, batch)
         if self.observer is not None:
             self.observer.saw(block, batch)
 
-    def _store_what_can_be(self, rows: Pending, batch: Sequence[Item]) -> bool:
-        """Store these, without the rows that no store can hold; return False where the disk refuses
-        or it takes too long: the rest waits."""
-        waiting = [(rows, batch)]
-        for _ in range(SALVAGE_TRIES):
-            if not waiting:
-                break
-            rows, batch = waiting.pop()
-            try:
-                self._store_rows(rows, batch)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the rest must not wait
-                if _is_held_up(error):
-                    self._note_problem(error)
-                    return False
-                parts = _halves(rows, batch)
-                if len(parts) > 1:
-                    waiting += reversed(parts)  # what comes first is stored first
-                    continue
-                self.ring.release(rows)
-                self._forget(batch)
-                self._lost += len(rows.slots) + len(batch)
-                self._say_once("a row could not be stored and is lost", error)
-        return not waiting
+    def _store_valid(self, rows: Pending, batch: Sequence[Item]) -> bool:
+        """Store rows and items except those that the store refuses; return False to retry later."""
+        try:
+            self._store_rows(rows, batch)
+        except Exception as error:  # noqa: BLE001 - the other rows must not wait
+            if _is_held_up(error):
+                self._note_problem(error)
+                return False
+            parts = _halves(rows, batch)
+            if len(parts) > 1:
+                return all(self._store_valid(*part) for part in parts)
+            self._release(rows, batch)
+            self._lost += len(rows.slots) + len(batch)
+            self._log_once("a row could not be stored and is lost", error)
+        return True
 
-    def _forget(self, batch: Sequence[Item]) -> None:
+    def _release(self, rows: Pending, batch: Sequence[Item]) -> None:
+        self.ring.release(rows)
         for _ in batch:
             self._queue.popleft()
 
@@ -267,46 +254,42 @@ class WriterThread:
             self._store.append(stream, source, Block.from_rows(series))
 
     def _ask_observer(self, closing: bool) -> None:
-        """Write the events that the observer has to add; at the end no later flush would."""
+        """Write the events of the observer."""
         if self.observer is None:
             return
-        progress = self._progress()
-        says = self.observer.look(self.run_json, progress["step"])
-        for kind, text, data in says:
-            self.put(Event(clock.now(), progress["step"], progress["epoch"], kind, text, data))
-        if says and closing:
+        events = self.observer.look(self.run_json, self._progress()["step"])
+        for kind, text, data in events:
+            self._put_event(kind, text, data)
+        if events and closing:
             self._flush(True)
-        elif says:
+        elif events:
             self.wake()
 
+    def _put_event(self, kind: str, text: str, data: dict[str, Any]) -> None:
+        progress = self._progress()
+        self.put(Event(clock.now(), progress["step"], progress["epoch"], kind, text, data))
+
     def _note_clock(self) -> None:
-        """Add an event where somebody has set the wall clock; the run's times go on as before."""
-        offset_s, before_s = clock.wall_offset(), self._wall_offset_s
-        set_by_s = offset_s - before_s
+        """Add an event if the wall clock was set; the run's own times do not change."""
+        offset_s = clock.wall_offset()
+        set_by_s = offset_s - self._wall_offset_s
         if abs(set_by_s) < MIN_OFFSET_S:
             return
         self._wall_offset_s = offset_s
         with self.run_json_lock:
             self.run_json["wall_offset_s"] = offset_s
-        progress, way = self._progress(), "forward" if set_by_s > 0 else "back"
+        way = "forward" if set_by_s > 0 else "back"
         text = f"The system clock was set {way} by {format_duration(round(abs(set_by_s)))}"
-        data = {"set_by_s": set_by_s, "wall_offset_s": offset_s}
-        self.put(Event(clock.now(), progress["step"], progress["epoch"], "clock_set", text, data))
+        self._put_event("clock_set", text, {"set_by_s": set_by_s, "wall_offset_s": offset_s})
 
     def _note_custom(self, keys: tuple[str, ...]) -> None:
-        """List the metrics that only this run has: the page draws them too."""
-        fresh = [
-            key
-            for key in keys
-            if key not in BY_KEY
-            and key not in self._custom
-            and ".optimizer" not in key
-            and ".group" not in key
-        ]
-        if fresh and len(self._custom) < CUSTOM_LISTED:
-            self._custom.update(dict.fromkeys(fresh))
+        """List the metrics that only this run has, for the page."""
+        own = (key for key in keys if key not in BY_KEY and not _NUMBERED.search(key))
+        custom = list(dict.fromkeys((*self._custom, *own)))[:CUSTOM_LISTED]
+        if custom != self._custom:
+            self._custom = custom
             with self.run_json_lock:
-                self.run_json["custom"] = list(self._custom)[:CUSTOM_LISTED]
+                self.run_json["custom"] = custom
 
     def _note_problem(self, error: Exception) -> None:
         problem = (
@@ -319,11 +302,11 @@ class WriterThread:
                 (self.folder / BALLAST).unlink(missing_ok=True)
         self.run_json["problem"] = problem
 
-    def _say_once(self, what: str, error: Exception, *, traceback: bool = False) -> None:
-        told = f"{what}: {type(error).__name__}: {first_line(error)}"
-        if told not in self._told and len(self._told) < TOLD_LIMIT:
-            self._told.add(told)
-            log.error("stepscope: %s", told, exc_info=error if traceback else None)
+    def _log_once(self, what: str, error: Exception, *, traceback: bool = False) -> None:
+        text = f"{what}: {type(error).__name__}: {first_line(error)}"
+        if text not in self._logged and len(self._logged) < TOLD_LIMIT:
+            self._logged.add(text)
+            log.error("stepscope: %s", text, exc_info=error if traceback else None)
 
     def _note_recovery(self) -> None:
         if self.run_json["problem"]:
@@ -334,8 +317,7 @@ class WriterThread:
     def _beat(self, *, durable: bool) -> None:
         """Write run.json; on a full disk, touch the old one as a sign of life.
 
-        Only the last one waits for the disk. Waiting takes 6 ms, at times 50, against 0.5 ms
-        without, and no command is taken meanwhile; the next second's file makes it needless.
+        Only the last one waits for the disk (6 ms, at times 50, against 0.5 ms).
         """
         with self.run_json_lock:
             self.run_json["heartbeat"] = time.time()
@@ -349,7 +331,7 @@ class WriterThread:
                 os.utime(self.folder / self._json)
 
     def _poll_commands(self, version: int) -> int:
-        """Offer newly asked commands; return the store's data version."""
+        """Offer new commands; return the store's data version."""
         try:
             current = self._store.data_version()
             if current == version:
@@ -367,7 +349,7 @@ class WriterThread:
 
 
 def _is_held_up(error: Exception) -> bool:
-    """Say whether the same rows may be stored later; else they are at fault themselves."""
+    """Return True if the same rows may be stored later; False if they are invalid."""
     of_the_row = (sqlite3.InterfaceError, sqlite3.ProgrammingError, sqlite3.DataError)
     if isinstance(error, of_the_row):
         return False
@@ -375,7 +357,7 @@ def _is_held_up(error: Exception) -> bool:
 
 
 def _halves(rows: Pending, batch: Sequence[Item]) -> list[tuple[Pending, Sequence[Item]]]:
-    """Return steps and other rows apart, then each in halves; a single one as it is."""
+    """Return steps and other rows apart, then each in halves; a single one unchanged."""
     behind = Pending(rows.slots[:0], rows.upto, 0)  # what is lost counts once, with `rows`
     if len(rows.slots) and batch:
         return [(rows, ()), (behind, batch)]

@@ -35,9 +35,9 @@ _FRAME = re.compile(
 
 @contextmanager
 def fatal_signals_recorded(folder: Path, rank: int) -> Iterator[None]:
-    """Have faulthandler write the traceback of a fatal signal into the run folder.
+    """Let faulthandler write the traceback of a fatal signal into the run folder.
 
-    faulthandler writes into one file a process: one that is enabled already keeps its own.
+    Does nothing if faulthandler is enabled already: it has one file a process.
     """
     path = folder / rank_file(TRACEBACK_FILE, rank)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -63,8 +63,7 @@ def fatal_signals_recorded(folder: Path, rank: int) -> Iterator[None]:
 def fatal_signal(folder: Path, rank: int) -> str | None:
     """Return the signal that killed a process, and where, as "SIGABRT in nn/conv.py:5 (forward)".
 
-    Returns None if its file has no fatal signal. Names the signal alone if the thread that it
-    killed ran no Python code.
+    Returns None without a fatal signal, and the signal alone if its thread ran no Python code.
     """
     try:
         with open(open_regular_file(folder / rank_file(TRACEBACK_FILE, rank)), "rb") as file:

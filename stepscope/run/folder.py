@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import json
 import os
@@ -23,7 +22,6 @@ import psutil
 from stepscope.common.files import atomic_write
 
 RUN_JSON = "run.json"
-NAME_TRIES = 100
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -32,36 +30,27 @@ class RunError(Exception):
 
 
 def new_run_folder(root: Path, name: str) -> Path:
-    """Create and return an empty run folder under `root`, its name from the time and `name`.
-
-    No two callers get the same one, however many start in a second. Raises OSError.
-    """
+    """Create and return an empty run folder under `root`, unique to the caller. Raises OSError."""
+    folder = root / folder_name(time.time(), name, secrets.token_hex(4))
     root.mkdir(parents=True, exist_ok=True)
-    for _ in range(NAME_TRIES):
-        folder = root / folder_name(time.time(), name, secrets.token_hex(4))
-        with contextlib.suppress(FileExistsError):
-            folder.mkdir()
-            return folder
-    raise FileExistsError(errno.EEXIST, f"{NAME_TRIES} names were taken", str(root))
+    folder.mkdir()
+    return folder
 
 
 def folder_name(started: float, name: str, tail: str) -> str:
-    """Return the name of a run's folder: its start in UTC, its name in plain letters, `tail`."""
+    """Return the name of a run's folder: its start in UTC, its name as a-z and 0-9, `tail`."""
     stamp = time.strftime("%Y%m%d-%H%M%SZ", time.gmtime(started))
     slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40] or "run"
     return f"{stamp}-{slug}-{tail}"
 
 
 def is_run_id(text: str) -> bool:
-    """Say whether this can be the name of a run's folder."""
+    """Return True if this can be the name of a run's folder."""
     return _RUN_ID.fullmatch(text) is not None
 
 
 def run_folder(root: Path, run_id: str) -> Path:
-    """Return the folder of a run named by a user or a URL.
-
-    Raises RunError where the id is not a plain name or there is no such run under `root`.
-    """
+    """Return the folder of a run. Raises RunError if `root` has no such run, or for a path."""
     folder = root / run_id
     if not _RUN_ID.fullmatch(run_id) or not is_in(folder, root):
         raise RunError(f"run: must be the name of a run folder, got {run_id[:120]!r}.")
@@ -78,11 +67,7 @@ def is_in(folder: Path, root: Path) -> bool:
 
 
 def run_folders(root: Path, name: str = RUN_JSON) -> Iterator[Path]:
-    """Yield the folders under `root` that have a file `name`, newest name first.
-
-    Older names have local time in them. None where the folders cannot be listed; a folder that
-    cannot be read is left out.
-    """
+    """Yield the folders under `root` that have a readable file `name`, newest name first."""
     try:
         names = sorted(filter(is_run_id, os.listdir(root)), reverse=True)
     except OSError:
@@ -93,10 +78,7 @@ def run_folders(root: Path, name: str = RUN_JSON) -> Iterator[Path]:
 
 
 def runs_root(runs: Path | None = None) -> Path:
-    """Return the absolute folder of all runs: `runs`, else STEPSCOPE_RUNS, else ./runs.
-
-    An empty STEPSCOPE_RUNS counts as not set.
-    """
+    """Return the absolute folder of all runs: `runs`, else STEPSCOPE_RUNS, else ./runs."""
     return (runs or Path(os.environ.get("STEPSCOPE_RUNS") or "runs")).absolute()
 
 
@@ -121,8 +103,7 @@ def rank_file(name: str, rank: int) -> str:
 def process_identity() -> dict[str, Any]:
     """Return the entries of run.json that identify this process and its user.
 
-    Containers may have the same host name and the same process numbers. So `pid` identifies a
-    process only together with `pid_namespace`, which is None on systems without namespaces.
+    Containers may have the same host name and pids: `pid` is unique within its `pid_namespace`.
     """
     return {
         "host": socket.gethostname(),
@@ -136,7 +117,7 @@ def process_identity() -> dict[str, Any]:
 
 @functools.cache
 def pid_namespace() -> str | None:
-    """Return a name of this process's pid namespace that is unique among all machines."""
+    """Return a name of this process's pid namespace, unique among all machines; None if unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
@@ -146,10 +127,10 @@ def pid_namespace() -> str | None:
 
 @functools.cache
 def user_name() -> str:
-    """Return the login name of this process's user, or its number where it has no name."""
+    """Return the login name of this process's user, or the user id without one."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # a container may run under a number that no passwd file knows
+    except KeyError:  # in a container
         return str(os.getuid())
 
 
@@ -160,11 +141,11 @@ def _start_of(pid: int) -> float:
 
 def own_start() -> float:
     """Return when this process began, in epoch seconds."""
-    return _start_of(os.getpid())  # by pid, so that a forked child asks for its own
+    return _start_of(os.getpid())
 
 
 def start_ticks(pid: int) -> int | None:
-    """Return when a process began in clock ticks since the boot, which no set clock changes."""
+    """Return when a process began in clock ticks since the boot; None if unknown."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except (OSError, IndexError, ValueError):  # not Linux, gone, or a /proc that is hidden
@@ -172,10 +153,9 @@ def start_ticks(pid: int) -> int | None:
 
 
 def start_above(mark: str) -> float | None:
-    """Return when the nearest process above this one began that has no variable `mark`.
+    """Return when the launcher began that set the environment variable `mark`.
 
-    That is the launcher which sets it, also where a shell of the user stands between; in epoch
-    seconds, None where it cannot be seen.
+    In epoch seconds; None if unknown. The launcher is the nearest ancestor without the variable.
     """
     try:
         for process in psutil.Process().parents():
@@ -187,11 +167,11 @@ def start_above(mark: str) -> float | None:
 
 
 def process_of(run_json: dict[str, Any]) -> psutil.Process | None:
-    """Return the process that writes a run of this host, if it still runs."""
+    """Return the process that writes a run of this host; None if it has ended."""
     try:
         process = psutil.Process(int(run_json["pid"]))
-        # A process number is used again; the same start time (10 ms clock) is the same process. Its
-        # epoch seconds change when somebody sets the clock.
+        # Pids are used again. The same start time (10 ms clock) is the same process; its epoch
+        # seconds change when the clock is set.
         same = abs(process.create_time() - float(run_json["pid_started"])) < 1.0 or (
             run_json.get("pid_namespace") == pid_namespace() is not None
             and run_json.get("pid_ticks") == start_ticks(process.pid) is not None
@@ -204,8 +184,8 @@ def process_of(run_json: dict[str, Any]) -> psutil.Process | None:
 def recorder_of(run_json: dict[str, Any], file: Path) -> psutil.Process | None:
     """Return the process of this user that run.json names and that has `file` open for writing.
 
-    Anybody can write a pid into a JSON file, and a copied folder belongs to whoever copies it. An
-    open file of the folder itself proves that the process records there: signal no other one.
+    A copied or forged run.json may name any pid. The open file proves that the process records
+    there: send signals to no other one.
     """
     process = process_of(run_json)
     with contextlib.suppress(psutil.Error):
@@ -213,14 +193,14 @@ def recorder_of(run_json: dict[str, Any], file: Path) -> psutil.Process | None:
             process is not None
             and process.uids().real == os.getuid()
             and _writes(process.pid, file)
-            and process.is_running()  # the number was this process's all the while
+            and process.is_running()  # the pid was this process's at each check
         ):
             return process
     return None
 
 
 def not_signaled(process: psutil.Process, file: Path) -> str:
-    """Return why `recorder_of` does not return a process, and what the user can do instead."""
+    """Return why a process was sent no signal, and what the user can do instead."""
     return (
         f"Process {process.pid} was sent no signal: it does not have {file.name} of this folder "
         f"open for writing. If it is the right one, end it by: kill -9 {process.pid}."
@@ -230,7 +210,7 @@ def not_signaled(process: psutil.Process, file: Path) -> str:
 def send_signal(process: psutil.Process, number: signal.Signals) -> None:
     """Send a signal to this process, never to a later one with the same pid.
 
-    Raises psutil.Error or OSError where there is no such process any more.
+    Raises psutil.Error or OSError if the process has ended.
     """
     try:
         descriptor = os.pidfd_open(process.pid)
@@ -246,10 +226,7 @@ def send_signal(process: psutil.Process, number: signal.Signals) -> None:
 
 
 def _writes(pid: int, file: Path) -> bool:
-    """Return True if a process has a file open for writing, by device and inode.
-
-    A link proves nothing: it may point to any file that the process has open.
-    """
+    """Return True if a process has a file, not a link, open for writing, by device and inode."""
     try:
         wanted = file.lstat()
         descriptors = os.listdir(f"/proc/{pid}/fd")

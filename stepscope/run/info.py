@@ -1,14 +1,14 @@
-"""Read `run.json`: what a run is, its status, its last heartbeat, why it hung."""
+"""Read a run: its `run.json`, its status, and the cause of its end."""
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from stepscope.common.files import is_own_folder, read_regular_file
 from stepscope.common.formatting import format_short_time
@@ -19,12 +19,11 @@ from stepscope.run.rank_info import (
     RankFile,
     first_cause,
     left_early,
-    moment,
     names,
     other_ranks,
     read_rank_file,
     read_run_json,
-    required_time,
+    required,
 )
 from stepscope.run.rank_status import absence, absences
 from stepscope.run.status import HEARTBEAT_S, RunStatus
@@ -34,32 +33,30 @@ FILES_LIMIT = 64
 TEXT_LIMIT = 500
 
 
+class _Cause(TypedDict):
+    what: str
+
+
+class _HangFile(TypedDict):
+    named: _Cause
+
+
 def hung_in(folder: Path) -> str | None:
-    """Return the cause of the hang in which a run's ranks ended; None where they did not hang.
+    """Return the cause of the hang in which a run's ranks ended; None if they did not hang.
 
-    A rank removes its file once its steps go on, so one that is left is of the end. The first
-    rank that hung has named the cause for all.
+    A rank removes its file when its steps continue. The first rank that hung has found the cause.
     """
-    named = (_named(folder / name) for name in _names(folder))
-    return next((text for text in named if text is not None), None)
+    import msgspec  # noqa: PLC0415 - 10 ms, and a process that records reads no such file
 
-
-def _names(folder: Path) -> list[str]:
     try:
-        with os.scandir(folder) as entries:
-            names = [entry.name for entry in entries if entry.name.startswith("hang-rank")]
+        files = [name for name in os.listdir(folder) if name.startswith("hang-rank")]
     except OSError:
-        return []
-    return sorted(names, key=lambda name: (len(name), name))[:FILES_LIMIT]  # by number
-
-
-def _named(path: Path) -> str | None:
-    try:
-        told: Any = json.loads(read_regular_file(path, BYTES_LIMIT))
-        text = told["named"]["what"]
-        return text[:TEXT_LIMIT] if isinstance(text, str) else None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
+    for name in sorted(files, key=lambda name: (len(name), name))[:FILES_LIMIT]:  # by number
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            content = read_regular_file(folder / name, BYTES_LIMIT)
+            return msgspec.json.decode(content, type=_HangFile)["named"]["what"][:TEXT_LIMIT]
+    return None
 
 
 _KEPT = "What was recorded is shown; resume from the last checkpoint."
@@ -70,15 +67,12 @@ _OTHER_RUNNER = (
 )
 
 _HUNG = "It hung before:"
-_MISMATCH = (
-    " gloo aborts a rank that receives another size than it expects: one rank may have skipped a "
-    "collective, or called it with another size."
-)
+_MISMATCH = " gloo aborts a rank whose collective has another size than that of its peers."
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RunInfo:
-    """What `run.json` says, with the status judged now; `run_json` is the whole file."""
+    """Content of `run.json` and the present status; `run_json` is the whole file."""
 
     folder: Path
     status: RunStatus
@@ -86,9 +80,9 @@ class RunInfo:
     heartbeat_age_s: float
     run_json: dict[str, Any]
     cause: int = 0
-    """Number in the folder of the rank that `reason` speaks of."""
+    """Number in the folder of the rank that `reason` is about."""
     cause_rank: int = 0
-    """torch's number of it, which `reason` names."""
+    """torch's number of that rank."""
 
     @property
     def id(self) -> str:
@@ -102,35 +96,34 @@ class RunInfo:
 
     @property
     def ended(self) -> float | None:
-        """End of the run in epoch seconds; None where run.json tells none that can be."""
-        return moment(self.run_json.get("ended"))
+        """End of the run in epoch seconds; None if run.json has none."""
+        return self.run_json.get("ended")
 
     def __repr__(self) -> str:
         return f"RunInfo({self.id!r}, {self.status}, step {self.run_json.get('step', 0)})"
 
 
 def read_only_reason(run: RunInfo) -> str | None:
-    """Say why this process may only look at a run; None for one of its own host and user."""
+    """Return why this process must not change a run; None for one of its own host and user."""
     host, user = run.run_json.get("host"), run.run_json.get("user", user_name())
     if host != socket.gethostname():
         return f"This run belongs to the host {host}: read-only. Its buttons work on a page there."
     if user != user_name():
         return f"This run belongs to the user {user}: read-only."
-    if not is_own_folder(run.folder):  # whoever copies a folder may have changed its run.json
+    if not is_own_folder(run.folder):  # run.json of a copy may be changed
         return "The folder of this run belongs to another user: read-only."
     return None
 
 
 def read_run(folder: Path) -> RunInfo:
-    """Return a run's run_json and its status as of now. Raises RunError for a corrupt file.
+    """Return a run's run_json and its present status. Raises RunError for a corrupt file.
 
-    A run of several ranks has ended as the rank that caused its end; it lives as long as rank 0.
-    While it lives, its reason names the ranks that are gone or never came. That of a failure says
-    what the ranks hung in before it, such as the time-out of a collective.
+    A run of several ranks has the status of the rank that caused its end, and is live as long as
+    rank 0. Its reason names ranks that died or never started, and the hang before a failure.
     """
     try:
         own = read_rank_file(folder, 0)
-        required_time(own.run_json, "created")
+        required(own.run_json, "created")
     except OSError as error:
         raise RunError(f"{folder.name}: cannot read run.json ({error.strerror}).") from error
     except UNREADABLE as error:
@@ -138,14 +131,13 @@ def read_run(folder: Path) -> RunInfo:
             f"{folder.name}: run.json is not a Stepscope run ({error}). "
             "Delete the folder or restore the file."
         ) from error
-    status, reason, cause = own.status, own.run_json.get("reason"), own
+    status, reason, number, rank = own.status, own.run_json.get("reason"), own.number, own.rank
     if status is RunStatus.CRASHED:
         reason = _crash(folder, own.run_json)
-    number, rank = cause.number, cause.rank
-    if own.run_json.get("world_size", 1) != 1:
-        told = None if status.live else _told_end(own.run_json)
-        if told is not None:
-            status, reason, number = told
+    if (own.run_json.get("world_size") or 1) != 1:
+        end = own.run_json.get("job_end")  # written by the process that started the ranks
+        if end is not None and not status.live:
+            status, reason, number = RunStatus(end["status"]), end["reason"], end["rank"]
             rank = number
         elif not status.live:
             status, reason, cause = _end_of_all(folder, [own, *other_ranks(folder)], reason)
@@ -159,7 +151,7 @@ def read_run(folder: Path) -> RunInfo:
 
 
 def run_json_of(run: RunInfo, number: int) -> dict[str, Any]:
-    """Return what a rank says of itself, with what is in run.json alone: settings and the like."""
+    """Return the file of a rank, with what only run.json has, such as settings."""
     if number == 0:
         return run.run_json
     try:
@@ -170,57 +162,41 @@ def run_json_of(run: RunInfo, number: int) -> dict[str, Any]:
 
 
 def restart_expected(run: RunInfo) -> bool:
-    """Say whether torchrun, of this host and user, is about to start all ranks of a run again."""
+    """Return True if torchrun, of this host and user, will start all ranks of a run again."""
     torchrun = run.run_json.get("torchrun")
     ended = run.status in (RunStatus.FAILED, RunStatus.CRASHED)
-    if not ended or not isinstance(torchrun, dict) or read_only_reason(run) is not None:
-        return False
-    allowed, used = torchrun.get("max_restarts", 0), torchrun.get("restarts", 0)
-    if type(allowed) is not int or type(used) is not int:
-        return False  # not a file of ours
     return (
-        allowed > used and "restarted_as" not in run.run_json and process_of(torchrun) is not None
+        ended
+        and torchrun is not None
+        and read_only_reason(run) is None
+        and torchrun.get("max_restarts", 0) > torchrun.get("restarts", 0)
+        and "restarted_as" not in run.run_json
+        and process_of(torchrun) is not None
     )
 
 
 def rank_pids(run: RunInfo) -> Iterator[int]:
-    """Return the numbers of the live processes of a run that are of this host and user.
+    """Yield the pids of the live processes of a run that are of this host and user.
 
-    Those of other ranks stand in files of their own, which are read anew.
+    Reads the files of the other ranks again.
     """
-    several = run.run_json.get("world_size", 1) != 1
-    for rank in other_ranks(run.folder) if several else ():
-        theirs = RunInfo(run.folder, rank.status, None, rank.age_s, rank.run_json)
-        if rank.status.live and read_only_reason(theirs) is None:
-            yield from _pid(rank.run_json)
-    if run.status.live and read_only_reason(run) is None:
-        yield from _pid(run.run_json)
-
-
-def _told_end(run_json: dict[str, Any]) -> tuple[RunStatus, str, int] | None:
-    """Return status, sentence and rank as who started the ranks has seen them end; None if not."""
-    told = run_json.get("job_end")
-    if not isinstance(told, dict) or type(told.get("rank")) is not int:
-        return None
-    try:
-        return RunStatus(told["status"]), str(told["reason"]), told["rank"]
-    except (KeyError, ValueError):
-        return None
-
-
-def _pid(run_json: dict[str, Any]) -> Iterator[int]:
-    pid = run_json.get("pid")
-    if type(pid) is int:
-        yield pid
+    several = (run.run_json.get("world_size") or 1) != 1
+    others = (
+        RunInfo(run.folder, rank.status, None, rank.age_s, rank.run_json)
+        for rank in (other_ranks(run.folder) if several else ())
+    )
+    for one in (*others, run):
+        pid = one.run_json.get("pid")
+        if one.status.live and read_only_reason(one) is None and pid is not None:
+            yield pid
 
 
 def _crash(folder: Path, run_json: Mapping[str, Any]) -> str:
-    """Return why the only process of a run is gone."""
+    """Return why the only process of a run has exited."""
     killed_by = fatal_signal(folder, 0)
     if killed_by is None:
         return f"The training process is {GONE}"
-    config = run_json.get("config")
-    in_server = isinstance(config, dict) and config.get("runner") == "thread"
+    in_server = (run_json.get("config") or {}).get("runner") == "thread"
     reason = f"The training process was killed by {killed_by}. {_KEPT}"
     return f"{reason} {_OTHER_RUNNER}" if in_server else reason
 
@@ -228,7 +204,7 @@ def _crash(folder: Path, run_json: Mapping[str, Any]) -> str:
 def _end_of_all(
     folder: Path, ranks: list[RankFile], reason: str | None
 ) -> tuple[RunStatus, str | None, RankFile]:
-    """Return the status and the sentence of a run of several ranks, and the rank that caused it."""
+    """Return the status and the reason of a run of several ranks, and the rank that caused it."""
     ends = [end for end in (rank.end() for rank in ranks) if end is not None]
     causes = first_cause(ends, together_s=HEARTBEAT_S)
     if not causes:
@@ -238,10 +214,10 @@ def _end_of_all(
     numbers = sorted(by_number[end.number].rank for end in causes)
     if causes[0].reason is None:
         killed_by = fatal_signal(folder, first.number)
-        who, what = names(numbers, len(ranks)), GONE
+        end = f"{names(numbers, len(ranks))} {GONE}"
         if killed_by is not None:
-            who, what = f"Rank {first.rank}", f"was killed by {killed_by}. {_KEPT}"
-        return RunStatus.CRASHED, f"{who} {what}{_waited(ranks, killed_by)}", first
+            end = f"Rank {first.rank} was killed by {killed_by}. {_KEPT}"
+        return RunStatus.CRASHED, f"{end}{_waited(ranks, killed_by)}", first
     if first.status is RunStatus.STOPPED:
         return RunStatus.STOPPED, causes[0].reason, first
     hosts = {str(rank.run_json.get("host")) for rank in ranks}
@@ -259,7 +235,7 @@ def _end_of_all(
 
 
 def _waited(ranks: list[RankFile], killed_by: str | None) -> str:
-    """Return a sentence on the collective that another rank failed in; "" where none did."""
+    """Return a sentence on the collective that another rank failed in; "" if none did."""
     found = next((rank for rank in ranks if rank.failed_in), None)
     if found is None:
         return ""

@@ -1,19 +1,18 @@
-"""How each rank of a distributed run stands: alive, ended, dead since when, or never started."""
+"""The state of each rank of a distributed run: alive, ended, dead, or never started."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from stepscope.run.clocks import now_of
 from stepscope.run.folder import rank_json
-from stepscope.run.rank_info import NAMED, RANKS_LIMIT, RankFile, find_rank, moment, rank_numbers
+from stepscope.run.rank_info import RankFile, find_rank, names, rank_numbers
 from stepscope.run.status import FRESH_S, RunKind, RunStatus
 
 GRACE_S = 30.0
@@ -21,30 +20,30 @@ GRACE_S = 30.0
 
 
 class RankState(StrEnum):
-    """How one rank stands."""
+    """State of one rank."""
 
     ALIVE = "alive"
     FINISHED = "finished"
     STOPPED = "stopped"
     FAILED = "failed"
     DEAD = "dead"
-    """Its process is gone without a word, or its heartbeat has stopped."""
+    """Its process has exited without a reason, or its heartbeat has stopped."""
     STARTING = "starting"
     """It has no file yet, and may still come."""
     NEVER_STARTED = "never started"
     ELSEWHERE = "elsewhere"
-    """It is not of those that write into this folder: hosts without a shared disk have one each."""
+    """Recorded in another folder: hosts without a shared disk have one each."""
     UNRECORDED = "not recorded"
     """It has no file that can be read, and need not have one: only some ranks may call init."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStanding:
-    """One rank of a run as of now.
+    """The present state of one rank of a run.
 
     `rank` is torch's number of it, `number` the one of its files in the folder (None without any).
-    `since` is when it ended or showed its last sign of life, in epoch seconds of its host.
-    `age_s` is the age of its last sign of life. `text` is a sentence for the page.
+    `since` is its end or last sign of life in epoch seconds of its host, `age_s` the age of the
+    last sign of life. `text` is a sentence for the page.
     """
 
     rank: int
@@ -55,109 +54,10 @@ class RankStanding:
     since: float | None = None
     age_s: float | None = None
     run_json: dict[str, Any] | None = None
-    """What the rank says of itself; None without a file."""
+    """The file of the rank; None without one."""
 
 
-def rank_states(folder: Path, *, now: float | None = None) -> list[RankStanding]:
-    """Return every rank of a run by torch's number, also those that wrote nothing.
-
-    Reads one small file a rank. Empty where run.json cannot be read.
-    """
-    first = find_rank(folder, 0)
-    if first is None:
-        return []
-    here = _here(folder, first)
-    ended = not first.status.live
-    at = now_of(first.run_json) if now is None else now
-    missing = missing_ranks(first, here.keys(), ended=ended, now=at)
-    return [standing for _, standing in sorted((here | missing).items())]
-
-
-def absences(folder: Path, first: RankFile, *, ended: bool) -> list[RankStanding]:
-    """Return the ranks that are dead while the run lives, or that never started.
-
-    `first` is number 0. Asked at every poll: files whose heartbeat is fresh are only looked at, and
-    of the ranks without a file come only as many as are named, and one more.
-    """
-    beats = _beats(folder)
-    expected = len(_expected(first.run_json, first.rank))
-    fresh = len(beats) if ended else sum(abs(time.time() - beat) < FRESH_S for beat in beats)
-    if fresh + 1 >= expected or not os.access(folder, os.R_OK):  # gone, or not to be listed
-        return []
-    here = _here(folder, first)
-    dead = [one for one in here.values() if one.state is RankState.DEAD and not ended]
-    missing = (
-        one
-        for one in _missing(first, here.keys(), ended=ended, now=now_of(first.run_json))
-        if one.state is RankState.NEVER_STARTED
-    )
-    return [*sorted(dead, key=lambda one: one.rank), *islice(missing, NAMED + 1)]
-
-
-def _here(folder: Path, first: RankFile) -> dict[int, RankStanding]:
-    """Return the ranks with a file by torch's number; `first` is number 0."""
-    numbers = rank_numbers(folder)[1:]
-    files = [first, *(rank for number in numbers if (rank := find_rank(folder, number)))]
-    here = {rank.rank: _standing(rank) for rank in files}
-    for number in set(numbers) - {rank.number for rank in files}:
-        here.setdefault(number, _unreadable(number))
-    return here
-
-
-def absence(absent: Sequence[RankStanding]) -> str | None:
-    """Return one sentence a state on ranks that are absent; None without any."""
-    said = []
-    for state, end in (
-        (RankState.DEAD, "gone without a word (killed, or the machine went down)"),
-        (RankState.NEVER_STARTED, "missing: never started, or not watched"),
-    ):
-        ranks = [standing for standing in absent if standing.state is state]
-        if ranks:
-            said.append(f"{_named(ranks)} {end}.")
-    return " ".join(said) or None
-
-
-def _named(ranks: Sequence[RankStanding]) -> str:
-    """Return these ranks as a subject, with their host where it is one, and "is" or "are"."""
-    listed = ", ".join(str(standing.rank) for standing in ranks[:NAMED])
-    more = ", …" if len(ranks) > NAMED else ""
-    hosts = {standing.host for standing in ranks}
-    host = next(iter(hosts)) if len(hosts) == 1 else None
-    where = f" ({host})" if host else ""
-    return f"Rank {listed}{where} is" if len(ranks) == 1 else f"Ranks {listed}{more}{where} are"
-
-
-def _standing(rank: RankFile) -> RankStanding:
-    state, since = _STATES.get(rank.status, RankState.ALIVE), None
-    if state is not RankState.ALIVE:
-        ended = moment(rank.run_json.get("ended"))
-        since = rank.beat if ended is None else ended
-    reason = rank.run_json.get("reason")
-    text = {
-        RankState.ALIVE: "Alive.",
-        RankState.DEAD: "Gone without a message: killed, or the machine went down.",
-    }.get(state, str(reason) if reason else f"{state.capitalize()}.")
-    host = rank.run_json.get("host")
-    return RankStanding(
-        rank=rank.rank,
-        number=rank.number,
-        state=state,
-        text=text,
-        host=host if isinstance(host, str) else None,
-        since=since,
-        age_s=rank.age_s,
-        run_json=rank.run_json,
-    )
-
-
-def _unreadable(number: int) -> RankStanding:
-    text = "Its file cannot be read."
-    return RankStanding(rank=number, number=number, state=RankState.UNRECORDED, text=text)
-
-
-_ELSEWHERE = (
-    "It may be recorded in another folder: hosts without shared storage each have their own."
-)
+_ELSEWHERE = "It is recorded in another folder, if at all: hosts that share no disk have one each."
 _STATES = {
     RunStatus.FINISHED: RankState.FINISHED,
     RunStatus.STOPPED: RankState.STOPPED,
@@ -166,61 +66,121 @@ _STATES = {
 }
 
 
+def rank_states(folder: Path, *, now: float | None = None) -> list[RankStanding]:
+    """Return every rank of a run by torch's number, also those that wrote nothing.
+
+    Reads one small file a rank. Empty if run.json cannot be read.
+    """
+    first = find_rank(folder, 0)
+    if first is None:
+        return []
+    numbers = rank_numbers(folder)[1:]
+    files = [first, *(rank for number in numbers if (rank := find_rank(folder, number)))]
+    state, text = RankState.UNRECORDED, "Its file cannot be read."
+    here = {
+        number: RankStanding(rank=number, number=number, state=state, text=text)
+        for number in set(numbers) - {rank.number for rank in files}
+    } | {rank.rank: _standing(rank) for rank in files}
+    at = now_of(first.run_json) if now is None else now
+    missing = missing_ranks(first, here.keys(), ended=not first.status.live, now=at)
+    return [standing for _, standing in sorted((here | missing).items())]
+
+
+def absences(folder: Path, first: RankFile, *, ended: bool) -> list[RankStanding]:
+    """Return the ranks that died while the run is live, or that never started.
+
+    `first` is number 0. Called at every poll: reads no files while all heartbeats are fresh.
+    """
+    beats = _beats(folder)
+    fresh = len(beats) if ended else sum(abs(time.time() - beat) < FRESH_S for beat in beats)
+    expected = len(_expected(first))
+    if fresh + 1 >= expected or not os.access(folder, os.R_OK):  # deleted, or not readable
+        return []
+    absent = {RankState.NEVER_STARTED} if ended else {RankState.NEVER_STARTED, RankState.DEAD}
+    return [one for one in rank_states(folder) if one.state in absent]
+
+
+def absence(absent: Sequence[RankStanding]) -> str | None:
+    """Return one sentence for each state of absent ranks; None without any."""
+    sentences = []
+    for state, end in (
+        (RankState.DEAD, "gone without a word (killed, or the machine went down)"),
+        (RankState.NEVER_STARTED, "missing: never started, or not watched"),
+    ):
+        ranks = [standing for standing in absent if standing.state is state]
+        hosts = {standing.host for standing in ranks}
+        host = hosts.pop() if len(hosts) == 1 else None
+        if ranks:
+            where = f" ({host})" if host else ""
+            sentences.append(f"{names([one.rank for one in ranks], where=where)} {end}.")
+    return " ".join(sentences) or None
+
+
+def _standing(rank: RankFile) -> RankStanding:
+    state, since = _STATES.get(rank.status, RankState.ALIVE), None
+    if state is not RankState.ALIVE:
+        since = rank.run_json.get("ended") or rank.beat
+    text = {
+        RankState.ALIVE: "Alive.",
+        RankState.DEAD: "Gone without a word: killed, or the machine went down.",
+    }.get(state, rank.run_json.get("reason") or f"{state.capitalize()}.")
+    return RankStanding(
+        rank=rank.rank,
+        number=rank.number,
+        state=state,
+        text=text,
+        host=rank.run_json.get("host"),
+        since=since,
+        age_s=rank.age_s,
+        run_json=rank.run_json,
+    )
+
+
 def missing_ranks(
     first: RankFile, here: Collection[int], *, ended: bool, now: float
 ) -> dict[int, RankStanding]:
-    """Return the ranks without a file, by torch's number; `first` is number 0, `here` are those
-    with one."""
-    size = _world_size(first.run_json)
-    expected = _expected(first.run_json, first.rank)
-    elsewhere = [
-        RankStanding(rank=rank, number=None, state=RankState.ELSEWHERE, text=_ELSEWHERE)
-        for rank in range(size)
-        if rank not in here and rank not in expected
-    ]
-    found = [*elsewhere, *_missing(first, here, ended=ended, now=now)]
-    return {one.rank: one for one in sorted(found, key=lambda one: one.rank)}
+    """Return the ranks without a file, by torch's number.
 
-
-def _missing(
-    first: RankFile, here: Collection[int], *, ended: bool, now: float
-) -> Iterator[RankStanding]:
-    """Yield the ranks without a file that belong into this folder."""
-    run_json = first.run_json
-    expected = _expected(run_json, first.rank)
-    if len(here) >= len(expected):
-        return  # as many as there can be: their numbers are another launcher's
-    created = moment(run_json.get("created"))
-    if run_json.get("kind") == RunKind.INIT:
+    `first` is number 0, `here` are those with a file.
+    """
+    expected, created = _expected(first), first.run_json.get("created")
+    if first.run_json.get("kind") == RunKind.INIT:
         state, text = RankState.UNRECORDED, "It has not called stepscope.init, or never started."
     elif not ended and created is not None and now - created < GRACE_S:
-        state, text = RankState.STARTING, "Waiting for its first heartbeat."
+        state, text = RankState.STARTING, "It has not written anything yet."
     else:
         state, text = RankState.NEVER_STARTED, "It has never started, or it is not watched."
-    for rank in expected:
-        if rank not in here:
-            yield RankStanding(rank=rank, number=None, state=state, text=text)
+    # As many files as expected ranks: the launcher counts in another way.
+    all_here = len(here) >= len(expected)
+    missing = {}
+    for rank in range(first.run_json.get("world_size") or 1):
+        if rank in here or (rank in expected and all_here):
+            continue
+        is_ours = rank in expected
+        missing[rank] = RankStanding(
+            rank=rank,
+            number=None,
+            state=state if is_ours else RankState.ELSEWHERE,
+            text=text if is_ours else _ELSEWHERE,
+        )
+    return missing
 
 
-def _expected(run_json: dict[str, Any], rank: int) -> range:
+def _expected(first: RankFile) -> range:
     """Return the ranks whose files belong into the folder of this one.
 
-    A launcher numbers the processes of a machine one after another. Where it does not say how many
-    run here, or says what cannot be, only this one is expected for certain.
+    A launcher numbers the processes of a machine one after another. Only this rank is expected if
+    its file does not have a possible number of processes on the machine.
     """
-    size, count = _world_size(run_json), run_json.get("local_world_size")
+    run_json, rank = first.run_json, first.rank
+    size, count = run_json.get("world_size") or 1, run_json.get("local_world_size")
     local_rank = run_json.get("local_rank")
     folder_of = run_json.get("folder_of", "job")
-    if folder_of == "host" and type(local_rank) is int and type(count) is int:
-        first = rank - local_rank
-        if 0 <= local_rank < count <= size and 0 <= first <= size - count:
-            return range(first, first + count)
+    if folder_of == "host" and local_rank is not None and count is not None:
+        start = rank - local_rank
+        if 0 <= local_rank < count <= size and 0 <= start <= size - count:
+            return range(start, start + count)
     return range(size) if folder_of == "job" else range(rank, rank + 1)
-
-
-def _world_size(run_json: dict[str, Any]) -> int:
-    size = run_json.get("world_size")
-    return size if type(size) is int and 0 < size <= RANKS_LIMIT else 1
 
 
 def _beats(folder: Path) -> list[float]:
@@ -230,5 +190,5 @@ def _beats(folder: Path) -> list[float]:
         try:
             found.append(os.stat(f"{folder}/{rank_json(number)}").st_mtime)
         except OSError:
-            continue  # gone, or a link to nowhere
+            continue  # deleted, or a link to nowhere
     return found

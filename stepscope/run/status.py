@@ -12,15 +12,13 @@ from stepscope.common.formatting import terminal_text
 
 HEARTBEAT_S = 1.0
 STALE_S = 10.0
-"""Silence after which a run whose process cannot be looked up counts as crashed."""
+"""Age of a heartbeat from which a run of another host counts as crashed."""
 FRESH_S = 3 * HEARTBEAT_S
-"""A heartbeat this young counts more than a process not found under its number.
-
-The number may be that of another container."""
+"""Age of a heartbeat up to which a run without a process of its pid, as in a container, is live."""
 
 
 class RunStatus(StrEnum):
-    """States of a run: stopped by the user, failed by an error, crashed without saying why."""
+    """Status of a run: stopped by the user, failed by an error, crashed without a reason."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -37,7 +35,7 @@ class RunStatus(StrEnum):
 
 
 class RunKind(StrEnum):
-    """Who writes a run: it decides what its page shows and which buttons it answers."""
+    """Program that writes a run: determines the content and the buttons of its page."""
 
     TRAINER = "trainer"
     """The built-in workloads."""
@@ -77,8 +75,8 @@ _REMEDIES = {
 class Outcome:
     """How a run ended; `reason` is the sentence shown on the page.
 
-    `failure` is the kind of the event that tells of it: "oom", "error", or None for none. After a
-    `fatal` one this process can no longer use the GPU.
+    `failure` is the kind of its event: "oom", "error", or None. After a `fatal` one this process
+    can no longer use the GPU.
     """
 
     status: RunStatus = RunStatus.FINISHED
@@ -88,7 +86,7 @@ class Outcome:
 
 
 def outcome(error: BaseException | None) -> Outcome:
-    """Return how a script ended that ended with this exception, or without one."""
+    """Return the outcome of a script that ended with this exception, or without one."""
     if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
         return Outcome()
     if isinstance(error, KeyboardInterrupt):
@@ -110,43 +108,30 @@ def failed(reason: str) -> Outcome:
 
 
 def out_of_memory(short: Shortage, error: BaseException, remedy: str) -> Outcome:
-    """Return the outcome of a run that found too little memory, with the size where it is told."""
+    """Return the outcome of a run that ran out of memory, with the size if the error has it."""
     found = re.search(r"[Tt](ried to allocate [0-9.]+ (bytes|[KMGT]?i?B))", _said_by(error))
     asked = f" (t{found.group(1)})" if found else ""
     return Outcome(RunStatus.FAILED, f"{short}{asked}. {remedy}", failure="oom")
 
 
 def with_case(ended: Outcome, case: str | None, remedy: str | None = None) -> Outcome:
-    """Name the case in the reason of `out_of_memory`, and give its own remedy where it has one.
-
-    None is a case that the first sentence names already.
-
-    >>> short = Outcome(reason="The GPU ran out of memory (tried to allocate 2.50 GiB). Do this.")
-    >>> with_case(short, "fragmentation").reason
-    'The GPU ran out of memory (tried to allocate 2.50 GiB): fragmentation. Do this.'
-    """
+    """Add a case of `out_of_memory` to its reason, and replace the remedy if the case has one."""
     first, _, rest = (ended.reason or "").partition(". ")
     named = f"{first}: {case}" if case else first
     return replace(ended, reason=f"{named}. {remedy or rest}")
 
 
 def killed_worker(error: BaseException) -> bool:
-    """Return True if a DataLoader lost a worker, as where the kernel has killed it.
-
-    The end of its connection may be noticed before the end of its process.
-    """
+    """Return True if a DataLoader lost a worker, such as one that the kernel killed."""
     text = _said_by(error)
-    if isinstance(error, ConnectionError | EOFError):
+    if isinstance(error, ConnectionError | EOFError):  # closed before the process has ended
         files = (frame.filename for frame in traceback.extract_tb(error.__traceback__))
         return any("torch/utils/data" in file.replace("\\", "/") for file in files)
     return "DataLoader worker" in text and ("signal: Killed" in text or "exited unexpect" in text)
 
 
 def with_lost_worker(ended: Outcome, kills: int | None) -> Outcome:
-    """Return the outcome of a run that lost a worker, by the kernel's count of kills since then.
-
-    None is a count that cannot be read.
-    """
+    """Return the outcome of a run that lost a worker, by the kernel's count of OOM kills."""
     if kills is None:
         reason = (ended.reason or "").rstrip(". ")
         return replace(ended, reason=f"{reason}. Host memory may have run out: unknown here.")
@@ -158,15 +143,15 @@ def with_lost_worker(ended: Outcome, kills: int | None) -> Outcome:
 
 
 def _said_by(value: object) -> str:
-    """Return an exception's text without colors; an exception of the script's may have none."""
+    """Return an exception's text without colors."""
     try:
         return terminal_text(str(value))
-    except Exception as problem:  # noqa: BLE001 - it must not take the place of the script's error
-        return f"(its text cannot be told: {type(problem).__name__})"
+    except Exception as problem:  # noqa: BLE001 - raised by the script's own class
+        return f"(its text cannot be read: {type(problem).__name__})"
 
 
 def shortage(error: BaseException) -> Shortage | None:
-    """Return the memory that was too small by this exception; None if it is about another thing."""
+    """Return the memory that ran out by this exception; None for another error."""
     text = _said_by(error)
     if _OUT_OF_CUDA_MEMORY in text:
         return Shortage.PINNED if _was_pinning(error) else Shortage.GPU
@@ -178,7 +163,7 @@ def shortage(error: BaseException) -> Shortage | None:
 
 
 def _was_pinning(error: BaseException) -> bool:
-    """Say whether the call that raised this was page-locking: CUDA has one error for both."""
+    """Return True if the call that raised this pins memory: CUDA has one error for both."""
     if "in pin memory thread" in _said_by(error):  # the DataLoader's, with its own traceback
         return True
     frames = traceback.extract_tb(error.__traceback__)

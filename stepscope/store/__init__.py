@@ -1,7 +1,6 @@
 """The store of one run: a SQLite file written by one thread and read by anyone.
 
-Reading order: `frames` (what a block of a series is and how it becomes bytes), `schema` (the
-tables and how to open them), `writer`, `reader`. `docs/storage.md` describes the file.
+Reading order: `blocks`, `schema`, `writer`, `reader`. `docs/storage.md` describes the file.
 """
 
 from stepscope.store.blocks import Block

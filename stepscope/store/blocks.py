@@ -1,11 +1,10 @@
 """Blocks of a series: rows, or buckets of several rows, and their bytes on disk.
 
-A *row* is one logged step or one tick of the sampler: a time, a step and a value per metric. A
+A *row* is one logged step or one reading of the sampler: a time, a step and a value per metric. A
 *bucket* summarizes several rows: last time, highest step, and per metric the minimum, maximum, mean
 and count of the finite values, and the number of the others (NaN and the infinities).
 
-In an array NaN means that there is no value. A NaN that was recorded has the bits of RECORDED_NAN,
-so the store keeps the two apart in the same 8 bytes.
+In an array NaN is a missing value. A NaN that was recorded has the bits of RECORDED_NAN.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,9 +31,7 @@ AXES = 2
 """Matrix rows before the metrics: time and step."""
 
 MAX_KEYS, MAX_KEYS_LENGTH = 4096, 2**20
-"""Metrics of a frame that is decoded, and characters of their list; a ring has names for fewer."""
-MAX_KNOWN_LENGTH = 2**14
-"""Characters up to which a list of metrics is kept once parsed."""
+"""Maximum number of metrics of a frame that is read, and characters of their list."""
 MAX_TIME_S = 253_402_300_799.0
 """The last second of the year 9999: no library formats a later one."""
 MAX_STEP = 2.0**63
@@ -45,7 +42,7 @@ RECORDED_NAN = float(np.array(_NAN_BITS, dtype=np.uint64).view(np.float64))
 
 
 def missing(values: Floats) -> NDArray[np.bool_]:
-    """Say of each place whether it has no value: a NaN, but not a recorded one."""
+    """Return a mask of the missing values: NaN, but not a recorded one."""
     other: NDArray[np.bool_] = values.view(np.uint64) != _NAN_BITS
     return np.isnan(values) & other
 
@@ -198,26 +195,23 @@ def decode(data: object, keys: Sequence[str], rows: int, level: int) -> Block:
 
 
 def decode_keys(text: object) -> tuple[str, ...]:
-    """Return the metrics of a layout. Raises ValueError for what is no list of names."""
+    """Return the metrics of a layout. Raises ValueError unless it is a list of names."""
     if not isinstance(text, str) or len(text) > MAX_KEYS_LENGTH:
         raise ValueError("the metrics of a layout must be a list of names")
-    # A poll decodes dozens of frames with the same few layouts; long texts are of no run of ours.
-    return _known_keys(text) if len(text) <= MAX_KNOWN_LENGTH else _parsed_keys(text)
+    return _parsed_keys(text)
 
 
+@functools.lru_cache(maxsize=64)
 def _parsed_keys(text: str) -> tuple[str, ...]:
-    try:
-        keys = json.loads(text)
+    """A poll decodes dozens of frames with the same few layouts."""
+    import msgspec  # noqa: PLC0415 - 10 ms, and a process that records reads no frames
+
+    names = Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_KEYS)]
+    try:  # json: a name may have a lone surrogate, which msgspec refuses
+        keys: tuple[str, ...] = msgspec.convert(json.loads(text), names)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
-    if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys[: MAX_KEYS + 1]):
-        raise ValueError("the metrics of a layout must be a list of names")
-    if len(keys) > MAX_KEYS:
-        raise ValueError(f"a layout must have at most {MAX_KEYS} metrics, got {len(keys)}")
-    return tuple(keys)
-
-
-_known_keys = functools.lru_cache(maxsize=64)(_parsed_keys)
+    return keys
 
 
 Values = Mapping[str, float | None]
@@ -260,12 +254,12 @@ Item = Sample | Event | Ended
 
 
 class Observer(Protocol):
-    """Hears of all that is stored, in the writer's thread, and may add events to it."""
+    """Receives all that is stored, in the writer's thread, and may add events."""
 
     def saw(self, block: Block, items: Sequence[Item]) -> None:
-        """Take in rows of steps and other items that are in the store now."""
+        """Process rows of steps and other items that were stored."""
 
     def look(
         self, run_json: Mapping[str, Any], step: int
     ) -> Sequence[tuple[str, str, dict[str, Any]]]:
-        """Return the events to write, as kind, text and data; asked about once a second."""
+        """Return the events to write, as kind, text and data; called about once a second."""

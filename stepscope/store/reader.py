@@ -72,10 +72,10 @@ class EventRow:
 
 
 class RunReader:
-    """A read-only view of one store at one moment, as a context manager.
+    """A read-only view of one store, as a context manager: one read transaction.
 
-    All calls inside see the same state, that of one read transaction. Keep it short: while it is
-    open the writer's WAL grows. Raises StoreError for a file that cannot be read.
+    Keep it short: while it is open the writer's WAL grows. Raises StoreError for a file that cannot
+    be read.
     """
 
     def __init__(self, folder: Path, rank: int = 0) -> None:
@@ -104,11 +104,9 @@ class RunReader:
             ]
 
     def keys(self, series: int) -> tuple[str, ...]:
-        """Return every metric of a series, in the order in which they appeared.
-
-        A frame has all metrics of those before it, so the last one has all there are.
-        """
+        """Return every metric of a series, in the order in which they appeared."""
         with self._reading():
+            # A frame has all metrics of those before it.
             newest = self._connection.execute(
                 "SELECT l.keys FROM frames f JOIN layouts l ON l.id = f.layout "
                 "WHERE f.series = ? AND f.level = 0 ORDER BY f.first DESC",
@@ -146,19 +144,36 @@ class RunReader:
         return _grouped(parts, buckets)[0]
 
     def rows_between(self, series: int, axis: Axis, low: float, high: float) -> tuple[int, int]:
-        """Return the rows [start, stop) whose step, or time in epoch seconds, is in [low, high].
-
-        Times of a store from before `common/clock.py` may fall, where somebody set the clock: then
-        these are the first such row to the last.
-        """
-        if axis == "time" and self._times_fall(series):
-            return self._rows_from_to(series, low, high)
+        """Return the rows [start, stop) whose step, or time in epoch seconds, is in [low, high]."""
         return self._row_at(series, axis, low, "left"), self._row_at(series, axis, high, "right")
 
     def events(self, after: int = 0, limit: int = 200) -> list[EventRow]:
-        """Return the newest `limit` events with an id above `after`, oldest first."""
+        """Return the newest `limit` events with an id above `after`, oldest first.
+
+        Damaged events are left out, and all older ones if the events have too many characters.
+        """
+        newest = (
+            "SELECT id, ts, step, epoch, kind, text, data FROM events WHERE id > ? "
+            "ORDER BY id DESC LIMIT ?"
+        )
+        found, room = list[EventRow](), MAX_EVENTS_LENGTH
         with self._reading():
-            return list(self._events(after, limit))[::-1]
+            try:
+                for row in self._connection.execute(newest, (after, limit)):
+                    event = _event(*row)
+                    if event is None:
+                        self._is_whole("an event", False)
+                        continue
+                    room -= len(event.text) + len(row[-1])
+                    if room < 0:
+                        self._is_whole("older events", False)
+                        break
+                    found.append(event)
+            except (sqlite3.DataError, sqlite3.OperationalError) as error:
+                if error.sqlite_errorcode not in (sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_INTERRUPT):
+                    raise
+                self._is_whole("older events", False)
+        return found[::-1]
 
     def stored_slots(self) -> int:
         """Return how many rows of the ring are in this store."""
@@ -179,47 +194,6 @@ class RunReader:
             block, first = self._frames(series, 0, found[0], found[0] + found[1])
         return first + int(np.searchsorted(block.step if axis == "step" else block.ts, value, side))
 
-    def _times_fall(self, series: int) -> bool:
-        """Return True if a frame ends before the one in front of it; 2 ms per million rows."""
-        with self._reading():
-            # Frames are inserted in the order of their rows, so the index alone is enough.
-            query = (
-                "SELECT 1 FROM (SELECT rowid AS id, lag(rowid) OVER (ORDER BY ts_end, rowid) AS "
-                "before FROM frames WHERE series = ? AND level = 0) WHERE id < before LIMIT 1"
-            )
-            return self._connection.execute(query, (series,)).fetchone() is not None
-
-    def _rows_from_to(self, series: int, low: float, high: float) -> tuple[int, int]:
-        """Return the first row to the last whose time is in [low, high], though times may fall.
-
-        Without one, `start` and `stop` are the first row later than `low`.
-        """
-        with self._reading():
-            found = self._connection.execute(
-                "SELECT first, rows, ts_end FROM frames WHERE series = ? AND level = 0 "
-                "ORDER BY first",
-                (series,),
-            ).fetchall()
-            frames, before = [], -np.inf
-            for first, rows, end in found:
-                # Between the two ends lie the times of a frame, unless they fall in it.
-                if end < before or (low <= end and before <= high):
-                    frames.append((first, first + rows))
-                before = end
-            inside = (self._rows_at_times(series, *frame, low, high) for frame in frames)
-            start = next((int(rows[0]) for rows in inside if len(rows)), None)
-            if start is None:
-                at = self._row_at(series, "time", low, "left")
-                return at, at
-            inside = (self._rows_at_times(series, *frame, low, high) for frame in frames[::-1])
-            return start, next(int(rows[-1]) + 1 for rows in inside if len(rows))
-
-    def _rows_at_times(
-        self, series: int, start: int, stop: int, low: float, high: float
-    ) -> NDArray[np.intp]:
-        block, first = self._frames(series, 0, start, stop)
-        return first + np.flatnonzero((block.ts >= low) & (block.ts <= high))
-
     def _rows(self, series: int, level: int) -> int:
         found = self._connection.execute(
             "SELECT first + rows FROM frames WHERE series = ? AND level = ? "
@@ -237,9 +211,9 @@ class RunReader:
     def _blocks(
         self, series: int, level: int, start: int, stop: int
     ) -> Iterator[tuple[Block, int]]:
-        """Yield the rows [start, stop) of a level frame by frame, each with its first's index.
+        """Yield the rows [start, stop) of a level by frame, with the index of the first.
 
-        The values of a frame that is damaged are missing.
+        All values of a damaged frame are missing.
         """
         if stop <= start:
             return
@@ -268,46 +242,11 @@ class RunReader:
             begin = max(start, first)
             yield block.slice(begin - first, stop - first), begin
 
-    def _events(self, after: int, limit: int) -> Iterator[EventRow]:
-        """Yield the newest events, the last one first; those that are damaged are left out."""
-        room = MAX_EVENTS_LENGTH
-        try:
-            for row in self._event_rows(after, limit):
-                event = _event(*row) if row is not None else None
-                if row is None or event is None:
-                    self._is_whole("an event", False)
-                    continue
-                room -= len(event.text) + len(row[-1])
-                if not self._is_whole("older events", room >= 0):
-                    return
-                yield event
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode != sqlite3.SQLITE_INTERRUPT:
-                raise
-            self._is_whole("older events", False)  # MAX_QUERY_S counts what an event costs here too
-
-    def _event_rows(self, after: int, limit: int) -> Iterator[tuple[Any, ...] | None]:
-        """Yield the rows of events, the last one first; None for one with too long a value."""
-        columns = "SELECT id, ts, step, epoch, kind, text, data FROM events"
-        below = 2**63 - 1
-        try:
-            newest = f"{columns} WHERE id > ? ORDER BY id DESC LIMIT ?"
-            for row in self._connection.execute(newest, (after, limit)):
-                below, limit = row[0], limit - 1
-                yield row
-        except sqlite3.DataError:  # some row is at fault: one at a time
-            ids = "SELECT id FROM events WHERE id > ? AND id < ? ORDER BY id DESC LIMIT ?"
-            for number in self._connection.execute(ids, (after, below, limit)).fetchall():
-                try:
-                    yield self._connection.execute(f"{columns} WHERE id = ?", number).fetchone()
-                except sqlite3.DataError:
-                    yield None
-
     def _is_whole(self, what: str, whole: bool) -> bool:
-        """Return `whole`; if False, log once of this store that `what` is left out."""
-        told = self._folder, self._rank, what
-        if not whole and told not in _logged:
-            _logged.add(told)
+        """Return `whole`; if False, log once for each store that `what` is left out."""
+        key = self._folder, self._rank, what
+        if not whole and key not in _logged:
+            _logged.add(key)
             name = f"{self._folder.name}/{schema.store_name(self._rank)}"
             log.warning("%s: %s left out: damaged or too large", name, what)
         return whole
@@ -325,7 +264,7 @@ class RunReader:
 
 
 def _grouped(parts: list[Block], buckets: list[NDArray[np.intp]]) -> tuple[Block, NDArray[np.intp]]:
-    """Return one block of one row a bucket, and the number of each; rows name theirs in order."""
+    """Return one block with one row for each bucket, and the bucket numbers."""
     if not parts:
         return join([]), np.empty(0, np.intp)
     numbers = np.concatenate(buckets)
@@ -346,7 +285,7 @@ def _is_within(value: object, limit: float) -> bool:
 def _event(
     number: int, ts: Any, step: Any, epoch: Any, kind: Any, text: Any, data: Any
 ) -> EventRow | None:
-    """Return an event; None for a row that is none."""
+    """Return an event; None for a damaged row."""
     texts = _is_text(kind, 100) and _is_text(text, MAX_EVENT_LENGTH)
     if not (texts and _is_within(ts, MAX_TIME_S) and type(step) is type(epoch) is int):
         return None
@@ -364,23 +303,17 @@ def _event(
     return None if level else EventRow(number, ts, step, epoch, kind, text, found)
 
 
-def new_command_id() -> int:
-    """Return an id for `send_command`: microseconds since the epoch, so ids rise with time."""
-    return time.time_ns() // 1000
-
-
 def send_command(
     folder: Path, name: str, args: dict[str, Any], command_id: int | None = None
 ) -> int:
-    """Send a command to the run in `folder`; return the command's id.
+    """Send a command to the run in `folder`; return the command's id. Raises StoreError.
 
-    The training process takes it at its next step boundary. Raises StoreError where the store
-    cannot be written.
+    The training process executes it at its next step boundary.
     """
     path = folder / schema.STORE_NAME
     if not os.path.isfile(path):
-        raise StoreError(f"{folder.name}: has no store, so nothing listens. Start a run first.")
-    command_id = command_id or new_command_id()
+        raise StoreError(f"{folder.name}: has no store. Start a run first.")
+    command_id = command_id or time.time_ns() // 1000  # ids rise with time
     try:
         with closing(schema.open_writable(path)) as connection:
             connection.execute(
@@ -390,7 +323,7 @@ def send_command(
     except sqlite3.Error as error:
         raise StoreError(f"{folder.name}: the command was not stored ({error}).") from error
     with suppress(OSError):
-        os.utime(folder)  # wakes the run's writer thread; without it, it looks within half a second
+        os.utime(folder)  # wakes the run's writer thread, which polls twice a second without it
     return command_id
 
 
@@ -399,7 +332,7 @@ SLICE_ROWS, SLICE_VALUES = 64 * FRAME_ROWS, 2**21
 
 
 class Rows:
-    """The rows that a stream has now. `keys` are its metrics, `sources` "" or GPUs by UUID."""
+    """The present rows of a stream. `keys` are its metrics, `sources` "" or UUIDs of GPUs."""
 
     def __init__(self, folder: Path, stream: str, rank: int) -> None:
         self.folder, self.stream, self._rank = folder, stream, rank
@@ -417,7 +350,7 @@ class Rows:
     ) -> Iterator[tuple[str, Block]]:
         """Yield source and rows, one source after another; None means all keys, or all sources.
 
-        Each slice opens the store anew: while a reader is open the write-ahead log grows.
+        Opens the store for each slice: while a reader is open the write-ahead log grows.
         """
         for series in self._series:
             if source not in (None, series.source):

@@ -1,7 +1,7 @@
 """The tables of a store file and the ways to open one.
 
-A store may come from another person: a run folder is copied as a whole. So nothing is read from a
-file whose schema is not ours, nothing is written into one, and no query runs for long.
+A store may come from another person. A file with another schema is neither read nor written, and
+the time of each query is limited.
 """
 
 from __future__ import annotations
@@ -76,10 +76,7 @@ class StoreError(Exception):
 
 
 def create(path: Path) -> sqlite3.Connection:
-    """Create a store file and return the writer's connection.
-
-    Raises StoreError where the file exists already or cannot be written.
-    """
+    """Create a store file and return the writer's connection. Raises StoreError."""
     try:
         path.open("xb").close()  # only one of two processes can create the file
     except FileExistsError as error:
@@ -111,7 +108,7 @@ def create(path: Path) -> sqlite3.Connection:
 def reopen(path: Path) -> sqlite3.Connection:
     """Return a writer's connection to the store of a process that has ended.
 
-    Raises StoreError where it is missing, damaged, foreign or of another version.
+    Raises StoreError for a file that is missing, damaged, foreign or of another version.
     """
     connection = open_writable(path)
     try:
@@ -121,8 +118,7 @@ def reopen(path: Path) -> sqlite3.Connection:
                 raise StoreError(
                     f"{path}: version {version} had no ring: nothing is left to store."
                 )
-            # What the store has stays readable; rows added now may have the newer form. Always
-            # written: SQLite deletes a journal that had no effect yet with the next transaction.
+            # Rows added now have the newer form. The transaction also deletes a hot journal.
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     except sqlite3.Error as error:
         raise StoreError(f"{path}: cannot be written ({error}).") from error
@@ -130,10 +126,10 @@ def reopen(path: Path) -> sqlite3.Connection:
 
 
 def open_writable(path: Path) -> sqlite3.Connection:
-    """Return an autocommit connection to an existing store; one thread at a time may use it.
+    """Return an autocommit connection to an existing store, for one thread at a time.
 
-    SQLite completes or rolls back what a killed process left. Raises StoreError as `open_readonly`
-    does, and for a link.
+    SQLite rolls back what a killed process left. Raises StoreError as `open_readonly`, and for a
+    link.
     """
     _check_files(path)
     try:
@@ -150,7 +146,7 @@ def open_writable(path: Path) -> sqlite3.Connection:
 def open_readonly(path: Path) -> sqlite3.Connection:
     """Return a read-only connection to a store of this version; a link is followed.
 
-    Raises StoreError where the file is missing, damaged, foreign or of a newer version.
+    Raises StoreError for a file that is missing, damaged, foreign or of a newer version.
     """
     file = Path(os.path.realpath(path))
     _check_files(file)
@@ -168,7 +164,7 @@ def open_readonly(path: Path) -> sqlite3.Connection:
 
 
 def limit_time(connection: sqlite3.Connection) -> None:
-    """Interrupt what this connection executes once this thread has used MAX_QUERY_S from now."""
+    """Interrupt queries of this connection after MAX_QUERY_S of CPU time of this thread."""
     end_s = time.thread_time() + MAX_QUERY_S
     connection.set_progress_handler(lambda: time.thread_time() > end_s, CHECK_EVERY)
 
@@ -189,7 +185,7 @@ def _closed_on_error(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def _check_files(path: Path) -> None:
-    """Raise StoreError unless the store, and each file that SQLite opens beside it, is regular."""
+    """Raise StoreError unless the store, its WAL and its journal are regular files."""
     folder = path.parent.name
     for suffix, limit in MAX_BYTES.items():
         name = f"{path.name}{suffix}"
@@ -209,10 +205,7 @@ def _check_files(path: Path) -> None:
 
 
 def _check_journal(path: Path) -> None:
-    """Refuse a journal that names a file: SQLite deletes that file once it has rolled back.
-
-    Ours never does, as a transaction has one store. Raises StoreError and OSError.
-    """
+    """Refuse a journal that names a file, which SQLite would delete. Raises StoreError, OSError."""
     with suppress(FileNotFoundError), open(open_regular_file(path), "rb") as journal:
         size = os.fstat(journal.fileno()).st_size
         journal.seek(max(0, size - len(JOURNAL_MAGIC)))
@@ -221,10 +214,9 @@ def _check_journal(path: Path) -> None:
 
 
 def _check_content(connection: sqlite3.Connection, path: Path) -> None:
-    """Limit what a foreign file can cost, and refuse another schema than ours.
+    """Refuse another schema: views, triggers and indexes may compute anything.
 
-    A view may be endless, a trigger changes what is written, and a virtual table, a generated
-    column or an index may compute anything. Raises StoreError and sqlite3.Error.
+    Raises StoreError and sqlite3.Error.
     """
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
     limit_time(connection)

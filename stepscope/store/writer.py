@@ -55,14 +55,11 @@ class _Series:
 class RunWriter:
     """The only writer of a store's series and events; used by one thread at a time.
 
-    After a failed transaction the object is as before it, so the same rows can be given again.
+    A failed transaction leaves the object unchanged, so the same rows can be appended again.
     """
 
     def __init__(self, path: Path, *, reopen: bool = False) -> None:
-        """Create the store, or `reopen` the one that a killed process left.
-
-        Raises StoreError where it exists already, or cannot be opened or taken up.
-        """
+        """Create the store, or `reopen` the one that a killed process left. Raises StoreError."""
         self._series: dict[tuple[str, str], _Series] = {}
         self._layouts: dict[tuple[str, ...], int] = {}
         self._statements: list[tuple[str, tuple[Any, ...]]] = []
@@ -80,8 +77,7 @@ class RunWriter:
     def transaction(self) -> Iterator[None]:
         """Commit what is appended inside, all or nothing. Raises sqlite3.Error.
 
-        Frames are encoded before the file is locked, so a page that sends a command waits a
-        millisecond at most.
+        Frames are encoded before the file is locked: for a millisecond at most.
         """
         before = (self._copy_series(), dict(self._layouts))
         self._statements.clear()
@@ -111,14 +107,14 @@ class RunWriter:
     def add_event(
         self, ts: float, step: int, epoch: int, kind: str, text: str, data: dict[str, Any]
     ) -> None:
-        """Append one event; JSON must be able to hold `data`."""
+        """Append one event; `data` must be JSON."""
         self._add(
             "INSERT INTO events (ts, step, epoch, kind, text, data) VALUES (?, ?, ?, ?, ?, ?)",
             (ts, step, epoch, kind, text, json.dumps(data)),
         )
 
     def take_commands(self) -> list[tuple[int, str, str]]:
-        """Return commands asked since the last call, oldest first, as (id, name, args JSON)."""
+        """Return commands sent since the last call, oldest first, as (id, name, args JSON)."""
         rows = self._connection.execute(
             "SELECT id, name, args FROM commands WHERE state = 'asked' ORDER BY id"
         ).fetchall()
@@ -128,7 +124,7 @@ class RunWriter:
         return rows
 
     def end_command(self, command_id: int, state: str, ts: float, result: str) -> None:
-        """Note that a command ended as `state` ("done" or "refused")."""
+        """Store that a command ended as `state` ("done" or "refused")."""
         self._add(
             "UPDATE commands SET state = ?, done_ts = ?, result = ? WHERE id = ?",
             (state, ts, result, command_id),
@@ -139,7 +135,7 @@ class RunWriter:
         return int(self._connection.execute("SELECT stored FROM ring").fetchone()[0])
 
     def store_slots(self, stored: int) -> None:
-        """Note how many rows of the ring are in this store, in the transaction that adds them."""
+        """Store how many rows of the ring are in this store, in the transaction that adds them."""
         self._add("UPDATE ring SET stored = ?", (stored,))
 
     def data_version(self) -> int:
@@ -159,10 +155,7 @@ class RunWriter:
             self._connection.close()
 
     def _take_up(self) -> None:
-        """Load the unfinished frame of every level from the file.
-
-        Raises sqlite3.Error, ValueError, TypeError or OverflowError for a damaged store.
-        """
+        """Load the unfinished frame of every level. Raises sqlite3.Error, ValueError, TypeError."""
         ask = self._connection.execute
         for number, text in ask("SELECT id, keys FROM layouts").fetchall():
             self._layouts[decode_keys(text)] = number
@@ -204,8 +197,10 @@ class RunWriter:
             self._append_level(series, number + 1, merge(fresh, starts))
 
     def _store_tail(self, series: _Series, number: int, held: Block, before: int) -> None:
-        """Write the new rows as a small frame, together with those of the newest small frame if
-        that has fewer than PART_ROWS; once FRAME_ROWS are there, all as full frames."""
+        """Write the new rows as a small frame, or FRAME_ROWS as full frames.
+
+        Extends the newest small frame if it has fewer than PART_ROWS.
+        """
         level = series.levels[number]
         full = len(held) - len(held) % FRAME_ROWS
         if full == 0:

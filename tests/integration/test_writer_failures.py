@@ -124,7 +124,7 @@ def test_a_step_that_cannot_be_stored_costs_only_itself(
 def test_an_error_of_our_own_is_said_once_and_not_repeated_without_a_pause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(writer_thread, "RETRY_S", (3600.0, 3600.0))
+    monkeypatch.setattr(writer_thread, "RETRY_S", 3600.0)
     beats = []
 
     def stumble(_self: WriterThread, **_: object) -> None:
@@ -141,7 +141,7 @@ def test_an_error_of_our_own_is_said_once_and_not_repeated_without_a_pause(
     assert texts(tmp_path) == ["here"]
     errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert [record.message for record in errors] == [
-        "stepscope: the writer stumbled and goes on: RuntimeError: a mistake"
+        "stepscope: the writer failed and retries: RuntimeError: a mistake"
     ]
 
 

@@ -266,7 +266,7 @@ def test_a_run_without_its_times_or_status_costs_itself_only(
     monkeypatch.setenv("STEPSCOPE_RUNS", str(tmp_path))
     make_run(tmp_path / "bad", **false)
     make_run(tmp_path / "good")
-    with pytest.raises(RunError):
+    with pytest.raises(RunError, match=next(iter(false))):
         read_run(tmp_path / "bad")
     assert [run.id for run in RunIndex(tmp_path).fresh().runs] == ["good"]
     assert main(["runs", "--json"]) == 0

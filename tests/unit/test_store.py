@@ -137,29 +137,6 @@ def test_rows_between_is_exact(
         assert reader.rows_between(1, axis, -5, 1e12) == (0, 2000)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("set_by_s", [-3600.0, -60.0, 3600.0])
-@pytest.mark.parametrize("total", [1100, 1531, 4000])
-def test_rows_between_is_exact_where_times_fall(
-    tmp_path: Path, writer: RunWriter, set_by_s: float, total: int
-) -> None:
-    """As in stores from before the clock of `common/clock.py`: rows had the wall time."""
-    rows = make_rows(0, total)
-    rows.ts[1000:] += set_by_s
-    for start in range(0, total, 37):
-        with writer.transaction():
-            writer.append("samples", "", rows.slice(start, start + 37))
-    ends = [500.0, *rows.ts[[0, 3, 400, 900, 999, 1000, 1001, 1040, -2, -1]], 1e10]
-    with RunReader(tmp_path) as reader:
-        for low in ends:
-            for high in ends:
-                inside = np.flatnonzero((rows.ts >= low) & (rows.ts <= high))
-                start, stop = reader.rows_between(1, "time", low, high)
-                if len(inside):
-                    assert (start, stop) == (inside[0], inside[-1] + 1)
-                else:
-                    assert start >= stop
-
-
 def test_a_failed_transaction_leaves_nothing_and_can_be_repeated(
     tmp_path: Path, writer: RunWriter
 ) -> None:

@@ -206,7 +206,7 @@ class Untold(Exception):
 def test_an_exception_without_a_text_is_named_by_its_class() -> None:
     ended = outcome(Untold())
     assert (ended.status, ended.failure) == (RunStatus.FAILED, "error")
-    assert ended.reason == "Untold: (its text cannot be told: LookupError)"
+    assert ended.reason == "Untold: (its text cannot be read: LookupError)"
 
 
 class OutOfMemoryError(RuntimeError):

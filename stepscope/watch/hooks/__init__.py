@@ -1,4 +1,4 @@
-"""Zero-code capture: what `stepscope watch` records of a script that knows nothing of Stepscope.
+"""Zero-code capture: what `stepscope watch` records of a script without calls of Stepscope.
 
 `install(session)` is called before the script runs. It imports nothing: an import hook waits until
 the script has imported torch, so that environment variables set before it still count, and then
@@ -19,9 +19,9 @@ wraps a handful of torch's functions:
 also measures a step's times, `epochs.py` counts its batches and epochs, `attribution.py` finds
 which of several optimizers a loss belongs to.
 
-No wrapper waits for a GPU or changes a result. One that fails says so once and is off from then
-on; the script never notices. They work in one thread, the one that steps the optimizers, and are
-off in forked children and DataLoader workers. docs/watch.md lists what they cannot see.
+No wrapper waits for a GPU or changes a result. One that fails is logged once and disabled. They
+work in one thread, the one that steps the optimizers, and are off in forked children and DataLoader
+workers. docs/watch.md lists what they cannot see.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ CAPTURES: tuple[tuple[str, Attach], ...] = (
     ("train/amp_scale and train/amp_skipped", loss.attach_grad_scaler),
     ("perf/data_wait, perf/samples_per_sec and train/epoch", dataloader.attach),
     (DDP_METRICS, step_timing.attach),
-    ("what there is to know of a failed allocation", _failed_allocations),
+    ("details of failed allocations", _failed_allocations),
 )
 
 
 class Hooks:
-    """The captures of one run, waiting for torch or attached to it."""
+    """The hooks of one run, waiting for torch or installed in it."""
 
     def __init__(self, session: ScriptSession) -> None:
         self._state = State(session)
@@ -80,7 +80,7 @@ class Hooks:
         self._import.start()
 
     def end(self) -> str | None:
-        """Record what was held back at the script's end; where there are no steps return why."""
+        """Record the held rows at the script's end; without steps return the reason."""
         state = self._state
         Guard("the steps of a script without an optimizer").call(state.by_hand.release)
         if state.recorder.step or state.amp_skipped:
@@ -88,7 +88,7 @@ class Hooks:
         return why_nothing(state, has_torch=self._has_torch)
 
     def remove(self) -> None:
-        """Put torch back as it was; nothing is recorded any more."""
+        """Restore torch's functions; nothing more is recorded."""
         self.leave()
         _installed[:] = [hooks for hooks in _installed if hooks is not self]
         self._patches.undo()
@@ -113,7 +113,7 @@ class Hooks:
 
 
 def why_nothing(state: State, *, has_torch: bool) -> str:
-    """Return one sentence, or two: why no step was recorded of a script that has ended."""
+    """Return why no step was recorded of a script that has ended."""
     if not has_torch:
         why = "the script did not import torch"
     elif state.parties.made:
@@ -128,7 +128,7 @@ def why_nothing(state: State, *, has_torch: bool) -> str:
 
 
 def install(session: ScriptSession) -> Hooks:
-    """Capture what the script trains, once it imports torch; see the package's docstring."""
+    """Record the training of the script, once it imports torch."""
     hooks = Hooks(session)
     _installed.append(hooks)
     return hooks

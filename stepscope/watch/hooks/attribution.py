@@ -25,15 +25,15 @@ Reading = Any
 """A float, or a 0-d CUDA tensor that the recorder reads later, or None."""
 
 LIMIT = 8
-"""More optimizers at a time, such as one a parameter, are not told apart."""
+"""Maximum number of optimizers with separate losses."""
 
 Owners = frozenset[int] | None
-"""Keys of optimizers; None where it is not known: then the loss counts for all of them."""
+"""Keys of optimizers; None if unknown: the loss counts for all of them."""
 Grads = dict[int, list[tuple[Any, Any, int]]]
 
 
 class Parties:
-    """The optimizers that are alive, and the losses that wait for their steps.
+    """The live optimizers, and the losses that wait for their steps.
 
     An optimizer and the one that it wraps have the same first parameter, and so one key.
     """
@@ -43,14 +43,14 @@ class Parties:
         """Optimizers constructed so far."""
         self.are_several = False
         self.sums: dict[Owners, tuple[Reading, int]] = {}
-        """Losses, and how many calls of `backward()` each is the sum of."""
+        """Losses, and the number of `backward()` calls in each sum."""
         self._alive: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         """By their identities."""
         self._counted = 0
-        """How many were alive when their keys were counted."""
+        """Number of live optimizers when their keys were counted."""
 
     def meet(self, optimizer: Any) -> None:
-        """Note an optimizer that was constructed, or that steps: a copied one is only seen then."""
+        """Add an optimizer that was constructed, or that steps, such as a copied one."""
         if id(optimizer) in self._alive:
             return
         self.made += 1
@@ -58,7 +58,7 @@ class Parties:
         self._count()
 
     def gradients(self) -> Grads:
-        """Return some gradients of every optimizer as they are now, for `add`."""
+        """Return some gradients of every optimizer, for `add`."""
         now: Grads = {}
         alive = list(self._alive.values())
         for optimizer in alive:
@@ -71,7 +71,7 @@ class Parties:
         return now
 
     def add(self, before: Grads, value: Reading) -> None:
-        """Keep a loss whose `backward()` found the gradients as they were before."""
+        """Add a loss whose `backward()` changed some of the gradients in `before`."""
         owners = frozenset(
             party
             for party, parameters in before.items()
@@ -87,7 +87,7 @@ class Parties:
         self.sums[owners] = value, terms
 
     def take(self, optimizer: Any) -> tuple[Reading, int]:
-        """Return, and forget, the loss of this optimizer and the number of its terms."""
+        """Return and remove the loss of this optimizer and the number of its terms."""
         mine, total, terms = key(optimizer), None, 0
         for owners in [owners for owners in self.sums if owners is None or mine in owners]:
             value, count = self.sums.pop(owners)
@@ -95,7 +95,7 @@ class Parties:
         return total, terms
 
     def clear(self, optimizer: Any) -> None:
-        """Forget the losses of this optimizer alone: its gradients were cleared."""
+        """Remove the losses of this optimizer alone: its gradients were cleared."""
         mine, before, self.sums = key(optimizer), self.sums, {}
         for owners, (value, terms) in before.items():
             left = owners - {mine} if owners else None
@@ -112,10 +112,10 @@ class Parties:
 
 
 def reading(tensor: Any) -> Reading:
-    """Return the value of a one-element tensor if it is on the CPU, else itself, detached.
+    """Return the value of a one-element tensor on the CPU, else the detached tensor.
 
-    Nothing waits. A CPU value is read at once because the script may change it in place; a CUDA
-    tensor inside a graph's capture, or on any other device, is None.
+    Never waits. A CPU value is read at once because the script may change it in place. None for a
+    CUDA tensor in a graph's capture, and on any other device.
     """
     if tensor.is_cpu:
         return float(tensor.item())
@@ -145,7 +145,7 @@ def summed(total: Reading, value: Reading) -> Reading:
 
 
 def _some_parameters(optimizer: Any) -> list[Any]:
-    """Return the first, the middle and the last: a loss rarely reaches none of them."""
+    """Return the first, the middle and the last parameters: a loss rarely misses all of them."""
     groups = [group["params"] for group in optimizer.param_groups if group["params"]]
     if not groups:
         return []
@@ -159,11 +159,10 @@ def _version(gradient: Any) -> int:
 
 NAME = "clip_grad_norm_"
 MAX_CALLS = 1024
-"""Calls before a step that are remembered."""
+"""Maximum number of calls before a step that are kept."""
 
 Call = tuple[Reading, float, frozenset[int]]
-"""The norm that was returned, its type, and the identities of the parameters. The parameters
-themselves would be kept alive where no step follows."""
+"""The returned norm, its type, and the ids of the parameters, which it must not keep alive."""
 
 
 class Clips:
@@ -172,10 +171,9 @@ class Clips:
     def __init__(self) -> None:
         self.calls: list[Call] = []
         self._seen: set[int] = set()
-        """Identities of their parameters, from the second call on."""
+        """Ids of their parameters, from the second call on."""
 
     def add(self, norm: Reading, kind: float, parameters: list[Any]) -> None:
-        """Remember a call."""
         now = frozenset(map(id, parameters))
         if self.calls:
             self._seen = self._seen or set(self.calls[0][2])
@@ -186,10 +184,7 @@ class Clips:
         del self.calls[:-MAX_CALLS]
 
     def take(self, optimizer: Any, parties: Parties) -> Reading:
-        """Return the total norm of what was clipped for this optimizer's step.
-
-        A script that steps by hand has no optimizer: None.
-        """
+        """Return the total norm of this optimizer's step; None without an optimizer."""
         taken, self.calls, self._seen = self.calls, [], set()
         if parties.are_several:
             mine = members(optimizer)
@@ -205,7 +200,7 @@ class Clips:
 
 
 class Clipping:
-    """Listens to `clip_grad_norm_`."""
+    """Wraps `clip_grad_norm_`."""
 
     def __init__(self, torch: ModuleType, state: State) -> None:
         self._state = state
@@ -215,7 +210,6 @@ class Clipping:
         opaque(self._listed, with_callees=True)
 
     def around(self, original: Function) -> Function:
-        """Wrap the function."""
         state, is_compiling, guard = self._state, self._is_compiling, Guard("train/grad_norm")
 
         def clip_grad_norm_(parameters: Any, *args: Any, **kwargs: Any) -> Any:
@@ -241,7 +235,7 @@ class Clipping:
 
 
 def attach(torch: ModuleType, state: State, patches: Patches) -> None:
-    """Wrap it under both names by which it is imported."""
+    """Wrap the function under both names by which it is imported."""
     clipping = Clipping(torch, state)
     module = import_module("torch.nn.utils.clip_grad")
     patches.replace(module, NAME, clipping.around, traced=True)
@@ -250,7 +244,7 @@ def attach(torch: ModuleType, state: State, patches: Patches) -> None:
 
 
 def _total(norms: list[Reading], kinds: set[float]) -> Reading:
-    """Return the p-norm of p-norms, which is the p-norm of all; None for norms of several kinds."""
+    """Return the p-norm of p-norms, which is the p-norm of all; None for different kinds."""
     kind = kinds.pop()
     if kinds or kind <= 0 or any(norm is None for norm in norms):
         return None

@@ -1,10 +1,9 @@
-"""The DataLoader: waiting for batches, samples, passes over the data, and what is evaluation.
+"""The DataLoader: data wait, samples, passes over the data, and evaluation.
 
-Batches fetched while gradients are off are evaluation. So is a whole pass in which no `backward()`
-was called, because many loops fetch outside and compute inside `torch.no_grad()`: that is known
-only at its end, or when it is left for the data of training, and then taken back. A pass of one
-batch is judged at the next batch of all, because a loader that reads one batch ahead (accelerate's)
-ends it before its `backward()`.
+Batches fetched without gradients are evaluation. So is a whole pass without a `backward()`, because
+many loops fetch outside and compute inside `torch.no_grad()`: this is known, and corrected, at its
+end or when training data follow. A pass of one batch is judged at the next batch, because a loader
+that reads one batch ahead (accelerate's) ends it before its `backward()`.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from stepscope.watch.hooks.state import State
 PASS = "_stepscope_pass"
 LOADER = "_stepscope_loader"
 EVENTS_AT_ONCE, EVENT_EVERY_S = 50, 1.0
-"""Epochs that all get an event; after them at most one event in this time."""
+"""Epochs that all get an event; later ones at most one event in this time."""
 
 
 class Batches:
-    """Listens to the iterators of all DataLoaders."""
+    """Wraps the iterators of all DataLoaders."""
 
     def __init__(self, torch: ModuleType, state: State) -> None:
         self._state = state
@@ -39,11 +38,10 @@ class Batches:
         self._grad_enabled = torch.is_grad_enabled
         self._fetching = False
         self._last = 0
-        """Identity of the iterator that was asked last."""
+        """Id of the last iterator."""
         self._pass: Pass | None = None
-        """The pass that it is in."""
         self._undecided: Pass | None = None
-        """A pass that has read all batches and may be for training or evaluation."""
+        """A pass that has read all batches and may be training or evaluation."""
         self._passes = 0
         self._event_s = 0.0
         for function in (self._fetched, self._ended):
@@ -92,7 +90,7 @@ class Batches:
         current.batches += 1
         if number == current.until:
             current.ended_s = now_s
-            if self._undecided is None:  # the loader may never say that it has ended
+            if self._undecided is None:  # the loader may never end
                 self._undecided = current
         state.data_wait_s += now_s - began_s
         if state.phases is not None:
@@ -104,7 +102,7 @@ class Batches:
             state.feed.put(current, batch_length(batch) or 0)
 
     def _turn_to(self, iterator: Any, began_s: float) -> Pass:
-        """Another iterator than before, or a new pass of the same."""
+        """Return the pass of another iterator, or the next one of the same."""
         state, waiting, number = self._state, self._undecided, iterator._num_yielded
         left = self._pass
         self._last = id(iterator)
@@ -119,12 +117,14 @@ class Batches:
                 order=self._passes,
                 dataset=dataset,
                 began_s=began_s,
+                ended_s=began_s,
                 length=length,
                 is_finite=is_finite,
+                until=number - 1 + length,
+                backwards=state.backwards,
+                stepped=state.stepped,
+                data_wait_s=state.data_wait_s,
             )
-            current.until = number - 1 + length
-            current.backwards, current.stepped = state.backwards, state.stepped
-            current.data_wait_s = state.data_wait_s
             iterator.__dict__[PASS] = current
         self._pass = current
         if left is not None and left is not current and self._was_evaluation(left, current):
@@ -133,10 +133,10 @@ class Batches:
         return current
 
     def _was_evaluation(self, left: Pass, current: Pass) -> bool:
-        """Say whether a pass was left before its end and training goes on, with other data.
+        """Return True if a pass was left before its end for the data of training.
 
-        One batch may be half of a pair from two loaders, and what is read ahead of the first steps
-        has had no `backward()` either.
+        One batch may be half of a pair from two loaders; batches read ahead of the first steps have
+        had no `backward()` either.
         """
         trained = self._state.feed.trained
         return (
@@ -167,7 +167,7 @@ class Batches:
             self._undecided = current
 
     def _judge(self, whole: Pass) -> None:
-        """Say of a pass that read all batches whether it was for training or evaluation."""
+        """Count a complete pass as training or evaluation."""
         state = self._state
         if self._undecided is whole:
             self._undecided = None
@@ -182,8 +182,8 @@ class Batches:
                 state.data_wait_s = whole.data_wait_s
         whole.judged = True
 
-    def tell(self, ended: Pass, number: int, ended_s: float) -> None:
-        """Mark the end of an epoch; a set read in milliseconds does not fill the page with them."""
+    def report(self, ended: Pass, number: int, ended_s: float) -> None:
+        """Add the event of an epoch, unless epochs take milliseconds."""
         if number > EVENTS_AT_ONCE and ended_s < self._event_s + EVENT_EVERY_S:
             return
         self._event_s = ended_s
@@ -193,12 +193,12 @@ class Batches:
 
 
 def _length_of_pass(iterator: Any) -> tuple[float, bool]:
-    """Return the batches of a pass, infinite where nobody knows, and whether it will end.
+    """Return the batches of a pass, infinite if unknown, and whether it will end.
 
-    A loader may take its batches from one iterator for ever (ultralytics, timm): its own length
-    then says where a pass ends. A stream must not be asked through its loader, which would warn.
+    A loader may use one iterator for ever (ultralytics, timm): its own length is that of a pass.
+    `len` of a stream's loader would warn.
     """
-    loader = getattr(iterator, LOADER, _no_loader)()
+    loader = getattr(iterator, LOADER, lambda: None)()
     for owner in (iterator._index_sampler, loader if iterator._auto_collation else None):
         try:
             return max(1, len(owner)), True  # type: ignore[arg-type]
@@ -207,12 +207,8 @@ def _length_of_pass(iterator: Any) -> tuple[float, bool]:
     return math.inf, hasattr(type(iterator._dataset), "__len__")
 
 
-def _no_loader() -> None:
-    return None
-
-
 def _remember_loader(original: Function) -> Function:
-    """Wrap `DataLoader._get_iterator`: its iterators do not know their loader."""
+    """Wrap `DataLoader._get_iterator`: its iterators have no reference to their loader."""
 
     def _get_iterator(loader: Any) -> Any:
         iterator = original(loader)
@@ -228,6 +224,6 @@ def attach(torch: ModuleType, state: State, patches: Patches) -> None:
     """Wrap the iterators' common `__next__`."""
     module = import_module("torch.utils.data.dataloader")
     batches = Batches(torch, state)
-    state.feed = Feed(batches.tell)
+    state.feed = Feed(batches.report)
     patches.replace(module.DataLoader, "_get_iterator", _remember_loader, traced=False)
     patches.replace(module._BaseDataLoaderIter, "__next__", batches.around_next, traced=False)

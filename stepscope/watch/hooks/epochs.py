@@ -1,15 +1,14 @@
-"""Which batches a step used, and which epoch it belongs to.
+"""Which batches a step used, and which epoch the step belongs to.
 
-A batch that was fetched waits until a step uses it. A loop that reads ahead (accelerate's, Hugging
-Face's, a prefetcher's) fetches more before the first step of a pass than before its second: the
-difference is how many batches are always one step early.
+A fetched batch waits until a step uses it. A loop that reads ahead (accelerate's, Hugging Face's, a
+prefetcher's) fetches more before the first step of a pass than before its second: the difference is
+the number of batches that are always one step early.
 
-An epoch is a pass of the loader that training reads. The next one begins where that loader has been
-read to its end, or has been left after several steps and is begun again (`break`, Lightning's
-`limit_train_batches`). All else could be anything, and the epoch is then None for good: a loader
-that is begun anew for each step, several loaders in turn, one loader that is restarted while its
-partner goes on. So it is for the first pass of a loader without a length, until that pass ends: it
-may never do.
+An epoch is a pass of the loader that training reads. The next epoch begins after that loader has
+been read to its end, or is restarted after several steps (`break`, Lightning's
+`limit_train_batches`). In all other cases the epoch is None for good: a loader restarted for each
+step, several loaders in turn, one loader that restarts while its partner continues. It is None in
+the first pass of a loader without a length, which may never end.
 """
 
 from __future__ import annotations
@@ -17,83 +16,59 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 WAITING_LIMIT = 4096
-"""Batches that no step has used: more belong to a script that trains nothing."""
+"""Maximum number of unused batches: more belong to a script that trains nothing."""
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class Pass:
-    """One pass over a loader, and how things stood when it began."""
+    """One pass over a loader, with the counters at its start."""
 
-    __slots__ = (
-        "backwards",
-        "batches",
-        "began_s",
-        "data_wait_s",
-        "dataset",
-        "ended",
-        "ended_s",
-        "first_step",
-        "is_finite",
-        "judged",
-        "length",
-        "order",
-        "stepped",
-        "steps",
-        "teaches",
-        "until",
-    )
-
-    def __init__(
-        self,
-        *,
-        order: int,
-        dataset: int,
-        began_s: float,
-        length: float = math.inf,
-        is_finite: bool = True,
-    ) -> None:
-        self.order = order
-        self.dataset = dataset
-        self.length = length
-        """Batches that it will have; infinite where nobody knows."""
-        self.is_finite = is_finite
-        """Say whether it will end."""
-        self.until = length
-        """Number of its last batch, as its iterator counts them."""
-        self.began_s = self.ended_s = began_s
-        self.batches = 0
-        self.ended = self.judged = False
-        # Ended: the loader has said so, or has been begun again.
-        self.steps = 0
-        self.first_step = (0, 0)
-        """Batches and calls of `backward()` up to its first step."""
-        self.teaches = True
-        """Its first two steps may still tell what is read ahead."""
-        self.backwards = self.stepped = 0
-        self.data_wait_s = 0.0
+    order: int
+    dataset: int
+    began_s: float
+    length: float = math.inf
+    """Number of its batches; infinite if unknown."""
+    is_finite: bool = True
+    until: float = math.inf
+    """Number of its last batch, as its iterator counts them."""
+    ended_s: float = 0.0
+    batches: int = 0
+    ended: bool = False
+    """The loader has raised StopIteration, or has been restarted."""
+    judged: bool = False
+    steps: int = 0
+    first_step: tuple[int, int] = (0, 0)
+    """Batches and calls of `backward()` up to its first step."""
+    teaches: bool = True
+    """Its first two steps may still show what is read ahead."""
+    backwards: int = 0
+    stepped: int = 0
+    data_wait_s: float = 0.0
 
     @property
     def is_whole(self) -> bool:
-        """Say whether all batches were read."""
+        """True if all batches were read."""
         return self.ended or self.batches >= self.length
 
 
 class Feed:
     """The batches between the loaders and the steps."""
 
-    def __init__(self, tell: Callable[[Pass, int, float], None]) -> None:
-        self._tell = tell
+    def __init__(self, report: Callable[[Pass, int, float], None]) -> None:
+        self._report = report
         self.epoch: int | None = None
-        """Of the last step, counted from 1; None where it is not certain."""
+        """Epoch of the last step, counted from 1; None if not certain."""
         self.is_read = False
-        """Some step has used a batch of a loader."""
+        """True once a step has used a batch of a loader."""
         self.trained: set[int] = set()
-        """The datasets of which some step has used a batch."""
+        """The datasets of which a step has used a batch."""
         self._waiting: deque[tuple[Pass, int]] = deque(maxlen=WAITING_LIMIT)
         self._used: list[tuple[Pass, int]] = []
         self._partners: dict[int, Pass] = {}
-        """By dataset, what the last step used besides the pass that counts."""
+        """By dataset, the other passes of the last step."""
         self._ahead = 0
         self._current: Pass | None = None
         self._number = 0
@@ -101,17 +76,17 @@ class Feed:
         self._stepped_s = 0.0
 
     def put(self, source: Pass, samples: int) -> None:
-        """A batch was fetched."""
+        """Add a fetched batch."""
         self._waiting.append((source, samples))
 
     def drop(self, source: Pass) -> None:
-        """That pass was evaluation."""
+        """Remove the batches of a pass that was evaluation."""
         kept = [batch for batch in self._waiting if batch[0] is not source]
         self._waiting.clear()
         self._waiting.extend(kept)
 
     def take(self, backwards: int, now_s: float) -> int:
-        """At a step after so many calls of `backward()`: return the samples that it used."""
+        """Return the samples of a step, after so many calls of `backward()`."""
         waiting = self._waiting
         newest = waiting[-1][0] if waiting else self._current
         if newest is None:
@@ -143,12 +118,12 @@ class Feed:
         return sum(samples for _, samples in self._used)
 
     def close(self, whole: Pass) -> None:
-        """Tell of an epoch that has come to its end."""
+        """Report the end of an epoch."""
         if whole is self._current and self._is_certain:
-            self._tell(whole, self._number, whole.ended_s)
+            self._report(whole, self._number, whole.ended_s)
 
     def _learn(self, newest: Pass, backwards: int) -> None:
-        """Compare the first two steps of a pass: how many batches are read ahead?"""
+        """Find how many batches are read ahead, from the first two steps of a pass."""
         if not newest.steps:
             newest.first_step = newest.batches, backwards
             return
@@ -177,23 +152,21 @@ class Feed:
         self.trained.update(batch[0].dataset for batch in self._used)
 
     def _turn_to(self, source: Pass) -> None:
-        """The steps use another pass than before: is it the next epoch?"""
+        """Detect the next epoch when the steps use another pass."""
         before, self._current = self._current, source
         if before is None:
             self._number = 1
-        elif (
-            source.order < before.order
-        ):  # begun with it, as by zip(long, cycle(short)), or in turn
+        elif source.order < before.order:  # as by zip(long, cycle(short)), or in turn
             self._is_certain = self._is_certain and not source.steps
         elif before.is_whole or (source.dataset == before.dataset and before.steps > 1):
             if self._is_certain and not before.judged:
-                self._tell(before, self._number, self._stepped_s)
+                self._report(before, self._number, self._stepped_s)
             self._number += 1
         else:
             self._is_certain = False
 
     def _compare_partners(self, source: Pass, *, goes_on: bool) -> None:
-        """Loaders read side by side make epochs only where they begin again together."""
+        """Require that loaders read in parallel restart together."""
         before = self._partners
         self._partners = {batch[0].dataset: batch[0] for batch in self._used}
         self._partners.pop(source.dataset, None)

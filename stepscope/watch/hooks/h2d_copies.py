@@ -1,11 +1,10 @@
-"""Copies to the GPU: how long `.to()` and `.cuda()` of a CPU tensor take on the device.
+"""Copies to the GPU: the time that `.to()` and `.cuda()` of a CPU tensor take on the device.
 
 Two CUDA events on the current stream bracket a copy and are read once the device has passed them;
 nothing waits. A pair costs the host about 20 us, so of short steps only one in 10 ms is measured.
-The wrappers are put in place at the first optimizer step, and only where the parameters are on a
-CUDA device: a run on the CPU does not pay for them, and a model on its way to the GPU is not in the
-figure. Only calls through a tensor are wrapped: `torch.Tensor.to` stays the same object, because
-`__torch_function__` gets it as `func`, and scripts have tables of such functions.
+The wrappers are installed at the first optimizer step, only if the parameters are on a CUDA device.
+Only calls through a tensor are wrapped: `torch.Tensor.to` stays the same object, because
+`__torch_function__` gets it as `func`, and scripts compare it.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from stepscope.watch.hooks.patching import Function, Guard, Patches, opaque
 from stepscope.watch.hooks.state import State
 
 PAIRS = 64
-"""Copies of a step whose duration is measured."""
+"""Maximum number of measured copies of a step."""
 LEAST_S = 0.01
-"""Time from the begin of a step that is measured to the begin of the next one."""
+"""Minimum time between the starts of two measured steps."""
 
 
 class Transfers:
-    """The copies of one step: measured while it is under way, told once the device has made them.
+    """The copies of one step, reported once the device has completed them.
 
-    `measuring` says whether those of the step under way are.
+    `measuring` is True while the current step is measured.
     """
 
     def __init__(self, new_event: Callable[[], Any]) -> None:
@@ -41,7 +40,7 @@ class Transfers:
         self._begun = time.perf_counter()
 
     def begin(self) -> Pair | None:
-        """Record the first event of a pair; None when all are in use."""
+        """Record the first event of a pair; None if all are in use."""
         pair = self._pairs.begin()
         self._missed = self._missed or pair is None
         return pair
@@ -52,10 +51,9 @@ class Transfers:
         self._under_way.append(pair)
 
     def harvest(self) -> float | None:
-        """Return the seconds of a measured step's copies, once, when all of them have ended.
+        """Return the seconds of a measured step's copies, once, when all have ended.
 
-        Called at each end of a step. None for the other steps, and where a copy could not be
-        measured: not known, not 0.
+        Called at each end of a step. None for the other steps, and if a copy could not be measured.
         """
         now, ended, self.measuring = time.perf_counter(), self.measuring, False
         if (ended or self._under_way) and all(map(self._pairs.has_ended, self._under_way)):
@@ -71,7 +69,7 @@ class Transfers:
 
 
 class CopyTimes:
-    """Puts a pair around every copy from the CPU to the current CUDA device."""
+    """Measures every copy from the CPU to the current CUDA device."""
 
     def __init__(self, torch: ModuleType, state: State, transfers: Transfers) -> None:
         self._state = state
@@ -82,11 +80,12 @@ class CopyTimes:
         self._device: type[Any] = torch.device
         self._tensor: type[Any] = torch.Tensor
         self._plainly = torch._C.DisableTorchFunction
-        """A mode, or a subclass, is not to see which properties are looked at here."""
+        """A mode, or a subclass, must not see the properties that are read here."""
         self._is_copying = False
 
     def around(self, original: Function, *, default: Any) -> Callable[[Any], Function | None]:
-        """Return what binds a method of Tensor; `default` is its target where the call has none."""
+        """Return a function that binds a method of Tensor; `default` is the method's default
+        target."""
         state, is_compiling, guard = self._state, self._is_compiling, Guard("perf/h2d")
         transfers = self._transfers
 
@@ -115,20 +114,19 @@ class CopyTimes:
 
     def _begin(self, tensor: Any, target: Any) -> Pair | None:
         with self._plainly():
-            return self._begin_pair(target) if tensor.is_cpu else None
-
-    def _begin_pair(self, target: Any) -> Pair | None:
-        if isinstance(target, self._tensor):
-            target = target.device
-        elif isinstance(target, str):
-            target = self._device(target)
-        elif type(target) is int:
-            target = self._device("cuda", target)
-        if not isinstance(target, self._device) or target.type != "cuda":
-            return None
-        if target.index not in (None, self._current()) or self._is_capturing():
-            return None
-        return self._transfers.begin()
+            if not tensor.is_cpu:
+                return None
+            if isinstance(target, self._tensor):
+                target = target.device
+            elif isinstance(target, str):
+                target = self._device(target)
+            elif type(target) is int:
+                target = self._device("cuda", target)
+            if not isinstance(target, self._device) or target.type != "cuda":
+                return None
+            if target.index not in (None, self._current()) or self._is_capturing():
+                return None
+            return self._transfers.begin()
 
 
 def attach(torch: ModuleType, state: State, patches: Patches) -> Transfers:

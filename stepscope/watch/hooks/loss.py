@@ -1,8 +1,8 @@
-"""The loss: every scalar on which `backward()` is called, summed up to the optimizer step.
+"""The loss: the sum of all scalars on which `backward()` is called before the optimizer step.
 
 That sum is the function whose gradient the step uses: with `loss / accumulation_steps` it is the
-mean over the micro-batches. `zero_grad()` starts it anew, as it does the gradients; so the closures
-of LBFGS and the two passes of SAM count once. Of several optimizers each has a sum of its own
+mean over the micro-batches. `zero_grad()` resets it together with the gradients, so the closures of
+LBFGS and the two passes of SAM count once. Each of several optimizers has its own sum
 (`attribution.py`).
 """
 
@@ -20,21 +20,20 @@ from stepscope.watch.hooks.patching import Function, Guard, Patches, opaque
 from stepscope.watch.hooks.state import State
 
 LATE_STEPS = 10
-"""An optimizer made after so many steps is rarely the partner of an earlier one (a GAN's are made
-together)."""
+"""Steps after which a new optimizer is no partner of an earlier one, as in a GAN."""
 UNSCALED = "_stepscope_unscaled"
-"""Attribute of a loss that a GradScaler has scaled: the loss itself, detached (`amp.py`)."""
+"""Attribute of a loss that a GradScaler has scaled: the unscaled loss, detached."""
 
 
 class Losses:
-    """Adds up what `backward()` is called on."""
+    """Adds up the losses of `backward()`."""
 
     def __init__(self, torch: ModuleType, state: State) -> None:
         self._state = state
         self._guard = Guard("train/loss")
         self._tensor: type[Any] = torch.Tensor
         self._made_late = False
-        """True from the making of a late optimizer to the next `backward()`."""
+        """True from the construction of a late optimizer to the next `backward()`."""
         self._disabled = torch._C._disabled_torch_dispatch_impl
         opaque(self._add, with_callees=True)
 
@@ -119,9 +118,7 @@ class Losses:
     def _collect_former(self) -> None:
         """Free the optimizer that a late one replaces, as in k-fold training.
 
-        Its scheduler, and torch's first step of a process, keep it alive in a cycle. By now the
-        script's own names stand for the new one. About 0.1 s, once for each late optimizer, and
-        before its first step.
+        Its scheduler keeps it alive in a cycle. About 0.1 s, once for each late optimizer.
         """
         self._made_late = False
         gc.collect()
@@ -152,7 +149,7 @@ class Losses:
             state.add_loss(value)
 
     def _is_plain(self, tensor: Any) -> bool:
-        """Say whether this is a tensor that holds its own data: no DTensor, no fake one."""
+        """Return True for a tensor with its own data: no DTensor, no fake tensor."""
         if type(tensor) is self._tensor:
             return True
         if not isinstance(tensor, self._tensor):
@@ -169,7 +166,7 @@ def attach(torch: ModuleType, state: State, patches: Patches) -> None:
 
 
 class Scaling:
-    """Listens to `GradScaler.scale` and `GradScaler.step`; torch.cuda.amp's is a subclass."""
+    """Wraps `GradScaler.scale` and `GradScaler.step`; torch.cuda.amp's is a subclass."""
 
     def __init__(self, torch: ModuleType, state: State) -> None:
         self._state = state
@@ -181,7 +178,7 @@ class Scaling:
             opaque(function, with_callees=True)
 
     def around_scale(self, original: Function) -> Function:
-        """Keep the loss on what was made of it."""
+        """Keep the unscaled loss on the scaled one."""
         is_compiling, guard = self._is_compiling, Guard("train/loss")
 
         def scale(scaler: Any, outputs: Any) -> Any:
@@ -193,7 +190,7 @@ class Scaling:
         return scale
 
     def around_step(self, original: Function) -> Function:
-        """See the scale that the step uses, and whether there was a step."""
+        """Record the scale that the step uses, and skipped steps."""
         state, guard = self._state, Guard("train/amp_scale and train/amp_skipped")
 
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A row for every `optimizer.step()`: what was gathered since the last one, and its times."""
+"""Record a row for every `optimizer.step()`: the values since the last one, and its times."""
 
 from __future__ import annotations
 
@@ -18,46 +18,32 @@ from stepscope.watch.hooks.state import State
 log = logging.getLogger(__name__)
 
 OPTIMIZERS_LIMIT = 8
-"""More at the same time are not recorded: an optimizer a parameter would make thousands of keys."""
+"""Maximum number of recorded optimizers: one for each parameter would make thousands of keys."""
 GROUPS_LIMIT = 8
-"""Parameter groups of an optimizer whose learning rate is recorded."""
+"""Maximum number of parameter groups whose learning rate is recorded."""
 
 
 class Track:
-    """What is known of one optimizer: its place in the order of first steps, its count, its keys.
+    """One optimizer: its index by first step, its steps, its metric keys.
 
     Optimizer 0 has the plain keys, optimizer i the same with `.optimizer<i>`; the learning rate of
     group 0 has the plain key, that of group j the same with `.group<j>`.
     """
 
-    __slots__ = (
-        "backwards",
-        "count",
-        "grad_norm",
-        "index",
-        "learning_rate",
-        "loss",
-        "more_rates",
-        "name",
-        "optimizer",
-    )
-
     def __init__(self, optimizer: Any, index: int, count: int) -> None:
         self.optimizer = weakref.ref(optimizer)
         self.name = type(optimizer).__name__
-        self.index = index
         self.count = count
         suffix = f".optimizer{index}" if index else ""
         self.loss = f"train/loss{suffix}"
         self.backwards = f"train/backwards{suffix}"
         self.grad_norm = f"train/grad_norm{suffix}"
-        rate = f"train/lr{suffix}"
-        self.learning_rate = rate
+        self.learning_rate = rate = f"train/lr{suffix}"
         self.more_rates = tuple(f"{rate}.group{j}" for j in range(1, GROUPS_LIMIT))
 
 
 UNKNOWN = Track.__new__(Track)
-"""Stands for an optimizer that has not stepped before."""
+"""Placeholder for an optimizer that has not stepped before."""
 
 
 class OptimizerSteps:
@@ -75,7 +61,7 @@ class OptimizerSteps:
         self._log = state.recorder.log
 
     def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Record a row, then let the page's commands act; raises only what stops the script."""
+        """Record a row, then execute commands; raises only what stops the script."""
         state = self._state
         if get_ident() != state.thread and not state.claim(by_step=True):
             return
@@ -94,7 +80,6 @@ class OptimizerSteps:
                 state.phases.mark_s = time.perf_counter()
 
     def _record(self, optimizer: Any, now_s: float) -> None:
-        """Log what was gathered since the last step."""
         state = self._state
         track = self._tracks.get(id(optimizer), UNKNOWN)
         if track is UNKNOWN:
@@ -132,7 +117,7 @@ class OptimizerSteps:
         self._log(state.step, row)
 
     def _meet(self, optimizer: Any) -> Track | None:
-        """Give a new optimizer the first free place."""
+        """Give a new optimizer the first free index."""
         self._state.parties.meet(optimizer)
         self._state.session.parts.add_optimizer(optimizer)
         self._state.by_hand.give_back()
@@ -149,7 +134,7 @@ class OptimizerSteps:
                 )
             self._told_of_more = True
             return self._remember(optimizer, None)
-        # A replacement goes on counting where the deleted one stopped. The second optimizer of a
+        # A replacement continues the count of the deleted one. The second optimizer of a
         # pair, as in a GAN, takes the step that the first has just taken.
         count = self._state.step - (0 if places or not self._slots else 1)
         track = Track(optimizer, index, count)
@@ -181,7 +166,7 @@ def attach(torch: ModuleType, state: State, patches: Patches) -> None:
 
 
 def _steps_inside_another(optimizer: Any) -> bool:
-    """Say whether this optimizer is stepped by the `step` of one that wraps it (once for each)."""
+    """Return True if the `step` of another optimizer, which wraps this one, calls its `step`."""
     frame: FrameType | None = sys._getframe(1)
     wrapper = None
     while frame is not None:

@@ -1,9 +1,8 @@
 """Wrap functions of torch reversibly, once the script has imported torch.
 
-A wrapper never raises, and must be invisible to torch.compile. Where the compiler traces the
-original, `is_compiling()` is a constant and removes the wrapper; where the original runs between
-two graphs, so does the wrapper, and `opaque` keeps the compiler from compiling it (every step would
-be a recompilation).
+A wrapper never raises, and is invisible to torch.compile. Where the compiler traces the original,
+`is_compiling()` is a constant and removes the wrapper; between two graphs the wrapper runs like the
+original, and `opaque` prevents its compilation (a recompilation at every step).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ Function = Callable[..., Any]
 
 
 class Patches:
-    """What was replaced, in order, with the way back."""
+    """The replaced functions, in order, with their originals."""
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
@@ -31,40 +30,31 @@ class Patches:
     def replace(
         self, owner: Any, name: str, make: Callable[[Function], Function], *, traced: bool
     ) -> None:
-        """Put `make(original)` in the place of `owner.name`.
+        """Replace `owner.name` by `make(original)`.
 
-        `traced` says that torch.compile can trace the original into a graph: then the wrapper asks
-        `is_compiling()`. Otherwise it is called between two graphs, like the original.
+        `traced`: torch.compile can trace the original into a graph, and the wrapper calls
+        `is_compiling()`. Else it runs between two graphs, like the original.
         """
         original = getattr(owner, name)
-        inherited = name not in vars(owner)
         wrapper = functools.wraps(original)(opaque(make(original)))
         if not traced:
             wrapper._torchdynamo_disable = True  # type: ignore[attr-defined]
-        setattr(owner, name, wrapper)
-
-        def undo() -> None:
-            if getattr(owner, name, None) is not wrapper:
-                return  # someone wrapped ours; without it theirs would call nothing
-            if inherited:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, original)
-
-        self._undo.append(undo)
+        self._set(owner, name, wrapper)
 
     def replace_bound(self, owner: type, name: str, bind: Callable[[Any], Function | None]) -> None:
-        """Let `instance.name` be what `bind` returns for it, unless that is None.
+        """Let `instance.name` be the result of `bind(instance)`, unless that is None.
 
         `owner.name` stays the original, which scripts use as a key and compare by identity.
         """
-        original, own = getattr(owner, name), vars(owner).get(name)
-        wrapper = _Bound(original, bind)
+        self._set(owner, name, _Bound(getattr(owner, name), bind))
+
+    def _set(self, owner: Any, name: str, wrapper: object) -> None:
+        own = vars(owner).get(name)  # None: inherited
         setattr(owner, name, wrapper)
 
         def undo() -> None:
             if vars(owner).get(name) is not wrapper:
-                return  # replaced meanwhile
+                return  # wrapped again by the script, whose wrapper calls ours
             if own is None:
                 delattr(owner, name)
             else:
@@ -73,17 +63,17 @@ class Patches:
         self._undo.append(undo)
 
     def on_undo(self, undo: Callable[[], None]) -> None:
-        """Remember another way back."""
+        """Add a function for `undo`."""
         self._undo.append(undo)
 
     def undo(self) -> None:
-        """Put everything back, last first."""
+        """Restore everything, last first."""
         while self._undo:
             self._undo.pop()()
 
 
 class _Bound:
-    """A method whose calls through an instance can be wrapped; the class gives the original."""
+    """A method whose calls through an instance can be wrapped; the class returns the original."""
 
     __slots__ = ("_bind", "_original")
 
@@ -100,20 +90,19 @@ class _Bound:
 
 
 class Guard:
-    """Says once that a capture failed, which is off from then on.
+    """Logs the first failure of a hook, and disables the hook.
 
-    What runs at every step asks `works` and catches by itself; the rest uses `call`.
+    Code of every step checks `works` and catches errors itself; other code uses `call`.
     """
 
     __slots__ = ("metrics", "works")
 
     def __init__(self, metrics: str) -> None:
         self.metrics = metrics
-        """What is missing where it fails."""
+        """Missing after a failure."""
         self.works = True
 
     def failed(self, error: Exception) -> None:
-        """Switch off."""
         self.works = False
         log.warning(
             "stepscope: %s will be missing from here on (%s: %s)",
@@ -123,7 +112,7 @@ class Guard:
         )
 
     def call(self, function: Function, *args: Any) -> Any:
-        """Return what the function returns, None where it fails or is off."""
+        """Return the function's result; None if it fails or is disabled."""
         if self.works:
             try:
                 return function(*args)
@@ -133,7 +122,7 @@ class Guard:
 
 
 def opaque(function: Function, *, with_callees: bool = False) -> Function:
-    """Keep torch.compile from compiling the function's own code, and on request what it calls."""
+    """Prevent torch.compile from compiling the function, and on request what it calls."""
     function = getattr(function, "__func__", function)
     torch = sys.modules.get("torch")
     if torch is not None:
@@ -150,7 +139,6 @@ def opaque(function: Function, *, with_callees: bool = False) -> Function:
 
 @functools.cache
 def _no_place(version: str, error: str) -> None:
-    """Say it once."""
     log.warning(
         "stepscope: torch %s cannot keep its compiler off our code (%s): under "
         "torch.compile steps may be slower than bare",
@@ -160,10 +148,10 @@ def _no_place(version: str, error: str) -> None:
 
 
 class AfterImport(MetaPathFinder):
-    """Stands first in `sys.meta_path` until the module `name` has been executed.
+    """First in `sys.meta_path` until the module `name` has been executed.
 
     The real finders find the module; only its loader's `exec_module` is wrapped, on the instance,
-    so that `module.__loader__`, `inspect` and `importlib.resources` see what they always saw.
+    so that `module.__loader__`, `inspect` and `importlib.resources` do not change.
     """
 
     def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
@@ -171,7 +159,7 @@ class AfterImport(MetaPathFinder):
         self._then = then
 
     def start(self) -> None:
-        """Wait for the import; where it has been, run the function now."""
+        """Wait for the import; call the function now if the module is imported."""
         module = sys.modules.get(self._name)
         if module is not None:
             self._then(module)
@@ -179,14 +167,13 @@ class AfterImport(MetaPathFinder):
             sys.meta_path.insert(0, self)
 
     def stop(self) -> None:
-        """Wait no longer."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Ask the other finders, and wrap what they found."""
+        """Return what the other finders find, with a wrapped loader."""
         if fullname != self._name:
             return None
         for finder in [finder for finder in sys.meta_path if finder is not self]:

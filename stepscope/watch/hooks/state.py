@@ -1,4 +1,4 @@
-"""What all wrappers share, and the steps of scripts without an optimizer."""
+"""State shared by all hooks, and the steps of scripts without an optimizer."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from stepscope.watch.hooks.epochs import Feed
 from stepscope.watch.hooks.step_timing import Times
 
 if TYPE_CHECKING:
-    pass
     from stepscope.session.script_session import ScriptSession
     from stepscope.watch.hooks.step_timing import Phases
 
 
 HELD = 8
-"""Calls of `backward()` without an optimizer after which none is expected."""
+"""Calls of `backward()` without an optimizer after which each is a step."""
 
 
 class ByHand:
-    """Makes steps of calls of `backward()`."""
+    """Counts calls of `backward()` as steps."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -54,11 +53,11 @@ class ByHand:
             self.release()
 
     def boundary(self) -> float:
-        """Let the page's commands act, where it is certain that this is a step."""
+        """Execute commands if it is certain that this is a step."""
         return self._state.session.boundary() if self._is_certain else 0.0
 
     def release(self) -> None:
-        """Record what was held back: no optimizer is expected any more."""
+        """Record the held rows: no optimizer is expected any more."""
         state = self._state
         if state.parties.made or state.recorder.step != state.step:
             self._held = []
@@ -73,7 +72,7 @@ class ByHand:
             state.recorder.log(state.step, row, ts)
 
     def _add_norm(self) -> None:
-        """Add the norm to the row of the `backward()` before it, which may be recorded already."""
+        """Add the norm to the row of the last `backward()`, which may be recorded already."""
         state = self._state
         norm = state.clips.take(None, state.parties)
         if norm is None:
@@ -84,13 +83,13 @@ class ByHand:
             state.recorder.log(state.step, {"train/grad_norm": norm})
 
     def drop(self) -> None:
-        """Forget what was held back: an optimizer was made, so these were no steps."""
+        """Discard the held rows: an optimizer was made, so these were no steps."""
         if self._held:
             self._state.times.forget()
         self._held = []
 
     def give_back(self) -> None:
-        """Add the losses held back to the first step of an optimizer whose making was not seen."""
+        """Add the held losses to the first step of an optimizer whose construction was not seen."""
         for _, row in self._held:
             if "train/loss" in row:
                 self._state.add_loss(row["train/loss"])
@@ -98,17 +97,17 @@ class ByHand:
 
 
 class State:
-    """Written by the training thread alone, the one that steps the optimizers.
+    """Written only by the training thread, the one that steps the optimizers.
 
-    Until the first optimizer step it is the first thread that fetches a batch or calls
-    `backward()`. When the training thread has ended, another may take its place.
+    Before the first optimizer step it is the first thread that fetches a batch or calls
+    `backward()`. After the training thread has ended, another one may replace it.
     """
 
     def __init__(self, session: ScriptSession) -> None:
         self.session = session
         self.recorder: Any = session.recorder
         self.thread = 0
-        """Identity of the training thread; 0 while there is none."""
+        """Id of the training thread; 0 without one."""
         self._owner: threading.Thread | None = None
         self._closed = False
 
@@ -121,17 +120,17 @@ class State:
         self.in_backward = False
 
         self.loss: Reading = None
-        """Sum of the scalars on which `backward()` was called for the step to come."""
+        """Sum of the losses for the next step."""
         self.loss_terms = 0
         self.parties = Parties()
-        """The optimizers; where they are several, they keep the losses, each its own."""
+        """The optimizers; several have one loss each."""
         self.clips = Clips()
         self.amp_scale: Reading = None
         """Set while a GradScaler steps an optimizer."""
         self.amp_skipped = 0
         self.uses_amp = False
         self.feed = Feed(lambda ended, number, ended_s: None)
-        """The batches of DataLoaders; `dataloader.py` puts them in."""
+        """The batches of DataLoaders."""
         self.times = Times(self)
         self.phases: Phases | None = None
         """None in a process that trains alone."""
@@ -140,10 +139,10 @@ class State:
         self.idle_s = 0.0
         """Time since the last step that is not step time: commands, pauses, evaluation."""
         self.evaluation: tuple[float, float, int] | None = None
-        """Begin, end so far, and `backwards` at that time, of an evaluation not yet in `idle_s`."""
+        """Start, end so far, and `backwards` of an evaluation not yet in `idle_s`."""
 
     def claim(self, *, by_step: bool = False) -> bool:
-        """Try to make the calling thread the training thread; say whether it is now."""
+        """Try to make the calling thread the training thread; return True on success."""
         if self._closed or (by_step and self.in_backward):
             return False
         moves = by_step and self.stepped == 0
@@ -153,7 +152,7 @@ class State:
         return True
 
     def exclude(self, began_s: float, ended_s: float) -> None:
-        """Take this time as evaluation, which is no step time."""
+        """Exclude the time of an evaluation from the step time."""
         if self.evaluation is not None and self.evaluation[2] == self.backwards:
             began_s = min(began_s, self.evaluation[0])
         else:
@@ -161,30 +160,28 @@ class State:
         self.evaluation = began_s, ended_s, self.backwards
 
     def end_evaluation(self, now_s: float) -> None:
-        """Training fetches a batch: the time since the evaluation's last one belongs to it too."""
+        """Exclude also the time from the evaluation's last batch to this one of training."""
         if self.evaluation is not None and self.evaluation[2] == self.backwards:
             self.evaluation = self.evaluation[0], now_s, self.backwards
         self.close_evaluation()
 
     def close_evaluation(self) -> None:
-        """Leave the evaluation, as far as it is known, out of the step time."""
+        """Subtract the evaluation so far from the step time."""
         if self.evaluation is not None:
             self.idle_s += self.evaluation[1] - self.evaluation[0]
             self.evaluation = None
 
     def close(self) -> None:
-        """Listen to no thread any more."""
         self._closed, self.thread = True, 0
 
     def add_loss(self, value: Reading) -> None:
-        """Add the value of a `backward()` to the loss of the step to come."""
         if self.loss is None:
             self.loss, self.loss_terms = value, 1
         else:
             self.loss, self.loss_terms = summed(self.loss, value), self.loss_terms + 1
 
     def take_loss(self, optimizer: Any) -> tuple[Reading, int]:
-        """Return the sum of losses behind the optimizer's gradients and their count; reset both."""
+        """Return and reset the loss of the optimizer's gradients and the number of its terms."""
         loss, terms = self.loss, self.loss_terms
         self.loss = None
         if self.parties.sums:
@@ -194,7 +191,7 @@ class State:
         return loss, terms
 
     def drop_loss(self, optimizer: Any) -> None:
-        """Forget the loss of an optimizer whose gradients are cleared; those of others stay."""
+        """Discard the loss of an optimizer whose gradients are cleared."""
         self.loss = None
         if self.parties.sums:
             self.parties.clear(optimizer)

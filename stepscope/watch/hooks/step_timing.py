@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Times:
-    """The clock between two steps."""
+    """Measures the time between two steps."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -30,10 +30,9 @@ class Times:
         self._transfers: Transfers | None = None
 
     def begin(self, device: Any) -> None:
-        """Tell the session, at the first step, on which device the script trains (None: the CPU).
+        """Set the device of the run (None: the CPU) at the first step.
 
-        May be called again where steps by hand came before those of an optimizer: a GPU, once
-        known, stays.
+        Called again if an optimizer follows steps without one; a GPU, once known, stays.
         """
         cuda_index = device.index if device is not None and device.type == "cuda" else None
         if self.on_cuda or (self._has_begun and cuda_index is None):
@@ -45,7 +44,7 @@ class Times:
             self._transfers = self.time_copies()
 
     def forget(self) -> None:
-        """Let the next step have no step time: what was taken for a step was none."""
+        """Discard the last step: the next one has no step time."""
         self._last_s = None
 
     def add(self, row: dict[str, Any], now_s: float) -> None:
@@ -64,7 +63,7 @@ class Times:
                 row["perf/data_wait"] = state.data_wait_s
             if samples:
                 row[RATES[SAMPLES]] = samples / elapsed_s
-        if state.recorder.counts:  # what the script counts itself replaces ours
+        if state.recorder.counts:  # counts of the script replace these
             for key, number in state.recorder.take_counts().items():
                 if elapsed_s > 0:
                     row[RATES[key]] = number / elapsed_s
@@ -79,8 +78,8 @@ class Times:
 class Phases:
     """Adds up a step's phases between its batches; used by the training thread alone.
 
-    `mark_s` is the end of what came last: a batch, a backward() or a step. What lies between a step
-    and the batch after it belongs to no phase.
+    `mark_s` is the end of the last batch, backward() or step. The time from a step to the next
+    batch belongs to no phase.
     """
 
     __slots__ = ("_backward_s", "_ddp", "_forward_s", "_guard", "mark_s")
@@ -92,7 +91,6 @@ class Phases:
         self._guard = Guard(DDP_METRICS)
 
     def backward(self, began_s: float, ended_s: float) -> None:
-        """A call of backward()."""
         if self.mark_s:
             self._forward_s += began_s - self.mark_s
         self._backward_s += ended_s - began_s
@@ -119,7 +117,7 @@ class Phases:
 
 
 def attach(torch: ModuleType, state: State, patches: Patches) -> None:
-    """Take the times from now on, in a job of several processes."""
+    """Measure the times from now on, in a job of several processes."""
     if state.session.world_size < 2:
         return
     state.phases = phases = Phases()
