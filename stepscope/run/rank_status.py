@@ -57,7 +57,9 @@ class RankStanding:
     """The file of the rank; None without one."""
 
 
-_ELSEWHERE = "It is recorded in another folder, if at all: hosts that share no disk have one each."
+_ELSEWHERE = (
+    "It may be recorded in another folder: hosts without shared storage each have their own."
+)
 _STATES = {
     RunStatus.FINISHED: RankState.FINISHED,
     RunStatus.STOPPED: RankState.STOPPED,
@@ -122,7 +124,7 @@ def _standing(rank: RankFile) -> RankStanding:
         since = rank.run_json.get("ended") or rank.beat
     text = {
         RankState.ALIVE: "Alive.",
-        RankState.DEAD: "Gone without a word: killed, or the machine went down.",
+        RankState.DEAD: "Gone without a message: killed, or the machine went down.",
     }.get(state, rank.run_json.get("reason") or f"{state.capitalize()}.")
     return RankStanding(
         rank=rank.rank,
