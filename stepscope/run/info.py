@@ -67,7 +67,10 @@ _OTHER_RUNNER = (
 )
 
 _HUNG = "It hung before:"
-_MISMATCH = " gloo aborts a rank whose collective has another size than that of its peers."
+_MISMATCH = (
+    " gloo aborts a rank that receives another size than it expects: one rank may have skipped a "
+    "collective, or called it with another size."
+)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
