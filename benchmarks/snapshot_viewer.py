@@ -28,7 +28,7 @@ from benchmarks.snapshot_file import write_snapshot
 from stepscope.common.formatting import format_bytes
 
 SIZE, QUICK_SIZE = 25 * 10**7, 25 * 10**6
-OPEN_S, MEMORY_GB, ANSWER_MS = 30.0, 4.0, 100.0
+OPEN_S, MEMORY_GB, ANSWER_MS = 20.0, 4.0, 100.0
 PATIENCE_S = 300.0
 ASK_S = 0.1
 SPARE_BYTES = 2 * 10**9

@@ -221,7 +221,7 @@ def too_large(size: int, kept: int = 0) -> str | None:
     """Return why a file of this size is refused when `kept` bytes are stored; None if accepted."""
     if size > SIZE_LIMIT:
         return (
-            f"The file must have at most {format_bytes(SIZE_LIMIT)}, got {format_bytes(size)}. "
+            f"The file must have at most {SIZE_LIMIT:,} bytes, got {size:,}. "
             "Record fewer steps, or with a lower max_entries."
         )
     if size + kept > TOTAL_LIMIT:

@@ -89,8 +89,8 @@ def load(path: Path, *, progress: Progress = lambda read: None) -> Snapshot:
             raise
         except MemoryError as error:
             raise SnapshotError(
-                f"{_name(path)}: must fit into the memory allowed for it, got {format_bytes(size)} "
-                f"that need more. {SMALLER}"
+                f"{_name(path)}: a file of {format_bytes(size)} needs more memory than its process "
+                f"may use. {SMALLER}"
             ) from error
         except Exception as error:
             # Python's unpickler raises anything for a broken file, as its documentation says.
@@ -153,8 +153,8 @@ def _opened(path: Path, progress: Progress) -> Iterator[tuple[io.BufferedReader[
     with io.BufferedReader(_File(number, progress), CHUNK) as file:
         if found.st_size > SIZE_LIMIT:
             raise SnapshotError(
-                f"{_name(path)}: must have at most {format_bytes(SIZE_LIMIT)}, got "
-                f"{format_bytes(found.st_size)}. {SMALLER}"
+                f"{_name(path)}: must have at most {SIZE_LIMIT:,} bytes, got {found.st_size:,}. "
+                f"{SMALLER}"
             )
         yield file, found.st_size
 

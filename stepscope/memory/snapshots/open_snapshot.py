@@ -207,8 +207,8 @@ def main(arguments: Sequence[str]) -> int:
         write_summary(result, summarize(loaded), modified_ns)
     except MemoryError:
         return _fail(
-            f"{snapshot.name}: must open with at most {format_bytes(MEMORY_LIMIT)} of memory, got "
-            "one that needs more. Record fewer steps."
+            f"{snapshot.name}: needs more than {format_bytes(MEMORY_LIMIT)} of memory to open. "
+            "Record fewer steps."
         )
     except (SnapshotError, OSError) as error:
         return _fail(str(error))
