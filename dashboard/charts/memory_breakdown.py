@@ -30,7 +30,7 @@ SERIES = "ledger"
 """Name of the series in the protocol; its metric `ledger/X` is the part X in bytes."""
 TOTAL = f"{SERIES}/total"
 SPLIT = "memory/inactive_split"
-CHART_HEIGHT = 380  # px, on the page Memory
+CHART_HEIGHT = 380  # px, on the Memory tab
 TENSORS = ("activations", "optimizer_state", "gradients", "parameters")
 SUMS: Mapping[Place, tuple[tuple[str, str, str, tuple[str, ...]], ...]] = {
     Place.DEVICE: (

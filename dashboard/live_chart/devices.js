@@ -1,4 +1,4 @@
-// The page Devices: a strip for the machine, a card a GPU, and below the card that is open its
+// The GPUs tab: a strip for the machine, a card a GPU, and below the card that is open its
 // history and details. It asks once a second and changes only the text and widths that are new.
 
 import { DeviceCard, Meter } from "./device_card.js";

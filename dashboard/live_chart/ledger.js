@@ -1,4 +1,4 @@
-// The memory ledger of a run on the page Memory: the stack over the whole run, and its table.
+// The memory ledger of a run on the Memory tab: the stack over the whole run, and its table.
 
 import { AxisBar } from "./axisbar.js";
 import { Board } from "./chart_grid.js";

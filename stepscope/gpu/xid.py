@@ -93,7 +93,7 @@ _CATALOG: tuple[tuple[Iterable[int], str, str], ...] = (
     (
         (154,),
         "the driver has changed its recovery action for the GPU",
-        "The page Devices and nvidia-smi -q name it.",
+        "The Hardware page and nvidia-smi -q name it.",
     ),
     ((156,), "a part of the GPU was put out of use", RESET),
     ((157,), "a part of the GPU could not be put out of use", IGNORE_ONCE),

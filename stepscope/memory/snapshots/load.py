@@ -26,7 +26,7 @@ DEVICES_LIMIT = 64
 SMALLER = (
     "Record fewer steps or a lower max_entries, or open it with https://pytorch.org/memory_viz."
 )
-REMEDY = "Take it with torch.cuda.memory._dump_snapshot, or with Memory snapshot on the page Live."
+REMEDY = "Record it with torch.cuda.memory._dump_snapshot, or with Memory snapshot on the page."
 
 Progress = Callable[[int], None]
 """Called with the bytes read so far."""
