@@ -193,5 +193,5 @@ def test_a_resumed_run_mirrors_the_same_images(
 def test_data_that_are_gone_are_one_sentence(digits: Path, tmp_path: Path) -> None:
     folder = new_run(tmp_path, "run")
     assert train(few(data="gone"), folder) is RunStatus.FAILED
-    assert run_json(folder)["reason"].startswith("data: no images with labels at ")
+    assert run_json(folder)["reason"].startswith("data: no labeled images at")
     assert "Traceback" not in (folder / "run.json").read_text()

@@ -5,14 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from dashboard import services
-from dashboard.lesson_runs import LessonRuns
-from stepscope.run import RunError
+from dashboard.child_runs import ChildRuns
 from tests.support.lesson_programs import SLEEP, Write, write
 from trainer.runners.child_process import ChildState
 from trainer.runners.lesson import OUTPUT_LIMIT, LessonOutput, LessonRun
@@ -121,50 +117,30 @@ def test_bytes_that_are_no_text_are_shown_as_such(write: Write) -> None:
 def test_the_server_ends_it_at_its_own_end(write: Write, tmp_path: Path) -> None:
     server = services.Services(tmp_path, tmp_path)
     server.devices()
-    server.lessons.start(write(SLEEP))
-    run = server.lessons.of("program")
+    server.start_lesson(write(SLEEP))
+    run = server.lessons.last("program")
     assert run is not None
     server.close()
     assert run.output().state is ChildState.STOPPED
 
 
-def test_one_at_a_time_and_the_last_result_is_kept(write: Write) -> None:
-    runs = LessonRuns()
+def test_one_at_a_time_and_the_last_result_of_each_name_is_kept(write: Write) -> None:
+    runs: ChildRuns[LessonRun] = ChildRuns()
     slow, quick = write(SLEEP, name="slow"), write("print('done')\n", name="quick")
-    runs.start(slow)
-    assert runs.running() is slow
-    with pytest.raises(RunError, match="one lesson at a time, got a second while “slow” runs"):
-        runs.start(quick)
-    first = runs.of("slow")
+    assert runs.start(lambda: LessonRun(slow), "slow")
+    first = runs.running()
     assert first is not None
+    assert not runs.start(lambda: LessonRun(quick), "quick")
+    assert runs.last("quick") is None
     first.stop(10)
-    runs.start(quick)
-    second = runs.of("quick")
+    assert runs.start(lambda: LessonRun(quick), "quick")
+    second = runs.last("quick")
     assert second is not None
     assert ended(second).text == "done\n"
+    assert runs.last("slow") is first
     assert first.output().state is ChildState.STOPPED
-    assert runs.of("absent") is None
-    runs.start(slow)
+    runs.drop("slow")
+    assert runs.last("slow") is None
+    assert runs.start(lambda: LessonRun(slow), "slow")
     runs.close()
     assert runs.running() is None
-
-
-TWO_RANKS = """
-import os, time
-print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], os.getpid(), flush=True)
-time.sleep(60)
-"""
-
-
-@pytest.mark.parametrize("how", ["stop", "limit"])
-def test_no_rank_outlives_its_lesson(write: Write, how: str) -> None:
-    lesson = replace(write(TWO_RANKS, limit_s=30.0 if how == "stop" else 12.0), ranks=2)
-    run = LessonRun(lesson)
-    output = until(run, lambda output: output.text.count(" of 2 ") == 2)
-    ranks = [int(line.split()[-1]) for line in output.text.splitlines() if " of 2 " in line]
-    assert all(map(alive, ranks))
-    if how == "stop":
-        run.stop()
-    assert ended(run).state is (ChildState.STOPPED if how == "stop" else ChildState.FAILED)
-    for pid in ranks:
-        wait_for_end(pid)

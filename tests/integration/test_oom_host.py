@@ -158,7 +158,7 @@ def test_a_worker_that_the_kernel_killed_is(
     monkeypatch.setattr(TrainStep, "__call__", fail)
     assert training_run.run(small(Workload.DIGITS_MLP), tmp_path) is RunStatus.FAILED
     reason = run_json(tmp_path)["reason"]
-    assert reason.startswith("The host ran out of memory: the kernel ended a DataLoader worker")
+    assert reason.startswith("The host ran out of memory: the kernel killed a DataLoader worker.")
     report = read_report(tmp_path)
     assert report is not None
     assert report.last.memory is Memory.HOST
@@ -190,7 +190,7 @@ def test_a_run_that_the_kernel_killed_is_told_by_the_counter(
     cgroup(tmp_path, 3)
     (finding,) = findings(read_recorded(read_run(run)))
     assert finding.kind == "out-of-memory"
-    assert "The kernel ended a process" in finding.text
+    assert "The kernel killed a process" in finding.text
     report = judged(read_run(run))
     assert report is not None
     assert report.report.last.ts == pytest.approx(long_ago)  # at each look the same

@@ -159,6 +159,7 @@ def test_a_fatal_signal_in_the_servers_thread_is_read_by_the_next_server(
     st.cache_resource.clear()
     page = AppTest.from_file(str(ROOT / "dashboard" / "main.py"), default_timeout=60)
     page.query_params["run"] = folder.name
+    page.query_params["tab"] = "logs"
     page.run()
     st.cache_resource.clear()
     assert any("Fatal Python error" in code.value for code in page.code)

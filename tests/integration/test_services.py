@@ -49,7 +49,7 @@ def test_no_run_begins_while_the_last_ones_thread_lives(
     folder = server.start(CONFIG)
     try:
         wait_until(lambda: read_run(folder).status is RunStatus.FINISHED)
-        with pytest.raises(RunError, match=f"{folder.name} has ended, but its training"):
+        with pytest.raises(RunError, match=f"{folder.name} has ended but has not shut down"):
             server.start(CONFIG)
         assert list(server.runs.iterdir()) == [folder]
     finally:

@@ -61,7 +61,7 @@ def test_a_run_that_memory_ended_says_why_and_where_more_stands(
     assert told["kind"] == "out-of-memory"
     assert "300 MiB" in told["text"]
     assert told["words"]
-    assert told["page"] == {"url": "memory?run=short", "text": "Memory →"}
+    assert told["tab"] == "memory"
     (folder / "oom.json").write_text(json.dumps(report | {"ended": False}))
     assert poll("short")["verdict"]["kind"] == "input-bound"
     (folder / "oom.json").write_text("{")
@@ -82,5 +82,5 @@ def test_a_job_that_hangs_says_so_while_it_does(server: services.Services, tmp_p
     told = poll("job")["verdict"]
     assert told["kind"] == "hang"
     assert "all_reduce #81" in told["text"]
-    assert told["words"] == "Look at what rank 1 does there."
+    assert told["words"] == "Check what rank 1 does there."
     assert len(json.dumps(told)) < 400  # twice a second
