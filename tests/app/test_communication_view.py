@@ -65,7 +65,7 @@ def test_with_two_gpus_nccl_is_offered_and_more_ranks_are_refused(
     assert label(app, "number_input", "Ranks").value == 2
     assert not label(app, "button", "Measure").disabled
     label(app, "number_input", "Ranks").set_value(3).run()
-    assert "a GPU for each of the 3 ranks, and there are 2 here" in text_of(app)
+    assert "a GPU for each of the 3 ranks; found 2" in text_of(app)
 
 
 def test_it_measures_keeps_and_shows(
@@ -108,8 +108,8 @@ def test_kept_ones_are_compared_and_a_broken_one_is_said(
     assert not app.exception
     for text, said in (
         ("{", "cannot be read"),
-        (json.dumps(DOCUMENT | {"ranks": None}), "a whole number from 1 on, got None"),
-        (json.dumps(DOCUMENT | {"machine": "x"}), "an object, got "),
+        (json.dumps(DOCUMENT | {"ranks": None}), "$.ranks"),
+        (json.dumps(DOCUMENT | {"machine": "x"}), "$.machine"),
     ):
         (server.runs / "collectives" / f"{first}.json").write_text(text)
         app.run()

@@ -46,7 +46,7 @@ def test_the_command_measures_each_operation_and_size(tmp_path: Path) -> None:
         assert row["algorithm"] == pytest.approx(row["bytes"] / row["seconds"])
         assert row["bus"] == row["algorithm"] * (bus_factor(row["operation"], 2) or 0)
     [name] = result_names(tmp_path)
-    assert f"kept as {name}" in done.stderr
+    assert f"Saved as {name}" in done.stderr
     assert read_result(tmp_path, name)["rows"] == rows
 
 

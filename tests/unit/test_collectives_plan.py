@@ -55,7 +55,7 @@ def test_a_plan_goes_through_one_line() -> None:
 @pytest.mark.parametrize("text", ["", "1X", "1K..", "4M..1K", "-1K", "1K;2K", "20G", "512"])
 def test_sizes_that_are_none(text: str) -> None:
     with pytest.raises(PlanError, match="^sizes: "):
-        parse_sizes(text)
+        Plan(sizes=parse_sizes(text))
 
 
 def test_nccl_needs_a_gpu_a_rank() -> None:
@@ -64,7 +64,7 @@ def test_nccl_needs_a_gpu_a_rank() -> None:
     assert refusal(Plan(ranks=4), 0, "No driver.") is None
     few = refusal(plan, 1, None)
     assert few is not None
-    assert "a GPU for each of the 4 ranks, and there is 1 here" in few
+    assert "a GPU for each of the 4 ranks; found 1" in few
     none = refusal(plan, 0, "torch is a CPU-only build.")
     assert none is not None
     assert "torch is a CPU-only build. Choose gloo" in none
@@ -85,7 +85,7 @@ def test_files_are_kept_newest_first_and_read_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["absent", "../run", "", "a/b", "."])
 def test_a_name_of_no_file_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "run.json").write_text("{}")
-    with pytest.raises(ResultError, match="none of the name"):
+    with pytest.raises(ResultError, match="does not exist"):
         read_result(tmp_path, name)
 
 
@@ -113,15 +113,15 @@ def test_a_number_that_nothing_can_measure_is_no_row(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"ranks": None}, "ranks: a whole number from 1 on, got None"),
-        ({"ranks": True}, "ranks: a whole number from 1 on, got True"),
-        ({"ranks": 0}, "ranks: a whole number from 1 on, got 0"),
-        ({"backend": 3}, "backend: a name, got 3"),
-        ({"machine": "x"}, "machine: an object, got 'x'"),
-        ({"machine": {"device": 3}}, "machine.device: a name, got 3"),
-        ({"machine": {"link": "fast"}}, "machine.link: a name and bytes_per_s, got 'fast'"),
-        ({"machine": {"link": {"name": "PCIe", "bytes_per_s": math.inf}}}, "machine.link: "),
-        ({"machine": {"link": {"bytes_per_s": 1e9}}}, "machine.link: "),
+        ({"ranks": None}, "$.ranks"),
+        ({"ranks": True}, "$.ranks"),
+        ({"ranks": 0}, "$.ranks"),
+        ({"backend": 3}, "$.backend"),
+        ({"machine": "x"}, "$.machine"),
+        ({"machine": {"device": 3}}, "$.machine.device"),
+        ({"machine": {"link": "fast"}}, "$.machine.link"),
+        ({"machine": {"link": {"name": "PCIe", "bytes_per_s": math.inf}}}, "$.machine.link"),
+        ({"machine": {"link": {"bytes_per_s": 1e9}}}, "$.machine.link"),
     ],
 )
 def test_a_file_whose_head_cannot_be_shown_is_refused(

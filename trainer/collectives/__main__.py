@@ -1,4 +1,4 @@
-"""`python -m trainer.collectives`: measure collectives here, and print a table or JSON."""
+"""`python -m trainer.collectives`: measure collectives on this machine; print a table or JSON."""
 
 from __future__ import annotations
 
@@ -12,16 +12,7 @@ from pathlib import Path
 
 from stepscope.common.formatting import printable
 from stepscope.run import runs_root
-from trainer.collectives.plan import (
-    BACKENDS,
-    GLOO,
-    NCCL,
-    OPERATIONS,
-    Plan,
-    PlanError,
-    parse_sizes,
-    refusal,
-)
+from trainer.collectives.plan import GLOO, NCCL, OPERATIONS, Plan, PlanError, parse_sizes, refusal
 from trainer.collectives.process import Measurement
 from trainer.collectives.table import closing, heading, line
 from trainer.runners.child_process import ChildState
@@ -33,14 +24,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
     options = parser().parse_args(arguments)
     try:
-        plan = _plan(options)
+        measurement = Measurement(_plan(options), runs_root(options.runs))
     except PlanError as error:
-        _say(str(error))
+        _print_error(str(error))
         return USAGE
-    try:
-        measurement = Measurement(plan, runs_root(options.runs))
     except OSError as error:
-        _say(f"torchrun cannot be started: {error}.")
+        _print_error(f"torchrun cannot be started: {error}.")
         return FAILED
     try:
         return _follow(measurement, as_json=options.json)
@@ -54,26 +43,19 @@ def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(
         prog="python -m trainer.collectives",
         description="Measure all_reduce, all_gather, reduce_scatter, broadcast and all_to_all "
-        "between the processes of this machine, by size.",
+        "between processes on this machine, by size.",
     )
-    found.add_argument("--backend", choices=BACKENDS, default=GLOO, help="gloo: CPUs, nccl: GPUs")
-    found.add_argument("--ranks", type=int, default=2, help="number of processes (default: 2)")
-    found.add_argument(
-        "--operations",
-        default=",".join(OPERATIONS),
-        metavar="NAMES",
-        help=f"of {','.join(OPERATIONS)} (default: all)",
-    )
-    found.add_argument(
-        "--sizes",
-        default="1K..16M",
-        help="total bytes: 1K..64M in steps of ×4, or a list such as 1K,1M (default: 1K..16M)",
-    )
-    found.add_argument("--seconds", type=float, default=0.2, help="seconds per size (default: 0.2)")
-    found.add_argument(
-        "--runs", type=Path, metavar="DIR", help="folder of all runs (default: STEPSCOPE_RUNS)"
-    )
-    found.add_argument("--json", action="store_true", help="print the whole result as JSON")
+    add = found.add_argument
+    add("--backend", choices=(GLOO, NCCL), default=GLOO, help="gloo: CPUs, nccl: GPUs")
+    add("--ranks", type=int, default=2, help="number of processes (default: 2)")
+    operations = ",".join(OPERATIONS)
+    add("--operations", default=operations, metavar="NAMES", help=f"of {operations} (default: all)")
+    sizes = "bytes of the whole array: 1K..64M in steps of 4×, or 1K,1M (default: 1K..16M)"
+    add("--sizes", default="1K..16M", help=sizes)
+    seconds = "time for each size and operation (default: 0.2; old name: --seconds)"
+    add("--seconds-per-size", "--seconds", dest="seconds", type=float, default=0.2, help=seconds)
+    add("--runs", type=Path, metavar="DIR", help="folder of all runs (default: STEPSCOPE_RUNS)")
+    add("--json", action="store_true", help="print the whole result as JSON")
     return found
 
 
@@ -95,29 +77,25 @@ def _plan(options: argparse.Namespace) -> Plan:
 
 
 def _follow(measurement: Measurement, *, as_json: bool) -> int:
-    shown = 0
+    shown, ended = 0, False
     if not as_json:
         print(heading())
-    while True:
+    while not ended:
         ended = measurement.wait(0.2)
         output = measurement.output()
         for row in [] if as_json else output.document["rows"][shown:]:
             print(line(row), flush=True)
             shown += 1
-        if ended:
-            break
-    if as_json:
-        print(json.dumps(output.document, indent=1))
-    else:
-        print("\n".join(closing(output.document)))
+    lines = [json.dumps(output.document, indent=1)] if as_json else closing(output.document)
+    print("\n".join(lines))
     if output.name is not None:
-        _say(f"kept as {output.name}")
+        _print_error(f"Saved as {output.name}")
     if output.reason is not None:
-        _say(output.reason)
+        _print_error(output.reason)
     return FINISHED if output.state is ChildState.FINISHED else FAILED
 
 
-def _say(text: str) -> None:
+def _print_error(text: str) -> None:
     print(printable(text), file=sys.stderr, flush=True)
 
 

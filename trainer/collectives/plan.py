@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+
+import msgspec
 
 from stepscope.distributed.collective_metrics import (
     ALL_GATHER,
@@ -15,26 +16,25 @@ from stepscope.distributed.collective_metrics import (
 )
 
 GLOO, NCCL = "gloo", "nccl"
-BACKENDS = {GLOO: "CPUs, over shared memory or the network", NCCL: "GPUs, one a rank"}
 OPERATIONS = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST, ALL_TO_ALL)
 KIB, MIB, GIB = 2**10, 2**20, 2**30
-SMALLEST, LARGEST = KIB, 16 * GIB
 MOST_RANKS = 64
 STEP = 4
-"""From one size to the next."""
+"""Ratio of one size to the one before."""
 _SIZE = re.compile(r"(\d+)\s*([KMG]?)(?:iB|B)?", re.IGNORECASE)
 _UNITS = {"": 1, "K": KIB, "M": MIB, "G": GIB}
 
 
 class PlanError(ValueError):
-    """A plan that cannot be: the message names the field, what it may be, and what it was."""
+    """An invalid plan; the message has the field, its valid values, and the given one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """One measurement. `sizes` are bytes of the whole array, as nccl-tests count them.
+    """One measurement. Raises PlanError.
 
-    `seconds` is how long each size of each operation is measured. Raises PlanError.
+    `sizes` are bytes of the whole array, as nccl-tests count them; `seconds` are per size and
+    operation.
     """
 
     backend: str = GLOO
@@ -44,7 +44,7 @@ class Plan:
     seconds: float = 0.2
 
     def __post_init__(self) -> None:
-        if self.backend not in BACKENDS:
+        if self.backend not in (GLOO, NCCL):
             raise PlanError(f"backend: gloo for CPUs or nccl for GPUs, got {self.backend!r}.")
         if not 2 <= self.ranks <= MOST_RANKS:
             raise PlanError(f"ranks: 2 to {MOST_RANKS} processes, got {self.ranks}.")
@@ -52,26 +52,24 @@ class Plan:
         if unknown or not self.operations:
             known = ", ".join(OPERATIONS)
             raise PlanError(f"operations: some of {known}, got {', '.join(unknown) or 'none'}.")
-        if not self.sizes or not all(SMALLEST <= size <= LARGEST for size in self.sizes):
+        if not self.sizes or not all(KIB <= size <= 16 * GIB for size in self.sizes):
             raise PlanError(f"sizes: 1 KiB to 16 GiB each, got {list(self.sizes)} bytes.")
         if not 0.01 <= self.seconds <= 10:
             raise PlanError(f"seconds: 0.01 to 10 for each size, got {self.seconds}.")
 
     @property
     def count(self) -> int:
-        """How many results there will be."""
+        """Number of results."""
         return len(self.operations) * len(self.sizes)
 
     def to_json(self) -> str:
         """Return the plan as one line."""
-        return json.dumps(asdict(self))
+        return msgspec.json.encode(self).decode()
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """Return the plan that `to_json` wrote."""
-        values = json.loads(text)
-        values |= {name: tuple(values[name]) for name in ("operations", "sizes")}
-        return cls(**values)
+        """Return the plan of a line from `to_json`."""
+        return msgspec.json.decode(text, type=cls)
 
 
 def sizes_between(first: int, last: int) -> tuple[int, ...]:
@@ -92,37 +90,29 @@ def parse_sizes(text: str) -> tuple[int, ...]:
     >>> parse_sizes("1K..16K"), parse_sizes("1K, 3MiB")
     ((1024, 4096, 16384), (1024, 3145728))
     """
-    first, found, last = text.partition("..")
-    if found:
-        low, high = _size(first), _size(last)
-        if low > high:
-            raise PlanError(f"sizes: from the smaller to the larger, got {text[:80]!r}.")
-        return sizes_between(low, high)
-    return tuple(_size(part) for part in text.split(","))
+    first, is_range, last = text.partition("..")
+    if not is_range:
+        return tuple(map(_size, text.split(",")))
+    low, high = _size(first), _size(last)
+    if low > high:
+        raise PlanError(f"sizes: from the smaller to the larger, got {text[:80]!r}.")
+    return sizes_between(low, high)
 
 
 def _size(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise PlanError(f"sizes: such as 1K..64M or 1K,1M with K, M or G, got {text[:80]!r}.")
-    size = int(match[1]) * _UNITS[match[2].upper()]
-    if not SMALLEST <= size <= LARGEST:
-        raise PlanError(f"sizes: 1 KiB to 16 GiB each, got {text.strip()[:80]!r}.")
-    return size
+    return int(match[1]) * _UNITS[match[2].upper()]
 
 
 def refusal(plan: Plan, gpus: int, no_gpu: str | None) -> str | None:
-    """Say why this machine cannot measure the plan; None where it can.
+    """Return why this machine cannot measure the plan, or None.
 
-    `no_gpu` says why torch has no CUDA device here.
+    `no_gpu` is the reason why torch has no CUDA device.
     """
-    if plan.backend != NCCL:
+    if plan.backend != NCCL or gpus >= plan.ranks:
         return None
     if gpus == 0:
-        return f"NCCL needs GPUs. {no_gpu or 'There is none here.'} Choose gloo for the CPUs."
-    if gpus < plan.ranks:
-        return (
-            f"NCCL needs a GPU for each of the {plan.ranks} ranks, and there "
-            f"{'is' if gpus == 1 else 'are'} {gpus} here. Choose fewer ranks, or gloo."
-        )
-    return None
+        return f"NCCL needs GPUs. {no_gpu or 'This machine has none.'} Choose gloo for the CPUs."
+    return f"NCCL needs a GPU for each of the {plan.ranks} ranks; found {gpus}. Reduce the ranks."

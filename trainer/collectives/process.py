@@ -1,4 +1,4 @@
-"""A measurement of collectives: torchrun and its ranks in processes of their own."""
+"""A measurement of collectives: torchrun and its ranks in child processes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from trainer.launch_commands import ONE_MACHINE
 from trainer.runners.child_process import Child, ChildState
 
 LIMIT_S = 900.0
-LEAVE_S = 3.0
-"""What torchrun gets to end its ranks, before all of them are killed."""
+TERMINATE_S = 3.0
+"""Time for torchrun to end its ranks before all are killed."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasurementOutput:
-    """What there is to show: the document so far, its name once it is kept, and what went wrong."""
+    """The document so far; `name` is that of its file, `reason` what failed."""
 
     state: ChildState
     document: dict[str, Any]
@@ -35,10 +35,9 @@ class MeasurementOutput:
 
 
 class Measurement(Child):
-    """One measurement; every method may be called from any thread.
+    """One measurement, stopped ones included, saved in `root` / "collectives". Thread-safe.
 
-    What was measured is kept as a file in `root` / "collectives", also of one that was stopped.
-    Raises OSError where torchrun cannot be started.
+    Raises OSError if torchrun cannot be started.
     """
 
     def __init__(self, plan: Plan, root: Path) -> None:
@@ -48,29 +47,30 @@ class Measurement(Child):
         self._machine: dict[str, Any] = {}
         self._created = time.time()
         self._ended: MeasurementOutput | None = None
-        self._whole = False
+        self._complete = False
+        env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        if plan.backend != NCCL:
+            env["CUDA_VISIBLE_DEVICES"] = ""
+        # The agent runs torchrun, and ends when this process closes its stdin.
+        agent = [sys.executable, "-m", "trainer.runners.agent"]
         super().__init__(
-            [
-                # torchrun, which ends with this process: the pipe ends then.
-                *(sys.executable, "-m", "trainer.runners.agent"),
-                *measuring_arguments(plan),
-            ],
+            [*agent, *measuring_arguments(plan)],
             name="stepscope-collectives",
             limit_s=LIMIT_S,
-            env=_environment(plan),
+            env=env,
         )
 
     def output(self) -> MeasurementOutput:
-        """Return what there is to show now."""
+        """Return the current state and results."""
         running = MeasurementOutput(ChildState.RUNNING, self._document("running"), self.seconds)
         return self._ended or running
 
     def running(self) -> bool:
-        """Return True until the processes are gone."""
+        """Return True until the processes have ended."""
         return self._ended is None
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for the end; say whether it has come."""
+        """Wait for the end; return True if the measurement has ended."""
         self._threads[0].join(timeout_s)
         return not self.running()
 
@@ -86,62 +86,48 @@ class Measurement(Child):
         }
 
     def _take(self, content: dict[str, Any]) -> None:
-        if isinstance(content.get("machine"), dict):
-            self._machine = content["machine"]
-        if isinstance(content.get("result"), dict):
-            self._rows.append(content["result"])
-        self._whole = self._whole or content.get("end") is True
+        self._machine = content.get("machine") or self._machine
+        self._rows += [content["result"]] if "result" in content else []
+        self._complete = self._complete or "end" in content
 
     def _over(self, code: int) -> None:
-        state, reason = ChildState.FINISHED, None
-        if self._stopping and not self._whole:
+        state, reason, name = ChildState.FINISHED, None, None
+        if self._stopping and not self._complete:
             state = ChildState.STOPPED
-        elif not self._whole:
+        elif not self._complete:
             state, reason = ChildState.FAILED, self._why(code)
         document = self._document(state) | {"reason": reason}
-        name = None
         if any("bus" in row for row in self._rows):
             try:
                 path = new_result_path(self._root, self.plan.backend, self.plan.ranks)
                 write_result(path, document)
                 name = path.stem
             except (OSError, ValueError) as error:
-                reason = f"The results could not be kept: {error}."
-        self._ended = MeasurementOutput(state, document, self.seconds, name=name, reason=reason)
+                reason = f"The results could not be saved: {error}."
+        self._ended = MeasurementOutput(state, document, self.seconds, name, reason)
 
     def _why(self, code: int) -> str:
         if self._late:
-            return f"It took longer than {LIMIT_S / 60:.0f} min and was ended. Measure fewer sizes."
-        # torchrun's own summary follows after the error of the rank.
+            return f"Ended after the limit of {LIMIT_S / 60:.0f} min. Measure fewer sizes."
+        # torchrun prints a summary of its own after the error of the rank.
         lines = self._errors.decode(errors="replace").splitlines()
-        said = [line.partition(": ")[2] for line in lines if line.startswith("[rank")]
-        causes = [text for text in said if text and not text.startswith((" ", "Traceback"))]
-        why = next(iter(causes), next(iter(reversed(lines)), ""))
-        return f"torchrun ended with exit code {code}. {why[:300]}".strip()
+        texts = [line.partition(": ")[2] for line in lines if line.startswith("[rank")]
+        causes = [text for text in texts if text and not text.startswith((" ", "Traceback"))]
+        cause = (causes[:1] or lines[-1:] or [""])[0]
+        return f"torchrun ended with exit code {code}. {cause[:300]}".strip()
 
     def _end(self) -> None:
-        """End torchrun and its ranks, each of which leads a session of its own."""
-        try:
+        """End torchrun and its ranks, each of which leads its own session."""
+        with contextlib.suppress(psutil.Error):
             launcher = psutil.Process(self._process.pid)
             processes = [*launcher.children(recursive=True), launcher]
-        except psutil.Error:
-            return
-        with contextlib.suppress(psutil.Error):
             launcher.terminate()
-        _, left = psutil.wait_procs(processes, timeout=LEAVE_S)
-        for process in left:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
+            for process in psutil.wait_procs(processes, timeout=TERMINATE_S)[1]:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
 
 
 def measuring_arguments(plan: Plan) -> list[str]:
-    """Return the arguments with which torchrun starts the ranks."""
+    """Return torchrun's arguments for the ranks."""
     ranks = f"--nproc-per-node={plan.ranks}"
     return [*ONE_MACHINE, ranks, "-m", "trainer.collectives.rank", plan.to_json()]
-
-
-def _environment(plan: Plan) -> dict[str, str]:
-    found = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    if plan.backend != NCCL:
-        found["CUDA_VISIBLE_DEVICES"] = ""
-    return found

@@ -1,8 +1,7 @@
-"""One rank of the measurement: `torchrun … -m trainer.collectives.rank PLAN`.
+"""One rank of the benchmark: `torchrun … -m trainer.collectives.rank PLAN`.
 
-Rank 0 prints a JSON line for the machine, one for each result and one at the end. Times are taken
-as nccl-tests do: calls one after the other, the device waited for at the end, the slowest rank
-counts.
+Rank 0 prints JSON lines: the machine, each result, the end. Times are measured as nccl-tests does:
+consecutive calls, one synchronization at the end, the maximum over the ranks.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
@@ -37,139 +36,120 @@ from trainer.collectives.plan import NCCL, Plan
 
 WARM_UP = 3
 ROUNDS = 5
-"""Parts into which the time of a size is divided; the result is their median."""
-MOST_CALLS = 2_000
+"""Parts of a size's time; the result is the median of their times."""
+MAX_CALLS = 2_000
 TIMEOUT_S = 120.0
-"""Longest time for one collective: a rank that is gone must not hold the others for long."""
-ELEMENT = 4  # bytes: float32, as nccl-tests take by default
+"""Of one collective, so that a rank that has ended does not block the others for long."""
+ELEMENT_BYTES = 4  # float32, the default of nccl-tests
 
 Call = Callable[[], object]
 
 
 class WrongResultError(Exception):
-    """A collective that gave another result than it must."""
+    """A collective returned a wrong result."""
 
 
-@dataclass(frozen=True, slots=True)
-class Buffers:
-    """What one operation of one size reads and writes; both lie on this rank's device."""
+def buffers_of(operation: str, size: int, ranks: int, device: torch.device) -> tuple[Tensor, ...]:
+    """Return input, filled with ones, and output of one rank for an array of about `size` bytes.
 
-    given: Tensor
-    taken: Tensor
-    size: int
-    """Bytes of the whole array: a size that the ranks can share equally."""
-
-    @classmethod
-    def of(cls, operation: str, size: int, ranks: int, device: torch.device) -> Buffers:
-        """Make the buffers of about `size` bytes; the input is filled with ones."""
-        count = max(1, size // (ELEMENT * ranks)) * ranks
-        part = count // ranks
-        given = part if operation == ALL_GATHER else count
-        taken = part if operation == REDUCE_SCATTER else count
-        ones = torch.ones(given, device=device)
-        in_place = operation in (ALL_REDUCE, BROADCAST)
-        out = ones if in_place else torch.zeros(taken, device=device)
-        return cls(ones, out, count * ELEMENT)
+    The number of elements is a multiple of the number of ranks.
+    """
+    count = max(1, size // (ELEMENT_BYTES * ranks)) * ranks
+    ones = torch.ones(count // ranks if operation == ALL_GATHER else count, device=device)
+    if operation in (ALL_REDUCE, BROADCAST):
+        return ones, ones
+    out = count // ranks if operation == REDUCE_SCATTER else count
+    return ones, torch.zeros(out, device=device)
 
 
-def call_of(operation: str, buffers: Buffers) -> Call:
-    """Return one call of the operation, for all ranks of the default group."""
-    given, taken = buffers.given, buffers.taken
+def call_of(operation: str, source: Tensor, out: Tensor) -> Call:
+    """Return one call of the operation on the default group."""
     calls: dict[str, Call] = {
-        ALL_REDUCE: lambda: dist.all_reduce(given),
-        ALL_GATHER: lambda: _named("all_gather")(taken, given),
-        REDUCE_SCATTER: lambda: _named("reduce_scatter")(taken, given),
-        BROADCAST: lambda: dist.broadcast(given, src=0),
-        ALL_TO_ALL: lambda: dist.all_to_all_single(taken, given),
+        ALL_REDUCE: lambda: dist.all_reduce(source),
+        ALL_GATHER: lambda: _renamed("all_gather", "all_gather_into_tensor")(out, source),
+        REDUCE_SCATTER: lambda: _renamed("reduce_scatter", "reduce_scatter_tensor")(out, source),
+        BROADCAST: lambda: dist.broadcast(source, src=0),
+        ALL_TO_ALL: lambda: dist.all_to_all_single(out, source),
     }
     return calls[operation]
 
 
-def _named(operation: str) -> Callable[[Tensor, Tensor], object]:
-    """Return the call on single tensors: torch 2.13 has given it another name."""
-    olds = {"all_gather": "all_gather_into_tensor", "reduce_scatter": "reduce_scatter_tensor"}
-    new: Callable[[Tensor, Tensor], object] | None = getattr(dist, f"{operation}_single", None)
-    return new or getattr(dist, olds[operation])
+def _renamed(operation: str, old: str) -> Callable[[Tensor, Tensor], object]:
+    """Return the call on single tensors, which torch 2.13 has renamed."""
+    return getattr(dist, f"{operation}_single", None) or getattr(dist, old)
 
 
-def check(operation: str, buffers: Buffers, ranks: int) -> None:
-    """Raise WrongResultError where one call on ones gave another result. Waits for the device."""
+def check(operation: str, out: Tensor, ranks: int) -> None:
+    """Raise WrongResultError if one call on ones has a wrong result. Synchronizes."""
     wanted = float(ranks if operation in (ALL_REDUCE, REDUCE_SCATTER) else 1)
-    found = (float(buffers.taken[0]), float(buffers.taken[-1]))
+    found = (float(out[0]), float(out[-1]))
     if found != (wanted, wanted):
         raise WrongResultError(f"the result is {found[0]:g} … {found[1]:g}, not {wanted:g}")
 
 
-class Clock:
-    """Times calls over all ranks: the slowest one counts."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def seconds(self, call: Call, count: int) -> float:
-        """Return the seconds of one of `count` calls, the same number on all ranks."""
-        self.wait()
-        dist.barrier()
-        self.wait()
-        began = time.perf_counter()
-        for _ in range(count):
-            call()
-        self.wait()
-        took = torch.tensor(time.perf_counter() - began, dtype=torch.float64, device=self._device)
-        dist.all_reduce(took, dist.ReduceOp.MAX)
-        return float(took) / count
-
-    def wait(self) -> None:
-        """Wait for the device; gloo's calls have ended when they return."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+def seconds_of(call: Call, count: int, device: torch.device) -> float:
+    """Return the seconds per call of `count` calls on the slowest rank."""
+    _synchronize(device)
+    dist.barrier()
+    _synchronize(device)
+    began = time.perf_counter()
+    for _ in range(count):
+        call()
+    _synchronize(device)
+    took = torch.tensor(time.perf_counter() - began, dtype=torch.float64, device=device)
+    dist.all_reduce(took, dist.ReduceOp.MAX)
+    return float(took) / count
 
 
-def measure(operation: str, size: int, plan: Plan, clock: Clock, device: torch.device) -> Any:
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":  # gloo's calls have ended when they return
+        torch.cuda.synchronize(device)
+
+
+def measure(operation: str, size: int, plan: Plan, device: torch.device) -> dict[str, Any]:
     """Return one result: seconds of a call, algorithm and bus bandwidth in bytes/s."""
-    buffers = Buffers.of(operation, size, plan.ranks, device)
-    call = call_of(operation, buffers)
+    source, out = buffers_of(operation, size, plan.ranks, device)
+    call = call_of(operation, source, out)
     call()
-    check(operation, buffers, plan.ranks)
-    once_s = max(1e-7, clock.seconds(call, WARM_UP))
-    count = int(min(MOST_CALLS, max(2, plan.seconds / ROUNDS / once_s)))
-    rounds = [clock.seconds(call, count) for _ in range(ROUNDS)]
-    took_s = statistics.median(rounds)
-    algorithm = buffers.size / took_s
+    check(operation, out, plan.ranks)
+    once_s = max(1e-7, seconds_of(call, WARM_UP, device))
+    count = int(min(MAX_CALLS, max(2, plan.seconds / ROUNDS / once_s)))
+    rounds = [seconds_of(call, count, device) for _ in range(ROUNDS)]
+    took_s, whole = statistics.median(rounds), max(source.nbytes, out.nbytes)
     return {
         "operation": operation,
-        "bytes": buffers.size,
+        "bytes": whole,
         "seconds": took_s,
         "fastest_s": min(rounds),
         "slowest_s": max(rounds),
         "calls": count * ROUNDS,
-        "algorithm": algorithm,
-        "bus": algorithm * (bus_factor(operation, plan.ranks) or 0.0),
+        "algorithm": whole / took_s,
+        "bus": whole / took_s * (bus_factor(operation, plan.ranks) or 0.0),
     }
 
 
 def results(plan: Plan, device: torch.device) -> Iterator[dict[str, Any]]:
-    """Measure everything; what cannot be measured is a result with a reason."""
-    clock, room = Clock(device), _room(plan, device)
+    """Yield all results; an operation that cannot be measured has a reason."""
+    free = _free_bytes(plan, device)
     for operation in plan.operations:
         refused: str | None = None
         for size in sorted(plan.sizes):
-            if refused is None and 2 * size > room:
+            if refused is None and 2 * size > free:
                 refused = "its buffers would take more than a quarter of the free memory"
             if refused is None:
                 try:
-                    yield measure(operation, size, plan, clock, device)
+                    yield measure(operation, size, plan, device)
                     continue
                 except (RuntimeError, ValueError, WrongResultError) as error:
-                    # A backend without it says so on all ranks, before anything is sent; after
-                    # the end of a rank this raises, and ends the measurement.
+                    # All ranks raise for an unsupported operation. The barrier raises, and ends
+                    # the measurement, if a rank has ended.
                     dist.barrier()
                     refused = str(error).strip().splitlines()[0][:300]
             yield {"operation": operation, "bytes": size, "reason": refused}
 
 
-def _room(plan: Plan, device: torch.device) -> float:
-    """Return the bytes that the buffers of each rank may take: the least of all ranks."""
+def _free_bytes(plan: Plan, device: torch.device) -> float:
+    """Return the bytes that the buffers of each rank may take: the minimum over the ranks."""
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0] / 4
     else:
@@ -180,25 +160,22 @@ def _room(plan: Plan, device: torch.device) -> float:
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """Return what the ranks run on, as rank 0 sees it; `link` is the fastest of its GPU."""
+    """Return versions and device of this rank; `link` is the fastest link of its GPU or None."""
     found: dict[str, Any] = {"torch": torch.__version__, "cores": psutil.cpu_count()}
-    if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        uuid = nvml_uuid(str(properties.uuid), properties.name)
-        nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
-        return found | {"device": properties.name, "nccl": nccl, "link": _link(uuid)}
-    return found | {"device": cpu_name() or "CPU"}
-
-
-def _link(uuid: str) -> dict[str, Any] | None:
-    """Return what the GPU's link can do; None where the driver does not tell."""
-    facts = open_source().facts(uuid)
+    if device.type != "cuda":
+        return found | {"device": cpu_name() or "CPU"}
+    properties = torch.cuda.get_device_properties(device)
+    facts = open_source().facts(nvml_uuid(str(properties.uuid), properties.name))
     link = None if facts is None else link_of(asdict(facts))
-    return None if link is None else asdict(link)
+    return found | {
+        "device": properties.name,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())),  # type: ignore[no-untyped-call]
+        "link": None if link is None else asdict(link),
+    }
 
 
 def main(arguments: list[str]) -> None:
-    """Measure as one rank of torchrun's job."""
+    """Measure as one rank of a torchrun job."""
     plan = Plan.from_json(arguments[0])
     local = int(os.environ["LOCAL_RANK"])
     device = torch.device("cuda", local) if plan.backend == NCCL else torch.device("cpu")
@@ -206,22 +183,19 @@ def main(arguments: list[str]) -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group(plan.backend, timeout=timedelta(seconds=TIMEOUT_S))
-    first = dist.get_rank() == 0
     try:
-        if first:
-            _tell({"machine": machine(device)})
+        _write({"machine": machine(device)})
         for result in results(plan, device):
-            if first:
-                _tell({"result": result})
-        if first:
-            _tell({"end": True})
+            _write({"result": result})
+        _write({"end": True})
     finally:
         dist.destroy_process_group()
 
 
-def _tell(content: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(content) + "\n")
-    sys.stdout.flush()
+def _write(content: dict[str, Any]) -> None:
+    if dist.get_rank() == 0:
+        sys.stdout.write(json.dumps(content) + "\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -9,27 +9,61 @@ import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from stepscope.common.files import atomic_write, read_json
 from stepscope.run import folder_name, is_run_id
 
 FOLDER = "collectives"
 SCHEMA = 1
-BYTES_LIMIT = 16 * 2**20
-SPREAD = ("fastest_s", "slowest_s")
-"""Keys of a row that a measurement may lack."""
+MAX_BYTES = 16 * 2**20
 _NAME = re.compile(r"(\d{8}-\d{6})(Z?)-([a-z]+)-(\d+)-(\d{3})")
-LEAST, MOST = 1e-12, 1e18
-"""Seconds, bytes and bytes/s beyond these are no measurement; those between fit a log axis."""
+
+# Seconds, bytes and bytes/s that fit a logarithmic axis.
+_Measured = Annotated[float, msgspec.Meta(ge=1e-12, le=1e18)]
 
 
 class ResultError(Exception):
     """A file that is not a measurement; the message is one sentence with a remedy."""
 
 
+class _Link(msgspec.Struct):
+    name: str
+    bytes_per_s: _Measured
+
+
+class _Machine(msgspec.Struct):
+    device: str = ""
+    link: _Link | None = None
+
+
+class _Document(msgspec.Struct):
+    ranks: Annotated[int, msgspec.Meta(ge=1, le=2**31)]
+    backend: str
+    rows: list[Any]
+    machine: _Machine | None = None
+
+
+class _Row(msgspec.Struct):
+    operation: str
+    bytes: _Measured
+    seconds: _Measured
+    algorithm: _Measured
+    bus: _Measured
+    fastest_s: _Measured = 1.0
+    slowest_s: _Measured = 1.0
+
+
+class _NotMeasured(msgspec.Struct):
+    operation: str
+    bytes: _Measured
+    reason: str
+
+
 def new_result_path(root: Path, backend: str, ranks: int) -> Path:
-    """Return a free path for a measurement that begins now."""
+    """Return an unused path for a measurement that starts now."""
     for number in range(1000):
         name = folder_name(time.time(), f"{backend} {ranks}", f"{number:03d}")
         path = root / FOLDER / f"{name}.json"
@@ -39,10 +73,9 @@ def new_result_path(root: Path, backend: str, ranks: int) -> Path:
 
 
 def write_result(path: Path, document: Mapping[str, Any]) -> None:
-    """Write a measurement, as a whole or not at all. Raises OSError."""
+    """Write a measurement atomically. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(document, indent=1, allow_nan=False)
-    atomic_write(path, text, durable=False)
+    atomic_write(path, json.dumps(document, indent=1, allow_nan=False), durable=False)
 
 
 def result_names(root: Path) -> list[str]:
@@ -52,9 +85,9 @@ def result_names(root: Path) -> list[str]:
 
 
 def result_label(name: str) -> str:
-    """Return a measurement's name as people read it: local time, backend and ranks.
+    """Return the local time, backend and ranks of a measurement from its name.
 
-    Names from before Stepscope wrote UTC, with a Z, have local time.
+    Names without a Z after the time are in local time.
 
     >>> result_label("20261122-141500-gloo-2-000")
     '2026-11-22 14:15:00, gloo, 2 ranks'
@@ -66,67 +99,29 @@ def result_label(name: str) -> str:
     again = f" ({int(number) + 1})" if int(number) else ""
     try:
         when = datetime.strptime(stamp, "%Y%m%d-%H%M%S").replace(tzinfo=UTC if utc else None)
-    except ValueError:  # no date
+    except ValueError:
         return name
     return f"{when.astimezone():%Y-%m-%d %H:%M:%S}, {backend}, {ranks} ranks{again}"
 
 
 def read_result(root: Path, name: str) -> dict[str, Any]:
-    """Return a measurement that a user or a URL names. Raises ResultError."""
+    """Return the measurement with this name, without its invalid rows. Raises ResultError."""
     path = root / FOLDER / f"{name}.json"
     if not is_run_id(name) or not os.path.isfile(path):
-        raise ResultError(f"measurement: none of the name {name[:120]!r}. Pick one from the list.")
+        raise ResultError(f"measurement: {name[:120]!r} does not exist. Choose one from the list.")
     try:
-        document = read_json(path, BYTES_LIMIT)
+        document: dict[str, Any] = read_json(path, MAX_BYTES)
+        msgspec.convert(document, _Document)
     except (OSError, ValueError) as error:
         raise ResultError(f"measurement: {name} cannot be read ({error}). Delete it.") from error
-    if not isinstance(document, dict) or not isinstance(document.get("rows"), list):
-        raise ResultError(f"measurement: {name} has no rows. Delete it.")
-    wrong = _wrong_head(document)
-    if wrong is not None:
-        raise ResultError(f"measurement: {name} cannot be shown ({wrong}). Delete it.")
     document["rows"] = [row for row in document["rows"] if _is_row(row)]
     return document
 
 
-def _wrong_head(document: Mapping[str, Any]) -> str | None:
-    """Say what is wrong with all but the rows; None where nothing is."""
-    ranks, backend = document.get("ranks"), document.get("backend")
-    if type(ranks) is not int or not 1 <= ranks <= MOST:
-        return f"ranks: a whole number from 1 on, got {_short(ranks)}"
-    if not isinstance(backend, str):
-        return f"backend: a name, got {_short(backend)}"
-    machine = document.get("machine") or {}
-    if not isinstance(machine, dict):
-        return f"machine: an object, got {_short(machine)}"
-    if not isinstance(machine.get("device", ""), str):
-        return f"machine.device: a name, got {_short(machine['device'])}"
-    link = machine.get("link")
-    if link is None or (
-        isinstance(link, dict)
-        and isinstance(link.get("name"), str)
-        and _is_measurable(link.get("bytes_per_s"))
-    ):
-        return None
-    return f"machine.link: a name and bytes_per_s, got {_short(link)}"
-
-
 def _is_row(row: Any) -> bool:
-    if not isinstance(row, dict) or not isinstance(row.get("operation"), str):
+    kind = _NotMeasured if isinstance(row, dict) and "reason" in row else _Row
+    try:
+        msgspec.convert(row, kind)
+    except msgspec.ValidationError:
         return False
-    if "reason" in row:
-        return isinstance(row["reason"], str) and _is_measurable(row.get("bytes"))
-    needed = all(_is_measurable(row.get(key)) for key in ("bytes", "seconds", "algorithm", "bus"))
-    return needed and all(_is_measurable(row[key]) for key in SPREAD if key in row)
-
-
-def _is_measurable(number: Any) -> bool:
-    return (
-        isinstance(number, int | float)
-        and not isinstance(number, bool)
-        and LEAST <= number <= MOST  # NaN is not
-    )
-
-
-def _short(value: Any) -> str:
-    return repr(value)[:80]
+    return True
