@@ -43,4 +43,4 @@ def test_the_bytes_of_a_step_are_those_of_gradients_and_buffers(tmp_path: Path, 
     assert said["comm/time"] == NOT_BY_GLOO
     text = communication_text(read_run(folder))
     assert text is not None
-    assert text.startswith("Communication of rank 0: Each step gives ")
+    assert text.startswith("Communication of rank 0: Each step passes ")
