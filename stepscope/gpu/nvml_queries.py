@@ -199,41 +199,30 @@ FIELDS: tuple[Field, ...] = (
     Field(_RARE, ("gpu/pcie_replays",), (_call("nvmlDeviceGetPcieReplayCounter"),)),
 )
 
-# A value outside its range is a sentinel or garbage; 0 is inside where it can be real.
 FASTEST = 2e12
 """B/s that no link reaches: NVLink 5 has 0.9e12 each way."""
-_SECONDS, _RATE, _COUNT = (0, 1e9), (0, FASTEST), (0, 2**53)  # 1e9 s are 30 years
-PLAUSIBLE: dict[str, tuple[float, float]] = {
-    "gpu/util": (0, 100),
-    "gpu/mem_util": (0, 100),
-    "gpu/mem_used": (0, 2**50),
-    "gpu/mem_total": (1, 2**50),
-    "gpu/mem_reserved": (0, 2**50),
-    "gpu/power": (0, 10_000),
-    "gpu/power_limit": (1, 10_000),
-    "gpu/energy": (0, 1e13),  # 10 kW for 30 years
-    "gpu/sm_clock": (0, 100_000),
-    "gpu/mem_clock": (0, 100_000),
-    "gpu/temp": (-50, 200),
-    "gpu/temp_mem": (1, 200),  # 0 from GPUs that have no sensor there
-    "gpu/temp_margin": (-200, 200),
-    "gpu/fan": (0, 1000),
-    "gpu/throttle_reasons": (0, 2**32 - 2),
-    "gpu/throttle_power": _SECONDS,
-    "gpu/throttle_sw_thermal": _SECONDS,
-    "gpu/throttle_hw_thermal": _SECONDS,
-    "gpu/throttle_brake": _SECONDS,
-    "gpu/pcie_tx": _RATE,
-    "gpu/pcie_rx": _RATE,
-    "gpu/nvlink_tx": _RATE,
-    "gpu/nvlink_rx": _RATE,
-    "gpu/ecc_corrected": _COUNT,
-    "gpu/ecc_uncorrected": _COUNT,
-    "gpu/remapped_rows": (0, 2**31),
-    "gpu/remap_pending": (0, 1),
-    "gpu/remap_failed": (0, 1),
-    "gpu/pcie_replays": (0, 2**32 - 2),
-}
+_SECONDS = (0, 1e9)  # 30 years
+_RANGES: tuple[tuple[str, tuple[float, float]], ...] = (
+    ("util mem_util", (0, 100)),
+    ("mem_used mem_reserved", (0, 2**50)),
+    ("mem_total", (1, 2**50)),
+    ("power", (0, 10_000)),
+    ("power_limit", (1, 10_000)),
+    ("energy", (0, 1e13)),  # 10 kW for 30 years
+    ("sm_clock mem_clock", (0, 100_000)),
+    ("temp", (-50, 200)),
+    ("temp_mem", (1, 200)),  # 0 from GPUs that have no sensor there
+    ("temp_margin", (-200, 200)),
+    ("fan", (0, 1000)),
+    ("throttle_reasons pcie_replays", (0, 2**32 - 2)),
+    ("throttle_power throttle_sw_thermal throttle_hw_thermal throttle_brake", _SECONDS),
+    ("pcie_tx pcie_rx nvlink_tx nvlink_rx", (0, FASTEST)),
+    ("ecc_corrected ecc_uncorrected", (0, 2**53)),
+    ("remapped_rows", (0, 2**31)),
+    ("remap_pending remap_failed", (0, 1)),
+)
+PLAUSIBLE = {f"gpu/{name}": range_ for names, range_ in _RANGES for name in names.split()}
+"""Key -> least and largest value: one outside is a sentinel or garbage."""
 
 COUNTERS = {"gpu/energy", *(key for key in PLAUSIBLE if PLAUSIBLE[key] is _SECONDS)}
 """Values that only rise until the driver is loaded again: one that falls is dropped once."""

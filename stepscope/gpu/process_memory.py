@@ -1,7 +1,7 @@
-"""Who holds how much of a GPU's memory: this process and the others, as far as the driver tells.
+"""Memory of a GPU held by this process and by others.
 
-In a container the driver may list only its own processes, or by numbers of the host. Then what
-others hold cannot be told, and is missing with the reason, never 0.
+In a container the driver may list only its own processes, or by numbers of the host. Then the
+memory of others is missing with the reason, never 0.
 """
 
 from __future__ import annotations
