@@ -145,7 +145,7 @@ class DeviceReadings:
         xids: tuple[Xid, ...] = (),
         xid_reason: str | None = None,
     ) -> DeviceView:
-        """Return what is known now; `xid_reason` says why errors of the driver are not."""
+        """Return the present state; `xid_reason` is why errors of the driver are unknown."""
         uuid = self.info.uuid
         values = self._values()
         missing = {key: why for key, why in source.reasons(uuid).items() if key not in values}
@@ -188,7 +188,7 @@ class DeviceReadings:
 
 RATE_S = 0.2
 """Pause between the two readings of a look. PCIe's byte counters have 32 bits on some GPUs and wrap
-within a third of a second, so only two readings as close as this tell a rate."""
+within a third of a second, so a rate needs two readings as close as this."""
 
 
 class Machine:

@@ -237,7 +237,7 @@ class XidWatch:
 
 
 def xid_event(uuid: str, code: int, gpu_instance: int) -> XidEvent:
-    """Put an error into words; NVML's all-ones stand for no MIG instance."""
+    """Describe an error; NVML's all-ones stand for no MIG instance."""
     known = meaning(code)
     words = "the driver cannot name the error" if code == UNKNOWN else known.text
     instance = gpu_instance if gpu_instance != NO_INSTANCE else None
@@ -263,7 +263,7 @@ def _xid_type() -> int:
 
 
 def _number(handle: Any) -> int:
-    """Return what tells a handle from others: the address that it holds."""
+    """Return the address that a handle holds, which identifies it."""
     return int(ctypes.cast(handle, ctypes.c_void_p).value or 0)
 
 
