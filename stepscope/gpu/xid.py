@@ -190,7 +190,8 @@ class XidWatch:
             events = _asked(pynvml.nvmlEventSetCreate)
             self._registered, look_at = {}, -math.inf
             while not self._stopping.is_set():
-                if len(self._registered) < len(self._uuids) and time.monotonic() >= look_at:
+                missing = not self._registered or len(self._registered) < len(self._uuids)
+                if missing and time.monotonic() >= look_at:
                     self._register(events)  # at first all, then those that were lost
                     look_at = time.monotonic() + LOOK_AGAIN_S
                 if not self._registered:
