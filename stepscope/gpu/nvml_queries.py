@@ -101,14 +101,14 @@ def memory_total(handle: Any) -> int:
     return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
 
 
-def _call(function: str, *args: str, scale: float = 1) -> Call:
-    """Return a reader of one number, by the names of a function and constants of pynvml."""
+def _get(name: str, *args: str, scale: float = 1) -> Call:
+    """Return a reader of one number by pynvml.nvmlDeviceGetNAME and constants of pynvml."""
 
     def read(handle: Any) -> Values:
-        value = getattr(pynvml, function)(handle, *(getattr(pynvml, name) for name in args))
+        value = getattr(pynvml, function)(handle, *(getattr(pynvml, arg) for arg in args))
         return (value * scale,)
 
-    read.__name__ = function
+    function = read.__name__ = f"nvmlDeviceGet{name}"
     return read
 
 
@@ -120,7 +120,7 @@ def _remapped_rows(handle: Any) -> Values:
 # --- the table ------------------------------------------------------------------------------------
 
 _FAST, _MEDIUM, _SLOW, _RARE = Tier.FAST, Tier.MEDIUM, Tier.SLOW, Tier.RARE
-_ECC = "nvmlDeviceGetTotalEccErrors"
+_ECC = "TotalEccErrors"
 SELDOM_S, ENERGY_S = 5.0, 2.0
 """Energy more often: runs and trials of some seconds need two readings of the counter."""
 
@@ -135,18 +135,17 @@ def _time(since_580: int) -> FieldValue:
     return FieldValue(((580, since_580), (575, since_580 - 18)), NANO)
 
 
+# Numbers of NVML_FI_DEV_*: 186 POWER_INSTANT, 82 MEMORY_TEMP, 83 TOTAL_ENERGY_CONSUMPTION, 197 and
+# 198 PCIE_COUNT_TX/RX_BYTES, 138 and 139 NVLINK_THROUGHPUT_DATA_TX/RX, 202 and 204 those of NVLink 5.
 FIELDS: tuple[Field, ...] = (
     Field(_FAST, ("gpu/util", "gpu/mem_util"), (_utilization,)),
     Field(_FAST, ("gpu/mem_used",), (_memory_used, _memory_used_v1)),
-    Field(_FAST, ("gpu/power",), (_one(186, MILLI), _call("nvmlDeviceGetPowerUsage", scale=MILLI))),
-    Field(_MEDIUM, ("gpu/sm_clock",), (_call("nvmlDeviceGetClockInfo", "NVML_CLOCK_SM"),)),
+    Field(_FAST, ("gpu/power",), (_one(186, MILLI), _get("PowerUsage", scale=MILLI))),
+    Field(_MEDIUM, ("gpu/sm_clock",), (_get("ClockInfo", "NVML_CLOCK_SM"),)),
     Field(
         _MEDIUM,
         ("gpu/throttle_reasons",),
-        (
-            _call("nvmlDeviceGetCurrentClocksEventReasons"),
-            _call("nvmlDeviceGetCurrentClocksThrottleReasons"),
-        ),
+        (_get("CurrentClocksEventReasons"), _get("CurrentClocksThrottleReasons")),
     ),
     # Ten times a second, because a counter of 32 bits wraps in a fraction of a second; one that has
     # shown more bits is read once a second.
@@ -155,20 +154,15 @@ FIELDS: tuple[Field, ...] = (
     Field(
         _MEDIUM,
         ("gpu/temp",),
-        (
-            _call("nvmlDeviceGetTemperatureV", "NVML_TEMPERATURE_GPU"),
-            _call("nvmlDeviceGetTemperature", "NVML_TEMPERATURE_GPU"),
-        ),
+        (_get("TemperatureV", "NVML_TEMPERATURE_GPU"), _get("Temperature", "NVML_TEMPERATURE_GPU")),
     ),
     Field(_MEDIUM, ("gpu/temp_mem",), (_one(82),)),
-    Field(
-        _MEDIUM, ("gpu/temp_margin",), (_call("nvmlDeviceGetMarginTemperature"),), rest_s=SELDOM_S
-    ),
-    Field(_MEDIUM, ("gpu/mem_clock",), (_call("nvmlDeviceGetClockInfo", "NVML_CLOCK_MEM"),)),
+    Field(_MEDIUM, ("gpu/temp_margin",), (_get("MarginTemperature"),), rest_s=SELDOM_S),
+    Field(_MEDIUM, ("gpu/mem_clock",), (_get("ClockInfo", "NVML_CLOCK_MEM"),)),
     Field(
         _MEDIUM,
         ("gpu/energy",),
-        (_one(83, MILLI), _call("nvmlDeviceGetTotalEnergyConsumption", scale=MILLI)),
+        (_one(83, MILLI), _get("TotalEnergyConsumption", scale=MILLI)),
         rest_s=ENERGY_S,
     ),
     Field(_SLOW, ("gpu/throttle_power",), (_one(74, NANO),)),
@@ -176,9 +170,8 @@ FIELDS: tuple[Field, ...] = (
     Field(_SLOW, ("gpu/throttle_hw_thermal",), (_time(270),)),
     Field(_SLOW, ("gpu/throttle_brake",), (_time(271),)),
     Field(_SLOW, ("gpu/mem_total", "gpu/mem_reserved"), (_memory_total, _memory_total_v1)),
-    Field(_SLOW, ("gpu/power_limit",), (_call("nvmlDeviceGetEnforcedPowerLimit", scale=MILLI),)),
-    Field(_SLOW, ("gpu/fan",), (_call("nvmlDeviceGetFanSpeed"),)),
-    # NVLink 5 has fields of its own, in bytes.
+    Field(_SLOW, ("gpu/power_limit",), (_get("EnforcedPowerLimit", scale=MILLI),)),
+    Field(_SLOW, ("gpu/fan",), (_get("FanSpeed"),)),
     Field(
         _SLOW, ("gpu/nvlink_tx",), (_one(138, KIB, ALL_LINKS), _one(202, 1, ALL_LINKS)), rate=True
     ),
@@ -188,15 +181,15 @@ FIELDS: tuple[Field, ...] = (
     Field(
         _RARE,
         ("gpu/ecc_corrected",),
-        (_call(_ECC, "NVML_MEMORY_ERROR_TYPE_CORRECTED", "NVML_VOLATILE_ECC"),),
+        (_get(_ECC, "NVML_MEMORY_ERROR_TYPE_CORRECTED", "NVML_VOLATILE_ECC"),),
     ),
     Field(
         _RARE,
         ("gpu/ecc_uncorrected",),
-        (_call(_ECC, "NVML_MEMORY_ERROR_TYPE_UNCORRECTED", "NVML_VOLATILE_ECC"),),
+        (_get(_ECC, "NVML_MEMORY_ERROR_TYPE_UNCORRECTED", "NVML_VOLATILE_ECC"),),
     ),
     Field(_RARE, ("gpu/remapped_rows", "gpu/remap_pending", "gpu/remap_failed"), (_remapped_rows,)),
-    Field(_RARE, ("gpu/pcie_replays",), (_call("nvmlDeviceGetPcieReplayCounter"),)),
+    Field(_RARE, ("gpu/pcie_replays",), (_get("PcieReplayCounter"),)),
 )
 
 FASTEST = 2e12
