@@ -135,8 +135,8 @@ def _time(since_580: int) -> FieldValue:
     return FieldValue(((580, since_580), (575, since_580 - 18)), NANO)
 
 
-# Numbers of NVML_FI_DEV_*: 186 POWER_INSTANT, 82 MEMORY_TEMP, 83 TOTAL_ENERGY_CONSUMPTION, 197 and
-# 198 PCIE_COUNT_TX/RX_BYTES, 138 and 139 NVLINK_THROUGHPUT_DATA_TX/RX, 202 and 204 those of NVLink 5.
+# NVML_FI_DEV_*: 186 POWER_INSTANT, 82 MEMORY_TEMP, 83 TOTAL_ENERGY_CONSUMPTION, 197 and 198
+# PCIE_COUNT_TX_BYTES and RX, 138 and 139 NVLINK_THROUGHPUT_DATA_TX and RX, 202 and 204 of NVLink 5.
 FIELDS: tuple[Field, ...] = (
     Field(_FAST, ("gpu/util", "gpu/mem_util"), (_utilization,)),
     Field(_FAST, ("gpu/mem_used",), (_memory_used, _memory_used_v1)),
