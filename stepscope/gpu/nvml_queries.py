@@ -103,12 +103,13 @@ def memory_total(handle: Any) -> int:
 
 def _get(name: str, *args: str, scale: float = 1) -> Call:
     """Return a reader of one number by pynvml.nvmlDeviceGetNAME and constants of pynvml."""
+    function = f"nvmlDeviceGet{name}"
 
     def read(handle: Any) -> Values:
         value = getattr(pynvml, function)(handle, *(getattr(pynvml, arg) for arg in args))
         return (value * scale,)
 
-    function = read.__name__ = f"nvmlDeviceGet{name}"
+    read.__name__ = function
     return read
 
 
