@@ -32,7 +32,7 @@ def throttle_times(
 ) -> tuple[ThrottleTime, ...]:
     """Return the time for each reason that both readings have; seconds.
 
-    A counter that fell began again: the driver was loaded anew, and what it counts now is the time.
+    A counter that fell was reset with the driver: its value is the time.
     """
     times = []
     for key, words in REASONS.items():
@@ -77,18 +77,15 @@ _ALARMING = {
 def throttle_words(mask: int) -> list[str]:
     """Name the alarming bits of `gpu/throttle_reasons`.
 
-    An idle GPU, a power cap at full load and clocks that somebody has set are normal.
+    An idle GPU, a power cap at full load and clocks set by a user are normal.
     """
     return [word for bit, word in _ALARMING.items() if mask & bit]
 
 
 CALM_S = 2.0  # throttling has ended when no reason for it was seen for this long
 BACK_S = 15.0
-"""A lost GPU is back when nothing was lost for this long.
-
-Longer than the 10 s from one reading of the slowest values to the next, after which one that is
-partly broken is lost again.
-"""
+"""A lost GPU is back when nothing was lost for this long: longer than the 10 s between two readings
+of the rare values, after which a GPU that is partly broken is lost again."""
 
 Event = tuple[str, str, dict[str, Any]]  # kind, text, data
 
@@ -106,7 +103,7 @@ class SampledDevice:
     label: str
     _lost: bool = False
     _lost_at: float = 0.0  # when it was lost last
-    _words: list[str] = field(default_factory=list)  # reasons of the throttling that goes on now
+    _words: list[str] = field(default_factory=list)  # reasons of the present throttling
     _begun: float = 0.0
     _last_seen: float = 0.0
     _counts: dict[str, float] = field(default_factory=dict)
@@ -128,9 +125,9 @@ class SampledDevice:
         return events
 
     def health(self, values: Mapping[str, float], recovery: str | None) -> list[Event]:
-        """Return the errors since the last call, and what the driver now wants done, if it is new.
+        """Return errors since the last call, and a new recovery action of the driver.
 
-        The first call only takes the counts: errors from before the run are not of the run.
+        The first call only stores the counts: errors from before the run are not of the run.
         """
         events: list[Event] = []
         for key, (kind, what) in _WORSE.items():

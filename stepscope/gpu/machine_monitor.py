@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import math
 import os
 import platform
 import socket
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -25,23 +25,15 @@ from stepscope.gpu.xid import XidEvent, Xids
 from stepscope.host.environment import cpu_name
 from stepscope.host.usage import HostSource
 
-KEPT_S = 600.0
-KEPT_READINGS = 600
+KEPT_S, KEPT_READINGS = 600.0, 600
 """About 0.4 MB a GPU (benchmarks/devices.py)."""
 
-DRAWN = (
-    "gpu/util",
-    "gpu/sm_active",
-    "gpu/tensor_active",
-    "gpu/dram_active",
-    "gpu/mem_used",
-    "gpu/power",
-    "gpu/temp",
-    "gpu/sm_clock",
-    "gpu/pcie_tx",
-    "gpu/pcie_rx",
-    "gpu/nvlink_tx",
-    "gpu/nvlink_rx",
+DRAWN = tuple(
+    f"gpu/{name}"
+    for name in (
+        *("util", "sm_active", "tensor_active", "dram_active", "mem_used", "power", "temp"),
+        *("sm_clock", "pcie_tx", "pcie_rx", "nvlink_tx", "nvlink_rx"),
+    )
 )
 """Metrics of which the page draws a line."""
 
@@ -84,18 +76,12 @@ class History:
         return [reading for reading in tuple(self._readings) if reading.ts > ts]
 
 
-def torch_version() -> str | None:
-    """Return the version of torch without importing it; None where it is not installed."""
-    loaded = getattr(sys.modules.get("torch"), "__version__", None)
-    return _installed_torch() if loaded is None else str(loaded)
-
-
 @functools.cache  # looks through the folders of all packages
-def _installed_torch() -> str | None:
-    try:
+def torch_version() -> str | None:
+    """Return the version of the installed torch without importing it; None without torch."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    return None
 
 
 RARE_S = 10.0
@@ -159,7 +145,7 @@ class DeviceReadings:
         xids: tuple[Xid, ...] = (),
         xid_reason: str | None = None,
     ) -> DeviceView:
-        """Return what is known now; `xid_reason` says why errors of the driver are not."""
+        """Return the present state; `xid_reason` is why errors of the driver are unknown."""
         uuid = self.info.uuid
         values = self._values()
         missing = {key: why for key, why in source.reasons(uuid).items() if key not in values}
@@ -202,14 +188,14 @@ class DeviceReadings:
 
 RATE_S = 0.2
 """Pause between the two readings of a look. PCIe's byte counters have 32 bits on some GPUs and wrap
-within a third of a second, so only two readings as close as this tell a rate."""
+within a third of a second, so a rate needs two readings as close as this."""
 
 
 class Machine:
     """What one thread sees of this machine; `open_source` gives it a source of its own.
 
-    Where there is no GPU it looks for one again when the source says so: a driver can be loaded
-    later. The first look opens NVML, which takes tens of milliseconds on a GPU machine.
+    Where there is no GPU it looks for one again later: a driver can be loaded. The first look opens
+    NVML, which takes tens of milliseconds.
     """
 
     def __init__(
@@ -231,9 +217,9 @@ class Machine:
         self._host = HostSource()
         self._xids = Xids()
         self.xid_reason: str | None = "they are not watched"
-        """Why Xid errors are not told; None while somebody passes them to `note_xid`."""
+        """Why Xid errors are unknown; None while they are passed to `note_xid`."""
         self.xid_refused: Mapping[str, str] = {}
-        """Why those of some GPUs are not told, by UUID."""
+        """Why those of some GPUs are unknown, by UUID."""
         self._armed = False
 
     def arm(self, armed: bool) -> None:

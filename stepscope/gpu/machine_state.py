@@ -135,7 +135,7 @@ def machine_json(view: MachineView) -> Json:
 
 def device_json(device: DeviceView) -> Json:
     """Return a GPU with its MIG instances, which have the same form."""
-    energy = device.energy
+    energy, processes = device.energy, device.processes
     return {
         "uuid": device.info.uuid,
         "name": device.info.name,
@@ -146,13 +146,7 @@ def device_json(device: DeviceView) -> Json:
         "ages": {key: round(age, 3) for key, age in device.ages.items()},
         "missing": dict(device.missing),
         "lost": device.lost,
-        "health": {
-            "level": device.health.level.value,
-            "text": device.health.text,
-            "signs": [
-                {"level": sign.level.value, "text": sign.text} for sign in device.health.signs
-            ],
-        },
+        "health": asdict(device.health),
         "throttled": {
             "window_s": device.throttle_window_s,
             "text": throttle_text(device.throttled, device.throttle_window_s),
@@ -160,13 +154,6 @@ def device_json(device: DeviceView) -> Json:
         },
         "energy": None if energy is None else asdict(energy),
         "xids": [asdict(xid) for xid in device.xids],
-        "processes": None
-        if device.processes is None
-        else [process_json(process) for process in device.processes],
+        "processes": None if processes is None else [asdict(process) for process in processes],
         "instances": [device_json(instance) for instance in device.instances],
     }
-
-
-def process_json(process: GpuProcess) -> Json:
-    """Return a process that uses a GPU."""
-    return {**asdict(process), "kind": str(process.kind), "state": str(process.state)}

@@ -156,7 +156,7 @@ class Library:
 class Gpu:
     """One GPU or MIG instance by its UUID. It holds no lock: one thread at a time may ask.
 
-    `found` counts how often it was found: whoever knows the answers of before asks anew.
+    `found` counts how often it was found: earlier answers are void then.
     """
 
     def __init__(self, uuid: str, library: Library) -> None:
@@ -224,7 +224,7 @@ class Gpu:
         return None
 
     def answered(self, asking: Asking, begun: float) -> None:
-        """Record the answer to a call made at `begun`: the GPU is there."""
+        """Record the answer to a call made at `begun`."""
         self.lost = None
         now = self.library.clock()
         asking.answer(now, now - begun)

@@ -101,11 +101,12 @@ def memory_total(handle: Any) -> int:
     return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
 
 
-def _call(function: str, *args: str, scale: float = 1) -> Call:
-    """Return a reader of one number, by the names of a function and constants of pynvml."""
+def _get(name: str, *args: str, scale: float = 1) -> Call:
+    """Return a reader of one number by pynvml.nvmlDeviceGetNAME and constants of pynvml."""
+    function = f"nvmlDeviceGet{name}"
 
     def read(handle: Any) -> Values:
-        value = getattr(pynvml, function)(handle, *(getattr(pynvml, name) for name in args))
+        value = getattr(pynvml, function)(handle, *(getattr(pynvml, arg) for arg in args))
         return (value * scale,)
 
     read.__name__ = function
@@ -120,7 +121,7 @@ def _remapped_rows(handle: Any) -> Values:
 # --- the table ------------------------------------------------------------------------------------
 
 _FAST, _MEDIUM, _SLOW, _RARE = Tier.FAST, Tier.MEDIUM, Tier.SLOW, Tier.RARE
-_ECC = "nvmlDeviceGetTotalEccErrors"
+_ECC = "TotalEccErrors"
 SELDOM_S, ENERGY_S = 5.0, 2.0
 """Energy more often: runs and trials of some seconds need two readings of the counter."""
 
@@ -135,18 +136,17 @@ def _time(since_580: int) -> FieldValue:
     return FieldValue(((580, since_580), (575, since_580 - 18)), NANO)
 
 
+# NVML_FI_DEV_*: 186 POWER_INSTANT, 82 MEMORY_TEMP, 83 TOTAL_ENERGY_CONSUMPTION, 197 and 198
+# PCIE_COUNT_TX_BYTES and RX, 138 and 139 NVLINK_THROUGHPUT_DATA_TX and RX, 202 and 204 of NVLink 5.
 FIELDS: tuple[Field, ...] = (
     Field(_FAST, ("gpu/util", "gpu/mem_util"), (_utilization,)),
     Field(_FAST, ("gpu/mem_used",), (_memory_used, _memory_used_v1)),
-    Field(_FAST, ("gpu/power",), (_one(186, MILLI), _call("nvmlDeviceGetPowerUsage", scale=MILLI))),
-    Field(_MEDIUM, ("gpu/sm_clock",), (_call("nvmlDeviceGetClockInfo", "NVML_CLOCK_SM"),)),
+    Field(_FAST, ("gpu/power",), (_one(186, MILLI), _get("PowerUsage", scale=MILLI))),
+    Field(_MEDIUM, ("gpu/sm_clock",), (_get("ClockInfo", "NVML_CLOCK_SM"),)),
     Field(
         _MEDIUM,
         ("gpu/throttle_reasons",),
-        (
-            _call("nvmlDeviceGetCurrentClocksEventReasons"),
-            _call("nvmlDeviceGetCurrentClocksThrottleReasons"),
-        ),
+        (_get("CurrentClocksEventReasons"), _get("CurrentClocksThrottleReasons")),
     ),
     # Ten times a second, because a counter of 32 bits wraps in a fraction of a second; one that has
     # shown more bits is read once a second.
@@ -155,20 +155,15 @@ FIELDS: tuple[Field, ...] = (
     Field(
         _MEDIUM,
         ("gpu/temp",),
-        (
-            _call("nvmlDeviceGetTemperatureV", "NVML_TEMPERATURE_GPU"),
-            _call("nvmlDeviceGetTemperature", "NVML_TEMPERATURE_GPU"),
-        ),
+        (_get("TemperatureV", "NVML_TEMPERATURE_GPU"), _get("Temperature", "NVML_TEMPERATURE_GPU")),
     ),
     Field(_MEDIUM, ("gpu/temp_mem",), (_one(82),)),
-    Field(
-        _MEDIUM, ("gpu/temp_margin",), (_call("nvmlDeviceGetMarginTemperature"),), rest_s=SELDOM_S
-    ),
-    Field(_MEDIUM, ("gpu/mem_clock",), (_call("nvmlDeviceGetClockInfo", "NVML_CLOCK_MEM"),)),
+    Field(_MEDIUM, ("gpu/temp_margin",), (_get("MarginTemperature"),), rest_s=SELDOM_S),
+    Field(_MEDIUM, ("gpu/mem_clock",), (_get("ClockInfo", "NVML_CLOCK_MEM"),)),
     Field(
         _MEDIUM,
         ("gpu/energy",),
-        (_one(83, MILLI), _call("nvmlDeviceGetTotalEnergyConsumption", scale=MILLI)),
+        (_one(83, MILLI), _get("TotalEnergyConsumption", scale=MILLI)),
         rest_s=ENERGY_S,
     ),
     Field(_SLOW, ("gpu/throttle_power",), (_one(74, NANO),)),
@@ -176,9 +171,8 @@ FIELDS: tuple[Field, ...] = (
     Field(_SLOW, ("gpu/throttle_hw_thermal",), (_time(270),)),
     Field(_SLOW, ("gpu/throttle_brake",), (_time(271),)),
     Field(_SLOW, ("gpu/mem_total", "gpu/mem_reserved"), (_memory_total, _memory_total_v1)),
-    Field(_SLOW, ("gpu/power_limit",), (_call("nvmlDeviceGetEnforcedPowerLimit", scale=MILLI),)),
-    Field(_SLOW, ("gpu/fan",), (_call("nvmlDeviceGetFanSpeed"),)),
-    # NVLink 5 has fields of its own, in bytes.
+    Field(_SLOW, ("gpu/power_limit",), (_get("EnforcedPowerLimit", scale=MILLI),)),
+    Field(_SLOW, ("gpu/fan",), (_get("FanSpeed"),)),
     Field(
         _SLOW, ("gpu/nvlink_tx",), (_one(138, KIB, ALL_LINKS), _one(202, 1, ALL_LINKS)), rate=True
     ),
@@ -188,52 +182,41 @@ FIELDS: tuple[Field, ...] = (
     Field(
         _RARE,
         ("gpu/ecc_corrected",),
-        (_call(_ECC, "NVML_MEMORY_ERROR_TYPE_CORRECTED", "NVML_VOLATILE_ECC"),),
+        (_get(_ECC, "NVML_MEMORY_ERROR_TYPE_CORRECTED", "NVML_VOLATILE_ECC"),),
     ),
     Field(
         _RARE,
         ("gpu/ecc_uncorrected",),
-        (_call(_ECC, "NVML_MEMORY_ERROR_TYPE_UNCORRECTED", "NVML_VOLATILE_ECC"),),
+        (_get(_ECC, "NVML_MEMORY_ERROR_TYPE_UNCORRECTED", "NVML_VOLATILE_ECC"),),
     ),
     Field(_RARE, ("gpu/remapped_rows", "gpu/remap_pending", "gpu/remap_failed"), (_remapped_rows,)),
-    Field(_RARE, ("gpu/pcie_replays",), (_call("nvmlDeviceGetPcieReplayCounter"),)),
+    Field(_RARE, ("gpu/pcie_replays",), (_get("PcieReplayCounter"),)),
 )
 
-# A value outside its range is a sentinel or garbage; 0 is inside where it can be real.
 FASTEST = 2e12
 """B/s that no link reaches: NVLink 5 has 0.9e12 each way."""
-_SECONDS, _RATE, _COUNT = (0, 1e9), (0, FASTEST), (0, 2**53)  # 1e9 s are 30 years
-PLAUSIBLE: dict[str, tuple[float, float]] = {
-    "gpu/util": (0, 100),
-    "gpu/mem_util": (0, 100),
-    "gpu/mem_used": (0, 2**50),
-    "gpu/mem_total": (1, 2**50),
-    "gpu/mem_reserved": (0, 2**50),
-    "gpu/power": (0, 10_000),
-    "gpu/power_limit": (1, 10_000),
-    "gpu/energy": (0, 1e13),  # 10 kW for 30 years
-    "gpu/sm_clock": (0, 100_000),
-    "gpu/mem_clock": (0, 100_000),
-    "gpu/temp": (-50, 200),
-    "gpu/temp_mem": (1, 200),  # 0 from GPUs that have no sensor there
-    "gpu/temp_margin": (-200, 200),
-    "gpu/fan": (0, 1000),
-    "gpu/throttle_reasons": (0, 2**32 - 2),
-    "gpu/throttle_power": _SECONDS,
-    "gpu/throttle_sw_thermal": _SECONDS,
-    "gpu/throttle_hw_thermal": _SECONDS,
-    "gpu/throttle_brake": _SECONDS,
-    "gpu/pcie_tx": _RATE,
-    "gpu/pcie_rx": _RATE,
-    "gpu/nvlink_tx": _RATE,
-    "gpu/nvlink_rx": _RATE,
-    "gpu/ecc_corrected": _COUNT,
-    "gpu/ecc_uncorrected": _COUNT,
-    "gpu/remapped_rows": (0, 2**31),
-    "gpu/remap_pending": (0, 1),
-    "gpu/remap_failed": (0, 1),
-    "gpu/pcie_replays": (0, 2**32 - 2),
-}
+_SECONDS = (0, 1e9)  # 30 years
+_RANGES: tuple[tuple[str, tuple[float, float]], ...] = (
+    ("util mem_util", (0, 100)),
+    ("mem_used mem_reserved", (0, 2**50)),
+    ("mem_total", (1, 2**50)),
+    ("power", (0, 10_000)),
+    ("power_limit", (1, 10_000)),
+    ("energy", (0, 1e13)),  # 10 kW for 30 years
+    ("sm_clock mem_clock", (0, 100_000)),
+    ("temp", (-50, 200)),
+    ("temp_mem", (1, 200)),  # 0 from GPUs that have no sensor there
+    ("temp_margin", (-200, 200)),
+    ("fan", (0, 1000)),
+    ("throttle_reasons pcie_replays", (0, 2**32 - 2)),
+    ("throttle_power throttle_sw_thermal throttle_hw_thermal throttle_brake", _SECONDS),
+    ("pcie_tx pcie_rx nvlink_tx nvlink_rx", (0, FASTEST)),
+    ("ecc_corrected ecc_uncorrected", (0, 2**53)),
+    ("remapped_rows", (0, 2**31)),
+    ("remap_pending remap_failed", (0, 1)),
+)
+PLAUSIBLE = {f"gpu/{name}": range_ for names, range_ in _RANGES for name in names.split()}
+"""Key -> least and largest value: one outside is a sentinel or garbage."""
 
 COUNTERS = {"gpu/energy", *(key for key in PLAUSIBLE if PLAUSIBLE[key] is _SECONDS)}
 """Values that only rise until the driver is loaded again: one that falls is dropped once."""

@@ -160,7 +160,7 @@ class NvmlSource:
                 known.activity.rest()
 
     def _find(self, uuid: str) -> _Known | None:
-        """Return what is known of a GPU that can be reached; anew each time it was found."""
+        """Return the state of a GPU that can be reached; a new one each time it is found."""
         gpu = self._gpus.get(uuid)
         if gpu is None:
             gpu = self._gpus[uuid] = Gpu(uuid, self._library)

@@ -1,7 +1,7 @@
-"""Who holds how much of a GPU's memory: this process and the others, as far as the driver tells.
+"""Memory of a GPU held by this process and by others.
 
-In a container the driver may list only its own processes, or by numbers of the host. Then what
-others hold cannot be told, and is missing with the reason, never 0.
+In a container the driver may list only its own processes, or by numbers of the host. Then the
+memory of others is missing with the reason, never 0.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ UNLISTED_SHARE, UNLISTED_BYTES = 0.02, 256 * 2**20
 """Memory in use, beyond the processes listed, that the driver may take for itself."""
 
 NOT_LISTED = "the driver does not list this process (in a container it may not)"
-NO_MEMORY = "the driver does not tell the memory of processes"
+NO_MEMORY = "the driver does not give the memory of processes"
 HIDDEN = "more memory is in use than that of the processes that the driver lists"
 
 
@@ -45,9 +45,9 @@ def shares(
     own = None if mine is None else mine.memory
     if own is None:
         reasons[OWN] = NOT_LISTED if mine is None else NO_MEMORY
-    told = [one.memory for one in processes]
-    others = sum(memory for memory in told if memory is not None) - (own or 0)
-    if None in told:
+    memories = [one.memory for one in processes]
+    others = sum(memory for memory in memories if memory is not None) - (own or 0)
+    if None in memories:
         reasons[OTHERS] = NO_MEMORY
     elif used is not None and used - others - (own or 0) > _unlisted(total):
         reasons[OTHERS] = HIDDEN
@@ -100,7 +100,7 @@ class Sharing:
         return {} if own is None else {OWN: own}
 
     def reasons(self, uuid: str) -> dict[str, str]:
-        """Say why values of a GPU are missing; of this process only where it trains."""
+        """Return why values of a GPU are missing; of this process only where it trains."""
         found = self._reasons.get(uuid, {})
         return {key: why for key, why in found.items() if key != OWN or uuid == self.training}
 

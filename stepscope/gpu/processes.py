@@ -1,6 +1,6 @@
 """The processes on a GPU: whose they are, what they run, and their share of its time.
 
-NVML knows a process by its number and memory. The rest comes from the operating system, so it is
+NVML gives the number and memory of a process. The rest comes from the operating system, so it is
 what this container and this user may see.
 """
 
@@ -35,7 +35,7 @@ State = Literal["running", "zombie", "gone"]
 class GpuProcess:
     """One process that holds a GPU.
 
-    `memory` in bytes, None where the driver does not tell. `sm` is its share (%) of the time of the
+    `memory` in bytes, None where the driver hides it. `sm` is its share (%) of the time of the
     multiprocessors since the last look. `yours`: it runs as the same user as this process. A
     `zombie` has ended, but its parent has not asked for its exit code; one that is `gone` is not
     to be found here: it has ended, or another container or user hides it.
@@ -54,7 +54,7 @@ class GpuProcess:
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """What the operating system says of a process; `born` tells two of one number apart."""
+    """Facts of the operating system; `born` distinguishes two processes of one number."""
 
     name: str
     command: str = ""
@@ -191,7 +191,7 @@ class ProcessList:
         )
 
     def reasons(self) -> dict[str, str]:
-        """Say why the list is missing, if it was asked for."""
+        """Return why the list is missing, if it was read."""
         reason = self._gpu.asking("processes", 2).reason
         if reason is None:
             return {}

@@ -190,7 +190,8 @@ class XidWatch:
             events = _asked(pynvml.nvmlEventSetCreate)
             self._registered, look_at = {}, -math.inf
             while not self._stopping.is_set():
-                if len(self._registered) < len(self._uuids) and time.monotonic() >= look_at:
+                missing = not self._registered or len(self._registered) < len(self._uuids)
+                if missing and time.monotonic() >= look_at:
                     self._register(events)  # at first all, then those that were lost
                     look_at = time.monotonic() + LOOK_AGAIN_S
                 if not self._registered:
@@ -237,7 +238,7 @@ class XidWatch:
 
 
 def xid_event(uuid: str, code: int, gpu_instance: int) -> XidEvent:
-    """Put an error into words; NVML's all-ones stand for no MIG instance."""
+    """Describe an error; NVML's all-ones stand for no MIG instance."""
     known = meaning(code)
     words = "the driver cannot name the error" if code == UNKNOWN else known.text
     instance = gpu_instance if gpu_instance != NO_INSTANCE else None
@@ -263,7 +264,7 @@ def _xid_type() -> int:
 
 
 def _number(handle: Any) -> int:
-    """Return what tells a handle from others: the address that it holds."""
+    """Return the address that a handle holds, which identifies it."""
     return int(ctypes.cast(handle, ctypes.c_void_p).value or 0)
 
 

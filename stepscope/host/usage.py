@@ -98,7 +98,7 @@ def kills_since(first: Any) -> int | None:
 
 
 def _booted() -> str | None:
-    """Return what names this boot of the machine: counters begin anew with each."""
+    """Return the id of this boot of the machine: counters start at 0 with each."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return None
@@ -136,7 +136,7 @@ REST = 200
 
 
 class Children:
-    """Reads the memory of this process's children; {} while it rests, and where nobody lists them.
+    """Reads the memory of this process's children; {} while it rests, or if none are listed.
 
     `read` returns their resident bytes, None where they are not known.
     """
@@ -196,7 +196,7 @@ def _pages(pid: int) -> int:
 
 
 def _read(path: str) -> bytes:
-    """Return what a file of /proc says, nothing once its process has ended."""
+    """Return the content of a file of /proc; b"" if its process has ended."""
     with contextlib.suppress(OSError):
         return Path(path).read_bytes()
     return b""

@@ -109,7 +109,7 @@ class CommandServer:
 
     @property
     def busy(self) -> bool:
-        """Say whether a command, a pause or a profile holds the training up; from any thread."""
+        """Whether a command, a pause or a profile delays the training; from any thread."""
         return self._serving or self._paused or self.profiling.active
 
     def supported_commands(self) -> list[CommandName]:
@@ -125,9 +125,9 @@ class CommandServer:
     def serve(self, flush: Callable[[], None]) -> float:
         """Serve what was asked since the last boundary; return the seconds the commands took.
 
-        `flush` records the steps still under way, so that a marker stands after them. Stays here
-        while the run is paused, and while the ranks of a job agree on this step. Raises only what
-        the handler of STOP and `check` raise.
+        `flush` records the pending steps, so that a marker comes after them. Does not return while
+        the run is paused, and while the ranks of a job agree on this step. Raises only what the
+        handler of STOP and `check` raise.
         """
         self._recorder.signs += 1
         profiling, took_s = self.profiling, 0.0
@@ -140,7 +140,7 @@ class CommandServer:
                 took_s += profiling.reach()
         waiting = bool(self._recorder.command_waiting)
         asked = deque(self._recorder.take_commands() if waiting else ())
-        # Having looked, this rank may go on only where the others know that it does.
+        # Having looked, this rank may continue only if the others know that it does.
         if asked or (waiting and not self._recorder.may_leave()):
             took_s += self._serve(asked, flush)
         else:
@@ -167,7 +167,7 @@ class CommandServer:
                 self.profiling.poll()
                 if self._readings.wanted:
                     self._readings.serve()
-        except BaseException:  # a stop, or Ctrl-C; the script may go on all the same
+        except BaseException:  # a stop, or Ctrl-C; the script may continue after it
             self._leave_pause()
             self._recorder.put_back(asked)
             self._recorder.left()

@@ -46,7 +46,7 @@ class Sampler:
         self,
         recorder: Recorder,
         *,
-        allocator_index: int | None,
+        allocator_index: int | None = None,
         gpu_uuids: Sequence[str] | None = None,
         host: bool = True,
         source: DeviceSource | None = None,
@@ -79,7 +79,7 @@ class Sampler:
         self._capabilities: dict[str, Any] = {}
         self._cost_s: float | None = None
         # Held while the thread runs: `acquire` with a timeout is a sleep that `release` ends, at
-        # half the cost of Event.wait (28 us against 59 beside a training).
+        # half the cost of Event.wait (28 us against 59 during training).
         self._ending = threading.Lock()
         self._ending.acquire()
         self._thread = threading.Thread(target=self._run, name="stepscope-sampler", daemon=True)
@@ -230,7 +230,7 @@ class Sampler:
             self._xid = XidWatch(self._source, self._on_xid, uuids=frozenset(self._devices))
 
     def _end_watching(self) -> None:
-        """Undo `_begin_watching`; a wait for events ends by itself, in half a second."""
+        """Undo `_begin_watching`; the thread that waits for events ends in half a second."""
         watch, self._xid = self._xid, None
         if watch is not None:
             self._source.arm_gpm(False)
@@ -256,7 +256,7 @@ def next_deadline(deadline: float, period_s: float, now: float) -> float:
 
 
 REPEATED_S = 5.0
-"""How long a reading stands for the counters: in a longer phase they are not known."""
+"""How long a reading is repeated: in a longer phase the counters are not known."""
 
 
 class Readings:

@@ -132,7 +132,7 @@ class ScriptSession(Session):
         if outcome.failure is None or os.getpid() != self._pid:
             return outcome
         outcome = self.told_case(outcome, error)
-        # Before the script's own end, which may tell other ranks of it, or take long.
+        # Before the script's own end, which may notify other ranks, or take long.
         self.recorder.describe(failure={"ts": clock.now(), "reason": outcome.reason})
         self.note_failure(outcome, traceback_text(error), after=self._memory_left())
         return outcome
@@ -158,7 +158,7 @@ class ScriptSession(Session):
             return {}
 
     def _describe_device(self, gpu: Gpu | None) -> None:
-        """Record the device that the script trains on, by what torch says of it."""
+        """Record the device that the script trains on, as torch describes it."""
         uuid = None if gpu is None else gpu["uuid"]
         self.recorder.describe(device=uuid or "cpu")
         self.describe_environment(None if gpu is None else gpu["name"])
@@ -223,7 +223,7 @@ def _source(sample: bool, first_here: bool) -> DeviceSource:
 
 
 def _gpu(cuda_index: int) -> Gpu:
-    """Return what torch says of a device, as run.json lists it."""
+    """Return a device as torch describes it and run.json lists it."""
     properties = sys.modules["torch"].cuda.get_device_properties(cuda_index)
     uuid = nvml_uuid(str(properties.uuid), properties.name)
     return {"uuid": uuid, "name": properties.name, "memory_total": properties.total_memory}

@@ -33,8 +33,8 @@ from stepscope.memory.oom.classify import Case, judge
 from stepscope.memory.oom.observer import OomWatch
 from stepscope.memory.oom.reader import growth_told
 from stepscope.memory.oom.recommendations import Allowed
-from stepscope.recorder.recorder import Command, CommandName, Recorder
-from stepscope.run import RunKind, RunStatus, rank_file
+from stepscope.recorder.recorder import CommandName, Recorder
+from stepscope.run import RunStatus, rank_file
 from stepscope.run.fatal_signal import TRACEBACK_FILE, fatal_signals_recorded
 from stepscope.run.rank_info import RankEnd
 from stepscope.run.status import Outcome, with_case
@@ -58,38 +58,18 @@ Gpu = Mapping[str, Any]
 class Session:
     """One run of this process: its recorder, and on request a sampler and commands.
 
-    `folder` exists. `rank` is the number of this process in it, of `ranks` that serve a command at
-    the same step; `lead` is that of `consensus.Member`. `on_command` is called for each command in
-    a thread of ours. `code` is a folder whose git commit is recorded. `close` ends the sampler and
-    the recorder. Raises OSError or StoreError where the folder cannot be written.
+    `folder` exists. `rank` is the number of this process in it. `code` is a folder whose git commit
+    is recorded. `options` are those of `Recorder`. `close` ends the sampler and the recorder.
+    Raises OSError or StoreError where the folder cannot be written.
     """
 
     sampler: Sampler  # set by `sample`
 
     def __init__(
-        self,
-        folder: Path,
-        *,
-        name: str,
-        kind: RunKind,
-        config: Mapping[str, Any] | None = None,
-        rank: int = 0,
-        on_command: Callable[[Command], None] = lambda _command: None,
-        code: Path | None = None,
-        ranks: int = 1,
-        lead: int = 1,
+        self, folder: Path, *, rank: int = 0, code: Path | None = None, **options: Any
     ) -> None:
         folder = folder.absolute()  # a script may change its working directory
-        self.recorder = Recorder(
-            folder,
-            name=name,
-            config=config,
-            kind=kind,
-            rank=rank,
-            on_command=on_command,
-            ranks=ranks,
-            lead=lead,
-        )
+        self.recorder = Recorder(folder, rank=rank, **options)
         self.alerts = Watch(
             alerts_config.load(), folder, rank=rank, signs=lambda: self.recorder.signs
         )
@@ -115,26 +95,17 @@ class Session:
         gpus: Iterable[Gpu],
         *,
         trains_on: str | None = None,
-        allocator_index: int | None = None,
-        host: bool = True,
-        period_s: float = 0.1,
         start: bool = True,
+        **options: Any,
     ) -> None:
         """Sample these GPUs of `source` until the end, and describe what the run runs on.
 
-        `trains_on` is the name of the GPU for the environment, where it is known by now. Without
-        `start` nothing is sampled, but commands can still read memory.
+        `trains_on` is the name of the GPU for the environment, where it is known by now. `options`
+        are those of `Sampler`. Without `start` nothing is sampled, but commands can read memory.
         """
-        gpus = list(gpus)
-        self._source = source
-        self.sampler = Sampler(
-            self.recorder,
-            allocator_index=allocator_index,
-            source=source,
-            host=host,
-            gpu_uuids=[gpu["uuid"] for gpu in gpus],
-            period_s=period_s,
-        )
+        gpus, self._source = list(gpus), source
+        uuids = [gpu["uuid"] for gpu in gpus]
+        self.sampler = Sampler(self.recorder, source=source, gpu_uuids=uuids, **options)
         self.oom.mode_at_steps = self.sampler.readings.parts.mode_at_steps
         self.sampler.observers.append(GrowthWatch(self.recorder).observe)
         self.recorder.describe(devices=gpus)
@@ -155,7 +126,7 @@ class Session:
         self.recorder.describe(environment=environment(driver, gpu, self._code))
 
     def describe_link(self, uuid: str | None) -> None:
-        """Write what the driver says of the link of the GPU that trains, None on a CPU.
+        """Record the link of the GPU that trains, None on a CPU.
 
         Only for a process of several, which sends over it; some 30 calls of NVML, once.
         """

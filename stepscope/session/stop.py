@@ -19,7 +19,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -86,14 +86,9 @@ def end_job(run: RunInfo) -> str:
         return f"End now: {refused or 'no rank of this run is a process of this host and user.'}"
     # The launcher first: it would start the ranks again, where it may.
     launchers = {parent.pid: parent for parent in map(_launcher, ranks.values()) if parent}
-    processes = [*launchers.values(), *ranks.values()]
-    for process in processes:
-        with contextlib.suppress(psutil.Error, OSError):
-            send_signal(process, signal.SIGTERM)
+    _signal_all([*launchers.values(), *ranks.values()], signal.SIGTERM)
     _, left = psutil.wait_procs([*ranks.values()], TERM_S)
-    for process in [*launchers.values(), *left] if left else []:
-        with contextlib.suppress(psutil.Error, OSError):
-            send_signal(process, signal.SIGKILL)
+    _signal_all([*launchers.values(), *left] if left else [], signal.SIGKILL)
     _, stay = psutil.wait_procs(left, KILL_S)
     signals = "SIGTERM" if not left else f"SIGTERM, then SIGKILL to {len(left)} of {len(ranks)}"
     for number in ranks:
@@ -119,9 +114,13 @@ def keep_stopped(run: RunInfo, environ: Mapping[str, str]) -> None:
     until = time.monotonic() + OTHERS_S
     while launcher is not None and dict(rank_processes(run)) and time.monotonic() < until:
         time.sleep(0.01)
-    if launcher is not None:
+    _signal_all([launcher] if launcher else [], signal.SIGTERM)
+
+
+def _signal_all(processes: Sequence[psutil.Process], number: signal.Signals) -> None:
+    for process in processes:
         with contextlib.suppress(psutil.Error, OSError):
-            send_signal(launcher, signal.SIGTERM)
+            send_signal(process, number)
 
 
 def rank_processes(run: RunInfo) -> Iterator[tuple[int, psutil.Process]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -323,7 +324,7 @@ def test_the_history_is_bounded_in_readings_and_in_time() -> None:
 def test_json_has_every_value_in_stored_units_and_reasons_for_the_others() -> None:
     plain, mig = gpus(1)[0], divided(1)
     plain.missing = {"gpu/fan": "not supported on this GPU"}
-    found = machine_json(machine(FakeSource([plain, mig])).look())
+    found = json.loads(json.dumps(machine_json(machine(FakeSource([plain, mig])).look())))
     first, second = found["devices"]
     assert first["values"] == BUSY
     assert first["missing"] == {"gpu/fan": "not supported on this GPU", "xid": UNWATCHED}

@@ -129,6 +129,11 @@ def test_a_refusal_ends_the_watch_and_says_why(
     assert library.calls["nvmlEventSetWait_v2"] == 0
 
 
+def test_without_a_gpu_the_watch_ends(source: NvmlSource, watches: list[XidWatch]) -> None:
+    watches.append(XidWatch(source, print, uuids=()))
+    assert until_it_ends(watches[0]) == "no GPU"
+
+
 def test_one_gpu_that_is_refused_is_told_and_the_others_are_watched(
     library: FakeNvml,
     source: NvmlSource,
