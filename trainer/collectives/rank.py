@@ -76,7 +76,9 @@ def call_of(operation: str, source: Tensor, out: Tensor) -> Call:
 
 def _renamed(operation: str, old: str) -> Callable[[Tensor, Tensor], object]:
     """Return the call on single tensors, which torch 2.13 has renamed."""
-    return getattr(dist, f"{operation}_single", None) or getattr(dist, old)
+    call: Callable[[Tensor, Tensor], object]
+    call = getattr(dist, f"{operation}_single", None) or getattr(dist, old)
+    return call
 
 
 def check(operation: str, out: Tensor, ranks: int) -> None:
