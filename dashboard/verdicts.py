@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dashboard.controls.sidebar_groups import PLACES
 from dashboard.stragglers import Stragglers
 from stepscope.bottleneck.classify import Allowed, Kind, Verdict, verdict
 from stepscope.bottleneck.recommendations import Next, setting_text
@@ -122,8 +121,11 @@ def _broken_loss(reader: RunReader) -> Verdict | None:
     )
 
 
-def as_json(found: Verdict | None) -> dict[str, Any] | None:
-    """Return what the browser draws: a sentence, and what to try in words or as a setting."""
+def as_json(found: Verdict | None, places: Mapping[str, str]) -> dict[str, Any] | None:
+    """Return what the browser draws: a sentence, and what to try in words or as a setting.
+
+    `places` has the sidebar's group of each setting.
+    """
     if found is None or found.next is None:
         return None
     step = found.next
@@ -132,4 +134,4 @@ def as_json(found: Verdict | None) -> dict[str, Any] | None:
         return drawn | {"words": step.text}
     said = setting_text(step.name, step.value)
     setting = {"field": step.name, "value": step.value, "text": said}
-    return drawn | {"setting": setting | {"place": PLACES.get(step.name)}}
+    return drawn | {"setting": setting | {"place": places.get(step.name)}}

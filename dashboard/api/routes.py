@@ -30,6 +30,7 @@ from dashboard.api.ranks import Jobs, ranks_answer
 from dashboard.charts import memory_breakdown, series
 from dashboard.charts.profile import shown
 from dashboard.charts.rank_events import RankEvents
+from dashboard.controls.sidebar_groups import PLACES
 from dashboard.controls.suggestion import is_possible
 from dashboard.hangs import as_verdict as hang_verdict
 from dashboard.out_of_memory import as_verdict
@@ -134,7 +135,7 @@ def _verdict(server: services.Services, reader: RunReader, run: RunInfo) -> Answ
     if hang is not None:
         return hang
     allowed = functools.partial(is_possible, config=config, devices=devices)
-    return as_json(server.verdicts.of(reader, run, allowed))
+    return as_json(server.verdicts.of(reader, run, allowed), PLACES)
 
 
 @_answering

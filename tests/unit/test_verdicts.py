@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dashboard.controls.sidebar_groups import PLACES
 from dashboard.controls.suggestion import is_possible
 from dashboard.verdicts import EVERY_S, HOLD_S, KEPT, Shown, Verdicts, as_json
 from stepscope.bottleneck.classify import Figures, Kind, Verdict, verdict
@@ -150,7 +151,7 @@ def test_its_numbers_change_only_so_often() -> None:
 def test_what_the_browser_gets() -> None:
     waits = Figures(steps=50, step_time=0.1, data_wait=0.063)
     ours = verdict(waits, Setup(on_gpu=False, own=True, cores=8))
-    assert as_json(ours) == {
+    assert as_json(ours, PLACES) == {
         "kind": "input-bound",
         "text": "Input-bound: 63 % of each step waits for data.",
         "setting": {
@@ -160,11 +161,11 @@ def test_what_the_browser_gets() -> None:
             "place": "Data loading",
         },
     }
-    script = as_json(verdict(waits, Setup(on_gpu=False, own=False, cores=8)))
+    script = as_json(verdict(waits, Setup(on_gpu=False, own=False, cores=8)), PLACES)
     assert script is not None
     assert "setting" not in script
     assert "DataLoader" in script["words"]
-    assert as_json(None) is None
+    assert as_json(None, PLACES) is None
 
 
 def test_what_this_machine_cannot_do_is_not_proposed() -> None:
