@@ -290,7 +290,7 @@ class Services:
             return force.end_job(run)
         stop = active.end_now if isinstance(active, TorchrunRun) else active.stop
         if stop(force.TERM_S):  # it also keeps torchrun from starting the ranks again
-            return "End now: the job has stopped."
+            return "Force stop: the run has stopped."
         active.end_with_server()
         return "Force stop: the ranks did not exit and were killed."
 

@@ -77,7 +77,7 @@ ACTIONS = (
         CommandName.MEMORY_SNAPSHOT,
         "Memory snapshot",
         "Record the CUDA allocations of the next steps (the newest 100,000) with their source "
-        "lines, into a file in the run folder. Open it under Memory.",
+        "lines, into a file in the run folder. Open it on the Memory tab.",
         memory=True,
         waiting="sent. Recording the next steps…",
     ),
@@ -98,7 +98,7 @@ ACTIONS = (
 END_NOW = "end_now"
 """No command of a run, but an act of the server: for a job that does not hear one any more."""
 END_NOW_S = 10.0
-"""Age of a Stop, or of a job's last sign of life, from which End now is offered."""
+"""Age of a Stop, or of a job's last sign of life, from which Force stop is offered."""
 CAN_WAIT = {CommandName.STOP, CommandName.MARK}
 """What a script may be asked before its first step: it is done then, or when patience is over."""
 

@@ -55,7 +55,7 @@ def number(
         format="%d" if whole else "%.3g" if small else "%.2f",
     )
     if not low <= value <= high:
-        st.caption(f":red[{label}: must be {low:,.15g} to {high:,.15g}.]")
+        st.caption(f":red[{label}: must be between {low:,.15g} and {high:,.15g}.]")
     elif refused is not None and not off:
         problem_caption(refused)
 

@@ -13,7 +13,7 @@ from trainer.lab.plan import Arm
 from trainer.lab.presets import PLAIN
 from trainer.techniques import BY_FIELD
 
-BASELINES = {"plain": "Plain", "sidebar": "Sidebar settings"}
+BASELINES = {"plain": "All off", "sidebar": "Sidebar settings"}
 GROUPS: dict[str, tuple[str, ...]] = {
     "Precision": ("precision",),
     "Data loading": (

@@ -42,7 +42,6 @@ def estimate_buttons(server: Services, config: RunConfig, problems: Sequence[Pro
     """Draw the two buttons; not where the settings cannot start."""
     if problems:
         return
-    refused = server.busy_reason(Activity.ESTIMATE)
     with st.container(horizontal=True, key="fit_buttons"):
         for label, largest, help_text in (
             (
@@ -58,6 +57,8 @@ def estimate_buttons(server: Services, config: RunConfig, problems: Sequence[Pro
                 "short runs.",
             ),
         ):
+            activity = Activity.BATCH_SIZE_FINDER if largest else Activity.ESTIMATE
+            refused = server.busy_reason(activity)
             st.button(
                 label,
                 key=f"fit_{'largest' if largest else 'now'}",

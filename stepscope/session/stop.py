@@ -83,7 +83,7 @@ def end_job(run: RunInfo) -> str:
     ranks = dict(rank_processes(run))
     refused = " ".join(_refused(run, ranks))
     if not ranks:
-        return f"End now: {refused or 'no rank of this run is a process of this host and user.'}"
+        return f"Force stop: {refused or 'no rank of this run is a process of this host and user.'}"
     # The launcher first: it would start the ranks again, where it may.
     launchers = {parent.pid: parent for parent in map(_launcher, ranks.values()) if parent}
     _signal_all([*launchers.values(), *ranks.values()], signal.SIGTERM)
@@ -99,7 +99,7 @@ def end_job(run: RunInfo) -> str:
             f"Force stop: SIGKILL sent; {len(stay)} still there: {still} in a driver or for a disk."
         )
     what = "rank has" if len(ranks) == 1 else "ranks have"
-    return " ".join(filter(None, (f"End now: {len(ranks)} {what} ended ({signals}).", refused)))
+    return " ".join(filter(None, (f"Force stop: {len(ranks)} {what} ended ({signals}).", refused)))
 
 
 def keep_stopped(run: RunInfo, environ: Mapping[str, str]) -> None:

@@ -199,8 +199,8 @@ def test_a_job_that_hangs_is_ended_by_force(tmp_path: Path) -> None:
     with job(tmp_path, 2) as running:
         os.kill(running.pid(1), signal.SIGSTOP)
         said = end_job(read_run(running.folder))
-        assert said == "End now: 2 ranks have ended (SIGTERM, then SIGKILL to 1 of 2)."
+        assert said == "Force stop: 2 ranks have ended (SIGTERM, then SIGKILL to 1 of 2)."
         assert running.process.wait(PATIENCE_S) != 0
         assert running.statuses() == ["stopped", "stopped"]
         assert len(list(run_folders(tmp_path / "runs"))) == 1
-        assert end_job(read_run(running.folder)).startswith("End now: no rank of this run")
+        assert end_job(read_run(running.folder)).startswith("Force stop: no rank of this run")
