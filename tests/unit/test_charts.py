@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -145,6 +146,15 @@ def test_several_gpus_get_a_numbered_trace_and_a_color_each() -> None:
     assert utilization["kind"] == "lines"
     assert [trace["label"] for trace in utilization["traces"]] == ["GPU 0", "GPU 1", "GPU 2"]
     assert len({trace["color"] for trace in utilization["traces"]}) == 3
+
+
+def test_tiles_of_a_distributed_run_name_their_ranks() -> None:
+    """The tiles of a job of 4 ranks showed the samples/s of rank 0."""
+    tiles = {tile["id"]: tile for tile in layout(replace(CUDA, ranks=4))["kpis"]}
+    assert tiles["samples_per_sec"]["label"] == "Samples/s, all 4 ranks"
+    assert tiles["samples_per_sec"]["scale"] == 4
+    assert tiles["loss"]["label"] == "Loss, rank 0"
+    assert layout(CUDA)["kpis"][0]["label"] == "Loss"
 
 
 def test_a_tile_is_of_all_gpus() -> None:

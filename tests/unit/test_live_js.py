@@ -224,6 +224,25 @@ def gpu_part(values: list[float | None], **more: Any) -> dict[str, Any]:
     return {**made, "last": {"a": values[-1]}, "odd": {}}
 
 
+def test_the_tile_of_an_ended_run_is_the_mean_or_the_peak_of_the_run(js: Script) -> None:
+    """A finished run showed its last reading: utilization 0 %."""
+    part = {"bucket": 1, "first": 0, "end": 3, "reset": True, "t": [1, 2, 3], "s": [1, 2, 3]}
+    part["v"] = {"u": {"mean": [90, 80, 0]}}
+    spec = {"series": ["samples"], "metric": "u", "unit": "%", "ended": "mean"}
+
+    def shown(spec: dict[str, Any], ended: bool) -> Any:
+        live = "{samples: mergeSeries(null, part)}"
+        return js(f"tileContent(spec, {live}, ended).text", spec=spec, part=part, ended=ended)
+
+    assert shown(spec, False) == ["0", "%"]
+    assert shown(spec, True) == ["57", "% · mean"]
+    memory = spec | {"unit": "B", "ended": "peak"}
+    assert shown(memory, True) == ["90.0", "B · peak"]
+    assert shown(spec | {"unit": "", "ended": "last"}, True)[0] == "0"
+    all_ranks = spec | {"unit": "1/s", "ended": "mean", "scale": 4}
+    assert shown(all_ranks, True)[0] == "227"
+
+
 def test_a_tile_of_several_gpus_has_their_mean_and_range(js: Script) -> None:
     parts = {"d/0": gpu_part([10.0, 37.0]), "d/1": gpu_part([30.0, 98.0]), "d/2": gpu_part([None])}
     live = "Object.fromEntries(Object.entries(parts).map(([k, p]) => [k, mergeSeries(null, p)]))"

@@ -16,8 +16,9 @@ from stepscope.bottleneck.classify import Figures, Kind, Verdict, verdict
 from stepscope.bottleneck.recommendations import Next, Setup
 from stepscope.run import RunInfo, RunStatus, read_run
 from stepscope.store import RunReader
+from stepscope.store.writer import RunWriter
 from tests.support.javascript import Script, js
-from tests.support.recorded_runs import rows, write_run
+from tests.support.recorded_runs import CREATED, rows, write_run
 from trainer.config import RunConfig
 from trainer.config_validation import TrainDevice
 
@@ -146,6 +147,21 @@ def test_its_numbers_change_only_so_often() -> None:
     assert shown.verdict.text == "63 %"
     shown.settle(replace(found_as(Kind.INPUT), text="65 %"), HOLD_S)
     assert shown.verdict.text == "65 %"
+
+
+def test_a_run_whose_loss_became_nan_says_so_after_its_end(
+    tmp_path: Path, ask: Callable[..., Verdict | None]
+) -> None:
+    """Such a run ended "Finished" without a word on the page."""
+    folder = write_run(tmp_path / "nan", steps=rows(0.063))
+    writer = RunWriter(folder / "rank0.sqlite", reopen=True)
+    with writer.transaction():
+        writer.add_event(CREATED + 1, 7, 0, "nan", "train/loss is NaN from step 7 on", {})
+    writer.close()
+    found = ask(folder, RunStatus.FINISHED)
+    assert found is not None
+    assert (found.kind, found.text) == (Kind.NOT_FINITE, "train/loss is NaN from step 7 on.")
+    assert as_json(found, PLACES) is not None
 
 
 def test_what_the_browser_gets() -> None:
