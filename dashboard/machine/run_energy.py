@@ -125,7 +125,7 @@ def energy_of(block: Block, begun: float) -> tuple[float, float, bool] | None:
     if seconds < SHORTEST_S:
         return None
     low, high, _ = _known(block, "gpu/energy")
-    if len(low) and float(high[-1] - low[0]) > 0:  # one reading of the counter is no difference
+    if len(low) and high.max() > low.min():  # one reading of the counter is no difference
         between = np.maximum(0.0, low[1:] - high[:-1])
         return float((high - low).sum() + between.sum()), seconds, True
     _, _, power = _known(block, "gpu/power")
