@@ -78,6 +78,8 @@ def test_a_running_page_has_no_violation(themed: Page, server: Server) -> None:
     expect(page.get_by_test_id("chart-loss")).to_be_visible()
     # Streamlit fades what is about to go.
     expect(page.get_by_text("No run is shown", exact=True)).to_have_count(0)
+    page.mouse.move(700, 500)  # away from the button, whose tooltip lies outside of all landmarks
+    expect(page.get_by_role("tooltip")).to_have_count(0)
     found = violations(page)
     button(page, "Stop").click()
     expect(page.get_by_test_id("status")).to_contain_text("Stopped")

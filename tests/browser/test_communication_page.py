@@ -27,7 +27,7 @@ def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def shown(page: Page) -> None:
-    heading = page.get_by_role("heading", name="Communication")
+    heading = page.get_by_role("heading", name="Collectives")
     expect(heading).to_be_visible(timeout=60 * SECOND)
 
 

@@ -72,7 +72,7 @@ def start(page: Page, rounds: int) -> None:
     fill(page, "Steps per trial", 20)
     for name in ("bf16 AMP", "Fused optimizer", "foreach optimizer"):
         tick(page, name)
-    expect(page.get_by_text("3 settings and the baseline")).to_be_visible()
+    expect(page.get_by_text("3 settings plus the baseline")).to_be_visible()
     button(page, "Start sweep").click()
     expect(button(page, "Stop")).to_be_visible(timeout=PATIENCE)
     expect(button(page, "Start sweep")).to_be_disabled()
@@ -224,7 +224,7 @@ def test_no_state_has_a_violation(themed: Page, server: Server) -> None:
     expect(page.get_by_text(r"Which settings pay off on this machine?")).to_be_visible(
         timeout=PATIENCE
     )
-    page.get_by_text("All techniques").click()
+    page.get_by_text("All techniques", exact=True).click()
     expect(
         page.get_by_text("are not supported here and are listed with the reason.")
     ).to_be_visible(timeout=PATIENCE)

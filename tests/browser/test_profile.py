@@ -21,7 +21,8 @@ LONG = "/?epochs=5000"
 
 
 def take_profile(page: Page, steps: int) -> None:
-    button(page, "Profile").click()
+    header = page.get_by_test_id("header")
+    header.get_by_role("group", name="Run").get_by_role("button", name="Profile").click()
     field = page.get_by_role("spinbutton", name="Steps to profile")
     expect(field).to_be_focused()
     assert field.input_value() == "5"
@@ -96,7 +97,7 @@ def test_a_large_profile_and_an_older_one(open_page: OpenPage, server: Server) -
         large.total_us.append(large.total_us[large.parent[-1]] / 2)
         large.calls.append(1)
     (folder / "profile-step-7-9.summary.json").write_text(to_text(summary))
-    page = open_page("/?run=example")
+    page = open_page("/?run=example&tab=profile")
     expect(flame(page)).to_have_attribute("data-nodes", str(NODES_LIMIT), timeout=60_000)
     drawn = page.evaluate(
         """() => { const canvas = document.querySelector(".ss-flame-box canvas");
@@ -126,5 +127,5 @@ def test_a_summary_that_is_none_is_told(open_page: OpenPage, server: Server) -> 
     folder = server.runs / "example"
     shutil.copytree(ROOT / "examples" / "cpu-training", folder)
     (folder / "profile-step-5-6.summary.json").write_text('{"schema": 1, "first": "<b>"}')
-    page = open_page("/?run=example")
+    page = open_page("/?run=example&tab=profile")
     expect(page.get_by_text("This profile cannot be read")).to_be_visible(timeout=60_000)

@@ -124,7 +124,7 @@ def test_a_gpu_that_answers_takes_the_next_run(
     kept: list[object] = []
     monkeypatch.setattr(training_run, "keep_for_good", kept.append)
     fails_at(monkeypatch, 5, torch.AcceleratorError(words))
-    assert f"{words}. The GPU still answers" in run(config, tmp_path / "refused")
+    assert f"{words}. The GPU still responds" in run(config, tmp_path / "refused")
     assert len(metric(tmp_path / "refused", "train/loss")) == 4
     assert kept == []
     monkeypatch.undo()

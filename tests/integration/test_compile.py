@@ -129,7 +129,7 @@ def test_each_mode_is_handed_to_torch(
     config = replace(COMPILED, compile=mode, max_steps=1)
     if mode is Compile.REDUCE_OVERHEAD:
         assert run(config, tmp_path) is RunStatus.FAILED
-        assert "reduce-overhead adds CUDA Graphs" in run_json(tmp_path)["reason"]
+        assert "reduce-overhead uses CUDA Graphs" in run_json(tmp_path)["reason"]
         assert modes == []
     else:
         assert run(config, tmp_path) is RunStatus.FINISHED

@@ -66,7 +66,7 @@ def test_the_leak_is_named(folders: tuple[Path, Path]) -> None:
     leak, _ = folders
     [text] = told(leak)
     assert text.startswith("The process's memory grows by ")
-    assert "a list or a sum of losses with their graphs" in text
+    assert "a list or sum of losses with their graphs" in text
     assert found(leak)
 
 

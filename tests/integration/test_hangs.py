@@ -47,7 +47,7 @@ def test_a_rank_that_sleeps_is_named_and_where_it_is(tmp_path: Path, ranks: int)
     [
         ("input", Cause.NOT_ENTERED, "input", "in __getitem__ (input)"),
         ("stop", Cause.STOPPED, None, "rank 1 is stopped by a signal"),
-        ("gil", Cause.SILENT, None, "rank 1 gives no sign of life for 1"),
+        ("gil", Cause.SILENT, None, "rank 1 has not responded for 1"),
         ("mismatch", Cause.MISMATCH, "communication", "rank 1 all_gather (400 B)"),
         ("order", Cause.ORDER, "communication", "ranks wait for each other"),
     ],

@@ -79,7 +79,7 @@ def predict(config: RunConfig, device: TrainDevice) -> Prediction:
         place = place_in_user_code(error) if config.workload is Workload.USER else None
         raise RunFailed(
             f"The model's code reads tensor values ({place or error}), and fake tensors have "
-            "none. Run `stepscope measure-memory` on a script that trains it."
+            "none. Run `stepscope fit` on a script that trains it."
         ) from error
     find = device_peak if on_gpu else host_peak
     peak = find(played.events, played.parts)

@@ -91,7 +91,7 @@ def _silent(found: Sequence[JobRank]) -> tuple[Cause, str, str]:
     first = found[0]
     age = format_duration(first.beat_age_s)
     what = (
-        f"{names(who)} {'gives' if len(who) == 1 else 'give'} not responded for {age}: a call "
+        f"{names(who)} {'has' if len(who) == 1 else 'have'} not responded for {age}: a call "
         "holds the GIL, or its host hangs"
     )
     return Cause.SILENT, what, f"On {first.host}: py-spy dump --pid {first.pid} shows where it is."
