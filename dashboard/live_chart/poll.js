@@ -62,6 +62,7 @@ export class Poller {
   }
 
   async poll() {
+    if (this.idle()) return; // since the poll was planned
     const abort = (this.abort = new AbortController());
     const started = performance.now();
     let answer = null;

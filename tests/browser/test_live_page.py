@@ -111,7 +111,7 @@ def test_the_header_stays_in_sight_and_works_by_keyboard(
 ) -> None:
     page = open_page(LONG)
     start(page)
-    page.set_viewport_size({"width": 1400, "height": 450})
+    page.set_viewport_size({"width": 1400, "height": 400})
     page.get_by_test_id("events").evaluate("node => node.scrollIntoView({ block: 'start' })")
     expect(button(page, "Stop")).to_be_in_viewport()
     expect(page.get_by_test_id("chart-loss")).not_to_be_in_viewport()
