@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 
-class Child(Protocol):
+class StoppableProcess(Protocol):
     """A child process that the page can watch and stop."""
 
     def running(self) -> bool:
@@ -19,7 +19,7 @@ class Child(Protocol):
         ...
 
 
-C = TypeVar("C", bound=Child)
+C = TypeVar("C", bound=StoppableProcess)
 
 
 class ChildRuns(Generic[C]):

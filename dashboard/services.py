@@ -71,7 +71,7 @@ CLIENTS_S = 1.0
 """Time that connected clients have to end their requests once everything has been stopped."""
 
 
-class Activity(StrEnum):
+class ServerActivity(StrEnum):
     """What the server starts on this machine."""
 
     RUN = "run"
@@ -82,7 +82,7 @@ class Activity(StrEnum):
     BATCH_SIZE_FINDER = "batch size finder"
 
 
-SIDE_BY_SIDE = {Activity.RUN, Activity.ESTIMATE}
+SIDE_BY_SIDE = {ServerActivity.RUN, ServerActivity.ESTIMATE}
 """Activities that do not disturb each other: an estimate needs neither the GPU nor much time."""
 
 
@@ -134,7 +134,7 @@ class Services:
         Raises RunError while something else is active, OSError where it cannot be started.
         """
         with self._lock:
-            self._refuse(Activity.RUN)
+            self._refuse(ServerActivity.RUN)
             if self._active is not None:
                 # It has written its end; its thread or process needs a moment to be gone.
                 self._active.stop(STOP_TIMEOUT_S)
@@ -153,66 +153,71 @@ class Services:
         started.
         """
         with self._lock:
-            self._refuse(Activity.SWEEP)
+            self._refuse(ServerActivity.SWEEP)
             return self.sweeps.start(plan)
 
     def resume_sweep(self, sweep_id: str) -> None:
         """Continue a sweep. Raises as `start_sweep`, and SweepError for one that has finished."""
         with self._lock:
-            self._refuse(Activity.SWEEP)
+            self._refuse(ServerActivity.SWEEP)
             self.sweeps.resume(sweep_id)
 
     def start_lesson(self, lesson: Lesson) -> None:
         """Run a lesson. Raises as `start`."""
         with self._lock:
-            self._refuse(Activity.LESSON)
+            self._refuse(ServerActivity.LESSON)
             self.lessons.start(lambda: LessonRun(lesson), lesson.name)
 
     def start_collectives(self, plan: CollectivePlan) -> None:
         """Measure collectives. Raises as `start`."""
         with self._lock:
-            self._refuse(Activity.COLLECTIVES)
+            self._refuse(ServerActivity.COLLECTIVES)
             self.collectives.start(lambda: Measurement(plan, self.runs))
 
     def start_estimate(self, config: RunConfig, *, largest: bool) -> None:
         """Estimate a run's memory; with `largest` also measure throughput. Raises as `start`."""
         with self._lock:
-            self._refuse(Activity.BATCH_SIZE_FINDER if largest else Activity.ESTIMATE)
+            self._refuse(ServerActivity.BATCH_SIZE_FINDER if largest else ServerActivity.ESTIMATE)
             self.estimates.start(lambda: PredictionRun(config, self.runs, largest=largest))
 
-    def busy_reason(self, starting: Activity) -> str | None:
+    def busy_reason(self, starting: ServerActivity) -> str | None:
         """Return why `starting` has to wait for what is active now; None where it does not."""
         for active, reason in self._activities():
             if {active, starting} != SIDE_BY_SIDE:
                 return reason
         return None
 
-    def _activities(self) -> Iterator[tuple[Activity, str]]:
+    def _activities(self) -> Iterator[tuple[ServerActivity, str]]:
         """Yield what is active on this server, each with what to do about it."""
         run, sweep = self.active_id(), self.sweeps.active_id()
         lesson, estimate = self.lessons.running(), self.estimates.running()
         if run is not None:
-            yield Activity.RUN, f"The run {run} is active. Stop it first."
+            yield ServerActivity.RUN, f"The run {run} is active. Stop it first."
         if sweep is not None:
-            yield Activity.SWEEP, f"The sweep {sweep} is measuring. Stop it on the Lab page first."
+            yield (
+                ServerActivity.SWEEP,
+                f"The sweep {sweep} is measuring. Stop it on the Lab page first.",
+            )
         if lesson is not None:
             yield (
-                Activity.LESSON,
+                ServerActivity.LESSON,
                 f"The lesson “{lesson.lesson.title}” is running. Wait for its end, or stop it on "
                 "the Learn page.",
             )
         if self.collectives.running() is not None:
             yield (
-                Activity.COLLECTIVES,
+                ServerActivity.COLLECTIVES,
                 "Collectives are being measured. Wait for the end, or stop the measurement on the "
                 "Hardware page.",
             )
         if estimate is not None:
             doing = "A batch size search" if estimate.largest else "A memory estimate"
-            activity = Activity.BATCH_SIZE_FINDER if estimate.largest else Activity.ESTIMATE
+            activity = (
+                ServerActivity.BATCH_SIZE_FINDER if estimate.largest else ServerActivity.ESTIMATE
+            )
             yield activity, f"{doing} is running. Wait for its end, or stop it on the Run page."
 
-    def _refuse(self, starting: Activity) -> None:
+    def _refuse(self, starting: ServerActivity) -> None:
         """Raise RunError if `starting` has to wait."""
         reason = self.busy_reason(starting)
         if reason is not None:

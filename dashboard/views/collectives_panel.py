@@ -9,7 +9,7 @@ import streamlit as st
 
 from dashboard.charts.collectives import SHOWN, figure, table_html
 from dashboard.format import escape_markdown
-from dashboard.services import Activity, Services
+from dashboard.services import ServerActivity, Services
 from stepscope.common.formatting import format_bytes
 from stepscope.run import RunError
 from trainer.collectives.plan import (
@@ -107,7 +107,7 @@ def _start_button(server: Services, plan: Plan, refused: str | None) -> None:
             server.collectives.close()
             st.rerun()
         return
-    refused = refused or server.busy_reason(Activity.COLLECTIVES)
+    refused = refused or server.busy_reason(ServerActivity.COLLECTIVES)
     pressed = st.button(
         "Measure",
         type="primary",

@@ -10,7 +10,7 @@ import streamlit as st
 from dashboard.charts.batch_size_curve import batch_figure
 from dashboard.controls.suggestion import take_proposal
 from dashboard.format import escape_markdown
-from dashboard.services import Activity, Services
+from dashboard.services import ServerActivity, Services
 from stepscope.common.formatting import format_bytes
 from stepscope.run import RunError
 from trainer.config import Problem, RunConfig
@@ -57,7 +57,7 @@ def estimate_buttons(server: Services, config: RunConfig, problems: Sequence[Pro
                 "short runs.",
             ),
         ):
-            activity = Activity.BATCH_SIZE_FINDER if largest else Activity.ESTIMATE
+            activity = ServerActivity.BATCH_SIZE_FINDER if largest else ServerActivity.ESTIMATE
             refused = server.busy_reason(activity)
             st.button(
                 label,

@@ -27,7 +27,7 @@ with st.container(key="lab"):
     left, right = st.columns([3, 7], gap="medium")
 with left, st.container(key="lab_choice"):
     choice = wanted(server, found, settings_of_sidebar())
-    busy = server.busy_reason(services.Activity.SWEEP)
+    busy = server.busy_reason(services.ServerActivity.SWEEP)
     refused = busy or choice.refused
     pressed = choice.place.button(
         "Start sweep",

@@ -17,7 +17,7 @@ from dashboard.controls import sidebar as controls
 from dashboard.controls.lab_labels import workload_and_device
 from dashboard.controls.sweep_picker import show_sweep
 from dashboard.format import escape_markdown
-from dashboard.services import Activity, Services
+from dashboard.services import ServerActivity, Services
 from dashboard.sweep_content import SweepContent, SweepStatus
 from dashboard.sweeps import Sweep, not_resumable
 from dashboard.views.lab_results import results
@@ -85,7 +85,7 @@ def watch_for_room(server: Services, busy: str | None) -> None:
 
 def look_for_room(server: Services, busy: str | None) -> None:
     """Draw the page anew if what is in the way of a sweep is not `busy` any more."""
-    if server.busy_reason(Activity.SWEEP) != busy:
+    if server.busy_reason(ServerActivity.SWEEP) != busy:
         st.rerun()
 
 
@@ -157,7 +157,7 @@ def _actions(server: Services, sweep: Sweep) -> None:
                 _try("The sweep could not be stopped", lambda: server.sweeps.stop(sweep.id))
         return
     if not_resumable(status) is None:
-        refused = sweep.look_only or server.busy_reason(Activity.SWEEP)
+        refused = sweep.look_only or server.busy_reason(ServerActivity.SWEEP)
         resume = st.button(
             "Resume",
             icon=":material/resume:",

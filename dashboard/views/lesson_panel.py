@@ -6,7 +6,7 @@ from itertools import groupby
 
 import streamlit as st
 
-from dashboard.services import Activity, Services
+from dashboard.services import ServerActivity, Services
 from stepscope.run import RunError
 from trainer.lessons import LESSONS, Lesson
 from trainer.runners.child_process import ChildState
@@ -95,7 +95,7 @@ def _result(server: Services, lesson: Lesson, was_running: bool) -> None:
 
 def _run_button(server: Services, lesson: Lesson) -> None:
     lacks_cuda = lesson.needs_cuda is not None and server.devices().cuda_reason is not None
-    refused = None if lacks_cuda else server.busy_reason(Activity.LESSON)
+    refused = None if lacks_cuda else server.busy_reason(ServerActivity.LESSON)
     pressed = st.button(
         "Run",
         type="primary",

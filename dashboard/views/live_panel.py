@@ -18,7 +18,7 @@ from dashboard.controls.suggestion import take_proposal
 from dashboard.live_chart import live_chart
 from dashboard.out_of_memory import Retry, retry
 from dashboard.run_index import Listing
-from dashboard.services import Activity, Services
+from dashboard.services import ServerActivity, Services
 from stepscope.run import RunError, RunInfo, read_only_reason
 from trainer.config import Problem, RunConfig
 
@@ -92,7 +92,7 @@ def live_panel(
         "picked": picked,
         "tabs": list(tabs_of(run).items()),
         "tab": tab,
-        "retry": None if again is None else again.as_button(server.busy_reason(Activity.RUN)),
+        "retry": None if again is None else again.as_button(server.busy_reason(ServerActivity.RUN)),
         "buttons": buttons(run),
         "look_only": read_only_reason(run) if run is not None and run.status.live else None,
         "trouble": trouble,

@@ -11,7 +11,7 @@ import streamlit as st
 from dashboard import services
 from dashboard.format import escape_markdown
 from dashboard.out_of_memory import Retry, retry, shortage
-from dashboard.services import Activity, Services
+from dashboard.services import ServerActivity, Services
 from dashboard.views.live_panel import start_with
 from stepscope.memory.oom.classify import Evidence
 from stepscope.memory.oom.reader import Judged
@@ -103,7 +103,7 @@ def _next(steps: tuple[Step, ...]) -> None:
 
 def _retry(server: Services, again: Retry, *, helps: bool) -> None:
     """Draw the button; it stands out where a smaller batch is among the proposals."""
-    button = again.as_button(server.busy_reason(Activity.RUN))
+    button = again.as_button(server.busy_reason(ServerActivity.RUN))
     st.button(
         button["label"],
         icon=":material/replay:",

@@ -14,7 +14,7 @@ from dashboard.controls.attempts import attempts, next_attempt
 from dashboard.controls.run_labels import run_name
 from dashboard.controls.run_picker import picked_run
 from dashboard.format import escape_markdown
-from dashboard.services import Activity
+from dashboard.services import ServerActivity
 from dashboard.views.estimate_panel import estimate_buttons, estimate_panel
 from dashboard.views.launch_panel import launch_panel
 from dashboard.views.live_panel import (
@@ -63,7 +63,7 @@ form = controls.sidebar(
 config, problems = form.config, form.problems
 by_hand = start_problem(config)
 to_start = problems if by_hand is None else (*problems, by_hand)
-refused = start_refusal(server.busy_reason(Activity.RUN), to_start)
+refused = start_refusal(server.busy_reason(ServerActivity.RUN), to_start)
 with form.estimate:
     estimate_buttons(server, config, problems)
 with form.start:

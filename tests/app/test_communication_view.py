@@ -79,7 +79,7 @@ def test_it_measures_keeps_and_shows(
     assert label(app, "button", "Stop").help
     with pytest.raises(RunError, match="Collectives are being measured"):
         server.start_collectives(Plan())
-    assert "Hardware page" in str(server.busy_reason(services.Activity.LESSON))
+    assert "Hardware page" in str(server.busy_reason(services.ServerActivity.LESSON))
     until = time.monotonic() + 90
     while server.collectives.running() is not None:
         assert time.monotonic() < until
@@ -90,7 +90,7 @@ def test_it_measures_keeps_and_shows(
     assert label(app, "selectbox", "Measurement").value == name
     assert [row["bytes"] for row in read_result(server.runs, name)["rows"]][-1] == 2**20
     assert "2 ranks by gloo on" in text_of(app)
-    assert server.busy_reason(services.Activity.LESSON) is None
+    assert server.busy_reason(services.ServerActivity.LESSON) is None
 
 
 def test_kept_ones_are_compared_and_a_broken_one_is_said(

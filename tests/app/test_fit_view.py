@@ -143,9 +143,9 @@ def test_settings_that_cannot_start_have_no_button(page: OpenPage) -> None:
 
 def test_the_largest_batch_waits_for_a_run(page: OpenPage, server: services.Services) -> None:
     server.active_id = lambda: "one"  # type: ignore[method-assign]
-    reason = server.busy_reason(services.Activity.BATCH_SIZE_FINDER)
+    reason = server.busy_reason(services.ServerActivity.BATCH_SIZE_FINDER)
     assert "one is active" in str(reason)
-    assert server.busy_reason(services.Activity.ESTIMATE) is None
+    assert server.busy_reason(services.ServerActivity.ESTIMATE) is None
 
 
 def test_the_recommended_batch_goes_into_the_sidebar(
