@@ -117,7 +117,7 @@ def test_every_gpu_has_a_card_and_all_are_seen_at_once(
 def test_the_run_of_the_page_is_named_with_its_energy(open_page: OpenPage, server: Server) -> None:
     page = open_page(f"/?workload=fill&{SMALL}")
     start(page)
-    page.get_by_test_id("stHeader").get_by_role("link", name="Devices per node").click()
+    page.get_by_test_id("stHeader").get_by_role("link", name="Hardware").click()
     working = page.get_by_test_id("gpus").locator("article").filter(has_text="run fill")
     expect(working).to_have_count(1, timeout=TRAINS_MS)
     working.get_by_role("button").click()

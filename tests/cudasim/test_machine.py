@@ -94,11 +94,13 @@ tell([device["health"] for device in look()])
 """
     well, hot, reset, errors, rows = ask(program, CUDASIM_DEVICES="5")
     assert well["level"] == "ok"
-    assert hot["text"].startswith("Slowed by heat now, by the hardware: 91 °C, slowdown at 92 °C")
+    assert hot["text"].startswith(
+        "Thermal throttling now, by the hardware: 91 °C, slowdown at 92 °C."
+    )
     assert reset == {
         "level": "critical",
-        "text": "The driver says: the GPU has to be reset.",
-        "signs": [{"level": "critical", "text": "The driver says: the GPU has to be reset."}],
+        "text": "Driver: the GPU has to be reset.",
+        "signs": [{"level": "critical", "text": "Driver: the GPU has to be reset."}],
     }
     assert errors["text"].startswith("2 uncorrected memory errors")
     assert (rows["level"], rows["text"][:5]) == ("notice", "1 row")

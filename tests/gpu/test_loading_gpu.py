@@ -287,8 +287,8 @@ def test_a_run_whose_data_do_not_fit_ends_with_the_figures(
     monkeypatch.setattr(CudaCompute, "free_memory", lambda self: (2**20, 2**31))
     assert train(small(gpu, data_on_device=True), tmp_path) is RunStatus.FAILED
     assert run_json(tmp_path)["reason"] == (
-        "data_on_device: the data set takes 3.26 MiB, and 1.00 MiB of the GPU's 2.00 GiB are "
-        "free. Switch off data_on_device."
+        "data_on_device: the dataset needs 3.26 MiB, but only 1.00 MiB of the GPU's 2.00 GiB is "
+        "free. Turn off data_on_device."
     )
     assert not (tmp_path / "traceback.txt").exists()
 
@@ -312,9 +312,9 @@ def test_data_larger_than_the_device_are_refused_before_a_copy(
     with pytest.raises(RunFailed) as caught:
         make_loader(split, small(gpu, data_on_device=True), compute)
     text = str(caught.value)
-    assert text.startswith("data_on_device: the dataset needs")
+    assert text.startswith("data_on_device: the dataset needs ")
     assert "GiB" in text
-    assert text.endswith("data_on_device: the dataset needs")
+    assert text.endswith("is free. Turn off data_on_device.")
     assert torch.cuda.memory_allocated(gpu.cuda_index) == before
     assert torch.cuda.max_memory_allocated(gpu.cuda_index) < gpu.memory_total
 

@@ -232,7 +232,7 @@ def test_a_caught_failure_is_an_event_and_fails_no_run(tmp_path: Path, init: boo
     assert report.last.requested is not None
     assert report.last.requested > report.first.requested
     (event,) = [event for event in events(run) if event.kind == "oom_caught"]
-    assert "failed and the script went on, 3 times: Simply too big" in event.text
+    assert "failed and the script went on, 3 times: Too large to fit" in event.text
     assert event.data["seen"] == 3
 
 

@@ -86,11 +86,11 @@ def test_a_run_that_is_too_big_says_so_and_proposes_its_settings(
     assert [step.name for step in verdict.next][:2] == ["batch_size", "activation_checkpointing"]
     reason = run_json(tmp_path / "r")["reason"]
     assert reason.startswith("The GPU ran out of memory (tried to allocate")
-    assert ": simply too big. Lower batch_size" in reason
+    assert ": too large to fit. Lower batch_size" in reason
     (finding,) = findings(read_recorded(read_run(tmp_path / "r")))
     assert (finding.kind, finding.phase) == ("out-of-memory", report.last.phase)
     assert finding.setting == {"field": "batch_size", "value": 128}
-    assert finding.text.startswith("Simply too big: ")
+    assert finding.text.startswith("Too large to fit: ")
 
 
 def test_the_optimizers_state_at_the_first_step_is_named(gpu: TrainDevice, tmp_path: Path) -> None:

@@ -210,7 +210,7 @@ def test_a_graph_trains_as_without_it_where_samples_are_left_out(
     (tmp_path / "refused").mkdir()
     config = replace(config, cuda_graphs=True, batch_size=30, accumulation=1)
     assert run(config, tmp_path / "refused") is RunStatus.FAILED
-    assert "27 of the 40 samples could be loaded" in run_json(tmp_path / "refused")["reason"]
+    assert "27 of 40 samples could be loaded." in run_json(tmp_path / "refused")["reason"]
 
 
 def test_a_graph_follows_the_schedule_and_the_loss_scale(gpu: TrainDevice, tmp_path: Path) -> None:
