@@ -154,7 +154,7 @@ def test_what_cannot_train_is_a_reason(tmp_path: Path) -> None:
     refused = process.take(job(changes={"pin_memory": True}), 120)
     assert refused["reason"].startswith("pin_memory: pinned memory")
     nonsense = process.take(job(changes={"batch_size": 0}), 120)
-    assert nonsense["reason"].startswith("batch_size: must be 1 to")
+    assert nonsense["reason"].startswith("batch_size: must be between 1 and")
     diverged = process.take(job(changes={"learning_rate": 100.0}, steps=300), 120)
     assert diverged["metrics"]["loss"] is None
     assert diverged["metrics"]["loss_finite"] is False
