@@ -122,7 +122,7 @@ def _broken_loss(reader: RunReader) -> Verdict | None:
 
 
 def as_json(found: Verdict | None, places: Mapping[str, str]) -> dict[str, Any] | None:
-    """Return what the browser draws: a sentence, and what to try in words or as a setting.
+    """Return what the browser draws: a sentence, and a suggestion as text or as a setting.
 
     `places` has the sidebar's group of each setting.
     """

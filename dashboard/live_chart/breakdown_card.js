@@ -84,7 +84,7 @@ export class LedgerCard extends Card {
     );
   }
 
-  // Says what cannot be told apart, and why; on the Memory tab the table does.
+  // Shows which parts are unknown, and why; on the Memory tab the table does.
   showHeld() {
     super.showHeld();
     const { notes = [] } = this.scene.store.answer?.ledger ?? {};

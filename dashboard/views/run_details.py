@@ -89,7 +89,16 @@ def _table(title: str, values: Mapping[str, Any]) -> None:
     ]
     st.markdown(f"#### {title}")
     key = f"details_{title.lower()}"
-    st.dataframe(rows, hide_index=True, height="content", width="content", key=key, alt=title)
+    wide = {"Name": st.column_config.TextColumn(width="medium")}
+    st.dataframe(
+        rows,
+        column_config=wide,
+        hide_index=True,
+        height="content",
+        width="content",
+        key=key,
+        alt=title,
+    )
 
 
 def _script(script: Mapping[str, Any]) -> None:

@@ -50,7 +50,7 @@ def test_the_case_its_proof_and_what_to_do_are_shown(page: OpenPage, tmp_path: P
     assert "840 MiB of the reserved memory was free in pieces of at most 60.0 MiB" in said
     assert "| Requested | 300 MiB |" in said
     assert "last of 3 failed allocations" in said
-    assert "1. " in said
+    assert "1. Use expandable segments" in said
     assert "export PYTORCH_ALLOC_CONF=expandable_segments:True" in said
     table = next(one.value for one in app.dataframe if "Line" in one.value.columns)
     assert list(table["Line"])[0] == "/home/me/train.py:7 step"

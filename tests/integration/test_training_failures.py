@@ -231,7 +231,7 @@ def test_impossible_settings_are_the_reason(tmp_path: Path) -> None:
     config = replace(small(Workload.LINEAR), device="GPU-00000000-0000-0000-0000-000000000000")
     ended = run(config, tmp_path)
     assert ended["status"] == "failed"
-    assert "this machine" in ended["reason"]
+    assert "this machine has no device" in ended["reason"]
 
 
 def test_a_full_disk_costs_checkpoints_and_not_the_run(

@@ -93,7 +93,7 @@ def test_blocks_that_compute_again_cannot_be_copied_to_other_gpus() -> None:
 
 def test_data_parallel_is_for_gpus_of_one_process() -> None:
     assert refused(config(DP)) == {}
-    assert "or a GPU." in refused(config(DP, "cpu"))["parallel"]
+    assert "Choose DDP on a CPU, or a GPU." in refused(config(DP, "cpu"))["parallel"]
     compiled = refused(config(DP, compile=Compile.DEFAULT))
     assert {"compile", "parallel"} <= compiled.keys()
     assert "ranks" in refused(replace(config(DP), ranks=3))
