@@ -882,3 +882,20 @@ def test_a_stack_keeps_its_sum_where_a_part_takes_the_place_of_others(js: Script
     assert sum(column[0] for column in means.values()) == pytest.approx((10 + 10 + 10 + 12) / 4)
     gap = given | {"v": {"ledger/free": {"mean": [4, None, None, 8]}}}
     assert js("coarsen(mergeSeries(null, part), 4).v['ledger/free'].mean", part=gap) == [6]
+
+
+def test_a_poll_that_was_planned_is_not_sent_once_it_is_idle(js: Script) -> None:
+    """A press on another tab sent `/api/ranks?run=null`, which the server answered with 404."""
+    polled = """(() => {
+      globalThis.document = { addEventListener() {}, hidden: false };
+      const asked = [];
+      const poller = new Poller({ url: () => asked.push("url"), idle: () => idle });
+      poller.trouble = poller.refused = poller.take = () => {};
+      poller.poll().catch(() => {});
+      poller.closed = true;
+      clearTimeout(poller.timer);
+      delete globalThis.document;
+      return asked;
+    })()"""
+    assert js(polled, idle=True) == []
+    assert js(polled, idle=False) == ["url"]
